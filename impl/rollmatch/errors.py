@@ -1,0 +1,86 @@
+"""What can go wrong, as a tree: one class per rule.
+
+Every error carries four things, so that a test (and a user) can rely on them without reading prose:
+
+``code``     stable, kebab-case, one per class
+``key``      where: a dotted config key, ``file:line`` of a record, or a request index
+``problem``  what was found
+``remedy``   what to change
+
+Classes live beside the rule they enforce when only one room raises them; this file holds the tree's
+trunk and the branches that several rooms share.
+"""
+
+from collections.abc import Iterable
+
+
+class RollmatchError(Exception):
+    """Root of everything this package raises on purpose."""
+
+    code = "rollmatch-error"
+
+    def __init__(self, problem: str, *, key: str = "", remedy: str = "") -> None:
+        super().__init__(problem)
+        self.key = key
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        where = f"{self.key}: " if self.key else ""
+        then = f" {self.remedy}" if self.remedy else ""
+        return f"[{self.code}] {where}{self.problem}{then}"
+
+
+class ConfigError(RollmatchError, ValueError):
+    """The configuration cannot be used; ``key`` is the dotted path inside the YAML."""
+
+    code = "config-error"
+
+
+class DataError(RollmatchError, ValueError):
+    """A record of the user's data set cannot be used; ``key`` is ``file:line``."""
+
+    code = "data-error"
+
+
+class RolloutError(RollmatchError, RuntimeError):
+    """The rollout side failed or answered what it must not."""
+
+    code = "rollout-error"
+
+
+class TargetError(RollmatchError, ValueError):
+    """A rollout cannot be turned into a training target."""
+
+    code = "target-error"
+
+
+class LearnError(RollmatchError, ValueError):
+    """Segments cannot be packed, masked or scored."""
+
+    code = "learn-error"
+
+
+class SyncError(RollmatchError, RuntimeError):
+    """Weights could not be brought to the rollout side."""
+
+    code = "sync-error"
+
+
+class LaunchError(RollmatchError, RuntimeError):
+    """A run cannot start (or go on) in this directory or on this machine."""
+
+    code = "launch-error"
+
+
+class ErrorList(RollmatchError, ValueError):
+    """Several independent errors, told at once instead of one per run."""
+
+    code = "several-errors"
+
+    def __init__(self, errors: Iterable[RollmatchError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__(f"{len(self.errors)} problems")
+
+    def __str__(self) -> str:
+        return "\n".join(str(error) for error in self.errors)

@@ -1,0 +1,52 @@
+"""Who am I among the learner ranks, and what ranks tell each other.
+
+Everything here is called by all ranks in the same order, from the main thread.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """This process's place in the learner."""
+
+    rank: int = 0
+    learner_world_size: int = 1
+
+    @classmethod
+    def from_environment(cls) -> "Ranks":
+        """As torchrun (or ``accelerate launch``) set it; a plain process is rank 0 of 1."""
+        return cls(rank=int(os.environ.get("RANK", "0")), learner_world_size=int(os.environ.get("WORLD_SIZE", "1")))
+
+    @property
+    def is_primary(self) -> bool:
+        """Rank 0 writes files and talks to people."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.learner_world_size > 1:
+            dist.barrier()
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        """[n] -> [n] summed over ranks, in float64."""
+        if self.learner_world_size == 1:
+            return list(numbers)
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        total = torch.tensor(numbers, dtype=torch.float64, device=device)
+        dist.all_reduce(total)
+        return [float(number) for number in total.tolist()]
+
+    def gather(self, item: Any) -> list[Any]:
+        """One picklable item per rank -> all of them, in rank order, on every rank."""
+        if self.learner_world_size == 1:
+            return [item]
+        items: list[Any] = [None] * self.learner_world_size
+        dist.all_gather_object(items, item)
+        return items

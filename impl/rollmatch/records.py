@@ -1,0 +1,215 @@
+"""What is carried from room to room: ids and plain lists, no tensors.
+
+Shapes stand in brackets at the start of a field's line. ``bins`` are coordinate bins 0..999 (pixel
+``x`` of a canvas ``W`` wide sits at bin ``x / (W - 1) * 999``). Positions are indices into the list they
+name, never into a row, unless the field says so.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+NUM_BINS = 1000
+"""Coordinate bins; the last bin, 999, is the last pixel."""
+
+
+class Geometry(StrEnum):
+    """The two shapes an object may have; the value is its key in JSON."""
+
+    BBOX = "bbox_2d"
+    POLY = "poly"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroundTruth:
+    """One true object of a sample. Made by ``samples``, eaten by ``target``."""
+
+    desc: str
+    geometry: Geometry
+    bins: tuple[int, ...]
+    """[4] x1 y1 x2 y2 of a box, [2n] x y x y ... of a polygon, n >= 3."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One line of a data set. Made by ``samples``, eaten by ``template`` and ``target``."""
+
+    sample_id: int
+    """Position in the file, from 0; stable across epochs and resumes."""
+    origin: str
+    """``file:line``, for messages."""
+    images: tuple[str, ...]
+    """Absolute paths."""
+    objects: tuple[GroundTruth, ...]
+    width: int
+    height: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRequest:
+    """One prompt for the rollout side. Made by ``rollout.request``, eaten by the backends."""
+
+    request_id: str
+    """Unique within a run: ``<optimizer step>.<rank>.<index>``."""
+    sample: Sample
+    prompt_token_ids: tuple[int, ...]
+    """[P'] with one placeholder per image, as the chat template writes it (not expanded)."""
+    seed: int
+    """Never 0, which ms-swift reads as unset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One response. Made by a backend, eaten by ``target``; same order as the requests."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    """[P] as the engine saw it: image placeholders expanded."""
+    response_token_ids: tuple[int, ...]
+    """[R] exactly as sampled, the stop token trimmed."""
+    finish_reason: str
+    """``stop`` or ``length``."""
+    policy_version: int
+    """The sync that made the weights which wrote this response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedObject:
+    """One valid object found in a response. Made by ``target.parse``, eaten by match and append."""
+
+    desc: str
+    geometry: Geometry
+    bins: tuple[int, ...]
+    """[4] or [2n], read from coordinate token ids, not from text."""
+    positions: tuple[int, ...]
+    """[len(bins)] indices of those tokens in the response (and so in the prefix)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedRollout:
+    """What a response holds. Made by ``target.parse``, eaten by match and append."""
+
+    prefix_token_ids: tuple[int, ...]
+    """[X] the append-ready part of the response; ids kept, only the last may be re-encoded."""
+    prefix_text: str
+    num_elements: int
+    """Well-formed array elements inside the prefix, valid or not; 0 means append without a comma."""
+    objects: tuple[PredictedObject, ...]
+    """In order of appearance."""
+    drops: Mapping[str, int]
+    """Drop reason -> number of elements that were dropped as predictions."""
+    truncated: bool
+    """The response ended before its JSON did."""
+    invalid: bool
+    """Nothing parseable: the prefix is the empty list and every true object gets appended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matching:
+    """Which prediction stands for which true object. Made by ``target.match``."""
+
+    pairs: tuple[tuple[int, int], ...]
+    """(prediction index, ground truth index), by prediction index."""
+    ious: tuple[float, ...]
+    """[len(pairs)] mask IoU of each pair."""
+    false_positives: tuple[int, ...]
+    """Prediction indices without a partner: context without labels."""
+    false_negatives: tuple[int, ...]
+    """Ground truth indices without a partner: to be appended, in this order."""
+    gating_rejections: int
+    """Candidate pairs whose mask IoU was under the gate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One teacher-forced sequence, atomic for packing. Made by ``target``, eaten by ``learn``.
+
+    ``token_ids`` is ``prompt + target``; the target is ``prefix + appended tail + EOS``.
+    """
+
+    sample: Sample
+    policy_version: int
+    token_ids: tuple[int, ...]
+    """[L] prompt and target."""
+    prompt_len: int
+    """P; the target starts here."""
+    prefix_len: int
+    """X; the tail starts at P + X and ends at L. Nothing before P + X gets a text label."""
+    coord_positions: tuple[int, ...] = ()
+    """Indices into ``token_ids`` of coordinate slots of matched prefix objects, ascending."""
+    coord_bins: tuple[int, ...] = ()
+    """[len(coord_positions)] the bins these slots should have held (ground truth)."""
+    desc_positions: tuple[int, ...] = ()
+    """Indices into ``token_ids`` of tail tokens that overlap a ``desc`` value, ascending."""
+
+    @property
+    def encoded_len(self) -> int:
+        """L, prompt and target with EOS."""
+        return len(self.token_ids)
+
+    @property
+    def train_len(self) -> int:
+        """L - P, the target with EOS."""
+        return len(self.token_ids) - self.prompt_len
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Segments that go through one forward pass as one sequence. Made by ``learn.pack``."""
+
+    segments: tuple[Segment, ...]
+    """In concatenation order; segment i starts at ``offsets[i]``."""
+    capacity: int
+    """``global_max_length``, for the fill ratio."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """[S] ``encoded_len`` of each segment."""
+        return tuple(segment.encoded_len for segment in self.segments)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """[S] first index of each segment in the row.
+
+        >>> sample = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
+        >>> def segment(length):
+        ...     return Segment(sample=sample, policy_version=1, token_ids=(7,) * length, prompt_len=1, prefix_len=0)
+        >>> Row(segments=(segment(3), segment(2), segment(4)), capacity=10).offsets
+        (0, 3, 5)
+        """
+        starts, total = [], 0
+        for length in self.lengths:
+            starts.append(total)
+            total += length
+        return tuple(starts)
+
+    @property
+    def num_tokens(self) -> int:
+        """T, tokens of the row."""
+        return sum(self.lengths)
+
+    @property
+    def fill(self) -> float:
+        """Share of the capacity that holds tokens, 0..1."""
+        return self.num_tokens / self.capacity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supervision:
+    """What a segment (or a row of them) is to learn; plain lists. Made by ``learn.mask``.
+
+    Positions index the supervised token itself; its logit stands one place earlier.
+    """
+
+    labels: tuple[int, ...]
+    """[T] token id where text is supervised by hard cross-entropy, -100 elsewhere."""
+    weights: tuple[float, ...]
+    """[T] weight of that label, 0.0 where there is none."""
+    coord_positions: tuple[int, ...]
+    """[K] indices of supervised coordinate slots, ascending."""
+    coord_bins: tuple[int, ...]
+    """[K] their true bins."""
+    coord_in_prefix: tuple[bool, ...]
+    """[K] whether the slot is one of the rollout's own (else: of the tail)."""
