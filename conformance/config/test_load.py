@@ -1,0 +1,168 @@
+import copy
+
+import pytest
+
+from rollmatch.config import RunConfig, load, make, resolved_yaml
+from rollmatch.config.schema import fields, section_of
+from rollmatch.errors import ConfigError, ErrorList
+
+
+def test_defaults_stand_where_nothing_is_said(make_with):
+    config = make_with()
+    rollout = config.custom.extra.rollout_matching
+    assert (rollout.rollout_backend, rollout.decode_mode, rollout.vllm.mode) == ("vllm", "greedy", "colocate")
+    assert (rollout.vllm.gpu_memory_utilization, rollout.vllm.sync.mode) == (0.45, "full")
+    assert (rollout.decoding.temperature, rollout.decoding.top_p, rollout.decoding.top_k) == (0.0, 1.0, -1)
+    training = config.training
+    assert (training.packing, training.packing_buffer, training.packing_min_fill_ratio) == (False, 512, 0.65)
+
+
+def test_the_tree_that_is_given_stays_as_it_is(required):
+    before = copy.deepcopy(required)
+    make(required)
+    with pytest.raises(ErrorList):
+        make({**required, "training": {"seed": "x"}})
+    assert required == before
+
+
+def test_a_config_cannot_be_changed(make_with):
+    config = make_with()
+    with pytest.raises(ValueError, match="frozen"):
+        config.training.seed = 3
+
+
+def test_the_backend_may_be_written_in_any_case(make_with):
+    assert make_with("~.rollout_backend=VLLM").custom.extra.rollout_matching.rollout_backend == "vllm"
+
+
+def test_one_reporter_may_stand_alone(make_with):
+    assert make_with("training.report_to=wandb").training.report_to == ("wandb",)
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "repaired"),
+    [
+        ("training.seed=1.0", "wrong-type", "1"),
+        ("training.seed=true", "wrong-type", "1"),
+        ("training.seed=-1", "out-of-range", "0"),
+        ("training.bf16=1", "wrong-type", "true"),
+        ("training.bf16=yes", "wrong-type", "true"),
+        ("training.learning_rate='1e-5'", "wrong-type", "1e-5"),
+        ("training.learning_rate=.inf", "out-of-range", "1"),
+        ("training.learning_rate=-1", "out-of-range", "0"),
+        ("training.max_steps=-2", "out-of-range", "-1"),
+        ("training.packing_buffer=0", "out-of-range", "1"),
+        ("training.packing_min_fill_ratio=0", "out-of-range", "0.01"),
+        ("training.packing_min_fill_ratio=1.01", "out-of-range", "1"),
+        ("training.output_dir=''", "out-of-range", "x"),
+        ("training.save_total_limit=0", "out-of-range", "null"),
+        ("training.optim=null", "wrong-type", "adamw_torch"),
+        ("training.report_to=[]", "out-of-range", "[none]"),
+        ("global_max_length=0", "out-of-range", "4096"),
+        ("model.attn_impl=flash", "not-a-choice", "packed"),
+        ("tuner.lora_dropout=1", "out-of-range", "0.99"),
+        ("tuner.target_regex='a b'", "regex-white-space", "ab"),
+        ("tuner.target_regex='(a'", "regex-malformed", "'(a)'"),
+        ("custom.trainer_variant=grpo", "not-a-choice", "rollout_matching_sft"),
+        ("~.rollout_backend=sglang", "not-a-choice", "hf"),
+        ("~.rollout_backend=3", "not-a-choice", "hf"),
+        ("~.decoding.temperature=-0.1", "out-of-range", "0.0"),
+        ("~.decoding.top_p=0", "out-of-range", "0.1"),
+        ("~.decoding.top_p=1.5", "out-of-range", "1"),
+        ("~.decoding.top_k=0", "out-of-range", "1"),
+        ("~.decoding.top_k=-2", "out-of-range", "-1"),
+        ("~.maskiou_gate=1.1", "out-of-range", "1.0"),
+        ("~.vllm.mode=server", "not-a-choice", "colocate"),
+        ("~.vllm.sleep_level=2", "not-a-choice", "1"),
+        ("~.vllm.sync.mode=adapter", "not-a-choice", "full"),
+        ("~.vllm.gpu_memory_utilization=0", "out-of-range", "1"),
+        ("~.vllm=null", "wrong-type", "{}"),
+        ("~.vllm.tensor_parallel_size=0", "out-of-range", "2"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_a_right_one_taken(problems_with, make_with, override, code, repaired):
+    key, _, _ = override.partition("=")
+    assert problems_with(override) == [(code, key)]
+    make_with(f"{key}={repaired}")
+
+
+def test_a_value_inside_a_mapping_or_list_is_named_by_its_place(problems_with, make_with):
+    assert problems_with("~.vllm.limit_mm_per_prompt.image=-1") == [
+        ("out-of-range", "~.vllm.limit_mm_per_prompt.image")
+    ]
+    assert problems_with("training.report_to=[wandb, x]") == [("not-a-choice", "training.report_to.1")]
+    make_with("~.vllm.limit_mm_per_prompt.image=1", "training.report_to=[wandb]")
+
+
+def test_a_section_of_a_wrong_type_is_one_problem(problems_with):
+    assert problems_with("training=5") == [("wrong-type", "training")]
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("training.packing_bufer=1", "training.packing_buffer"),
+        ("packing_buffer=1", "training.packing_buffer"),
+        ("custom.decode_mode=beam", "custom.extra.rollout_matching.decode_mode"),
+        ("trainig.seed=1", "training"),
+        ("~.vllm.fallback_to_ful=true", "custom.extra.rollout_matching.vllm.sync.fallback_to_full"),
+        ("~.mode=colocate", "custom.extra.rollout_matching.vllm.mode"),
+        ("~.sync.mode=full", "custom.extra.rollout_matching.vllm.sync"),
+        ("model.zzz=1", None),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_known_one(make_with, override, meant):
+    with pytest.raises(ErrorList) as caught:
+        make_with(override)
+    (error,) = caught.value.errors
+    assert error.code == "unknown-key"
+    assert error.remedy == (f"Did you mean {meant}?" if meant else "Remove it.")
+
+
+@pytest.mark.parametrize(
+    ("override", "remedy"),
+    [
+        ("~.temperature=0", "Use custom.extra.rollout_matching.decoding.temperature."),
+        ("~.rollout_buffer=null", "Remove it: asynchronous prefetch replaces it."),
+        ("training.packing_length=8", "Use global_max_length, which is the length of a packed row."),
+        ("rollout_matching={}", "Move it to custom.extra.rollout_matching."),
+    ],
+)
+def test_a_removed_key_says_where_to_go_whatever_its_value(make_with, override, remedy):
+    with pytest.raises(ErrorList) as caught:
+        make_with(override)
+    assert [(error.code, error.remedy) for error in caught.value.errors] == [("removed-key", remedy)]
+
+
+def test_all_errors_are_config_errors_with_four_parts(make_with):
+    with pytest.raises(ErrorList) as caught:
+        make_with("training.seed=x", "custom.x=1", "~.temperature=1", "tuner.use_dora=true", "global_max_length=1")
+    assert len(caught.value.errors) == 5
+    for error in caught.value.errors:
+        assert isinstance(error, ConfigError)
+        assert error.code
+        assert error.key
+        assert error.problem
+        assert error.remedy
+
+
+def test_the_resolved_tree_holds_every_key_and_loads_back_equal(tmp_path, make_with):
+    config = make_with("training.learning_rate=1e-7", "tuner.target_regex='1e5'", "custom.prompts.system='a: #b'")
+    path = tmp_path / "resolved.yaml"
+    path.write_text(resolved_yaml(config), encoding="utf-8")
+    assert load(path) == config
+    for key, field in fields().items():
+        assert section_of(field) is not None or f"{key.rpartition('.')[2]}:" in path.read_text()
+
+
+def test_every_field_is_explained_in_one_line():
+    for key, field in fields().items():
+        assert field.description, key
+        assert "\n" not in field.description, key
+
+
+def test_required_keys_carry_a_stand_in():
+    required = [field for field in fields().values() if field.is_required() and section_of(field) is None]
+    assert len(required) == 6
+    assert all(field.examples for field in required)
+    assert RunConfig.model_fields["custom"].is_required()

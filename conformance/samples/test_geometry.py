@@ -1,0 +1,104 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollmatch.records import Geometry
+from rollmatch.samples import load_samples
+from rollmatch.samples.geometry import bins_of, check_geometry, read_bin, twice_area
+
+BINS = st.integers(0, 999)
+
+
+def codes(item):
+    return [error.code for error in check_geometry(item, key="a.jsonl:3", place="objects[0]")]
+
+
+@pytest.mark.parametrize(
+    ("item", "code"),
+    [
+        ({}, "geometry-not-single"),
+        ({"bbox_2d": [0, 0, 9, 9], "poly": [0, 0, 9, 0, 9, 9]}, "geometry-not-single"),
+        ({"bbox_2d": [0, 0, 9]}, "geometry-length"),
+        ({"bbox_2d": [0, 0, 9, 9, 9, 9]}, "geometry-length"),
+        ({"bbox_2d": "0 0 9 9"}, "geometry-length"),
+        ({"bbox_2d": None}, "geometry-length"),
+        ({"poly": [0, 0, 9, 9]}, "geometry-length"),
+        ({"poly": [0, 0, 9, 0, 9, 9, 5]}, "geometry-length"),
+        ({"poly": [[0, 0], [9, 0], [9, 9]]}, "geometry-length"),
+        ({"poly": [[0, 0], [9, 0], [9, 9], [9, 9], [9, 9], [9, 9]]}, "bin-invalid"),
+        ({"poly": [0, 0, 9, 0, 9, 9], "poly_points": 4}, "poly-points-mismatch"),
+        ({"poly": [0, 0, 9, 0, 9, 9], "poly_points": "3"}, "poly-points-mismatch"),
+        ({"bbox_2d": [0, 0, 9, 9], "poly_points": 2}, "poly-points-mismatch"),
+        ({"bbox_2d": [0, 0, 9, 1000]}, "bin-invalid"),
+        ({"bbox_2d": [-1, 0, 9, 9]}, "bin-invalid"),
+        ({"bbox_2d": [0.0, 0, 9, 9]}, "bin-invalid"),
+        ({"bbox_2d": [True, 0, 9, 9]}, "bin-invalid"),
+        ({"bbox_2d": ["5", 0, 9, 9]}, "bin-invalid"),
+        ({"bbox_2d": ["<|coord_1000|>", 0, 9, 9]}, "bin-invalid"),
+        ({"bbox_2d": ["<|coord_007|>", 0, 9, 9]}, "bin-invalid"),
+        ({"bbox_2d": ["<|coord_*|>", 0, 9, 9]}, "bin-invalid"),
+        ({"bbox_2d": ["<|coord_5|> ", 0, 9, 9]}, "bin-invalid"),
+        ({"bbox_2d": [9, 0, 9, 9]}, "box-without-area"),
+        ({"bbox_2d": [0, 9, 9, 9]}, "box-without-area"),
+        ({"bbox_2d": [9, 9, 0, 0]}, "box-without-area"),
+        ({"bbox_2d": [0, 9, 9, 0]}, "box-without-area"),
+        ({"poly": [0, 0, 5, 5, 9, 9]}, "poly-without-area"),
+        ({"poly": [3, 3, 3, 3, 3, 3]}, "poly-without-area"),
+    ],
+)
+def test_a_wrong_shape_is_refused(item, code):
+    assert codes(item) == [code]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"bbox_2d": [0, 0, 1, 1]},
+        {"bbox_2d": [0, 0, 999, 999]},
+        {"bbox_2d": ["<|coord_0|>", 0, "<|coord_999|>", 9]},
+        {"poly": [0, 0, 9, 0, 9, 9]},
+        {"poly": [0, 0, 9, 9, 9, 0], "poly_points": 3},
+        {"poly": [0, 0, 1, 0, 1, 1, 0, 1], "poly_points": 4},
+    ],
+)
+def test_a_right_shape_is_accepted(item):
+    assert codes(item) == []
+
+
+def test_errors_name_the_record_and_the_object():
+    (error,) = check_geometry({}, key="a.jsonl:3", place="objects[7]")
+    assert error.key == "a.jsonl:3"
+    assert "objects[7]" in error.problem
+
+
+@given(bins=st.lists(BINS, min_size=4, max_size=4))
+def test_a_box_is_accepted_exactly_when_it_has_an_area(bins):
+    left, top, right, bottom = bins
+    assert (codes({"bbox_2d": bins}) == []) is (left < right and top < bottom)
+
+
+@given(value=BINS)
+def test_numbers_and_literals_mean_the_same(value):
+    assert read_bin(value) == read_bin(f"<|coord_{value}|>") == value
+
+
+@given(points=st.lists(st.tuples(BINS, BINS), min_size=3, max_size=8), shift=st.integers(0, 7))
+def test_the_area_does_not_depend_on_the_first_point_and_turns_sign_with_direction(points, shift):
+    shift %= len(points)
+    area = twice_area([value for point in points for value in point])
+    turned = points[shift:] + points[:shift]
+    assert twice_area([value for point in turned for value in point]) == area
+    assert twice_area([value for point in points[::-1] for value in point]) == -area
+
+
+@given(left=BINS, top=BINS, width=st.integers(1, 500), height=st.integers(1, 500))
+def test_the_area_of_a_rectangle_is_known(left, top, width, height):
+    right, bottom = left + width, top + height
+    assert twice_area((left, top, right, top, right, bottom, left, bottom)) == 2 * width * height
+
+
+def test_literals_become_bins_in_a_sample(write, record):
+    poly = [0, "<|coord_7|>", 9, 0, "<|coord_99|>", 9]
+    (sample,) = load_samples(write({**record, "objects": [{"desc": "leaf", "poly": poly, "poly_points": 3}]}))
+    assert sample.objects[0].geometry is Geometry.POLY
+    assert sample.objects[0].bins == bins_of(poly) == (0, 7, 9, 0, 99, 9)

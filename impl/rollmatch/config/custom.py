@@ -1,0 +1,52 @@
+"""The section ``custom``: the trainer, its data and its prompts."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from rollmatch.config.rollout_matching import RolloutMatchingConfig
+from rollmatch.config.section import Section, Text
+
+SYSTEM_PROMPT = (
+    "You list what you see. Answer with exactly one JSON object on one line, and nothing before or after it."
+)
+USER_PROMPT = (
+    'List every object in the image as {"objects": [...]}. Each object has "desc", a short description, and either '
+    '"bbox_2d", its box as [x1, y1, x2, y2], or "poly", its outline as [x1, y1, x2, y2, x3, y3, ...]. '
+    "Every coordinate is a coordinate token from 0 to 999, in double quotes."
+)
+
+
+class PromptsConfig(Section):
+    """What the policy is asked, the same for every sample."""
+
+    system: str = SYSTEM_PROMPT
+    """The system message; empty leaves it out."""
+    user: Text = USER_PROMPT
+    """The text after the images in the user message."""
+
+
+class ExtraConfig(Section):
+    """Settings of the trainer variants."""
+
+    rollout_matching: RolloutMatchingConfig = RolloutMatchingConfig()
+    """Settings of trainer_variant rollout_matching_sft."""
+
+
+class CustomConfig(Section):
+    """The trainer, its data and its prompts."""
+
+    trainer_variant: Literal["rollout_matching_sft"] = Field(examples=["rollout_matching_sft"])
+    """What is trained for."""
+    train_jsonl: Text = Field(examples=["data/train.jsonl"])
+    """Training samples, one JSON object per line."""
+    val_jsonl: Text = Field(examples=["data/val.jsonl"])
+    """Evaluation samples, one JSON object per line."""
+    image_root: Text | None = None
+    """Directory at which image paths start; null takes the directory of each JSONL file."""
+    object_ordering: Literal["as_given", "sorted"] = "as_given"
+    """Order of a sample's objects: as in the file, or by top edge and then left edge."""
+    prompts: PromptsConfig = PromptsConfig()
+    """What the policy is asked."""
+    extra: ExtraConfig = ExtraConfig()
+    """Settings of the trainer variants."""

@@ -1,0 +1,58 @@
+"""What the nulls of a tree mean on the machine at hand."""
+
+from rollmatch.config.removed import ROLLOUT_MATCHING
+from rollmatch.config.schema import RunConfig
+from rollmatch.errors import ConfigError
+
+RANKS_OF_ONE_ENGINE = 4
+"""A learner of so many ranks shares one engine unless told otherwise."""
+CPU_KV_CACHE_MIB = 512
+
+
+class TensorParallelMismatch(ConfigError):
+    """The learner's ranks cannot be split into groups of tensor_parallel_size."""
+
+    code = "tensor-parallel-mismatch"
+
+
+def tensor_parallel_size(config: RunConfig, *, learner_world_size: int) -> int:
+    """Learner ranks that share one engine. Errors: ``TensorParallelMismatch``."""
+    told = config.custom.extra.rollout_matching.vllm.tensor_parallel_size
+    size = told or (RANKS_OF_ONE_ENGINE if learner_world_size == RANKS_OF_ONE_ENGINE else 1)
+    if learner_world_size % size:
+        raise TensorParallelMismatch(
+            f"is {size}, which does not divide the learner's {learner_world_size} ranks",
+            key=f"{ROLLOUT_MATCHING}.vllm.tensor_parallel_size",
+            remedy="Choose a divisor of the number of learner ranks.",
+        )
+    return size
+
+
+def tensor_parallel_rule(config: RunConfig) -> str:
+    """The same in words, for people who do not run yet."""
+    told = config.custom.extra.rollout_matching.vllm.tensor_parallel_size
+    if told is not None:
+        return f"{told}, as set"
+    return f"{RANKS_OF_ONE_ENGINE} with {RANKS_OF_ONE_ENGINE} learner ranks, else 1"
+
+
+def max_model_len(config: RunConfig) -> int:
+    """Most tokens of prompt and response together."""
+    return config.custom.extra.rollout_matching.vllm.max_model_len or config.global_max_length
+
+
+def enforce_eager(config: RunConfig, *, on_gpu: bool) -> bool:
+    """Whether the engine runs without graph capture."""
+    told = config.custom.extra.rollout_matching.vllm.enforce_eager
+    return not on_gpu if told is None else told
+
+
+def kv_cache_memory_mib(config: RunConfig, *, on_gpu: bool) -> int | None:
+    """The engine's attention cache in MiB; None leaves it to gpu_memory_utilization."""
+    told = config.custom.extra.rollout_matching.vllm.kv_cache_memory_mib
+    return told or (None if on_gpu else CPU_KV_CACHE_MIB)
+
+
+def rollout_threads(config: RunConfig, *, on_gpu: bool) -> int | None:
+    """CPU threads of the engine; None leaves it to vLLM."""
+    return config.training.rollout_threads or (None if on_gpu else 1)

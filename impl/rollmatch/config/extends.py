@@ -1,0 +1,99 @@
+"""A YAML file and all it ``extends``, merged into one plain tree."""
+
+from pathlib import Path
+from typing import Any
+
+from rollmatch.config.yaml_dialect import Tree, parse_mapping
+from rollmatch.errors import ConfigError, ErrorList
+
+EXTENDS = "extends"
+
+
+class ConfigFileMissing(ConfigError):
+    """A YAML file, or one it extends, cannot be read."""
+
+    code = "config-file-missing"
+
+
+class ExtendsCycle(ConfigError):
+    """A YAML file extends itself, directly or through others."""
+
+    code = "extends-cycle"
+
+
+class ExtendsMalformed(ConfigError):
+    """``extends`` is neither a path nor a list of paths."""
+
+    code = "extends-malformed"
+
+
+def read_tree(path: str | Path) -> Tree:
+    """Read a file over everything it extends; the key ``extends`` itself is gone from the result.
+
+    Paths in ``extends`` start at the directory of the file that holds them. Bases count from left to right, the
+    file itself last. Two branches may share a base; a file may not be its own base.
+
+    Errors: ``ErrorList`` of ``ConfigFileMissing``, ``ExtendsCycle``, ``ExtendsMalformed`` and of ``parse_mapping``,
+    for all files at once.
+    """
+    errors: list[ConfigError] = []
+    tree = _read(Path(path), chain=(), errors=errors)
+    if errors:
+        raise ErrorList({str(error): error for error in errors}.values())
+    return tree
+
+
+def merge(under: Tree, over: Tree) -> Tree:
+    """Lay one tree over another: mappings merge, everything else (lists, null) replaces.
+
+    >>> merge({"a": {"b": 1, "c": [1, 2]}, "d": 5}, {"a": {"c": [3]}, "d": None})
+    {'a': {'b': 1, 'c': [3]}, 'd': None}
+    """
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _read(path: Path, *, chain: tuple[Path, ...], errors: list[ConfigError]) -> Tree:
+    resolved = path.resolve()
+    if resolved in chain:
+        errors.append(_cycle((*chain[chain.index(resolved) :], resolved)))
+        return {}
+    try:
+        own = parse_mapping(_read_text(path, chain), origin=str(path))
+    except ErrorList as several:
+        errors += [error for error in several.errors if isinstance(error, ConfigError)]
+        return {}
+    tree: Tree = {}
+    for base in _bases(own.pop(EXTENDS, []), path, errors):
+        tree = merge(tree, _read(path.parent / base, chain=(*chain, resolved), errors=errors))
+    return merge(tree, own)
+
+
+def _read_text(path: Path, chain: tuple[Path, ...]) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        if not chain:
+            missing = ConfigFileMissing(f"cannot be read: {reason}", key=str(path), remedy="Name a YAML file.")
+        else:
+            problem = f"{chain[-1]} extends {path}, which cannot be read: {reason}"
+            missing = ConfigFileMissing(problem, key=EXTENDS, remedy=f"Give a path relative to {chain[-1].parent}.")
+        raise ErrorList([missing]) from error
+
+
+def _bases(value: Any, holder: Path, errors: list[ConfigError]) -> list[str]:
+    bases = [value] if isinstance(value, str) else value
+    if isinstance(bases, list) and all(isinstance(base, str) and base for base in bases):
+        return bases
+    problem = f"{holder}: must be a path or a list of paths, but is {value!r}"
+    errors.append(ExtendsMalformed(problem, key=EXTENDS, remedy="Write `extends: base.yaml` or a list of such paths."))
+    return []
+
+
+def _cycle(loop: tuple[Path, ...]) -> ConfigError:
+    names = " -> ".join(str(path) for path in loop)
+    return ExtendsCycle(f"the files extend each other in a circle: {names}", key=EXTENDS, remedy="Break the circle.")

@@ -1,0 +1,113 @@
+"""YAML file -> checked tree, with everything that is wrong told at once."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from rollmatch.config.extends import merge, read_tree
+from rollmatch.config.nearest import nearest
+from rollmatch.config.overrides import parse_overrides
+from rollmatch.config.removed import find_removed
+from rollmatch.config.rules import check_rules
+from rollmatch.config.schema import RunConfig, fields, section_of
+from rollmatch.config.translate import UnknownKey, translate
+from rollmatch.config.yaml_dialect import Tree
+from rollmatch.errors import ConfigError, ErrorList, RollmatchError
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a YAML file with all it extends, lay overrides (``a.b.c=value``) over it, and check the result.
+
+    Files the configuration names are not looked at; ``check_files`` does that.
+
+    Errors: ``ErrorList`` of ``ConfigError``.
+    """
+    errors: list[RollmatchError] = []
+    layers = [_read(partial(read_tree, path), errors), _read(partial(parse_overrides, overrides), errors)]
+    if errors:
+        raise ErrorList(errors)
+    return make(merge(*layers))
+
+
+def make(tree: Tree) -> RunConfig:
+    """Check a plain tree. Errors: ``ErrorList`` of ``ConfigError``, ordered by key."""
+    errors = find_removed(tree)
+    for error in errors:
+        tree = _without(tree, error.key.split("."))
+    config, faults = _validate(tree)
+    errors += faults
+    errors += check_rules(config, wrong_keys=_wrong_keys(errors))
+    if errors:
+        raise ErrorList(sorted(errors, key=lambda error: error.key))
+    return config
+
+
+def _read(layer: Callable[[], Tree], errors: list[RollmatchError]) -> Tree:
+    try:
+        return layer()
+    except ErrorList as several:
+        errors += several.errors
+        return {}
+
+
+def _validate(tree: Tree) -> tuple[RunConfig, list[ConfigError]]:
+    """The tree as far as it is right, stand-ins elsewhere, and what was wrong with it.
+
+    Each round takes out what pydantic found, until it finds nothing: so rules over several keys can still be judged.
+    """
+    errors: dict[str, ConfigError] = {}
+    while True:
+        try:
+            return RunConfig.model_validate(_with_sections(tree)), list(errors.values())
+        except ValidationError as found:
+            for detail in found.errors(include_url=False):
+                error = translate(detail)
+                if not any(f"{error.key}.".startswith(f"{known}.") for known in errors):
+                    errors[error.key] = error
+                tree = _mended(_with_sections(tree), detail)
+
+
+def _with_sections(tree: Tree) -> Tree:
+    """Absent sections as empty ones, so that each missing key is told by its own name."""
+    for key, field in fields().items():
+        if section_of(field) is not None:
+            *above, name = key.split(".")
+            empty: Any = {name: {}}
+            for parent in reversed(above):
+                empty = {parent: empty}
+            tree = merge(empty, tree)
+    return tree
+
+
+def _mended(tree: Tree, found: ErrorDetails) -> Tree:
+    names = [str(part) for part in found["loc"]]
+    if found["type"] != "missing":
+        return _without(tree, names)
+    stand_in: Any = (fields()[".".join(names)].examples or [None])[0]
+    for name in reversed(names):
+        stand_in = {name: stand_in}
+    return merge(tree, stand_in)
+
+
+def _without(tree: Tree, names: Sequence[str]) -> Tree:
+    """The tree less one key; less the value that holds it when that is no mapping.
+
+    >>> _without({"a": {"b": 1, "c": 2}}, ["a", "b"]), _without({"a": {"b": [5]}}, ["a", "b", "0"])
+    ({'a': {'c': 2}}, {'a': {}})
+    """
+    name, *below = names
+    rest = {key: value for key, value in tree.items() if key != name}
+    held = tree.get(name)
+    if below and isinstance(held, dict) and below[0] in held:
+        return {**rest, name: _without(held, below)}
+    return rest
+
+
+def _wrong_keys(errors: Sequence[ConfigError]) -> set[str]:
+    """Keys that are wrong, and those that unknown keys probably stand for."""
+    meant = {nearest(error.key) for error in errors if isinstance(error, UnknownKey)}
+    return {error.key for error in errors} | {key for key in meant if key is not None}

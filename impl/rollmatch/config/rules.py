@@ -1,0 +1,205 @@
+"""Rules that need more than one key."""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from rollmatch.config.removed import ROLLOUT_MATCHING
+from rollmatch.config.rollout_matching import RolloutMatchingConfig
+from rollmatch.config.schema import RunConfig
+from rollmatch.config.training import TrainingConfig
+from rollmatch.errors import ConfigError
+
+
+class DoraWithoutLora(ConfigError):
+    """DoRA is a form of LoRA and needs train_type lora."""
+
+    code = "dora-without-lora"
+
+
+class NothingToTrain(ConfigError):
+    """All parts of the model are frozen."""
+
+    code = "nothing-to-train"
+
+
+class BeamNeedsHf(ConfigError):
+    """Only the hf backend searches with beams."""
+
+    code = "beam-needs-hf"
+
+
+class BeamsDisagree(ConfigError):
+    """decode_mode beam goes with several beams, greedy with one."""
+
+    code = "beams-disagree"
+
+
+class BeamSampled(ConfigError):
+    """Beam search does not sample."""
+
+    code = "beam-sampled"
+
+
+class ResponseTooLong(ConfigError):
+    """The longest response leaves no room for a prompt."""
+
+    code = "response-too-long"
+
+
+class EngineLongerThanSegment(ConfigError):
+    """The engine may write more than a segment can hold, so that the rollout could not be learnt from."""
+
+    code = "engine-longer-than-segment"
+
+
+class CoordinatesUnsupervised(ConfigError):
+    """All weights of the coordinate loss are zero."""
+
+    code = "coordinates-unsupervised"
+
+
+class PackingNeverFlushes(ConfigError):
+    """Packing carries left-over segments and never writes a last, short row."""
+
+    code = "packing-never-flushes"
+
+
+class ArgumentHasOwnKey(ConfigError):
+    """An extra argument repeats a key of the section."""
+
+    code = "argument-has-own-key"
+
+
+class ReporterContradiction(ConfigError):
+    """The reporter none stands beside another one, or one is named twice."""
+
+    code = "reporter-contradiction"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule; not applied when one of the keys it reads is already known to be wrong."""
+
+    reads: tuple[str, ...]
+    check: Callable[[RunConfig], Iterator[ConfigError]]
+
+
+def check_rules(config: RunConfig, *, wrong_keys: Collection[str] = ()) -> list[ConfigError]:
+    """All broken rules, but for those that read a wrong key (or a key above or below one)."""
+
+    def is_judgeable(rule: Rule) -> bool:
+        return not any(_overlap(read, wrong) for read in rule.reads for wrong in wrong_keys)
+
+    return [error for rule in RULES if is_judgeable(rule) for error in rule.check(config)]
+
+
+def _overlap(one: str, other: str) -> bool:
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def _rollout(config: RunConfig) -> RolloutMatchingConfig:
+    return config.custom.extra.rollout_matching
+
+
+def _dora(config: RunConfig) -> Iterator[ConfigError]:
+    if config.tuner.use_dora and config.tuner.train_type != "lora":
+        remedy = "Set tuner.train_type to lora, or use_dora to false."
+        yield DoraWithoutLora("is true, but tuner.train_type is full", key="tuner.use_dora", remedy=remedy)
+
+
+def _frozen(config: RunConfig) -> Iterator[ConfigError]:
+    if config.tuner.freeze_llm and config.tuner.freeze_vit and config.tuner.freeze_aligner:
+        remedy = "Set one of freeze_llm, freeze_vit, freeze_aligner to false."
+        yield NothingToTrain("all three parts of the model are frozen", key="tuner.freeze_llm", remedy=remedy)
+
+
+def _beam_backend(config: RunConfig) -> Iterator[ConfigError]:
+    if _rollout(config).decode_mode == "beam" and _rollout(config).rollout_backend != "hf":
+        key = f"{ROLLOUT_MATCHING}.decode_mode"
+        yield BeamNeedsHf("is beam, but rollout_backend is vllm", key=key, remedy="Use rollout_backend hf, or greedy.")
+
+
+def _beam_count(config: RunConfig) -> Iterator[ConfigError]:
+    mode, num_beams = _rollout(config).decode_mode, _rollout(config).num_beams
+    if (mode == "beam") != (num_beams > 1):
+        key = f"{ROLLOUT_MATCHING}.num_beams"
+        remedy = "Use decode_mode beam with num_beams above 1, or greedy with 1."
+        yield BeamsDisagree(f"is {num_beams}, but decode_mode is {mode}", key=key, remedy=remedy)
+
+
+def _beam_temperature(config: RunConfig) -> Iterator[ConfigError]:
+    temperature = _rollout(config).decoding.temperature
+    if _rollout(config).decode_mode == "beam" and temperature > 0:
+        key = f"{ROLLOUT_MATCHING}.decoding.temperature"
+        yield BeamSampled(f"is {temperature}, but decode_mode is beam", key=key, remedy="Set it to 0, or use greedy.")
+
+
+def _segment_length(config: RunConfig) -> Iterator[ConfigError]:
+    if config.global_max_length <= _rollout(config).max_new_tokens:
+        problem = f"must be above max_new_tokens {_rollout(config).max_new_tokens}, but is {config.global_max_length}"
+        remedy = "Raise it by the length of a prompt and of appended objects, or lower max_new_tokens."
+        yield ResponseTooLong(problem, key="global_max_length", remedy=remedy)
+
+
+def _engine_length(config: RunConfig) -> Iterator[ConfigError]:
+    length, key = _rollout(config).vllm.max_model_len, f"{ROLLOUT_MATCHING}.vllm.max_model_len"
+    if length is not None and length <= _rollout(config).max_new_tokens:
+        problem = f"must be above max_new_tokens {_rollout(config).max_new_tokens}, but is {length}"
+        yield ResponseTooLong(problem, key=key, remedy="Raise it by the length of a prompt, or lower max_new_tokens.")
+
+
+def _engine_in_segment(config: RunConfig) -> Iterator[ConfigError]:
+    length, key = _rollout(config).vllm.max_model_len, f"{ROLLOUT_MATCHING}.vllm.max_model_len"
+    if length is not None and length > config.global_max_length:
+        problem = f"must be at most global_max_length {config.global_max_length}, but is {length}"
+        yield EngineLongerThanSegment(problem, key=key, remedy="Lower it, leave it null, or raise global_max_length.")
+
+
+def _coordinate_loss(config: RunConfig) -> Iterator[ConfigError]:
+    rollout = _rollout(config)
+    if rollout.soft_ce_weight == rollout.w1_weight == rollout.gate_weight == 0:
+        problem = "soft_ce_weight, w1_weight and gate_weight are all 0: coordinates would not be learnt"
+        key = f"{ROLLOUT_MATCHING}.soft_ce_weight"
+        yield CoordinatesUnsupervised(problem, key=key, remedy="Give one of them a weight above 0.")
+
+
+def _packing(config: RunConfig) -> Iterator[ConfigError]:
+    if config.training.packing and not config.training.packing_drop_last:
+        problem = "is false, but packing carries left-over segments and never flushes them"
+        remedy = "Set it to true, or packing to false."
+        yield PackingNeverFlushes(problem, key="training.packing_drop_last", remedy=remedy)
+
+
+def _extra_arguments(config: RunConfig) -> Iterator[ConfigError]:
+    for name in config.training.extra_arguments:
+        if name in TrainingConfig.model_fields:
+            key = f"training.extra_arguments.{name}"
+            yield ArgumentHasOwnKey("has a key of its own", key=key, remedy=f"Move it to training.{name}.")
+
+
+def _reporters(config: RunConfig) -> Iterator[ConfigError]:
+    names = config.training.report_to
+    if len(set(names)) != len(names) or ("none" in names and len(names) > 1):
+        remedy = "Name each reporter once; none stands alone."
+        yield ReporterContradiction(f"is {list(names)}", key="training.report_to", remedy=remedy)
+
+
+def _of_rollout(*names: str) -> tuple[str, ...]:
+    return tuple(f"{ROLLOUT_MATCHING}.{name}" for name in names)
+
+
+_LENGTHS = _of_rollout("max_new_tokens", "vllm.max_model_len")
+RULES: tuple[Rule, ...] = (
+    Rule(reads=("tuner.use_dora", "tuner.train_type"), check=_dora),
+    Rule(reads=("tuner.freeze_llm", "tuner.freeze_vit", "tuner.freeze_aligner"), check=_frozen),
+    Rule(reads=_of_rollout("decode_mode", "rollout_backend"), check=_beam_backend),
+    Rule(reads=_of_rollout("decode_mode", "num_beams"), check=_beam_count),
+    Rule(reads=_of_rollout("decode_mode", "decoding.temperature"), check=_beam_temperature),
+    Rule(reads=("global_max_length", _LENGTHS[0]), check=_segment_length),
+    Rule(reads=_LENGTHS, check=_engine_length),
+    Rule(reads=("global_max_length", _LENGTHS[1]), check=_engine_in_segment),
+    Rule(reads=_of_rollout("soft_ce_weight", "w1_weight", "gate_weight"), check=_coordinate_loss),
+    Rule(reads=("training.packing", "training.packing_drop_last"), check=_packing),
+    Rule(reads=("training.extra_arguments",), check=_extra_arguments),
+    Rule(reads=("training.report_to",), check=_reporters),
+)

@@ -1,0 +1,79 @@
+"""The whole tree, and its JSON Schema for editors."""
+
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from rollmatch.config.custom import CustomConfig
+from rollmatch.config.extends import EXTENDS
+from rollmatch.config.policy import ModelConfig, TunerConfig
+from rollmatch.config.section import Section
+from rollmatch.config.training import TrainingConfig
+from rollmatch.config.yaml_dialect import Tree, dump
+
+
+class RunConfig(Section):
+    """Everything a run is told."""
+
+    model: ModelConfig
+    """The policy."""
+    tuner: TunerConfig = TunerConfig()
+    """Which weights learn."""
+    custom: CustomConfig
+    """The trainer, its data and its prompts."""
+    global_max_length: Annotated[int, Field(gt=0, examples=[4096])]
+    """Most tokens of a segment (prompt and target) and of a packed row."""
+    training: TrainingConfig
+    """The optimizer, the run and the packing."""
+
+
+@cache
+def fields() -> dict[str, FieldInfo]:
+    """Every key of the tree, sections included, as a dotted path; in order of definition."""
+    return dict(_fields_of(RunConfig, ()))
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """The section class of a field, None for a plain value."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def resolved_yaml(config: RunConfig) -> str:
+    """The tree with every default written out; loads back to an equal tree."""
+    return dump(config.model_dump(mode="json"))
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 7) of a YAML file, for editors and yaml-language-server.
+
+    A file may be the base of another, so the schema asks for no key; missing keys are told after merging.
+    """
+    schema: dict[str, Any] = _without_required(RunConfig.model_json_schema(mode="validation"))
+    paths = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}}]}
+    about = "YAML files this one is laid over, by paths relative to it; later ones win, this file wins over all."
+    schema["properties"] = {EXTENDS: {**paths, "description": about}, **schema["properties"]}
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **schema, "title": "rollmatch run"}
+
+
+def _fields_of(section: type[Section], path: tuple[str, ...]) -> list[tuple[str, FieldInfo]]:
+    found: list[tuple[str, FieldInfo]] = []
+    for name, field in section.model_fields.items():
+        found.append((".".join((*path, name)), field))
+        if (below := section_of(field)) is not None:
+            found += _fields_of(below, (*path, name))
+    return found
+
+
+def _without_required(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_without_required(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    return {key: _without_required(value) for key, value in node.items() if not _asks_for_keys(key, value)}
+
+
+def _asks_for_keys(key: str, value: Tree | list[str]) -> bool:
+    return key == "required" and isinstance(value, list)

@@ -1,0 +1,53 @@
+"""What all sections of the tree share: frozen, strict, no unknown keys; and the kinds of numbers in it."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+
+class Section(BaseModel):
+    """A mapping of the YAML. Attribute names are YAML keys; a field's docstring is its help in editors."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+def _minus_one_or_positive(value: int) -> int:
+    if value == -1 or value >= 1:
+        return value
+    raise PydanticCustomError("out_of_range", "Input should be -1 or at least 1")
+
+
+Text = Annotated[str, Field(min_length=1)]
+"""A text that is not empty."""
+Count = Annotated[int, Field(ge=1)]
+"""A whole number from 1."""
+Index = Annotated[int, Field(ge=0)]
+"""A whole number from 0."""
+CountOrMinusOne = Annotated[
+    int,
+    AfterValidator(_minus_one_or_positive),
+    WithJsonSchema({"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1}]}),
+]
+"""A whole number from 1, or -1 for no limit."""
+Weight = Annotated[float, Field(ge=0)]
+"""A number from 0."""
+Positive = Annotated[float, Field(gt=0)]
+"""A number above 0."""
+Share = Annotated[float, Field(ge=0, le=1)]
+"""0 to 1, both included."""
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+"""Above 0, up to 1."""
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
+"""0 up to, but not 1."""
+
+
+def lower_case(value: Any) -> Any:
+    """For keys whose values may be written in any case."""
+    return value.lower() if isinstance(value, str) else value
