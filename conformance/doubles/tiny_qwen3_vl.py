@@ -1,0 +1,85 @@
+"""A random Qwen3-VL (and a random Qwen3) of less than a million parameters, made in memory.
+
+float32, and weights drawn wide enough (0.1) that logits differ by whole units: a leak between segments shows
+as a difference of 1e-1 and more, rounding as 1e-6. No disk, no tokenizer: token ids are laid out below.
+"""
+
+import torch
+from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+NUM_TEXT_IDS = 256
+PAD_ID, IM_START_ID, EOS_ID, VISION_START_ID, VISION_END_ID, VISION_PAD_ID, IMAGE_ID, VIDEO_ID = range(256, 264)
+COORD_IDS = tuple(range(264, 1264))
+VOCAB_LEN = 1280
+PATCH_SIZE, TEMPORAL_PATCH_SIZE, MERGE_SIZE = 16, 2, 2
+VALUES_PER_PATCH = 3 * TEMPORAL_PATCH_SIZE * PATCH_SIZE**2
+
+
+def bin_of(token_id: int) -> int | None:
+    """The bin of a coordinate token of this layout."""
+    return token_id - COORD_IDS[0] if COORD_IDS[0] <= token_id <= COORD_IDS[-1] else None
+
+
+def make_tiny_qwen3_vl(seed: int = 0) -> Qwen3VLForConditionalGeneration:
+    """A vision-language model, in evaluation mode."""
+    config = Qwen3VLConfig(
+        text_config=_text_config()
+        | {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [6, 5, 5],
+                "mrope_interleaved": True,
+            }
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 2,
+            "in_channels": 3,
+            "patch_size": PATCH_SIZE,
+            "temporal_patch_size": TEMPORAL_PATCH_SIZE,
+            "spatial_merge_size": MERGE_SIZE,
+            "out_hidden_size": 128,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0, 1],
+            "initializer_range": 0.1,
+        },
+        image_token_id=IMAGE_ID,
+        video_token_id=VIDEO_ID,
+        vision_start_token_id=VISION_START_ID,
+        vision_end_token_id=VISION_END_ID,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(seed)
+    return _ready(Qwen3VLForConditionalGeneration(config))
+
+
+def make_tiny_qwen3(seed: int = 0) -> Qwen3ForCausalLM:
+    """A text model of the same sizes, in evaluation mode."""
+    torch.manual_seed(seed)
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    return _ready(Qwen3ForCausalLM(Qwen3Config(**_text_config(), rope_parameters=rope, tie_word_embeddings=True)))
+
+
+def _text_config() -> dict:
+    return {
+        "vocab_size": VOCAB_LEN,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.1,
+        "pad_token_id": PAD_ID,
+        "eos_token_id": EOS_ID,
+        "bos_token_id": None,
+    }
+
+
+def _ready(model):
+    model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=PAD_ID, do_sample=False)
+    return model.float().eval()

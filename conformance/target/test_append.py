@@ -1,0 +1,100 @@
+"""The tail: commas, closing, stop token, and where the descriptions stand."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+
+from conformance.doubles.tokenizer import make_vocabulary
+from conformance.target.answers import answer, box, element, ids, object_lists, poly, quoted
+from rollmatch.target.append import DescChangedByTokenizer, DescHoldsAddedToken, append_missed, serialize_objects
+from rollmatch.target.parse import OPENING, parse_rollout
+
+VOCABULARY = make_vocabulary()
+DESC = re.compile(rb'"desc": "((?:[^"\\]|\\.)*)"')
+
+
+def tail_after(text, missed):
+    return append_missed(parse_rollout(ids(text), VOCABULARY), missed, VOCABULARY)
+
+
+def test_the_answer_is_one_line_of_json_with_quoted_coordinates():
+    assert serialize_objects([box(12, 40, 310, 505)]) == (
+        '{"objects": [{"desc": "seven", "bbox_2d": '
+        '["<|coord_12|>", "<|coord_40|>", "<|coord_310|>", "<|coord_505|>"]}]}'
+    )
+    assert serialize_objects([]) == '{"objects": []}'
+    assert serialize_objects([box(desc='\u00e9 "x"')]) == answer(element(desc='\u00e9 \\"x\\"'))
+
+
+@pytest.mark.parametrize(
+    ("response", "num_missed", "expected"),
+    [
+        ("", 0, "]}"),
+        ("", 1, element() + "]}"),
+        ('{"objects": []}', 0, "]}"),
+        ('{"objects": [', 2, element() + ", " + element() + "]}"),
+        (answer(element()), 0, "]}"),
+        (answer(element()), 1, ", " + element() + "]}"),
+        ('{"objects": [' + element() + ", ", 1, ", " + element() + "]}"),
+        ('{"objects": [' + element() + ", ", 0, "]}"),
+        ('{"objects": [7, ', 1, ", " + element() + "]}"),
+    ],
+)
+def test_a_comma_stands_only_between_elements(response, num_missed, expected):
+    tail = tail_after(response, [box()] * num_missed)
+    assert tail.text == expected
+    assert tail.token_ids == (*ids(expected), VOCABULARY.stop_id)
+
+
+def test_the_tail_keeps_the_order_and_the_geometry():
+    tail = tail_after("", [poly(1, 2, 9, 2, 9, 8), box(1, 2, 3, 4)])
+    assert tail.text == f'{{"desc": "leaf", "poly": [{quoted(1, 2, 9, 2, 9, 8)}]}}, {element(1, 2, 3, 4)}]}}'
+    bins = [VOCABULARY.bin_of(i) for i in tail.token_ids if VOCABULARY.bin_of(i) is not None]
+    assert bins == [1, 2, 9, 2, 9, 8, 1, 2, 3, 4]
+
+
+@given(object_lists())
+def test_desc_positions_are_the_tokens_that_overlap_a_description(missed):
+    for response in ("", answer(element())):
+        tail = tail_after(response, missed)
+        raw = tail.text.encode()
+        inside = {byte for found in DESC.finditer(raw) for byte in range(*found.span(1))}
+        expected, start = [], 0
+        for index, token_id in enumerate(tail.token_ids[:-1]):
+            end = start + len(VOCABULARY.piece(token_id))
+            expected += [index] if inside & set(range(start, end)) else []
+            start = end
+        assert tail.desc_positions == tuple(expected)
+        assert start == len(raw)
+        assert tail.token_ids[-1] == VOCABULARY.stop_id
+
+
+def test_desc_positions_by_hand():
+    tail = tail_after("", [box(desc="seven red")])
+    assert [VOCABULARY.piece(tail.token_ids[index]) for index in tail.desc_positions] == [b"seven", b" red"]
+    marks = [VOCABULARY.piece(tail_after("", [box(desc='"')]).token_ids[i]) for i in (3, 4)]
+    assert b"".join(marks).startswith(b'\\"')
+
+
+@given(object_lists())
+def test_prefix_and_tail_are_json(missed):
+    whole = json.loads(OPENING + tail_after("", missed).text)
+    assert [each["desc"] for each in whole["objects"]] == [each.desc for each in missed]
+    assert whole == json.loads(serialize_objects(missed))
+
+
+@pytest.mark.parametrize("literal", ["<|im_end|>", "a <|coord_5|>", "<|coord_*|>"])
+def test_a_description_that_spells_an_added_token_is_an_error(literal):
+    with pytest.raises(DescHoldsAddedToken) as caught:
+        tail_after("", [box(), box(desc=literal)])
+    assert (caught.value.code, caught.value.key) == ("desc-holds-added-token", "missed[1].desc")
+    assert tail_after("", [box(), box(desc=literal.replace("|>", ">"))])
+
+
+def test_a_description_that_the_tokenizer_rewrites_is_an_error():
+    with pytest.raises(DescChangedByTokenizer) as caught:
+        tail_after("", [box(desc="e\u0301")])
+    assert (caught.value.code, caught.value.key) == ("desc-changed-by-tokenizer", "missed[0].desc")
+    assert tail_after("", [box(desc="\u00e9")])

@@ -1,0 +1,225 @@
+"""Which prediction stands for which true object: a minimum-cost assignment on mask IoU.
+
+Per prediction, the ``candidate_top_k`` true objects with the largest IoU of axis-aligned boxes are candidates (if none
+overlaps: the nearest by box centre; ties by ground truth index). A candidate whose mask IoU is under the gate is
+forbidden, others cost ``1 - IoU``; an unmatched prediction costs ``fp_cost``, an unmatched true object ``fn_cost``.
+Descriptions play no part.
+
+Masks are drawn on a square canvas of ``maskiou_resolution`` cells that spans bins 0..999. An object thinner than a
+cell can draw nothing at all; there the IoU of boxes stands in, so that an exact prediction of it is not lost.
+
+Costs are compared in billionths, as whole numbers, so that equal means equal. Among the cheapest solutions the first in
+lexicographic order wins: prediction 0 takes the lowest ground truth index it can have in any of them (unmatched comes
+last), then prediction 1, and so on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pycocotools import mask as coco_mask
+from scipy.optimize import linear_sum_assignment
+
+from rollmatch.records import NUM_BINS, Geometry, GroundTruth, Matching, PredictedObject
+
+Shape = PredictedObject | GroundTruth
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_UNITS = 10**9
+"""Cost units in 1.0; sums stay below 2^53, where the solver's doubles are exact."""
+_COST_LIMIT = 1000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchRules:
+    """What may be matched and what it costs; the names are the YAML's."""
+
+    candidate_top_k: int = 10
+    maskiou_gate: float = 0.3
+    """Least mask IoU of a pair, 0..1."""
+    maskiou_resolution: int = 256
+    """Cells per side of the canvas."""
+    fp_cost: float = 1.0
+    fn_cost: float = 1.0
+
+    def __post_init__(self) -> None:
+        assert self.candidate_top_k >= 1
+        assert self.maskiou_resolution >= 2
+        assert 0 <= self.maskiou_gate <= 1
+        assert 0 <= self.fp_cost <= _COST_LIMIT
+        assert 0 <= self.fn_cost <= _COST_LIMIT
+
+
+def match_objects(predicted: Sequence[PredictedObject], truth: Sequence[GroundTruth], rules: MatchRules) -> Matching:
+    """Pair predictions with true objects; the module says how.
+
+    Two equal predictions and one true object: the first gets it, the second is a false positive.
+
+    >>> box = dict(desc="seven", geometry=Geometry.BBOX, bins=(100, 100, 300, 300))
+    >>> found = PredictedObject(**box, positions=(0, 1, 2, 3))
+    >>> match_objects([found, found], [GroundTruth(**box)], MatchRules())  # doctest: +NORMALIZE_WHITESPACE
+    Matching(pairs=((0, 0),), ious=(1.0,), false_positives=(1,), false_negatives=(), gating_rejections=0)
+    """
+    pairs: list[tuple[int, int]] = []
+    ious: Floats = np.zeros((len(predicted), len(truth)))
+    rejected = 0
+    if predicted and truth:
+        candidates, ious = _score(predicted, truth, rules)
+        allowed = candidates & (ious >= rules.maskiou_gate)
+        rejected = int(np.count_nonzero(candidates & ~allowed))
+        partners = _assign(_costs(allowed, ious, rules), len(predicted), len(truth))
+        pairs = [(row, column) for row, column in enumerate(partners) if column < len(truth)]
+    taken, found = {row for row, _ in pairs}, {column for _, column in pairs}
+    return Matching(
+        pairs=tuple(pairs),
+        ious=tuple(float(ious[pair]) for pair in pairs),
+        false_positives=tuple(row for row in range(len(predicted)) if row not in taken),
+        false_negatives=tuple(column for column in range(len(truth)) if column not in found),
+        gating_rejections=rejected,
+    )
+
+
+def outline(shape: Shape) -> tuple[int, ...]:
+    """[2n] corners x y x y ... of a polygon, or of a box: top left, top right, bottom right, bottom left.
+
+    >>> outline(GroundTruth(desc="a", geometry=Geometry.BBOX, bins=(1, 2, 5, 8)))
+    (1, 2, 5, 2, 5, 8, 1, 8)
+    """
+    if shape.geometry is Geometry.POLY:
+        return shape.bins
+    left, top, right, bottom = shape.bins
+    return (left, top, right, top, right, bottom, left, bottom)
+
+
+def _score(predicted: Sequence[Shape], truth: Sequence[Shape], rules: MatchRules) -> tuple[Bools, Floats]:
+    """[P, G] which pairs are candidates, and every pair's mask IoU."""
+    boxes, true_boxes = _boxes(predicted), _boxes(truth)
+    overlaps = _box_ious(boxes, true_boxes)
+    candidates = _candidates(overlaps, _centre_distances(boxes, true_boxes), rules.candidate_top_k)
+    ious, drawn = _mask_ious(predicted, truth, rules.maskiou_resolution)
+    return candidates, np.where(drawn, ious, overlaps)
+
+
+def _boxes(shapes: Sequence[Shape]) -> Ints:
+    """[N, 4] left, top, right, bottom of each shape."""
+    sides = [(points[0::2], points[1::2]) for points in map(outline, shapes)]
+    return np.array([(min(xs), min(ys), max(xs), max(ys)) for xs, ys in sides], dtype=np.int64)
+
+
+def _box_ious(boxes: Ints, true_boxes: Ints) -> Floats:
+    """[P, G]; 0 where both boxes are empty."""
+    low = np.maximum(boxes[:, None, :2], true_boxes[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], true_boxes[None, :, 2:])
+    shared = np.clip(high - low, 0, None).prod(axis=-1)
+    areas, true_areas = ((each[:, 2:] - each[:, :2]).prod(axis=-1) for each in (boxes, true_boxes))
+    union = areas[:, None] + true_areas[None, :] - shared
+    ious: Floats = np.divide(shared, union, out=np.zeros(union.shape), where=union > 0)
+    return ious
+
+
+def _centre_distances(boxes: Ints, true_boxes: Ints) -> Ints:
+    """[P, G] four times the squared distance of centres: whole numbers, so that ties are exact."""
+    centres, true_centres = (each[:, :2] + each[:, 2:] for each in (boxes, true_boxes))
+    distances: Ints = ((centres[:, None] - true_centres[None]) ** 2).sum(axis=-1)
+    return distances
+
+
+def _candidates(overlaps: Floats, distances: Ints, top_k: int) -> Bools:
+    """[P, G] the best ``top_k`` of each row.
+
+    >>> _candidates(np.array([[0.2, 0.5, 0.2], [0.0, 0.0, 0.0]]), np.array([[0, 0, 0], [9, 4, 1]]), 2)
+    array([[ True,  True, False],
+           [False,  True,  True]])
+    """
+    keys = np.where(overlaps.max(axis=1, keepdims=True) > 0, -overlaps, distances)
+    best = np.argsort(keys, axis=1, kind="stable")[:, :top_k]
+    candidates = np.zeros(overlaps.shape, dtype=bool)
+    np.put_along_axis(candidates, best, True, axis=1)
+    return candidates
+
+
+def _mask_ious(predicted: Sequence[Shape], truth: Sequence[Shape], resolution: int) -> tuple[Floats, Bools]:
+    """[P, G] mask IoU, and whether both masks hold any cell. Bin 999 is the last cell's place, ``resolution - 1``."""
+    scale = (resolution - 1) / (NUM_BINS - 1)
+    masks, true_masks = (
+        coco_mask.frPyObjects([[k * scale for k in outline(shape)] for shape in shapes], resolution, resolution)
+        for shapes in (predicted, truth)
+    )
+    # The width of a mask's box tells whether it holds a cell; coco_mask.area fails on more than 255 masks (2.0.11).
+    drawn = (coco_mask.toBbox(masks)[:, 2] > 0)[:, None] & (coco_mask.toBbox(true_masks)[:, 2] > 0)[None, :]
+    return coco_mask.iou(masks, true_masks, [0] * len(true_masks)), drawn
+
+
+def _costs(allowed: Bools, ious: Floats, rules: MatchRules) -> Ints:
+    """[P + G, P + G] in units: real pairs, a dummy partner for everything, dummies among themselves free.
+
+    A forbidden pair costs more than leaving both unmatched, so no cheapest solution holds one.
+    """
+    num_predicted, num_truth = allowed.shape
+    false_positive, false_negative = round(rules.fp_cost * _UNITS), round(rules.fn_cost * _UNITS)
+    costs = np.zeros((num_predicted + num_truth,) * 2, dtype=np.int64)
+    pair_costs = np.rint((1 - ious) * _UNITS).astype(np.int64)
+    costs[:num_predicted, :num_truth] = np.where(allowed, pair_costs, false_positive + false_negative + 1)
+    costs[:num_predicted, num_truth:] = false_positive
+    costs[num_predicted:, :num_truth] = false_negative
+    return costs
+
+
+def _assign(costs: Ints, num_predicted: int, num_truth: int) -> list[int]:
+    """[P] the column of each prediction in the lexicographically first of the cheapest solutions.
+
+    >>> _assign(np.array([[5, 5, 9, 9], [5, 5, 9, 9], [9, 9, 0, 0], [9, 9, 0, 0]]), 2, 2)
+    [0, 1]
+    """
+    columns = _solve(costs)
+    least = _total(costs, columns)
+    tight = _slack(costs, columns) == 0
+    for row in range(num_predicted):
+        lower = tight[row, : min(int(columns[row]), num_truth)].copy()
+        lower[[column for column in columns[:row] if column < len(lower)]] = False
+        for column in np.flatnonzero(lower):
+            trial = _solve(_fix(costs, row, column=int(column), forbidden=least + 1))
+            if _total(costs, trial) == least and trial[row] == column:
+                columns = trial
+                break
+        costs = _fix(costs, row, column=int(columns[row]), forbidden=least + 1)
+    return [int(column) for column in columns[:num_predicted]]
+
+
+def _solve(costs: Ints) -> Ints:
+    columns: Ints = linear_sum_assignment(costs)[1]
+    return columns
+
+
+def _total(costs: Ints, columns: Ints) -> int:
+    return int(costs[np.arange(len(columns)), columns].sum())
+
+
+def _fix(costs: Ints, row: int, *, column: int, forbidden: int) -> Ints:
+    """The same costs, but with every other column out of the row's reach."""
+    fixed = costs.copy()
+    fixed[row] = forbidden
+    fixed[row, column] = costs[row, column]
+    return fixed
+
+
+def _slack(costs: Ints, columns: Ints) -> Ints:
+    """[N, N] reduced costs under dual prices of a cheapest solution: only pairs at 0 occur in cheapest solutions.
+
+    The price of a column is the length of the shortest chain of swaps that ends in it (Bellman-Ford; ends, because a
+    cheapest solution has no chain of swaps that gains).
+    """
+    own = costs[np.arange(len(columns)), columns]
+    swaps = costs - own[:, None]
+    prices = np.zeros(len(columns), dtype=np.int64)
+    while True:
+        shorter = np.minimum(prices, (swaps + prices[columns][:, None]).min(axis=0))
+        if np.array_equal(shorter, prices):
+            break
+        prices = shorter
+    rows = own - prices[columns]
+    slack: Ints = costs - rows[:, None] - prices[None, :]
+    return slack
