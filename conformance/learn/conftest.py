@@ -1,0 +1,18 @@
+"""A small random model and segments with 0 to 3 images, made once."""
+
+import pytest
+
+from conformance.learn.models import make_packed_model
+from conformance.learn.segments import make_segment
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_packed_model()
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """0 to 3 images; boxes and a polygon of five points."""
+    shapes = ((1, 4), (2, 10), (0, 4), (3, 6))
+    return [make_segment(seed, num_images=i, num_slots=n) for seed, (i, n) in enumerate(shapes)]

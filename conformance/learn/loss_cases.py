@@ -1,0 +1,28 @@
+"""Rows, logits and comparisons shared by the tests of the loss."""
+
+import torch
+
+from conformance.doubles.tiny_qwen3_vl import COORD_IDS, VOCAB_LEN, bin_of
+from conformance.learn.models import TOLERANCE
+from conformance.learn.segments import make_row
+from rollmatch.learn.loss import LossRules
+from rollmatch.learn.mask import MaskRules
+
+RULES = LossRules(coord_ids=COORD_IDS, gate_weight=0.5)
+MASK = {"rules": MaskRules(desc_ce_weight=0.3), "bin_of": bin_of}
+FIELDS = ("total", "ce", "coord", "coord_prefix", "coord_tail", "gate")
+
+
+def row_of(pairs):
+    return make_row(*(segment for segment, _ in pairs)), [images for _, images in pairs]
+
+
+def random_logits(num_tokens, seed=0):
+    return 3 * torch.randn(num_tokens, VOCAB_LEN, generator=torch.Generator().manual_seed(seed))
+
+
+def same_terms(ours, theirs):
+    for field in FIELDS:
+        torch.testing.assert_close(
+            getattr(ours, field), getattr(theirs, field), rtol=TOLERANCE, atol=TOLERANCE, msg=field
+        )

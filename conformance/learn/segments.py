@@ -1,0 +1,84 @@
+"""Segments for the tests of this room: short, random, whole (prompt, prefix, tail, EOS), with real images."""
+
+import random
+
+import torch
+
+from conformance.doubles.tiny_qwen3_vl import (
+    COORD_IDS,
+    EOS_ID,
+    IMAGE_ID,
+    MERGE_SIZE,
+    NUM_TEXT_IDS,
+    VALUES_PER_PATCH,
+    VISION_END_ID,
+    VISION_START_ID,
+)
+from rollmatch.learn.collate import NO_IMAGES, ImageFeatures
+from rollmatch.records import Row, Sample, Segment
+
+GRIDS = ((1, 4, 4), (1, 4, 6), (1, 2, 8))
+"""Patches (time, height, width) of the images that segments get, in turn."""
+
+
+def make_sample(sample_id: int = 0) -> Sample:
+    return Sample(
+        sample_id=sample_id, origin=f"train.jsonl:{sample_id + 1}", images=(), objects=(), width=64, height=64
+    )
+
+
+def plain_segment(length: int, sample_id: int = 0) -> Segment:
+    """A segment of which only the length matters."""
+    return Segment(sample=make_sample(sample_id), policy_version=1, token_ids=(7,) * length, prompt_len=1, prefix_len=0)
+
+
+def plain_segments(*lengths: int) -> list[Segment]:
+    return [plain_segment(length, sample_id) for sample_id, length in enumerate(lengths)]
+
+
+def make_row(*segments: Segment) -> Row:
+    return Row(segments=segments, capacity=4096)
+
+
+def make_segment(seed: int, *, num_images: int = 0, num_slots: int = 4) -> tuple[Segment, ImageFeatures]:
+    """Prompt (images, words), prefix with one matched and one unmatched object, tail with one object and EOS.
+
+    ``num_slots`` is 4 for a box, 2n for a polygon, 0 for no object at all.
+    """
+    dice = random.Random(seed)
+
+    def words(count: int) -> list[int]:
+        return [dice.randrange(NUM_TEXT_IDS) for _ in range(count)]
+
+    def coords() -> list[int]:
+        return [dice.choice(COORD_IDS) for _ in range(num_slots)]
+
+    grids = [GRIDS[(seed + index) % len(GRIDS)] for index in range(num_images)]
+    prompt = words(3)
+    for time, height, width in grids:
+        prompt += [VISION_START_ID, *[IMAGE_ID] * (time * height * width // MERGE_SIZE**2), VISION_END_ID, *words(1)]
+    prompt += words(2 + seed % 3)
+    prefix = [*words(2), *coords(), *words(2), *coords(), *words(1)]
+    first_slot = len(prompt) + 2
+    head, desc = words(2), words(3)
+    tail = [*head, *desc, *words(1), *coords(), *words(2), EOS_ID]
+    desc_start = len(prompt) + len(prefix) + len(head)
+    segment = Segment(
+        sample=make_sample(seed),
+        policy_version=1,
+        token_ids=(*prompt, *prefix, *tail),
+        prompt_len=len(prompt),
+        prefix_len=len(prefix),
+        coord_positions=tuple(range(first_slot, first_slot + num_slots)),
+        coord_bins=tuple(dice.randrange(1000) for _ in range(num_slots)),
+        desc_positions=tuple(range(desc_start, desc_start + len(desc))),
+    )
+    return segment, _make_images(seed, grids)
+
+
+def _make_images(seed: int, grids: list[tuple[int, int, int]]) -> ImageFeatures:
+    if not grids:
+        return NO_IMAGES
+    grid = torch.tensor(grids)
+    pixels = torch.randn(int(grid.prod(-1).sum()), VALUES_PER_PATCH, generator=torch.Generator().manual_seed(seed))
+    return ImageFeatures(pixel_values=pixels, image_grid_thw=grid)

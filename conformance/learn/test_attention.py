@@ -1,0 +1,244 @@
+"""Packed attention: equal to the unpacked forward, sealed between segments, and plain sdpa otherwise."""
+
+import pytest
+import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from conformance.doubles.tiny_qwen3_vl import IMAGE_ID, PAD_ID, make_tiny_qwen3, make_tiny_qwen3_vl
+from conformance.learn.models import TOLERANCE, make_packed_model, packed_logits, single_logits
+from conformance.learn.segments import make_row, make_segment
+from rollmatch.learn import attention
+from rollmatch.learn.attention import (
+    PACKED_ATTENTION,
+    DeferredMask,
+    PackedBoundsInvalid,
+    SlidingWindowPacked,
+    packed_attention,
+    packed_mask,
+    spans_of,
+    use_packed_attention,
+)
+from rollmatch.learn.collate import NO_IMAGES, make_model_inputs
+from rollmatch.records import Segment
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_packed_model()
+
+
+@pytest.fixture(scope="module")
+def plain_model():
+    return make_tiny_qwen3_vl()
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Segments with 1, 2, 0 and 3 images."""
+    pairs = [make_segment(seed, num_images=count) for seed, count in enumerate((1, 2, 0, 3))]
+    return make_row(*(segment for segment, _ in pairs)), [images for _, images in pairs]
+
+
+def cut(tensor, row):
+    return tensor.split(list(row.lengths))
+
+
+def test_packed_logits_are_the_unpacked_ones(model, plain_model, batch):
+    row, images = batch
+    with torch.no_grad():
+        packed = packed_logits(model, row, images)
+        singles = [single_logits(plain_model, s, i) for s, i in zip(row.segments, images, strict=True)]
+    assert packed.abs().max() > 1
+    for ours, alone in zip(cut(packed, row), singles, strict=True):
+        torch.testing.assert_close(ours, alone, rtol=0, atol=TOLERANCE)
+
+
+def test_packed_logits_are_the_unpacked_ones_in_training_with_checkpointing(plain_model, batch):
+    row, images = batch
+    model = make_packed_model().train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    packed = packed_logits(model, row, images).detach()
+    with torch.no_grad():
+        alone = single_logits(plain_model, row.segments[1], images[1])
+    torch.testing.assert_close(cut(packed, row)[1], alone, rtol=0, atol=TOLERANCE)
+
+
+def test_packed_logits_of_a_text_model_are_the_unpacked_ones():
+    segments = [make_segment(seed)[0] for seed in range(3)]
+    row, plain, packed = make_row(*segments), make_tiny_qwen3(), make_tiny_qwen3()
+    use_packed_attention(packed)
+    with torch.no_grad():
+        ours = packed(**make_model_inputs(row, images=[NO_IMAGES] * 3, model=packed)).logits[0]
+        singles = [plain(input_ids=torch.tensor([s.token_ids])).logits[0] for s in segments]
+    for one, alone in zip(cut(ours, row), singles, strict=True):
+        torch.testing.assert_close(one, alone, rtol=0, atol=TOLERANCE)
+
+
+def test_a_changed_token_in_one_segment_leaves_the_others_bitwise_alone(model, batch):
+    row, images = batch
+    first = row.segments[0]
+    changed = _with_token(first, 1, (first.token_ids[1] + 1) % 256)
+    with torch.no_grad():
+        before = cut(packed_logits(model, row, images), row)
+        after = cut(packed_logits(model, make_row(changed, *row.segments[1:]), images), row)
+    assert not torch.equal(before[0], after[0])
+    assert all(torch.equal(one, other) for one, other in zip(before[1:], after[1:], strict=True))
+
+
+def test_the_leak_test_sees_a_leak(model, batch):
+    """The same comparison, with bounds that make the row one segment."""
+    row, images = batch
+    first = row.segments[0]
+    changed = make_row(_with_token(first, 1, (first.token_ids[1] + 1) % 256), *row.segments[1:])
+
+    def leaky(some_row):
+        inputs = make_model_inputs(some_row, images=images, model=model)
+        inputs["cu_seq_lens_q"] = torch.tensor([0, some_row.num_tokens])
+        with torch.no_grad():
+            return cut(model(**inputs).logits[0], some_row)
+
+    assert (leaky(row)[1] - leaky(changed)[1]).abs().max() > 1e-2
+
+
+def _with_token(segment, index, token_id):
+    token_ids = list(segment.token_ids)
+    token_ids[index] = token_id
+    return Segment(
+        sample=segment.sample,
+        policy_version=1,
+        token_ids=tuple(token_ids),
+        prompt_len=segment.prompt_len,
+        prefix_len=segment.prefix_len,
+    )
+
+
+def test_only_the_text_model_is_switched(model):
+    assert model.config.text_config._attn_implementation == PACKED_ATTENTION
+    assert model.config.vision_config._attn_implementation == "sdpa"
+
+
+def test_a_model_is_switched_beneath_its_adapters(batch):
+    peft = pytest.importorskip("peft")
+    row, images = batch
+    base = make_tiny_qwen3_vl()
+    wrapped = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    use_packed_attention(wrapped)
+    assert base.config.text_config._attn_implementation == PACKED_ATTENTION
+    assert base.config.vision_config._attn_implementation == "sdpa"
+    with torch.no_grad():
+        ours = packed_logits(wrapped.eval(), row, images)
+        torch.testing.assert_close(ours, packed_logits(make_packed_model(), row, images), rtol=0, atol=TOLERANCE)
+
+
+def test_no_mask_is_built_for_a_packed_row(model, batch, monkeypatch):
+    def no_mask(**kwargs):
+        raise AssertionError("a mask was built")
+
+    monkeypatch.setattr(attention, "sdpa_mask", no_mask)
+    row, images = batch
+    with torch.no_grad():
+        packed_logits(model, row, images)
+        with pytest.raises(AssertionError, match="a mask was built"):
+            model(**_without_bounds(make_model_inputs(row, images=images, model=model)))
+
+
+def _without_bounds(inputs):
+    return {name: part for name, part in inputs.items() if not name.startswith(("cu_seq", "max_length"))}
+
+
+def test_a_row_without_bounds_gets_the_mask_of_sdpa(model, plain_model, batch):
+    row, images = batch
+    inputs = _without_bounds(make_model_inputs(row, images=images, model=model))
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, plain_model(**inputs).logits)
+
+
+def _left_padded(segments, images):
+    longest = max(segment.prompt_len for segment in segments)
+    prompts = [segment.token_ids[: segment.prompt_len] for segment in segments]
+    ids = torch.tensor([[PAD_ID] * (longest - len(p)) + list(p) for p in prompts])
+    present = [some for some in images if len(some.image_grid_thw)]
+    return {
+        "input_ids": ids,
+        "attention_mask": (ids != PAD_ID).long(),
+        "mm_token_type_ids": (ids == IMAGE_ID).int(),
+        "pixel_values": torch.cat([some.pixel_values for some in present]),
+        "image_grid_thw": torch.cat([some.image_grid_thw for some in present]),
+    }
+
+
+@pytest.mark.parametrize("cache", [{"use_cache": True}, {"use_cache": False}, {"cache_implementation": "static"}])
+def test_generation_with_left_padding_is_that_of_sdpa(model, plain_model, batch, cache):
+    row, images = batch
+    inputs = _left_padded(row.segments, images)
+    assert (inputs["attention_mask"] == 0).any()
+    kwargs = {"max_new_tokens": 12, "min_new_tokens": 12, "disable_compile": True, **cache}
+    with torch.no_grad():
+        ours, theirs = model.generate(**inputs, **kwargs), plain_model.generate(**inputs, **kwargs)
+        assert torch.equal(ours, theirs)
+        assert torch.equal(model(**inputs).logits, plain_model(**inputs).logits)
+
+
+def test_attention_of_segments_is_sdpa_of_each_with_grouped_heads():
+    torch.manual_seed(0)
+    module = make_tiny_qwen3().model.layers[0].self_attn
+    query, key, value = torch.randn(1, 4, 9, 32), torch.randn(1, 2, 9, 32), torch.randn(1, 2, 9, 32)
+    ours, _ = packed_attention(
+        module, query, key, value, None, cu_seq_lens_q=torch.tensor([0, 4, 5, 9]), scaling=0.2, dropout=0.0
+    )
+    assert ours.shape == (1, 9, 4, 32)
+    wide_key, wide_value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+    owner = torch.tensor([0] * 4 + [1] + [2] * 4)
+    allowed = (owner[:, None] == owner[None]) & torch.ones(9, 9).tril().bool()
+    scores = (query @ wide_key.mT * 0.2).masked_fill(~allowed, -torch.inf)
+    torch.testing.assert_close(ours, (scores.softmax(-1) @ wide_value).transpose(1, 2), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("bounds", [[0, 4], [1, 9], [0, 5, 5, 9], [0, 6, 4, 9], [0]])
+def test_bounds_that_do_not_cut_the_row_are_refused(bounds):
+    with pytest.raises(PackedBoundsInvalid) as caught:
+        spans_of(torch.tensor(bounds), num_tokens=9)
+    assert (caught.value.code, caught.value.key) == ("packed-bounds-invalid", "cu_seq_lens_q")
+    assert spans_of(torch.tensor([0, 5, 9]), num_tokens=9) == ((0, 5), (5, 9))
+
+
+def test_bounds_written_anew_are_read_anew():
+    bounds = torch.tensor([0, 5, 9])
+    assert spans_of(bounds, num_tokens=9) == ((0, 5), (5, 9))
+    bounds[1] = 4
+    assert spans_of(bounds, num_tokens=9) == ((0, 4), (4, 9))
+
+
+@pytest.mark.parametrize(("num_rows", "num_keys"), [(2, 4), (1, 6)])
+def test_a_packed_call_is_one_row_without_cache(num_rows, num_keys):
+    module, bounds = make_tiny_qwen3().model.layers[0].self_attn, torch.tensor([0, 4])
+    with pytest.raises(PackedBoundsInvalid) as caught:
+        _call(module, num_rows, num_keys, cu_seq_lens_q=bounds)
+    assert (caught.value.code, caught.value.key) == ("packed-bounds-invalid", "cu_seq_lens_q")
+    _call(module, 1, 4, cu_seq_lens_q=bounds)
+
+
+def test_a_sliding_window_is_not_silently_lost():
+    module, bounds = make_tiny_qwen3().model.layers[0].self_attn, torch.tensor([0, 4])
+    with pytest.raises(SlidingWindowPacked) as caught:
+        _call(module, 1, 4, cu_seq_lens_q=bounds, sliding_window=2)
+    assert (caught.value.code, caught.value.key) == ("sliding-window-packed", "training.packing")
+    _call(module, 1, 4, cu_seq_lens_q=bounds, sliding_window=None)
+
+
+def _call(module, num_rows, num_keys, **kwargs):
+    query, key = torch.randn(num_rows, 4, 4, 32), torch.randn(num_rows, 2, num_keys, 32)
+    return packed_attention(module, query, key, key, None, **kwargs)
+
+
+def test_a_deferred_mask_is_cooked_once():
+    mask = packed_mask(batch_size=1, q_length=4, kv_length=4, allow_is_causal_skip=False, device="cpu")
+    assert isinstance(mask, DeferredMask)
+    assert mask.tensor is mask.tensor
+    assert torch.equal(mask.tensor[0, 0], torch.ones(4, 4).tril().bool())
+
+
+def test_sdpa_itself_is_left_as_it_was():
+    assert AttentionInterface()["sdpa"] is sdpa_attention_forward
+    assert AttentionInterface()[PACKED_ATTENTION] is packed_attention

@@ -1,0 +1,191 @@
+"""Masks: what each position teaches, and that packing moves masks without changing them."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.doubles.tiny_qwen3_vl import COORD_IDS, EOS_ID, bin_of
+from conformance.learn.segments import make_row, make_sample, make_segment
+from rollmatch.learn.mask import (
+    IGNORED,
+    DescOutsideTail,
+    MaskRules,
+    PositionsNotAscending,
+    PromptLenOutOfRange,
+    SegmentLensDisagree,
+    SlotBinOutOfRange,
+    SlotHoldsNoCoord,
+    SlotOutsidePrefix,
+    SupervisionOutsideTarget,
+    mask_padded,
+    mask_row,
+    mask_segment,
+)
+from rollmatch.records import Segment
+
+RULES = MaskRules()
+C = COORD_IDS[0]
+
+
+def small_segment(**changes):
+    """Prompt 7 8 | prefix 1 c10 2 c20 | tail 3 (desc 4 5) c30 6 EOS; c10 is matched and should be bin 11."""
+    segment = Segment(
+        sample=make_sample(4),
+        policy_version=1,
+        token_ids=(7, 8, 1, C + 10, 2, C + 20, 3, 4, 5, C + 30, 6, EOS_ID),
+        prompt_len=2,
+        prefix_len=4,
+        coord_positions=(3,),
+        coord_bins=(11,),
+        desc_positions=(7, 8),
+    )
+    return replace(segment, **changes)
+
+
+def mask(segment, rules=RULES):
+    return mask_segment(segment, rules=rules, bin_of=bin_of)
+
+
+def test_every_position_of_a_small_segment_teaches_what_it_should():
+    no = IGNORED
+    supervision = mask(small_segment(), MaskRules(desc_ce_weight=0.25))
+    assert supervision.labels == (no, no, no, no, no, no, 3, 4, 5, no, 6, EOS_ID)
+    assert supervision.weights == (0, 0, 0, 0, 0, 0, 1, 0.25, 0.25, 0, 1, 1)
+    assert supervision.coord_positions == (3, 9)
+    assert supervision.coord_bins == (11, 30)
+    assert supervision.coord_in_prefix == (True, False)
+
+
+def test_descriptions_of_weight_zero_have_no_label():
+    supervision = mask(small_segment(), MaskRules(desc_ce_weight=0.0))
+    assert supervision.labels[6:10] == (3, IGNORED, IGNORED, IGNORED)
+    assert supervision.weights[7:9] == (0.0, 0.0)
+
+
+def test_a_coordinate_token_inside_a_description_is_a_coordinate():
+    supervision = mask(small_segment(desc_positions=(8, 9)))
+    assert supervision.labels[9] == IGNORED
+    assert supervision.coord_positions == (3, 9)
+
+
+def test_a_target_of_prefix_alone_teaches_its_slots_only():
+    supervision = mask(small_segment(prefix_len=10, desc_positions=()))
+    assert set(supervision.labels) == {IGNORED}
+    assert supervision.coord_positions == (3,)
+
+
+def test_polygon_slots_are_all_supervised():
+    segment, _ = make_segment(1, num_slots=10)
+    supervision = mask(segment)
+    assert supervision.coord_in_prefix == (True,) * 10 + (False,) * 10
+    tail_bins = [bin_of(i) for i in segment.token_ids[segment.prompt_len + segment.prefix_len :]]
+    assert supervision.coord_bins == (*segment.coord_bins, *(b for b in tail_bins if b is not None))
+
+
+drawn_segments = st.builds(
+    lambda seed, num_images, half: make_segment(seed, num_images=num_images, num_slots=2 * half)[0],
+    st.integers(0, 10**6),
+    st.integers(0, 3),
+    st.integers(0, 5),
+)
+drawn_rules = st.builds(lambda weight: MaskRules(desc_ce_weight=weight), st.sampled_from([0.0, 0.3, 1.0]))
+
+
+@given(drawn_segments, drawn_rules)
+def test_supervision_stays_in_the_target_and_text_in_the_tail(segment, rules):
+    supervision = mask(segment, rules)
+    tail_start = segment.prompt_len + segment.prefix_len
+    for position, (label, weight) in enumerate(zip(supervision.labels, supervision.weights, strict=True)):
+        assert (label == IGNORED) == (weight == 0)
+        if label != IGNORED:
+            assert position >= tail_start
+            assert label == segment.token_ids[position]
+            assert bin_of(label) is None
+    for position, in_prefix in zip(supervision.coord_positions, supervision.coord_in_prefix, strict=True):
+        assert segment.prompt_len <= position < segment.encoded_len
+        assert in_prefix == (position < tail_start)
+        assert bin_of(segment.token_ids[position]) is not None
+
+
+@given(drawn_segments)
+def test_every_tail_token_teaches_exactly_one_thing(segment):
+    supervision = mask(segment)
+    text = {position for position, label in enumerate(supervision.labels) if label != IGNORED}
+    slots = {p for p, old in zip(supervision.coord_positions, supervision.coord_in_prefix, strict=True) if not old}
+    assert not text & slots
+    assert text | slots == set(range(segment.prompt_len + segment.prefix_len, segment.encoded_len))
+    assert supervision.labels[-1] == EOS_ID
+
+
+@given(st.lists(drawn_segments, min_size=1, max_size=5), drawn_rules)
+def test_a_row_is_masked_as_its_segments_are(segments, rules):
+    row = make_row(*segments)
+    whole = mask_row(row, rules=rules, bin_of=bin_of)
+    parts = [mask(segment, rules) for segment in segments]
+    assert whole.labels == sum((part.labels for part in parts), ())
+    assert whole.weights == sum((part.weights for part in parts), ())
+    assert whole.coord_bins == sum((part.coord_bins for part in parts), ())
+    assert whole.coord_in_prefix == sum((part.coord_in_prefix for part in parts), ())
+    moved = [o + p for o, part in zip(row.offsets, parts, strict=True) for p in part.coord_positions]
+    assert list(whole.coord_positions) == moved
+
+
+@given(st.lists(drawn_segments, min_size=1, max_size=5))
+def test_no_segment_is_scored_on_the_last_logit_of_the_one_before(segments):
+    row = make_row(*segments)
+    whole = mask_row(row, rules=RULES, bin_of=bin_of)
+    for offset in row.offsets:
+        assert whole.labels[offset] == IGNORED
+        assert offset not in whole.coord_positions
+
+
+@given(st.lists(drawn_segments, min_size=1, max_size=4))
+def test_a_padded_batch_is_masked_as_its_segments_are_and_padding_teaches_nothing(segments):
+    whole = mask_padded(segments, rules=RULES, bin_of=bin_of)
+    longest = max(segment.encoded_len for segment in segments)
+    assert len(whole.labels) == len(whole.weights) == longest * len(segments)
+    for place, segment in enumerate(segments):
+        part, start = mask(segment), place * longest
+        pad = longest - segment.encoded_len
+        assert whole.labels[start : start + longest] == part.labels + (IGNORED,) * pad
+        assert whole.weights[start : start + longest] == part.weights + (0.0,) * pad
+        mine = [p - start for p in whole.coord_positions if start <= p < start + longest]
+        assert mine == list(part.coord_positions)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "code", "repair"),
+    [
+        ({"prompt_len": 0}, PromptLenOutOfRange, "prompt-len-out-of-range", {"prompt_len": 1, "prefix_len": 5}),
+        ({"prompt_len": 12}, PromptLenOutOfRange, "prompt-len-out-of-range", {"prompt_len": 2}),
+        ({"prefix_len": 11, "desc_positions": ()}, SegmentLensDisagree, "segment-lens-disagree", {"prefix_len": 10}),
+        ({"prefix_len": -1}, SegmentLensDisagree, "segment-lens-disagree", {"prefix_len": 2}),
+        ({"coord_bins": (1, 2)}, SegmentLensDisagree, "segment-lens-disagree", {"coord_bins": (1,)}),
+        ({"coord_positions": (1,)}, SupervisionOutsideTarget, "supervision-outside-target", {"coord_positions": (3,)}),
+        (
+            {"desc_positions": (7, 12)},
+            SupervisionOutsideTarget,
+            "supervision-outside-target",
+            {"desc_positions": (11,)},
+        ),
+        ({"coord_positions": (9,)}, SlotOutsidePrefix, "slot-outside-prefix", {"coord_positions": (5,)}),
+        ({"desc_positions": (5, 7)}, DescOutsideTail, "desc-outside-tail", {"desc_positions": (6, 7)}),
+        ({"desc_positions": (8, 8)}, PositionsNotAscending, "positions-not-ascending", {"desc_positions": (7, 8)}),
+        (
+            {"coord_positions": (5, 3), "coord_bins": (1, 2)},
+            PositionsNotAscending,
+            "positions-not-ascending",
+            {"coord_positions": (3, 5)},
+        ),
+        ({"coord_positions": (4,)}, SlotHoldsNoCoord, "slot-holds-no-coord", {"coord_positions": (5,)}),
+        ({"coord_bins": (1000,)}, SlotBinOutOfRange, "slot-bin-out-of-range", {"coord_bins": (999,)}),
+        ({"coord_bins": (-1,)}, SlotBinOutOfRange, "slot-bin-out-of-range", {"coord_bins": (0,)}),
+    ],
+)
+def test_a_segment_that_breaks_a_rule_is_refused_and_its_repair_accepted(changes, error, code, repair):
+    with pytest.raises(error) as caught:
+        mask(small_segment(**changes))
+    assert (caught.value.code, caught.value.key) == (code, "train.jsonl:5")
+    mask(small_segment(**(changes | repair)))

@@ -1,0 +1,134 @@
+"""Attention that keeps packed segments apart: exact, block-diagonal and causal, on any device.
+
+Registered with transformers as ``rollmatch_packed``. When a forward call carries ``cu_seq_lens_q`` (the bounds of
+the segments, spelled as for FlashAttention), each segment goes through scaled-dot-product attention by
+itself: the work is the sum of squared lengths, nothing leaks, and no [T, T] mask exists. Without it
+(generation, KV cache, padded batches) it is transformers' ``sdpa``, mask included.
+"""
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from rollmatch.errors import LearnError
+
+PACKED_ATTENTION = "rollmatch_packed"
+"""The name to give as ``attn_implementation``."""
+
+Span = tuple[int, int]
+
+
+class PackedBoundsInvalid(LearnError):
+    """Segment bounds ascend from 0 to the row's length; a packed call is one row without cached tokens."""
+
+    code = "packed-bounds-invalid"
+
+
+class SlidingWindowPacked(LearnError):
+    """Packed rows are for models with full attention; a sliding window would be lost."""
+
+    code = "sliding-window-packed"
+
+
+class DeferredMask:
+    """The recipe of a mask, carried instead of the mask and cooked only where it is needed.
+
+    Transformers builds masks before it calls attention, from positions alone; only attention sees
+    whether the row's bounds came along and made the mask superfluous.
+    """
+
+    def __init__(self, recipe: Callable[[], Tensor | None]) -> None:
+        self._recipe = recipe
+
+    @cached_property
+    def tensor(self) -> Tensor | None:
+        """[1, 1, T, T] bool, cooked once for all layers."""
+        return self._recipe()
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | DeferredMask | None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """[B, H, T, D] queries, [B, G, T, D] keys and values -> [B, T, H, D]; the shape transformers calls for.
+
+    Errors: ``PackedBoundsInvalid``, ``SlidingWindowPacked``.
+    """
+    bounds = kwargs.pop("cu_seq_lens_q", None)
+    if bounds is None:
+        mask = attention_mask.tensor if isinstance(attention_mask, DeferredMask) else attention_mask
+        output, _ = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+        return output, None
+    _check_packed_call(query, key, kwargs.get("sliding_window"))
+    parts = [
+        sdpa_attention_forward(module, query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], None, **kwargs)[0]
+        for a, b in spans_of(bounds, num_tokens=query.shape[2])
+    ]
+    return torch.cat(parts, dim=1), None
+
+
+def _check_packed_call(query: Tensor, key: Tensor, sliding_window: int | None) -> None:
+    if query.shape[0] != 1 or key.shape[2] != query.shape[2]:
+        raise PackedBoundsInvalid(
+            f"{query.shape[0]} rows of {query.shape[2]} queries and {key.shape[2]} keys came with bounds",
+            key="cu_seq_lens_q",
+            remedy="Pass one row, use_cache=False and no past_key_values.",
+        )
+    if sliding_window is not None:
+        raise SlidingWindowPacked(
+            f"this layer attends to a window of {sliding_window} tokens",
+            key="training.packing",
+            remedy="Set training.packing to false.",
+        )
+
+
+def spans_of(bounds: Tensor, *, num_tokens: int) -> tuple[Span, ...]:
+    """[S + 1] bounds -> S half-open spans. Errors: ``PackedBoundsInvalid``.
+
+    Read from the device once per tensor, not once per layer: reading waits for the device.
+
+    >>> spans_of(torch.tensor([0, 3, 5]), num_tokens=5)
+    ((0, 3), (3, 5))
+    """
+    known: tuple[int, tuple[int, ...]] | None = getattr(bounds, "_rollmatch_bounds", None)
+    if known is None or known[0] != bounds._version:
+        known = (bounds._version, tuple(bounds.tolist()))
+        bounds._rollmatch_bounds = known  # type: ignore[attr-defined]
+    spans = tuple(pairwise(known[1]))
+    if not spans or spans[0][0] != 0 or spans[-1][1] != num_tokens or any(a >= b for a, b in spans):
+        raise PackedBoundsInvalid(
+            f"bounds {known[1]} do not cut a row of {num_tokens} tokens",
+            key="cu_seq_lens_q",
+            remedy="Give 0, the end of the first segment, ..., the row's length.",
+        )
+    return spans
+
+
+def packed_mask(**kwargs: Any) -> Tensor | DeferredMask | None:
+    """Transformers' sdpa mask; deferred where the call may turn out to be a packed row."""
+    is_row = kwargs["batch_size"] == 1 and kwargs["q_length"] == kwargs["kv_length"]
+    if is_row and kwargs.get("attention_mask") is None:
+        return DeferredMask(partial(sdpa_mask, **kwargs))
+    mask: Tensor | None = sdpa_mask(**kwargs)
+    return mask
+
+
+def use_packed_attention(model: PreTrainedModel) -> None:
+    """Switch the text model to ``rollmatch_packed``; a vision tower keeps what it has."""
+    has_parts = "text_config" in model.config.sub_configs
+    model.set_attn_implementation({"text_config": PACKED_ATTENTION} if has_parts else PACKED_ATTENTION)
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+AttentionMaskInterface.register(PACKED_ATTENTION, packed_mask)

@@ -1,0 +1,206 @@
+"""What each token of a segment is to teach: a text label, a coordinate bin, or nothing. Needs no torch.
+
+With P = ``prompt_len``, X = ``prefix_len``, L = ``encoded_len``:
+
+==================  ==========================================================================
+``[0, P)``          prompt: nothing
+``[P, P + X)``      the rollout's own words: nothing, but slots of matched objects learn the true bin
+``[P + X, L)``      appended tail: coordinate tokens learn their own bin; every other token its own id,
+                    with weight 1, or ``desc_ce_weight`` inside a description; closing and EOS included
+==================  ==========================================================================
+
+A coordinate token never gets a text label, wherever it stands. Source: the rollout-matching objective
+(prefix slots and tail supervised, everything else context).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rollmatch.errors import LearnError
+from rollmatch.records import NUM_BINS, Row, Segment, Supervision
+
+IGNORED = -100
+"""Label of a position without text supervision, as torch's cross-entropy reads it."""
+
+BinOf = Callable[[int], int | None]
+"""Token id -> bin of a coordinate token, None for any other (``Vocabulary.bin_of``)."""
+
+
+class PromptLenOutOfRange(LearnError):
+    """A segment has at least one prompt token and one target token: 1 <= P < L."""
+
+    code = "prompt-len-out-of-range"
+
+
+class SegmentLensDisagree(LearnError):
+    """The prefix ends inside the segment, and every coordinate slot has exactly one bin."""
+
+    code = "segment-lens-disagree"
+
+
+class SupervisionOutsideTarget(LearnError):
+    """Every supervised index lies in the target, [P, L)."""
+
+    code = "supervision-outside-target"
+
+
+class SlotOutsidePrefix(LearnError):
+    """Slots of matched objects lie in the prefix, [P, P + X)."""
+
+    code = "slot-outside-prefix"
+
+
+class DescOutsideTail(LearnError):
+    """Description tokens are marked in the tail only, [P + X, L)."""
+
+    code = "desc-outside-tail"
+
+
+class PositionsNotAscending(LearnError):
+    """Positions ascend without repeats, so that nothing counts twice."""
+
+    code = "positions-not-ascending"
+
+
+class SlotHoldsNoCoord(LearnError):
+    """A slot's token is a coordinate token."""
+
+    code = "slot-holds-no-coord"
+
+
+class SlotBinOutOfRange(LearnError):
+    """A slot's true bin lies in 0..999."""
+
+    code = "slot-bin-out-of-range"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskRules:
+    """What of the tail is learnt as text."""
+
+    desc_ce_weight: float = 1.0
+    """Weight of tokens that overlap a description; 0 leaves them out."""
+
+
+def mask_segment(segment: Segment, *, rules: MaskRules, bin_of: BinOf) -> Supervision:
+    """What one segment is to learn; positions index ``segment.token_ids``.
+
+    Errors: every class of this file; ``key`` is the sample's origin.
+
+    Prompt 7 7, prefix ``(`` slot 22 ``)``, tail ``a`` 25 EOS; 20..29 are coordinates, bin = id - 20:
+
+    >>> from rollmatch.records import Sample
+    >>> sample = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
+    >>> segment = Segment(sample=sample, policy_version=1, token_ids=(7, 7, 1, 22, 2, 3, 25, 9), prompt_len=2,
+    ...                   prefix_len=3, coord_positions=(3,), coord_bins=(4,))
+    >>> s = mask_segment(segment, rules=MaskRules(), bin_of=lambda i: i - 20 if 20 <= i < 30 else None)
+    >>> s.labels
+    (-100, -100, -100, -100, -100, 3, -100, 9)
+    >>> s.coord_positions, s.coord_bins, s.coord_in_prefix
+    ((3, 6), (4, 5), (True, False))
+    """
+    _check_lens(segment)
+    _check_positions(segment)
+    _check_slots(segment, bin_of)
+    tail_start = segment.prompt_len + segment.prefix_len
+    tail_bins = [(index, bin_of(segment.token_ids[index])) for index in range(tail_start, segment.encoded_len)]
+    tail_slots = [(index, coord_bin) for index, coord_bin in tail_bins if coord_bin is not None]
+    weights = _text_weights(segment, (index for index, coord_bin in tail_bins if coord_bin is None), rules)
+    return Supervision(
+        labels=tuple(i if weight else IGNORED for i, weight in zip(segment.token_ids, weights, strict=True)),
+        weights=weights,
+        coord_positions=(*segment.coord_positions, *(index for index, _ in tail_slots)),
+        coord_bins=(*segment.coord_bins, *(coord_bin for _, coord_bin in tail_slots)),
+        coord_in_prefix=(True,) * len(segment.coord_positions) + (False,) * len(tail_slots),
+    )
+
+
+def mask_row(row: Row, *, rules: MaskRules, bin_of: BinOf) -> Supervision:
+    """What a packed row is to learn: its segments' supervision, shifted by their offsets.
+
+    Position 0 of a segment is prompt and so has no label: no segment is ever scored on the last logit of
+    the one before it. Errors: as ``mask_segment``.
+    """
+    supervisions = [mask_segment(segment, rules=rules, bin_of=bin_of) for segment in row.segments]
+    return place_supervisions(supervisions, starts=row.offsets, num_tokens=row.num_tokens)
+
+
+def mask_padded(segments: Sequence[Segment], *, rules: MaskRules, bin_of: BinOf) -> Supervision:
+    """What a right-padded batch [B, L] is to learn, read as one list of B * L tokens.
+
+    Segment b starts at ``b * L``, L the longest of them. Errors: as ``mask_segment``.
+    """
+    supervisions = [mask_segment(segment, rules=rules, bin_of=bin_of) for segment in segments]
+    padded_len = max((segment.encoded_len for segment in segments), default=0)
+    starts = range(0, padded_len * len(segments), padded_len or 1)
+    return place_supervisions(supervisions, starts=starts, num_tokens=padded_len * len(segments))
+
+
+def place_supervisions(supervisions: Iterable[Supervision], *, starts: Iterable[int], num_tokens: int) -> Supervision:
+    """Lay several supervisions into one list of ``num_tokens`` tokens; gaps teach nothing.
+
+    >>> one = Supervision(labels=(-100, 5), weights=(0.0, 1.0), coord_positions=(1,), coord_bins=(8,),
+    ...                   coord_in_prefix=(True,))
+    >>> both = place_supervisions([one, one], starts=[0, 3], num_tokens=5)
+    >>> both.labels, both.coord_positions
+    ((-100, 5, -100, -100, 5), (1, 4))
+    """
+    labels, weights = [IGNORED] * num_tokens, [0.0] * num_tokens
+    slots: list[tuple[int, int, bool]] = []
+    for part, start in zip(supervisions, starts, strict=True):
+        labels[start : start + len(part.labels)] = part.labels
+        weights[start : start + len(part.weights)] = part.weights
+        moved = (start + position for position in part.coord_positions)
+        slots += zip(moved, part.coord_bins, part.coord_in_prefix, strict=True)
+    return Supervision(
+        labels=tuple(labels),
+        weights=tuple(weights),
+        coord_positions=tuple(position for position, _, _ in slots),
+        coord_bins=tuple(coord_bin for _, coord_bin, _ in slots),
+        coord_in_prefix=tuple(in_prefix for _, _, in_prefix in slots),
+    )
+
+
+def _text_weights(segment: Segment, text_positions: Iterable[int], rules: MaskRules) -> tuple[float, ...]:
+    desc = frozenset(segment.desc_positions)
+    weights = [0.0] * segment.encoded_len
+    for index in text_positions:
+        weights[index] = rules.desc_ce_weight if index in desc else 1.0
+    return tuple(weights)
+
+
+def _check_lens(segment: Segment) -> None:
+    origin = segment.sample.origin
+    if not 1 <= segment.prompt_len < segment.encoded_len:
+        raise PromptLenOutOfRange(f"prompt_len {segment.prompt_len} of {segment.encoded_len} tokens", key=origin)
+    if not 0 <= segment.prefix_len <= segment.train_len:
+        raise SegmentLensDisagree(f"prefix_len {segment.prefix_len} of {segment.train_len} target tokens", key=origin)
+    if len(segment.coord_positions) != len(segment.coord_bins):
+        raise SegmentLensDisagree(
+            f"{len(segment.coord_positions)} slots but {len(segment.coord_bins)} bins", key=origin
+        )
+
+
+def _check_positions(segment: Segment) -> None:
+    origin, tail_start = segment.sample.origin, segment.prompt_len + segment.prefix_len
+    for positions in (segment.coord_positions, segment.desc_positions):
+        outside = [index for index in positions if not segment.prompt_len <= index < segment.encoded_len]
+        if outside:
+            target = f"[{segment.prompt_len}, {segment.encoded_len})"
+            raise SupervisionOutsideTarget(f"index {outside[0]} is not in the target {target}", key=origin)
+        if any(before >= after for before, after in pairwise(positions)):
+            raise PositionsNotAscending(f"positions {positions} do not ascend", key=origin)
+    if any(index >= tail_start for index in segment.coord_positions):
+        raise SlotOutsidePrefix(f"slot {segment.coord_positions[-1]} lies in the tail from {tail_start}", key=origin)
+    if any(index < tail_start for index in segment.desc_positions):
+        raise DescOutsideTail(f"description at {segment.desc_positions[0]}, before {tail_start}", key=origin)
+
+
+def _check_slots(segment: Segment, bin_of: BinOf) -> None:
+    origin = segment.sample.origin
+    for index, coord_bin in zip(segment.coord_positions, segment.coord_bins, strict=True):
+        if bin_of(segment.token_ids[index]) is None:
+            raise SlotHoldsNoCoord(f"token {segment.token_ids[index]} at {index} is no coordinate", key=origin)
+        if not 0 <= coord_bin < NUM_BINS:
+            raise SlotBinOutOfRange(f"bin {coord_bin} of slot {index} is not in 0..{NUM_BINS - 1}", key=origin)

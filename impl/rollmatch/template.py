@@ -1,0 +1,127 @@
+"""Samples -> prompt token ids and image features; the door to the tokenizer's chat template and the image processor.
+
+The learner and every rollout engine must see the same prompt. Two forms of it exist: as the chat template writes it,
+with one placeholder per image (sent to engines), and *expanded*, with as many placeholders as the image has merged
+patches (what a model's forward pass takes and what an engine reports back as ``prompt_token_ids``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import AutoProcessor
+
+from rollmatch.errors import ConfigError, RolloutError
+from rollmatch.records import Rollout, Sample
+from rollmatch.vocabulary import Vocabulary
+
+
+class ImagesNotSupported(ConfigError):
+    """The model directory says how images are prepared."""
+
+    code = "images-not-supported"
+
+
+class PromptMismatch(RolloutError):
+    """The engine saw another prompt than the one the learner would teach on."""
+
+    code = "prompt-mismatch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFeatures:
+    """What the vision tower eats for one segment's images. Made here, eaten by ``rollout.hf`` and ``learn.collate``."""
+
+    pixel_values: torch.Tensor
+    """[patches of all images, patch values]"""
+    image_grid_thw: torch.Tensor
+    """[images, 3] patches along time, height, width."""
+
+
+class Template:
+    """Chat template, image processor and vocabulary of one model directory."""
+
+    def __init__(self, directory: str | Path, *, system: str, user: str) -> None:
+        self.vocabulary = Vocabulary.load(directory)
+        self.processor = AutoProcessor.from_pretrained(str(directory))
+        if not hasattr(self.processor, "image_processor"):
+            raise ImagesNotSupported(
+                f"{directory} has no image processor", key="model.model", remedy="Save it beside the model."
+            )
+        self.tokenizer = self.processor.tokenizer
+        self.system, self.user = system, user
+        self.image_id: int = self.processor.image_token_id
+        self.merge_area: int = self.processor.image_processor.merge_size**2
+        self.pad_id: int = self.tokenizer.pad_token_id
+        stop = self.vocabulary.stop_id
+        self.banned_ids = tuple(sorted(i for i in self.vocabulary.control_ids if i not in (stop, self.pad_id)))
+        """Tokens no response may hold: vision placeholders above all, which would ask for images that are not there."""
+
+    def messages(self, sample: Sample) -> list[dict[str, Any]]:
+        """Chat messages of a sample's prompt: system (unless empty), then images and the question."""
+        content = [{"type": "image", "image": path} for path in sample.images] + [{"type": "text", "text": self.user}]
+        question = {"role": "user", "content": content}
+        return [{"role": "system", "content": self.system}, question] if self.system else [question]
+
+    def prompt_token_ids(self, sample: Sample) -> tuple[int, ...]:
+        """[P'] the prompt with one placeholder per image, ready for the assistant's first token."""
+        text = self.tokenizer.apply_chat_template(self.messages(sample), tokenize=False, add_generation_prompt=True)
+        return self.vocabulary.encode(text)
+
+    def load_images(self, sample: Sample) -> list[Image.Image]:
+        """The sample's images in RGB, as every backend gets them."""
+        images = []
+        for path in sample.images:
+            with Image.open(path) as image:
+                images.append(image.convert("RGB"))
+        return images
+
+    def image_features(self, sample: Sample) -> ImageFeatures:
+        """Patches and grids of a sample's images."""
+        features = self.processor.image_processor(images=self.load_images(sample), return_tensors="pt")
+        return ImageFeatures(pixel_values=features["pixel_values"], image_grid_thw=features["image_grid_thw"])
+
+    def expand(self, prompt_token_ids: Sequence[int], features: ImageFeatures) -> tuple[int, ...]:
+        """[P] repeat each image placeholder once per merged patch."""
+        counts = [int(grid.prod()) // self.merge_area for grid in features.image_grid_thw]
+        return expand_placeholders(prompt_token_ids, counts, image_id=self.image_id)
+
+    def check_alignment(self, sample: Sample, prompt_token_ids: Sequence[int], rollout: Rollout) -> None:
+        """Raise ``PromptMismatch`` unless the engine saw exactly ``prompt_token_ids`` (expanded)."""
+        if tuple(prompt_token_ids) != rollout.prompt_token_ids:
+            raise _describe_mismatch(sample, prompt_token_ids, rollout.prompt_token_ids, self.image_id)
+
+
+def expand_placeholders(prompt_token_ids: Sequence[int], counts: Sequence[int], *, image_id: int) -> tuple[int, ...]:
+    """Repeat the i-th placeholder ``counts[i]`` times.
+
+    >>> expand_placeholders([5, 99, 6, 99, 7], [2, 3], image_id=99)
+    (5, 99, 99, 6, 99, 99, 99, 7)
+    """
+    remaining = iter(counts)
+    expanded: list[int] = []
+    for token_id in prompt_token_ids:
+        expanded.extend([token_id] * (next(remaining) if token_id == image_id else 1))
+    return tuple(expanded)
+
+
+def _describe_mismatch(sample: Sample, learner: Sequence[int], engine: Sequence[int], image_id: int) -> PromptMismatch:
+    """Name the first differing position, both ids, and what usually causes such a difference."""
+    shorter = min(len(learner), len(engine))
+    place = next((i for i in range(shorter) if learner[i] != engine[i]), shorter)
+    ours, theirs = (ids[place] if place < len(ids) else None for ids in (learner, engine))
+    if image_id in (ours, theirs):
+        cause = "The two sides resize images differently: give both the same preprocessor_config.json."
+    elif place == 0 or (len(learner) > len(engine) and tuple(learner[-len(engine) :]) == tuple(engine)):
+        cause = "A system message is missing on one side: pin the same chat template on both."
+    else:
+        cause = "The chat template or the tokenizer differs: serve the directory the learner trains."
+    return PromptMismatch(
+        f"prompts differ first at position {place}: learner {ours}, engine {theirs} "
+        f"(lengths {len(learner)} and {len(engine)})",
+        key=sample.origin,
+        remedy=cause,
+    )
