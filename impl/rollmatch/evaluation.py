@@ -1,0 +1,53 @@
+"""How good the policy is now: one rollout per held-out sample, parsed and matched, nothing learnt."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rollmatch.records import Rollout, Sample
+from rollmatch.target.match import MatchRules, match_objects
+from rollmatch.target.parse import parse_rollout
+from rollmatch.target.rollout_matching import RolloutMatching, summarize
+from rollmatch.vocabulary import Vocabulary
+
+
+def describe_scene(sample: Sample, rollout: Rollout, *, vocabulary: Vocabulary, rules: MatchRules) -> dict[str, Any]:
+    """One scene as the report draws it: truth, predictions with their partners, and the raw answer."""
+    parsed = parse_rollout(rollout.response_token_ids, vocabulary)
+    matching = match_objects(parsed.objects, sample.objects, rules)
+    partners = {mine: (true, iou) for (mine, true), iou in zip(matching.pairs, matching.ious, strict=True)}
+    truth = [{"desc": o.desc, "geometry": o.geometry.value, "bins": list(o.bins)} for o in sample.objects]
+    predicted = []
+    for index, found in enumerate(parsed.objects):
+        partner, iou = partners.get(index, (None, None))
+        shape = {"desc": found.desc, "geometry": found.geometry.value, "bins": list(found.bins)}
+        predicted.append(shape | {"partner": partner, "iou": iou})
+    return {
+        "sample_id": sample.sample_id,
+        "image": sample.images[0],
+        "width": sample.width,
+        "height": sample.height,
+        "truth": truth,
+        "predicted": predicted,
+        "response_text": vocabulary.text(rollout.response_token_ids),
+        "invalid": parsed.invalid,
+    }
+
+
+def score(samples: Sequence[Sample], rollouts: Sequence[Rollout], target: RolloutMatching) -> dict[str, float]:
+    """Precision, recall, f1 and their like over all samples."""
+    _, reports = target.make_segments(samples, rollouts)
+    return summarize(reports) | {"num_scenes": float(len(samples))}
+
+
+def write_evaluation(
+    folder: Path, *, step: int, metrics: dict[str, float], scenes: list[dict[str, Any]], iou: float
+) -> str:
+    """Write ``evaluations/step-<step>.json`` below ``folder``; returns its path relative to it."""
+    name = f"evaluations/step-{step:06d}.json"
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"step": step, "iou_threshold": iou, "metrics": metrics, "scenes": scenes}
+    path.write_text(json.dumps(record), encoding="utf-8")
+    return name

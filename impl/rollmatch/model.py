@@ -1,0 +1,134 @@
+"""The policy and its adapters; the only door to peft.
+
+``merged_weights`` names every weight as the Hugging Face checkpoint does, adapters merged in, without touching the
+model that is being trained: merging in place and unmerging would drift the base weights a little each time.
+"""
+
+import re
+from collections.abc import Iterator
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+
+from rollmatch.config.policy import ModelConfig, TunerConfig
+from rollmatch.errors import ConfigError
+
+_VISION, _ALIGNER = re.compile(r"(^|\.)visual\."), re.compile(r"(^|\.)visual\.(deepstack_)?merger")
+
+
+class NothingToTrain(ConfigError):
+    """Some weight must be left to learn."""
+
+    code = "nothing-to-train"
+
+
+class AdapterTargetsNothing(ConfigError):
+    """An adapter's regular expression matches at least one module."""
+
+    code = "adapter-targets-nothing"
+
+
+def load_policy(
+    config: ModelConfig, tuner: TunerConfig, *, attn_implementation: str | dict[str, str] = "sdpa"
+) -> nn.Module:
+    """Read the model directory, freeze and adapt as told. Errors: ``AdapterTargetsNothing``, ``NothingToTrain``."""
+    vision_language = hasattr(AutoConfig.from_pretrained(config.model), "vision_config")
+    kind = AutoModelForImageTextToText if vision_language else AutoModelForCausalLM
+    model: nn.Module = kind.from_pretrained(config.model, dtype=config.torch_dtype, attn_implementation=attn_implementation)
+    _freeze(model, tuner)
+    if tuner.train_type == "lora":
+        model = _adapt(model, tuner)
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise NothingToTrain("every weight is frozen", key="tuner", remedy="Leave one of the freeze_* keys false.")
+    return model
+
+
+def unwrap(model: nn.Module) -> PreTrainedModel:
+    """The Hugging Face model inside an adapter wrapper."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def count_weights(model: nn.Module) -> tuple[int, int]:
+    """Weights in all, and those that learn."""
+    sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, learns in sizes if learns)
+
+
+@torch.no_grad()
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(checkpoint name, tensor) of every weight, adapters merged; a tied head appears once, as the embedding.
+
+    Bit-equal to what peft's ``merge_adapter`` leaves behind (LoRA and DoRA); the model stays as it is.
+    """
+    adapted: set[int] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLayer):
+            adapted.add(id(module.get_base_layer().weight))
+            yield f"{checkpoint_name(name)}.weight", _merged(module)
+    for name, weight in model.named_parameters():
+        if id(weight) not in adapted and "lora_" not in name:
+            yield checkpoint_name(name), weight.detach()
+
+
+def checkpoint_name(name: str) -> str:
+    """A name inside an adapter wrapper -> the name in the checkpoint.
+
+    >>> checkpoint_name("base_model.model.model.language_model.layers.0.mlp.up_proj.base_layer.weight")
+    'model.language_model.layers.0.mlp.up_proj.weight'
+    """
+    return name.removeprefix("base_model.model.").replace(".base_layer", "")
+
+
+def _merged(layer: LoraLayer) -> Tensor:
+    """The layer's weight with its active adapters: peft's own safe merge, without putting the result in place."""
+    merged: Tensor = layer.get_base_layer().weight.detach()
+    for adapter in layer.active_adapters:
+        variant = layer.lora_variant.get(adapter)
+        if variant is None:
+            merged = merged + layer.get_delta_weight(adapter).to(merged.dtype)
+        else:
+            merged = variant.merge_safe(layer, adapter, merged)
+    return merged.detach()
+
+
+def _freeze(model: nn.Module, tuner: TunerConfig) -> None:
+    for name, weight in model.named_parameters():
+        if _ALIGNER.search(name):
+            frozen = tuner.freeze_aligner
+        elif _VISION.search(name):
+            frozen = tuner.freeze_vit
+        else:
+            frozen = tuner.freeze_llm
+        weight.requires_grad_(not frozen)
+
+
+def _adapt(model: nn.Module, tuner: TunerConfig) -> PeftModel:
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv3d)]
+    wanted = [name for name in names if _is_wanted(name, model, tuner)]
+    if not wanted:
+        raise AdapterTargetsNothing(
+            f"no module matches {tuner.target_regex!r}" if tuner.target_regex else "every module is frozen",
+            key="tuner.target_regex",
+            remedy=f"The whole name must match, for example {names[-1] if names else 'a linear layer'}.",
+        )
+    settings = LoraConfig(
+        r=tuner.lora_rank,
+        lora_alpha=tuner.lora_alpha,
+        lora_dropout=tuner.lora_dropout,
+        use_dora=tuner.use_dora,
+        target_modules=wanted,
+    )
+    adapted: PeftModel = get_peft_model(model, settings)
+    return adapted
+
+
+def _is_wanted(name: str, model: nn.Module, tuner: TunerConfig) -> bool:
+    """Adapters go where weights may learn: a matching, unfrozen module (the output head only if named)."""
+    if tuner.target_regex is not None:
+        return re.fullmatch(tuner.target_regex, name) is not None
+    module = model.get_submodule(name)
+    is_head = module is model.get_output_embeddings()  # type: ignore[operator]
+    return isinstance(module, nn.Linear) and not is_head and module.weight.requires_grad

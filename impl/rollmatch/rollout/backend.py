@@ -1,0 +1,69 @@
+"""The contract every rollout backend keeps, and how responses are decoded. Needs no torch."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from rollmatch.errors import RolloutError
+from rollmatch.records import Rollout, RolloutRequest
+
+
+class RolloutsMissing(RolloutError):
+    """A backend answers every request, once, in order."""
+
+    code = "rollouts-missing"
+
+
+class RolloutBeforeSync(RolloutError):
+    """No rollout is asked for before the engine holds the learner's weights."""
+
+    code = "rollout-before-sync"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """How a response is sampled; goes into the journal as it is."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    """0 takes the likeliest token."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1: all tokens."""
+    repetition_penalty: float = 1.0
+    num_beams: int = 1
+    """Above 1: beam search (``hf`` only)."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for the journal."""
+        return asdict(self)
+
+
+class RolloutBackend(Protocol):
+    """Requests in, rollouts out.
+
+    ``generate`` keeps the order, returns ids exactly as sampled with the stop token trimmed, and never packs.
+    ``push`` makes the weights of ``version`` the ones that every later rollout is written with.
+    """
+
+    policy_version: int
+    """Version of the weights it writes with; 0 before the first ``push``."""
+
+    def push(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
+        """Take (checkpoint name, tensor) of every weight; none is kept waiting on disk."""
+
+    def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
+        """One rollout per request, in order. Errors: ``RolloutsMissing``, ``RolloutBeforeSync``."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+def check_answers(requests: Sequence[RolloutRequest], rollouts: Sequence[Rollout]) -> None:
+    """Raise ``RolloutsMissing`` unless request ids and rollout ids agree one by one."""
+    asked, answered = ([item.request_id for item in items] for items in (requests, rollouts))
+    if asked != answered:
+        raise RolloutsMissing(
+            f"{len(answered)} answers for {len(asked)} requests, or in another order",
+            key=next((a for a, b in zip(asked, answered, strict=False) if a != b), asked[-1] if asked else ""),
+        )

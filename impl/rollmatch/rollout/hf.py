@@ -1,0 +1,118 @@
+"""Rollouts by the learner's own ``generate()``: slow, needs nothing else, and the yardstick for the others."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from rollmatch.records import Rollout, RolloutRequest
+from rollmatch.rollout.backend import Decoding, check_answers
+from rollmatch.template import ImageFeatures, Template
+from rollmatch.vocabulary import trim_stop
+
+
+class HfBackend:
+    """Left-padded microbatches of ``batch_size`` prompts through the policy itself.
+
+    The policy is what it is: ``push`` only counts the version. Padding side and packing never leak: the batch is
+    built here, and the packed attention falls back to a masked one.
+    """
+
+    def __init__(self, model: nn.Module, template: Template, *, batch_size: int) -> None:
+        self.model = model
+        self.template = template
+        self.batch_size = batch_size
+        self.policy_version = 0
+
+    def push(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
+        """The policy already has these weights."""
+        self.policy_version = version
+
+    def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
+        """As the contract; a microbatch samples from its first request's seed."""
+        rollouts: list[Rollout] = []
+        with _inference(self.model):
+            for start in range(0, len(requests), self.batch_size):
+                rollouts += self._generate_batch(requests[start : start + self.batch_size], decoding)
+        check_answers(requests, rollouts)
+        return rollouts
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _generate_batch(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
+        features = [self.template.image_features(request.sample) for request in requests]
+        prompts = [self.template.expand(r.prompt_token_ids, f) for r, f in zip(requests, features, strict=True)]
+        inputs = self._padded_inputs(prompts, features)
+        with _seeded(requests[0].seed, sampling=decoding.temperature > 0):
+            output = self.model.generate(**inputs, **self._settings(decoding))  # type: ignore[operator]
+        responses = output[:, inputs["input_ids"].shape[1] :].tolist()
+        return [
+            self._make_rollout(request, prompt, response, decoding)
+            for request, prompt, response in zip(requests, prompts, responses, strict=True)
+        ]
+
+    def _make_rollout(
+        self, request: RolloutRequest, prompt: tuple[int, ...], response: list[int], decoding: Decoding
+    ) -> Rollout:
+        stopped = self.template.vocabulary.stop_id in response
+        return Rollout(
+            request_id=request.request_id,
+            prompt_token_ids=prompt,
+            response_token_ids=trim_stop(response, {self.template.vocabulary.stop_id}),
+            finish_reason="stop" if stopped else "length",
+            policy_version=self.policy_version,
+        )
+
+    def _padded_inputs(self, prompts: list[tuple[int, ...]], features: list[ImageFeatures]) -> dict[str, Any]:
+        device = next(self.model.parameters()).device
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[self.template.pad_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        if any(len(some.image_grid_thw) for some in features):
+            inputs["mm_token_type_ids"] = (ids == self.template.image_id).long()
+            inputs["pixel_values"] = torch.cat([some.pixel_values for some in features])
+            inputs["image_grid_thw"] = torch.cat([some.image_grid_thw for some in features])
+        return {name: part.to(device) for name, part in inputs.items()}
+
+    def _settings(self, decoding: Decoding) -> dict[str, Any]:
+        """``generate()`` arguments; vision placeholders are banned, as they would ask for images that are not there."""
+        settings: dict[str, Any] = {
+            "max_new_tokens": decoding.max_new_tokens,
+            "num_beams": decoding.num_beams,
+            "repetition_penalty": decoding.repetition_penalty,
+            "suppress_tokens": list(self.template.banned_ids),
+            "eos_token_id": self.template.vocabulary.stop_id,
+            "pad_token_id": self.template.pad_id,
+            "do_sample": decoding.temperature > 0,
+        }
+        if decoding.temperature > 0:
+            top_k = max(decoding.top_k, 0)
+            settings |= {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": top_k}
+        return settings
+
+
+@contextmanager
+def _inference(model: nn.Module) -> Iterator[None]:
+    """No gradients, evaluation mode, and back to what it was."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def _seeded(seed: int, *, sampling: bool) -> Iterator[None]:
+    """Sample from ``seed`` and leave the learner's random state as it was."""
+    if not sampling:
+        yield
+        return
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,171 @@
+"""Rollouts by a vLLM engine inside the learner's process, on the learner's own devices; a door to vllm.
+
+The engine holds its own copy of the weights; ``push`` loads the learner's into it in memory and empties the caches
+that depend on them. With tensor parallelism the ranks of a group share one engine: each runs the whole group's
+requests and keeps its own part.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rollmatch.errors import RolloutError
+from rollmatch.ranks import Ranks
+from rollmatch.records import Rollout, RolloutRequest
+from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers
+from rollmatch.template import Template
+from rollmatch.vocabulary import trim_stop
+
+
+class PromptTooLong(RolloutError):
+    """A prompt and its longest response fit into ``vllm.max_model_len``."""
+
+    code = "prompt-too-long"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What the engine is started with. Made by ``launch.learner`` from the config."""
+
+    model: str
+    dtype: str
+    max_model_len: int
+    tensor_parallel_size: int = 1
+    engine_arguments: dict[str, Any] = field(default_factory=dict)
+    """Further vLLM engine arguments, by vLLM's names."""
+
+
+class VllmColocateBackend:
+    """A vLLM engine in this process."""
+
+    def __init__(self, settings: EngineSettings, template: Template, ranks: Ranks) -> None:
+        self.settings = settings
+        self.template = template
+        self.policy_version = 0
+        self._tensor_group = _open_tensor_group(ranks, settings.tensor_parallel_size)
+        self._engine = _open_engine(settings, ranks)
+
+    def push(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
+        """Load the learner's weights in place, then forget everything computed with the old ones."""
+        self._engine.apply_model(lambda model: _load(model, weights))
+        self._engine.reset_prefix_cache()
+        # Not part of LLM: without it, stale vision embeddings answer for images seen before.
+        self._engine.llm_engine.reset_encoder_cache()
+        self.policy_version = version
+
+    def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
+        """As the contract. Errors also: ``PromptTooLong``."""
+        if self.policy_version == 0:
+            raise RolloutBeforeSync("the engine has not been given the learner's weights", key="policy_version")
+        mine, everyone = self._gather(list(requests))
+        rollouts = self._run(everyone, decoding)[mine]
+        check_answers(requests, rollouts)
+        return rollouts
+
+    def close(self) -> None:
+        """Stop the engine."""
+        del self._engine
+
+    def _gather(self, requests: list[RolloutRequest]) -> tuple[slice, list[RolloutRequest]]:
+        """All requests of the tensor parallel group, and where this rank's stand among them."""
+        if self._tensor_group is None:
+            return slice(0, len(requests)), requests
+        parts: list[list[RolloutRequest]] = [[]] * self.settings.tensor_parallel_size
+        dist.all_gather_object(parts, requests, group=self._tensor_group)
+        first = sum(len(part) for part in parts[: dist.get_rank(self._tensor_group)])
+        return slice(first, first + len(requests)), [request for part in parts for request in part]
+
+    def _run(self, requests: list[RolloutRequest], decoding: Decoding) -> list[Rollout]:
+        prompts = [self._make_prompt(request, decoding) for request in requests]
+        sampling = [self._make_sampling(request, decoding) for request in requests]
+        outputs = self._engine.generate(prompts, sampling, use_tqdm=False) if prompts else []
+        return [self._make_rollout(r, output) for r, output in zip(requests, outputs, strict=True)]
+
+    def _make_prompt(self, request: RolloutRequest, decoding: Decoding) -> dict[str, Any]:
+        needed = len(request.prompt_token_ids) + decoding.max_new_tokens
+        if needed > self.settings.max_model_len:
+            raise PromptTooLong(
+                f"{request.sample.origin} needs {needed} tokens before its images, the engine holds "
+                f"{self.settings.max_model_len}",
+                key="custom.extra.rollout_matching.vllm.max_model_len",
+                remedy="Raise max_model_len or lower max_new_tokens.",
+            )
+        prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt_token_ids)}
+        if request.sample.images:
+            prompt["multi_modal_data"] = {"image": self.template.load_images(request.sample)}
+        return prompt
+
+    def _make_sampling(self, request: RolloutRequest, decoding: Decoding) -> Any:
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            max_tokens=decoding.max_new_tokens,
+            temperature=decoding.temperature,
+            top_p=decoding.top_p,
+            top_k=decoding.top_k,
+            repetition_penalty=decoding.repetition_penalty,
+            seed=request.seed,
+            stop_token_ids=[self.template.vocabulary.stop_id],
+            logit_bias=dict.fromkeys(self.template.banned_ids, -100.0),
+            detokenize=False,
+        )
+
+    def _make_rollout(self, request: RolloutRequest, output: Any) -> Rollout:
+        answer = output.outputs[0]
+        return Rollout(
+            request_id=request.request_id,
+            prompt_token_ids=tuple(output.prompt_token_ids),
+            response_token_ids=trim_stop(list(answer.token_ids), {self.template.vocabulary.stop_id}),
+            finish_reason="length" if answer.finish_reason == "length" else "stop",
+            policy_version=self.policy_version,
+        )
+
+
+def _load(model: torch.nn.Module, weights: Iterable[tuple[str, Any]]) -> None:
+    model.load_weights(weights)  # type: ignore[operator]
+
+
+def _open_tensor_group(ranks: Ranks, size: int) -> Any:
+    """This rank's group of ``size`` consecutive ranks; every rank takes part in making all groups."""
+    if size == 1:
+        return None
+    members = [list(range(first, first + size)) for first in range(0, ranks.learner_world_size, size)]
+    group, _ = dist.new_subgroups_by_enumeration(members)  # type: ignore[no-untyped-call]
+    return group
+
+
+def _open_engine(settings: EngineSettings, ranks: Ranks) -> Any:
+    """Start vLLM in this process: ``uni`` alone, torchrun's own ranks otherwise."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from vllm import LLM
+
+    if not torch.cuda.is_available():
+        _keep_plain_linear_weights()
+    alone = ranks.learner_world_size == 1
+    return LLM(
+        model=settings.model,
+        dtype=settings.dtype,
+        max_model_len=settings.max_model_len,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        distributed_executor_backend="uni" if alone else "external_launcher",
+        **settings.engine_arguments,
+    )
+
+
+def _keep_plain_linear_weights() -> None:
+    """Keep vLLM from prepacking linear weights on a CPU.
+
+    Prepacking removes ``layer.weight`` at start, so that later weights cannot be loaded, and a tied output head
+    would silently keep its old copy (vLLM 0.32). Can go when vLLM loads weights into prepacked layers.
+    """
+    from vllm.model_executor.layers import utils
+
+    def keep(layer: torch.nn.Module, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
+
+    utils.dispatch_cpu_unquantized_gemm = keep

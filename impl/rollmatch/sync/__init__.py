@@ -1,0 +1,1 @@
+"""Weights back: when they move (``fence``); how is the backend's affair."""
