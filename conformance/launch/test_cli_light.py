@@ -1,0 +1,194 @@
+import json
+import subprocess
+import sys
+import types
+
+import pytest
+import yaml
+from PIL import Image
+
+from rollmatch import __version__
+from rollmatch.config import json_schema, load
+from rollmatch.config.yaml_dialect import parse_mapping
+from rollmatch.errors import ErrorList, LaunchError
+from rollmatch.launch.cli import main, tell
+
+RECORD = {"images": ["a.png"], "objects": [{"desc": "a", "bbox_2d": [0, 0, 9, 9]}], "width": 8, "height": 6}
+HEAVY = ("torch", "transformers", "vllm", "peft", "accelerate")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A directory in which ``rollmatch check run.yaml`` finds nothing wrong."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ROLLMATCH_TRACEBACK", raising=False)
+    Image.new("L", (8, 6)).save("a.png")
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny/config.json").write_text("{}")
+    (tmp_path / "tiny/tokenizer.json").write_text("{}")
+    (tmp_path / "train.jsonl").write_text(f"{json.dumps(RECORD)}\n" * 3)
+    (tmp_path / "val.jsonl").write_text(f"{json.dumps({**RECORD, 'objects': []})}\n")
+    tree = {
+        "model": {"model": "tiny"},
+        "custom": {"trainer_variant": "rollout_matching_sft", "train_jsonl": "train.jsonl", "val_jsonl": "val.jsonl"},
+        "global_max_length": 1024,
+        "training": {"output_dir": "out"},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
+    return tmp_path
+
+
+def test_check_prints_the_resolved_tree_and_what_the_data_holds(place, capsys):
+    assert main(["check", "run.yaml", "--set", "training.seed=7", "--set=training.bf16=true"]) == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    tree, _, summary = told.out.partition("\n\n")
+    (place / "resolved.yaml").write_text(tree)
+    assert load(place / "resolved.yaml") == load("run.yaml", ["training.seed=7", "training.bf16=true"])
+    assert parse_mapping(tree, origin="out")["training"]["seed"] == 7
+    assert summary.splitlines() == [
+        "train: 3 samples, 3 objects  (train.jsonl)",
+        "val: 1 samples, 0 objects  (val.jsonl)",
+        "longest segment: 1024 tokens, prompt and response: 1024 tokens",
+        "tensor_parallel_size: 4 with 4 learner ranks, else 1",
+    ]
+    assert not (place / "out").exists()
+
+
+def test_check_numbers_all_problems_of_the_configuration_on_stderr(place, capsys):
+    assert main(["check", "run.yaml", "--set", "training.sead=7", "--set", "global_max_length=0"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    first, *problems = told.err.splitlines()
+    assert first == "rollmatch: 2 problems"
+    assert problems[0].startswith("  1. [out-of-range] global_max_length: ")
+    assert problems[2:] == [
+        "  2. [unknown-key] training.sead: there is no such key",
+        "     Did you mean training.seed?",
+    ]
+    assert "Traceback" not in told.err
+
+
+def test_check_tells_problems_of_all_files_together(place, capsys):
+    (place / "tiny/config.json").unlink()
+    (place / "train.jsonl").write_text(f"{json.dumps({**RECORD, 'width': 9})}\n" * 30)
+    (place / "val.jsonl").write_text("{}\n")
+    assert main(["check", "run.yaml"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "rollmatch: 35 problems"
+    assert "[model-file-missing] model.model: " in lines[1]
+    assert "[image-size-mismatch] train.jsonl:1: " in lines[3]
+    assert "[field-missing] val.jsonl:1: " in lines[-3]
+    assert lines[-1] == "     ... and 10 more"
+
+
+def test_a_data_file_that_is_missing_is_told_once(place, capsys):
+    (place / "val.jsonl").unlink()
+    assert main(["check", "run.yaml"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "rollmatch: 1 problem"
+    assert "[data-file-missing] custom.val_jsonl: " in lines[1]
+
+
+def test_a_config_file_that_is_missing_is_no_traceback(place, capsys):
+    assert main(["check", "gone.yaml"]) == 1
+    assert "[config-file-missing] gone.yaml: " in capsys.readouterr().err
+
+
+def test_the_traceback_is_shown_on_demand(place, monkeypatch):
+    monkeypatch.setenv("ROLLMATCH_TRACEBACK", "1")
+    with pytest.raises(ErrorList):
+        main(["check", "gone.yaml"])
+
+
+def test_schema_is_printed_or_written(place, capsys):
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == json_schema()
+    assert main(["schema", "--out", "schema.json"]) == 0
+    assert json.loads((place / "schema.json").read_text()) == json_schema()
+
+
+def test_schema_into_a_missing_directory_is_refused(place, capsys):
+    assert main(["schema", "--out", "gone/schema.json"]) == 1
+    assert "[output-not-writable] gone/schema.json: " in capsys.readouterr().err
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"rollmatch {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["fly"], ["check"], ["check", "a.yaml", "--set"], ["train"], ["schema", "x"]]
+)
+def test_wrong_usage_exits_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: rollmatch" in capsys.readouterr().err
+
+
+@pytest.fixture
+def heavy_command(monkeypatch):
+    """Stands in for a command that would start something; remembers how it was called."""
+
+    def stand_in(name, answer):
+        calls = []
+
+        def command(*positional, **named):
+            calls.append((positional, named))
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        module = types.ModuleType(f"rollmatch.launch.{name}")
+        module.train = module.doctor = command
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return calls
+
+    return stand_in
+
+
+def test_train_hands_on_what_it_was_told(heavy_command):
+    calls = heavy_command("learner", 0)
+    assert main(["train", "run.yaml", "--set", "a.b=1", "--resume"]) == 0
+    assert main(["train", "run.yaml", "--overwrite"]) == 0
+    assert calls == [
+        (("run.yaml",), {"overrides": ["a.b=1"], "resume": True, "overwrite": False}),
+        (("run.yaml",), {"overrides": [], "resume": False, "overwrite": True}),
+    ]
+
+
+def test_doctor_hands_on_whether_to_repair_and_its_exit_code_counts(heavy_command):
+    calls = heavy_command("doctor", 1)
+    assert main(["doctor"]) == main(["doctor", "--fix"]) == 1
+    assert calls == [((), {"fix": False}), ((), {"fix": True})]
+
+
+def test_errors_of_heavy_commands_are_told_like_others(heavy_command, capsys):
+    heavy_command("learner", LaunchError("holds a run", key="training.output_dir", remedy="Use --resume."))
+    assert main(["train", "run.yaml"]) == 1
+    expected = "rollmatch: 1 problem\n  1. [launch-error] training.output_dir: holds a run\n     Use --resume.\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_nested_error_lists_are_told_flat():
+    errors = [LaunchError(name) for name in "abc"]
+    assert tell(ErrorList([errors[0], ErrorList(errors[1:])])).splitlines() == [
+        "rollmatch: 3 problems",
+        "  1. [launch-error] a",
+        "  2. [launch-error] b",
+        "  3. [launch-error] c",
+    ]
+
+
+def test_check_and_schema_load_nothing_heavy(place):
+    code = (
+        "import sys; from rollmatch.launch.cli import main\n"
+        "assert main(['check', 'run.yaml']) == 0 and main(['schema', '--out', 'schema.json']) == 0\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "[]\n")

@@ -1,0 +1,197 @@
+"""The configuration, made into the rooms of the ring and the arguments of the trainer."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from rollmatch.config import RunConfig, effective
+from rollmatch.config.rollout_matching import RolloutMatchingConfig
+from rollmatch.journal import Journal
+from rollmatch.learn.attention import PACKED_ATTENTION
+from rollmatch.learn.batch import Batcher
+from rollmatch.learn.loss import LossRules
+from rollmatch.learn.mask import MaskRules
+from rollmatch.learn.pack import Packer
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import Decoding, RolloutBackend
+from rollmatch.rollout.hf import HfBackend
+from rollmatch.sync.fence import Fence
+from rollmatch.target.match import MatchRules
+from rollmatch.target.rollout_matching import RolloutMatching
+from rollmatch.target.transport import TransportRules
+from rollmatch.template import Template
+from rollmatch.trainer import Ring
+
+PASSED_ON = (
+    "output_dir",
+    "seed",
+    "max_steps",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "weight_decay",
+    "max_grad_norm",
+    "optim",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "bf16",
+    "gradient_checkpointing",
+    "logging_steps",
+    "save_steps",
+    "save_total_limit",
+)
+"""Keys of ``training`` that are transformers' own, by the same name."""
+
+
+def make_arguments(config: RunConfig) -> TrainingArguments:
+    """``training.*`` as transformers wants it."""
+    training = config.training
+    named: dict[str, Any] = {name: getattr(training, name) for name in PASSED_ON}
+    named |= {
+        "report_to": [name for name in training.report_to if name != "none"],
+        "eval_strategy": "steps" if training.eval_steps else "no",
+        "eval_steps": training.eval_steps or None,
+        "save_strategy": "steps",
+        "remove_unused_columns": False,
+        "average_tokens_across_devices": False,  # the loss is divided by the step's own totals
+        "disable_tqdm": True,
+        "use_cpu": not torch.cuda.is_available(),
+    }
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(Path(training.output_dir) / "tensorboard"))
+    return TrainingArguments(**(named | training.extra_arguments))
+
+
+def attention_of(config: RunConfig) -> str | dict[str, str]:
+    """transformers' name of ``model.attn_impl``; packed attention is for the language model only."""
+    if config.model.attn_impl != "packed":
+        return config.model.attn_impl
+    described = json.loads((Path(config.model.model) / "config.json").read_text(encoding="utf-8"))
+    return {"text_config": PACKED_ATTENTION} if "vision_config" in described else PACKED_ATTENTION
+
+
+def make_template(config: RunConfig) -> Template:
+    """The model directory's template with the configured prompts."""
+    prompts = config.custom.prompts
+    return Template(config.model.model, system=prompts.system, user=prompts.user)
+
+
+def make_ring(config: RunConfig, model: torch.nn.Module, template: Template, *, journal: Journal, ranks: Ranks) -> Ring:
+    """All rooms. Starts the rollout engine, the slowest part, last."""
+    rules = config.custom.extra.rollout_matching
+    on_gpu = torch.cuda.is_available()
+    threads = config.training.learner_threads or (None if on_gpu else _threads_per_rank())
+    if threads:
+        torch.set_num_threads(threads)
+    transport = TransportRules(ot_cost=rules.ot_cost, ot_epsilon=rules.ot_epsilon, ot_iters=rules.ot_iters)
+    batcher = _make_batcher(config, model, template)
+    return Ring(
+        template=template,
+        decoding=_make_decoding(rules),
+        target=RolloutMatching(template.vocabulary, _match_rules(rules, gate=rules.maskiou_gate), transport),
+        eval_target=RolloutMatching(template.vocabulary, _match_rules(rules, gate=rules.eval_iou), transport),
+        batcher=batcher,
+        loss_rules=_loss_rules(rules, template),
+        journal=journal,
+        ranks=ranks,
+        rollout_threads=effective.rollout_threads(config, on_gpu=on_gpu),
+        learner_threads=threads,
+        fence=Fence(make_backend(config, model, template, ranks=ranks), ranks, journal),
+    )
+
+
+def make_backend(config: RunConfig, model: torch.nn.Module, template: Template, *, ranks: Ranks) -> RolloutBackend:
+    """The configured rollout backend, ready."""
+    rules = config.custom.extra.rollout_matching
+    if rules.rollout_backend == "hf":
+        return HfBackend(model, template, batch_size=rules.rollout_generate_batch_size)
+    from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
+
+    settings = EngineSettings(
+        model=config.model.model,
+        dtype=config.model.torch_dtype,
+        max_model_len=effective.max_model_len(config),
+        tensor_parallel_size=effective.tensor_parallel_size(config, learner_world_size=ranks.learner_world_size),
+        engine_arguments=_engine_arguments(config),
+    )
+    return VllmColocateBackend(settings, template, ranks)
+
+
+def _engine_arguments(config: RunConfig) -> dict[str, Any]:
+    vllm = config.custom.extra.rollout_matching.vllm
+    on_gpu = torch.cuda.is_available()
+    cache_mib = effective.kv_cache_memory_mib(config, on_gpu=on_gpu)
+    arguments: dict[str, Any] = {
+        "seed": config.training.seed,
+        "gpu_memory_utilization": vllm.gpu_memory_utilization,
+        "kv_cache_memory_bytes": cache_mib * 2**20 if cache_mib else None,
+        "enforce_eager": effective.enforce_eager(config, on_gpu=on_gpu),
+        "load_format": vllm.load_format,
+        "enable_lora": vllm.enable_lora,
+        "enable_prefix_caching": vllm.enable_prefix_caching,
+        "max_num_seqs": vllm.max_num_seqs,
+        "max_num_batched_tokens": vllm.max_num_batched_tokens,
+        "enable_chunked_prefill": vllm.enable_chunked_prefill,
+        "limit_mm_per_prompt": vllm.limit_mm_per_prompt,
+        "disable_custom_all_reduce": vllm.disable_custom_all_reduce,
+    }
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _make_batcher(config: RunConfig, model: torch.nn.Module, template: Template) -> Batcher:
+    training = config.training
+    packer = None
+    if training.packing:
+        packer = Packer(
+            config.global_max_length,
+            max_buffered=training.packing_buffer,
+            min_fill_ratio=training.packing_min_fill_ratio,
+        )
+    weight = config.custom.extra.rollout_matching.desc_ce_weight
+    rules = MaskRules(desc_ce_weight=weight)
+    return Batcher(model, packer=packer, rules=rules, bin_of=template.vocabulary.bin_of, pad_id=template.pad_id)
+
+
+def _make_decoding(rules: RolloutMatchingConfig) -> Decoding:
+    return Decoding(
+        max_new_tokens=rules.max_new_tokens,
+        temperature=rules.decoding.temperature,
+        top_p=rules.decoding.top_p,
+        top_k=rules.decoding.top_k,
+        repetition_penalty=rules.repetition_penalty,
+        num_beams=rules.num_beams,
+    )
+
+
+def _match_rules(rules: RolloutMatchingConfig, *, gate: float) -> MatchRules:
+    return MatchRules(
+        candidate_top_k=rules.candidate_top_k,
+        maskiou_gate=gate,
+        maskiou_resolution=rules.maskiou_resolution,
+        fp_cost=rules.fp_cost,
+        fn_cost=rules.fn_cost,
+    )
+
+
+def _loss_rules(rules: RolloutMatchingConfig, template: Template) -> LossRules:
+    return LossRules(
+        coord_ids=template.vocabulary.coord_ids,
+        target_sigma=rules.target_sigma,
+        target_truncate=rules.target_truncate,
+        temperature_coord=rules.temperature_coord,
+        soft_ce_weight=rules.soft_ce_weight,
+        w1_weight=rules.w1_weight,
+        gate_weight=rules.gate_weight,
+    )
+
+
+def _threads_per_rank() -> int:
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, (os.cpu_count() or 1) // local_ranks)

