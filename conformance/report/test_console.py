@@ -1,0 +1,166 @@
+"""Lines on the console: golden text without a terminal, a bar with one."""
+
+import io
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.report.runs import evaluated_event, run_event, step_events
+from rollmatch.report import StepConsole, print_before_after, print_header
+from rollmatch.report.console import step_line
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def ascii_stream():
+    return io.TextIOWrapper(io.BytesIO(), encoding="ascii", newline="\n")
+
+
+def written(stream):
+    stream.flush()
+    return stream.buffer.getvalue().decode("ascii")
+
+
+def step(number, **changes):
+    return step_events(number)[-1] | changes
+
+
+def test_without_a_terminal_every_step_is_one_plain_line(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    stream = io.StringIO()
+    with StepConsole(60, stream) as console:
+        console.step(step(9))
+        console.note("evaluated at step 9: f1 0.31 [saved]")
+        console.step(step(10, loss=12.3456, f1=float("nan"), rollout_tok_s=12_345.6, phase_s={"learn": 123.4}))
+        console.warn("truncated rate 12%")
+    assert stream.getvalue() == (
+        "step  9/60  loss 3.535  f1 0.23  invalid  34.0%  fill 0.93  rollout  2,400 tok/s"
+        "  sync  0.1 rollout  1.1 target  0.0 pack  0.0 learn  2.4 s\n"
+        "evaluated at step 9: f1 0.31 [saved]\n"
+        "step 10/60  loss 12.35  f1    -  invalid  33.3%  fill 0.93  rollout 12,346 tok/s"
+        "  sync    - rollout    - target    - pack    - learn  123 s\n"
+        "warning: truncated rate 12%\n"
+    )
+
+
+def test_lines_are_written_at_once():
+    stream = ascii_stream()
+    console = StepConsole(60, stream)
+    console.step(step(1))
+    assert stream.buffer.getvalue().startswith(b"step  1/60")
+    console.close()
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 999),
+    st.floats(0, 9_999),
+    st.floats(0, 1),
+    st.floats(0, 99_999),
+    st.floats(0, 999),
+)
+def test_columns_stay_in_place(number, loss, share, speed, seconds):
+    event = {"loss": loss, "f1": share, "invalid_rate": share, "fill": share, "rollout_tok_s": speed}
+    line = step_line({"step": number, **event, "phase_s": {"learn": seconds}}, total_steps=999).plain
+    assert len(line) == len(step_line({}, total_steps=999).plain)
+    labels = ["loss", "f1", "invalid", "fill", "rollout", "tok/s", "sync", "learn"]
+    assert [line.index(label) for label in labels] == [
+        step_line({}, total_steps=999).plain.index(label) for label in labels
+    ]
+
+
+def test_a_terminal_gets_a_bar_under_the_lines():
+    stream = Terminal()
+    with StepConsole(60, stream) as console:
+        console.step(step(41))
+        console.step(step(42))
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", stream.getvalue())
+    assert "42/60" in text
+    assert "left" in text
+    assert "training" in text
+    assert "step 42/60" in text
+
+
+def test_a_resumed_run_does_not_count_its_earlier_steps_as_speed(monkeypatch):
+    console = StepConsole(60, Terminal())
+    console.step(step(41))
+    (task,) = console._progress.tasks
+    assert (task.completed, task.total) == (41, 60)
+    assert sum(sample.completed for sample in task._progress) == 1
+    console.close()
+
+
+def test_a_narrow_terminal_gets_the_short_line(monkeypatch):
+    for columns, with_phases in ((100, False), (160, True)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        stream = Terminal()
+        with StepConsole(60, stream) as console:
+            console.step(step(1))
+        assert ("learn" in stream.getvalue()) is with_phases
+
+
+def test_the_bar_goes_even_when_the_run_fails():
+    console = StepConsole(60, Terminal())
+    with pytest.raises(KeyboardInterrupt), console:
+        raise KeyboardInterrupt
+    assert console._progress.finished is False
+    assert not console._progress.live.is_started
+
+
+def test_the_header_tells_the_facts_of_the_run():
+    stream = io.StringIO()
+    print_header(run_event(resumed_from=12) | {"model": "/models/" + "deep/" * 40}, stream=stream)
+    lines = stream.getvalue().splitlines()
+    assert lines[:3] == [
+        "rollmatch",
+        f"  Model         /models/{'deep/' * 40}",
+        "  Parameters    4.21M, 1.05M trained (25.0%)",
+    ]
+    assert "  Resumed from  step 12" in lines
+
+
+def rows(text):
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_the_final_table_tells_changes_and_their_sense():
+    stream = io.StringIO()
+    before, after = evaluated_event(0)["metrics"], evaluated_event(60, mean_iou=0.4, recall=float("nan"))["metrics"]
+    print_before_after(before, after | {"precision": 0.2}, stream=stream)
+    assert rows(stream.getvalue())[2:] == [
+        "F1 0.120 0.820 +0.700 \u25b2 better",
+        "F1, desc too 0.050 0.650 +0.600 \u25b2 better",
+        "Precision 0.200 0.200 +0.000 same",
+        "Recall 0.100 - -",
+        "Mean IoU 0.550 0.400 -0.150 \u25bc worse",
+        "Invalid 42.0% 0.0% -42.0 pp \u25bc better",
+        "Truncated 10.0% 0.0% -10.0 pp \u25bc better",
+    ]
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_an_ascii_stream_gets_ascii():
+    stream = ascii_stream()
+    print_before_after({"f1": 0.25}, {"f1": 0.5}, stream=stream)
+    print_header({"model": "modèle"}, stream=stream)
+    with StepConsole(60, stream) as console:
+        console.note("\u2192 done")
+    text = written(stream)
+    assert "^ better" in text
+    assert "mod\\xe8le" in text
+    assert "\\u2192 done" in text
+
+
+def test_a_table_without_a_second_evaluation_has_dashes():
+    stream = io.StringIO()
+    print_before_after({"f1": 0.25}, None, stream=stream)
+    assert rows(stream.getvalue())[2] == "F1 0.250 - -"

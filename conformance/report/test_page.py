@@ -1,0 +1,258 @@
+"""The page: complete, offline, harmless, whatever the run was."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conformance.report.runs import (
+    box,
+    evaluated_event,
+    found,
+    run_event,
+    scene,
+    step_events,
+    write_evaluation,
+    write_image,
+    write_journal,
+    write_run,
+)
+from rollmatch.report import write_page
+from rollmatch.report.evaluations import EvaluationFileBroken
+from rollmatch.report.history import JournalMissing
+
+VOID = frozenset({"meta", "link", "img", "input", "br"})
+GEOMETRY = frozenset({"d", "x", "y", "cx", "cy", "r", "points", "viewbox", "width", "height"})
+
+
+class Outline(HTMLParser):
+    """Checks nesting while it reads; keeps every start tag with its attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags, self.ids = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        assert len(attributes) == len(attrs), f"<{tag}> repeats an attribute"
+        self.tags.append((tag, attributes))
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def page(run_dir):
+    path = write_page(run_dir)
+    assert path == run_dir / "run.html"
+    return path.read_text(encoding="utf-8")
+
+
+def read(text):
+    outline = Outline()
+    outline.feed(text)
+    outline.close()
+    assert outline.open == []
+    assert len(outline.ids) == len(set(outline.ids))
+    return outline
+
+
+def assert_sound(text):
+    """Well nested, nothing fetched, every coordinate a finite number."""
+    assert text.startswith("<!DOCTYPE html>")
+    for tag, attributes in read(text).tags:
+        for name in ("src", "href", "srcset", "poster", "action", "data", "xlink:href"):
+            assert attributes.get(name, "data:").startswith("data:")
+        assert tag not in {"iframe", "object", "embed", "base"}
+        for name in GEOMETRY & attributes.keys():
+            assert not re.search(r"nan|inf|none|e[+-]?\d|[^-\d.,\sMLHVhvz]", attributes[name], re.IGNORECASE), (
+                attributes
+            )
+        for number in re.findall(r"(?:left|top|width):([^;%]*)%", attributes.get("style", "")):
+            assert 0 <= float(number) <= 100
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def visible(text):
+    without = re.sub(r"<(script|style).*?</\1>", " ", text, flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]*>", " ", without).split())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return page(write_run(tmp_path_factory.mktemp("runs") / "digits"))
+
+
+def test_a_whole_run_makes_a_sound_page(whole):
+    assert_sound(whole)
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        "F1 rose from 0.120 to 0.820 in 60 steps.",
+        "finished: 60 of 60 steps",
+        "F1, desc too 0.050 0.650 +0.600 better",
+        "Invalid lower is better 42.0% 0.0% -42.0 pp better",
+        "learn 2.40 2 min 24 s 64.0%",
+        "bad-geometry 88 30 118",
+        "models/tiny-qwen3-vl",
+        "torch 2.13.0, vllm 0.32.0",
+        "checkpoint-60",
+        "total 0.900",
+        "tok/s 2.91k",
+        "Sample 2 F1 0.00 &rarr; 1.00 +1.00",
+        "seven 0.87",
+        "training: seed: 7",
+    ],
+)
+def test_the_page_holds_the_journals_figures(whole, figure):
+    assert figure in visible(whole)
+
+
+def test_images_are_inside_and_pixelated(whole):
+    assert whole.count('src="data:image/png;base64,') == 6
+    assert whole.count('class="canvas pixelated"') == 6
+
+
+def test_every_control_has_something_to_control(whole):
+    outline = read(whole)
+    layers = {attributes["data-layer"] for _, attributes in outline.tags if "data-layer" in attributes}
+    assert layers == {"truth", "matched", "unmatched", "labels"}
+    assert all(f".hide-{layer} " in whole for layer in layers)
+
+
+def test_hostile_text_stays_text(tmp_path):
+    evil = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>"
+    events = [run_event() | {"model": evil, "versions": {evil: evil}}, *step_events(1)]
+    events[-1] = events[-1] | {"drops": {evil: 3}}
+    write_journal(tmp_path, [*events, evaluated_event(0)])
+    texts = {"response_text": evil, "image": evil}
+    write_evaluation(tmp_path, 0, [scene(evil, truth=[box(evil)], predicted=[found(evil)], **texts)])
+    (tmp_path / "resolved.yaml").write_text(evil, encoding="utf-8")
+    text = page(tmp_path)
+    assert_sound(text)
+    assert "<script>alert" not in text
+    assert "<img src=x" not in text
+    assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 8
+
+
+def test_scripts_can_only_be_the_pages_own(whole):
+    policy = next(a["content"] for t, a in read(whole).tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy
+    assert "img-src data:" in policy
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 39, 500])
+def test_any_length_of_run_makes_a_sound_page(tmp_path, num_steps):
+    text = page(write_run(tmp_path / "run", num_steps=num_steps, num_scenes=1))
+    assert_sound(text)
+    assert len(text) < 400_000
+
+
+def test_a_run_that_has_only_begun_makes_a_page(tmp_path):
+    empty = page(write_journal(tmp_path / "empty", []))
+    assert_sound(empty)
+    assert "No step and no evaluation yet." in visible(empty)
+    begun = page(write_journal(tmp_path / "begun", [run_event()]))
+    assert "unfinished: 0 of 60 steps so far" in visible(begun)
+    measured = page(write_journal(tmp_path / "measured", [run_event(), evaluated_event(0)]))
+    assert_sound(measured)
+    assert "Measured step 0" in visible(measured)
+    assert "Change" not in visible(measured)
+
+
+def test_a_resumed_run_shows_the_later_steps(tmp_path):
+    events = [run_event(), *step_events(1), *step_events(2), *step_events(3), run_event(resumed_from=1)]
+    again = [event | {"loss": 0.4242} if event["event"] == "step" else event for event in step_events(2)]
+    write_journal(tmp_path, [*events, *again])
+    text = visible(page(tmp_path))
+    assert "total 0.424" in text
+    assert "unfinished: 2 of 60 steps so far" in text
+    assert "2 steps undone by a restart" in text
+
+
+def test_an_interrupted_run_says_so(tmp_path):
+    ending = {"event": "interrupted", "time": 2e9, "rank": 0, "step": 1, "signal": "SIGTERM"}
+    write_journal(tmp_path, [run_event(), *step_events(1), ending])
+    assert "interrupted by SIGTERM: 1 of 60 steps" in visible(page(tmp_path))
+
+
+def test_a_missing_evaluation_file_is_told_and_the_other_shown(tmp_path):
+    write_run(tmp_path)
+    (tmp_path / "evaluations/step-000000.json").unlink()
+    text = page(tmp_path)
+    assert_sound(text)
+    assert "evaluations/step-000000.json is not there" in visible(text)
+    assert "Sample 0 F1 1.00" in visible(text)
+
+
+def test_a_broken_evaluation_file_is_refused(tmp_path):
+    write_run(tmp_path)
+    path = write_evaluation(tmp_path, 60, [scene(truth=[box(bins=(1, 2, 3))])])
+    with pytest.raises(EvaluationFileBroken) as caught:
+        write_page(tmp_path)
+    assert (caught.value.code, caught.value.key) == ("evaluation-file-broken", f"{path}:scenes.0.truth.0")
+    write_evaluation(tmp_path, 60, [scene(truth=[box(bins=(1, 2, 3, 4))])])
+    assert_sound(page(tmp_path))
+
+
+def test_evaluation_files_named_from_elsewhere_are_found(tmp_path):
+    image = str(write_image(tmp_path / "images/a.png"))
+    write_evaluation(tmp_path, 0, [scene(41, image=image)])
+    write_journal(tmp_path, [evaluated_event(0) | {"file": "/elsewhere/run/evaluations/step-000000.json"}])
+    assert "Sample 41" in visible(page(tmp_path))
+
+
+def test_an_image_that_is_gone_leaves_a_note(tmp_path):
+    write_evaluation(tmp_path, 0, [scene(image="images/gone.png")])
+    write_journal(tmp_path, [evaluated_event(0)])
+    assert "images/gone.png could not be read" in visible(page(tmp_path))
+
+
+def test_a_failed_page_leaves_the_old_one(tmp_path):
+    write_run(tmp_path)
+    old = page(tmp_path)
+    (tmp_path / "journal.jsonl").unlink()
+    with pytest.raises(JournalMissing) as caught:
+        write_page(tmp_path)
+    assert (caught.value.code, caught.value.key) == ("journal-missing", str(tmp_path / "journal.jsonl"))
+    assert (tmp_path / "run.html").read_text(encoding="utf-8") == old
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=5), inner, max_size=2)),
+    max_leaves=4,
+)
+
+
+def mangled(event):
+    """The event with some fields gone and some holding anything."""
+    free = sorted(event.keys() - {"event", "step", "rank", "resumed_from", "file"})
+    return st.tuples(st.sets(st.sampled_from(free)), st.dictionaries(st.sampled_from(free), json_values)).map(
+        lambda change: {name: value for name, value in (event | change[1]).items() if name not in change[0]}
+    )
+
+
+journals = st.lists(
+    st.one_of(
+        st.integers(0, 40).flatmap(lambda number: mangled(step_events(number)[-1])),
+        st.integers(0, 40).flatmap(lambda number: st.sampled_from(step_events(number)).flatmap(mangled)),
+        st.integers(0, 40).flatmap(lambda number: mangled(evaluated_event(number))),
+        st.one_of(st.none(), st.integers(0, 20)).flatmap(lambda at: mangled(run_event(resumed_from=at))),
+    ),
+    max_size=10,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(journals)
+def test_whatever_fields_hold_the_page_is_sound(tmp_path_factory, events):
+    assert_sound(page(write_journal(tmp_path_factory.mktemp("run"), events)))

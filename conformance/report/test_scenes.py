@@ -1,0 +1,108 @@
+"""Scenes: which are shown, and what is drawn where."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from conformance.report.runs import box, found, scene, write_image
+from rollmatch.report.evaluations import Evaluation
+from rollmatch.report.scenes import MAX_SCENES, MAX_WORST, make_cards, to_pixels
+
+NOWHERE = Path("no-such-run")
+
+
+def evaluation(*scenes, step=0):
+    return TypeAdapter(Evaluation).validate_python({"step": step, "scenes": scenes})
+
+
+def marks(**changes):
+    (card,) = make_cards(evaluation(scene(**changes)), None, run_dir=NOWHERE)
+    return card.panels[0].marks
+
+
+def scored(sample_id, found_share):
+    """A scene of ten true objects of which the share is found, and nothing else claimed."""
+    num_found = round(10 * found_share)
+    return scene(sample_id, truth=[box()] * 10, predicted=[found(partner=place) for place in range(num_found)])
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 999), min_size=2, max_size=12).filter(lambda bins: len(bins) % 2 == 0),
+       st.integers(1, 4000), st.integers(1, 4000))  # fmt: skip
+def test_bins_become_pixels_of_the_canvas(bins, width, height):
+    for (x, y), bin_x, bin_y in zip(to_pixels(bins, width=width, height=height), bins[::2], bins[1::2], strict=True):
+        assert x == pytest.approx(bin_x / 999 * (width - 1), abs=0.006)
+        assert y == pytest.approx(bin_y / 999 * (height - 1), abs=0.006)
+
+
+def test_a_box_is_drawn_by_its_four_corners():
+    (mark,) = marks(width=1000, height=1000, truth=[box(bins=(0, 111, 222, 999))])
+    assert mark.points == "0,111 222,111 222,999 0,999"
+    assert (mark.left_percent, mark.top_percent, mark.bottom_percent) == (0.05, 11.15, 99.95)
+
+
+def test_a_polygon_is_drawn_by_its_own_corners():
+    (mark,) = marks(width=1000, height=1000, truth=[box(bins=(500, 0, 999, 500, 100, 900), geometry="poly")])
+    assert mark.points == "500,0 999,500 100,900"
+    assert (mark.left_percent, mark.top_percent, mark.bottom_percent) == (10.05, 0.05, 90.05)
+
+
+def test_every_mark_says_what_it_is():
+    drawn = marks(
+        truth=[box("seven"), box("two"), box("four")],
+        predicted=[found("seven", iou=0.876), found("nine", partner=1, iou=None), box("one", partner=None, iou=None)],
+    )
+    assert [(mark.role, mark.label) for mark in drawn] == [
+        ("found", ""),
+        ("found", ""),
+        ("missed", "four"),
+        ("matched", "seven 0.88"),
+        ("matched", "nine (is two)"),
+        ("unmatched", "one"),
+    ]
+
+
+def test_the_largest_improvement_comes_first_and_the_worst_is_ranked():
+    before = evaluation(scored(0, 0.5), scored(1, 0.0), scored(2, 1.0), step=0)
+    after = evaluation(scored(2, 0.2), scored(1, 1.0), scored(0, 0.5), step=9)
+    cards = make_cards(before, after, run_dir=NOWHERE)
+    assert [(card.sample_id, card.worst, card.gain_class) for card in cards] == [
+        ("1", 2, "better"),
+        ("0", 1, "same"),
+        ("2", 0, "worse"),
+    ]
+    assert [(panel.when, panel.step) for panel in cards[0].panels] == [("Before", 0), ("After", 9)]
+    assert [panel.summary for panel in cards[0].panels] == ["0 of 10 found", "10 of 10 found"]
+
+
+def test_many_scenes_are_cut_down_with_the_worst_among_them():
+    gains = [place / 100 for place in range(100)]
+    before = evaluation(*(scored(place, 0.0) for place in range(100)))
+    after = evaluation(*(scored(place, gain) for place, gain in enumerate(gains)), step=9)
+    cards = make_cards(before, after, run_dir=NOWHERE)
+    assert len(cards) == MAX_SCENES
+    assert sum(card.scores[-1] == 0.0 for card in cards) >= min(MAX_WORST, 5)
+    assert cards[0].scores[-1] == 1.0
+    assert list(cards) == sorted(cards, key=lambda card: -(card.gain or 0))
+
+
+def test_a_sample_without_a_second_answer_is_left_out():
+    cards = make_cards(evaluation(scene(1), scene(2)), evaluation(scene(2), step=9), run_dir=NOWHERE)
+    assert [card.sample_id for card in cards] == ["2"]
+
+
+def test_images_are_found_inside_a_run_directory_that_was_moved(tmp_path):
+    write_image(tmp_path / "images/a.png")
+    (there,) = make_cards(evaluation(scene(image="images/a.png")), None, run_dir=tmp_path)
+    (gone,) = make_cards(evaluation(scene(image="images/b.png")), None, run_dir=tmp_path)
+    assert there.image_url.startswith("data:image/png;base64,")
+    assert gone.image_url is None
+
+
+@pytest.mark.parametrize(("side", "pixelated"), [(320, True), (321, False)])
+def test_only_small_images_keep_hard_pixel_edges(side, pixelated):
+    (card,) = make_cards(evaluation(scene(width=side, height=9)), None, run_dir=NOWHERE)
+    assert card.pixelated is pixelated

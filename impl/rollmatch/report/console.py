@@ -1,0 +1,193 @@
+"""What a run says while it trains: one line per optimizer step, a progress bar where there is a terminal."""
+
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import IO, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from rollmatch.report.facts import run_facts
+from rollmatch.report.measures import Change, compare
+from rollmatch.report.numbers import MISSING, finite, fixed, percent, plain
+from rollmatch.report.phases import TIMED
+
+SPEED_WINDOW_S = 3600.0
+"""Past time that the ETA is worked out from; rich's own 30 s would see no two steps of a large model."""
+STYLES = {"better": "green", "worse": "yellow", "same": "dim", "": "dim"}
+
+
+class StepConsole:
+    """Lines about a run, under way. Use as a context manager, or call ``close``.
+
+    On a terminal the lines scroll above a progress bar; anywhere else they are plain text, one line each, without
+    escape codes. ``stream`` defaults to standard output.
+    """
+
+    def __init__(self, total_steps: int, stream: IO[str] | None = None) -> None:
+        self._console = make_console(stream)
+        self._total_steps = total_steps
+        self._progress = _make_progress(self._console) if self._console.is_terminal else None
+        self._task = None if self._progress is None else self._progress.add_task("training", total=total_steps)
+        self._seen_steps = False
+        if self._progress is not None:
+            self._progress.start()
+
+    def step(self, event: Mapping[str, Any]) -> None:
+        """Tell of one optimizer step: the journal's ``step`` event. What is missing shows as a dash."""
+        line = step_line(event, total_steps=self._total_steps)
+        if self._progress is not None and line.cell_len > self._console.width:
+            line = step_line(event, total_steps=self._total_steps, with_phases=False)
+        self._print(line)
+        self._advance(event.get("step"))
+
+    def note(self, text: str) -> None:
+        """Tell of something that happened."""
+        self._print(Text(text))
+
+    def warn(self, text: str) -> None:
+        """Tell of something that somebody should look at."""
+        self._print(Text.assemble(("warning: ", "yellow bold"), (text, "yellow")))
+
+    def close(self) -> None:
+        """Take the progress bar away; further lines still work."""
+        if self._progress is not None:
+            self._progress.stop()
+
+    def __enter__(self) -> "StepConsole":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _print(self, line: Text) -> None:
+        print_line(line, self._console)
+
+    def _advance(self, step: Any) -> None:
+        if self._progress is None or self._task is None or type(step) is not int:
+            return
+        if not self._seen_steps:
+            # A resumed run begins in the middle: the steps of its earlier life must not make it look fast.
+            self._progress.reset(self._task, completed=step - 1, total=self._total_steps)
+            self._seen_steps = True
+        self._progress.update(self._task, completed=step)
+
+
+def make_console(stream: IO[str] | None = None) -> Console:
+    """A console that asks the stream, not the environment, whether it is a terminal."""
+    stream = sys.stdout if stream is None else stream
+    is_terminal = stream.isatty()
+    return Console(
+        file=stream, force_terminal=is_terminal, no_color=None if is_terminal else True, highlight=False, emoji=False
+    )
+
+
+def print_line(line: Text, console: Console) -> None:
+    """One line, however long; characters that the stream cannot hold are spelled as escapes."""
+    writable = line.plain.encode(console.encoding, errors="backslashreplace").decode(console.encoding)
+    console.print(line if writable == line.plain else Text(writable), soft_wrap=True)
+
+
+def step_line(event: Mapping[str, Any], *, total_steps: int, with_phases: bool = True) -> Text:
+    """A step as one line whose columns stay in place from step to step.
+
+    >>> event = {"step": 7, "loss": 1.8434, "f1": 0.61, "invalid_rate": 0.0, "fill": 0.93, "rollout_tok_s": 2310.4}
+    >>> step_line(event, total_steps=60, with_phases=False).plain
+    'step  7/60  loss 1.843  f1 0.61  invalid   0.0%  fill 0.93  rollout  2,310 tok/s'
+    """
+    width = len(str(total_steps))
+    invalid = finite(event.get("invalid_rate"))
+    line = Text.assemble(
+        ("step ", "dim"),
+        (f"{event.get('step', MISSING):>{width}}/{total_steps}", "bold"),
+        ("  loss ", "dim"),
+        fixed(event.get("loss")),
+        ("  f1 ", "dim"),
+        (f"{plain(event.get('f1'), digits=2):>4}", "bold"),
+        ("  invalid ", "dim"),
+        (f"{percent(invalid):>6}", "yellow" if invalid else ""),
+        ("  fill ", "dim"),
+        f"{plain(event.get('fill'), digits=2):>4}",
+        ("  rollout ", "dim"),
+        f"{plain(event.get('rollout_tok_s'), digits=0):>6}",
+        (" tok/s", "dim"),
+    )
+    return line.append_text(_phases(event)) if with_phases else line
+
+
+def _phases(event: Mapping[str, Any]) -> Text:
+    phase_s = event.get("phase_s")
+    seconds = phase_s if isinstance(phase_s, Mapping) else {}
+    line = Text(" ")
+    for phase in TIMED:
+        line.append(f" {phase} ", "dim").append(_seconds(seconds.get(phase)))
+    return line.append(" s", "dim")
+
+
+def _seconds(value: Any) -> str:
+    """Tenths of a second below 100 s, whole seconds above, four characters."""
+    number = finite(value)
+    return f"{plain(number, digits=1 if number is not None and number < 99.95 else 0):>4}"
+
+
+def _make_progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("elapsed"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        expand=True,
+        speed_estimate_period=SPEED_WINDOW_S,
+    )
+
+
+def print_header(event: Mapping[str, Any], *, stream: IO[str] | None = None) -> None:
+    """Say what is about to run: the journal's ``run`` event, a fact a line."""
+    console = make_console(stream)
+    facts = run_facts(event)
+    width = max((len(label) for label, _ in facts), default=0)
+    print_line(Text("rollmatch", style="bold"), console)
+    for label, text in facts:
+        print_line(Text.assemble((f"  {label:<{width}}  ", "dim"), text), console)
+
+
+def print_before_after(
+    before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, *, stream: IO[str] | None = None
+) -> None:
+    """Print the final table from the ``metrics`` of two evaluations; None for one that did not happen."""
+    console = make_console(stream)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("validation")
+    for name in ("before", "after", "change"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    arrows = ARROWS if console.encoding.startswith("utf") else ASCII_ARROWS
+    for change in compare(before, after):
+        table.add_row(*_cells(change, arrows[change.direction]))
+    console.print(table)
+
+
+ARROWS = {1: "\u25b2", -1: "\u25bc", 0: " "}
+ASCII_ARROWS = {1: "^", -1: "v", 0: " "}
+
+
+def _cells(change: Change, arrow: str) -> tuple[str | Text, ...]:
+    style = STYLES[change.verdict]
+    return (
+        change.measure.label,
+        change.before_text,
+        Text(change.after_text, style="bold"),
+        Text(change.delta_text, style=style),
+        Text(f"{arrow} {change.verdict}".rstrip(), style=style),
+    )

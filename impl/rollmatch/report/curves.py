@@ -1,0 +1,179 @@
+"""Curves over the steps: journal events -> the places, labels and hover texts of one SVG each."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollmatch.report.axes import Axis, step_axis, value_axis
+from rollmatch.report.history import Event, History
+from rollmatch.report.numbers import compact, finite, percent, plain
+from rollmatch.report.thinning import running_mean, thin
+
+WIDTH, HEIGHT = 460, 230
+LEFT, RIGHT, TOP, BOTTOM = 48.0, 448.0, 12.0, 200.0
+MAX_POINTS = 240
+SMOOTHED_FROM = 40
+"""Points from which on a running mean stands in front of the raw curve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One thing to draw in a plot. ``validation`` lines come from ``evaluated`` events, the others from ``step``."""
+
+    label: str
+    field: str
+    validation: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """What a chart shows. ``ceiling`` is a value the axis reaches at least."""
+
+    title: str
+    lines: tuple[Line, ...]
+    text: Callable[[Any], str] = plain
+    ceiling: float | None = None
+    as_percent: bool = False
+
+
+PLOTS = (
+    Plot(title="Loss", lines=(Line(label="total", field="loss"), Line(label="text (ce)", field="loss_ce"),
+                              Line(label="coordinates", field="loss_coord"))),
+    Plot(title="F1", lines=(Line(label="training rollouts", field="f1"),
+                            Line(label="validation", field="f1", validation=True)), ceiling=1.0),
+    Plot(title="Invalid and truncated responses", text=percent, as_percent=True, ceiling=0.05,
+         lines=(Line(label="invalid", field="invalid_rate"), Line(label="truncated", field="truncated_rate"))),
+    Plot(title="Packing fill", lines=(Line(label="fill", field="fill"),), text=percent, as_percent=True, ceiling=1.0),
+    Plot(title="Rollout speed, tokens per second", lines=(Line(label="tok/s", field="rollout_tok_s"),), text=compact),
+    Plot(title="Gradient norm", lines=(Line(label="norm", field="grad_norm"),), text=compact),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stroke:
+    """One drawn line. ``path`` and ``mean_path`` are SVG path data; ``dots`` are places of single points."""
+
+    label: str
+    latest: str
+    path: str
+    mean_path: str
+    dots: tuple[tuple[float, float], ...]
+    num_missing: int
+    """Steps whose value was absent, NaN or infinite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One SVG. ``hover`` is what the page's script reads: places and texts per step."""
+
+    title: str
+    x: Axis
+    y: Axis
+    strokes: tuple[Stroke, ...]
+    window: int
+    hover: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Series:
+    line: Line
+    steps: tuple[int, ...]
+    values: tuple[float | None, ...]
+
+
+def make_charts(history: History) -> tuple[Chart, ...]:
+    """All plots that have at least one finite value."""
+    charts = (_make_chart(plot, history) for plot in PLOTS)
+    return tuple(chart for chart in charts if chart is not None)
+
+
+def _make_chart(plot: Plot, history: History) -> Chart | None:
+    series = [_read(line, history) for line in plot.lines]
+    series = [one for one in series if any(value is not None for value in one.values)]
+    if not series:
+        return None
+    known = [value for one in series for value in one.values if value is not None]
+    y = value_axis(
+        min(0.0, *known), max(plot.ceiling or 0.0, *known), start=BOTTOM, end=TOP, as_percent=plot.as_percent
+    )
+    all_steps = [step for one in series for step in one.steps]
+    x = step_axis(min(all_steps), max(all_steps), start=LEFT, end=RIGHT)
+    window = max(5, len(history.steps) // 40 * 2 + 1)
+    return Chart(
+        title=plot.title,
+        x=x,
+        y=y,
+        strokes=tuple(_stroke(one, plot, x, y, window=window) for one in series),
+        window=window,
+        hover=_hover(series, plot, x, y),
+    )
+
+
+def _read(line: Line, history: History) -> _Series:
+    events: Sequence[Event] = history.evaluations if line.validation else history.steps
+    figures = [event.get("metrics") if line.validation else event for event in events]
+    return _Series(
+        line=line,
+        steps=tuple(event["step"] for event in events),
+        values=tuple(finite(figure.get(line.field)) if isinstance(figure, dict) else None for figure in figures),
+    )
+
+
+def _stroke(series: _Series, plot: Plot, x: Axis, y: Axis, *, window: int) -> Stroke:
+    known = [value for value in series.values if value is not None]
+    smoothed = running_mean(series.values, window=window) if len(known) >= SMOOTHED_FROM else []
+    runs = _unbroken_runs(series.steps, series.values)
+    return Stroke(
+        label=series.line.label,
+        latest=plot.text(known[-1]),
+        path=_path(runs, x, y),
+        mean_path=_path(_unbroken_runs(series.steps, smoothed), x, y) if smoothed else "",
+        dots=tuple(
+            (x.place(step), y.place(value))
+            for run in runs
+            for step, value in (run if series.line.validation or len(run) == 1 else ())
+        ),
+        num_missing=len(series.values) - len(known),
+    )
+
+
+def _unbroken_runs(steps: Sequence[int], values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
+    """Points to be joined: thinned out, apart wherever a value is missing.
+
+    >>> _unbroken_runs([1, 2, 3, 4], [0.1, 0.2, None, 0.4])
+    [[(1, 0.1), (2, 0.2)], [(4, 0.4)]]
+    """
+    runs: list[list[tuple[int, float]]] = [[]]
+    for step, value in zip(steps, values, strict=True):
+        if value is None:
+            runs.append([])
+        else:
+            runs[-1].append((step, value))
+    limit = max(4, MAX_POINTS // sum(map(bool, runs))) if any(runs) else MAX_POINTS
+    return [[run[row] for row in thin([[value for _, value in run]], limit=limit)] for run in runs if run]
+
+
+def _path(runs: Iterable[list[tuple[int, float]]], x: Axis, y: Axis) -> str:
+    return "".join(
+        "M" + "L".join(f"{x.place(step)} {y.place(value)}" for step, value in run) for run in runs if len(run) > 1
+    )
+
+
+def _hover(series: Sequence[_Series], plot: Plot, x: Axis, y: Axis) -> dict[str, Any]:
+    """Per step the place of the ruler, and per line a dot's height and a text (null where there is none)."""
+    tables = [dict(zip(one.steps, one.values, strict=True)) for one in series]
+    steps = sorted({step for table in tables for step in table})
+    columns = [[table.get(step) for step in steps] for table in tables]
+    kept = thin(columns, limit=MAX_POINTS)
+    return {
+        "steps": [steps[row] for row in kept],
+        "x": [x.place(steps[row]) for row in kept],
+        "lines": [
+            {
+                "label": one.line.label,
+                "y": [None if column[row] is None else y.place(column[row] or 0.0) for row in kept],
+                "text": [None if column[row] is None else plot.text(column[row]) for row in kept],
+            }
+            for one, column in zip(series, columns, strict=True)
+        ],
+    }

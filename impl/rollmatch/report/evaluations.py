@@ -1,0 +1,101 @@
+"""One evaluation file: what the model saw in every validation scene."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+
+from rollmatch.errors import DataError
+from rollmatch.records import NUM_BINS, Geometry
+
+Bin = Annotated[int, Field(ge=0, lt=NUM_BINS)]
+
+
+class EvaluationFileBroken(DataError):
+    """An evaluation file is JSON of the shape ``Evaluation`` describes; ``key`` is the file and the place inside."""
+
+    code = "evaluation-file-broken"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """A true object as drawn."""
+
+    desc: str
+    geometry: Geometry
+    bins: tuple[Bin, ...]
+    """[4] x1 y1 x2 y2, or [2n] x y x y ..., n >= 3."""
+
+    def __post_init__(self) -> None:
+        size = len(self.bins)
+        if size != 4 if self.geometry is Geometry.BBOX else size < 6 or size % 2:
+            raise ValueError(f"{size} bins are no {self.geometry.value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction(Outline):
+    """A predicted object and the true one it stands for."""
+
+    partner: NonNegativeInt | None
+    """Index into the scene's ``truth``, None for a false positive."""
+    iou: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """One validation sample with the model's answer."""
+
+    sample_id: int | str
+    image: str
+    width: PositiveInt
+    height: PositiveInt
+    truth: tuple[Outline, ...]
+    predicted: tuple[Prediction, ...]
+    response_text: str
+    invalid: bool
+
+    def __post_init__(self) -> None:
+        for prediction in self.predicted:
+            if prediction.partner is not None and prediction.partner >= len(self.truth):
+                raise ValueError(f"partner {prediction.partner} of {len(self.truth)} true objects")
+
+    @property
+    def partners(self) -> frozenset[int]:
+        """Indices of the true objects that were found."""
+        return frozenset(found.partner for found in self.predicted if found.partner is not None)
+
+    @property
+    def f1(self) -> float:
+        """2 x found / (predicted + true); 1.0 where there is nothing to find and nothing was claimed."""
+        total = len(self.predicted) + len(self.truth)
+        return 2 * len(self.partners) / total if total else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """All scenes of one evaluation. Made by ``load_evaluation``, eaten by ``scenes``."""
+
+    step: NonNegativeInt
+    scenes: tuple[Scene, ...]
+    iou_threshold: float | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+def load_evaluation(path: Path) -> Evaluation:
+    """Read ``evaluations/step-NNNNNN.json``. Errors: ``EvaluationFileBroken``."""
+    try:
+        return _adapter().validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise EvaluationFileBroken(
+            first["msg"],
+            key=":".join([str(path), ".".join(str(part) for part in first["loc"])]).rstrip(":"),
+            remedy="Evaluate again, or remove the file: the page then goes without its pictures.",
+        ) from error
+
+
+@cache
+def _adapter() -> TypeAdapter[Evaluation]:
+    return TypeAdapter(Evaluation)

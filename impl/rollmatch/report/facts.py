@@ -1,0 +1,112 @@
+"""What a run was: model, machine, data, weights carried, versions; label and text each."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any
+
+from rollmatch.report.history import Event, History
+from rollmatch.report.numbers import compact, duration, finite, percent, plain
+
+Facts = tuple[tuple[str, str], ...]
+
+
+def make_facts(history: History) -> Facts:
+    """Facts of the whole journal, in reading order; the unknown ones are left out."""
+    others = history.others
+    return (
+        *run_facts(history.run),
+        *_known(
+            ("Started", _when(history.started_at)),
+            ("Time under way", duration(history.duration_s) if history.duration_s else ""),
+            ("Rollouts", _rollouts(others["generated"])),
+            ("Packing", _packing(others["packed"])),
+            ("Weight sync", _sync(others["synced"])),
+            ("Decoding", _pairs((others["requested"] or ({},))[-1].get("decoding"))),
+            ("Last checkpoint", _text((others["saved"] or ({},))[-1].get("path"))),
+        ),
+    )
+
+
+def run_facts(run: Event) -> Facts:
+    """Facts of a ``run`` event, known before the first step."""
+    max_steps, resumed_from = finite(run.get("max_steps")), finite(run.get("resumed_from"))
+    return _known(
+        ("Model", _text(run.get("model"))),
+        ("Parameters", _parameters(run)),
+        ("Device", _device(run)),
+        ("Samples", _samples(run)),
+        ("Steps", "" if max_steps is None else plain(max_steps, digits=0)),
+        ("Resumed from", "" if resumed_from is None else f"step {plain(resumed_from, digits=0)}"),
+        ("Config", _text(run.get("config_path"))),
+        ("Versions", _pairs(run.get("versions"))),
+    )
+
+
+def _known(*facts: tuple[str, str]) -> Facts:
+    return tuple((label, text) for label, text in facts if text)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _pairs(value: Any) -> str:
+    """Names and values of a mapping on one line.
+
+    >>> _pairs({"temperature": 0.7, "top_p": 1.0})
+    'temperature 0.7, top_p 1.0'
+    """
+    return ", ".join(f"{name} {_text(item)}" for name, item in value.items()) if isinstance(value, dict) else ""
+
+
+def _parameters(run: Event) -> str:
+    num_parameters, num_trainable = finite(run.get("num_parameters")), finite(run.get("num_trainable"))
+    if num_parameters is None:
+        return ""
+    if num_trainable is None or num_parameters <= 0:
+        return compact(num_parameters)
+    share = "all" if num_trainable == num_parameters else percent(num_trainable / num_parameters)
+    return f"{compact(num_parameters)}, {compact(num_trainable)} trained ({share})"
+
+
+def _device(run: Event) -> str:
+    size = run.get("learner_world_size")
+    device = _text(run.get("device"))
+    return f"{device} x {size}" if device and type(size) is int and size > 1 else device
+
+
+def _when(unix_seconds: float | None) -> str:
+    if unix_seconds is None or not 0 <= unix_seconds < 4e9:
+        return ""
+    return f"{datetime.fromtimestamp(unix_seconds, tz=UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _samples(run: Event) -> str:
+    counts = [(run.get("num_train_samples"), "training"), (run.get("num_val_samples"), "validation")]
+    return ", ".join(f"{plain(count, digits=0)} {kind}" for count, kind in counts if count is not None)
+
+
+def _numbers(events: Sequence[Event], name: str) -> list[float]:
+    return [number for event in events if (number := finite(event.get(name))) is not None]
+
+
+def _rollouts(generated: Sequence[Event]) -> str:
+    num_rollouts, num_tokens = _numbers(generated, "num_rollouts"), _numbers(generated, "num_tokens")
+    return f"{plain(sum(num_rollouts), digits=0)} with {compact(sum(num_tokens))} tokens" if num_rollouts else ""
+
+
+def _packing(packed: Sequence[Event]) -> str:
+    fill = _numbers(packed, "fill")
+    if not fill:
+        return ""
+    rows, segments = sum(_numbers(packed, "rows")), sum(_numbers(packed, "segments"))
+    return f"{plain(segments, digits=0)} segments in {plain(rows, digits=0)} rows, {median(fill):.0%} full (median)"
+
+
+def _sync(synced: Sequence[Event]) -> str:
+    seconds, num_bytes = _numbers(synced, "seconds"), _numbers(synced, "num_bytes")
+    if not seconds or not num_bytes:
+        return ""
+    mode = _text(synced[-1].get("mode"))
+    return f"{mode} {len(synced):,} times, {compact(median(num_bytes))}B in {median(seconds):.3g} s (median)".strip()

@@ -1,0 +1,85 @@
+"""Numbers as people read them. Nothing here fails: what is no finite number becomes a dash."""
+
+from typing import Any
+
+MISSING = "-"
+LARGEST = 1e15
+"""Magnitudes beyond this are treated like infinity: no figure of a run is that large."""
+
+
+def finite(value: Any) -> float | None:
+    """The value as a float, None for NaN, infinities, absurd magnitudes and whatever is no number.
+
+    >>> finite(3), finite(float("nan")), finite(10**400), finite(True), finite("3")
+    (3.0, None, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if -LARGEST <= value <= LARGEST else None
+
+
+def plain(value: Any, *, digits: int = 3) -> str:
+    """Fixed number of decimals, thousands apart.
+
+    >>> plain(2310.4, digits=0), plain(0.5), plain(None)
+    ('2,310', '0.500', '-')
+    """
+    number = finite(value)
+    return MISSING if number is None else f"{number:,.{digits}f}"
+
+
+def percent(value: Any) -> str:
+    """A share 0..1 with one decimal.
+
+    >>> percent(0.125), percent(float("nan"))
+    ('12.5%', '-')
+    """
+    number = finite(value)
+    return MISSING if number is None else f"{number:.1%}"
+
+
+def fixed(value: Any, *, width: int = 5) -> str:
+    """As many digits as fit into ``width`` characters; only larger figures take more.
+
+    >>> fixed(1.8434), fixed(12.8434), fixed(12345.6), fixed(None), fixed(float("nan"))
+    ('1.843', '12.84', '12346', '    -', '    -')
+    """
+    number = finite(value)
+    if number is None:
+        return MISSING.rjust(width)
+    digits = max(0, width - 1 - len(f"{number:.0f}"))
+    return f"{number:.{digits}f}".rjust(width)
+
+
+def compact(value: Any) -> str:
+    """Three significant digits with a unit prefix.
+
+    >>> compact(1_234_567), compact(2_310), compact(999.7), compact(0.25), compact(0.00001234)
+    ('1.23M', '2.31k', '1k', '0.25', '1.23e-05')
+    """
+    number = finite(value)
+    if number is None:
+        return MISSING
+    for scale, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= 0.9995 * scale:  # what would round up to it
+            return f"{number / scale:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def duration(seconds: Any) -> str:
+    """A length of time in its two largest units.
+
+    >>> duration(7.25), duration(95), duration(7_380), duration(180_000)
+    ('7.2 s', '1 min 35 s', '2 h 3 min', '2 d 2 h')
+    """
+    number = finite(seconds)
+    if number is None:
+        return MISSING
+    if number < 60:
+        return f"{number:.1f} s"
+    whole = round(number)
+    for large, small, units in ((86_400, 3_600, "d h"), (3_600, 60, "h min"), (60, 1, "min s")):
+        if whole >= large:
+            first, second = units.split()
+            return f"{whole // large} {first} {whole % large // small} {second}"
+    return f"{whole} s"

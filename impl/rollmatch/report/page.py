@@ -1,0 +1,85 @@
+"""One offline page about a run: everything in a single file, nothing fetched."""
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from rollmatch.report.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, make_charts
+from rollmatch.report.drops import make_drop_rows
+from rollmatch.report.evaluations import Evaluation, load_evaluation
+from rollmatch.report.facts import make_facts
+from rollmatch.report.history import History, load_history
+from rollmatch.report.phases import make_phase_chart
+from rollmatch.report.scenes import Card, make_cards
+from rollmatch.report.verdict import make_verdict
+
+PAGE_NAME = "run.html"
+CONFIG_NAME = "resolved.yaml"
+FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
+
+
+def write_page(run_dir: str | Path) -> Path:
+    """Write ``run.html`` into a run directory and return its path; the old page stays until the new one is whole.
+
+    Errors: ``JournalMissing``, ``JournalLineBroken``, ``EvaluationFileBroken``.
+    """
+    run_dir = Path(run_dir)
+    text = _environment().get_template("page.html").render(_content(run_dir))
+    path = run_dir / PAGE_NAME
+    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+    # Lone surrogates may stand in a journal's escapes, but in no UTF-8 file.
+    unfinished.write_text(text, encoding="utf-8", errors="replace", newline="\n")
+    unfinished.replace(path)
+    return path
+
+
+def _content(run_dir: Path) -> dict[str, Any]:
+    history = load_history(run_dir)
+    cards, num_scenes, missing = _cards(history, run_dir)
+    config = run_dir / CONFIG_NAME
+    return {
+        "name": run_dir.resolve().name,
+        "verdict": make_verdict(history),
+        "facts": make_facts(history),
+        "charts": make_charts(history),
+        "phases": make_phase_chart(history),
+        "drops": make_drop_rows(history),
+        "cards": cards,
+        "num_scenes": num_scenes,
+        "missing": missing,
+        "config": config.read_text(encoding="utf-8", errors="replace") if config.is_file() else "",
+        "frame": FRAME,
+    }
+
+
+def _cards(history: History, run_dir: Path) -> tuple[tuple[Card, ...], int, tuple[str, ...]]:
+    """Cards, the number of scenes there are, and the evaluation files that are named but not there."""
+    named = [str(event.get("file", "")) for event in history.evaluations]
+    wanted = [named[0], named[-1]] if len(named) > 1 else named
+    paths = [_evaluation_path(name, run_dir) for name in wanted]
+    missing = tuple(name for name, path in zip(wanted, paths, strict=True) if name and path is None)
+    loaded: list[Evaluation] = [load_evaluation(path) for path in paths if path is not None]
+    if not loaded:
+        return (), 0, missing
+    cards = make_cards(loaded[0], loaded[1] if len(loaded) > 1 else None, run_dir=run_dir)
+    return cards, len(loaded[0].scenes), missing
+
+
+def _evaluation_path(name: str, run_dir: Path) -> Path | None:
+    """As named inside the run directory; under its bare name in ``evaluations/`` if the directory was moved."""
+    candidates = (run_dir / name, run_dir / "evaluations" / Path(name).name)
+    return next((path for path in candidates if name and path.is_file()), None)
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("rollmatch.report", "sheets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
