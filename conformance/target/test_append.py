@@ -8,7 +8,13 @@ from hypothesis import given
 
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.target.answers import answer, box, element, ids, object_lists, poly, quoted
-from rollmatch.target.append import DescChangedByTokenizer, DescHoldsAddedToken, append_missed, serialize_objects
+from rollmatch.target.append import (
+    CutHeadNotEncodable,
+    DescChangedByTokenizer,
+    DescHoldsAddedToken,
+    append_missed,
+    serialize_objects,
+)
 from rollmatch.target.parse import OPENING, parse_rollout
 
 VOCABULARY = make_vocabulary()
@@ -43,9 +49,37 @@ def test_the_answer_is_one_line_of_json_with_quoted_coordinates():
     ],
 )
 def test_a_comma_stands_only_between_elements(response, num_missed, expected):
-    tail = tail_after(response, [box()] * num_missed)
+    parsed = parse_rollout(ids(response), VOCABULARY)
+    tail = append_missed(parsed, [box()] * num_missed, VOCABULARY)
     assert tail.text == expected
-    assert tail.token_ids == (*ids(expected), VOCABULARY.stop_id)
+    assert tail.token_ids == (*VOCABULARY.encode_bytes(parsed.cut_head + expected.encode()), VOCABULARY.stop_id)
+
+
+def test_the_cut_head_and_what_follows_are_the_models_own_token():
+    closed_too_early = ids(answer(element()))
+    assert VOCABULARY.piece(closed_too_early[-1]) == b'"]}]}'
+    parsed = parse_rollout(closed_too_early, VOCABULARY)
+    tail = append_missed(parsed, [box()], VOCABULARY)
+    assert VOCABULARY.piece(tail.token_ids[0]) == b'"]}, {"'
+    assert (*parsed.prefix_token_ids, *tail.token_ids[:-1]) == ids(answer(element(), element()))
+
+
+class _Rewriting:
+    """A vocabulary whose tokenizer rewrites brackets."""
+
+    def __getattr__(self, name):
+        return getattr(VOCABULARY, name)
+
+    def encode_bytes(self, raw):
+        return VOCABULARY.encode_bytes(raw.replace(b"]", b")"))
+
+
+def test_a_tokenizer_that_rewrites_the_cut_head_is_an_error():
+    parsed = parse_rollout(ids(answer(element())), VOCABULARY)
+    with pytest.raises(CutHeadNotEncodable) as caught:
+        append_missed(parsed, [], _Rewriting())
+    assert (caught.value.code, caught.value.key) == ("cut-head-not-encodable", "cut_head")
+    assert append_missed(parsed, [], VOCABULARY).text == "]}"
 
 
 def test_the_tail_keeps_the_order_and_the_geometry():
@@ -59,7 +93,7 @@ def test_the_tail_keeps_the_order_and_the_geometry():
 def test_desc_positions_are_the_tokens_that_overlap_a_description(missed):
     for response in ("", answer(element())):
         tail = tail_after(response, missed)
-        raw = tail.text.encode()
+        raw = parse_rollout(ids(response), VOCABULARY).cut_head + tail.text.encode()
         inside = {byte for found in DESC.finditer(raw) for byte in range(*found.span(1))}
         expected, start = [], 0
         for index, token_id in enumerate(tail.token_ids[:-1]):
@@ -74,8 +108,8 @@ def test_desc_positions_are_the_tokens_that_overlap_a_description(missed):
 def test_desc_positions_by_hand():
     tail = tail_after("", [box(desc="seven red")])
     assert [VOCABULARY.piece(tail.token_ids[index]) for index in tail.desc_positions] == [b"seven", b" red"]
-    marks = [VOCABULARY.piece(tail_after("", [box(desc='"')]).token_ids[i]) for i in (3, 4)]
-    assert b"".join(marks).startswith(b'\\"')
+    quote = tail_after("", [box(desc='"')])
+    assert b"".join(VOCABULARY.piece(quote.token_ids[index]) for index in quote.desc_positions).startswith(b'\\"')
 
 
 @given(object_lists())

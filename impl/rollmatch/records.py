@@ -92,8 +92,11 @@ class ParsedRollout:
     """What a response holds. Made by ``target.parse``, eaten by match and append."""
 
     prefix_token_ids: tuple[int, ...]
-    """[X] the append-ready part of the response; ids kept, only the last may be re-encoded."""
+    """[X] ids of the response exactly as sampled, up to the cut; a token that the cut falls into is left out."""
+    cut_head: bytes
+    """That token's bytes before the cut, to be written again by the tail; empty where the cut is at a token border."""
     prefix_text: str
+    """The append-ready text: the prefix ids' and the cut head's."""
     num_elements: int
     """Well-formed array elements inside the prefix, valid or not; 0 means append without a comma."""
     objects: tuple[PredictedObject, ...]
@@ -103,7 +106,7 @@ class ParsedRollout:
     truncated: bool
     """The response ended before its JSON did."""
     invalid: bool
-    """Nothing parseable: the prefix is the empty list and every true object gets appended."""
+    """Nothing parseable: no id is kept, the cut head is the opening, and every true object gets appended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

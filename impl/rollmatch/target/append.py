@@ -1,6 +1,9 @@
 """What the response should have gone on with: the missed objects, the closing, the stop token.
 
-The tail is tokenised alone, so it never merges with the prefix: the rollout's own ids stay what they are.
+The tail is tokenised alone, so it never merges with the prefix: the rollout's own ids stay what they are. It begins
+with the cut head, the kept bytes of a token that the cut fell into. Tokenised together with what follows, they make
+the token that the model would use by itself: where it wrote ``"]}]}`` too early, the label in that very place is
+``"]}, {"``. Without that, the decision to go on or to close would never be taught.
 """
 
 import json
@@ -23,6 +26,12 @@ class DescHoldsAddedToken(TargetError):
     code = "desc-holds-added-token"
 
 
+class CutHeadNotEncodable(TargetError):
+    """A tail's tokens decode to exactly its text, the cut head included."""
+
+    code = "cut-head-not-encodable"
+
+
 class DescChangedByTokenizer(TargetError):
     """A description must come out of the tokenizer as it went in (a normalizer may rewrite it)."""
 
@@ -34,9 +43,9 @@ class Tail:
     """What follows the prefix. Made by ``append_missed``, eaten by ``rollout_matching``."""
 
     token_ids: tuple[int, ...]
-    """[N] the tail's text, tokenised alone, then the stop token."""
+    """[N] cut head and text, tokenised together and alone, then the stop token."""
     text: str
-    """Without the stop token."""
+    """What is appended to the prefix text; without cut head and stop token."""
     desc_positions: tuple[int, ...]
     """Indices into ``token_ids`` of tokens that hold any byte of a description's content, ascending."""
 
@@ -55,19 +64,31 @@ def serialize_objects(objects: Iterable[GroundTruth]) -> str:
 def append_missed(parsed: ParsedRollout, missed: Sequence[GroundTruth], vocabulary: Vocabulary) -> Tail:
     """The tail that completes a prefix: a comma if an element stands before, the missed objects in order, the closing.
 
-    Errors: ``DescHoldsAddedToken``, ``DescChangedByTokenizer``; ``key`` is ``missed[index].desc``.
+    Errors: ``DescHoldsAddedToken``, ``DescChangedByTokenizer`` (``key`` is ``missed[index].desc``),
+    ``CutHeadNotEncodable``.
     """
     comma = ", " if missed and parsed.num_elements else ""
     parts = [_serialize(each) for each in missed]
     text = comma + ", ".join(parts) + CLOSING
     _check_descs(missed, vocabulary)
-    token_ids = vocabulary.encode(text)
-    spans = _desc_spans(missed, parts, first=len(comma))
+    token_ids = _encode(parsed.cut_head + text.encode(), vocabulary)
+    spans = _desc_spans(missed, parts, first=len(parsed.cut_head) + len(comma))
     return Tail(
         token_ids=(*token_ids, vocabulary.stop_id),
         text=text,
         desc_positions=_overlapping([len(vocabulary.piece(token_id)) for token_id in token_ids], spans),
     )
+
+
+def _encode(raw: bytes, vocabulary: Vocabulary) -> tuple[int, ...]:
+    token_ids = vocabulary.encode_bytes(raw)
+    if vocabulary.decode(token_ids) != raw:
+        raise CutHeadNotEncodable(
+            f"{raw!r} is tokenised as {vocabulary.decode(token_ids)!r}",
+            key="cut_head",
+            remedy="Use a tokenizer whose normalizer leaves such text alone.",
+        )
+    return token_ids
 
 
 def _serialize(each: GroundTruth) -> str:

@@ -16,8 +16,11 @@ anything after the closing      drop ``trailing_text``: prose, a second value, a
 ==============================  =================================================================================
 
 The prefix ends right after the last element that is JSON (or right after the opening bracket); JSON white space is
-legal everywhere. ``truncated`` says that the text ran out before the closing brace; ``invalid`` that the opening was
-not found, so that the prefix is an opening of our own.
+legal everywhere. Where that end falls inside a token, as merges across punctuation make it do all the time
+(``"]}, {"`` may be one token), the ids before that token are the prefix, and its kept bytes, the *cut head*, are
+written again as the beginning of the tail: so the rollout's ids are never touched, and what the model should have
+said instead of that token gets a label. ``truncated`` says that the text ran out before the closing brace; ``invalid``
+that the opening was not found: then no id is kept and the cut head is an opening of our own.
 """
 
 import codecs
@@ -27,7 +30,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from rollmatch.errors import TargetError
 from rollmatch.records import ParsedRollout, PredictedObject
 from rollmatch.target.scan import OPENING_MARKS, Ending, expect, scan_elements
 from rollmatch.target.verdict import DropReason, Slot, judge
@@ -37,12 +39,6 @@ OPENING = '{"objects": ['
 """How an answer begins; the prefix of a response in which nothing is parseable."""
 _NO_TEXT = b"\xff"  # never UTF-8
 _UNDECODABLE, _CUT_SHORT = "\0", "\ufffd"  # the first is JSON nowhere, the second only inside a string
-
-
-class PrefixNotEncodable(TargetError):
-    """The kept bytes of the token the cut falls into must encode to tokens that decode to exactly them."""
-
-    code = "prefix-not-encodable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +51,11 @@ class _Response:
 
 
 def parse_rollout(response_token_ids: Sequence[int], vocabulary: Vocabulary) -> ParsedRollout:
-    """Read one response; the module's table says how.
-
-    Errors: ``PrefixNotEncodable``.
-    """
+    """Read one response; the module's table says how."""
     response = _read(response_token_ids, vocabulary)
     opened, ending = expect(response.text, 0, OPENING_MARKS)
     if ending is not Ending.CLOSED:
-        return _make_invalid(vocabulary, truncated=ending is Ending.TRUNCATED)
+        return _make_invalid(truncated=ending is Ending.TRUNCATED)
     elements, ending = scan_elements(response.text, opened)
     cut, *places = _byte_places(response.text, [opened, *(place for e in elements for place in (e.start, e.end))])
     cut = places[-1] if places else cut
@@ -73,10 +66,11 @@ def parse_rollout(response_token_ids: Sequence[int], vocabulary: Vocabulary) -> 
     drops = Counter(verdict.value for verdict in judged if isinstance(verdict, DropReason))
     if ending in (Ending.MALFORMED, Ending.TRAILING_TEXT):
         drops[ending.value] += 1
-    prefix = _keep_bytes(response, cut, vocabulary)
+    kept, cut_head = _cut_at(response, cut, vocabulary)
     return ParsedRollout(
-        prefix_token_ids=prefix,
-        prefix_text=vocabulary.decode(prefix).decode(),
+        prefix_token_ids=kept,
+        cut_head=cut_head,
+        prefix_text=(vocabulary.decode(kept) + cut_head).decode(),
         num_elements=len(elements),
         objects=tuple(verdict for verdict in judged if isinstance(verdict, PredictedObject)),
         drops=dict(drops),
@@ -85,9 +79,10 @@ def parse_rollout(response_token_ids: Sequence[int], vocabulary: Vocabulary) -> 
     )
 
 
-def _make_invalid(vocabulary: Vocabulary, *, truncated: bool) -> ParsedRollout:
+def _make_invalid(*, truncated: bool) -> ParsedRollout:
     return ParsedRollout(
-        prefix_token_ids=vocabulary.encode(OPENING),
+        prefix_token_ids=(),
+        cut_head=OPENING.encode(),
         prefix_text=OPENING,
         num_elements=0,
         objects=(),
@@ -144,21 +139,13 @@ def _slots_between(slots: tuple[Slot, ...], start: int, end: int) -> tuple[Slot,
     return slots[first:last]
 
 
-def _keep_bytes(response: _Response, cut: int, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """The ids up to byte ``cut``: all kept as they are, only a token that the cut falls into is encoded anew.
+def _cut_at(response: _Response, cut: int, vocabulary: Vocabulary) -> tuple[tuple[int, ...], bytes]:
+    """The ids that end at or before byte ``cut``, and the bytes from there to the cut.
 
-    With tokens of 3, 2 and 4 bytes (starts 0, 3, 5, 9): cut 5 keeps two ids; cut 6 keeps two and encodes the third's
-    first byte; nothing earlier ever moves.
+    With tokens of 3, 2 and 4 bytes (starts 0, 3, 5, 9): cut 5 keeps two ids and no bytes; cut 6 keeps two ids and the
+    third's first byte.
     """
     place = bisect_left(response.starts, cut)
     if response.starts[place] == cut:
-        return response.ids[:place]
-    head = vocabulary.piece(response.ids[place - 1])[: cut - response.starts[place - 1]]
-    again = vocabulary.encode_bytes(head)
-    if vocabulary.decode(again) != head:
-        raise PrefixNotEncodable(
-            f"the first {len(head)} bytes of the token, {head!r}, encode to {vocabulary.decode(again)!r}",
-            key=str(place - 1),
-            remedy="Use a tokenizer whose normalizer leaves such text alone.",
-        )
-    return response.ids[: place - 1] + again
+        return response.ids[:place], b""
+    return response.ids[: place - 1], vocabulary.piece(response.ids[place - 1])[: cut - response.starts[place - 1]]

@@ -42,7 +42,7 @@ class RolloutReport:
     response_len: int
     """Tokens as sampled."""
     prefix_len: int
-    """Tokens kept."""
+    """Tokens kept, as sampled."""
     appended: int
     """True objects written into the tail."""
     gating_rejections: int
