@@ -49,5 +49,7 @@ def write_evaluation(
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {"step": step, "iou_threshold": iou, "metrics": metrics, "scenes": scenes}
-    path.write_text(json.dumps(record), encoding="utf-8")
+    part = path.with_suffix(".part")  # a kill leaves no half record behind under the name that readers look for
+    part.write_text(json.dumps(record), encoding="utf-8")
+    part.replace(path)
     return name

@@ -5,7 +5,8 @@ model that is being trained: merging in place and unmerging would drift the base
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -31,13 +32,24 @@ class AdapterTargetsNothing(ConfigError):
     code = "adapter-targets-nothing"
 
 
+class TiedHeadAdapted(ConfigError):
+    """An output head that is the embedding gets no adapter: merged, the two would be different weights."""
+
+    code = "tied-head-adapted"
+
+
 def load_policy(
     config: ModelConfig, tuner: TunerConfig, *, attn_implementation: str | dict[str, str] = "sdpa"
 ) -> nn.Module:
-    """Read the model directory, freeze and adapt as told. Errors: ``AdapterTargetsNothing``, ``NothingToTrain``."""
+    """Read the model directory, freeze and adapt as told.
+
+    Errors: ``AdapterTargetsNothing``, ``NothingToTrain``, ``TiedHeadAdapted``.
+    """
     vision_language = hasattr(AutoConfig.from_pretrained(config.model), "vision_config")
     kind = AutoModelForImageTextToText if vision_language else AutoModelForCausalLM
-    model: nn.Module = kind.from_pretrained(config.model, dtype=config.torch_dtype, attn_implementation=attn_implementation)
+    model: nn.Module = kind.from_pretrained(
+        config.model, dtype=config.torch_dtype, attn_implementation=attn_implementation
+    )
     _freeze(model, tuner)
     if tuner.train_type == "lora":
         model = _adapt(model, tuner)
@@ -83,12 +95,12 @@ def checkpoint_name(name: str) -> str:
 
 
 def _merged(layer: LoraLayer) -> Tensor:
-    """The layer's weight with its active adapters: peft's own safe merge, without putting the result in place."""
+    """The layer's weight with its active adapters: what peft's merge computes, without putting the result in place."""
     merged: Tensor = layer.get_base_layer().weight.detach()
     for adapter in layer.active_adapters:
         variant = layer.lora_variant.get(adapter)
         if variant is None:
-            merged = merged + layer.get_delta_weight(adapter).to(merged.dtype)
+            merged = (merged + layer.get_delta_weight(adapter)).to(merged.dtype)  # summed wide, rounded once
         else:
             merged = variant.merge_safe(layer, adapter, merged)
     return merged.detach()
@@ -110,10 +122,11 @@ def _adapt(model: nn.Module, tuner: TunerConfig) -> PeftModel:
     wanted = [name for name in names if _is_wanted(name, model, tuner)]
     if not wanted:
         raise AdapterTargetsNothing(
-            f"no module matches {tuner.target_regex!r}" if tuner.target_regex else "every module is frozen",
+            f"no unfrozen module matches {tuner.target_regex!r}" if tuner.target_regex else "every module is frozen",
             key="tuner.target_regex",
-            remedy=f"The whole name must match, for example {names[-1] if names else 'a linear layer'}.",
+            remedy=f"The whole name must match, for example {names[0] if names else 'a linear layer'}.",
         )
+    _check_head(model, wanted)
     settings = LoraConfig(
         r=tuner.lora_rank,
         lora_alpha=tuner.lora_alpha,
@@ -127,8 +140,28 @@ def _adapt(model: nn.Module, tuner: TunerConfig) -> PeftModel:
 
 def _is_wanted(name: str, model: nn.Module, tuner: TunerConfig) -> bool:
     """Adapters go where weights may learn: a matching, unfrozen module (the output head only if named)."""
+    module = model.get_submodule(name)
+    if not cast(Tensor, module.weight).requires_grad:
+        return False
     if tuner.target_regex is not None:
         return re.fullmatch(tuner.target_regex, name) is not None
-    module = model.get_submodule(name)
-    is_head = module is model.get_output_embeddings()  # type: ignore[operator]
-    return isinstance(module, nn.Linear) and not is_head and module.weight.requires_grad
+    return isinstance(module, nn.Linear) and module is not _head_of(model)
+
+
+def _check_head(model: nn.Module, wanted: Sequence[str]) -> None:
+    head, embedding = _head_of(model), model.get_input_embeddings()  # type: ignore[operator]
+    if head is None or head.weight is not embedding.weight:
+        return
+    named = [name for name in wanted if model.get_submodule(name) is head]
+    if named:
+        raise TiedHeadAdapted(
+            f"{named[0]} shares its weight with the embedding",
+            key="tuner.target_regex",
+            remedy=f"Let the expression match other modules only, for example (?!{named[0]}$).*",
+        )
+
+
+def _head_of(model: nn.Module) -> nn.Module | None:
+    """The output head."""
+    head: nn.Module | None = model.get_output_embeddings()  # type: ignore[operator]
+    return head

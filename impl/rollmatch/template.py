@@ -25,6 +25,12 @@ class ImagesNotSupported(ConfigError):
     code = "images-not-supported"
 
 
+class PlaceholdersMisfit(ConfigError):
+    """A prompt holds one image placeholder per image."""
+
+    code = "placeholders-misfit"
+
+
 class PromptMismatch(RolloutError):
     """The engine saw another prompt than the one the learner would teach on."""
 
@@ -46,11 +52,7 @@ class Template:
 
     def __init__(self, directory: str | Path, *, system: str, user: str) -> None:
         self.vocabulary = Vocabulary.load(directory)
-        self.processor = AutoProcessor.from_pretrained(str(directory))
-        if not hasattr(self.processor, "image_processor"):
-            raise ImagesNotSupported(
-                f"{directory} has no image processor", key="model.model", remedy="Save it beside the model."
-            )
+        self.processor = _load_processor(directory)
         self.tokenizer = self.processor.tokenizer
         self.system, self.user = system, user
         self.image_id: int = self.processor.image_token_id
@@ -84,6 +86,11 @@ class Template:
         features = self.processor.image_processor(images=self.load_images(sample), return_tensors="pt")
         return ImageFeatures(pixel_values=features["pixel_values"], image_grid_thw=features["image_grid_thw"])
 
+    def num_image_tokens(self, image: Image.Image) -> int:
+        """Merged patches of an image, from its size alone."""
+        num_patches: int = self.processor.image_processor.get_number_of_image_patches(image.height, image.width)
+        return num_patches // self.merge_area
+
     def expand(self, prompt_token_ids: Sequence[int], features: ImageFeatures) -> tuple[int, ...]:
         """[P] repeat each image placeholder once per merged patch."""
         counts = [int(grid.prod()) // self.merge_area for grid in features.image_grid_thw]
@@ -96,16 +103,35 @@ class Template:
 
 
 def expand_placeholders(prompt_token_ids: Sequence[int], counts: Sequence[int], *, image_id: int) -> tuple[int, ...]:
-    """Repeat the i-th placeholder ``counts[i]`` times.
+    """Repeat the i-th placeholder ``counts[i]`` times. Errors: ``PlaceholdersMisfit``.
 
     >>> expand_placeholders([5, 99, 6, 99, 7], [2, 3], image_id=99)
     (5, 99, 99, 6, 99, 99, 99, 7)
     """
+    num_placeholders = sum(token_id == image_id for token_id in prompt_token_ids)
+    if num_placeholders != len(counts):
+        raise PlaceholdersMisfit(
+            f"the prompt holds {num_placeholders} image placeholders for {len(counts)} images",
+            key="custom.prompts",
+            remedy="Take the placeholder's literal out of the prompts: the chat template writes one per image.",
+        )
     remaining = iter(counts)
     expanded: list[int] = []
     for token_id in prompt_token_ids:
         expanded.extend([token_id] * (next(remaining) if token_id == image_id else 1))
     return tuple(expanded)
+
+
+def _load_processor(directory: str | Path) -> Any:
+    remedy = "Save preprocessor_config.json and video_preprocessor_config.json beside the model."
+    try:
+        processor = AutoProcessor.from_pretrained(str(directory))
+    except OSError as error:
+        told = str(error).partition(".")[0]
+        raise ImagesNotSupported(f"{directory}: {told}", key="model.model", remedy=remedy) from error
+    if not hasattr(processor, "image_processor"):
+        raise ImagesNotSupported(f"{directory} has no image processor", key="model.model", remedy=remedy)
+    return processor
 
 
 def _describe_mismatch(sample: Sample, learner: Sequence[int], engine: Sequence[int], image_id: int) -> PromptMismatch:
@@ -115,7 +141,7 @@ def _describe_mismatch(sample: Sample, learner: Sequence[int], engine: Sequence[
     ours, theirs = (ids[place] if place < len(ids) else None for ids in (learner, engine))
     if image_id in (ours, theirs):
         cause = "The two sides resize images differently: give both the same preprocessor_config.json."
-    elif place == 0 or (len(learner) > len(engine) and tuple(learner[-len(engine) :]) == tuple(engine)):
+    elif place == 0 or _ends_alike(learner, engine):
         cause = "A system message is missing on one side: pin the same chat template on both."
     else:
         cause = "The chat template or the tokenizer differs: serve the directory the learner trains."
@@ -125,3 +151,13 @@ def _describe_mismatch(sample: Sample, learner: Sequence[int], engine: Sequence[
         key=sample.origin,
         remedy=cause,
     )
+
+
+def _ends_alike(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether the shorter list is the end of the longer one.
+
+    >>> _ends_alike([1, 7, 1, 8], [1, 8]), _ends_alike([1, 8], [1, 7, 1, 8]), _ends_alike([1, 8], [1, 7, 1, 9])
+    (True, True, False)
+    """
+    shorter, longer = sorted((tuple(one), tuple(other)), key=len)
+    return longer[len(longer) - len(shorter) :] == shorter

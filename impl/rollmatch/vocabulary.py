@@ -117,7 +117,10 @@ class Vocabulary:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_bytes(self, raw: bytes) -> tuple[int, ...]:
-        """Tokenise bytes that may begin in mid-character; decodes back to exactly these bytes."""
+        """Tokenise bytes that may begin in mid-character.
+
+        Decodes back to exactly these bytes, unless the tokenizer's normalizer rewrites them.
+        """
         lead = 0
         while lead < len(raw) and 0x80 <= raw[lead] < 0xC0:
             lead += 1
@@ -143,6 +146,7 @@ class Vocabulary:
 
 def _pieces_of(tokenizer: Tokenizer, added: dict[int, str]) -> dict[int, bytes]:
     table = _bytes_of_byte_level_characters()
+    _check_alphabet(tokenizer, table)
     pieces: dict[int, bytes] = {}
     for text, token_id in tokenizer.get_vocab(with_added_tokens=True).items():
         if token_id in added:
@@ -156,6 +160,17 @@ def _pieces_of(tokenizer: Tokenizer, added: dict[int, str]) -> dict[int, bytes]:
                 remedy="Use a byte-level BPE tokenizer (Qwen, Llama 3, GPT families).",
             )
     return pieces
+
+
+def _check_alphabet(tokenizer: Tokenizer, table: dict[str, int]) -> None:
+    """Every byte is a token: a WordPiece or WordLevel vocabulary in plain ASCII is spelled alike, but lacks that."""
+    missing = [byte for character, byte in table.items() if tokenizer.token_to_id(character) is None]
+    if missing:
+        raise TokenizerNotByteLevel(
+            f"{len(missing)} of 256 bytes are no tokens, first {missing[0]:#04x}",
+            key="model.model",
+            remedy="Use a byte-level BPE tokenizer (Qwen, Llama 3, GPT families).",
+        )
 
 
 def trim_stop(response: Sequence[int], stop_ids: Iterable[int]) -> tuple[int, ...]:

@@ -144,3 +144,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from rollmatch.launch.doctor import doctor
 
     return doctor(fix=options.fix)
+
+
+if __name__ == "__main__":  # `accelerate launch -m rollmatch.launch.cli train CONFIG`
+    sys.exit(main())

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 HOOK_FILE = "zz_rollmatch_torchvision.pth"
 HOOK_LINE = (
@@ -35,13 +36,13 @@ def doctor(*, fix: bool) -> int:
     mendable = [finding for finding in findings if not finding.good and finding.mend]
     if fix and mendable:
         for finding in mendable:
-            console.print(f"mending {finding.subject}: {finding.detail}")
+            console.print(f"mending {finding.subject}: {escape(finding.detail)}")
             assert finding.mend is not None
             finding.mend()
         findings = list(examine())
     for finding in findings:
         mark = "[green]ok  [/]" if finding.good else "[red]FAIL[/]"
-        console.print(f"{mark} {finding.subject}: {finding.detail}")
+        console.print(f"{mark} {finding.subject}: {escape(finding.detail)}")
     bad = [finding for finding in findings if not finding.good]
     if any(finding.mend for finding in bad) and not fix:
         console.print("run `rollmatch doctor --fix` to repair what can be repaired")
@@ -51,12 +52,12 @@ def doctor(*, fix: bool) -> int:
 def examine() -> Iterator[Finding]:
     """Look at Python, torch, vLLM and the packages that come with it."""
     yield Finding(subject="python", good=sys.version_info >= (3, 11), detail=sys.version.split()[0])
-    yield _installed("torch", needed_for="everything but `check` and `schema`")
-    for name in BROKEN_EXTRAS:
-        if _version(name) is not None:
-            yield _extra(name)
-    if _version("torchvision") is not None:
-        yield _torchvision()
+    torch = _installed("torch", needed_for="everything but `check` and `schema`")
+    yield torch
+    if torch.good:  # without it none of these imports, which is no fault of theirs
+        yield from (_extra(name) for name in BROKEN_EXTRAS if _version(name) is not None)
+        if _version("torchvision") is not None:
+            yield _torchvision()
     yield _vllm()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rollmatch.config import check_files, load
 from rollmatch.config.effective import tensor_parallel_size
-from rollmatch.launch.run_directory import open_run_directory
+from rollmatch.launch.run_directory import last_checkpoint, open_run_directory
 from rollmatch.samples import load_samples
 
 ENVIRONMENT = {
@@ -35,14 +35,19 @@ def train(path: str, *, overrides: Sequence[str] = (), resume: bool = False, ove
     train_samples = load_samples(custom.train_jsonl, custom.image_root, custom.object_ordering)
     val_samples = load_samples(custom.val_jsonl, custom.image_root, custom.object_ordering)
     tensor_parallel_size(config, learner_world_size=int(os.environ.get("WORLD_SIZE", "1")))
-    directory = Path(config.training.output_dir)
-    is_primary = os.environ.get("RANK", "0") == "0"
-    checkpoint = open_run_directory(directory, resume=resume or not is_primary, overwrite=overwrite and is_primary)
+    checkpoint = _open(Path(config.training.output_dir), resume=resume, overwrite=overwrite)
     set_environment()
 
     from rollmatch.launch.run import run
 
     return run(config, train_samples, val_samples, config_path=path, checkpoint=checkpoint)
+
+
+def _open(directory: Path, *, resume: bool, overwrite: bool) -> Path | None:
+    """Rank 0 makes the directory ready; the others only look where a run that is resumed goes on."""
+    if os.environ.get("RANK", "0") == "0":
+        return open_run_directory(directory, resume=resume, overwrite=overwrite)
+    return last_checkpoint(directory) if resume else None
 
 
 def set_environment() -> None:

@@ -78,15 +78,15 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) 
             trainer.restore_carry(checkpoint)
         watcher.listen()
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    step = trainer.state.global_step
-    if watcher.stop_signal is not None:
-        journal.write("interrupted", step=step, signal=watcher.stop_signal)
+    step, stop_signal = trainer.state.global_step, watcher.agree_to_stop()
+    if stop_signal is not None:
+        journal.write("interrupted", step=step, signal=stop_signal)
     else:
         trainer.evaluate()
         journal.write("finished", step=step, seconds=round(time.perf_counter() - began, 1))
     if is_primary:
-        _tell_result(directory, interrupted_at=step if watcher.stop_signal else None)
-    return 128 + watcher.stop_signal if watcher.stop_signal else 0
+        _tell_result(directory, interrupted_at=None if stop_signal is None else step)
+    return 0 if stop_signal is None else 128 + stop_signal
 
 
 def _watch(trainer: RolloutTrainer, config: RunConfig, console: StepConsole | None) -> RunWatcher:

@@ -1,6 +1,7 @@
 """The run's directory: may it be used, and where does a resumed run go on. Needs no torch."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -8,8 +9,8 @@ from rollmatch.errors import LaunchError
 
 JOURNAL = "journal.jsonl"
 RESOLVED = "resolved.yaml"
-OURS = ("checkpoint-*", "evaluations", "runs", JOURNAL, RESOLVED, "run.html", "events.out.tfevents.*", "tensorboard")
-"""What a run writes; ``--overwrite`` removes only these."""
+OURS = ("evaluations", JOURNAL, "journal-rank*.jsonl", RESOLVED, "run.html", "events.out.tfevents.*", "tensorboard")
+"""What a run writes beside its numbered checkpoints; ``--overwrite`` removes only these."""
 
 
 class RunDirectoryTaken(LaunchError):
@@ -37,8 +38,13 @@ def open_run_directory(directory: Path, *, resume: bool, overwrite: bool) -> Pat
 
 def last_checkpoint(directory: Path) -> Path | None:
     """The newest checkpoint that was written to its end, or None."""
-    numbered = [(int(path.name.rpartition("-")[2]), path) for path in directory.glob("checkpoint-*") if _is_whole(path)]
-    return max(numbered)[1] if numbered else None
+    whole = [path for path in _checkpoints(directory) if _is_whole(path)]
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    """Those a run writes, ``checkpoint-<step>``; a copy named otherwise is somebody else's."""
+    return [path for path in directory.glob("checkpoint-*") if re.fullmatch(r"checkpoint-[0-9]+", path.name)]
 
 
 def _is_whole(checkpoint: Path) -> bool:
@@ -51,9 +57,8 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 def _empty(directory: Path) -> None:
-    for pattern in OURS:
-        for path in directory.glob(pattern):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+    for path in [*_checkpoints(directory), *(path for pattern in OURS for path in directory.glob(pattern))]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -31,6 +31,14 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 
+    def agree_to_stop(self) -> int | None:
+        """The signal that some rank has taken, the same on every rank (signals reach ranks at different steps)."""
+        assert self.trainer is not None
+        taken = [number for number in self.trainer.ring.ranks.gather(self.stop_signal) if number is not None]
+        if taken:
+            self.stop_signal = taken[0]
+        return taken[0] if taken else None
+
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Each epoch has an order of its own, also the one a resumed run begins in the middle of."""
         assert self.trainer is not None
@@ -42,7 +50,7 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """A wanted stop: save, then end."""
-        if self.stop_signal is not None:
+        if self.agree_to_stop() is not None:
             control.should_save = True
             control.should_training_stop = True
 

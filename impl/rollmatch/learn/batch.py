@@ -54,7 +54,7 @@ class Batcher:
         supervision = mask_row(row, rules=self.rules, bin_of=self.bin_of)
         images = [features_of(segment.sample) for segment in row.segments]
         inputs = make_model_inputs(row, images=images, model=self.model)
-        kept = torch.tensor(logit_indices(supervision), device=inputs["input_ids"].device)
+        kept = torch.tensor(logit_indices(supervision), dtype=torch.int64, device=inputs["input_ids"].device)
         return MicroBatch(
             inputs=inputs | {"logits_to_keep": kept},
             supervision=supervision,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from PIL import Image
 
 from rollmatch.errors import RolloutError
 from rollmatch.ranks import Ranks
@@ -86,18 +87,23 @@ class VllmColocateBackend:
         return [self._make_rollout(r, output) for r, output in zip(requests, outputs, strict=True)]
 
     def _make_prompt(self, request: RolloutRequest, decoding: Decoding) -> dict[str, Any]:
-        needed = len(request.prompt_token_ids) + decoding.max_new_tokens
+        images = self.template.load_images(request.sample)
+        self._check_room(request, images, decoding)
+        prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt_token_ids)}
+        if images:
+            prompt["multi_modal_data"] = {"image": images}
+        return prompt
+
+    def _check_room(self, request: RolloutRequest, images: Sequence[Image.Image], decoding: Decoding) -> None:
+        """vLLM would cut a response short in silence; a placeholder grows to as many tokens as its image has."""
+        growth = sum(self.template.num_image_tokens(image) - 1 for image in images)
+        needed = len(request.prompt_token_ids) + growth + decoding.max_new_tokens
         if needed > self.settings.max_model_len:
             raise PromptTooLong(
-                f"{request.sample.origin} needs {needed} tokens before its images, the engine holds "
-                f"{self.settings.max_model_len}",
+                f"{request.sample.origin} needs {needed} tokens, the engine holds {self.settings.max_model_len}",
                 key="custom.extra.rollout_matching.vllm.max_model_len",
                 remedy="Raise max_model_len or lower max_new_tokens.",
             )
-        prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt_token_ids)}
-        if request.sample.images:
-            prompt["multi_modal_data"] = {"image": self.template.load_images(request.sample)}
-        return prompt
 
     def _make_sampling(self, request: RolloutRequest, decoding: Decoding) -> Any:
         from vllm import SamplingParams

@@ -6,7 +6,8 @@ State machine of one rank, with g the optimizer step the learner is at::
     synced at step s, version v  --(rollouts wanted, s != g)-->  barrier, push, verdict, barrier
                                                                  -> synced at step g, version v + 1
 
-The verdict is shared before anybody goes on: a push that failed on one rank is the same error on all of them.
+The verdict is shared before anybody goes on: a push that failed on one rank is the same error on all of them. A rank
+that is alone has nobody to tell and raises what its backend raised.
 """
 
 import time
@@ -17,6 +18,9 @@ from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import RolloutBackend
+
+FAILURES = (RollmatchError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, OSError, AssertionError)
+"""What a push is known to fail with: bugs, engines and connections."""
 
 
 class PushFailed(SyncError):
@@ -40,11 +44,11 @@ class Fence:
             return 0.0
         began = time.perf_counter()
         self.ranks.barrier()
-        counted = _Counted(weights())
-        problem = self._push(counted)
-        problems = [text for text in self.ranks.gather(problem) if text]
-        if problems:
-            raise PushFailed(problems[0], key="sync", remedy="See the first rank that failed; the run cannot go on.")
+        counted = _Counted(weights)
+        if self.ranks.learner_world_size == 1:
+            self.backend.push(counted, version=self.backend.policy_version + 1)
+        else:
+            self._push_with_others(counted)
         self.ranks.barrier()
         self.synced_step = step
         seconds = time.perf_counter() - began
@@ -59,27 +63,31 @@ class Fence:
         )
         return seconds
 
-    def _push(self, weights: "_Counted") -> str:
-        """Empty if it worked, else what went wrong, for the other ranks."""
+    def _push_with_others(self, weights: "_Counted") -> None:
+        """Push and share the verdict; also where a push fails in a way not listed, so that nobody waits for ever."""
+        problem, cause = f"rank {self.ranks.rank} failed, and tells why itself", None
         try:
             self.backend.push(weights, version=self.backend.policy_version + 1)
-        except (RollmatchError, RuntimeError, ValueError, KeyError, AttributeError) as error:
-            if self.ranks.learner_world_size == 1:
-                raise
-            return f"rank {self.ranks.rank}: {type(error).__name__}: {error}"
-        return ""
+            problem = ""
+        except FAILURES as error:
+            problem, cause = f"rank {self.ranks.rank}: {type(error).__name__}: {error}", error
+        finally:
+            problems = [text for text in self.ranks.gather(problem) if text]
+        if problems:
+            remedy = "See the first rank that failed; the run cannot go on."
+            raise PushFailed(problems[0], key="sync", remedy=remedy) from cause
 
 
 class _Counted:
-    """Passes weights through and counts what went by."""
+    """Passes weights through and counts them; they are made when the backend first asks, as a part of the push."""
 
-    def __init__(self, weights: Iterable[tuple[str, Any]]) -> None:
+    def __init__(self, weights: Callable[[], Iterable[tuple[str, Any]]]) -> None:
         self._weights = weights
         self.num_tensors = 0
         self.num_bytes = 0
 
     def __iter__(self) -> Any:
-        for name, tensor in self._weights:
+        for name, tensor in self._weights():
             self.num_tensors += 1
             self.num_bytes += tensor.numel() * tensor.element_size()
             yield name, tensor

@@ -1,0 +1,237 @@
+"""The policy, what of it learns, and its weights as the checkpoint names them."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from transformers import Qwen3ForCausalLM
+
+from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
+from rollmatch.config.policy import ModelConfig, TunerConfig
+from rollmatch.model import (
+    AdapterTargetsNothing,
+    NothingToTrain,
+    TiedHeadAdapted,
+    checkpoint_name,
+    count_weights,
+    load_policy,
+    merged_weights,
+    unwrap,
+)
+
+DIGITS = Path(__file__).parents[2] / "fixtures/models/digits"
+EVERYWHERE = (
+    r"model\.visual\.(patch_embed\.proj|(.*\.)?(attn\.(qkv|proj)|linear_fc[12]))"
+    r"|model\.language_model\..*\.(q_proj|o_proj|up_proj|down_proj)"
+)
+"""Vision tower (its three-dimensional convolution too), projectors and language model."""
+CLOSE = 1e-4
+"""float32, five layers: what an adapter beside a weight and one merged into it may differ by."""
+
+
+def policy(directory=DIGITS, *, dtype="float32", **tuner):
+    return load_policy(ModelConfig(model=str(directory), torch_dtype=dtype), TunerConfig(**tuner))
+
+
+def adapted(*, dtype="float32", use_dora=False, target_regex=EVERYWHERE):
+    """Adapters that have learnt something: B is not zero, and DoRA's magnitudes are not the weights' own."""
+    model = policy(dtype=dtype, train_type="lora", use_dora=use_dora, lora_rank=4, target_regex=target_regex)
+    generator = torch.Generator().manual_seed(7)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data = torch.randn(weight.shape, generator=generator) * 0.05
+        if "lora_magnitude_vector" in name:
+            weight.data *= 1 + 0.1 * torch.randn(weight.shape, generator=generator)
+    return model.eval()
+
+
+def checkpoint_keys(directory):
+    with safe_open(directory / "model.safetensors", "pt") as file:
+        return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  # no mapping
+
+
+def part_of(name):
+    if "visual.merger." in name or "visual.deepstack_merger" in name:
+        return "aligner"
+    return "vit" if "visual." in name else "llm"
+
+
+def parts_that_learn(model):
+    return {part_of(name) for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def logits_of(model):
+    """A prompt with one image of 4 x 4 patches, random pixels."""
+    config = model.config
+    ids = torch.tensor([[5, config.vision_start_token_id, *[config.image_token_id] * 4, 7, 9, 300]])
+    pixels = torch.randn(16, 3 * 2 * 16 * 16, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return model(
+            input_ids=ids,
+            mm_token_type_ids=(ids == config.image_token_id).int(),
+            pixel_values=pixels,
+            image_grid_thw=torch.tensor([[1, 4, 4]]),
+        ).logits
+
+
+def test_the_directory_says_the_precision_unless_told_otherwise():
+    assert {weight.dtype for weight in policy(dtype="auto").parameters()} == {torch.bfloat16}
+    assert {weight.dtype for weight in policy(dtype="float32").parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("frozen", "learning"),
+    [
+        ({}, {"llm", "vit", "aligner"}),
+        ({"freeze_llm": True}, {"vit", "aligner"}),
+        ({"freeze_vit": True}, {"llm", "aligner"}),
+        ({"freeze_aligner": True}, {"llm", "vit"}),
+        ({"freeze_vit": True, "freeze_aligner": True}, {"llm"}),
+        ({"freeze_llm": True, "freeze_vit": True}, {"aligner"}),
+    ],
+)
+def test_a_frozen_part_and_no_other_keeps_its_weights(frozen, learning):
+    assert parts_that_learn(policy(**frozen)) == learning
+    assert parts_that_learn(policy(train_type="lora", **frozen)) == learning
+
+
+def test_a_deepstack_merger_belongs_to_the_aligner():
+    names = [
+        name for name, weight in policy(freeze_llm=True, freeze_vit=True).named_parameters() if weight.requires_grad
+    ]
+    assert any("visual.deepstack_merger_list.0." in name for name in names)
+    assert any("visual.merger." in name for name in names)
+
+
+def test_a_policy_of_which_nothing_learns_is_refused():
+    with pytest.raises(NothingToTrain) as caught:
+        policy(freeze_llm=True, freeze_vit=True, freeze_aligner=True)
+    assert (caught.value.code, caught.value.key) == ("nothing-to-train", "tuner")
+    assert policy(freeze_llm=True, freeze_vit=True) is not None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "repaired"),
+    [
+        ({"target_regex": "up_proj"}, {"target_regex": ".*up_proj"}),
+        ({"target_regex": ".*embed_tokens"}, {"target_regex": ".*k_proj"}),
+        ({"target_regex": r".*visual\..*qkv", "freeze_vit": True}, {"target_regex": r".*visual\..*qkv"}),
+        ({"freeze_llm": True, "freeze_vit": True, "freeze_aligner": True}, {"freeze_llm": True, "freeze_vit": True}),
+    ],
+)
+def test_an_adapter_without_a_module_is_refused(wrong, repaired):
+    with pytest.raises(AdapterTargetsNothing) as caught:
+        policy(train_type="lora", **wrong)
+    assert (caught.value.code, caught.value.key) == ("adapter-targets-nothing", "tuner.target_regex")
+    assert isinstance(policy(train_type="lora", **repaired), PeftModel)
+
+
+def test_an_expression_adapts_the_modules_whose_whole_name_it_matches():
+    model = policy(train_type="lora", target_regex=r".*(layers\.0\..*up_proj|patch_embed\.proj)")
+    learning = {name.partition(".lora_")[0] for name, weight in model.named_parameters() if weight.requires_grad}
+    assert {checkpoint_name(name) for name in learning} == {
+        "model.language_model.layers.0.mlp.up_proj",
+        "model.visual.patch_embed.proj",
+    }
+
+
+def test_without_an_expression_all_linear_layers_but_the_head_get_an_adapter():
+    model = policy(train_type="lora")
+    learning = {name.partition(".lora_")[0] for name, weight in model.named_parameters() if weight.requires_grad}
+    linear = {name for name, module in unwrap(policy()).named_modules() if isinstance(module, torch.nn.Linear)}
+    assert {checkpoint_name(name) for name in learning} == linear - {"lm_head"}
+
+
+@pytest.mark.parametrize("expression", ["lm_head", ".*"])
+def test_a_head_that_is_the_embedding_gets_no_adapter(expression):
+    with pytest.raises(TiedHeadAdapted) as caught:
+        policy(train_type="lora", target_regex=expression)
+    assert (caught.value.code, caught.value.key) == ("tied-head-adapted", "tuner.target_regex")
+    assert (
+        dict(merged_weights(policy(train_type="lora", target_regex="(?!lm_head$).*"))).keys()
+        == checkpoint_keys(DIGITS).keys()
+    )
+
+
+def test_a_head_of_its_own_is_adapted_where_named(tmp_path):
+    config = make_tiny_qwen3().config
+    config.tie_word_embeddings = False
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    model = policy(tmp_path, train_type="lora", target_regex="lm_head")
+    assert {"lm_head" in name for name, weight in model.named_parameters() if weight.requires_grad} == {True}
+    assert dict(merged_weights(model)).keys() == checkpoint_keys(tmp_path).keys()
+    assert "lm_head.weight" in checkpoint_keys(tmp_path)
+
+
+def test_weights_are_counted_once_each_and_those_that_learn():
+    shapes = checkpoint_keys(DIGITS).values()
+    total = sum(torch.Size(shape).numel() for shape in shapes)
+    assert count_weights(policy()) == (total, total)
+    assert count_weights(policy(freeze_llm=True, freeze_vit=True))[0] == total
+    adapter = policy(train_type="lora", lora_rank=3, target_regex=r".*layers\.0\.mlp\.up_proj")
+    assert count_weights(adapter) == (total + 3 * (192 + 512), 3 * (192 + 512))
+
+
+@pytest.mark.parametrize("tuner", [{}, {"train_type": "lora", "target_regex": EVERYWHERE}])
+def test_weights_bear_the_checkpoints_names_and_shapes(tuner):
+    model = policy(**tuner)
+    weights = list(merged_weights(model))
+    assert {name: list(weight.shape) for name, weight in weights} == checkpoint_keys(DIGITS)
+    assert len(weights) == len(dict(weights))
+    assert not any(weight.requires_grad for _, weight in weights)
+
+
+def test_without_adapters_the_weights_are_the_models_own():
+    model = policy()
+    assert all(weight.data_ptr() == model.get_parameter(name).data_ptr() for name, weight in merged_weights(model))
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_merged_weights_are_bit_equal_to_what_peft_merges(dtype, use_dora):
+    model = adapted(dtype=dtype, use_dora=use_dora)
+    before = {name: weight.clone() for name, weight in merged_weights(policy(dtype=dtype))}
+    ours = dict(merged_weights(model))
+    merging = copy.deepcopy(model)
+    merging.merge_adapter()
+    theirs = {checkpoint_name(name): w for name, w in merging.named_parameters() if "lora_" not in name}
+    assert ours.keys() == theirs.keys()
+    assert [name for name, weight in ours.items() if not torch.equal(weight, theirs[name])] == []
+    changed = {name for name, weight in ours.items() if not torch.equal(weight, before[name])}
+    assert {"model.visual.patch_embed.proj.weight", "model.language_model.layers.4.mlp.down_proj.weight"} <= changed
+    assert len(changed) == sum("lora_A" in name for name, _ in model.named_parameters())
+    assert {weight.dtype for weight in ours.values()} == {weight.dtype for weight in before.values()}
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_merging_leaves_the_model_bit_for_bit_as_it_was(use_dora):
+    model = adapted(use_dora=use_dora)
+    weights = {name: (weight.clone(), weight.requires_grad) for name, weight in model.named_parameters()}
+    logits = logits_of(model)
+    for _ in merged_weights(model):
+        pass
+    after = dict(model.named_parameters())
+    assert after.keys() == weights.keys()
+    assert all(torch.equal(after[name], w) and after[name].requires_grad == g for name, (w, g) in weights.items())
+    assert torch.equal(logits_of(model), logits)
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_a_plain_model_with_the_merged_weights_answers_as_the_adapted_one(use_dora):
+    model, plain = adapted(use_dora=use_dora), policy().eval()
+    untouched = logits_of(plain)
+    with torch.no_grad():
+        for name, weight in merged_weights(model):
+            plain.get_parameter(name).copy_(weight)
+    expected = logits_of(model)
+    assert (logits_of(plain) - expected).abs().max() < CLOSE
+    assert (untouched - expected).abs().max() > 100 * CLOSE
+
+
+def test_unwrap_finds_the_model_inside_and_leaves_a_plain_one_alone():
+    model, plain = policy(train_type="lora"), policy()
+    assert unwrap(model) is model.base_model.model
+    assert unwrap(plain) is plain

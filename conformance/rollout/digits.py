@@ -1,0 +1,73 @@
+"""The digits model and its scenes, as the tests of rollouts and of the trainer take them."""
+
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from rollmatch.config import RunConfig, load
+from rollmatch.config.policy import ModelConfig, TunerConfig
+from rollmatch.learn.attention import PACKED_ATTENTION
+from rollmatch.model import load_policy
+from rollmatch.records import RolloutRequest, Sample
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.request import make_requests
+from rollmatch.samples import load_samples
+from rollmatch.template import Template
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "fixtures/digits/digits.yaml"
+MODEL = ROOT / "fixtures/models/digits"
+PACKED = {"text_config": PACKED_ATTENTION}
+GREEDY = Decoding(max_new_tokens=96)
+LONG_QUESTION = "List every digit with its box, from top to bottom. " * 20
+"""A prompt over more than one block of the engine's attention cache (128 tokens on a CPU)."""
+
+
+def absolute(*overrides: str) -> list[str]:
+    """Overrides that make ``digits.yaml`` independent of the working directory, then the given ones."""
+    fixtures = ROOT / "fixtures"
+    return [
+        f"model.model={MODEL}",
+        f"custom.train_jsonl={fixtures}/digits/train.jsonl",
+        f"custom.val_jsonl={fixtures}/digits/val.jsonl",
+        *overrides,
+    ]
+
+
+def load_digits(*overrides: str) -> RunConfig:
+    return load(CONFIG, absolute(*overrides))
+
+
+@cache
+def scenes(split: str = "val") -> tuple[Sample, ...]:
+    return tuple(load_samples(ROOT / f"fixtures/digits/{split}.jsonl"))
+
+
+@cache
+def template_of(user: str | None = None) -> Template:
+    prompts = load_digits().custom.prompts
+    return Template(MODEL, system=prompts.system, user=user or prompts.user)
+
+
+def load_model(tuner: TunerConfig | None = None, *, attention: str | dict[str, str] = "sdpa") -> torch.nn.Module:
+    config = ModelConfig(model=str(MODEL), torch_dtype="float32")
+    return load_policy(config, tuner or TunerConfig(), attn_implementation=attention).eval()
+
+
+def requests_for(samples, *, template: Template | None = None, run_seed: int = 7, step: int = 0) -> list[RolloutRequest]:
+    prompt_of = (template or template_of()).prompt_token_ids
+    return make_requests(samples, prompt_of=prompt_of, run_seed=run_seed, step=step, rank=0)
+
+
+@torch.no_grad()
+def perturb(model: torch.nn.Module, *, seed: int, scale: float) -> None:
+    """Move every weight, the vision tower's too, by ``scale`` of its spread (of its size where it has none)."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        spread = weight.std() if weight.numel() > 1 and weight.std() > 0 else weight.abs().mean() + 1e-2
+        weight += scale * spread * torch.randn(weight.shape, generator=generator)
+
+
+def tokens_of(rollouts) -> list[tuple[int, ...]]:
+    return [rollout.response_token_ids for rollout in rollouts]

@@ -1,0 +1,197 @@
+import dataclasses
+
+import pytest
+import torch
+
+from conformance.rollout.digits import GREEDY, LONG_QUESTION, PACKED, load_model, requests_for, scenes, template_of
+from conformance.rollout.digits import tokens_of as tokens
+from rollmatch.rollout.backend import Decoding, RolloutsMissing, check_answers
+from rollmatch.rollout.hf import HfBackend
+
+SAMPLED = Decoding(max_new_tokens=24, temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def backend_of(sdpa_model, template):
+    return lambda batch_size: HfBackend(sdpa_model, template, batch_size=batch_size)
+
+
+def test_every_request_is_answered_in_order_with_the_prompt_the_learner_teaches(greedy_16, requests_16, template):
+    assert [r.request_id for r in greedy_16] == [request.request_id for request in requests_16]
+    for request, rollout in zip(requests_16, greedy_16, strict=True):
+        features = template.image_features(request.sample)
+        assert rollout.prompt_token_ids == template.expand(request.prompt_token_ids, features)
+        assert rollout.prompt_token_ids.count(template.image_id) == 16  # 128 x 128 pixels, patches of 16, merged 2 x 2
+
+
+def test_rollouts_follow_their_request_and_not_its_place(greedy_16, requests_16, backend_of):
+    turned = backend_of(16).generate(requests_16[::-1], GREEDY)
+    assert turned == greedy_16[::-1]
+    assert len(set(tokens(greedy_16))) > 8, "scenes look alike: a mix-up would not show"
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_the_microbatch_size_changes_no_greedy_rollout(batch_size, backend_of, greedy_16, requests_16):
+    assert backend_of(batch_size).generate(requests_16[:8], GREEDY) == greedy_16[:8]
+
+
+def test_prompts_of_different_lengths_do_not_disturb_each_other(backend_of):
+    short, long = requests_for(scenes()[:4]), requests_for(scenes()[4:8], template=template_of(LONG_QUESTION))
+    mixed = [request for pair in zip(short, long, strict=True) for request in pair]
+    mixed = [dataclasses.replace(r, request_id=f"0.0.{place}") for place, r in enumerate(mixed)]
+    together, alone = (backend_of(size).generate(mixed, GREEDY) for size in (8, 1))
+    lengths = {len(rollout.prompt_token_ids) for rollout in together}
+    assert min(lengths) < 100 < 256 < max(lengths)
+    assert together == alone
+
+
+def test_a_stop_is_trimmed_and_a_length_finish_is_told(greedy_16, requests_16, backend_of, template):
+    stop_id, pad_id = template.vocabulary.stop_id, template.pad_id
+    stopped = [place for place, rollout in enumerate(greedy_16) if rollout.finish_reason == "stop"]
+    assert len(stopped) > 8
+    for place in stopped:
+        response = greedy_16[place].response_token_ids
+        assert 0 < len(response) < GREEDY.max_new_tokens
+        assert stop_id not in response
+        assert pad_id not in response
+        assert template.vocabulary.text(response).endswith("]}")
+    cut = backend_of(8).generate(requests_16[:8], Decoding(max_new_tokens=7))
+    assert [rollout.finish_reason for rollout in cut] == ["length"] * 8
+    assert tokens(cut) == [rollout.response_token_ids[:7] for rollout in greedy_16[:8]]
+
+
+def test_a_stop_as_the_last_token_allowed_is_a_stop(greedy_16, requests_16, backend_of):
+    request, whole = next(pair for pair in zip(requests_16, greedy_16, strict=True) if pair[1].finish_reason == "stop")
+    length = len(whole.response_token_ids)
+    assert backend_of(1).generate([request], Decoding(max_new_tokens=length + 1)) == [whole]
+    (short,) = backend_of(1).generate([request], Decoding(max_new_tokens=length))
+    assert (short.finish_reason, short.response_token_ids) == ("length", whole.response_token_ids)
+
+
+def test_sampling_is_repeatable_from_its_seed_and_leaves_the_learners_random_state_alone(backend_of):
+    requests = requests_for(scenes()[:4])
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    first = backend_of(4).generate(requests, SAMPLED)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(4)
+    assert backend_of(4).generate(requests, SAMPLED) == first
+    other = backend_of(4).generate(requests_for(scenes()[:4], run_seed=8), SAMPLED)
+    assert tokens(other) != tokens(first)
+
+
+def test_every_microbatch_samples_from_a_seed_of_its_own(backend_of):
+    twice = [dataclasses.replace(r, sample=scenes()[0]) for r in requests_for(scenes()[:6])]
+    hot = Decoding(max_new_tokens=24, temperature=2.0)
+    assert len(set(tokens(backend_of(1).generate(twice, hot)))) == 6
+
+
+def test_zero_temperature_takes_no_random_number(backend_of, requests_16):
+    before = torch.random.get_rng_state()
+    backend_of(2).generate(requests_16[:2], Decoding(max_new_tokens=4))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_top_k_of_one_is_greedy_and_all_tokens_is_not(backend_of, requests_16):
+    greedy = tokens(backend_of(4).generate(requests_16[:4], Decoding(max_new_tokens=24)))
+    hot = Decoding(max_new_tokens=24, temperature=2.0)
+    narrow, wide = dataclasses.replace(hot, top_k=1), dataclasses.replace(hot, top_k=-1)
+    assert tokens(backend_of(4).generate(requests_16[:4], narrow)) == greedy
+    assert tokens(backend_of(4).generate(requests_16[:4], wide)) != greedy
+
+
+def test_packed_attention_generates_what_sdpa_does(greedy_16, requests_16, template):
+    packed = HfBackend(load_model(attention=PACKED), template, batch_size=5)
+    assert packed.generate(requests_16, GREEDY) == greedy_16
+
+
+def test_placeholders_of_images_are_never_sampled(template, monkeypatch):
+    model, banned = load_model(), list(template.banned_ids)
+
+    def favour(head, inputs, logits):
+        return logits.index_add(-1, torch.tensor(banned), torch.full((*logits.shape[:-1], len(banned)), 30.0))
+
+    model.get_output_embeddings().register_forward_hook(favour)
+    backend, requests = HfBackend(model, template, batch_size=4), requests_for(scenes()[:4])
+
+    def some_banned(decoding):
+        return {token for response in tokens(backend.generate(requests, decoding)) for token in response} & {*banned}
+
+    assert not some_banned(Decoding(max_new_tokens=24))
+    assert not some_banned(SAMPLED)
+    monkeypatch.setattr(template, "banned_ids", ())
+    assert some_banned(SAMPLED), "nothing favours the placeholders: the ban was not tried"
+
+
+def test_the_banned_tokens_are_the_placeholders_and_the_framing(template):
+    names = {template.tokenizer.convert_ids_to_tokens(i) for i in template.banned_ids}
+    assert {"<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|im_start|>"} <= names
+    assert not {"<|im_end|>", "<|endoftext|>"} & names
+
+
+def log_likelihood(model, template, request, rollout):
+    features = template.image_features(request.sample)
+    ids = torch.tensor([[*rollout.prompt_token_ids, *rollout.response_token_ids, template.vocabulary.stop_id]])
+    with torch.no_grad():
+        logits = model(
+            input_ids=ids,
+            mm_token_type_ids=(ids == template.image_id).long(),
+            pixel_values=features.pixel_values,
+            image_grid_thw=features.image_grid_thw,
+        ).logits[0]
+    start = len(rollout.prompt_token_ids)
+    chances = logits[start - 1 : -1].log_softmax(-1)
+    return float(chances.gather(1, ids[0, start:, None]).mean())
+
+
+def test_beams_find_responses_at_least_as_likely(backend_of, greedy_16, requests_16, sdpa_model, template):
+    beams = backend_of(4).generate(requests_16[:4], Decoding(max_new_tokens=96, num_beams=3))
+    assert [r.request_id for r in beams] == [request.request_id for request in requests_16[:4]]
+    finished = [
+        (request, *both)
+        for request, *both in zip(requests_16[:4], greedy_16[:4], beams, strict=True)
+        if all(rollout.finish_reason == "stop" for rollout in both)
+    ]
+    assert len(finished) >= 2
+    pairs = [[log_likelihood(sdpa_model, template, request, r) for r in both] for request, *both in finished]
+    assert sum(beam for _, beam in pairs) > sum(greedy for greedy, _ in pairs) - 1e-5
+
+
+def test_a_repetition_penalty_shows(backend_of, greedy_16, requests_16):
+    penalised = Decoding(max_new_tokens=96, repetition_penalty=1.5)
+    assert tokens(backend_of(8).generate(requests_16[:8], penalised)) != tokens(greedy_16[:8])
+
+
+def test_a_push_counts_the_version_and_rollouts_carry_it(backend_of, requests_16):
+    backend = backend_of(2)
+    assert backend.policy_version == 0
+    backend.push([], version=5)
+    assert [r.policy_version for r in backend.generate(requests_16[:2], Decoding(max_new_tokens=2))] == [5, 5]
+
+
+def test_the_model_comes_back_in_the_mode_it_was_in(sdpa_model, backend_of, requests_16):
+    modes = []
+    for training in (True, False):
+        sdpa_model.train(training)
+        backend_of(2).generate(requests_16[:2], Decoding(max_new_tokens=2))
+        modes.append(sdpa_model.training)
+    assert modes == [True, False]
+    assert torch.is_grad_enabled()
+
+
+def test_no_request_is_no_rollout(backend_of):
+    assert backend_of(2).generate([], GREEDY) == []
+
+
+@pytest.mark.parametrize("wrong", ["missing", "swapped", "doubled"])
+def test_answers_that_do_not_fit_the_requests_are_refused(wrong, requests_16, greedy_16):
+    requests, answers = requests_16[:3], greedy_16[:3]
+    check_answers(requests, answers)
+    broken, key = {
+        "missing": (answers[:2], "0.0.2"),
+        "swapped": ([answers[0], answers[2], answers[1]], "0.0.1"),
+        "doubled": ([*answers, answers[2]], "0.0.2"),
+    }[wrong]
+    with pytest.raises(RolloutsMissing) as caught:
+        check_answers(requests, broken)
+    assert (caught.value.code, caught.value.key) == ("rollouts-missing", key)

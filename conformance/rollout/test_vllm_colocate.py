@@ -1,0 +1,207 @@
+"""The engine in the learner's process against the learner's own generate(), in float32, token for token."""
+
+import copy
+import dataclasses
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from conformance.rollout.digits import GREEDY, LONG_QUESTION, load_model, perturb, requests_for, scenes, template_of
+from conformance.rollout.digits import tokens_of as tokens
+from rollmatch.config.policy import TunerConfig
+from rollmatch.model import merged_weights
+from rollmatch.rollout.backend import Decoding, RolloutBeforeSync
+from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.vllm_colocate import PromptTooLong
+
+pytestmark = pytest.mark.engine
+
+SAMPLED = Decoding(max_new_tokens=48, temperature=1.0)
+SHORT = Decoding(max_new_tokens=32)
+PERTURBATION = 0.3
+"""Of a weight's spread: most scenes are then answered otherwise."""
+
+
+@pytest.fixture
+def engine(engine_backend, sdpa_model):
+    """The engine with the digits model's own weights."""
+    push(engine_backend, sdpa_model)
+    return engine_backend
+
+
+@pytest.fixture(scope="module")
+def long_requests():
+    return requests_for(scenes()[:8], template=template_of(LONG_QUESTION))
+
+
+def push(backend, model):
+    backend.push(merged_weights(model), version=backend.policy_version + 1)
+
+
+@contextmanager
+def unsynced(backend):
+    """The engine as it is before its first push."""
+    version, backend.policy_version = backend.policy_version, 0
+    try:
+        yield
+    finally:
+        backend.policy_version = version
+
+
+def ids_of(rollouts):
+    """All but the version, which a backend of its own counts."""
+    return [dataclasses.replace(rollout, policy_version=0) for rollout in rollouts]
+
+
+def hf_rollouts(model, requests, decoding=GREEDY):
+    return HfBackend(model, template_of(), batch_size=16).generate(requests, decoding)
+
+
+def num_different(some, others):
+    return sum(a != b for a, b in zip(tokens(some), tokens(others), strict=True))
+
+
+def test_no_rollout_before_the_engine_holds_the_learners_weights(engine_backend, sdpa_model, requests_16):
+    with unsynced(engine_backend), pytest.raises(RolloutBeforeSync) as caught:
+        engine_backend.generate(requests_16[:1], GREEDY)
+    assert (caught.value.code, caught.value.key) == ("rollout-before-sync", "policy_version")
+    push(engine_backend, sdpa_model)
+    assert len(engine_backend.generate(requests_16[:1], GREEDY)) == 1
+
+
+def test_greedy_rollouts_equal_generate_token_for_token(engine, requests_16, greedy_16):
+    assert ids_of(engine.generate(requests_16, GREEDY)) == ids_of(greedy_16)
+
+
+def test_the_engine_saw_the_prompt_the_learner_teaches(engine, requests_16, template):
+    for request, rollout in zip(requests_16, engine.generate(requests_16, Decoding(max_new_tokens=1)), strict=True):
+        prompt = template.expand(request.prompt_token_ids, template.image_features(request.sample))
+        assert rollout.prompt_token_ids == prompt
+        template.check_alignment(request.sample, prompt, rollout)
+
+
+def test_rollouts_come_in_the_order_of_the_requests(engine, requests_16):
+    straight, turned = engine.generate(requests_16, GREEDY), engine.generate(requests_16[::-1], GREEDY)
+    assert [rollout.request_id for rollout in straight] == [request.request_id for request in requests_16]
+    assert turned == straight[::-1]
+
+
+@pytest.mark.parametrize("part", ["every weight", "vision tower", "language model"])
+def test_changed_weights_answer_the_same_images_and_long_prompts_anew(part, engine, sdpa_model, long_requests):
+    original = engine.generate(long_requests, SHORT)
+    assert min(len(rollout.prompt_token_ids) for rollout in original) > 256
+    changed = copy.deepcopy(sdpa_model)
+    module = {"every weight": changed, "vision tower": changed.model.visual, "language model": changed.model.language_model}
+    perturb(module[part], seed=1, scale=PERTURBATION)
+    expected = hf_rollouts(changed, long_requests, SHORT)
+    assert num_different(expected, original) > 4
+    push(engine, changed)
+    assert ids_of(engine.generate(long_requests, SHORT)) == ids_of(expected)
+    push(engine, sdpa_model)
+    assert tokens(engine.generate(long_requests, SHORT)) == tokens(original)
+
+
+def test_the_tied_head_follows_the_embedding(engine, sdpa_model, requests_16):
+    changed = copy.deepcopy(sdpa_model)
+    assert changed.get_output_embeddings().weight is changed.get_input_embeddings().weight
+    perturb(changed.get_input_embeddings(), seed=2, scale=PERTURBATION)
+    assert "lm_head.weight" not in dict(merged_weights(changed))
+    push(engine, changed)
+    assert ids_of(engine.generate(requests_16, GREEDY)) == ids_of(hf_rollouts(changed, requests_16))
+    inside = engine._engine.apply_model(lambda m: m.language_model.lm_head.weight.detach().clone())[0]
+    expected = changed.get_output_embeddings().weight
+    assert torch.equal(inside[: len(expected)], expected)
+
+
+def test_a_push_leaves_the_learners_weights_alone_and_copies_them(engine, sdpa_model, requests_16):
+    mine = copy.deepcopy(sdpa_model)
+    before = {name: weight.clone() for name, weight in mine.state_dict().items()}
+    push(engine, mine)
+    assert all(torch.equal(weight, before[name]) for name, weight in mine.state_dict().items())
+    first = engine.generate(requests_16[:4], GREEDY)
+    perturb(mine, seed=3, scale=PERTURBATION)  # the learner steps on; the engine is not told
+    assert engine.generate(requests_16[:4], GREEDY) == first
+
+
+def test_rollouts_say_which_push_wrote_them(engine, requests_16, sdpa_model):
+    before = engine.policy_version
+    push(engine, sdpa_model)
+    assert {rollout.policy_version for rollout in engine.generate(requests_16[:3], GREEDY)} == {before + 1}
+
+
+@pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])
+def test_adapters_arrive_merged(use_dora, engine, requests_16, greedy_16):
+    torch.manual_seed(5)
+    tuner = TunerConfig(train_type="lora", use_dora=use_dora, lora_rank=4, lora_alpha=16)
+    policy = load_model(tuner)
+    with torch.no_grad():
+        for name, weight in policy.named_parameters():
+            if "lora_B" in name:  # peft starts it at zero, where an adapter changes nothing
+                weight.normal_(std=0.05)
+    expected = hf_rollouts(policy, requests_16)
+    assert num_different(expected, greedy_16) > 8
+    push(engine, policy)
+    assert ids_of(engine.generate(requests_16, GREEDY)) == ids_of(expected)
+
+
+def test_sampling_is_repeatable_per_seed_whoever_stands_beside_it(engine, requests_16):
+    first = engine.generate(requests_16, SAMPLED)
+    assert engine.generate(requests_16, SAMPLED) == first
+    shuffled = [requests_16[place] for place in (5, 0, 3, 9)]
+    assert engine.generate(shuffled, SAMPLED) == [first[place] for place in (5, 0, 3, 9)]
+    assert engine.generate(requests_16[7:8], SAMPLED) == first[7:8]
+    other = engine.generate(requests_for(scenes()[:16], run_seed=8), SAMPLED)
+    assert tokens(other) != tokens(first)
+
+
+def test_requests_for_one_scene_differ_by_their_seeds_alone(engine, requests_16):
+    hot = dataclasses.replace(SAMPLED, temperature=2.0)
+    same_scene = [dataclasses.replace(request, sample=scenes()[0]) for request in requests_16[:6]]
+    assert len(set(tokens(engine.generate(same_scene, hot)))) == 6
+    same_seed = [dataclasses.replace(request, seed=11) for request in same_scene]
+    assert len(set(tokens(engine.generate(same_seed, hot)))) == 1
+
+
+def test_stops_are_trimmed_and_length_is_told(engine, requests_16, greedy_16, template):
+    assert {rollout.finish_reason for rollout in engine.generate(requests_16, GREEDY)} >= {"stop"}
+    for rollout in engine.generate(requests_16, GREEDY):
+        assert template.vocabulary.stop_id not in rollout.response_token_ids
+    cut = engine.generate(requests_16, Decoding(max_new_tokens=7))
+    assert [rollout.finish_reason for rollout in cut] == ["length"] * 16
+    assert tokens(cut) == [rollout.response_token_ids[:7] for rollout in greedy_16]
+
+
+def test_placeholders_of_images_are_never_sampled(engine, requests_16, sdpa_model, template, monkeypatch):
+    """A row of the tied embedding that no prompt shows is made the likeliest first token: the image's own."""
+    changed = copy.deepcopy(sdpa_model)
+    states = []
+    changed.get_output_embeddings().register_forward_pre_hook(lambda head, inputs: states.append(inputs[0][0, -1]))
+    first_token = Decoding(max_new_tokens=1)
+    HfBackend(changed, template, batch_size=1).generate(requests_16[:1], first_token)
+    with torch.no_grad():
+        changed.get_input_embeddings().weight[template.image_id] = 40 * states[0] / states[0].square().sum()
+    push(engine, changed)
+    expected = tokens(engine.generate(requests_16[:1], first_token))
+    assert expected[0][0] not in template.banned_ids
+    assert expected == tokens(HfBackend(changed, template, batch_size=1).generate(requests_16[:1], first_token))
+    monkeypatch.setattr(template, "banned_ids", ())
+    assert tokens(engine.generate(requests_16[:1], first_token)) == [(template.image_id,)]
+
+
+def test_a_prompt_that_leaves_no_room_for_its_response_is_refused(engine, requests_16):
+    """Placeholders count once per merged patch, as the engine sees them."""
+    request = requests_16[0]
+    expanded = engine.template.expand(request.prompt_token_ids, engine.template.image_features(request.sample))
+    assert len(expanded) > len(request.prompt_token_ids)
+    room = engine.settings.max_model_len - len(expanded)
+    with pytest.raises(PromptTooLong) as caught:
+        engine.generate([request], Decoding(max_new_tokens=room + 1))
+    assert caught.value.code == "prompt-too-long"
+    assert caught.value.key == "custom.extra.rollout_matching.vllm.max_model_len"
+    assert request.sample.origin in caught.value.problem
+    assert len(engine.generate([request], Decoding(max_new_tokens=room))) == 1
+
+
+def test_no_request_is_no_rollout(engine):
+    assert engine.generate([], GREEDY) == []

@@ -1,0 +1,84 @@
+"""The committed specifications: replayed from nothing, free of findings, and as large as they have to be."""
+
+from conformance.harness.catalogue import load_catalogue
+from conformance.harness.lint import lint
+from conformance.harness.replay import OPENSPEC, replay, replay_findings, spec_files, write_specs
+from conformance.harness.trace import missing_rows
+
+
+def test_replaying_all_changes_gives_the_committed_files_byte_for_byte():
+    committed = {capability: path.read_bytes() for capability, path in spec_files(OPENSPEC).items()}
+    assert {capability: text.encode() for capability, text in replay().items()} == committed
+
+
+def test_the_lint_finds_nothing():
+    assert [str(finding) for finding in lint()] == []
+
+
+def test_the_catalogue_is_as_large_as_promised():
+    catalogue = load_catalogue()
+    binding = [entry for entry in catalogue.clauses.values() if entry.verb != "MAY"]
+    assert len(catalogue.scenarios) >= 100
+    assert len(binding) >= 250
+
+
+def test_the_last_change_adds_modifies_removes_and_renames():
+    last = sorted((OPENSPEC / "changes" / "archive").iterdir())[-1]
+    texts = "".join(path.read_text(encoding="utf-8") for path in spec_files(last).values())
+    assert all(f"## {word} Requirements" in texts for word in ("ADDED", "MODIFIED", "REMOVED", "RENAMED"))
+
+
+def test_every_entry_leads_to_its_line():
+    catalogue = load_catalogue()
+    for entry in (*catalogue.requirements.values(), *catalogue.clauses.values()):
+        line = (OPENSPEC / entry.path).read_text(encoding="utf-8").split("\n")[entry.line - 1]
+        assert line.removeprefix("### Requirement: ") == entry.text
+
+
+def test_an_edited_specification_is_found(tree):
+    tree.write()
+    write_specs(tree.root)
+    assert replay_findings(tree.root) == []
+    path = tree.root / "specs" / "lamp" / "spec.md"
+    path.write_bytes(path.read_bytes().replace(b"give light", b"give heat"))
+    assert [(each.code, each.key) for each in replay_findings(tree.root)] == [
+        ("specs-not-replayed", "specs/lamp/spec.md")
+    ]
+
+
+def test_a_specification_that_no_change_made_is_found(tree):
+    tree.write()
+    write_specs(tree.root)
+    stray = tree.root / "specs" / "candle" / "spec.md"
+    stray.parent.mkdir()
+    stray.write_bytes(b"# candle\n")
+    assert [each.key for each in replay_findings(tree.root)] == ["specs/candle/spec.md"]
+
+
+def test_rows_are_printed_for_untraced_clauses_only(tree):
+    from conformance.harness.catalogue import load_specs
+    from conformance.harness.sources import load_sources
+
+    tree.replace("A lamp SHOULD NOT hum.\n", "A lamp SHOULD NOT hum.\nA lamp MAY blink.\n")
+    tree.replace("retired: []", "retired: [lamp/a-lamp-gives-light#3]")
+    tree.write()
+    write_specs(tree.root)
+    rows = list(missing_rows(load_specs(tree.root), load_sources(tree.sources)))
+    assert rows == ['  lamp/a-lamp-gives-light#4:\n    says: "A lamp MAY blink."\n    from: []\n']
+
+
+def test_a_digest_follows_the_words_and_not_the_spacing(tree):
+    tree.write()
+    write_specs(tree.root)
+    first = load_catalogue(tree.root, tree.sources)
+    tree.replace("- **WHEN** the switch is pressed", "- **WHEN** the  switch is pressed")
+    tree.write()
+    write_specs(tree.root)
+    spaced = load_catalogue(tree.root, tree.sources)
+    tree.replace("- **WHEN** the  switch is pressed", "- **WHEN** the switch is touched")
+    tree.write()
+    write_specs(tree.root)
+    touched = load_catalogue(tree.root, tree.sources)
+    scenario = "lamp/a-lamp-gives-light/switched-on"
+    assert first.scenarios[scenario].digest == spaced.scenarios[scenario].digest
+    assert first.scenarios[scenario].digest != touched.scenarios[scenario].digest

@@ -1,0 +1,227 @@
+"""Weights move once per optimizer step, between two barriers, and a failed push stops every rank."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from rollmatch.errors import RollmatchError
+from rollmatch.journal import Journal, read_journal
+from rollmatch.ranks import Ranks
+from rollmatch.sync.fence import Fence, PushFailed
+
+WEIGHTS = {"a": torch.zeros(3, 2), "b": torch.ones(5, dtype=torch.bfloat16)}
+FENCED = ("barrier", "push", "verdict", "barrier", "go on")
+"""What one rank does, in this order, when a sync is due."""
+PATIENCE_S = 10
+
+
+class EngineGone(Exception):
+    """An error of a kind that no list of ours can know."""
+
+
+@dataclass
+class Backend:
+    """Remembers every push; ``broken`` is raised by it."""
+
+    tell: Any = lambda event: None
+    broken: BaseException | None = None
+    policy_version: int = 0
+    taken: list[dict[str, Any]] = field(default_factory=list)
+
+    def push(self, weights, *, version):
+        self.tell("push")
+        self.taken.append(dict(weights))
+        if self.broken is not None:
+            raise self.broken
+        self.policy_version = version
+
+
+class ThreadRanks(Ranks):
+    """A rank that is a thread; told events are in the order in which they happened."""
+
+    def __init__(self, rank, meeting):
+        super().__init__(rank=rank, learner_world_size=meeting.gate.parties)
+        object.__setattr__(self, "meeting", meeting)
+
+    def barrier(self):
+        self.meeting.tell(self.rank, "barrier")
+        self.meeting.gate.wait(PATIENCE_S)
+
+    def gather(self, item):
+        self.meeting.tell(self.rank, "verdict")
+        self.meeting.items[self.rank] = item
+        self.meeting.gate.wait(PATIENCE_S)
+        items = list(self.meeting.items)
+        self.meeting.gate.wait(PATIENCE_S)
+        return items
+
+
+class Meeting:
+    """Where thread ranks meet, and the list of what they did."""
+
+    def __init__(self, num_ranks):
+        self.gate = threading.Barrier(num_ranks)
+        self.items = [None] * num_ranks
+        self.events = []
+
+    def tell(self, rank, event):
+        self.events.append((rank, event))
+
+
+class HastyFence(Fence):
+    """Goes on without the second barrier."""
+
+    def sync_if_due(self, step, weights):
+        self.ranks.barrier()
+        self._push_with_others(weights())
+        return 0.0
+
+
+class EagerFence(Fence):
+    """Pushes without the first barrier, while another rank may still be writing rollouts."""
+
+    def sync_if_due(self, step, weights):
+        self._push_with_others(weights())
+        self.ranks.barrier()
+        return 0.0
+
+
+def weights():
+    return iter(WEIGHTS.items())
+
+
+def sync_on_all(folder, *, broken=(), kind=Fence, make_weights=None):
+    """One sync on three ranks; ``broken`` is rank -> error. Returns the events and what each rank raised."""
+    broken, meeting = dict(broken), Meeting(3)
+
+    def sync(rank):
+        backend = Backend(tell=lambda event: meeting.tell(rank, event), broken=broken.get(rank))
+        fence = kind(backend, ThreadRanks(rank, meeting), Journal(folder / f"{rank}.jsonl", rank=rank))
+        try:
+            fence.sync_if_due(0, (make_weights or {}).get(rank, weights))
+        except (RollmatchError, EngineGone) as error:
+            return error
+        meeting.tell(rank, "go on")
+        return None
+
+    with ThreadPoolExecutor(3) as pool:
+        return meeting.events, list(pool.map(sync, range(3)))
+
+
+def breaches(events, num_ranks=3):
+    """What is wrong with the order of events, empty if a sync was fenced."""
+    order = [tuple(event for rank, event in events if rank == each) for each in range(num_ranks)]
+    found = [f"rank {rank} did {did}" for rank, did in enumerate(order) if did != FENCED]
+    for event, before, count in (("push", "barrier", 1), ("go on", "push", 1), ("go on", "barrier", 2)):
+        first = next((place for place, (_, name) in enumerate(events) if name == event), len(events))
+        if sum(name == before for _, name in events[:first]) < count * num_ranks:
+            found.append(f"{event} before every {before}")
+    return found
+
+
+@pytest.fixture
+def fence(tmp_path):
+    return Fence(Backend(), Ranks(), Journal(tmp_path / "journal.jsonl"))
+
+
+def test_a_step_pushes_once_however_many_rollouts_it_wants(fence):
+    asked = []
+    for step in (0, 0, 0, 1, 1, 2):
+        took = fence.sync_if_due(step, lambda: asked.append("weights") or weights()) > 0
+        asked.append((step, fence.backend.policy_version, took))
+    assert asked == [
+        *("weights", (0, 1, True), (0, 1, False), (0, 1, False)),
+        *("weights", (1, 2, True), (1, 2, False)),
+        *("weights", (2, 3, True)),
+    ]
+    assert fence.backend.taken == [WEIGHTS] * 3
+
+
+def test_a_step_that_comes_again_after_a_resume_is_another_step(fence):
+    for step in (5, 3, 5):
+        assert fence.sync_if_due(step, weights) > 0
+    assert fence.backend.policy_version == 3
+
+
+def test_the_journal_tells_version_and_size_of_every_sync(fence):
+    for step in (4, 4, 5):
+        fence.sync_if_due(step, weights)
+    events = read_journal(fence.journal.path)
+    assert [(e["event"], e["step"], e["version"], e["mode"]) for e in events] == [
+        *(("synced", 4, 1, "full"), ("synced", 5, 2, "full"))
+    ]
+    assert {(e["num_tensors"], e["num_bytes"]) for e in events} == {(2, 3 * 2 * 4 + 5 * 2)}
+    assert all(e["seconds"] >= 0 for e in events)
+
+
+def test_a_rank_alone_sees_the_backends_own_error_and_is_not_synced(fence):
+    fence.backend.broken = KeyError("lm_head")
+    with pytest.raises(KeyError):
+        fence.sync_if_due(0, weights)
+    assert (fence.synced_step, read_journal(fence.journal.path)) == (None, [])
+    fence.backend.broken = None
+    fence.sync_if_due(0, weights)
+    assert (fence.synced_step, fence.backend.policy_version) == (0, 1)
+
+
+def test_all_ranks_wait_push_share_their_verdict_and_wait_again(tmp_path):
+    events, errors = sync_on_all(tmp_path)
+    assert errors == [None] * 3
+    assert breaches(events) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "breach"), [(HastyFence, "go on before every barrier"), (EagerFence, "push before every barrier")]
+)
+def test_a_fence_without_one_of_its_barriers_is_caught(tmp_path, kind, breach):
+    events, errors = sync_on_all(tmp_path, kind=kind)
+    assert errors == [None] * 3
+    assert breach in breaches(events)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KeyError("no lm_head"), OSError("connection reset"), TypeError("of 2 arguments"), PushFailed("full", key="x")],
+)
+def test_a_push_that_fails_on_one_rank_is_the_same_error_on_all(tmp_path, error):
+    events, errors = sync_on_all(tmp_path, broken={1: error})
+    assert [(type(e), e.code, e.key) for e in errors] == [(PushFailed, "push-failed", "sync")] * 3
+    assert {e.problem for e in errors} == {f"rank 1: {type(error).__name__}: {error}"}
+    assert [e.__cause__ for e in errors] == [None, error, None]
+    assert "go on" not in {name for _, name in events}
+    assert [list(read_journal(tmp_path / f"{rank}.jsonl")) for rank in range(3)] == [[]] * 3
+
+
+def test_the_first_rank_that_failed_is_named(tmp_path):
+    _, errors = sync_on_all(tmp_path, broken={2: KeyError("c"), 1: KeyError("b")})
+    assert {e.problem for e in errors} == {"rank 1: KeyError: 'b'"}
+
+
+def test_a_failure_of_an_unknown_kind_leaves_nobody_waiting(tmp_path):
+    gone = EngineGone("died")
+    events, errors = sync_on_all(tmp_path, broken={0: gone})
+    assert errors[0] is gone
+    assert [(e.code, e.key, e.problem) for e in errors[1:]] == [
+        ("push-failed", "sync", "rank 0 failed, and tells why itself")
+    ] * 2
+    assert "go on" not in {name for _, name in events}
+
+
+def test_weights_that_cannot_be_made_are_a_failed_push(tmp_path):
+    def none():
+        raise RuntimeError("out of memory")
+
+    _, errors = sync_on_all(tmp_path, make_weights={2: none})
+    assert {e.problem for e in errors} == {"rank 2: RuntimeError: out of memory"}
+
+
+def test_every_rank_writes_its_sync_down(tmp_path):
+    sync_on_all(tmp_path)
+    written = [read_journal(tmp_path / f"{rank}.jsonl") for rank in range(3)]
+    assert [[(e["event"], e["rank"], e["version"]) for e in events] for events in written] == [
+        [("synced", rank, 1)] for rank in range(3)
+    ]

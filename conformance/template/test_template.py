@@ -1,0 +1,175 @@
+"""Prompts as the chat template writes them, expanded as the real processor expands them, compared with the engine's."""
+
+import json
+import shutil
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from rollmatch.records import Rollout, Sample
+from rollmatch.template import (
+    ImagesNotSupported,
+    PlaceholdersMisfit,
+    PromptMismatch,
+    Template,
+    expand_placeholders,
+)
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+DIGITS = FIXTURES / "models/digits"
+SYSTEM, USER = "Answer with one JSON object on one line.", "List every digit."
+IMAGE_TEXT = "<|vision_start|><|image_pad|><|vision_end|>"
+IMAGE_ID = 99
+
+
+@pytest.fixture(scope="module")
+def template():
+    return Template(DIGITS, system=SYSTEM, user=USER)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A real scene of 128 x 128, and a wide and a small grey image."""
+    folder = tmp_path_factory.mktemp("images")
+    for name, size in (("wide", (224, 96)), ("small", (40, 70))):
+        Image.effect_noise(size, 40).save(folder / f"{name}.png")
+    return str(FIXTURES / "digits/train/00000.png"), str(folder / "wide.png"), str(folder / "small.png")
+
+
+def sample_of(*images):
+    return Sample(sample_id=0, origin="train.jsonl:7", images=images, objects=(), width=128, height=128)
+
+
+def rollout_of(*prompt_token_ids):
+    return Rollout(
+        request_id="0.0.0",
+        prompt_token_ids=prompt_token_ids,
+        response_token_ids=(),
+        finish_reason="stop",
+        policy_version=1,
+    )
+
+
+def test_a_prompt_is_system_images_question_and_the_opening_of_the_answer(template, images):
+    ids = template.prompt_token_ids(sample_of(*images[:2]))
+    assert template.vocabulary.text(ids) == (
+        f"<|im_start|>system\n{SYSTEM}<|im_end|>\n"
+        f"<|im_start|>user\n{IMAGE_TEXT}{IMAGE_TEXT}{USER}<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert ids.count(template.image_id) == 2
+
+
+def test_an_empty_system_message_is_left_out(images):
+    template = Template(DIGITS, system="", user=USER)
+    text = template.vocabulary.text(template.prompt_token_ids(sample_of(images[0])))
+    assert text == f"<|im_start|>user\n{IMAGE_TEXT}{USER}<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("chosen", [(0,), (1,), (2,), (0, 1, 2), (2, 0)])
+def test_an_expanded_prompt_is_what_the_real_processor_makes_of_text_and_images(template, images, chosen):
+    sample = sample_of(*(images[index] for index in chosen))
+    text = template.tokenizer.apply_chat_template(template.messages(sample), tokenize=False, add_generation_prompt=True)
+    pictures = [Image.open(path).convert("RGB") for path in sample.images]
+    expected = template.processor(text=[text], images=pictures, return_tensors="pt")
+    features = template.image_features(sample)
+    assert template.expand(template.prompt_token_ids(sample), features) == tuple(expected["input_ids"][0].tolist())
+    assert torch.equal(features.pixel_values, expected["pixel_values"])
+    assert torch.equal(features.image_grid_thw, expected["image_grid_thw"])
+
+
+def test_a_scene_of_128_pixels_takes_16_placeholders(template, images):
+    sample = sample_of(images[0])
+    expanded = template.expand(template.prompt_token_ids(sample), template.image_features(sample))
+    assert expanded.count(template.image_id) == (128 // 32) ** 2
+
+
+def test_grey_images_come_in_three_channels(template, images):
+    assert [image.mode for image in template.load_images(sample_of(*images))] == ["RGB"] * 3
+
+
+def test_a_response_may_hold_neither_chat_framing_nor_placeholders_but_coordinates_and_the_end(template):
+    banned, vocabulary = set(template.banned_ids), template.vocabulary
+    assert {template.image_id, vocabulary.encode("<|im_start|>")[0], vocabulary.encode("<|video_pad|>")[0]} <= banned
+    assert not banned & {vocabulary.stop_id, template.pad_id, *vocabulary.coord_ids}
+    assert list(template.banned_ids) == sorted(banned)
+
+
+@pytest.mark.parametrize("lost", ["preprocessor_config.json", "text only"])
+def test_a_directory_that_does_not_say_how_images_are_prepared_is_refused(tmp_path, lost):
+    folder = tmp_path / "model"
+    ignored = shutil.ignore_patterns("*.safetensors", "*preprocessor*" if lost == "text only" else lost)
+    shutil.copytree(DIGITS, folder, ignore=ignored)
+    if lost == "text only":
+        (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    with pytest.raises(ImagesNotSupported) as caught:
+        Template(folder, system="", user=USER)
+    assert (caught.value.code, caught.value.key) == ("images-not-supported", "model.model")
+    for name in ("config.json", "preprocessor_config.json", "video_preprocessor_config.json"):
+        shutil.copy(DIGITS / name, folder)
+    assert Template(folder, system="", user=USER).merge_area == 4
+
+
+def check(template, learner, engine):
+    template.check_alignment(sample_of("a.png"), learner, rollout_of(*engine))
+
+
+@pytest.mark.parametrize(
+    ("learner", "engine", "place", "ids", "cause"),
+    [
+        ((1, 2, 3), (1, 5, 3), 1, "learner 2, engine 5", "chat template or the tokenizer"),
+        ((1, 2, 3), (1, 2, 4), 2, "learner 3, engine 4", "chat template or the tokenizer"),
+        ((1, 2), (1, 2, 3), 2, "learner None, engine 3", "chat template or the tokenizer"),
+        ((1, 2, 3), (1, 2), 2, "learner 3, engine None", "chat template or the tokenizer"),
+        ((1, "image", "image", 8), (1, "image", 8), 2, "learner {image}, engine 8", "resize images differently"),
+        ((1, "image", 8), (1, "image", "image", 8), 2, "learner 8, engine {image}", "resize images differently"),
+        ((1, 6, 7, 1, 8), (1, 8), 1, "learner 6, engine 8", "system message is missing"),
+        ((1, 8), (1, 6, 7, 1, 8), 1, "learner 8, engine 6", "system message is missing"),
+        ((4, 8), (5, 8), 0, "learner 4, engine 5", "system message is missing"),
+    ],
+)
+def test_another_prompt_is_refused_by_its_first_difference(template, learner, engine, place, ids, cause):
+    learner, engine = (
+        tuple(template.image_id if each == "image" else each for each in side) for side in (learner, engine)
+    )
+    with pytest.raises(PromptMismatch) as caught:
+        check(template, learner, engine)
+    assert (caught.value.code, caught.value.key) == ("prompt-mismatch", "train.jsonl:7")
+    assert f"position {place}: {ids.format(image=template.image_id)} " in caught.value.problem
+    assert f"(lengths {len(learner)} and {len(engine)})" in caught.value.problem
+    assert cause in caught.value.remedy
+    check(template, learner, learner)
+    check(template, list(engine), engine)
+
+
+def test_a_prompt_that_spells_a_placeholder_is_refused(images):
+    template = Template(DIGITS, system=SYSTEM, user="What is <|image_pad|>?")
+    sample = sample_of(images[0])
+    with pytest.raises(PlaceholdersMisfit) as caught:
+        template.expand(template.prompt_token_ids(sample), template.image_features(sample))
+    assert (caught.value.code, caught.value.key) == ("placeholders-misfit", "custom.prompts")
+    assert "2 image placeholders for 1 images" in caught.value.problem
+
+
+@pytest.mark.parametrize("counts", [[], [1], [1, 2, 3]])
+def test_placeholders_and_images_are_as_many(counts):
+    with pytest.raises(PlaceholdersMisfit) as caught:
+        expand_placeholders([5, IMAGE_ID, IMAGE_ID], counts, image_id=IMAGE_ID)
+    assert caught.value.key == "custom.prompts"
+    assert expand_placeholders([5, IMAGE_ID, IMAGE_ID], [1, 2], image_id=IMAGE_ID) == (5, *[IMAGE_ID] * 3)
+
+
+WORDS = st.lists(st.integers(0, 9), max_size=4)
+
+
+@given(st.lists(st.tuples(WORDS, st.integers(0, 5)), max_size=5), WORDS)
+def test_each_placeholder_is_repeated_in_place_and_nothing_else_moves(parts, end):
+    """A prompt is words and a placeholder, again and again, then words; any of the words may be none."""
+    prompt = [*chain.from_iterable([*words, IMAGE_ID] for words, _ in parts), *end]
+    expected = (*chain.from_iterable([*words, *[IMAGE_ID] * count] for words, count in parts), *end)
+    assert expand_placeholders(prompt, [count for _, count in parts], image_id=IMAGE_ID) == expected

@@ -1,0 +1,139 @@
+"""A step's figures: counted once, divided at the end, plain numbers all."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from rollmatch.learn.batch import MicroBatch
+from rollmatch.learn.loss import LossTerms
+from rollmatch.records import Rollout, Sample, Segment, Supervision
+from rollmatch.step_report import PHASES, StepReport
+from rollmatch.target.rollout_matching import RolloutReport, summarize
+
+SAMPLE = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
+NOTHING = Supervision(labels=(), weights=(), coord_positions=(), coord_bins=(), coord_in_prefix=())
+
+
+def rollout(num_tokens):
+    return Rollout(
+        request_id="0.0.0",
+        prompt_token_ids=(1, 2, 3),
+        response_token_ids=(7,) * num_tokens,
+        finish_reason="stop",
+        policy_version=1,
+    )
+
+
+def report(*, predicted, truth, matched, appended):
+    return RolloutReport(
+        num_predicted=predicted,
+        num_truth=truth,
+        num_matched=matched,
+        num_desc_correct=matched,
+        iou_sum=0.5 * matched,
+        drops={"order_invalid": 1},
+        invalid=False,
+        truncated=False,
+        response_len=9,
+        prefix_len=9,
+        appended=appended,
+        gating_rejections=0,
+    )
+
+
+def batch(num_segments, *, num_tokens, fill):
+    segment = Segment(sample=SAMPLE, policy_version=1, token_ids=(1, 2), prompt_len=1, prefix_len=0)
+    return MicroBatch(
+        inputs={},
+        supervision=NOTHING,
+        segments=(segment,) * num_segments,
+        num_tokens=num_tokens,
+        fill=fill,
+        is_packed=True,
+    )
+
+
+def terms(ce, coord):
+    zero = torch.zeros(())
+    return LossTerms(
+        total=torch.tensor(99.0, requires_grad=True),
+        ce=torch.tensor(ce),
+        coord=torch.tensor(coord),
+        coord_prefix=zero,
+        coord_tail=zero,
+        gate=zero,
+    )
+
+
+@pytest.fixture
+def full():
+    step = StepReport(step=3)
+    step.rollouts = [rollout(10), rollout(30)]
+    step.reports = [
+        report(predicted=4, truth=2, matched=1, appended=1),
+        report(predicted=0, truth=6, matched=0, appended=6),
+    ]
+    step.batches = [batch(3, num_tokens=90, fill=0.9), batch(1, num_tokens=30, fill=0.3)]
+    step.num_carried = 2
+    step.phase_s["rollout"] = 0.5
+    return step
+
+
+def test_figures_count_rollouts_rows_and_what_is_carried(full):
+    figures = full.figures()
+    wanted = {
+        "rollout_tokens": 40,
+        "rollout_tok_s": 80,
+        "learn_tokens": 120,
+        "segments": 4,
+        "carried": 2,
+        "appended": 7,
+    }
+    assert {name: figures[name] for name in wanted} == wanted
+    assert figures["fill"] == pytest.approx(0.6)
+
+
+def test_figures_hold_the_summary_of_all_rollouts(full):
+    figures, summary = full.figures(), summarize(full.reports)
+    assert {name: figures[name] for name in summary} == summary
+    assert (figures["precision"], figures["recall"], figures["f1"]) == (0.25, 0.125, 2 / 12)
+
+
+def test_losses_of_micro_batches_add_up(full):
+    full.add_terms(terms(0.5, 2.0))
+    full.add_terms(terms(0.25, 1.0))
+    assert (full.figures()["loss_ce"], full.figures()["loss_coord"]) == (0.75, 3.0)
+
+
+def test_a_step_without_anything_has_the_same_figures_all_zero(full):
+    empty = StepReport(step=0).figures()
+    assert empty.keys() == full.figures().keys()
+    assert set(empty.values()) == {0.0}
+
+
+def test_figures_are_flat_floats_that_json_takes(full):
+    full.add_terms(terms(0.5, 2.0))
+    figures = full.figures()
+    assert {type(value) for value in figures.values()} == {float}
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+
+
+def test_the_time_inside_a_phase_adds_up_also_when_it_fails():
+    step = StepReport(step=0)
+    with step.phase("pack"):
+        time.sleep(0.01)
+    once = step.phase_s["pack"]
+    assert 0.01 <= once < 1
+    with pytest.raises(ZeroDivisionError), step.phase("pack"):
+        raise ZeroDivisionError
+    assert step.phase_s["pack"] > once
+    assert {name for name, seconds in step.phase_s.items() if seconds} == {"pack"}
+
+
+def test_the_phases_of_two_steps_are_their_own():
+    one, other = StepReport(step=0), StepReport(step=1)
+    one.phase_s["sync"] = 1.0
+    assert list(other.phase_s) == list(PHASES)
+    assert set(other.phase_s.values()) == {0.0}

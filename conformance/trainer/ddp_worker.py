@@ -1,0 +1,29 @@
+"""One rank of a small run; writes its weights and its log below a folder: ``ddp_worker.py FOLDER OVERRIDE...``"""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from rollmatch.launch.learner import set_environment
+
+set_environment()
+
+from safetensors.torch import save_file
+
+from conformance.trainer.small_run import make_trainer, weights_of
+
+
+def main(folder: Path, *overrides: str) -> None:
+    trainer = make_trainer(folder, *overrides)
+    metrics = trainer.evaluate()
+    trainer.train()
+    rank = trainer.ring.ranks.rank
+    save_file(weights_of(trainer.model), folder / f"rank{rank}.safetensors")
+    log = {"losses": [line["loss"] for line in trainer.state.log_history if "loss" in line], "metrics": metrics}
+    (folder / f"rank{rank}.json").write_text(json.dumps(log))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,63 @@
+"""A trainer on the digits in this process, with the hf backend: what ``launch.run`` assembles, less its console."""
+
+from pathlib import Path
+
+import torch
+
+from conformance.rollout.digits import load_digits, scenes
+from rollmatch.journal import Journal, read_journal
+from rollmatch.launch.assemble import attention_of, make_arguments, make_ring, make_template
+from rollmatch.launch.run_directory import JOURNAL
+from rollmatch.model import load_policy
+from rollmatch.ranks import Ranks
+from rollmatch.trainer import RolloutTrainer
+
+SMALL = (
+    "custom.extra.rollout_matching.rollout_backend=hf",
+    "custom.extra.rollout_matching.rollout_generate_batch_size=8",
+    "custom.extra.rollout_matching.max_new_tokens=64",
+    "custom.extra.rollout_matching.vllm.max_model_len=null",
+    "training.max_steps=1",
+    "training.per_device_train_batch_size=4",
+    "training.optim=sgd",
+    "training.lr_scheduler_type=constant",
+    "training.warmup_steps=0",
+    "training.learning_rate=0.01",
+    "training.save_steps=1000",
+    "training.report_to=none",
+    "training.learner_threads=1",
+)
+"""Plain SGD: a step is proportional to its gradient, so that rounding stays rounding (Adam would blow it up)."""
+
+
+def make_trainer(folder: Path, *overrides: str, samples=None, eval_samples=None, callbacks=None) -> RolloutTrainer:
+    """Writes below ``folder``; ``samples`` default to the first 8 train scenes, ``eval_samples`` to 4 of val."""
+    config = load_digits(f"training.output_dir={folder}", *SMALL, *overrides)
+    arguments = make_arguments(config)
+    ranks = Ranks.from_environment()
+    journal = Journal(folder / (JOURNAL if ranks.is_primary else f"journal-rank{ranks.rank}.jsonl"), rank=ranks.rank)
+    model = load_policy(config.model, config.tuner, attn_implementation=attention_of(config))
+    template = make_template(config)
+    return RolloutTrainer(
+        ring=make_ring(config, model, template, journal=journal, ranks=ranks),
+        model=model,
+        args=arguments,
+        train_dataset=list(scenes("train")[:8] if samples is None else samples),
+        eval_dataset=list(scenes()[:4] if eval_samples is None else eval_samples),
+        processing_class=template.processor,
+        callbacks=callbacks,
+    )
+
+
+def events(trainer: RolloutTrainer, name: str) -> list[dict]:
+    return [event for event in read_journal(trainer.ring.journal.path) if event["event"] == name]
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A copy."""
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def step_between(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> torch.Tensor:
+    """All changes, in one vector."""
+    return torch.cat([(after[name] - weight).flatten() for name, weight in before.items()])

@@ -1,0 +1,330 @@
+"""One step around the ring, for real: the digits model, its own generate(), float32."""
+
+import dataclasses
+import json
+import math
+from itertools import chain
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from conformance.rollout.digits import scenes
+from conformance.trainer.small_run import events, make_trainer, step_between, weights_of
+from rollmatch.learn.pack import SegmentTooLong
+from rollmatch.records import Segment
+from rollmatch.step_report import PHASES
+from rollmatch.target.verdict import DropReason
+from rollmatch.template import PromptMismatch
+
+TOLERANCE = 1e-5
+"""Of the whole step's length: what sums in another order may differ by in float32. A wrong divisor differs by 0.5."""
+LONG_STEP = "training.learning_rate=1"
+"""A step of length 1 (gradients are clipped to that), next to which the rounding of the weights is small."""
+NARROW = ("training.packing=true", "global_max_length=330", "training.max_steps=3")
+"""Rows of two or three segments, four new ones a step: some wait."""
+
+
+def trained(folder, *overrides, **arguments):
+    """The trainer after its run, and the change of its weights in one vector."""
+    trainer = make_trainer(folder, *overrides, **arguments)
+    before = weights_of(trainer.model)
+    trainer.train()
+    return trainer, step_between(before, weights_of(trainer.model))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Four samples in one packed row: a step of one forward pass."""
+    return trained(tmp_path_factory.mktemp("whole"), "training.packing=true", LONG_STEP)
+
+
+@pytest.mark.parametrize(
+    ("packing", "batch_size", "accumulation"),
+    [("true", 2, 2), ("true", 1, 4), ("false", 4, 1), ("false", 2, 2), ("false", 1, 4)],
+)
+def test_accumulation_and_packing_change_nothing_but_rounding(packing, batch_size, accumulation, whole, tmp_path):
+    trainer, step = trained(
+        tmp_path,
+        LONG_STEP,
+        f"training.packing={packing}",
+        f"training.per_device_train_batch_size={batch_size}",
+        f"training.gradient_accumulation_steps={accumulation}",
+    )
+    reference, expected = whole
+    assert [r.response_token_ids for r in trainer.report.rollouts] == [
+        r.response_token_ids for r in reference.report.rollouts
+    ]
+    assert len(trainer.report.batches) == accumulation
+    assert (step - expected).norm() < TOLERANCE * expected.norm()
+    ours, theirs = (some.state.log_history[0]["loss"] for some in (trainer, reference))
+    assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def test_a_step_moves_the_language_model_the_vision_tower_and_the_tied_head(whole, tmp_path):
+    trainer, step = whole
+    assert step.isfinite().all()
+    fresh = weights_of(make_trainer(tmp_path).model)
+    moved = {name for name, weight in trainer.model.named_parameters() if not torch.equal(weight, fresh[name])}
+    assert {"model.language_model.embed_tokens.weight", "model.visual.patch_embed.proj.weight"} <= moved
+    assert trainer.model.lm_head.weight is trainer.model.model.language_model.embed_tokens.weight
+
+
+def test_the_log_record_holds_the_figures_of_its_step(whole):
+    trainer, _ = whole
+    record = trainer.state.log_history[0]
+    assert {f"time/{phase}_s" for phase in PHASES} | {f"drop/{reason}" for reason in DropReason} <= record.keys()
+    assert record["loss"] == pytest.approx(record["loss_ce"] + record["loss_coord"], rel=1e-4)
+    assert record["segments"] == 4
+    assert record["carried"] == 0
+    assert record["rollout_tokens"] == sum(len(r.response_token_ids) for r in trainer.report.rollouts)
+    assert record["learn_tokens"] == sum(batch.num_tokens for batch in trainer.report.batches)
+    assert record["fill"] == pytest.approx(record["learn_tokens"] / 2048)
+    truth = sum(len(sample.objects) for sample in trainer.train_dataset if sample.sample_id in requested(trainer))
+    assert record["recall"] * truth == pytest.approx(truth - record["appended"])
+    assert record["time/rollout_s"] > 0
+    assert record["time/learn_s"] > 0
+
+
+def test_the_journal_tells_the_step_in_order(whole):
+    trainer, _ = whole
+    lines = [json.loads(line) for line in trainer.ring.journal.path.read_text().splitlines()]
+    names = [line["event"] for line in lines]
+    assert names == ["synced", "requested", "generated", "packed", "saved"]
+    synced, requested_line, generated, packed, saved = lines
+    assert {line["step"] for line in (synced, requested_line, generated, packed)} == {0}
+    assert saved["step"] == 1
+    assert synced["version"] == generated["policy_version"] == 1
+    assert requested_line["num_requests"] == len(requested_line["seeds"]) == generated["num_rollouts"] == 4
+    assert sorted(chain(*packed["sample_ids"])) == sorted(requested_line["sample_ids"])
+
+
+class Notes(TrainerCallback):
+    """A user's own callback."""
+
+    def __init__(self):
+        self.calls = []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.calls.append(("step", state.global_step))
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        self.calls.append(("log", "loss_coord" in logs))
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        self.calls.append(("evaluate", metrics["eval_num_scenes"]))
+
+    def on_save(self, args, state, control, **kwargs):
+        self.calls.append(("save", state.global_step))
+
+
+def test_callbacks_of_the_users_are_called(tmp_path):
+    notes = Notes()
+    trainer, _ = trained(tmp_path, "training.eval_steps=1", callbacks=[notes])
+    assert notes.calls == [("step", 1), ("log", True), ("log", False), ("evaluate", 4.0), ("save", 1), ("log", False)]
+    assert trainer.state.global_step == 1
+
+
+def test_weights_are_pushed_once_a_step_and_every_rollout_says_by_which(tmp_path):
+    trainer, _ = trained(tmp_path, "training.max_steps=3", "training.eval_steps=1")
+    synced = [(event["step"], event["version"]) for event in events(trainer, "synced")]
+    assert synced == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    generated = [(event["step"], event["purpose"], event["policy_version"]) for event in events(trainer, "generated")]
+    assert generated == [
+        (0, "train", 1),
+        (1, "eval", 2),
+        (1, "train", 2),
+        (2, "eval", 3),
+        (2, "train", 3),
+        (3, "eval", 4),
+    ]
+
+
+class NothingNew:
+    """A target that keeps every response as context and teaches nothing of it."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def make_segments(self, samples, rollouts):
+        _, reports = self.target.make_segments(samples, rollouts)
+        segments = [
+            Segment(
+                sample=sample,
+                policy_version=rollout.policy_version,
+                token_ids=rollout.prompt_token_ids + rollout.response_token_ids,
+                prompt_len=len(rollout.prompt_token_ids),
+                prefix_len=len(rollout.response_token_ids),
+            )
+            for sample, rollout in zip(samples, rollouts, strict=True)
+        ]
+        return segments, reports
+
+
+@pytest.mark.parametrize("packing", ["true", "false"])
+def test_a_step_that_supervises_nothing_moves_nothing_and_is_no_nan(packing, tmp_path):
+    trainer = make_trainer(tmp_path, f"training.packing={packing}", "training.gradient_accumulation_steps=2")
+    trainer.ring = dataclasses.replace(trainer.ring, target=NothingNew(trainer.ring.target))
+    before = weights_of(trainer.model)
+    trainer.train()
+    step = step_between(before, weights_of(trainer.model))
+    record = trainer.state.log_history[0]
+    assert (record["loss"], record["grad_norm"]) == (0.0, 0.0)
+    assert torch.equal(step, torch.zeros_like(step))
+
+
+def test_scenes_without_objects_teach_the_empty_list_and_no_coordinate(tmp_path):
+    empty = [dataclasses.replace(sample, objects=()) for sample in scenes("train")[:4]]
+    trainer, step = trained(tmp_path, "training.packing=true", samples=empty)
+    record = trainer.state.log_history[0]
+    assert record["loss_coord"] == 0.0
+    assert math.isfinite(record["loss_ce"])
+    assert record["loss_ce"] > 0
+    assert step.isfinite().all()
+    assert step.norm() > 0
+
+
+def requested(trainer):
+    return list(chain(*(event["sample_ids"] for event in events(trainer, "requested") if event["purpose"] == "train")))
+
+
+def test_every_segment_is_learnt_from_once_or_waits(tmp_path):
+    trainer, _ = trained(tmp_path, *NARROW, samples=scenes("train")[:12])
+    packed = [list(chain(*event["sample_ids"])) for event in events(trainer, "packed")]
+    waiting = [segment.sample.sample_id for segment in trainer.ring.batcher.packer.state()]
+    assert sorted(requested(trainer)) == list(range(12))
+    assert sorted([*chain(*packed), *waiting]) == list(range(12))
+    assert [event["carried"] for event in events(trainer, "packed")][-1] == len(waiting) > 0
+    first, second, _ = (event["sample_ids"] for event in events(trainer, "requested"))
+    assert set(packed[1]) & set(first), "nothing was carried from the first step to the second"
+    assert set(packed[0]) <= set(first)
+    assert set(packed[1]) <= set(first) | set(second)
+
+
+def test_a_carried_segment_keeps_the_version_that_wrote_it(tmp_path):
+    trainer, _ = trained(tmp_path, *NARROW, samples=scenes("train")[:12])
+    versions = [segment.policy_version for batch in trainer.report.batches for segment in batch.segments]
+    assert trainer.ring.fence.backend.policy_version == 3
+    assert min(versions) < 3
+
+
+def longest_segment(folder):
+    trainer, _ = trained(folder, "training.packing=true")
+    return max(segment.encoded_len for batch in trainer.report.batches for segment in batch.segments)
+
+
+def test_a_segment_longer_than_a_row_stops_the_run_and_leaves_the_buffer_as_it_was(tmp_path):
+    longest = longest_segment(tmp_path / "free")
+    trainer = make_trainer(tmp_path / "tight", "training.packing=true", f"global_max_length={longest - 1}")
+    waiting = dataclasses.replace(a_segment(trainer), sample=scenes("train")[7])
+    trainer.ring.batcher.packer.add([waiting])
+    before = weights_of(trainer.model)
+    with pytest.raises(SegmentTooLong) as caught:
+        trainer.train()
+    assert caught.value.code == "segment-too-long"
+    assert caught.value.key in {sample.origin for sample in trainer.train_dataset}
+    for name in ("global_max_length", "max_new_tokens", "training.packing"):
+        assert name in caught.value.remedy
+    assert trainer.ring.batcher.packer.state() == [waiting]
+    assert not step_between(before, weights_of(trainer.model)).any()
+    fitting, _ = trained(tmp_path / "fitting", "training.packing=true", f"global_max_length={longest}")
+    assert fitting.state.global_step == 1
+
+
+def a_segment(trainer):
+    """Of a few tokens."""
+    sample = scenes("train")[0]
+    features = trainer.ring.template.image_features(sample)
+    prompt = trainer.ring.template.expand(trainer.ring.template.prompt_token_ids(sample), features)
+    stop_id = trainer.ring.template.vocabulary.stop_id
+    return Segment(
+        sample=sample, policy_version=1, token_ids=(*prompt, stop_id), prompt_len=len(prompt), prefix_len=0
+    )
+
+
+class OtherPrompt:
+    """A backend whose engine saw one token of the prompt differently."""
+
+    def __init__(self, backend):
+        self.backend = backend
+        self.policy_version = 0
+
+    def push(self, weights, *, version):
+        self.backend.push(weights, version=version)
+        self.policy_version = version
+
+    def generate(self, requests, decoding):
+        first, *others = self.backend.generate(requests, decoding)
+        head, _, *tail = first.prompt_token_ids
+        return [dataclasses.replace(first, prompt_token_ids=(head, 0, *tail)), *others]
+
+
+def test_a_prompt_the_engine_saw_differently_stops_the_run(tmp_path):
+    trainer = make_trainer(tmp_path)
+    fence = trainer.ring.fence
+    fence.backend, backend = OtherPrompt(fence.backend), fence.backend
+    before = weights_of(trainer.model)
+    with pytest.raises(PromptMismatch) as caught:
+        trainer.train()
+    assert caught.value.code == "prompt-mismatch"
+    assert caught.value.key in {sample.origin for sample in trainer.train_dataset}
+    assert "position 1" in caught.value.problem
+    assert not step_between(before, weights_of(trainer.model)).any()
+    assert events(trainer, "packed") == []
+    fence.backend = backend
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_an_evaluation_measures_writes_its_scenes_and_learns_nothing(tmp_path):
+    trainer = make_trainer(tmp_path)
+    before = weights_of(trainer.model)
+    metrics = trainer.evaluate()
+    assert not step_between(before, weights_of(trainer.model)).any()
+    (event,) = events(trainer, "evaluated")
+    assert event["step"] == 0
+    record = json.loads((tmp_path / event["file"]).read_text())
+    assert {f"eval_{name}": value for name, value in record["metrics"].items()} == metrics
+    assert record["iou_threshold"] == 0.5
+    assert [scene["sample_id"] for scene in record["scenes"]] == [sample.sample_id for sample in scenes()[:4]]
+    assert [len(scene["truth"]) for scene in record["scenes"]] == [len(sample.objects) for sample in scenes()[:4]]
+    matched = sum(found["partner"] is not None for scene in record["scenes"] for found in scene["predicted"])
+    predicted = sum(len(scene["predicted"]) for scene in record["scenes"])
+    truth = sum(len(scene["truth"]) for scene in record["scenes"])
+    assert matched > 0
+    assert metrics["eval_f1"] == pytest.approx(2 * matched / (predicted + truth))
+    assert metrics["eval_num_scenes"] == 4
+    assert trainer.state.log_history[-1]["eval_f1"] == metrics["eval_f1"]
+
+
+def test_an_evaluation_of_other_samples_goes_by_its_own_prefix(tmp_path):
+    trainer = make_trainer(tmp_path)
+    metrics = trainer.evaluate(list(scenes()[4:6]), metric_key_prefix="held_out")
+    assert metrics["held_out_num_scenes"] == 2
+    assert not [name for name in metrics if not name.startswith("held_out_")]
+
+
+def test_an_evaluation_reuses_the_weights_of_its_step(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.evaluate()
+    trainer.evaluate()
+    trainer.train()
+    assert [event["step"] for event in events(trainer, "synced")] == [0]
+
+
+def test_frozen_parts_stay(tmp_path):
+    trainer = make_trainer(tmp_path, "tuner.freeze_vit=true", "tuner.freeze_aligner=true")
+    before = weights_of(trainer.model)
+    trainer.train()
+    moved = {name for name, weight in trainer.model.named_parameters() if not torch.equal(weight, before[name])}
+    assert moved
+    assert not [name for name in moved if ".visual." in name]
+
+
+def test_adapters_learn_and_the_base_stays(tmp_path):
+    trainer = make_trainer(tmp_path, "tuner.train_type=lora", "tuner.use_dora=true", "training.learning_rate=0.1")
+    before = weights_of(trainer.model)
+    trainer.train()
+    moved = {name for name, weight in trainer.model.named_parameters() if not torch.equal(weight, before[name])}
+    assert moved
+    assert all("lora_" in name for name in moved)
