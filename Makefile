@@ -1,0 +1,26 @@
+# Thin task file: each target is one command, with the set-up it needs.
+PYTHON ?= python3
+VENV ?= .venv
+CPU_INDEX = https://download.pytorch.org/whl/cpu
+
+.PHONY: digits test lint
+digits: $(VENV)/ready
+	$(VENV)/bin/rollmatch train fixtures/digits/digits.yaml
+
+test: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest conformance -m "not gpu"
+
+lint: $(VENV)/ready
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+# CPU torch first: without it, vLLM's CPU wheel pulls several GB of CUDA packages. Where the machine's own index does
+# not offer it, PyTorch's index does.
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet torch==2.13.0+cpu || \
+	  $(VENV)/bin/pip install --quiet torch==2.13.0+cpu torchvision==0.28.0+cpu --index-url $(CPU_INDEX)
+	$(VENV)/bin/pip install --quiet --editable '.[cpu,test]'
+	$(VENV)/bin/rollmatch doctor --fix
+	touch $@
