@@ -31,7 +31,7 @@ class Finding:
 
 def doctor(*, fix: bool) -> int:
     """Print what was found; with ``fix``, repair and look again. Returns 0 if all is well, 1 if not."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     findings = list(examine())
     mendable = [finding for finding in findings if not finding.good and finding.mend]
     if fix and mendable:

@@ -1,0 +1,88 @@
+"""Commands as people start them: a process of its own, its output in a file, and none left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from conformance.rollout.digits import CONFIG, ROOT, absolute
+from rollmatch.journal import read_journal
+
+TIMEOUT_S = 150
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
+RANKED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+HF = (
+    "custom.extra.rollout_matching.rollout_backend=hf",
+    "custom.extra.rollout_matching.rollout_generate_batch_size=8",
+    "custom.extra.rollout_matching.vllm.max_model_len=null",
+    "custom.extra.rollout_matching.max_new_tokens=48",
+    "training.learner_threads=1",
+    "training.report_to=none",
+)
+
+
+def train_command(*overrides: str, launcher: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> list[str]:
+    """``rollmatch train`` on the digits."""
+    sets = [part for override in absolute(*overrides) for part in ("--set", override)]
+    return [sys.executable, *launcher, "-m", "rollmatch.launch.cli", "train", str(CONFIG), *sets, *flags]
+
+
+class Started:
+    """A running command."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self.log = log
+        environment = {name: value for name, value in os.environ.items() if name not in RANKED} | ENVIRONMENT
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def told(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait(self) -> int:
+        """Its exit code."""
+        try:
+            return self.process.wait(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {TIMEOUT_S} s:\n{self.told()[-3000:]}") from None
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """While it runs; fails if it ends first."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.told()[-3000:]}"
+            assert time.monotonic() < deadline, f"waited for {TIMEOUT_S} s:\n{self.told()[-3000:]}"
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        """With all its children."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@contextmanager
+def started(command: list[str], log: Path) -> Iterator[Started]:
+    running = Started(command, log)
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+def finish(command: list[str], log: Path) -> tuple[int, str]:
+    """Exit code and what it told, once it ended."""
+    with started(command, log) as running:
+        return running.wait(), running.told()
+
+
+def journal_of(directory: Path, event: str, *, name: str = "journal.jsonl") -> list[dict]:
+    """Its events of one kind; none before there is a journal."""
+    path = directory / name
+    return [line for line in read_journal(path) if line["event"] == event] if path.exists() else []

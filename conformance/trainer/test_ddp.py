@@ -1,0 +1,122 @@
+"""Two learner ranks on gloo: they learn what one rank learns from the same samples, and stop together."""
+
+import json
+import signal
+import sys
+from itertools import chain
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conformance.launch.started import HF, journal_of, started, train_command
+from conformance.trainer.small_run import events, make_trainer, step_between, weights_of
+from rollmatch.launch.run_directory import last_checkpoint
+
+WORKER = Path(__file__).with_name("ddp_worker.py")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+ACCELERATE = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
+"""``--multi_gpu`` means several processes here: ``accelerate launch --cpu`` starts only one without MPI."""
+TWO_STEPS = ("training.packing=true", "training.max_steps=2", "training.learning_rate=0.1")
+TOLERANCE = 1e-4
+"""Of the length of both steps: float32, sums in another order, a second forward pass on the first's weights."""
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """Two ranks of two samples each."""
+    folder = tmp_path_factory.mktemp("two_ranks")
+    overrides = (*TWO_STEPS, "training.per_device_train_batch_size=2")
+    command = [sys.executable, *TORCHRUN, str(WORKER), str(folder), *overrides]
+    with started(command, folder / "told.txt") as running:
+        assert running.wait() == 0, running.told()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    """The same four samples a step, the weights before and after, and the first evaluation."""
+    trainer = make_trainer(tmp_path_factory.mktemp("one_rank"), *TWO_STEPS)
+    metrics, before = trainer.evaluate(), weights_of(trainer.model)
+    trainer.train()
+    return trainer, before, metrics
+
+
+def log_of(folder, rank):
+    return json.loads((folder / f"rank{rank}.json").read_text())
+
+
+def test_both_ranks_hold_the_same_weights_bit_for_bit(two_ranks):
+    first, second = (load_file(two_ranks / f"rank{rank}.safetensors") for rank in (0, 1))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(weight, second[name]) for name, weight in first.items())
+
+
+def test_each_rank_rolls_out_and_learns_its_own_half(two_ranks, one_rank):
+    trainer, *_ = one_rank
+    expected = [event["sample_ids"] for event in events(trainer, "requested") if event["purpose"] == "train"]
+    for event_name in ("requested", "packed"):
+        halves = [
+            [
+                list(chain(*event["sample_ids"])) if event_name == "packed" else event["sample_ids"]
+                for event in journal_of(two_ranks, event_name, name=name)
+                if event.get("purpose") != "eval"
+            ]
+            for name in ("journal.jsonl", "journal-rank1.jsonl")
+        ]
+        assert [sorted(first + second) for first, second in zip(*halves, strict=True)] == list(map(sorted, expected))
+        assert all(len(half) == 2 for half in chain(*halves))
+    seeds = [
+        event["seeds"]
+        for name in ("journal.jsonl", "journal-rank1.jsonl")
+        for event in journal_of(two_ranks, "requested", name=name)
+        if event["purpose"] == "train"
+    ]
+    assert len({*chain(*seeds)}) == 8
+
+
+def test_two_ranks_learn_what_one_rank_learns(two_ranks, one_rank):
+    trainer, before, _ = one_rank
+    expected = step_between(before, weights_of(trainer.model))
+    step = step_between(before, load_file(two_ranks / "rank0.safetensors"))
+    assert (step - expected).norm() < TOLERANCE * expected.norm()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    for rank in (0, 1):
+        assert log_of(two_ranks, rank)["losses"] == pytest.approx(losses, rel=1e-4)
+
+
+def test_an_evaluation_over_two_ranks_counts_every_scene_once(two_ranks, one_rank):
+    _, _, expected = one_rank
+    for rank in (0, 1):
+        metrics = log_of(two_ranks, rank)["metrics"]
+        timed = {name for name in metrics if name.endswith(("seconds", "tokens_per_s"))}
+        assert {name: metrics[name] for name in metrics.keys() - timed} == {
+            name: expected[name] for name in expected.keys() - timed
+        }
+
+
+def rank_of(process):
+    return process.environ().get("RANK")
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(tmp_path):
+    """Under ``accelerate launch``, through the command line."""
+    out = tmp_path / "run"
+    overrides = (*HF, f"training.output_dir={out}", "training.max_steps=500", "training.per_device_train_batch_size=2")
+    narrow = ("global_max_length=330", "training.eval_scenes=2")
+    with started(train_command(*overrides, *narrow, launcher=ACCELERATE), tmp_path / "told.txt") as running:
+        running.wait_until(lambda: len(journal_of(out, "step")) >= 2)
+        (second,) = (p for p in psutil.Process(running.process.pid).children(recursive=True) if rank_of(p) == "1")
+        second.send_signal(signal.SIGINT)
+        running.wait()
+    stops = [journal_of(out, "interrupted", name=name) for name in ("journal.jsonl", "journal-rank1.jsonl")]
+    assert [(len(events_), events_[0]["signal"]) for events_ in stops] == [(1, signal.SIGINT)] * 2, running.told()
+    step = stops[0][0]["step"]
+    assert stops[1][0]["step"] == step >= 2
+    checkpoint = last_checkpoint(out)
+    assert checkpoint == out / f"checkpoint-{step}"
+    assert sorted(path.name for path in checkpoint.glob("carry-rank*")) == ["carry-rank0.json", "carry-rank1.json"]
+    assert [event["learner_world_size"] for event in journal_of(out, "run")] == [2]
+    assert "with a checkpoint; go on with the same command and --resume" in running.told()
