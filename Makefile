@@ -3,12 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 
-.PHONY: digits test lint
+.PHONY: digits test lint openspec
 digits: $(VENV)/ready
 	$(VENV)/bin/rollmatch train fixtures/digits/digits.yaml
 
 test: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest conformance -m "not gpu"
+	$(VENV)/bin/python -m pytest --quiet --doctest-modules impl
+
+openspec: $(VENV)/ready
+	$(VENV)/bin/python -m conformance.harness.openspec_tool
 
 lint: $(VENV)/ready
 	$(VENV)/bin/ruff check .

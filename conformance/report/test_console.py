@@ -43,10 +43,10 @@ def test_without_a_terminal_every_step_is_one_plain_line(monkeypatch):
         console.step(step(10, loss=12.3456, f1=float("nan"), rollout_tok_s=12_345.6, phase_s={"learn": 123.4}))
         console.warn("truncated rate 12%")
     assert stream.getvalue() == (
-        "step  9/60  loss 3.535  f1 0.23  invalid  34.0%  fill 0.93  rollout  2,400 tok/s"
+        "step  9/60  loss 3.535  f1 0.23  iou 0.23  invalid  34.0%  fill 0.93  rollout  2,400 tok/s"
         "  sync  0.1 rollout  1.1 target  0.0 pack  0.0 learn  2.4 s\n"
         "evaluated at step 9: f1 0.31 [saved]\n"
-        "step 10/60  loss 12.35  f1    -  invalid  33.3%  fill 0.93  rollout 12,346 tok/s"
+        "step 10/60  loss 12.35  f1    -  iou 0.24  invalid  33.3%  fill 0.93  rollout 12,346 tok/s"
         "  sync    - rollout    - target    - pack    - learn  123 s\n"
         "warning: truncated rate 12%\n"
     )

@@ -23,8 +23,10 @@ ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
-CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-"""On a CPU, decoding with several OpenMP threads is several times slower; the learner raises its own count later."""
+CPU_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",  # decoding with several is several times slower; the learner raises its own count later
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # vLLM's binding to one NUMA node is worth no line
+}
 
 
 def train(path: str, *, overrides: Sequence[str] = (), resume: bool = False, overwrite: bool = False) -> int:

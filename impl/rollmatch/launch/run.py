@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.utils.logging import disable_progress_bar
 
 from rollmatch.config import RunConfig, resolved_yaml
 from rollmatch.journal import Journal, read_journal
@@ -34,6 +35,7 @@ def run(
     checkpoint: Path | None,
 ) -> int:
     """Train; returns 0, or 128 + the signal that ended the run early."""
+    disable_progress_bar()  # one per model file written; the step lines tell what happens
     directory = Path(config.training.output_dir)
     arguments = make_arguments(config)  # opens the process group under torchrun
     ranks = Ranks.from_environment()

@@ -97,9 +97,9 @@ def print_line(line: Text, console: Console) -> None:
 def step_line(event: Mapping[str, Any], *, total_steps: int, with_phases: bool = True) -> Text:
     """A step as one line whose columns stay in place from step to step.
 
-    >>> event = {"step": 7, "loss": 1.8434, "f1": 0.61, "invalid_rate": 0.0, "fill": 0.93, "rollout_tok_s": 2310.4}
-    >>> step_line(event, total_steps=60, with_phases=False).plain
-    'step  7/60  loss 1.843  f1 0.61  invalid   0.0%  fill 0.93  rollout  2,310 tok/s'
+    >>> event = {"step": 7, "loss": 1.8434, "f1": 0.61, "mean_iou": 0.48, "invalid_rate": 0.0, "fill": 0.93}
+    >>> step_line(event | {"rollout_tok_s": 2310.4}, total_steps=60, with_phases=False).plain
+    'step  7/60  loss 1.843  f1 0.61  iou 0.48  invalid   0.0%  fill 0.93  rollout  2,310 tok/s'
     """
     width = len(str(total_steps))
     invalid = finite(event.get("invalid_rate"))
@@ -110,6 +110,8 @@ def step_line(event: Mapping[str, Any], *, total_steps: int, with_phases: bool =
         fixed(event.get("loss")),
         ("  f1 ", "dim"),
         (f"{plain(event.get('f1'), digits=2):>4}", "bold"),
+        ("  iou ", "dim"),
+        f"{plain(event.get('mean_iou'), digits=2):>4}",
         ("  invalid ", "dim"),
         (f"{percent(invalid):>6}", "yellow" if invalid else ""),
         ("  fill ", "dim"),

@@ -5,7 +5,9 @@ that depend on them. With tensor parallelism the ranks of a group share one engi
 requests and keeps its own part.
 """
 
+import logging
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -147,11 +149,11 @@ def _open_tensor_group(ranks: Ranks, size: int) -> Any:
 def _open_engine(settings: EngineSettings, ranks: Ranks) -> Any:
     """Start vLLM in this process: ``uni`` alone, torchrun's own ranks otherwise."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from vllm import LLM
+    LLM = _load_vllm()
 
     if not torch.cuda.is_available():
         _keep_plain_linear_weights()
+        _name_shared_memory()
     alone = ranks.learner_world_size == 1
     return LLM(
         model=settings.model,
@@ -159,8 +161,19 @@ def _open_engine(settings: EngineSettings, ranks: Ranks) -> Any:
         max_model_len=settings.max_model_len,
         tensor_parallel_size=settings.tensor_parallel_size,
         distributed_executor_backend="uni" if alone else "external_launcher",
+        use_tqdm_on_load=False,
         **settings.engine_arguments,
     )
+
+
+def _load_vllm() -> Any:
+    """vLLM's ``LLM``; what it says under way is for whoever sets ``VLLM_LOGGING_LEVEL``."""
+    level = os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    logging.getLogger("vllm").setLevel(level)  # some lines come before vLLM reads the variable itself
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # about vLLM's own use of torch
+        from vllm import LLM
+    return LLM
 
 
 def _keep_plain_linear_weights() -> None:
@@ -175,3 +188,19 @@ def _keep_plain_linear_weights() -> None:
         layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
 
     utils.dispatch_cpu_unquantized_gemm = keep
+
+
+def _name_shared_memory() -> None:
+    """Give the ranks of one launcher a shared memory of their own on a CPU.
+
+    vLLM 0.32 names it alike in every run of an external launcher: two runs at a time are in each other's way, and one
+    that was killed leaves its memory behind, so that no later one starts.
+    """
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+
+    name_of = _CPUSHMDistributed.make_group_name
+
+    def with_launcher(communicator: Any) -> str:
+        return f"rollmatch-{os.getppid()}-{name_of(communicator).replace('/', '')}"
+
+    _CPUSHMDistributed.make_group_name = staticmethod(with_launcher)
