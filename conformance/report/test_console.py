@@ -46,7 +46,7 @@ def test_without_a_terminal_every_step_is_one_plain_line(monkeypatch):
         "step  9/60  loss 3.535  f1 0.23  iou 0.23  invalid  34.0%  fill 0.93  rollout  2,400 tok/s"
         "  sync  0.1 rollout  1.1 target  0.0 pack  0.0 learn  2.4 s\n"
         "evaluated at step 9: f1 0.31 [saved]\n"
-        "step 10/60  loss 12.35  f1    -  iou 0.24  invalid  33.3%  fill 0.93  rollout 12,346 tok/s"
+        "step 10/60  loss 12.35  f1    -  iou 0.17  invalid  33.3%  fill 0.93  rollout 12,346 tok/s"
         "  sync    - rollout    - target    - pack    - learn  123 s\n"
         "warning: truncated rate 12%\n"
     )

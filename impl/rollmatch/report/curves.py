@@ -39,8 +39,10 @@ class Plot:
 PLOTS = (
     Plot(title="Loss", lines=(Line(label="total", field="loss"), Line(label="text (ce)", field="loss_ce"),
                               Line(label="coordinates", field="loss_coord"))),
-    Plot(title="F1", lines=(Line(label="training rollouts", field="f1"),
+    Plot(title="F1", lines=(Line(label="training, at the matching gate", field="f1"),
                             Line(label="validation", field="f1", validation=True)), ceiling=1.0),
+    Plot(title="Mean IoU of matches", lines=(Line(label="training", field="mean_iou"),
+                                             Line(label="validation", field="mean_iou", validation=True)), ceiling=1.0),
     Plot(title="Invalid and truncated responses", text=percent, as_percent=True, ceiling=0.05,
          lines=(Line(label="invalid", field="invalid_rate"), Line(label="truncated", field="truncated_rate"))),
     Plot(title="Packing fill", lines=(Line(label="fill", field="fill"),), text=percent, as_percent=True, ceiling=1.0),
