@@ -27,7 +27,7 @@ class RollmatchError(Exception):
 
     def __str__(self) -> str:
         where = f"{self.key}: " if self.key else ""
-        then = f" {self.remedy}" if self.remedy else ""
+        then = f". {self.remedy}" if self.remedy else ""
         return f"[{self.code}] {where}{self.problem}{then}"
 
 

@@ -2,6 +2,9 @@
 
 import json
 import os
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ from transformers import TrainingArguments
 
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
+from rollmatch.errors import ConfigError
 from rollmatch.journal import Journal
 from rollmatch.learn.attention import PACKED_ATTENTION
 from rollmatch.learn.batch import Batcher
@@ -25,6 +29,13 @@ from rollmatch.target.rollout_matching import RolloutMatching
 from rollmatch.target.transport import TransportRules
 from rollmatch.template import Template
 from rollmatch.trainer import Ring
+
+
+class ArgumentUnknown(ConfigError):
+    """``training.extra_arguments`` are arguments of transformers' ``TrainingArguments``."""
+
+    code = "argument-unknown"
+
 
 PASSED_ON = (
     "output_dir",
@@ -65,8 +76,21 @@ def make_arguments(config: RunConfig) -> TrainingArguments:
         "disable_tqdm": True,
         "use_cpu": not torch.cuda.is_available(),
     }
+    _check_names(training.extra_arguments)
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(Path(training.output_dir) / "tensorboard"))
     return TrainingArguments(**(named | training.extra_arguments))
+
+
+def _check_names(extra_arguments: Mapping[str, Any]) -> None:
+    known = [field.name for field in fields(TrainingArguments)]
+    for name in extra_arguments:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            raise ArgumentUnknown(
+                "transformers.TrainingArguments has no such argument",
+                key=f"training.extra_arguments.{name}",
+                remedy=f"Did you mean {close[0]}?" if close else "Remove it.",
+            )
 
 
 def attention_of(config: RunConfig) -> str | dict[str, str]:

@@ -14,7 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 from rollmatch.config import RunConfig, resolved_yaml
 from rollmatch.journal import Journal, read_journal
 from rollmatch.launch.assemble import attention_of, make_arguments, make_ring, make_template
-from rollmatch.launch.run_directory import JOURNAL, RESOLVED
+from rollmatch.launch.run_directory import JOURNAL, RESOLVED, changed_keys
 from rollmatch.launch.watch import RunWatcher
 from rollmatch.model import count_weights, load_policy
 from rollmatch.ranks import Ranks
@@ -51,8 +51,8 @@ def run(
         **_describe(config, model, ranks),
     )
     if ranks.is_primary:
-        (directory / RESOLVED).write_text(resolved_yaml(config), encoding="utf-8")
         print_header(event)
+        _write_resolved(directory / RESOLVED, resolved_yaml(config), resumed=checkpoint is not None)
     trainer = RolloutTrainer(
         ring=make_ring(config, model, template, journal=journal, ranks=ranks),
         model=model,
@@ -89,6 +89,13 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) 
     if is_primary:
         _tell_result(directory, interrupted_at=None if stop_signal is None else step)
     return 0 if stop_signal is None else 128 + stop_signal
+
+
+def _write_resolved(path: Path, text: str, *, resumed: bool) -> None:
+    """Keep what this life of the run is configured with, and tell what an earlier one had otherwise."""
+    for line in changed_keys(path.read_text(encoding="utf-8"), text) if resumed and path.exists() else ():
+        print(f"  changed since the run began: {line}")
+    path.write_text(text, encoding="utf-8")
 
 
 def _watch(trainer: RolloutTrainer, config: RunConfig, console: StepConsole | None) -> RunWatcher:

@@ -3,7 +3,11 @@
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from rollmatch.errors import LaunchError
 
@@ -40,6 +44,24 @@ def last_checkpoint(directory: Path) -> Path | None:
     """The newest checkpoint that was written to its end, or None."""
     whole = [path for path in _checkpoints(directory) if _is_whole(path)]
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def changed_keys(before: str, after: str) -> list[str]:
+    """What differs between two resolved configurations, a line each.
+
+    >>> changed_keys("training: {seed: 1, max_steps: 60}", "training: {seed: 1, max_steps: 80}")
+    ['training.max_steps: 60 -> 80']
+    """
+    old, new = (dict(_leaves(yaml.safe_load(text))) for text in (before, after))
+    return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in {**old, **new} if old.get(key) != new.get(key)]
+
+
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict) and tree:
+        for name, branch in tree.items():
+            yield from _leaves(branch, f"{path}.{name}" if path else str(name))
+    else:
+        yield path, tree
 
 
 def _checkpoints(directory: Path) -> list[Path]:
