@@ -1,13 +1,18 @@
-"""Everything that a test can be bound to, by id: requirements, scenarios and clauses of the current specifications."""
+"""Everything that a test can be bound to, by id: requirements, scenarios and clauses of the current specifications.
+
+``load_catalogue()`` reads it all, in the order of the files: ``.requirements``, ``.scenarios`` and ``.clauses`` are
+mappings of an id to its ``Entry``. ``python -m conformance.harness.catalogue`` prints one line for each.
+"""
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from conformance.harness.replay import OPENSPEC, spec_files
 from conformance.harness.sources import SOURCES, Sources, load_sources
-from conformance.harness.spec_reader import Requirement, Scenario, Spec, read_spec
+from conformance.harness.spec_reader import Requirement, Scenario, Spec, Step, read_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,10 +20,16 @@ class Entry:
     """One thing to be shown to hold."""
 
     entry_id: str
+    """``capability/requirement``; for a scenario ``/scenario`` follows, for a clause ``#number``."""
+    requirement_id: str
+    """Of the requirement that it belongs to, or is."""
     text: str
     """The sentence; of a scenario its steps, of a requirement its name, one a line."""
     path: str
+    """Below ``spec/openspec``."""
     line: int
+    steps: tuple[Step, ...] = ()
+    """Of a scenario: word, text and line of each."""
     verb: str = ""
     """Of a clause: MUST, MUST NOT, SHOULD, MAY, ..."""
 
@@ -57,12 +68,19 @@ def load_catalogue(root: Path = OPENSPEC, sources: Path = SOURCES) -> Catalogue:
 
 
 def _requirement_entry(spec: Spec, requirement: Requirement) -> Entry:
-    return Entry(entry_id=requirement.requirement_id, text=requirement.name, path=spec.path, line=requirement.line)
+    own = requirement.requirement_id
+    return Entry(entry_id=own, requirement_id=own, text=requirement.name, path=spec.path, line=requirement.line)
 
 
 def _scenario_entry(spec: Spec, scenario: Scenario) -> Entry:
-    text = "\n".join(f"{step.word} {step.text}" for step in scenario.steps)
-    return Entry(entry_id=scenario.scenario_id, text=text, path=spec.path, line=scenario.line)
+    return Entry(
+        entry_id=scenario.scenario_id,
+        requirement_id=scenario.scenario_id.rpartition("/")[0],
+        text="\n".join(f"{step.word} {step.text}" for step in scenario.steps),
+        path=spec.path,
+        line=scenario.line,
+        steps=scenario.steps,
+    )
 
 
 def _clause_entries(spec: Spec, requirement: Requirement, sources: Sources) -> Iterator[Entry]:
@@ -70,5 +88,24 @@ def _clause_entries(spec: Spec, requirement: Requirement, sources: Sources) -> I
     for row in sources.rows:
         sentence = sentences.get(row.says) if row.requirement_id == requirement.requirement_id else None
         if sentence is not None:
-            verb = sentence.verbs[0]
-            yield Entry(entry_id=row.clause_id, text=row.says, path=spec.path, line=sentence.line, verb=verb)
+            yield Entry(
+                entry_id=row.clause_id,
+                requirement_id=row.requirement_id,
+                text=row.says,
+                path=spec.path,
+                line=sentence.line,
+                verb=sentence.verbs[0],
+            )
+
+
+def main() -> None:
+    """Print every entry: kind, place, id."""
+    catalogue = load_catalogue()
+    kinds = (("requirement", catalogue.requirements), ("scenario", catalogue.scenarios), ("clause", catalogue.clauses))
+    for kind, entries in kinds:
+        for entry in entries.values():
+            sys.stdout.write(f"{kind}\t{entry.path}:{entry.line}\t{entry.entry_id}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -13,8 +13,8 @@ from conformance.harness.purpose import first_text
 from conformance.harness.requirement_block import RequirementBlock, fold_name
 from conformance.harness.slots import Slots, refuse
 from conformance.harness.spec_error import (
-    BaseBroken,
-    BaseMissing,
+    CapabilityBroken,
+    CapabilityMissing,
     DeltaEmpty,
     NameRepeated,
     RenameUnpaired,
@@ -31,10 +31,10 @@ def merge(base: str | None, delta_text: str, *, capability: str, change: str) ->
     _check_delta(delta, capability)
     if base is None:
         if delta.modified or delta.renamed:
-            raise BaseMissing("there is no such capability to modify", key=capability, remedy="Use ADDED.")
+            raise CapabilityMissing("there is no such capability to modify", key=capability, remedy="Use ADDED.")
         base = first_text(delta_text, capability=capability, change=change)
     if flaws := structure_flaws(base):
-        raise BaseBroken("; ".join(flaws), key=capability, remedy="Mend the file first.")
+        raise CapabilityBroken("; ".join(flaws), key=capability, remedy="Mend the file first.")
     parts = split_main_spec(base)
     slots = Slots.of(parts.blocks)
     slots.rename(delta)

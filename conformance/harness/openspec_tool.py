@@ -72,7 +72,13 @@ def call(arguments: Sequence[str], *, cwd: Path) -> subprocess.CompletedProcess[
     """One call of the tool, without telemetry and with a home folder of its own. Errors: ``OpenspecMissing``."""
     command = ["node", str(package_folder() / "bin" / "openspec.js"), *arguments]
     return subprocess.run(
-        command, cwd=cwd, env=_environment(cwd), timeout=CALL_TIMEOUT_S, capture_output=True, encoding="utf-8", check=False
+        command,
+        cwd=cwd,
+        env=_environment(cwd),
+        timeout=CALL_TIMEOUT_S,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
 
 

@@ -49,16 +49,16 @@ class SectionsContradict(MergeRefused):
     code = "sections-contradict"
 
 
-class BaseMissing(MergeRefused):
+class CapabilityMissing(MergeRefused):
     """Only ADDED can begin a capability."""
 
-    code = "base-missing"
+    code = "capability-missing"
 
 
-class BaseBroken(MergeRefused):
+class CapabilityBroken(MergeRefused):
     """The file to be changed is sound."""
 
-    code = "base-broken"
+    code = "capability-broken"
 
 
 class NameUnknown(MergeRefused):

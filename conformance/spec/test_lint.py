@@ -18,7 +18,11 @@ ELECTRIC = "2020-01-02-electric/specs/lamp/spec.md"
 LIGHT = "lamp/a-lamp-gives-light"
 
 BROKEN = {
-    "purpose-thin": ("What a lamp promises to whoever switches it on, told in as few words as possible.", "Lamps.", f"{SPEC}:1"),
+    "purpose-thin": (
+        "What a lamp promises to whoever switches it on, told in as few words as possible.",
+        "Lamps.",
+        f"{SPEC}:1",
+    ),
     "requirement-header": ("### Requirement: A lamp gives light", "###  Requirement: A lamp gives light", f"{SPEC}:8"),
     "scenario-header": ("#### Scenario: Switched on", "#### Switched on", f"{SPEC}:12"),
     "verb-count": ("A lamp SHOULD NOT hum.\n", "A lamp SHOULD NOT hum.\nA lamp is a fine thing.\n", f"{SPEC}:11"),
@@ -33,7 +37,11 @@ BROKEN = {
     "markdown-ambiguous": ("A lamp SHOULD NOT hum.\n", "A lamp SHOULD NOT hum.\n  ## Notes\n", f"{SPEC}:11"),
     "removal-without-reason": ("**Reason**: Lamps", "Lamps", f"{ELECTRIC}:3"),
     "removal-without-migration": ("**Migration**: Use", "Use", f"{ELECTRIC}:3"),
-    "removal-as-bullet": ("### Requirement: A lamp burns oil\n**R", "- `### Requirement: A lamp burns oil`\n**R", ELECTRIC),
+    "removal-as-bullet": (
+        "### Requirement: A lamp burns oil\n**R",
+        "- `### Requirement: A lamp burns oil`\n**R",
+        ELECTRIC,
+    ),
     "requirement-orphaned": (
         "## REMOVED Requirements\n",
         "## Notes\n\n### Requirement: A lamp is cheap\nA lamp MUST be cheap.\n\n## REMOVED Requirements\n",
@@ -57,7 +65,7 @@ BROKEN = {
         "  lamp/a-lamp-gives-light: {added: [], removed: []}\nretired: []",
         LIGHT,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -89,7 +97,9 @@ def test_a_requirement_that_demands_nothing_is_named(tree):
 
 
 def test_two_scenarios_of_one_name_are_named(tree):
-    tree.replace("- **AND** nothing hums\n", "- **AND** nothing hums\n\n#### Scenario: Switched on\n- **WHEN** x\n- **THEN** y\n")
+    tree.replace(
+        "- **AND** nothing hums\n", "- **AND** nothing hums\n\n#### Scenario: Switched on\n- **WHEN** x\n- **THEN** y\n"
+    )
     assert ("scenario-repeated", f"{SPEC}:18") in codes_and_keys(tree)
 
 

@@ -35,6 +35,23 @@ def test_every_entry_leads_to_its_line():
         assert line.removeprefix("### Requirement: ") == entry.text
 
 
+def test_every_step_leads_to_its_line():
+    catalogue = load_catalogue()
+    assert all(entry.steps for entry in catalogue.scenarios.values())
+    for entry in catalogue.scenarios.values():
+        lines = (OPENSPEC / entry.path).read_text(encoding="utf-8").split("\n")
+        assert lines[entry.line - 1].startswith("#### Scenario: ")
+        assert [lines[step.line - 1] for step in entry.steps] == [f"- **{s.word}** {s.text}" for s in entry.steps]
+        assert entry.text == "\n".join(f"{step.word} {step.text}" for step in entry.steps)
+
+
+def test_every_entry_belongs_to_a_requirement():
+    catalogue = load_catalogue()
+    entries = (*catalogue.scenarios.values(), *catalogue.clauses.values())
+    assert {entry.requirement_id for entry in entries} == set(catalogue.requirements)
+    assert all(entry.entry_id.startswith(entry.requirement_id) for entry in entries)
+
+
 def test_an_edited_specification_is_found(tree):
     tree.write()
     write_specs(tree.root)
