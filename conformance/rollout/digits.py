@@ -55,9 +55,11 @@ def load_model(tuner: TunerConfig | None = None, *, attention: str | dict[str, s
     return load_policy(config, tuner or TunerConfig(), attn_implementation=attention).eval()
 
 
-def requests_for(samples, *, template: Template | None = None, run_seed: int = 7, step: int = 0) -> list[RolloutRequest]:
+def requests_for(
+    samples, *, template: Template | None = None, run_seed: int = 7, step: int = 0, rank: int = 0
+) -> list[RolloutRequest]:
     prompt_of = (template or template_of()).prompt_token_ids
-    return make_requests(samples, prompt_of=prompt_of, run_seed=run_seed, step=step, rank=0)
+    return make_requests(samples, prompt_of=prompt_of, run_seed=run_seed, step=step, rank=rank)
 
 
 @torch.no_grad()

@@ -1,4 +1,5 @@
 import dataclasses
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -45,27 +46,41 @@ def test_prompts_of_different_lengths_do_not_disturb_each_other(backend_of):
     assert together == alone
 
 
-def test_a_stop_is_trimmed_and_a_length_finish_is_told(greedy_16, requests_16, backend_of, template):
-    stop_id, pad_id = template.vocabulary.stop_id, template.pad_id
-    stopped = [place for place, rollout in enumerate(greedy_16) if rollout.finish_reason == "stop"]
-    assert len(stopped) > 8
-    for place in stopped:
-        response = greedy_16[place].response_token_ids
-        assert 0 < len(response) < GREEDY.max_new_tokens
-        assert stop_id not in response
-        assert pad_id not in response
-        assert template.vocabulary.text(response).endswith("]}")
-    cut = backend_of(8).generate(requests_16[:8], Decoding(max_new_tokens=7))
-    assert [rollout.finish_reason for rollout in cut] == ["length"] * 8
-    assert tokens(cut) == [rollout.response_token_ids[:7] for rollout in greedy_16[:8]]
+@contextmanager
+def stopping_after(model, lengths, *, stop_id):
+    """Row ``i`` of the next microbatch stops after ``lengths[i]`` tokens, whatever the model knows."""
+    num_calls = 0
+
+    def decide(head, inputs, logits):
+        nonlocal num_calls
+        due = torch.tensor([num_calls >= length for length in lengths])
+        logits[:, -1, stop_id] = torch.where(due, 1e4, -1e4)
+        num_calls += 1
+        return logits
+
+    hook = model.get_output_embeddings().register_forward_hook(decide)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
-def test_a_stop_as_the_last_token_allowed_is_a_stop(greedy_16, requests_16, backend_of):
-    request, whole = next(pair for pair in zip(requests_16, greedy_16, strict=True) if pair[1].finish_reason == "stop")
-    length = len(whole.response_token_ids)
-    assert backend_of(1).generate([request], Decoding(max_new_tokens=length + 1)) == [whole]
-    (short,) = backend_of(1).generate([request], Decoding(max_new_tokens=length))
-    assert (short.finish_reason, short.response_token_ids) == ("length", whole.response_token_ids)
+def test_a_stop_is_trimmed_and_a_length_finish_is_told(requests_16, backend_of, sdpa_model, template):
+    lengths, stop_id, eight = (5, 3, 0, 8, 1, 7, 6, 2), template.vocabulary.stop_id, Decoding(max_new_tokens=8)
+    with stopping_after(sdpa_model, (9,) * 8, stop_id=stop_id):
+        endless = backend_of(8).generate(requests_16[:8], eight)
+    assert [(r.finish_reason, len(r.response_token_ids)) for r in endless] == [("length", 8)] * 8
+    with stopping_after(sdpa_model, lengths, stop_id=stop_id):
+        stopped = backend_of(8).generate(requests_16[:8], eight)
+    assert [rollout.finish_reason for rollout in stopped] == ["length" if length == 8 else "stop" for length in lengths]
+    assert tokens(stopped) == [rollout.response_token_ids[:n] for n, rollout in zip(lengths, endless, strict=True)]
+
+
+def test_a_stop_as_the_last_token_allowed_is_a_stop(requests_16, backend_of, sdpa_model, template):
+    for max_new_tokens, reason in ((4, "stop"), (3, "length")):
+        with stopping_after(sdpa_model, (3,), stop_id=template.vocabulary.stop_id):
+            (rollout,) = backend_of(1).generate(requests_16[:1], Decoding(max_new_tokens=max_new_tokens))
+        assert (rollout.finish_reason, len(rollout.response_token_ids)) == (reason, 3)
 
 
 def test_sampling_is_repeatable_from_its_seed_and_leaves_the_learners_random_state_alone(backend_of):
@@ -129,37 +144,54 @@ def test_the_banned_tokens_are_the_placeholders_and_the_framing(template):
     assert not {"<|im_end|>", "<|endoftext|>"} & names
 
 
-def log_likelihood(model, template, request, rollout):
-    features = template.image_features(request.sample)
-    ids = torch.tensor([[*rollout.prompt_token_ids, *rollout.response_token_ids, template.vocabulary.stop_id]])
-    with torch.no_grad():
-        logits = model(
-            input_ids=ids,
-            mm_token_type_ids=(ids == template.image_id).long(),
-            pixel_values=features.pixel_values,
-            image_grid_thw=features.image_grid_thw,
-        ).logits[0]
-    start = len(rollout.prompt_token_ids)
-    chances = logits[start - 1 : -1].log_softmax(-1)
-    return float(chances.gather(1, ids[0, start:, None]).mean())
+GOOD_START, LATE_REWARD, REWARD = 300, 301, 302
+"""Tokens of a garden path: the likelier first one leads nowhere."""
 
 
-def test_beams_find_responses_at_least_as_likely(backend_of, greedy_16, requests_16, sdpa_model, template):
-    beams = backend_of(4).generate(requests_16[:4], Decoding(max_new_tokens=96, num_beams=3))
-    assert [r.request_id for r in beams] == [request.request_id for request in requests_16[:4]]
-    finished = [
-        (request, *both)
-        for request, *both in zip(requests_16[:4], greedy_16[:4], beams, strict=True)
-        if all(rollout.finish_reason == "stop" for rollout in both)
+@contextmanager
+def garden_path(model):
+    """Its next token depends on the last one alone."""
+    last = []
+
+    def decide(head, inputs, logits):
+        logits = torch.zeros_like(logits)
+        for row, token in enumerate(last[-1].tolist()):
+            favoured = {GOOD_START: {}, LATE_REWARD: {REWARD: 90.0}}.get(token, {GOOD_START: 91.0, LATE_REWARD: 90.0})
+            for favourite, logit in favoured.items():
+                logits[row, -1, favourite] = logit
+        return logits
+
+    hooks = [
+        model.get_input_embeddings().register_forward_pre_hook(lambda table, inputs: last.append(inputs[0][:, -1])),
+        model.get_output_embeddings().register_forward_hook(decide),
     ]
-    assert len(finished) >= 2
-    pairs = [[log_likelihood(sdpa_model, template, request, r) for r in both] for request, *both in finished]
-    assert sum(beam for _, beam in pairs) > sum(greedy for greedy, _ in pairs) - 1e-5
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
-def test_a_repetition_penalty_shows(backend_of, greedy_16, requests_16):
-    penalised = Decoding(max_new_tokens=96, repetition_penalty=1.5)
-    assert tokens(backend_of(8).generate(requests_16[:8], penalised)) != tokens(greedy_16[:8])
+def test_beams_find_what_greedy_passes_by(sdpa_model, backend_of, requests_16):
+    requests = requests_16[:4]
+    with garden_path(sdpa_model):
+        greedy, beams = (
+            backend_of(4).generate(requests, Decoding(max_new_tokens=2, num_beams=number)) for number in (1, 2)
+        )
+    assert {start for start, _ in tokens(greedy)} == {GOOD_START}
+    assert tokens(beams) == [(LATE_REWARD, REWARD)] * 4
+    assert [r.request_id for r in beams] == [request.request_id for request in requests]
+
+
+def test_a_repetition_penalty_shows(backend_of, requests_16, template, sdpa_model):
+    """One so strong that no token is written twice; without it, something is."""
+    plain, strong = Decoding(max_new_tokens=24), Decoding(max_new_tokens=24, repetition_penalty=1e4)
+    with stopping_after(sdpa_model, (99,) * 8, stop_id=template.vocabulary.stop_id):
+        repeated = tokens(backend_of(8).generate(requests_16[:8], plain))
+    with stopping_after(sdpa_model, (99,) * 8, stop_id=template.vocabulary.stop_id):
+        penalised = tokens(backend_of(8).generate(requests_16[:8], strong))
+    assert all(len(set(response)) < 24 for response in repeated)
+    assert all(len(set(response)) == 24 for response in penalised)
 
 
 def test_a_push_counts_the_version_and_rollouts_carry_it(backend_of, requests_16):

@@ -92,8 +92,9 @@ def test_changed_weights_answer_the_same_images_and_long_prompts_anew(part, engi
     original = engine.generate(long_requests, SHORT)
     assert min(len(rollout.prompt_token_ids) for rollout in original) > 256
     changed = copy.deepcopy(sdpa_model)
-    module = {"every weight": changed, "vision tower": changed.model.visual, "language model": changed.model.language_model}
-    perturb(module[part], seed=1, scale=PERTURBATION)
+    inner = changed.model
+    module = {"every weight": changed, "vision tower": inner.visual, "language model": inner.language_model}[part]
+    perturb(module, seed=1, scale=PERTURBATION)
     expected = hf_rollouts(changed, long_requests, SHORT)
     assert num_different(expected, original) > 4
     push(engine, changed)
@@ -130,6 +131,21 @@ def test_rollouts_say_which_push_wrote_them(engine, requests_16, sdpa_model):
     assert {rollout.policy_version for rollout in engine.generate(requests_16[:3], GREEDY)} == {before + 1}
 
 
+def check_weights(engine, expected):
+    """Bit for bit, also where the engine keeps several weights as one."""
+    inside = engine._engine.apply_model(lambda m: {name: w.detach().clone() for name, w in m.named_parameters()})[0]
+    for layer in range(5):
+        ours, theirs = f"model.language_model.layers.{layer}.", f"language_model.model.layers.{layer}."
+        for fused, parts in {
+            "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "self_attn.o_proj": ("self_attn.o_proj",),
+            "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+            "mlp.down_proj": ("mlp.down_proj",),
+        }.items():
+            weight = torch.cat([expected[f"{ours}{part}.weight"] for part in parts])
+            assert torch.equal(inside[f"{theirs}{fused}.weight"], weight), f"{theirs}{fused}"
+
+
 @pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])
 def test_adapters_arrive_merged(use_dora, engine, requests_16, greedy_16):
     torch.manual_seed(5)
@@ -142,6 +158,7 @@ def test_adapters_arrive_merged(use_dora, engine, requests_16, greedy_16):
     expected = hf_rollouts(policy, requests_16)
     assert num_different(expected, greedy_16) > 8
     push(engine, policy)
+    check_weights(engine, dict(merged_weights(policy)))
     assert ids_of(engine.generate(requests_16, GREEDY)) == ids_of(expected)
 
 
@@ -163,13 +180,20 @@ def test_requests_for_one_scene_differ_by_their_seeds_alone(engine, requests_16)
     assert len(set(tokens(engine.generate(same_seed, hot)))) == 1
 
 
-def test_stops_are_trimmed_and_length_is_told(engine, requests_16, greedy_16, template):
-    assert {rollout.finish_reason for rollout in engine.generate(requests_16, GREEDY)} >= {"stop"}
-    for rollout in engine.generate(requests_16, GREEDY):
-        assert template.vocabulary.stop_id not in rollout.response_token_ids
-    cut = engine.generate(requests_16, Decoding(max_new_tokens=7))
-    assert [rollout.finish_reason for rollout in cut] == ["length"] * 16
-    assert tokens(cut) == [rollout.response_token_ids[:7] for rollout in greedy_16]
+def test_stops_are_trimmed_and_length_is_told(engine, requests_16, template, monkeypatch):
+    """The stop is a token that the model does write, wherever it does."""
+    few = Decoding(max_new_tokens=7)
+    whole = engine.generate(requests_16, few)
+    assert [len(rollout.response_token_ids) for rollout in whole if rollout.finish_reason == "length"]
+    stop_id = whole[0].response_token_ids[3]
+    monkeypatch.setattr(template.vocabulary, "stop_id", stop_id)
+    stopped = engine.generate(requests_16, few)
+    for before, after in zip(whole, stopped, strict=True):
+        response = before.response_token_ids
+        cut = response.index(stop_id) if stop_id in response else None
+        assert after.response_token_ids == response[:cut]
+        assert after.finish_reason == (before.finish_reason if cut is None else "stop")
+    assert stopped[0].finish_reason == "stop"
 
 
 def test_placeholders_of_images_are_never_sampled(engine, requests_16, sdpa_model, template, monkeypatch):

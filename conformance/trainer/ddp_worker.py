@@ -10,12 +10,12 @@ from rollmatch.launch.learner import set_environment
 
 set_environment()
 
-from safetensors.torch import save_file
-
-from conformance.trainer.small_run import make_trainer, weights_of
-
 
 def main(folder: Path, *overrides: str) -> None:
+    from safetensors.torch import save_file
+
+    from conformance.trainer.small_run import make_trainer, weights_of
+
     trainer = make_trainer(folder, *overrides)
     metrics = trainer.evaluate()
     trainer.train()

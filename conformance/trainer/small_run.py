@@ -1,5 +1,6 @@
 """A trainer on the digits in this process, with the hf backend: what ``launch.run`` assembles, less its console."""
 
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -47,6 +48,19 @@ def make_trainer(folder: Path, *overrides: str, samples=None, eval_samples=None,
         processing_class=template.processor,
         callbacks=callbacks,
     )
+
+
+def trained(folder: Path, *overrides: str, **arguments) -> tuple[RolloutTrainer, torch.Tensor]:
+    """The trainer after its run, and the change of its weights in one vector."""
+    trainer = make_trainer(folder, *overrides, **arguments)
+    before = weights_of(trainer.model)
+    trainer.train()
+    return trainer, step_between(before, weights_of(trainer.model))
+
+
+def requested(trainer: RolloutTrainer) -> list[int]:
+    """Ids of all samples that were rolled out to learn from."""
+    return list(chain(*(event["sample_ids"] for event in events(trainer, "requested") if event["purpose"] == "train")))
 
 
 def events(trainer: RolloutTrainer, name: str) -> list[dict]:

@@ -11,12 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.launch.started import HF, journal_of, started, train_command
+from conformance.launch.started import HF, TORCHRUN, journal_of, started, train_command
 from conformance.trainer.small_run import events, make_trainer, step_between, weights_of
 from rollmatch.launch.run_directory import last_checkpoint
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 ACCELERATE = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
 """``--multi_gpu`` means several processes here: ``accelerate launch --cpu`` starts only one without MPI."""
 TWO_STEPS = ("training.packing=true", "training.max_steps=2", "training.learning_rate=0.1")

@@ -10,8 +10,7 @@ import torch
 from transformers import TrainerCallback
 
 from conformance.rollout.digits import scenes
-from conformance.trainer.small_run import events, make_trainer, step_between, weights_of
-from rollmatch.learn.pack import SegmentTooLong
+from conformance.trainer.small_run import events, make_trainer, requested, step_between, trained, weights_of
 from rollmatch.records import Segment
 from rollmatch.step_report import PHASES
 from rollmatch.target.verdict import DropReason
@@ -21,16 +20,6 @@ TOLERANCE = 1e-5
 """Of the whole step's length: what sums in another order may differ by in float32. A wrong divisor differs by 0.5."""
 LONG_STEP = "training.learning_rate=1"
 """A step of length 1 (gradients are clipped to that), next to which the rounding of the weights is small."""
-NARROW = ("training.packing=true", "global_max_length=330", "training.max_steps=3")
-"""Rows of two or three segments, four new ones a step: some wait."""
-
-
-def trained(folder, *overrides, **arguments):
-    """The trainer after its run, and the change of its weights in one vector."""
-    trainer = make_trainer(folder, *overrides, **arguments)
-    before = weights_of(trainer.model)
-    trainer.train()
-    return trainer, step_between(before, weights_of(trainer.model))
 
 
 @pytest.fixture(scope="module")
@@ -184,64 +173,6 @@ def test_scenes_without_objects_teach_the_empty_list_and_no_coordinate(tmp_path)
     assert step.norm() > 0
 
 
-def requested(trainer):
-    return list(chain(*(event["sample_ids"] for event in events(trainer, "requested") if event["purpose"] == "train")))
-
-
-def test_every_segment_is_learnt_from_once_or_waits(tmp_path):
-    trainer, _ = trained(tmp_path, *NARROW, samples=scenes("train")[:12])
-    packed = [list(chain(*event["sample_ids"])) for event in events(trainer, "packed")]
-    waiting = [segment.sample.sample_id for segment in trainer.ring.batcher.packer.state()]
-    assert sorted(requested(trainer)) == list(range(12))
-    assert sorted([*chain(*packed), *waiting]) == list(range(12))
-    assert [event["carried"] for event in events(trainer, "packed")][-1] == len(waiting) > 0
-    first, second, _ = (event["sample_ids"] for event in events(trainer, "requested"))
-    assert set(packed[1]) & set(first), "nothing was carried from the first step to the second"
-    assert set(packed[0]) <= set(first)
-    assert set(packed[1]) <= set(first) | set(second)
-
-
-def test_a_carried_segment_keeps_the_version_that_wrote_it(tmp_path):
-    trainer, _ = trained(tmp_path, *NARROW, samples=scenes("train")[:12])
-    versions = [segment.policy_version for batch in trainer.report.batches for segment in batch.segments]
-    assert trainer.ring.fence.backend.policy_version == 3
-    assert min(versions) < 3
-
-
-def longest_segment(folder):
-    trainer, _ = trained(folder, "training.packing=true")
-    return max(segment.encoded_len for batch in trainer.report.batches for segment in batch.segments)
-
-
-def test_a_segment_longer_than_a_row_stops_the_run_and_leaves_the_buffer_as_it_was(tmp_path):
-    longest = longest_segment(tmp_path / "free")
-    trainer = make_trainer(tmp_path / "tight", "training.packing=true", f"global_max_length={longest - 1}")
-    waiting = dataclasses.replace(a_segment(trainer), sample=scenes("train")[7])
-    trainer.ring.batcher.packer.add([waiting])
-    before = weights_of(trainer.model)
-    with pytest.raises(SegmentTooLong) as caught:
-        trainer.train()
-    assert caught.value.code == "segment-too-long"
-    assert caught.value.key in {sample.origin for sample in trainer.train_dataset}
-    for name in ("global_max_length", "max_new_tokens", "training.packing"):
-        assert name in caught.value.remedy
-    assert trainer.ring.batcher.packer.state() == [waiting]
-    assert not step_between(before, weights_of(trainer.model)).any()
-    fitting, _ = trained(tmp_path / "fitting", "training.packing=true", f"global_max_length={longest}")
-    assert fitting.state.global_step == 1
-
-
-def a_segment(trainer):
-    """Of a few tokens."""
-    sample = scenes("train")[0]
-    features = trainer.ring.template.image_features(sample)
-    prompt = trainer.ring.template.expand(trainer.ring.template.prompt_token_ids(sample), features)
-    stop_id = trainer.ring.template.vocabulary.stop_id
-    return Segment(
-        sample=sample, policy_version=1, token_ids=(*prompt, stop_id), prompt_len=len(prompt), prefix_len=0
-    )
-
-
 class OtherPrompt:
     """A backend whose engine saw one token of the prompt differently."""
 
@@ -274,42 +205,6 @@ def test_a_prompt_the_engine_saw_differently_stops_the_run(tmp_path):
     fence.backend = backend
     trainer.train()
     assert trainer.state.global_step == 1
-
-
-def test_an_evaluation_measures_writes_its_scenes_and_learns_nothing(tmp_path):
-    trainer = make_trainer(tmp_path)
-    before = weights_of(trainer.model)
-    metrics = trainer.evaluate()
-    assert not step_between(before, weights_of(trainer.model)).any()
-    (event,) = events(trainer, "evaluated")
-    assert event["step"] == 0
-    record = json.loads((tmp_path / event["file"]).read_text())
-    assert {f"eval_{name}": value for name, value in record["metrics"].items()} == metrics
-    assert record["iou_threshold"] == 0.5
-    assert [scene["sample_id"] for scene in record["scenes"]] == [sample.sample_id for sample in scenes()[:4]]
-    assert [len(scene["truth"]) for scene in record["scenes"]] == [len(sample.objects) for sample in scenes()[:4]]
-    matched = sum(found["partner"] is not None for scene in record["scenes"] for found in scene["predicted"])
-    predicted = sum(len(scene["predicted"]) for scene in record["scenes"])
-    truth = sum(len(scene["truth"]) for scene in record["scenes"])
-    assert matched > 0
-    assert metrics["eval_f1"] == pytest.approx(2 * matched / (predicted + truth))
-    assert metrics["eval_num_scenes"] == 4
-    assert trainer.state.log_history[-1]["eval_f1"] == metrics["eval_f1"]
-
-
-def test_an_evaluation_of_other_samples_goes_by_its_own_prefix(tmp_path):
-    trainer = make_trainer(tmp_path)
-    metrics = trainer.evaluate(list(scenes()[4:6]), metric_key_prefix="held_out")
-    assert metrics["held_out_num_scenes"] == 2
-    assert not [name for name in metrics if not name.startswith("held_out_")]
-
-
-def test_an_evaluation_reuses_the_weights_of_its_step(tmp_path):
-    trainer = make_trainer(tmp_path)
-    trainer.evaluate()
-    trainer.evaluate()
-    trainer.train()
-    assert [event["step"] for event in events(trainer, "synced")] == [0]
 
 
 def test_frozen_parts_stay(tmp_path):

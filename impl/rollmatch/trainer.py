@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import Trainer
 
+from rollmatch.errors import LaunchError
 from rollmatch.evaluation import describe_scene, score, write_evaluation
 from rollmatch.journal import Journal
 from rollmatch.learn.batch import Batcher, MicroBatch, total_of
@@ -49,6 +50,12 @@ class Ring:
     ranks: Ranks
     rollout_threads: int | None = None
     learner_threads: int | None = None
+
+
+class CarryUnfit(LaunchError):
+    """The segments that waited when a checkpoint was written are there for this rank, and of this data set."""
+
+    code = "carry-unfit"
 
 
 class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
@@ -143,15 +150,20 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         return named
 
     def restore_carry(self, checkpoint: Path) -> None:
-        """Take up the segments that were waiting for a row when ``checkpoint`` was written."""
+        """Take up the segments that were waiting for a row when ``checkpoint`` was written. Errors: ``CarryUnfit``."""
         if self.ring.batcher.packer is None:
             return
-        stored = json.loads((checkpoint / CARRY_FILE.format(rank=self.ring.ranks.rank)).read_text())
+        file = checkpoint / CARRY_FILE.format(rank=self.ring.ranks.rank)
         samples = {sample.sample_id: sample for sample in self.train_dataset}
-        self.ring.batcher.packer.restore(
-            Segment(sample=samples[sample_id], **{name: _as_tuple(value) for name, value in fields.items()})
-            for sample_id, fields in stored
-        )
+        try:
+            carried = [
+                Segment(sample=samples[sample_id], **{name: _as_tuple(value) for name, value in fields.items()})
+                for sample_id, fields in json.loads(file.read_text())
+            ]
+        except (OSError, ValueError, KeyError) as error:
+            remedy = "Go on with the ranks, the packing and the data set of the run that wrote it, or start anew."
+            raise CarryUnfit(f"{type(error).__name__}: {error}", key=str(file), remedy=remedy) from error
+        self.ring.batcher.packer.restore(carried)
 
     def _make_requests(self, samples: Sequence[Sample], *, step: int, purpose: str) -> list[RolloutRequest]:
         ring = self.ring

@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,8 @@ def run(
     checkpoint: Path | None,
 ) -> int:
     """Train; returns 0, or 128 + the signal that ended the run early."""
-    disable_progress_bar()  # one per model file written; the step lines tell what happens
     directory = Path(config.training.output_dir)
+    disable_progress_bar()  # one per model file; the step lines tell what happens
     arguments = make_arguments(config)  # opens the process group under torchrun
     ranks = Ranks.from_environment()
     journal = Journal(directory / (JOURNAL if ranks.is_primary else f"journal-rank{ranks.rank}.jsonl"), rank=ranks.rank)
@@ -51,8 +51,7 @@ def run(
         **_describe(config, model, ranks),
     )
     if ranks.is_primary:
-        print_header(event)
-        _write_resolved(directory / RESOLVED, resolved_yaml(config), resumed=checkpoint is not None)
+        _announce(event, config, resumed=checkpoint is not None)
     trainer = RolloutTrainer(
         ring=make_ring(config, model, template, journal=journal, ranks=ranks),
         model=model,
@@ -91,8 +90,10 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) 
     return 0 if stop_signal is None else 128 + stop_signal
 
 
-def _write_resolved(path: Path, text: str, *, resumed: bool) -> None:
-    """Keep what this life of the run is configured with, and tell what an earlier one had otherwise."""
+def _announce(event: Mapping[str, Any], config: RunConfig, *, resumed: bool) -> None:
+    """Say what begins; keep its configuration, and tell what an earlier life of the run had otherwise."""
+    print_header(event)
+    path, text = Path(config.training.output_dir) / RESOLVED, resolved_yaml(config)
     for line in changed_keys(path.read_text(encoding="utf-8"), text) if resumed and path.exists() else ():
         print(f"  changed since the run began: {line}")
     path.write_text(text, encoding="utf-8")

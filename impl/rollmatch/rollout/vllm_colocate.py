@@ -149,31 +149,24 @@ def _open_tensor_group(ranks: Ranks, size: int) -> Any:
 def _open_engine(settings: EngineSettings, ranks: Ranks) -> Any:
     """Start vLLM in this process: ``uni`` alone, torchrun's own ranks otherwise."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    LLM = _load_vllm()
-
-    if not torch.cuda.is_available():
-        _keep_plain_linear_weights()
-        _name_shared_memory()
-    alone = ranks.learner_world_size == 1
-    return LLM(
-        model=settings.model,
-        dtype=settings.dtype,
-        max_model_len=settings.max_model_len,
-        tensor_parallel_size=settings.tensor_parallel_size,
-        distributed_executor_backend="uni" if alone else "external_launcher",
-        use_tqdm_on_load=False,
-        **settings.engine_arguments,
-    )
-
-
-def _load_vllm() -> Any:
-    """vLLM's ``LLM``; what it says under way is for whoever sets ``VLLM_LOGGING_LEVEL``."""
     level = os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     logging.getLogger("vllm").setLevel(level)  # some lines come before vLLM reads the variable itself
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about vLLM's own use of torch
         from vllm import LLM
-    return LLM
+
+        if not torch.cuda.is_available():
+            _keep_plain_linear_weights()
+            _name_shared_memory()
+        return LLM(
+            model=settings.model,
+            dtype=settings.dtype,
+            max_model_len=settings.max_model_len,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            distributed_executor_backend="uni" if ranks.learner_world_size == 1 else "external_launcher",
+            use_tqdm_on_load=False,
+            **settings.engine_arguments,
+        )
 
 
 def _keep_plain_linear_weights() -> None:

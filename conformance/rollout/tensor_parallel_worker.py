@@ -1,0 +1,43 @@
+"""One of two ranks that share an engine; writes what it was answered: ``tensor_parallel_worker.py FOLDER``."""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from rollmatch.launch.learner import set_environment
+
+set_environment()
+
+SHARES = {0: range(5), 1: range(5, 8)}
+"""Scenes of each rank: not as many."""
+
+
+def main(folder: Path) -> None:
+    import torch.distributed as dist
+
+    from conformance.rollout.digits import GREEDY, load_model, perturb, requests_for, scenes
+    from conformance.rollout.engine import open_engine
+    from rollmatch.model import merged_weights
+    from rollmatch.ranks import Ranks
+
+    dist.init_process_group("gloo")
+    ranks = Ranks.from_environment()
+    backend = open_engine(ranks, tensor_parallel_size=2)
+    model, answers = load_model(), {}
+    requests = requests_for([scenes()[place] for place in SHARES[ranks.rank]], rank=ranks.rank)
+    for version, name in enumerate(("original", "perturbed"), start=1):
+        backend.push(merged_weights(model), version=version)
+        rollouts = backend.generate(requests, GREEDY)
+        answers[name] = [[rollout.request_id, rollout.response_token_ids] for rollout in rollouts]
+        perturb(model, seed=1, scale=0.3)
+    backend.push(merged_weights(load_model()), version=3)
+    idle = backend.generate(requests if ranks.is_primary else [], GREEDY)
+    answers["one rank idle"] = [[rollout.request_id, rollout.response_token_ids] for rollout in idle]
+    (folder / f"rank{ranks.rank}.json").write_text(json.dumps(answers))
+    backend.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,101 @@
+"""Segments that wait for a row: each is learnt from once, and one that fits no row stops the run."""
+
+import dataclasses
+import shutil
+from itertools import chain
+
+import pytest
+
+from conformance.rollout.digits import scenes
+from conformance.trainer.small_run import events, make_trainer, requested, step_between, trained, weights_of
+from rollmatch.learn.pack import SegmentTooLong
+from rollmatch.records import Segment
+from rollmatch.trainer import CarryUnfit
+
+NARROW = ("training.packing=true", "global_max_length=330", "training.max_steps=3")
+"""Rows of two or three segments, four new ones a step: some wait."""
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory):
+    """The trainer after its three steps."""
+    return trained(tmp_path_factory.mktemp("narrow"), *NARROW, samples=scenes("train")[:12])[0]
+
+
+def test_every_segment_is_learnt_from_once_or_waits(narrow):
+    packed = [list(chain(*event["sample_ids"])) for event in events(narrow, "packed")]
+    waiting = [segment.sample.sample_id for segment in narrow.ring.batcher.packer.state()]
+    assert sorted(requested(narrow)) == list(range(12))
+    assert sorted([*chain(*packed), *waiting]) == list(range(12))
+    assert [event["carried"] for event in events(narrow, "packed")][-1] == len(waiting) > 0
+    first, second, _ = (event["sample_ids"] for event in events(narrow, "requested"))
+    assert set(packed[1]) & set(first), "nothing was carried from the first step to the second"
+    assert set(packed[0]) <= set(first)
+    assert set(packed[1]) <= set(first) | set(second)
+
+
+def test_a_carried_segment_keeps_the_version_that_wrote_it(narrow):
+    versions = [segment.policy_version for batch in narrow.report.batches for segment in batch.segments]
+    assert narrow.ring.fence.backend.policy_version == 3
+    assert min(versions) < 3
+
+
+def longest_segment(folder):
+    trainer, _ = trained(folder, "training.packing=true")
+    return max(segment.encoded_len for batch in trainer.report.batches for segment in batch.segments)
+
+
+def test_a_segment_longer_than_a_row_stops_the_run_and_leaves_the_buffer_as_it_was(tmp_path):
+    longest = longest_segment(tmp_path / "free")
+    trainer = make_trainer(tmp_path / "tight", "training.packing=true", f"global_max_length={longest - 1}")
+    waiting = dataclasses.replace(a_segment(trainer), sample=scenes("train")[7])
+    trainer.ring.batcher.packer.add([waiting])
+    before = weights_of(trainer.model)
+    with pytest.raises(SegmentTooLong) as caught:
+        trainer.train()
+    assert caught.value.code == "segment-too-long"
+    assert caught.value.key in {sample.origin for sample in trainer.train_dataset}
+    for name in ("global_max_length", "max_new_tokens", "training.packing"):
+        assert name in caught.value.remedy
+    assert trainer.ring.batcher.packer.state() == [waiting]
+    assert not step_between(before, weights_of(trainer.model)).any()
+    fitting, _ = trained(tmp_path / "fitting", "training.packing=true", f"global_max_length={longest}")
+    assert fitting.state.global_step == 1
+
+
+def a_segment(trainer):
+    """Of a few tokens."""
+    sample = scenes("train")[0]
+    features = trainer.ring.template.image_features(sample)
+    prompt = trainer.ring.template.expand(trainer.ring.template.prompt_token_ids(sample), features)
+    stop_id = trainer.ring.template.vocabulary.stop_id
+    return Segment(sample=sample, policy_version=1, token_ids=(*prompt, stop_id), prompt_len=len(prompt), prefix_len=0)
+
+
+@pytest.fixture
+def checkpoint_of(narrow, tmp_path):
+    """A copy of the checkpoint at the end of the run."""
+    return shutil.copytree(f"{narrow.args.output_dir}/checkpoint-3", tmp_path / "checkpoint-3")
+
+
+def test_a_checkpoint_brings_the_waiting_segments_back(narrow, checkpoint_of, tmp_path):
+    trainer = make_trainer(tmp_path, *NARROW, samples=scenes("train")[:12])
+    trainer.restore_carry(checkpoint_of)
+    assert trainer.ring.batcher.packer.state() == narrow.ring.batcher.packer.state() != []
+
+
+@pytest.mark.parametrize("wrong", ["missing", "cut", "of another data set"])
+def test_a_carry_that_does_not_fit_is_refused(wrong, narrow, checkpoint_of, tmp_path):
+    """Segments that waited are part of the run: without them it does not go on."""
+    file = checkpoint_of / "carry-rank0.json"
+    if wrong == "missing":
+        file.unlink()
+    if wrong == "cut":
+        file.write_text(file.read_text()[:-9])
+    waiting = {segment.sample.sample_id for segment in narrow.ring.batcher.packer.state()}
+    others = [sample for sample in scenes("train")[:12] if sample.sample_id not in waiting]
+    trainer = make_trainer(tmp_path, *NARROW, samples=others if wrong == "of another data set" else None)
+    with pytest.raises(CarryUnfit) as caught:
+        trainer.restore_carry(checkpoint_of)
+    assert (caught.value.code, caught.value.key) == ("carry-unfit", str(file))
+    assert trainer.ring.batcher.packer.state() == []
