@@ -83,7 +83,7 @@ def finish(command: list[str], log: Path) -> tuple[int, str]:
         return running.wait(), running.told()
 
 
-def journal_of(directory: Path, event: str, *, name: str = "journal.jsonl") -> list[dict]:
-    """Its events of one kind; none before there is a journal."""
+def journal_of(directory: Path, event: str | None, *, name: str = "journal.jsonl") -> list[dict]:
+    """Its events, of one kind if it is named; none before there is a journal."""
     path = directory / name
-    return [line for line in read_journal(path) if line["event"] == event] if path.exists() else []
+    return [line for line in read_journal(path) if event in (None, line["event"])] if path.exists() else []

@@ -12,9 +12,10 @@ from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
 from rollmatch.sync.fence import Fence, PushFailed
+from rollmatch.sync.plan import TensorMissing
 
 WEIGHTS = {"a": torch.zeros(3, 2), "b": torch.ones(5, dtype=torch.bfloat16)}
-FENCED = ("barrier", "push", "verdict", "barrier", "go on")
+FENCED = ("gather", "barrier", "push", "gather", "barrier", "go on")
 """What one rank does, in this order, when a sync is due."""
 PATIENCE_S = 10
 
@@ -52,7 +53,7 @@ class ThreadRanks(Ranks):
         self.meeting.gate.wait(PATIENCE_S)
 
     def gather(self, item):
-        self.meeting.tell(self.rank, "verdict")
+        self.meeting.tell(self.rank, "gather")
         self.meeting.items[self.rank] = item
         self.meeting.gate.wait(PATIENCE_S)
         items = list(self.meeting.items)
@@ -76,8 +77,9 @@ class HastyFence(Fence):
     """Goes on without the second barrier."""
 
     def sync_if_due(self, step, weights):
+        _, version = self._agree(step)
         self.ranks.barrier()
-        self._push_with_others(weights())
+        self._push_with_others(weights(), version)
         return 0.0
 
 
@@ -85,7 +87,8 @@ class EagerFence(Fence):
     """Pushes without the first barrier, while another rank may still be writing rollouts."""
 
     def sync_if_due(self, step, weights):
-        self._push_with_others(weights())
+        _, version = self._agree(step)
+        self._push_with_others(weights(), version)
         self.ranks.barrier()
         return 0.0
 
@@ -94,15 +97,20 @@ def weights():
     return iter(WEIGHTS.items())
 
 
-def sync_on_all(folder, *, broken=(), kind=Fence, make_weights=None):
-    """One sync on three ranks; ``broken`` is rank -> error. Returns the events and what each rank raised."""
+def sync_on_all(folder, *, broken=(), kind=Fence, make_weights=None, **before):
+    """One sync on three ranks; ``broken`` is rank -> error, ``before`` what each rank remembers.
+
+    Returns the events and what each rank raised.
+    """
     broken, meeting = dict(broken), Meeting(3)
 
     def sync(rank):
         backend = Backend(tell=lambda event: meeting.tell(rank, event), broken=broken.get(rank))
+        backend.policy_version = before.get("versions", (0, 0, 0))[rank]
         fence = kind(backend, ThreadRanks(rank, meeting), Journal(folder / f"{rank}.jsonl", rank=rank))
+        fence.synced_step = before.get("remembered", (None, None, None))[rank]
         try:
-            fence.sync_if_due(0, (make_weights or {}).get(rank, weights))
+            fence.sync_if_due(before.get("step", 0), (make_weights or {}).get(rank, weights))
         except (RollmatchError, EngineGone) as error:
             return error
         meeting.tell(rank, "go on")
@@ -168,6 +176,7 @@ def test_a_rank_alone_sees_the_backends_own_error_and_is_not_synced(fence):
     assert (fence.synced_step, fence.backend.policy_version) == (0, 1)
 
 
+@pytest.mark.clause("learner-ranks/a-fence-stands-between-sync-and-generation#1")
 def test_all_ranks_wait_push_share_their_verdict_and_wait_again(tmp_path):
     events, errors = sync_on_all(tmp_path)
     assert errors == [None] * 3
@@ -185,7 +194,10 @@ def test_a_fence_without_one_of_its_barriers_is_caught(tmp_path, kind, breach):
 
 @pytest.mark.parametrize(
     "error",
-    [KeyError("no lm_head"), OSError("connection reset"), TypeError("of 2 arguments"), PushFailed("full", key="x")],
+    [
+        *(KeyError("no lm_head"), OSError("connection reset"), TypeError("of 2 arguments")),
+        TensorMissing("lm_head.weight is not there", key="lm_head.weight"),
+    ],
 )
 def test_a_push_that_fails_on_one_rank_is_the_same_error_on_all(tmp_path, error):
     events, errors = sync_on_all(tmp_path, broken={1: error})
@@ -196,6 +208,35 @@ def test_a_push_that_fails_on_one_rank_is_the_same_error_on_all(tmp_path, error)
     assert [list(read_journal(tmp_path / f"{rank}.jsonl")) for rank in range(3)] == [[]] * 3
 
 
+@pytest.mark.parametrize("remembered", [(5, None, 5), (None, 5, 5), (5, 5, 4)])
+def test_ranks_that_remember_different_steps_all_sync(tmp_path, remembered):
+    events, errors = sync_on_all(tmp_path, step=5, remembered=remembered)
+    assert errors == [None] * 3
+    assert breaches(events) == []
+
+
+def test_ranks_that_agree_on_the_step_do_not_sync(tmp_path):
+    events, errors = sync_on_all(tmp_path, step=5, remembered=(5, 5, 5))
+    assert errors == [None] * 3
+    assert {name for _, name in events} == {"gather", "go on"}
+
+
+def test_all_ranks_count_on_from_the_newest_version(tmp_path):
+    sync_on_all(tmp_path, versions=(7, 2, 0))
+    written = [read_journal(tmp_path / f"{rank}.jsonl") for rank in range(3)]
+    assert [[e["version"] for e in events] for events in written] == [[8]] * 3
+
+
+def test_an_engine_that_lost_its_weights_makes_a_sync_due(fence):
+    fence.backend.is_current = lambda: True
+    fence.sync_if_due(0, weights)
+    assert fence.sync_if_due(0, weights) == 0
+    fence.backend.is_current = lambda: False
+    assert fence.sync_if_due(0, weights) > 0
+    assert fence.backend.policy_version == 2
+
+
+@pytest.mark.clause("learner-ranks/a-failed-sync-fails-on-every-rank#4")
 def test_the_first_rank_that_failed_is_named(tmp_path):
     _, errors = sync_on_all(tmp_path, broken={2: KeyError("c"), 1: KeyError("b")})
     assert {e.problem for e in errors} == {"rank 1: KeyError: 'b'"}

@@ -21,7 +21,6 @@ from rollmatch.evaluation import describe_scene, score, write_evaluation
 from rollmatch.journal import Journal
 from rollmatch.learn.batch import Batcher, MicroBatch, total_of
 from rollmatch.learn.loss import LossRules, LossTerms, LossTotals, masked_loss, masked_loss_of_kept
-from rollmatch.model import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample, Segment
 from rollmatch.rollout.backend import Decoding
@@ -29,6 +28,7 @@ from rollmatch.rollout.request import make_requests
 from rollmatch.samples import LearnerOrder
 from rollmatch.step_report import StepReport
 from rollmatch.sync.fence import Fence
+from rollmatch.sync.named_weights import named_weights
 from rollmatch.target.rollout_matching import RolloutMatching
 from rollmatch.template import ImageFeatures, Template
 
@@ -94,7 +94,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         """Sync if the learner has moved, then one rollout per sample, in order; ``purpose`` is train or eval."""
         ring, step = self.ring, report.step
         with _threads(ring.rollout_threads):
-            report.phase_s["sync"] += ring.fence.sync_if_due(step, lambda: merged_weights(self.model))
+            report.phase_s["sync"] += ring.fence.sync_if_due(step, lambda: named_weights(self.model))
             with report.phase("rollout"):
                 requests = self._make_requests(samples, step=step, purpose=purpose)
                 rollouts = ring.fence.backend.generate(requests, ring.decoding)

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
+from rollmatch.config.rollout_server import RolloutServerConfig
 from rollmatch.config.section import Section, Text
 
 SYSTEM_PROMPT = (
@@ -31,6 +32,8 @@ class ExtraConfig(Section):
 
     rollout_matching: RolloutMatchingConfig = RolloutMatchingConfig()
     """Settings of trainer_variant rollout_matching_sft."""
+    rollout_server: RolloutServerConfig = RolloutServerConfig()
+    """What rollmatch serve starts."""
 
 
 class CustomConfig(Section):

@@ -1,5 +1,7 @@
 """What the nulls of a tree mean on the machine at hand."""
 
+from typing import Literal
+
 from rollmatch.config.removed import ROLLOUT_MATCHING
 from rollmatch.config.schema import RunConfig
 from rollmatch.errors import ConfigError
@@ -13,6 +15,26 @@ class TensorParallelMismatch(ConfigError):
     """The learner's ranks cannot be split into groups of tensor_parallel_size."""
 
     code = "tensor-parallel-mismatch"
+
+
+class AdapterWithSeveralRanks(ConfigError):
+    """Several learner ranks send all weights, never adapters alone."""
+
+    code = "adapter-with-several-ranks"
+
+
+def sync_mode(config: RunConfig, *, learner_world_size: int) -> Literal["full", "adapter"]:
+    """What a sync carries: auto is adapter exactly with enable_lora. Errors: ``AdapterWithSeveralRanks``."""
+    vllm = config.custom.extra.rollout_matching.vllm
+    if vllm.sync.mode == "full" or (vllm.sync.mode == "auto" and not vllm.enable_lora):
+        return "full"
+    if learner_world_size > 1:
+        raise AdapterWithSeveralRanks(
+            f"{vllm.sync.mode} means adapter here, and the learner has {learner_world_size} ranks",
+            key=f"{ROLLOUT_MATCHING}.vllm.sync.mode",
+            remedy="Set sync.mode to full.",
+        )
+    return "adapter"
 
 
 def tensor_parallel_size(config: RunConfig, *, learner_world_size: int) -> int:

@@ -2,23 +2,24 @@
 
 from typing import Literal
 
+from rollmatch.config.connection import ServerConfig
 from rollmatch.config.section import Count, Index, PositiveShare, Section
 
 
 class SyncConfig(Section):
     """How new weights reach the rollout engine."""
 
-    mode: Literal["full"] = "full"
-    """full carries all weights, adapters merged."""
+    mode: Literal["full", "adapter", "auto"] = "full"
+    """full carries all weights, adapters merged; adapter carries adapters only; auto is adapter with enable_lora."""
     fallback_to_full: bool = True
-    """Carry all weights from then on when another mode fails."""
+    """Carry all weights from then on when an adapter sync fails; false stops the run instead."""
 
 
 class VllmConfig(Section):
     """The vLLM engine."""
 
-    mode: Literal["colocate"] = "colocate"
-    """colocate runs the engine on the learner's own devices."""
+    mode: Literal["colocate", "server"] = "colocate"
+    """colocate runs the engine on the learner's own devices, server asks rollout servers that are already running."""
     max_model_len: Count | None = None
     """Most tokens of prompt and response together; null takes global_max_length."""
     tensor_parallel_size: Count | None = None
@@ -49,3 +50,5 @@ class VllmConfig(Section):
     """1 frees the engine's memory while the learner works, 0 keeps it."""
     sync: SyncConfig = SyncConfig()
     """How new weights reach the engine."""
+    server: ServerConfig = ServerConfig()
+    """Where the rollout servers of mode server are."""

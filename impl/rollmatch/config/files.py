@@ -47,6 +47,13 @@ def check_files(config: RunConfig) -> None:
         raise ErrorList(errors)
 
 
+def check_model(config: RunConfig) -> None:
+    """Check the model alone, for a machine that serves and has no data. Errors: as ``check_files``."""
+    errors = [*_check_model(config)]
+    if errors:
+        raise ErrorList(errors)
+
+
 def _check_model(config: RunConfig) -> Iterator[ConfigError]:
     directory, key = Path(config.model.model), "model.model"
     if not directory.is_dir():

@@ -85,9 +85,10 @@ def _with_sections(tree: Tree) -> Tree:
 
 def _mended(tree: Tree, found: ErrorDetails) -> Tree:
     names = [str(part) for part in found["loc"]]
-    if found["type"] != "missing":
+    field = fields().get(".".join(names))
+    if found["type"] != "missing" or field is None:  # an item of a list has no stand-in: the list goes
         return _without(tree, names)
-    stand_in: Any = (fields()[".".join(names)].examples or [None])[0]
+    stand_in: Any = (field.examples or [None])[0]
     for name in reversed(names):
         stand_in = {name: stand_in}
     return merge(tree, stand_in)

@@ -1,11 +1,12 @@
 """Rules that need more than one key."""
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 
 from rollmatch.config.removed import ROLLOUT_MATCHING
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
+from rollmatch.config.rule import Rule
 from rollmatch.config.schema import RunConfig
+from rollmatch.config.server_rules import SERVER_RULES
 from rollmatch.config.training import TrainingConfig
 from rollmatch.errors import ConfigError
 
@@ -74,14 +75,6 @@ class ReporterContradiction(ConfigError):
     """The reporter none stands beside another one, or one is named twice."""
 
     code = "reporter-contradiction"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One rule; not applied when one of the keys it reads is already known to be wrong."""
-
-    reads: tuple[str, ...]
-    check: Callable[[RunConfig], Iterator[ConfigError]]
 
 
 def check_rules(config: RunConfig, *, wrong_keys: Collection[str] = ()) -> list[ConfigError]:
@@ -202,4 +195,5 @@ RULES: tuple[Rule, ...] = (
     Rule(reads=("training.packing", "training.packing_drop_last"), check=_packing),
     Rule(reads=("training.extra_arguments",), check=_extra_arguments),
     Rule(reads=("training.report_to",), check=_reporters),
+    *SERVER_RULES,
 )

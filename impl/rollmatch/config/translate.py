@@ -51,12 +51,19 @@ class RegexMalformed(ConfigError):
     code = "regex-malformed"
 
 
+class ServerUrlInvalid(ConfigError):
+    """A server's address is an http or https URL with a host, and nothing after its path."""
+
+    code = "base-url-invalid"
+
+
 _CLASSES: Mapping[str, tuple[type[ConfigError], str]] = MappingProxyType(
     {
         "missing": (MissingKey, "Add it; it has no default."),
         "literal_error": (NotAChoice, "Choose one of them."),
         "regex_white_space": (RegexWhiteSpace, "Write it on one line, without YAML folding."),
         "regex_malformed": (RegexMalformed, "Correct the expression."),
+        "base_url_invalid": (ServerUrlInvalid, "Write scheme, host and port."),
         **dict.fromkeys(
             (
                 "greater_than",

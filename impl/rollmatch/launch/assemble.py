@@ -15,6 +15,7 @@ from rollmatch.config import RunConfig, effective
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.errors import ConfigError
 from rollmatch.journal import Journal
+from rollmatch.launch.connect import connect_servers
 from rollmatch.learn.attention import PACKED_ATTENTION
 from rollmatch.learn.batch import Batcher
 from rollmatch.learn.loss import LossRules
@@ -24,6 +25,7 @@ from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBackend
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.sync.fence import Fence
+from rollmatch.sync.mode import SyncMode
 from rollmatch.target.match import MatchRules
 from rollmatch.target.rollout_matching import RolloutMatching
 from rollmatch.target.transport import TransportRules
@@ -114,6 +116,8 @@ def make_ring(config: RunConfig, model: torch.nn.Module, template: Template, *, 
     threads = config.training.learner_threads or (None if on_gpu else _threads_per_rank())
     if threads:
         torch.set_num_threads(threads)
+    carried = effective.sync_mode(config, learner_world_size=ranks.learner_world_size)
+    mode = SyncMode(carried, fallback_to_full=rules.vllm.sync.fallback_to_full)
     transport = TransportRules(ot_cost=rules.ot_cost, ot_epsilon=rules.ot_epsilon, ot_iters=rules.ot_iters)
     batcher = _make_batcher(config, model, template)
     return Ring(
@@ -127,7 +131,7 @@ def make_ring(config: RunConfig, model: torch.nn.Module, template: Template, *, 
         ranks=ranks,
         rollout_threads=effective.rollout_threads(config, on_gpu=on_gpu),
         learner_threads=threads,
-        fence=Fence(make_backend(config, model, template, ranks=ranks), ranks, journal),
+        fence=Fence(make_backend(config, model, template, ranks=ranks), ranks, journal, mode=mode),
     )
 
 
@@ -136,6 +140,8 @@ def make_backend(config: RunConfig, model: torch.nn.Module, template: Template, 
     rules = config.custom.extra.rollout_matching
     if rules.rollout_backend == "hf":
         return HfBackend(model, template, batch_size=rules.rollout_generate_batch_size)
+    if rules.vllm.mode == "server":
+        return connect_servers(config, template, ranks=ranks)
     from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
 
     settings = EngineSettings(

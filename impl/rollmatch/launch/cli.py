@@ -1,4 +1,4 @@
-"""``rollmatch``: check, schema, train, doctor. Heavy rooms are imported only by the commands that need them."""
+"""``rollmatch``: check, train, serve, schema, doctor. Heavy rooms are imported only by the commands that need them."""
 
 import argparse
 import json
@@ -11,6 +11,7 @@ from rollmatch import __version__
 from rollmatch.config import RunConfig, check_files, json_schema, load, resolved_yaml
 from rollmatch.config.effective import max_model_len, tensor_parallel_rule
 from rollmatch.errors import ErrorList, LaunchError, RollmatchError
+from rollmatch.launch.gpus import parse_gpus, visible
 from rollmatch.records import Sample
 from rollmatch.samples import BadSamples, load_samples
 
@@ -26,8 +27,8 @@ class OutputNotWritable(LaunchError):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 (fine) or 1 (problems, told on stderr); wrong usage exits with 2."""
-    options = _make_parser().parse_args(arguments)
     try:
+        options = _make_parser().parse_args(arguments)
         return int(options.command(options) or 0)
     except RollmatchError as error:
         if os.environ.get(TRACEBACK_VARIABLE) == "1":
@@ -73,6 +74,15 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_config(train, _train)
     train.add_argument("--resume", action="store_true", help="go on from the last checkpoint in training.output_dir")
     train.add_argument("--overwrite", action="store_true", help="start anew in a directory that holds a run")
+    train.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="such as 6,7: one learner process on each")
+    train.add_argument("--wait-timeout", type=float, metavar="SECONDS", help="for the rollout servers' health")
+    train.add_argument("--server-pid", type=int, metavar="PID", help="do not wait longer than this process lives")
+    train.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
+    serve = commands.add_parser("serve", help="start a rollout server")
+    _add_config(serve, _serve)
+    serve.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="such as 0,1,2; without GPUs, so many replicas")
+    serve.add_argument("--server", type=int, metavar="INDEX", help="which one, where the YAML names several")
+    serve.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
     schema = commands.add_parser("schema", help="print the JSON Schema of the YAML, for editors")
     schema.add_argument("--out", type=Path, metavar="FILE", help="write it there instead")
     schema.set_defaults(command=_schema)
@@ -135,9 +145,36 @@ def _schema(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from rollmatch.launch.learner import train
+    from rollmatch.launch import learner, learner_launcher
+    from rollmatch.launch.await_servers import Patience
 
-    return train(options.config, overrides=options.overrides, resume=options.resume, overwrite=options.overwrite)
+    gpus = options.gpus or ()
+    arguments = [part for override in options.overrides for part in ("--set", override)]
+    arguments += [f"--{name}" for name in ("resume", "overwrite") if getattr(options, name)]
+    if options.dry_run:
+        load(options.config, options.overrides)
+        print(learner_launcher.tell(options.config, arguments, gpus=gpus or ("0",)))
+        return 0
+    patience = Patience(timeout_s=options.wait_timeout, server_pid=options.server_pid)
+    if len(gpus) > 1:
+        return learner_launcher.launch(
+            options.config, arguments, gpus=gpus, overrides=options.overrides, patience=patience
+        )
+    os.environ.update(visible(gpus) if gpus else {})
+    modes = {"resume": options.resume, "overwrite": options.overwrite}
+    return learner.train(options.config, overrides=options.overrides, patience=patience, **modes)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from rollmatch.launch.rollout_server import serve
+
+    return serve(
+        options.config,
+        overrides=options.overrides,
+        gpus=options.gpus,
+        server_index=options.server,
+        dry_run=options.dry_run,
+    )
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollmatch.config import check_files, load
-from rollmatch.config.effective import tensor_parallel_size
+from rollmatch.config.effective import sync_mode, tensor_parallel_size
+from rollmatch.launch.await_servers import Patience, await_servers
 from rollmatch.launch.run_directory import last_checkpoint, open_run_directory
 from rollmatch.samples import load_samples
 
@@ -29,14 +30,26 @@ CPU_ENVIRONMENT = {
 }
 
 
-def train(path: str, *, overrides: Sequence[str] = (), resume: bool = False, overwrite: bool = False) -> int:
+def train(
+    path: str,
+    *,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    patience: Patience | None = None,
+) -> int:
     """Run a training from its YAML. Returns 0, or 128 + the signal that ended it early."""
     config = load(path, overrides)
     check_files(config)
     custom = config.custom
     train_samples = load_samples(custom.train_jsonl, custom.image_root, custom.object_ordering)
     val_samples = load_samples(custom.val_jsonl, custom.image_root, custom.object_ordering)
-    tensor_parallel_size(config, learner_world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    sync_mode(config, learner_world_size=world_size)
+    if custom.extra.rollout_matching.vllm.mode == "colocate":
+        tensor_parallel_size(config, learner_world_size=world_size)
+    else:
+        await_servers(config, patience or Patience())
     checkpoint = _open(Path(config.training.output_dir), resume=resume, overwrite=overwrite)
     set_environment()
 

@@ -2,22 +2,25 @@
 
 State machine of one rank, with g the optimizer step the learner is at::
 
-    synced at step s, version v  --(rollouts wanted, s == g)-->  rollouts may be asked for
-    synced at step s, version v  --(rollouts wanted, s != g)-->  barrier, push, verdict, barrier
-                                                                 -> synced at step g, version v + 1
+    synced at step s, version v  --(rollouts wanted, s == g on all ranks)-->  rollouts may be asked for
+    synced at step s, version v  --(rollouts wanted, s != g on some rank)-->  barrier, push, verdict, barrier
+                                                                              -> synced at step g, version v + 1
 
-The verdict is shared before anybody goes on: a push that failed on one rank is the same error on all of them. A rank
-that is alone has nobody to tell and raises what its backend raised.
+Ranks agree first whether a sync is due, because after a resume they may remember different steps. An engine that lost
+its weights (a server that was started again) makes one due, too. The verdict is shared before anybody goes on: a push
+that failed on one rank is the same error on all of them. A rank that is alone has nobody to tell and raises what its
+backend raised.
 """
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import RolloutBackend
+from rollmatch.sync.mode import SyncMode
 
 FAILURES = (RollmatchError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, OSError, AssertionError)
 """What a push is known to fail with: bugs, engines and connections."""
@@ -29,26 +32,40 @@ class PushFailed(SyncError):
     code = "push-failed"
 
 
+@runtime_checkable
+class Forgetful(Protocol):
+    """A backend whose engines may lose their weights behind the learner's back."""
+
+    def is_current(self) -> bool:
+        """Whether they still are those that took the last push."""
+
+
 class Fence:
     """Keeps a backend's weights equal to the learner's whenever a rollout is asked for."""
 
-    def __init__(self, backend: RolloutBackend, ranks: Ranks, journal: Journal) -> None:
+    def __init__(
+        self, backend: RolloutBackend, ranks: Ranks, journal: Journal, *, mode: SyncMode | None = None
+    ) -> None:
         self.backend = backend
         self.ranks = ranks
         self.journal = journal
+        self.mode = mode or SyncMode()
         self.synced_step: int | None = None
 
     def sync_if_due(self, step: int, weights: Callable[[], Iterable[tuple[str, Any]]]) -> float:
         """Push if the learner has moved since the last sync; returns the seconds it took. Errors: ``PushFailed``."""
-        if step == self.synced_step:
+        is_due, version = self._agree(step)
+        if not is_due:
             return 0.0
         began = time.perf_counter()
+        self.synced_step = None
         self.ranks.barrier()
-        counted = _Counted(weights)
+        counted = Counted(weights)
+        carried: str
         if self.ranks.learner_world_size == 1:
-            self.backend.push(counted, version=self.backend.policy_version + 1)
+            carried = self.mode.push(self.backend, counted, version=version)
         else:
-            self._push_with_others(counted)
+            carried = self._push_with_others(counted, version)
         self.ranks.barrier()
         self.synced_step = step
         seconds = time.perf_counter() - began
@@ -56,18 +73,25 @@ class Fence:
             "synced",
             step=step,
             version=self.backend.policy_version,
-            mode="full",
+            mode=carried,
             num_tensors=counted.num_tensors,
             num_bytes=counted.num_bytes,
             seconds=round(seconds, 4),
         )
         return seconds
 
-    def _push_with_others(self, weights: "_Counted") -> None:
+    def _agree(self, step: int) -> tuple[bool, int]:
+        """Whether any rank finds a sync due, and the version it would make: one above the newest known to any."""
+        is_due = step != self.synced_step or not _is_current(self.backend)
+        told = self.ranks.gather((is_due, self.backend.policy_version))
+        return any(due for due, _ in told), max(version for _, version in told) + 1
+
+    def _push_with_others(self, weights: "Counted", version: int) -> str:
         """Push and share the verdict; also where a push fails in a way not listed, so that nobody waits for ever."""
-        problem, cause = f"rank {self.ranks.rank} failed, and tells why itself", None
+        carried, cause = "", None
+        problem = f"rank {self.ranks.rank} failed, and tells why itself"
         try:
-            self.backend.push(weights, version=self.backend.policy_version + 1)
+            carried = self.mode.push(self.backend, weights, version=version)
             problem = ""
         except FAILURES as error:
             problem, cause = f"rank {self.ranks.rank}: {type(error).__name__}: {error}", error
@@ -76,9 +100,14 @@ class Fence:
         if problems:
             remedy = "See the first rank that failed; the run cannot go on."
             raise PushFailed(problems[0], key="sync", remedy=remedy) from cause
+        return carried
 
 
-class _Counted:
+def _is_current(backend: RolloutBackend) -> bool:
+    return not isinstance(backend, Forgetful) or backend.is_current()
+
+
+class Counted:
     """Passes weights through and counts them; they are made when the backend first asks, as a part of the push."""
 
     def __init__(self, weights: Callable[[], Iterable[tuple[str, Any]]]) -> None:
@@ -86,8 +115,25 @@ class _Counted:
         self.num_tensors = 0
         self.num_bytes = 0
 
+    @property
+    def is_sharded(self) -> bool:
+        """As of the weights; they are taken for sharded where they do not tell, because that is safe."""
+        return bool(getattr(self._weights(), "is_sharded", True))
+
+    def adapter(self) -> Any:
+        """The adapter alone, counted."""
+        adapter = self._weights().adapter()  # type: ignore[attr-defined]
+        self.num_tensors = self.num_bytes = 0
+        for _, tensor in adapter.tensors:
+            self._count(tensor)
+        return adapter
+
     def __iter__(self) -> Any:
+        self.num_tensors = self.num_bytes = 0
         for name, tensor in self._weights():
-            self.num_tensors += 1
-            self.num_bytes += tensor.numel() * tensor.element_size()
+            self._count(tensor)
             yield name, tensor
+
+    def _count(self, tensor: Any) -> None:
+        self.num_tensors += 1
+        self.num_bytes += tensor.numel() * tensor.element_size()

@@ -1,0 +1,148 @@
+"""Rollout servers are named in exactly one of two forms, each with a group port of its own."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollmatch.config.connection import ServerConfig
+from rollmatch.config.effective import AdapterWithSeveralRanks, sync_mode
+from rollmatch.config.pairing import pair_servers
+from rollmatch.errors import ErrorList
+
+SERVER = "~.vllm.mode=server"
+A, B, C = (f"http://127.0.0.1:{port}" for port in (8000, 8001, 8002))
+
+
+def told(text):
+    return (SERVER, f"~.vllm.server={{{text}}}")
+
+
+def entries(*pairs):
+    return "servers: [" + ", ".join(f'{{base_url: "{url}", group_port: {port}}}' for url, port in pairs) + "]"
+
+
+GOOD = told(entries((A, 51216), (B, 51217)))
+BROKEN = [
+    ("missing-key", "base_url", told("group_port: 51216"), told(f'group_port: 51216, base_url: "{A}"')),
+    ("missing-key", "group_port", told(f'base_url: "{A}"'), told(f'base_url: "{A}", group_port: 51216')),
+    ("connection-form-ambiguous", "", told(f'{entries((A, 1))}, base_url: "{A}", group_port: 51216'), GOOD),
+    ("connection-form-ambiguous", "", told(f"{entries((A, 1))}, group_port: 51216"), GOOD),
+    ("connection-form-missing", "", told("timeout_s: 60"), ("~.vllm.server={timeout_s: 60}",)),
+    ("out-of-range", "servers", told("servers: []"), GOOD),
+    ("missing-key", "servers.0.group_port", told(f'servers: [{{base_url: "{A}"}}]'), GOOD),
+    ("wrong-type", "servers.0.group_port", told(entries((A, "true"))), GOOD),
+    ("out-of-range", "servers.1.group_port", told(entries((A, 1), (B, 65536))), told(entries((A, 1), (B, 65535)))),
+    ("base-url-invalid", "servers.0.base_url", told(entries(("127.0.0.1:8000", 1))), GOOD),
+    (
+        "pairing-length-mismatch",
+        "group_port",
+        told(f'base_url: ["{A}", "{B}", "{C}"], group_port: [51216, 51217]'),
+        told(f'base_url: ["{A}", "{B}", "{C}"], group_port: [51216, 51217, 51218]'),
+    ),
+    (
+        "wrong-type",
+        "group_port",
+        told(f'base_url: "{A}", group_port: [51216]'),
+        told(f'base_url: ["{A}"], group_port: [51216]'),
+    ),
+    ("wrong-type", "group_port", told(f'base_url: "{A}", group_port: true'), told(f'base_url: "{A}", group_port: 1')),
+    ("wrong-type", "group_port", told(f'base_url: "{A}", group_port: "1"'), told(f'base_url: "{A}", group_port: 1')),
+    ("out-of-range", "group_port", told(f'base_url: "{A}", group_port: 0'), told(f'base_url: "{A}", group_port: 1')),
+    (
+        "out-of-range",
+        "group_port",
+        told(f'base_url: ["{A}", "{B}"], group_port: 65535'),
+        told(f'base_url: ["{A}", "{B}"], group_port: 65534'),
+    ),
+    ("out-of-range", "base_url", told("base_url: [], group_port: 1"), told(f'base_url: ["{A}"], group_port: 1')),
+    ("wrong-type", "base_url", told("base_url: 8000, group_port: 1"), told(f'base_url: "{A}", group_port: 1')),
+    ("base-url-invalid", "base_url", told('base_url: "127.0.0.1:8000", group_port: 1'), GOOD),
+    ("base-url-invalid", "base_url", told('base_url: "http://", group_port: 1'), GOOD),
+    ("base-url-invalid", "base_url", told('base_url: "http://a:x", group_port: 1'), GOOD),
+    ("base-url-invalid", "base_url", told('base_url: "http://a/?b=1", group_port: 1'), GOOD),
+    ("base-url-invalid", "base_url", told('base_url: "ftp://a:1", group_port: 1'), GOOD),
+    ("server-named-twice", "servers", told(entries((A, 1), (f"{A}/", 2))), told(entries((A, 1), (f"{A}/b", 2)))),
+    ("server-named-twice", "base_url", told(f'base_url: ["{A}", "{A}"], group_port: 1'), GOOD),
+    ("group-port-shared", "servers", told(entries((A, 1), (B, 1))), told(entries((A, 1), ("http://b:8001", 1)))),
+    ("group-port-shared", "group_port", told(f'base_url: ["{A}", "{B}"], group_port: [1, 1]'), GOOD),
+    ("out-of-range", "timeout_s", told(f"{entries((A, 1))}, timeout_s: 0"), told(f"{entries((A, 1))}, timeout_s: 0.5")),
+    ("wrong-type", "infer_timeout_s", told(f"{entries((A, 1))}, infer_timeout_s: x"), GOOD),
+]
+
+
+@pytest.mark.parametrize(("code", "key", "broken", "_repaired"), BROKEN)
+def test_a_wrong_naming_is_told(problems_with, code, key, broken, _repaired):
+    assert problems_with(*broken) == [(code, ".".join(["~.vllm.server", *([key] if key else [])]))]
+
+
+@pytest.mark.parametrize(("_code", "_key", "_broken", "repaired"), BROKEN)
+def test_the_repaired_naming_is_taken(make_with, _code, _key, _broken, repaired):
+    make_with(*repaired)
+
+
+def test_the_remedy_of_two_lengths_names_both(make_with):
+    with pytest.raises(ErrorList) as caught:
+        make_with(*told(f'base_url: ["{A}", "{B}", "{C}"], group_port: [51216, 51217]'))
+    assert "3" in caught.value.errors[0].problem
+    assert "2" in caught.value.errors[0].problem
+
+
+def pairs_of(config):
+    return [(a.base_url, a.group_port) for a in pair_servers(config.custom.extra.rollout_matching.vllm.server)]
+
+
+def test_both_forms_say_the_same(make_with):
+    expected = [(A, 51216), (B, 51217)]
+    assert pairs_of(make_with(*GOOD)) == expected
+    assert pairs_of(make_with(*told(f'base_url: ["{A}", "{B}/"], group_port: [51216, 51217]'))) == expected
+    assert pairs_of(make_with(*told(f'base_url: ["{A}", "{B}"], group_port: 51216'))) == expected
+    assert pairs_of(make_with(*told(f'base_url: "{A}", group_port: 51216'))) == expected[:1]
+
+
+def test_lists_are_paired_by_index(make_with):
+    assert pairs_of(make_with(*told(f'base_url: ["{A}", "{B}"], group_port: [51300, 51216]'))) == [
+        (A, 51300),
+        (B, 51216),
+    ]
+
+
+@given(st.integers(1, 20), st.integers(1, 60000))
+def test_one_port_counts_on(num_servers, first):
+    urls = tuple(f"http://host{place}:8000" for place in range(num_servers))
+    addresses = pair_servers(ServerConfig(base_url=urls, group_port=first))
+    assert [(a.base_url, a.group_port) for a in addresses] == [(url, first + place) for place, url in enumerate(urls)]
+
+
+def test_timeouts_have_defaults(make_with):
+    server = make_with(*GOOD).custom.extra.rollout_matching.vllm.server
+    assert (server.timeout_s, server.infer_timeout_s) == (240.0, None)
+    assert make_with(*told(f"{entries((A, 1))}, infer_timeout_s: -1")).custom.extra.rollout_matching.vllm.server
+
+
+def test_servers_may_stay_named_while_the_engine_is_colocated(make_with):
+    assert make_with(*GOOD[1:]).custom.extra.rollout_matching.vllm.mode == "colocate"
+
+
+@pytest.mark.parametrize(
+    ("mode", "enable_lora", "resolved"),
+    [("full", False, "full"), ("full", True, "full"), ("auto", False, "full"), ("auto", True, "adapter")],
+)
+def test_auto_follows_the_engine(make_with, mode, enable_lora, resolved):
+    config = make_with(f"~.vllm.sync.mode={mode}", f"~.vllm.enable_lora={str(enable_lora).lower()}")
+    assert sync_mode(config, learner_world_size=1) == resolved
+
+
+def test_adapters_alone_need_an_engine_that_takes_them(problems_with, make_with):
+    assert problems_with("~.vllm.sync.mode=adapter") == [("adapter-needs-enable-lora", "~.vllm.sync.mode")]
+    assert sync_mode(make_with("~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true"), learner_world_size=1)
+
+
+@pytest.mark.parametrize("mode", ["adapter", "auto"])
+def test_several_ranks_take_full_sync_only(make_with, mode):
+    config = make_with(f"~.vllm.sync.mode={mode}", "~.vllm.enable_lora=true")
+    with pytest.raises(AdapterWithSeveralRanks) as caught:
+        sync_mode(config, learner_world_size=2)
+    assert caught.value.code == "adapter-with-several-ranks"
+    assert caught.value.key == "custom.extra.rollout_matching.vllm.sync.mode"
+    assert "full" in caught.value.remedy
+    assert sync_mode(make_with("~.vllm.sync.mode=auto"), learner_world_size=2) == "full"

@@ -1,0 +1,118 @@
+"""One checker for the events of any run: simulated, on a CPU or on GPUs.
+
+Events are lines of a journal (``rollmatch.journal`` writes them), of all ranks together:
+
+=============  ==============================================  ==================================================
+``event``      fields beside ``time`` (unix s) and ``rank``    what happened
+=============  ==============================================  ==================================================
+``barrier``    ``step``                                        the rank passed a barrier (simulated runs tell it)
+``synced``     ``step``, ``version``, ``seconds``              a sync of that rank has ended
+``requested``  ``step``                                        rollouts were asked for
+``generated``  ``step``, ``policy_version``, ``seconds``       they came back
+=============  ==============================================  ==================================================
+
+Other events are passed over. A ``run`` event begins anew: a resumed run counts its versions from 1.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Event = Mapping[str, Any]
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "barrier": ("step",),
+    "synced": ("step", "version", "seconds"),
+    "requested": ("step",),
+    "generated": ("step", "policy_version", "seconds"),
+}
+"""The schema: event -> fields that it has beside ``time`` and ``rank``."""
+SLACK_S = 0.005
+"""Times are rounded to a millisecond, and written just after what they tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breach:
+    """One broken rule."""
+
+    rule: str
+    rank: int
+    index: int
+    """Of the event among all."""
+    problem: str
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one rank has done so far."""
+
+    version: int = 0
+    step: int | None = None
+    asked_since: bool = True
+    barriers: int = 0
+    spans: list[tuple[float, float, str, int]] = field(default_factory=list)
+
+
+def judge(events: Iterable[Event]) -> list[Breach]:
+    """Every broken rule, in the order of events; empty when the run kept its fence."""
+    told = list(events)
+    breaches = list(_check_schema(told))
+    if breaches:
+        return breaches
+    ranks: dict[int, _Seen] = {}
+    for index, event in enumerate(told):
+        rank = int(event.get("rank", 0))
+        if event["event"] == "run":
+            ranks[rank] = _Seen()
+        seen = ranks.setdefault(rank, _Seen())
+        breaches += [
+            Breach(rule=rule, rank=rank, index=index, problem=problem) for rule, problem in _take(event, seen, index)
+        ]
+    return [*breaches, *_check_barriers(ranks), *_check_overlaps(ranks)]
+
+
+def _check_schema(events: list[Event]) -> Iterator[Breach]:
+    for index, event in enumerate(events):
+        missing = [name for name in (*FIELDS.get(event.get("event", ""), ()), "event", "time") if name not in event]
+        if missing:
+            problem = f"{event.get('event', 'a line')} lacks {', '.join(missing)}"
+            yield Breach(rule="schema", rank=int(event.get("rank", 0)), index=index, problem=problem)
+
+
+def _take(event: Event, seen: _Seen, index: int) -> Iterator[tuple[str, str]]:
+    """Rules of one rank by itself."""
+    kind = event["event"]
+    if kind in ("synced", "generated"):
+        seen.spans.append((event["time"] - event["seconds"], event["time"], kind, index))
+    if kind == "barrier":
+        seen.barriers += 1
+    elif kind == "synced":
+        if event["version"] != seen.version + 1:
+            yield "version", f"version {event['version']} follows version {seen.version}"
+        if event["step"] == seen.step:
+            yield "once-per-step", f"step {event['step']} was synced before"
+        if not seen.asked_since:
+            yield "needless-sync", f"nothing was asked for since version {seen.version}"
+        seen.version, seen.step, seen.asked_since = event["version"], event["step"], False
+    elif kind == "requested":
+        if event["step"] != seen.step:
+            yield "sync-before-request", f"rollouts of step {event['step']} with weights of step {seen.step}"
+        seen.asked_since = True
+    elif kind == "generated" and event["policy_version"] != seen.version:
+        yield "newest-weights", f"version {event['policy_version']} wrote, version {seen.version} was synced"
+
+
+def _check_barriers(ranks: Mapping[int, _Seen]) -> Iterator[Breach]:
+    counts = {rank: seen.barriers for rank, seen in ranks.items()}
+    if len(set(counts.values())) > 1:
+        problem = f"barriers by rank: {counts}"
+        yield Breach(rule="barriers", rank=min(counts, key=lambda rank: counts[rank]), index=-1, problem=problem)
+
+
+def _check_overlaps(ranks: Mapping[int, _Seen]) -> Iterator[Breach]:
+    """No rank generates while any rank syncs; one machine's clock."""
+    syncs = [(*span, rank) for rank, seen in ranks.items() for span in seen.spans if span[2] == "synced"]
+    for rank, seen in ranks.items():
+        for start, end, _, index in (span for span in seen.spans if span[2] == "generated"):
+            for begun, ended, _, _, other in syncs:
+                if start + SLACK_S < ended and begun + SLACK_S < end:
+                    yield Breach(rule="fence", rank=rank, index=index, problem=f"generated while rank {other} synced")

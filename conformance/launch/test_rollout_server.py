@@ -1,0 +1,106 @@
+"""What ``rollmatch serve`` checks and what it would start."""
+
+import json
+import shlex
+import socket
+
+import pytest
+
+from conformance.rollout.digits import CONFIG, absolute, load_digits
+from rollmatch.errors import RollmatchError
+from rollmatch.launch.rollout_server import make_command, serve
+from rollmatch.wire.server.settings import ServerSettings
+
+VLLM, SERVER = "custom.extra.rollout_matching.vllm", "custom.extra.rollout_server"
+ONE = (f"{VLLM}.mode=server", f"{VLLM}.server.base_url=http://127.0.0.1:8123", f"{VLLM}.server.group_port=51216")
+TWO = (
+    f"{VLLM}.mode=server",
+    f'{VLLM}.server.base_url=["http://127.0.0.1:8123", "http://127.0.0.1:8124"]',
+    f"{VLLM}.server.group_port=51216",
+)
+
+
+def command(*overrides, gpus=("0", "1", "2"), server_index=None, on_gpu=True, named=ONE):
+    return make_command(load_digits(*named, *overrides), gpus=gpus, server_index=server_index, on_gpu=on_gpu)
+
+
+def settings_of(made):
+    return ServerSettings(**json.loads(made.words[-1]))
+
+
+def refusal(*overrides, **fields):
+    with pytest.raises(RollmatchError) as told:
+        command(*overrides, **fields)
+    return told.value.code, told.value.key
+
+
+def test_three_gpus_make_three_replicas_that_see_them():
+    made = command()
+    assert made.environment["CUDA_VISIBLE_DEVICES"] == "0,1,2"
+    settings = settings_of(made)
+    assert (settings.port, settings.data_parallel_size, settings.gpus) == (8123, 3, ["0", "1", "2"])
+    assert (settings.host, settings.max_model_len, settings.dtype) == ("127.0.0.1", 512, "float32")
+
+
+def test_without_gpus_the_list_counts_replicas():
+    made = command(on_gpu=False)
+    assert "CUDA_VISIBLE_DEVICES" not in made.environment
+    assert made.environment["OMP_NUM_THREADS"] == "1"
+    assert (settings_of(made).data_parallel_size, settings_of(made).gpus) == (3, [])
+
+
+def test_parallel_sizes_make_up_the_gpus():
+    six = f"{SERVER}.vllm_data_parallel_size=6"
+    assert refusal(six, gpus=tuple("01234")) == ("gpu-count-mismatch", f"{SERVER}.vllm_data_parallel_size")
+    assert settings_of(command(six, gpus=tuple("012345"))).data_parallel_size == 6
+    two = f"{SERVER}.vllm_tensor_parallel_size=2"
+    assert refusal(two) == ("gpu-count-mismatch", f"{SERVER}.vllm_data_parallel_size")
+    assert settings_of(command(two, gpus=tuple("0123"))).data_parallel_size == 2
+
+
+def test_one_of_several_servers_is_named():
+    assert refusal(named=TWO) == ("server-not-named", f"{VLLM}.server")
+    assert refusal(named=TWO, server_index=2) == ("server-not-named", f"{VLLM}.server")
+    assert refusal(named=()) == ("server-not-named", f"{VLLM}.server")
+    assert settings_of(command(named=TWO, server_index=1)).port == 8124
+
+
+def test_swift_gets_the_same_settings_by_its_own_names():
+    made = command(
+        f"{SERVER}.engine=swift", f"{SERVER}.vllm_gpu_memory_utilization=0.6", f"{SERVER}.vllm_max_model_len=400"
+    )
+    assert made.words[:2] == ("swift", "rollout")
+    options = dict(zip(made.words[2::2], made.words[3::2], strict=True))
+    assert options["--vllm_data_parallel_size"] == "3"
+    assert options["--vllm_tensor_parallel_size"] == "1"
+    assert options["--vllm_gpu_memory_utilization"] == "0.6"
+    assert options["--vllm_max_model_len"] == "400"
+    assert options["--vllm_enable_lora"] == "false"
+    assert options["--port"] == "8123"
+
+
+def test_a_dry_run_prints_what_a_shell_would_take(capsys):
+    overrides = [*absolute(), *ONE, "custom.train_jsonl=missing.jsonl"]
+    assert serve(str(CONFIG), overrides=overrides, gpus=["0"], dry_run=True) == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert "rollmatch.wire.server" in words
+    assert "OMP_NUM_THREADS=1" in words or any(word.startswith("CUDA_VISIBLE_DEVICES=") for word in words)
+
+
+def test_lora_in_the_engine_is_refused():
+    with pytest.raises(RollmatchError) as told:
+        load_digits(*ONE, f"{SERVER}.vllm_enable_lora=true")
+    assert told.value.errors[0].key == f"{SERVER}.vllm_enable_lora"
+
+
+def test_a_busy_port_or_a_missing_model_stops_the_start():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        busy = [*absolute(), *ONE, f"{VLLM}.server.base_url=http://127.0.0.1:{port}"]
+        with pytest.raises(RollmatchError) as told:
+            serve(str(CONFIG), overrides=busy, gpus=["0"])
+    assert told.value.code == "port-in-use"
+    assert str(port) in told.value.problem
+    with pytest.raises(RollmatchError) as told:
+        serve(str(CONFIG), overrides=[*absolute(), *ONE, "model.model=Qwen/Qwen3-VL-8B-Instruct"], gpus=["0"])
+    assert [(error.code, error.key) for error in told.value.errors] == [("model-directory-missing", "model.model")]

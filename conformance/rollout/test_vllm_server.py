@@ -1,0 +1,226 @@
+"""Requests go to servers in chunks and come back in order; only rank 0 sends weights; a restarted server is noticed."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from conformance.sync.native_double import NativeDouble, Refused, serving
+from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.ranks import Ranks
+from rollmatch.records import RolloutRequest, Sample
+from rollmatch.rollout.backend import Decoding, RolloutBeforeSync
+from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.wire.client.http import ServerRefused
+from rollmatch.wire.client.session import ClientSettings, RolloutServer, connect_all
+
+STOP = 9
+TEMPLATE = SimpleNamespace(
+    messages=lambda sample: [{"role": "user", "content": "?"}],
+    banned_ids=(7,),
+    vocabulary=SimpleNamespace(stop_id=STOP),
+)
+GREEDY = Decoding(max_new_tokens=4)
+
+
+class Sender:
+    """Takes weights without a network; ``broken`` is raised after the first tensor."""
+
+    def __init__(self, doubles, broken=None):
+        self.doubles, self.broken, self.took = doubles, broken, []
+
+    def send(self, weights, *, version):
+        for pair in weights:
+            self.took.append(pair)
+            if self.broken:
+                raise self.broken
+        self._commit(version)
+
+    def send_adapter(self, adapter, *, version):
+        self.took.append(adapter)
+        self._commit(version)
+        if self.broken:
+            raise self.broken
+
+    def _commit(self, version):
+        for double in self.doubles:
+            double.policy_version = version
+
+    def close(self):
+        self.took.append("closed")
+
+
+class Watched:
+    """Weights that tell how far they were iterated."""
+
+    def __init__(self, *, is_sharded):
+        self.is_sharded, self.passed = is_sharded, []
+
+    def __iter__(self):
+        for name in "abc":
+            self.passed.append(name)
+            yield name, torch.zeros(1)
+
+
+@pytest.fixture
+def doubles():
+    return [NativeDouble({"a": torch.zeros(1)}) for _ in range(3)]
+
+
+@pytest.fixture
+def make_backend(doubles):
+    fronts = []
+
+    def make(*, rank=0, broken=None, synced=True):
+        front = serving(*doubles)
+        fronts.append(front)
+        servers = [RolloutServer(url, ClientSettings(timeout_s=5)) for url in front.__enter__()]
+        connect_all(servers)
+        sender = Sender(doubles, broken) if rank == 0 else None
+        backend = VllmServerBackend(servers, TEMPLATE, Ranks(rank=rank, learner_world_size=2), sender=sender)
+        if synced:
+            backend.push([("a", torch.zeros(1))], version=1)
+            for double in doubles:
+                double.policy_version, double.calls = 1, []
+        return backend
+
+    yield make
+    for front in fronts:
+        front.__exit__(None, None, None)
+
+
+def requests_of(num_requests):
+    def sample(i):
+        return Sample(sample_id=i, origin=f"x.jsonl:{i + 1}", images=(), objects=(), width=8, height=8)
+
+    return [
+        RolloutRequest(request_id=f"0.0.{i}", sample=sample(i), prompt_token_ids=(100 + i, 5, STOP, 6), seed=i + 1)
+        for i in range(num_requests)
+    ]
+
+
+def asked(double):
+    return [[r["request_id"] for r in body["requests"]] for name, body in double.calls if name == "infer"]
+
+
+def test_rollouts_come_back_in_the_order_of_the_requests(make_backend):
+    requests = requests_of(7)
+    rollouts = make_backend().generate(requests, GREEDY)
+    assert [rollout.request_id for rollout in rollouts] == [request.request_id for request in requests]
+    assert [rollout.prompt_token_ids for rollout in rollouts] == [request.prompt_token_ids for request in requests]
+
+
+def test_every_server_gets_its_chunk_and_an_empty_chunk_no_call(make_backend, doubles):
+    backend = make_backend()
+    for num_requests, sizes in ((7, [3, 3, 1]), (4, [2, 2, 0]), (1, [1, 0, 0])):
+        for double in doubles:
+            double.calls = []
+        requests = requests_of(num_requests)
+        backend.generate(requests, GREEDY)
+        ids, expected = [request.request_id for request in requests], []
+        for place, size in enumerate(sizes):
+            first = sum(sizes[:place])
+            expected.append([ids[first : first + size]] if size else [])
+        assert [asked(double) for double in doubles] == expected
+
+
+def test_no_requests_touch_no_server(make_backend, doubles):
+    assert make_backend().generate([], GREEDY) == []
+    assert [double.calls for double in doubles] == [[], [], []]
+
+
+def test_the_stop_token_and_what_follows_are_trimmed(make_backend):
+    (rollout,) = make_backend().generate(requests_of(1), GREEDY)
+    assert rollout.response_token_ids == (100, 5)
+    assert rollout.policy_version == 1
+
+
+def test_all_servers_are_asked_at_the_same_time(make_backend, doubles):
+    gate, answer = threading.Barrier(3), NativeDouble.infer
+    for double in doubles:
+        double.infer = lambda body, double=double: (gate.wait(10), answer(double, body))[1]
+    assert len(make_backend().generate(requests_of(6), GREEDY)) == 6
+
+
+def test_the_last_server_may_answer_first(make_backend, doubles):
+    answer = NativeDouble.infer
+    doubles[0].infer = lambda body: (time.sleep(0.5), answer(doubles[0], body))[1]
+    rollouts = make_backend().generate(requests_of(7), GREEDY)
+    assert [rollout.response_token_ids[0] for rollout in rollouts] == [100 + i for i in range(7)]
+
+
+def test_a_server_that_refuses_fails_the_whole_and_names_its_part(make_backend, doubles):
+    def refuse(body):
+        raise Refused("prompt-too-long", item=1)
+
+    doubles[1].infer = refuse
+    backend = make_backend()
+    with pytest.raises(ServerRefused) as caught:
+        backend.generate(requests_of(6), GREEDY)
+    error = caught.value
+    assert (error.code, error.key) == ("prompt-too-long", backend.servers[1].base_url)
+    assert "requests 2 and 3" in error.problem
+    assert "x.jsonl:4" in error.remedy
+
+
+def test_no_rollout_before_the_first_push(make_backend, doubles):
+    backend = make_backend(synced=False)
+    with pytest.raises(RolloutBeforeSync):
+        backend.generate(requests_of(1), GREEDY)
+    assert asked(doubles[0]) == []
+    backend.push([("a", torch.zeros(1))], version=1)
+    assert len(backend.generate(requests_of(1), GREEDY)) == 1
+
+
+def test_versions_count_on_from_what_servers_hold(make_backend, doubles):
+    doubles[1].policy_version = 7
+    assert make_backend(synced=False).policy_version == 7
+
+
+def test_a_rollout_of_another_version_is_refused(make_backend, doubles):
+    backend = make_backend()
+    doubles[2].policy_version = 5
+    with pytest.raises(RollmatchError) as caught:
+        backend.generate(requests_of(3), GREEDY)
+    assert (caught.value.code, caught.value.key) == ("policy-version-mismatch", backend.servers[2].base_url)
+    assert len(backend.generate(requests_of(2), GREEDY)) == 2
+
+
+def test_a_server_that_was_started_again_is_not_current(make_backend, doubles):
+    backend = make_backend()
+    assert backend.is_current()
+    doubles[1].restart({"a": torch.zeros(1)})
+    assert not backend.is_current()
+    backend.push([("a", torch.zeros(1))], version=2)
+    assert backend.is_current()
+
+
+@pytest.mark.parametrize(("rank", "is_sharded", "passed"), [(0, True, 3), (0, False, 3), (1, True, 3), (1, False, 0)])
+def test_every_rank_takes_part_in_gathers_and_no_other_iterates(make_backend, rank, is_sharded, passed):
+    weights = Watched(is_sharded=is_sharded)
+    backend = make_backend(rank=rank, synced=False)
+    backend.push(weights, version=3)
+    assert len(weights.passed) == passed
+    assert backend.policy_version == 3
+
+
+@pytest.mark.parametrize(("is_sharded", "passed"), [(True, 3), (False, 1)])
+def test_a_failed_push_still_ends_the_gathers_and_leaves_nothing_to_ask_with(make_backend, is_sharded, passed):
+    backend, weights = make_backend(), Watched(is_sharded=is_sharded)
+    backend.sender.broken = SyncError("no")
+    with pytest.raises(SyncError):
+        backend.push(weights, version=2)
+    assert len(weights.passed) == passed
+    assert not backend.is_current()
+    with pytest.raises(RolloutBeforeSync):
+        backend.generate(requests_of(1), GREEDY)
+
+
+def test_an_adapter_that_failed_half_way_is_counted(make_backend, doubles):
+    backend = make_backend(synced=False, broken=SyncError("no"))
+    with pytest.raises(SyncError):
+        backend.push_adapter("adapter", version=4)
+    assert backend.policy_version == 4
+    assert not backend.is_current()

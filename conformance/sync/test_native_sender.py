@@ -1,0 +1,213 @@
+"""Weights reach every server as one version, proven, or no server changes."""
+
+import random
+import socket
+import time
+
+import pytest
+import torch
+
+from conformance.sync.native_double import NativeDouble, serving
+from rollmatch.errors import RollmatchError
+from rollmatch.sync.gloo import Meeting
+from rollmatch.sync.native_sender import NativeSender
+from rollmatch.wire.client.session import ClientSettings, RolloutServer
+
+TIMEOUT_S = 2.0
+
+
+def tensors_of(seed, *, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "a": torch.randn(5, 3, generator=generator).to(dtype),
+        "half": torch.randn(7, generator=generator).to(torch.bfloat16),
+        "b": torch.randn(11, generator=generator).to(dtype),
+        "scalar": torch.randn((), generator=generator).to(dtype),
+        "c": torch.randn(2, 2, 2, generator=generator).to(dtype),
+    }
+
+
+def free_port():
+    """Outside the range from which the system hands out ports of its own."""
+    return random.randint(20000, 29999)
+
+
+@pytest.fixture
+def start():
+    """Doubles -> a sender to them; ends both."""
+    opened = []
+
+    def begin(*doubles, client="learner", bucket_bytes=64):
+        front = serving(*doubles)
+        urls = front.__enter__()
+        servers = [RolloutServer(url, ClientSettings(timeout_s=5)) for url in urls]
+        for server in servers:
+            server.connect()
+        meeting = Meeting(host="127.0.0.1", port=free_port(), client=client, timeout_s=TIMEOUT_S, join_timeout_s=5)
+        sender = NativeSender(servers, meeting, bucket_bytes=bucket_bytes)
+        opened.append((front, sender))
+        return sender
+
+    yield begin
+    for front, sender in opened:
+        sender.close()
+        front.__exit__(None, None, None)
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def names_called(double):
+    return [name for name, _ in double.calls if name not in ("health", "openapi", "identity", "close_communicator")]
+
+
+@pytest.mark.parametrize("num_servers", [1, 3])
+def test_every_server_serves_the_learners_weights(start, num_servers):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(num_servers)]
+    sender = start(*doubles)
+    for version, seed in ((1, 1), (2, 2)):
+        sender.send(tensors_of(seed).items(), version=version)
+        assert all(equal(double.served, tensors_of(seed)) for double in doubles)
+        assert [double.policy_version for double in doubles] == [version] * num_servers
+
+
+def test_one_announcement_carries_all_tensors_their_digests_and_the_version(start):
+    double = NativeDouble(tensors_of(0))
+    start(double).send(tensors_of(1).items(), version=7)
+    assert names_called(double) == ["communicator", "sync"]
+    (body,) = [body for name, body in double.calls if name == "sync"]
+    assert (body["version"], body["commit"]) == (7, True)
+    assert {t["name"] for t in body["tensors"]} == set(tensors_of(0))
+    assert sum(body["buckets"]) == len(body["tensors"]) == len(body["digests"]) == 5
+    kinds, first = [], 0
+    for count in body["buckets"]:
+        kinds.append({t["dtype"] for t in body["tensors"][first : first + count]})
+        first += count
+    assert all(len(kind) == 1 for kind in kinds)
+    assert len(body["buckets"]) > 2
+
+
+def test_several_servers_commit_after_all_have_proven(start):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
+    start(*doubles).send(tensors_of(1).items(), version=1)
+    assert [names_called(double) for double in doubles] == [["communicator", "sync", "commit"]] * 2
+
+
+def test_weights_are_cast_to_what_the_server_holds(start):
+    double = NativeDouble(tensors_of(0, dtype=torch.bfloat16))
+    start(double).send(tensors_of(1).items(), version=1)
+    assert equal(double.served, tensors_of(1, dtype=torch.bfloat16))
+
+
+def test_what_is_not_contiguous_arrives_as_it_reads(start):
+    double = NativeDouble({"a": torch.zeros(3, 5), "b": torch.zeros(4)})
+    weights = {"a": torch.arange(15.0).view(5, 3).t(), "b": torch.arange(8.0)[::2]}
+    start(double).send(weights.items(), version=1)
+    assert equal(double.served, weights)
+
+
+def test_a_tied_head_need_not_be_sent(start):
+    doubles = [NativeDouble(tensors_of(0), aliases={"head": "a"}) for _ in range(2)]
+    sender = start(*doubles)
+    sender.send(tensors_of(1).items(), version=1)
+    sender.send((tensors_of(1) | {"head": tensors_of(1)["a"]}).items(), version=2)
+    assert doubles[0].policy_version == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "key"),
+    [
+        ({"extra": torch.zeros(2)}, "tensor-unknown", "extra"),
+        ({"b": None}, "tensor-missing", "b"),
+        ({"a": torch.zeros(3, 5)}, "tensor-shape-mismatch", "a"),
+        ({"b": torch.zeros(11, dtype=torch.int32)}, "tensor-dtype-mismatch", "b"),
+    ],
+)
+def test_tensors_that_do_not_fit_stop_the_sync_before_the_first_byte(start, change, code, key):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
+    sender = start(*doubles)
+    wrong = {name: tensor for name, tensor in (tensors_of(1) | change).items() if tensor is not None}
+    with pytest.raises(RollmatchError) as caught:
+        sender.send(wrong.items(), version=1)
+    assert (caught.value.code, caught.value.key) == (code, key)
+    assert caught.value.remedy
+    assert all("sync" not in names_called(double) for double in doubles)
+    sender.send(tensors_of(1).items(), version=1)
+    assert equal(doubles[1].served, tensors_of(1))
+
+
+@pytest.mark.parametrize(
+    ("faults", "code", "key"),
+    [
+        ({"flip": "b"}, "digest-mismatch", "b"),
+        ({"wrong digest": 1}, "digest-mismatch", "a"),
+        ({"refuse": "update-in-progress"}, "update-in-progress", "a"),
+        ({"lie": 1}, "sync-unconfirmed", None),
+        ({"stall": 4 * TIMEOUT_S}, "transfer-failed", None),
+    ],
+)
+def test_one_server_that_fails_leaves_the_others_on_the_old_version(start, faults, code, key):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(3)]
+    doubles[1].faults = faults
+    sender, began = start(*doubles), time.monotonic()
+    with pytest.raises(RollmatchError) as caught:
+        sender.send(tensors_of(1).items(), version=1)
+    assert time.monotonic() - began < 15
+    assert caught.value.code == code
+    assert key in (None, caught.value.key)
+    if code != "sync-unconfirmed":
+        assert all(equal(double.served, tensors_of(0)) for double in doubles)
+    doubles[1].faults = {}
+    sender.send(tensors_of(2).items(), version=2)
+    assert all(equal(double.served, tensors_of(2)) for double in doubles)
+
+
+def test_a_control_call_is_sent_once(start):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
+    doubles[0].faults = {"refuse": "version-not-newer"}
+    with pytest.raises(RollmatchError):
+        start(*doubles).send(tensors_of(1).items(), version=1)
+    assert [names_called(double).count("sync") for double in doubles] == [1, 1]
+
+
+def test_a_server_that_was_started_again_is_met_anew(start):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
+    sender = start(*doubles)
+    sender.send(tensors_of(1).items(), version=1)
+    doubles[1].restart(tensors_of(0))
+    sender.send(tensors_of(2).items(), version=2)
+    assert all(equal(double.served, tensors_of(2)) for double in doubles)
+    assert [double.policy_version for double in doubles] == [2, 2]
+
+
+def test_a_learner_that_was_started_again_takes_the_place_of_its_dead_self(start):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
+    dead = start(*doubles)
+    dead.send(tensors_of(1).items(), version=1)
+    dead.close = lambda: None  # killed: it told nobody, and its sockets are open no more
+    meeting, dead._communicator = dead.meeting, None
+    again = NativeSender(dead.servers, meeting)
+    again.send(tensors_of(2).items(), version=2)
+    assert all(equal(double.served, tensors_of(2)) for double in doubles)
+    again.close()
+
+
+def test_a_busy_group_port_is_named(start):
+    double = NativeDouble(tensors_of(0))
+    sender = start(double)
+    with socket.create_server(("127.0.0.1", sender.meeting.port)), pytest.raises(RollmatchError) as caught:
+        sender.send(tensors_of(1).items(), version=1)
+    assert caught.value.code == "group-port-in-use"
+    assert str(sender.meeting.port) in caught.value.problem
+    sender.send(tensors_of(1).items(), version=1)
+    assert equal(double.served, tensors_of(1))
+
+
+def test_another_learner_is_told_that_the_server_is_taken(start):
+    double = NativeDouble(tensors_of(0))
+    start(double).send(tensors_of(1).items(), version=1)
+    with pytest.raises(RollmatchError) as caught:
+        start(double, client="another").send(tensors_of(2).items(), version=2)
+    assert caught.value.code == "client-already-attached"
+    assert equal(double.served, tensors_of(1))

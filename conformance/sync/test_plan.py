@@ -1,0 +1,85 @@
+"""A plan loses no tensor, mixes no types in a bucket, and is checked against the server before anything is sent."""
+
+import doctest
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollmatch.sync import plan
+from rollmatch.sync.plan import ITEM_SIZES, Spec, SyncError, fit, make_plan
+
+SHAPES = st.lists(st.integers(0, 6), max_size=3).map(tuple)
+SPECS = st.lists(st.tuples(st.sampled_from(["float32", "bfloat16", "int64"]), SHAPES), max_size=12).map(
+    lambda parts: [Spec(f"t{place}", *part) for place, part in enumerate(parts)]
+)
+A, B = Spec("a", "float32", (2, 3)), Spec("b", "bfloat16", (4,))
+HELD = {"a": A, "b": B}
+
+
+def test_the_examples_hold():
+    assert doctest.testmod(plan).failed == 0
+
+
+@given(SPECS, st.integers(1, 200))
+def test_every_tensor_travels_once(specs, bucket_bytes):
+    made = make_plan(specs, bucket_bytes=bucket_bytes)
+    assert sorted(made.order) == list(range(len(specs)))
+    assert [specs[place] for place in made.order] == list(made.specs)
+    places = [place for bucket in made.buckets for place in range(bucket.start, bucket.stop)]
+    assert places == list(range(len(specs)))
+    assert all(bucket.stop > bucket.start for bucket in made.buckets)
+
+
+@given(SPECS, st.integers(1, 200))
+def test_a_bucket_holds_one_type_and_at_most_its_size_unless_it_is_one_tensor(specs, bucket_bytes):
+    made = make_plan(specs, bucket_bytes=bucket_bytes)
+    for bucket in made.buckets:
+        inside = made.specs[bucket.start : bucket.stop]
+        assert len({spec.dtype for spec in inside}) == 1
+        assert bucket.num_bytes == sum(ITEM_SIZES[spec.dtype] * math.prod(spec.shape) for spec in inside)
+        assert bucket.num_bytes <= bucket_bytes or len(inside) == 1
+    assert made.num_bytes == sum(spec.num_bytes for spec in specs)
+
+
+@given(SPECS, st.integers(1, 200))
+def test_no_two_neighbours_would_fit_into_one_bucket(specs, bucket_bytes):
+    made = make_plan(specs, bucket_bytes=bucket_bytes)
+    for one, other in zip(made.buckets, made.buckets[1:], strict=False):
+        first = made.specs[other.start]
+        same = made.specs[one.start].dtype == first.dtype
+        assert not same or one.num_bytes + first.num_bytes > bucket_bytes
+
+
+@given(SPECS)
+def test_tensors_of_one_type_keep_their_order(specs):
+    made = make_plan(specs, bucket_bytes=50)
+    for kind in ITEM_SIZES:
+        assert [s for s in made.specs if s.dtype == kind] == [s for s in specs if s.dtype == kind]
+
+
+def test_what_fits_gets_the_types_that_the_server_holds():
+    learner = [B._replace(dtype="float32"), A]
+    assert fit(learner, HELD, {}, server="s") == [B, A]
+    assert fit([A, B, Spec("head", "float32", (2, 3))], HELD, {"head": "a"}, server="s")[2].dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("learner", "code", "key"),
+    [
+        ([A], "tensor-missing", "b"),
+        ([A, B, Spec("c", "float32", (1,))], "tensor-unknown", "c"),
+        ([A, B, Spec("base_model.model.a", "float32", (2, 3))], "tensor-unknown", "base_model.model.a"),
+        ([A._replace(shape=(3, 2)), B], "tensor-shape-mismatch", "a"),
+        ([A._replace(shape=(6,)), B], "tensor-shape-mismatch", "a"),
+        ([A._replace(dtype="int64"), B], "tensor-dtype-mismatch", "a"),
+        ([A, B, Spec("head", "float32", (9, 9))], "tensor-shape-mismatch", "head"),
+    ],
+)
+def test_what_does_not_fit_is_named(learner, code, key):
+    with pytest.raises(SyncError) as caught:
+        fit(learner, HELD, {"head": "a"}, server="http://s:1")
+    assert (caught.value.code, caught.value.key) == (code, key)
+    assert "http://s:1" in caught.value.problem
+    assert caught.value.remedy

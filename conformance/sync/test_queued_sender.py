@@ -1,0 +1,63 @@
+"""What older dialects need to be told, and that only texts are read from their store."""
+
+import doctest
+import pickle
+
+import pytest
+
+from rollmatch.errors import SyncError
+from rollmatch.sync import queued_group, queued_sender
+from rollmatch.sync.gloo import Meeting
+from rollmatch.sync.native_sender import NativeSender
+from rollmatch.sync.queued_group import read_text
+from rollmatch.sync.queued_sender import QueuedSender
+from rollmatch.sync.sender import make_sender
+from rollmatch.wire.client.session import DIALECTS, ClientSettings, RolloutServer
+
+MEETING = Meeting(host="127.0.0.1", port=1, client="learner", timeout_s=1, join_timeout_s=1)
+
+
+class Harmful:
+    def __reduce__(self):
+        return (print, ("run",))
+
+
+def servers_of(*dialects):
+    servers = [RolloutServer(f"http://h:{place}", ClientSettings()) for place, _ in enumerate(dialects, 1)]
+    for server, dialect in zip(servers, dialects, strict=True):
+        server.dialect = DIALECTS[dialect](server.base_url)
+    return servers
+
+
+def test_the_examples_hold():
+    assert doctest.testmod(queued_sender).failed == 0
+    assert doctest.testmod(queued_group).failed == 0
+
+
+def test_a_pickle_that_is_no_text_is_not_run(capsys):
+    with pytest.raises(ValueError, match="text"):
+        read_text(pickle.dumps(Harmful()))
+    assert capsys.readouterr().out == ""
+    assert read_text(pickle.dumps("barrier_1")) == "barrier_1"
+
+
+def test_the_dialect_decides_the_way():
+    assert isinstance(make_sender(servers_of("native", "native"), [1, 2], MEETING), NativeSender)
+    assert isinstance(make_sender(servers_of("swift", "swift"), [1, 2], MEETING), QueuedSender)
+    assert isinstance(make_sender(servers_of("trl"), [1], MEETING), QueuedSender)
+
+
+@pytest.mark.parametrize(
+    ("dialects", "code"), [(("native", "swift"), "dialects-mixed"), (("vllm",), "weights-not-taken")]
+)
+def test_servers_that_cannot_be_served_together_are_refused(dialects, code):
+    with pytest.raises(SyncError) as caught:
+        make_sender(servers_of(*dialects), [1] * len(dialects), MEETING)
+    assert (caught.value.code, caught.value.key) == (code, "http://h:1")
+    assert caught.value.remedy
+
+
+def test_a_server_that_proves_nothing_gets_no_adapter_alone():
+    with pytest.raises(SyncError) as caught:
+        QueuedSender(servers_of("swift"), [1], MEETING).send_adapter("adapter", version=1)
+    assert caught.value.code == "adapter-unproven"

@@ -1,0 +1,95 @@
+"""Two real learner ranks under torchrun, sharded by FSDP2: rank 0 alone syncs, both ask, and both fail alike."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conformance.sync.native_double import NativeDouble, serving
+from conformance.sync.ranks_of_learner import make_model, train
+from rollmatch.journal import read_journal
+
+SCRIPT = Path(__file__).with_name("ranks_of_learner.py")
+ROOT = Path(__file__).parents[2]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+PATIENCE_S = 120
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    double = NativeDouble({name: weight.detach() * 0 for name, weight in make_model().named_parameters()})
+    with serving(double) as (url,):
+        command = [sys.executable, *TORCHRUN, str(SCRIPT), url, str(random.randint(20000, 29999)), str(folder)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(command, env=environment, cwd=ROOT)
+        try:
+            wait_for(lambda: all((folder / f"ready{rank}").exists() for rank in (0, 1)), process)
+            double.served_before = dict(double.served)
+            double.faults = {"refuse": "tensor-shape-mismatch"}
+            (folder / "go").touch()
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.terminate()
+            process.wait()
+        yield folder, double
+
+
+def wait_for(condition, process):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def saw(folder, rank):
+    return json.loads((folder / f"rank{rank}.json").read_text())
+
+
+def test_both_ranks_sync_once_a_step_and_ask_with_one_version(run):
+    folder, _ = run
+    for rank in (0, 1):
+        events = [(e["step"], e["synced"], e["version"]) for e in saw(folder, rank)["events"]]
+        assert events == [(0, True, 1), (0, False, 1), (1, True, 2)]
+        journal = read_journal(folder / f"journal-rank{rank}.jsonl")
+        assert [(e["step"], e["version"]) for e in journal] == [(0, 1), (1, 2)]
+
+
+def test_sharded_weights_arrive_whole_and_equal_those_of_one_rank(run):
+    folder, double = run
+    model = make_model()
+    train(model)
+    expected = {name: weight.detach() for name, weight in model.named_parameters()}
+    for held in (double.served, load_file(folder / "rank0.safetensors"), load_file(folder / "rank1.safetensors")):
+        assert held.keys() == expected.keys()
+        assert all(torch.allclose(held[name], weight, atol=1e-6) for name, weight in expected.items())
+    both = [load_file(folder / f"rank{rank}.safetensors") for rank in (0, 1)]
+    assert all(torch.equal(double.served[name], held[name]) for held in both for name in expected)
+
+
+def test_only_one_rank_tells_the_server_what_to_do_and_both_ask(run):
+    _, double = run
+    names = [name for name, _ in double.calls]
+    assert names.count("communicator") == 1
+    assert names.count("sync") == 3
+    ids = [request["request_id"] for name, body in double.calls if name == "infer" for request in body["requests"]]
+    assert sorted(ids) == ["0.0.0", "0.0.0", "0.1.0", "0.1.0", "1.0.0", "1.1.0"]
+
+
+def test_a_refused_sync_is_the_same_error_on_both_ranks_soon(run):
+    folder, double = run
+    first, second = saw(folder, 0), saw(folder, 1)
+    assert first["error"] == second["error"]
+    assert (first["error"]["code"], first["error"]["key"]) == ("push-failed", "sync")
+    assert "rank 0" in first["error"]["problem"]
+    assert "tensor-shape-mismatch" in first["error"]["problem"]
+    assert max(first["seconds"], second["seconds"]) < 30
+    assert double.policy_version == 2

@@ -1,0 +1,158 @@
+"""Calls to a rollout server, spelled out: no client of ours is involved, so that server and client are judged apart."""
+
+import base64
+import threading
+from concurrent.futures import Future
+
+import msgspec
+import requests
+import torch
+
+from rollmatch.wire.digest import bytes_of, digest_of
+from rollmatch.wire.gloo_group import DROP, GO, GlooGroup, GroupAddress
+from rollmatch.wire.ids import pack_ids, unpack_ids
+
+MSGPACK = {"Content-Type": "application/msgpack"}
+TIMEOUT_S = 60
+
+
+class Server:
+    """A server by its URL; replies are (status, body)."""
+
+    def __init__(self, url, *, key=None):
+        self.url = url
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def get(self, route, *, timeout=TIMEOUT_S):
+        reply = requests.get(self.url + route, headers=self.headers, timeout=timeout)
+        return reply.status_code, reply.json()
+
+    def post(self, route, body=None, *, timeout=TIMEOUT_S):
+        reply = requests.post(self.url + route, json=body or {}, headers=self.headers, timeout=timeout)
+        return reply.status_code, reply.json()
+
+    def post_packed(self, route, body, *, timeout=TIMEOUT_S):
+        data = msgspec.msgpack.encode(body)
+        reply = requests.post(self.url + route, data=data, headers=self.headers | MSGPACK, timeout=timeout)
+        return reply.status_code, msgspec.msgpack.decode(reply.content)
+
+    def health(self):
+        return self.get("/health/")[1]
+
+    @property
+    def version(self):
+        return self.health()["policy_version"]
+
+    def infer(self, batch, **sampling):
+        """Native, packed: response ids of each request, and their versions."""
+        status, body = self.post_packed(
+            "/native/infer/", {"requests": batch, "sampling": {"max_tokens": 32} | sampling}
+        )
+        assert status == 200, body
+        answers = body["responses"]
+        assert [answer["request_id"] for answer in answers] == [request["request_id"] for request in batch]
+        ids = [tuple(unpack_ids(answer["response_token_ids"]).tolist()) for answer in answers]
+        return ids, [answer["policy_version"] for answer in answers]
+
+
+def text_batch(prompts, **fields):
+    return [{"request_id": str(i), "prompt_token_ids": pack_ids(ids)} | fields for i, ids in enumerate(prompts)]
+
+
+def data_url(path):
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+def in_thread(call, *arguments, **keywords):
+    """Start a call; ``result()`` of what comes back waits for it."""
+    future = Future()
+
+    def run():
+        try:
+            future.set_result(call(*arguments, **keywords))
+        except (AssertionError, OSError, ValueError, RuntimeError) as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+class Learner:
+    """A learner in the native dialect, step by step."""
+
+    def __init__(self, server, *, port, client="learner", timeout_s=20.0, num_workers=2):
+        self.server, self.client, self.port, self.timeout_s = server, client, port, timeout_s
+        self.world_size = num_workers + 1
+        self.group = None
+
+    def wish(self, **fields):
+        wish = {
+            "client": self.client,
+            "host": "127.0.0.1",
+            "port": self.port,
+            "world_size": self.world_size,
+            "timeout_s": self.timeout_s,
+            "join_timeout_s": 20.0,
+        }
+        return wish | fields
+
+    def open(self, **fields):
+        call = in_thread(self.server.post, "/native/communicator/", self.wish(**fields))
+        address = GroupAddress(
+            host="127.0.0.1", port=self.port, rank=self.world_size - 1, world_size=self.world_size,
+            timeout_s=self.timeout_s, join_timeout_s=20.0,
+        )  # fmt: skip
+        self.group = GlooGroup.open(address)
+        return call.result()
+
+    def close(self, **fields):
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+        return self.server.post("/native/communicator/close/", {"client": self.client} | fields)
+
+    def announcement(self, tensors, *, version, sync_id, per_bucket=16, **fields):
+        """Buckets of up to ``per_bucket`` tensors; all of one dtype."""
+        names = list(tensors)
+        sizes = [len(names[first : first + per_bucket]) for first in range(0, len(names), per_bucket)]
+        return {
+            "client": self.client,
+            "sync_id": sync_id,
+            "version": version,
+            "tensors": [
+                {"name": name, "dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape)}
+                for name, t in tensors.items()
+            ],
+            "buckets": sizes,
+            "digests": [digest_of(tensor).hex() for tensor in tensors.values()],
+        } | fields
+
+    def announce(self, announcement):
+        """Posts; when the workers are ready, None, else the refusal."""
+        self.call = in_thread(self.server.post, "/native/sync/", announcement)
+        while not self.group.is_ready(announcement["sync_id"], range(self.world_size - 1)):
+            if self.call.done():
+                self.group.tell(announcement["sync_id"], DROP)
+                return self.call.result()
+        return None
+
+    def send(self, announcement, tensors, *, num_buckets=None):
+        """The broadcasts, after the word to begin."""
+        self.group.tell(announcement["sync_id"], GO)
+        values, first = list(tensors.values()), 0
+        for size in announcement["buckets"][:num_buckets]:
+            bucket = torch.cat([bytes_of(tensor) for tensor in values[first : first + size]])
+            self.group.broadcast(bucket, source=self.world_size - 1)
+            first += size
+
+    def sync(self, tensors, *, version, sync_id=None, sent=None, **fields):
+        """Announce ``tensors`` and send ``sent`` (the same, unless told); the server's answer."""
+        announcement = self.announcement(tensors, version=version, sync_id=sync_id or f"s{version}", **fields)
+        refusal = self.announce(announcement)
+        if refusal is not None:
+            return refusal
+        self.send(announcement, sent or tensors)
+        if announcement["digests"] is None:
+            trailer = b"".join(digest_of(tensor) for tensor in tensors.values())
+            self.group.broadcast(torch.frombuffer(bytearray(trailer), dtype=torch.uint8), source=self.world_size - 1)
+        return self.call.result()

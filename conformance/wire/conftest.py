@@ -1,0 +1,89 @@
+"""One server with two replicas for all tests that need an engine; it restarts what does not finish quickly."""
+
+import pytest
+
+from conformance.rollout.digits import GREEDY, load_model, perturb, requests_for, scenes, template_of
+from conformance.wire.calls import Learner
+from conformance.wire.instance import free_port, running
+from rollmatch.model import merged_weights
+from rollmatch.rollout.hf import HfBackend
+from rollmatch.wire.ids import pack_ids
+
+NUM_SCENES = 6
+
+
+@pytest.fixture(scope="session")
+def instance(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("server") / "log", data_parallel_size=2, drain_s=0.1) as started:
+        yield started
+        started.leave()
+
+
+@pytest.fixture
+def server(instance):
+    return instance.server
+
+
+@pytest.fixture
+def learner(server):
+    """Attached; leaves at the end."""
+    attached = Learner(server, port=free_port())
+    status, body = attached.open()
+    assert status == 200, body
+    yield attached
+    attached.close(force=True)
+
+
+@pytest.fixture(scope="session")
+def scene_requests():
+    return requests_for(scenes()[:NUM_SCENES])
+
+
+@pytest.fixture(scope="session")
+def scene_batch(scene_requests):
+    """The scenes as a native call has them."""
+    return [
+        {
+            "request_id": request.request_id,
+            "prompt_token_ids": pack_ids(request.prompt_token_ids),
+            "images": [open(request.sample.images[0], "rb").read()],
+            "seed": request.seed,
+        }
+        for request in scene_requests
+    ]
+
+
+@pytest.fixture(scope="session")
+def greedy():
+    """Sampling values under which the server decodes as ``transformers`` does here."""
+    template = template_of()
+    return {
+        "max_tokens": GREEDY.max_new_tokens,
+        "stop_token_ids": [template.vocabulary.stop_id],
+        "logit_bias": dict.fromkeys(template.banned_ids, -100.0),
+    }
+
+
+class Policy:
+    """Some weights, and what ``transformers`` writes greedily with them."""
+
+    def __init__(self, seed, requests):
+        model = load_model()
+        if seed:
+            perturb(model, seed=seed, scale=0.05)
+        self.weights = {name: tensor.clone() for name, tensor in merged_weights(model)}
+        rollouts = HfBackend(model, template_of(), batch_size=NUM_SCENES).generate(requests, GREEDY)
+        self.responses = [rollout.response_token_ids for rollout in rollouts]
+
+    def wrote(self, responses):
+        """Whether these are its responses; the server leaves the stop token in."""
+        stop = template_of().vocabulary.stop_id
+        return [tuple(i for i in ids if i != stop) for ids in responses] == self.responses
+
+
+@pytest.fixture(scope="session")
+def policies(scene_requests):
+    """Three that differ in what they write; the first is the model directory's."""
+    made = [Policy(seed, scene_requests) for seed in range(3)]
+    assert len({str(policy.responses) for policy in made}) == 3
+    return made

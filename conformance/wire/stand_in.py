@@ -1,0 +1,97 @@
+"""The server's application over engines that only pretend: for everything but engines, in milliseconds."""
+
+import asyncio
+
+from conformance.rollout.digits import MODEL, ROOT
+from rollmatch.wire.server.app import make_app
+from rollmatch.wire.server.front import Front
+from rollmatch.wire.server.identity import load_model_identity
+from rollmatch.wire.server.images import ImageReader
+from rollmatch.wire.server.parts import assemble
+from rollmatch.wire.server.prompts import PromptMaker
+from rollmatch.wire.server.replica import Drawn, EngineRefused, dead
+from rollmatch.wire.server.serving import vocabulary_size
+from rollmatch.wire.server.settings import ServerSettings
+
+WORLD_SIZE = 2
+STOP = 410
+
+
+class PretendingReplica:
+    """Answers each prompt with its own last id, up to ``max_tokens`` times; remembers what it was asked."""
+
+    def __init__(self, index, *, delay_s=0.0):
+        self.index, self.delay_s = index, delay_s
+        self.is_gone = False
+        self.drawn, self.calls, self.ended = [], [], 0
+        self.answers = {}
+        """Method -> what a worker answers, in place of the usual."""
+
+    async def draw(self, draw, request_id):
+        if self.is_gone:
+            raise dead()
+        self.drawn.append(draw)
+        try:
+            await asyncio.sleep(self.delay_s)
+        except asyncio.CancelledError:
+            self.ended += 1
+            raise
+        last = draw.prompt.token_ids[-1]
+        if last == 7:
+            raise EngineRefused("does not like 7")
+        ids = [last] * (draw.sampling.max_tokens - 1) + [STOP]
+        logprobs = b"\x00\x00\x80\xbf" * len(ids) if draw.sampling.logprobs else None
+        return Drawn(
+            prompt_token_ids=draw.prompt.token_ids, response_token_ids=ids, finish_reason="stop", stop_token_id=STOP,
+            logprobs=logprobs,
+        )  # fmt: skip
+
+    async def call(self, method, *arguments):
+        self.calls.append((method, *arguments))
+        if self.is_gone:
+            await asyncio.Event().wait()
+        if method in self.answers:
+            return [self.answers[method]]
+        if method == "rollmatch_receive":
+            plan = arguments[0]
+            names = [name for name, _, _ in plan["tensors"]]
+            self.digests = dict(zip(names, plan.get("digests") or ["0" * 32] * len(names), strict=True))
+        if method == "rollmatch_drop":
+            self.digests = {}
+        usual = {
+            "rollmatch_open": {"rank": arguments[0]["rank"]} if method == "rollmatch_open" else {},
+            "rollmatch_poll": {"state": "idle", "digests": getattr(self, "digests", {})},
+        }
+        return [usual.get(method, {})]
+
+    async def reset_caches(self):
+        return True
+
+    def is_dead(self):
+        return self.is_gone
+
+    def close(self):
+        self.is_gone = True
+
+
+_maker = {}
+
+
+def make_parts(*, delay_s=0.0, weights_set=True, **fields):
+    """A server of two pretending replicas on the digits model."""
+    told = {"model": str(MODEL), "dtype": "float32", "max_model_len": 64, "data_parallel_size": WORLD_SIZE}
+    settings = ServerSettings(**(told | {"image_roots": (str(ROOT / "fixtures/digits/val"),)} | fields))
+    if settings.image_roots not in _maker:
+        reader = ImageReader(settings.image_roots)
+        size = vocabulary_size(settings.model)
+        _maker[settings.image_roots] = PromptMaker(settings.model, vocabulary_size=size, reader=reader)
+    replicas = [PretendingReplica(index, delay_s=delay_s) for index in range(WORLD_SIZE)]
+    model = load_model_identity(settings.model, dtype=settings.dtype)
+    front = Front(replicas, weights_set=weights_set)
+    return assemble(settings, model=model, prompts=_maker[settings.image_roots], front=front)
+
+
+def make_stand_in(**fields):
+    """The parts, and the application over them."""
+    parts = make_parts(**fields)
+    return parts, make_app(parts)

@@ -1,0 +1,38 @@
+"""The section ``custom.extra.rollout_server``: what ``rollmatch serve`` starts."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from rollmatch.config.section import Count, PositiveShare, Section, Text, Weight
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class RolloutServerConfig(Section):
+    """The rollout server's own settings, by ms-swift's names where it has them."""
+
+    engine: Literal["rollmatch", "swift"] = "rollmatch"
+    """rollmatch starts our server, swift starts ms-swift's swift rollout."""
+    host: Text = "127.0.0.1"
+    """Address to listen at; the port is that of the server's base_url."""
+    vllm_tensor_parallel_size: Count = 1
+    """GPUs that share one engine."""
+    vllm_data_parallel_size: Count | None = None
+    """Engines; null takes what the GPUs make."""
+    vllm_gpu_memory_utilization: PositiveShare | None = None
+    """Share of each GPU's memory the engines may take; null takes 0.9, as nothing else lives there."""
+    vllm_max_model_len: Count | None = None
+    """Most tokens of prompt and response together; null takes rollout_matching.vllm.max_model_len."""
+    vllm_enable_lora: Literal[False] = False
+    """The server merges adapters into its weights; its engines take none."""
+    vllm_enable_prefix_caching: bool | None = None
+    """Keep attention caches of equal prompt beginnings; null takes rollout_matching.vllm.enable_prefix_caching."""
+    vllm_engine_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further vLLM engine arguments, by vLLM's names."""
+    image_roots: Annotated[tuple[Text, ...], BeforeValidator(_as_tuple, json_schema_input_type=list[Text])] = ()
+    """Directories below which the paths of images in requests may lie; none: images must come along."""
+    drain_s: Weight = 5.0
+    """Seconds that running requests get to finish before new weights; the rest is generated anew after them."""

@@ -1,0 +1,130 @@
+"""Rules on how rollout servers are named and how weights reach them."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from rollmatch.config.connection import ServerConfig
+from rollmatch.config.engine import VllmConfig
+from rollmatch.config.pairing import pair_servers
+from rollmatch.config.removed import ROLLOUT_MATCHING
+from rollmatch.config.rule import Rule
+from rollmatch.config.schema import RunConfig
+from rollmatch.config.translate import MissingKey, OutOfRange, WrongType
+from rollmatch.errors import ConfigError
+
+VLLM = f"{ROLLOUT_MATCHING}.vllm"
+SERVER = f"{VLLM}.server"
+_FORMS = "Name servers (a list of base_url and group_port), or base_url beside group_port."
+_LAST_PORT = 65535
+
+
+class ConnectionFormAmbiguous(ConfigError):
+    """Servers are named in one form, not in both."""
+
+    code = "connection-form-ambiguous"
+
+
+class ConnectionFormMissing(ConfigError):
+    """Server mode is told where its servers are."""
+
+    code = "connection-form-missing"
+
+
+class PairingLengthMismatch(ConfigError):
+    """A list of group ports is as long as the list of base URLs."""
+
+    code = "pairing-length-mismatch"
+
+
+class ServerNamedTwice(ConfigError):
+    """Every server is named once."""
+
+    code = "server-named-twice"
+
+
+class GroupPortShared(ConfigError):
+    """Two servers of one machine have group ports of their own."""
+
+    code = "group-port-shared"
+
+
+class AdapterNeedsEnableLora(ConfigError):
+    """Adapters are sent alone only to engines that were told to take them."""
+
+    code = "adapter-needs-enable-lora"
+
+
+def _vllm(config: RunConfig) -> VllmConfig:
+    return config.custom.extra.rollout_matching.vllm
+
+
+def _form(config: RunConfig) -> Iterator[ConfigError]:
+    server = _vllm(config).server
+    has_pair = server.base_url is not None or server.group_port is not None
+    if server.servers is not None and has_pair:
+        problem = "holds servers and also base_url or group_port"
+        yield ConnectionFormAmbiguous(problem, key=SERVER, remedy="Remove one of the two forms.")
+    if server.servers is None and not has_pair and _vllm(config).mode == "server":
+        yield ConnectionFormMissing("vllm.mode is server, but no server is named", key=SERVER, remedy=_FORMS)
+
+
+def _pair(config: RunConfig) -> Iterator[ConfigError]:
+    server = _vllm(config).server
+    if server.servers is not None:
+        return
+    urls, ports = server.base_url, server.group_port
+    if urls is None and ports is not None:
+        yield MissingKey("group_port is set, this key is not", key=f"{SERVER}.base_url", remedy=_FORMS)
+    if urls is not None and ports is None:
+        yield MissingKey("base_url is set, this key is not", key=f"{SERVER}.group_port", remedy=_FORMS)
+    if isinstance(urls, str) and isinstance(ports, tuple):
+        problem = "must be one port beside one base_url, but is a list"
+        yield WrongType(problem, key=f"{SERVER}.group_port", remedy="Write one number, or make base_url a list.")
+    yield from _check_lengths(urls, ports)
+
+
+def _check_lengths(urls: str | tuple[str, ...] | None, ports: int | tuple[int, ...] | None) -> Iterator[ConfigError]:
+    key = f"{SERVER}.group_port"
+    if isinstance(urls, tuple) and isinstance(ports, tuple) and len(urls) != len(ports):
+        problem = f"base_url names {len(urls)} servers, group_port {len(ports)} ports"
+        yield PairingLengthMismatch(problem, key=key, remedy="Give each server one port, or one port to count on from.")
+    if isinstance(urls, tuple) and isinstance(ports, int) and ports + len(urls) - 1 > _LAST_PORT:
+        problem = f"{ports} counted on over {len(urls)} servers passes the last port"
+        yield OutOfRange(problem, key=key, remedy="Choose a lower port.")
+
+
+def _distinct(config: RunConfig) -> Iterator[ConfigError]:
+    server = _vllm(config).server
+    if any(True for _ in _pair(config)) or any(True for _ in _form(config)):
+        return
+    addresses = pair_servers(server)
+    urls = Counter(address.base_url for address in addresses)
+    ports = Counter((address.host, address.group_port) for address in addresses)
+    if twice := [url for url, count in urls.items() if count > 1]:
+        problem, key = f"{twice[0]} is named {urls[twice[0]]} times", f"{SERVER}.{_told(server, 'base_url')}"
+        yield ServerNamedTwice(problem, key=key, remedy="Name each server once.")
+    elif shared := [place for place, count in ports.items() if count > 1]:
+        problem = f"{ports[shared[0]]} servers of {shared[0][0]} have port {shared[0][1]}"
+        remedy = "Give each server of one machine a port of its own."
+        yield GroupPortShared(problem, key=f"{SERVER}.{_told(server, 'group_port')}", remedy=remedy)
+
+
+def _told(server: ServerConfig, name: str) -> str:
+    """The key that the user wrote."""
+    return name if server.servers is None else "servers"
+
+
+def _adapter(config: RunConfig) -> Iterator[ConfigError]:
+    vllm = _vllm(config)
+    if vllm.sync.mode == "adapter" and not vllm.enable_lora:
+        problem, remedy = "is adapter, but vllm.enable_lora is false", "Set enable_lora to true, or sync.mode to full."
+        yield AdapterNeedsEnableLora(problem, key=f"{VLLM}.sync.mode", remedy=remedy)
+
+
+_NAMES = tuple(f"{SERVER}.{name}" for name in ("servers", "base_url", "group_port"))
+SERVER_RULES: tuple[Rule, ...] = (
+    Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_form),
+    Rule(reads=_NAMES, check=_pair),
+    Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_distinct),
+    Rule(reads=(f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_adapter),
+)

@@ -1,0 +1,44 @@
+"""From the configuration to connected rollout servers."""
+
+import os
+from pathlib import Path
+
+from rollmatch.config import RunConfig
+from rollmatch.config.pairing import pair_servers
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.sync.gloo import Meeting, resolve
+from rollmatch.sync.sender import make_sender
+from rollmatch.template import Template
+from rollmatch.wire.client.session import ClientSettings, RolloutServer, connect_all
+from rollmatch.wire.server.settings import KEY_VARIABLE
+
+BROADCAST_TIMEOUT_S = 20.0
+"""Longest single broadcast; bounds how long a server that hangs can hold the learner."""
+
+
+def connect_servers(config: RunConfig, template: Template, *, ranks: Ranks) -> VllmServerBackend:
+    """The backend of ``vllm.mode: server``; every rank connects, only rank 0 will send weights.
+
+    Errors: ``ServerUnreachable``, ``DialectUnknown``, ``DialectsMixed``, ``WeightsNotTaken``.
+    """
+    told = config.custom.extra.rollout_matching.vllm.server
+    addresses = pair_servers(told)
+    limit = told.infer_timeout_s
+    settings = ClientSettings(
+        timeout_s=told.timeout_s,
+        infer_timeout_s=limit if limit is not None and limit > 0 else None,
+        api_key=os.environ.get(KEY_VARIABLE) or None,
+    )
+    servers = [RolloutServer(address.base_url, settings) for address in addresses]
+    connect_all(servers)
+    meeting = Meeting(
+        host=resolve(addresses[0].host),
+        port=addresses[0].group_port,
+        client=str(Path(config.training.output_dir).resolve()),
+        timeout_s=min(BROADCAST_TIMEOUT_S, told.timeout_s),
+        join_timeout_s=told.timeout_s,
+    )
+    ports = [address.group_port for address in addresses]
+    sender = make_sender(servers, ports, meeting) if ranks.is_primary else None
+    return VllmServerBackend(servers, template, ranks, sender=sender)

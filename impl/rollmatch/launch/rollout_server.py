@@ -1,0 +1,212 @@
+"""``rollmatch serve``: check everything while nothing is started, then become the rollout server.
+
+The launcher replaces itself by the server it starts, so a signal needs no passing on and nothing can be orphaned.
+"""
+
+import dataclasses
+import glob
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from rollmatch.config import RunConfig, effective, load
+from rollmatch.config.files import check_model
+from rollmatch.config.pairing import ServerAddress, pair_servers
+from rollmatch.errors import LaunchError
+from rollmatch.launch.learner import CPU_ENVIRONMENT, ENVIRONMENT
+from rollmatch.wire.server.port import bind_http
+from rollmatch.wire.server.settings import ServerSettings
+
+_SECTION, _SERVER = "custom.extra.rollout_server", "custom.extra.rollout_matching.vllm.server"
+_SHARE_OF_A_SERVERS_GPU = 0.9
+
+
+class GpuCountMismatch(LaunchError):
+    """There are as many GPUs as tensor and data parallel sizes ask for."""
+
+    code = "gpu-count-mismatch"
+
+
+class ServerNotNamed(LaunchError):
+    """One of the configured servers is started at a time."""
+
+    code = "server-not-named"
+
+
+class SwiftMissing(LaunchError):
+    """``engine: swift`` needs ms-swift's command."""
+
+    code = "swift-missing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What would be run, and with what added to the environment."""
+
+    words: tuple[str, ...]
+    environment: dict[str, str]
+
+    def __str__(self) -> str:
+        named = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
+        return " ".join([*named, shlex.join(self.words)])
+
+
+def serve(
+    path: str,
+    *,
+    overrides: Sequence[str] = (),
+    gpus: Sequence[str] | None = None,
+    server_index: int | None = None,
+    dry_run: bool = False,
+) -> int:
+    """Start the server of a YAML; returns only from a dry run, which prints the command.
+
+    On a machine without GPUs ``gpus`` counts replicas. Errors: the configuration's, ``GpuCountMismatch``,
+    ``ServerNotNamed``, ``PortInUse``, ``SwiftMissing``.
+    """
+    config = load(path, overrides)
+    check_model(config)
+    command = make_command(config, gpus=gpus, server_index=server_index, on_gpu=_has_gpu())
+    if not dry_run:
+        address = _address(config, server_index)
+        bind_http(config.custom.extra.rollout_server.host, _port(address)).close()
+        _become(command)
+    print(command)
+    return 0
+
+
+def make_command(config: RunConfig, *, gpus: Sequence[str] | None, server_index: int | None, on_gpu: bool) -> Command:
+    """The command line and environment. Errors: ``GpuCountMismatch``, ``ServerNotNamed``."""
+    section = config.custom.extra.rollout_server
+    size = section.vllm_tensor_parallel_size
+    devices = tuple(gpus) if gpus is not None else _default_devices(config)
+    replicas = section.vllm_data_parallel_size or len(devices) // size or 1
+    if size * replicas != len(devices):
+        raise GpuCountMismatch(
+            f"tensor parallel {size} x data parallel {replicas} = {size * replicas}, but {len(devices)} GPUs are named",
+            key=f"{_SECTION}.vllm_data_parallel_size",
+            remedy="Name as many GPUs, or change the parallel sizes.",
+        )
+    environment = ENVIRONMENT | (
+        {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
+        if on_gpu
+        else CPU_ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    )
+    port = _port(_address(config, server_index))
+    if section.engine == "swift":
+        words = _swift_words(config, port=port, replicas=replicas)
+    else:
+        settings = make_settings(config, port=port, replicas=replicas, on_gpu=on_gpu)
+        fields = dataclasses.asdict(settings) | {"gpus": devices if on_gpu else ()}
+        fields.pop("api_key")
+        words = [sys.executable, "-m", "rollmatch.wire.server", json.dumps(fields)]
+    return Command(words=tuple(words), environment=environment)
+
+
+def make_settings(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) -> ServerSettings:
+    """Settings of our own server."""
+    section, vllm = config.custom.extra.rollout_server, config.custom.extra.rollout_matching.vllm
+    return ServerSettings(
+        model=config.model.model,
+        dtype=config.model.torch_dtype,
+        max_model_len=_max_model_len(config),
+        host=section.host,
+        port=port,
+        tensor_parallel_size=section.vllm_tensor_parallel_size,
+        data_parallel_size=replicas,
+        load_format=vllm.load_format,
+        image_roots=tuple(os.path.abspath(root) for root in section.image_roots),
+        drain_s=section.drain_s,
+        engine_arguments=_engine_arguments(config, on_gpu=on_gpu) | section.vllm_engine_kwargs,
+    )
+
+
+def _engine_arguments(config: RunConfig, *, on_gpu: bool) -> dict[str, Any]:
+    section, vllm = config.custom.extra.rollout_server, config.custom.extra.rollout_matching.vllm
+    told, cache_mib = section.vllm_enable_prefix_caching, effective.kv_cache_memory_mib(config, on_gpu=on_gpu)
+    arguments: dict[str, Any] = {
+        "seed": config.training.seed,
+        "gpu_memory_utilization": section.vllm_gpu_memory_utilization or _SHARE_OF_A_SERVERS_GPU,
+        "kv_cache_memory_bytes": cache_mib * 2**20 if cache_mib else None,
+        "enforce_eager": effective.enforce_eager(config, on_gpu=on_gpu),
+        "enable_prefix_caching": vllm.enable_prefix_caching if told is None else told,
+        "max_num_seqs": vllm.max_num_seqs,
+        "max_num_batched_tokens": vllm.max_num_batched_tokens,
+        "enable_chunked_prefill": vllm.enable_chunked_prefill,
+        "limit_mm_per_prompt": vllm.limit_mm_per_prompt,
+        "disable_custom_all_reduce": vllm.disable_custom_all_reduce,
+    }
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _swift_words(config: RunConfig, *, port: int, replicas: int) -> list[str]:
+    section, vllm = config.custom.extra.rollout_server, config.custom.extra.rollout_matching.vllm
+    told = section.vllm_enable_prefix_caching
+    options = {
+        "model": config.model.model,
+        "torch_dtype": config.model.torch_dtype,
+        "host": section.host,
+        "port": port,
+        "vllm_tensor_parallel_size": section.vllm_tensor_parallel_size,
+        "vllm_data_parallel_size": replicas,
+        "vllm_gpu_memory_utilization": section.vllm_gpu_memory_utilization or _SHARE_OF_A_SERVERS_GPU,
+        "vllm_max_model_len": _max_model_len(config),
+        "vllm_enable_lora": "false",
+        "vllm_enable_prefix_caching": str(vllm.enable_prefix_caching if told is None else told).lower(),
+        "vllm_limit_mm_per_prompt": vllm.limit_mm_per_prompt and json.dumps(vllm.limit_mm_per_prompt),
+        "vllm_engine_kwargs": section.vllm_engine_kwargs and json.dumps(section.vllm_engine_kwargs),
+    }
+    words = ["swift", "rollout"]
+    for name, value in options.items():
+        words += [f"--{name}", str(value)] if value else []
+    return words
+
+
+def _max_model_len(config: RunConfig) -> int:
+    return config.custom.extra.rollout_server.vllm_max_model_len or effective.max_model_len(config)
+
+
+def _default_devices(config: RunConfig) -> tuple[str, ...]:
+    section = config.custom.extra.rollout_server
+    return tuple(map(str, range(section.vllm_tensor_parallel_size * (section.vllm_data_parallel_size or 1))))
+
+
+def _address(config: RunConfig, index: int | None) -> ServerAddress:
+    """The server to be started. Errors: ``ServerNotNamed``."""
+    addresses = pair_servers(config.custom.extra.rollout_matching.vllm.server)
+    if not addresses:
+        remedy = "Set base_url and group_port; the port of base_url is the one to listen at."
+        raise ServerNotNamed("the YAML names no server", key=_SERVER, remedy=remedy)
+    if index is None and len(addresses) > 1:
+        remedy = "Say which one with --server."
+        raise ServerNotNamed(f"the YAML names {len(addresses)} servers", key=_SERVER, remedy=remedy)
+    if not 0 <= (index or 0) < len(addresses):
+        remedy = f"Say one from 0 to {len(addresses) - 1}."
+        raise ServerNotNamed(f"there is no server {index}", key=_SERVER, remedy=remedy)
+    return addresses[index or 0]
+
+
+def _port(address: ServerAddress) -> int:
+    parts = urlsplit(address.base_url)
+    return parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _has_gpu() -> bool:
+    return bool(glob.glob("/dev/nvidia[0-9]*"))
+
+
+def _become(command: Command) -> NoReturn:
+    program = shutil.which(command.words[0])
+    if program is None:
+        problem, remedy = f"{command.words[0]} is not installed", "Install ms-swift: pip install rollmatch[swift]."
+        raise SwiftMissing(problem, key=f"{_SECTION}.engine", remedy=remedy)
+    environment = os.environ | {
+        n: v for n, v in command.environment.items() if n not in os.environ or n == "CUDA_VISIBLE_DEVICES"
+    }
+    os.execve(program, command.words, environment)

@@ -1,0 +1,172 @@
+"""Rollouts by vLLM servers of their own: requests in contiguous chunks, one call per server, all at the same time.
+
+Every learner rank asks for its own rollouts; only rank 0 sends weights, through the sender it was given.
+"""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+from rollmatch.errors import RollmatchError, RolloutError
+from rollmatch.ranks import Ranks
+from rollmatch.records import Rollout, RolloutRequest
+from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers
+from rollmatch.rollout.chunk import Chunk, cut_chunks
+from rollmatch.template import Template
+from rollmatch.vocabulary import trim_stop
+from rollmatch.wire.client.http import CallTimeout, ServerRefused, TransportFailed
+from rollmatch.wire.client.prompt import Prompt, Reply, SamplingRules
+from rollmatch.wire.client.session import RolloutServer
+
+HEALTH_TIMEOUT_S = 10.0
+
+
+class PolicyVersionMismatch(RolloutError):
+    """A rollout is written by the weights that the learner sent last."""
+
+    code = "policy-version-mismatch"
+
+
+class WeightSender(Protocol):
+    """Carries weights to all servers as one version, or fails as a whole. Made in ``sync``."""
+
+    def send(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
+        """All weights, committed as ``version`` by every server."""
+
+    def send_adapter(self, adapter: Any, *, version: int) -> None:
+        """The same for an adapter that the servers merge themselves."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+class VllmServerBackend:
+    """Connected rollout servers that somebody else started; ``sender`` is rank 0's, None on other ranks."""
+
+    def __init__(
+        self, servers: Sequence[RolloutServer], template: Template, ranks: Ranks, *, sender: WeightSender | None
+    ) -> None:
+        self.servers = tuple(servers)
+        self.template = template
+        self.ranks = ranks
+        self.sender = sender
+        self._pool = ThreadPoolExecutor(len(self.servers), thread_name_prefix="rollout-server")
+        self._instances: tuple[str, ...] | None = None
+        self.policy_version = self._read_version()
+        """The highest that a server holds from an earlier learner, until the first push."""
+
+    def push(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
+        """Send all weights to all servers; a rank without sender only takes part in putting sharded weights together.
+
+        Errors: those of the sender.
+        """
+        passing = iter(weights)
+        self._instances = None
+        try:
+            if self.sender:
+                self.sender.send(passing, version=version)
+        finally:
+            if getattr(weights, "is_sharded", True):
+                for _ in passing:  # other ranks wait inside the same collectives, also when sending has failed
+                    pass
+        self.policy_version, self._instances = version, self._read_instances()
+
+    def push_adapter(self, adapter: Any, *, version: int) -> None:
+        """Send an adapter, to be merged there. One rank only."""
+        self._instances = None
+        try:
+            if self.sender:
+                self.sender.send_adapter(adapter, version=version)
+        except RollmatchError:
+            self.policy_version = max(self.policy_version, self._read_version())  # some server may have committed
+            raise
+        self.policy_version, self._instances = version, self._read_instances()
+
+    def is_current(self) -> bool:
+        """Whether the servers are those that got the weights: one that was started again has lost them."""
+        try:
+            return self._instances is not None and self._instances == self._read_instances()
+        except (TransportFailed, CallTimeout, ServerRefused):
+            return False
+
+    def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
+        """As the contract. Errors also: those of ``RolloutServer.infer``, ``PolicyVersionMismatch``."""
+        if self._instances is None:
+            raise RolloutBeforeSync("the servers have not been given the learner's weights", key="policy_version")
+        sampling = self._sampling(decoding)
+        chunks = cut_chunks(len(requests), len(self.servers))
+        calls = [self._pool.submit(self._ask, chunk, requests, sampling) for chunk in chunks]
+        wait(calls, return_when=FIRST_EXCEPTION)
+        for call in calls:
+            if call.done():
+                call.result()  # the first failure in the order of servers; the others' answers are of no use then
+        replies = [reply for call in calls for reply in call.result()]
+        rollouts = [self._make_rollout(*pair) for pair in zip(requests, replies, strict=True)]
+        check_answers(requests, rollouts)
+        return rollouts
+
+    def close(self) -> None:
+        """Leave the group; the servers stay."""
+        if self.sender:
+            self.sender.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _ask(self, chunk: Chunk, requests: Sequence[RolloutRequest], sampling: SamplingRules) -> list[Reply]:
+        server = self.servers[chunk.server_index]
+        prompts = [self._make_prompt(request) for request in chunk.of(requests)]
+        try:
+            replies = server.infer(prompts, sampling, start=chunk.start)
+        except ServerRefused as error:
+            if error.item is not None and error.item < len(requests):
+                error.remedy = f"It is the sample {requests[error.item].sample.origin}. {error.remedy}".strip()
+            raise
+        for reply in replies:
+            self._check_version(server, reply)
+        return replies
+
+    def _check_version(self, server: RolloutServer, reply: Reply) -> None:
+        """Only the native dialect counts as we do."""
+        if server.dialect.name == "native" and reply.policy_version != self.policy_version:
+            raise PolicyVersionMismatch(
+                f"{server.base_url} wrote with version {reply.policy_version}, the learner sent {self.policy_version}",
+                key=server.base_url,
+                remedy="It was started again, or another learner writes to it; resume the run with servers of its own.",
+            )
+
+    def _make_prompt(self, request: RolloutRequest) -> Prompt:
+        return Prompt(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            messages=tuple(self.template.messages(request.sample)),
+            images=tuple(Path(path).read_bytes() for path in request.sample.images),
+            seed=request.seed,
+        )
+
+    def _sampling(self, decoding: Decoding) -> SamplingRules:
+        return SamplingRules(
+            max_tokens=decoding.max_new_tokens,
+            temperature=decoding.temperature,
+            top_p=decoding.top_p,
+            top_k=decoding.top_k,
+            repetition_penalty=decoding.repetition_penalty,
+            stop_token_ids=(self.template.vocabulary.stop_id,),
+            banned_token_ids=self.template.banned_ids,
+        )
+
+    def _make_rollout(self, request: RolloutRequest, reply: Reply) -> Rollout:
+        return Rollout(
+            request_id=request.request_id,
+            prompt_token_ids=reply.prompt_token_ids,
+            response_token_ids=trim_stop(reply.response_token_ids, {self.template.vocabulary.stop_id}),
+            finish_reason=reply.finish_reason,
+            policy_version=self.policy_version,
+        )
+
+    def _read_version(self) -> int:
+        """The highest policy version of any server; 0 where a dialect tells none."""
+        return max(int(s.health(timeout_s=HEALTH_TIMEOUT_S).get("policy_version", 0)) for s in self.servers)
+
+    def _read_instances(self) -> tuple[str, ...]:
+        """What each server calls itself since its start; empty where a dialect has no such name."""
+        return tuple(str(s.health(timeout_s=HEALTH_TIMEOUT_S).get("instance", "")) for s in self.servers)

@@ -1,0 +1,182 @@
+"""The group of rank 0 and all workers of all servers, on machines without GPUs."""
+
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.wire.client.http import MSGPACK
+from rollmatch.wire.client.pending import Pending
+from rollmatch.wire.client.session import RolloutServer
+from rollmatch.wire.gloo_group import DROP, GO, GlooGroup, GroupAddress
+
+COMMUNICATOR, CLOSE = "/native/communicator", "/native/communicator/close"
+_POLL_S = 0.002
+_GRACE_S = 5.0
+_FREE_POLL_S = 0.1
+_REFUSAL_S = 0.3
+
+
+class NotReady(SyncError):
+    """Every server is ready for the bytes of a sync in time."""
+
+    code = "sync-not-ready"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the group meets and how long its members wait."""
+
+    host: str
+    port: int
+    client: str
+    """Names this learner; a later process with the same name takes its place."""
+    timeout_s: float
+    """Longest broadcast."""
+    join_timeout_s: float
+
+
+class Communicator:
+    """An open group; the learner is its last rank and the source of every broadcast."""
+
+    def __init__(self, servers: Sequence[RolloutServer], sizes: Sequence[int], meeting: Meeting) -> None:
+        """``sizes``: workers of each server. Errors: those of the servers, ``CommunicatorTimeout``."""
+        self.servers, self.meeting = tuple(servers), meeting
+        self.rank = sum(sizes)
+        self._group = self._join(sizes)
+
+    def send(self, sync_id: str, calls: Sequence[Pending[Any]], buckets: Iterable[Tensor]) -> None:
+        """Broadcast once every worker is ready; a server that refuses costs the others nothing.
+
+        Errors: the first server's that refused, ``NotReady``, ``TransferFailed``.
+        """
+        try:
+            self._wait_ready(sync_id, calls)
+        except RollmatchError:
+            self._group.tell(sync_id, DROP)
+            raise
+        self._group.tell(sync_id, GO)
+        for bucket in buckets:
+            self._group.broadcast(bucket, source=self.rank)
+
+    def close(self) -> None:
+        """Leave, and tell the servers."""
+        self._group.close()
+        close_everywhere(self.servers, self.meeting)
+
+    def _join(self, sizes: Sequence[int]) -> GlooGroup:
+        """Servers join while we do; the first one's first worker holds the store.
+
+        What an earlier process of the same name left open is closed first, or members could meet in its store.
+        """
+        meeting, world_size = self.meeting, self.rank + 1
+        close_everywhere(self.servers, meeting)
+        _wait_until_free(meeting.host, meeting.port)
+        offsets = [sum(sizes[:place]) for place in range(len(sizes))]
+        calls = [
+            Pending(partial(_ask_to_join, server, meeting, world_size, offset))
+            for server, offset in zip(self.servers, offsets, strict=True)
+        ]
+        try:
+            return self._join_store(calls, world_size)
+        except RollmatchError:
+            close_everywhere(self.servers, meeting)
+            raise
+
+    def _join_store(self, calls: Sequence[Pending[Any]], world_size: int) -> GlooGroup:
+        """Begins once somebody listens: an attempt that is left behind in native code could break the process's end."""
+        meeting = self.meeting
+        calls[0].is_done(within_s=_REFUSAL_S)  # a server that cannot listen says so at once, whoever else does
+        while not _is_taken(meeting.host, meeting.port):
+            _tell_refusals(calls)
+            time.sleep(_POLL_S)
+        _tell_refusals(calls)
+        address = GroupAddress(
+            host=meeting.host,
+            port=meeting.port,
+            rank=self.rank,
+            world_size=world_size,
+            timeout_s=meeting.timeout_s,
+            join_timeout_s=meeting.join_timeout_s,
+        )
+        joining = Pending(partial(GlooGroup.open, address))
+        while not joining.is_done(within_s=_POLL_S):
+            _tell_refusals(calls)
+        for call in calls:
+            call.result()
+        return joining.result()
+
+    def _wait_ready(self, sync_id: str, calls: Sequence[Pending[Any]]) -> None:
+        deadline = time.monotonic() + self.meeting.timeout_s
+        while not self._group.is_ready(sync_id, range(self.rank)):
+            _tell_refusals(calls)
+            if time.monotonic() > deadline:
+                problem = f"some worker was not ready for the weights within {self.meeting.timeout_s:g} s"
+                raise NotReady(problem, key=sync_id, remedy="Look at the servers' output.")
+            time.sleep(_POLL_S)
+
+
+def close_everywhere(servers: Sequence[RolloutServer], meeting: Meeting) -> None:
+    """Tell all servers that this learner leaves; those that are gone cannot hear it, and need not."""
+    calls = [Pending(partial(_ask_to_leave, server, meeting)) for server in servers]
+    deadline = time.monotonic() + _GRACE_S
+    for call in calls:
+        call.is_done(within_s=max(0.001, deadline - time.monotonic()))
+
+
+def _tell_refusals(calls: Sequence[Pending[Any]]) -> None:
+    """Errors: that of a call that has ended with one."""
+    for call in calls:
+        if call.is_done():
+            call.result()
+
+
+def _wait_until_free(host: str, port: int) -> None:
+    """A store that was just closed may listen a moment longer; whatever still does then is the server's to tell."""
+    deadline = time.monotonic() + _GRACE_S
+    while _is_taken(host, port) and time.monotonic() < deadline:
+        time.sleep(_FREE_POLL_S)
+
+
+def _is_taken(host: str, port: int) -> bool:
+    """Whether somebody listens."""
+    try:
+        socket.create_connection((host, port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _ask_to_join(server: RolloutServer, meeting: Meeting, world_size: int, offset: int) -> Any:
+    body = {
+        "client": meeting.client,
+        "host": meeting.host,
+        "port": meeting.port,
+        "world_size": world_size,
+        "rank_offset": offset,
+        "transport": "gloo",
+        "timeout_s": meeting.timeout_s,
+        "join_timeout_s": meeting.join_timeout_s,
+        "replace": True,
+    }
+    limit = meeting.join_timeout_s + _GRACE_S
+    return server.control(COMMUNICATOR, body, timeout_s=limit, content_type=MSGPACK)
+
+
+def _ask_to_leave(server: RolloutServer, meeting: Meeting) -> Any:
+    body = {"client": meeting.client, "force": False}
+    return server.control(CLOSE, body, timeout_s=_GRACE_S, content_type=MSGPACK)
+
+
+def resolve(host: str) -> str:
+    """An address for a name, because a group meets at addresses.
+
+    >>> resolve("127.0.0.1")
+    '127.0.0.1'
+    """
+    return str(socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)[0][4][0])

@@ -1,0 +1,208 @@
+"""Weights to servers of the native dialect: one control call each, one broadcast for all.
+
+Several servers stage first and commit when all have proven what they hold, so that one that fails leaves the others
+on the old version. A sync that failed half-way leaves no group behind; the next one meets anew.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.sync.adapter import Adapter
+from rollmatch.sync.bucket import Buffer
+from rollmatch.sync.digest import DigestMismatch, check_digests, digests_of
+from rollmatch.sync.gloo import Communicator, Meeting
+from rollmatch.sync.plan import Plan, Spec, fit, make_plan, spec_of
+from rollmatch.wire.client.http import MSGPACK
+from rollmatch.wire.client.pending import Pending
+from rollmatch.wire.client.session import RolloutServer
+from rollmatch.wire.gloo_group import TransferFailed
+
+BUCKET_BYTES = 64 * 2**20
+IDENTITY, SYNC, COMMIT, DROP = ("/native/identity", "/native/sync", "/native/sync/commit", "/native/sync/drop")
+_REPLY_TIMEOUT_S = 600.0
+_GRACE_S = 5.0
+_IDENTITY_TIMEOUT_S = 10.0
+
+
+class ProtocolUnknown(SyncError):
+    """Learner and server speak the same version of the native protocol."""
+
+    code = "protocol-unknown"
+
+
+class SyncUnconfirmed(SyncError):
+    """A server says that it serves the new version."""
+
+    code = "sync-unconfirmed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipment:
+    """What one sync carries. Made and eaten here."""
+
+    plan: Plan
+    tensors: tuple[Tensor, ...]
+    """In the plan's order."""
+    digests: tuple[str, ...]
+    adapter: dict[str, Any] | None = None
+
+
+class NativeSender:
+    """Rank 0's way to its servers; opens the group when it first sends."""
+
+    def __init__(self, servers: Sequence[RolloutServer], meeting: Meeting, *, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self.servers, self.meeting, self.bucket_bytes = tuple(servers), meeting, bucket_bytes
+        self._communicator: Communicator | None = None
+        self._identities: tuple[dict[str, Any], ...] = ()
+        self._plans: dict[tuple[Spec, ...], Plan] = {}
+        self._buffer = Buffer()
+        self._num_syncs = 0
+
+    def send(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
+        """All weights, as one version. Errors: those of ``plan``, ``gloo`` and ``digest``, and the servers' own."""
+        named = list(weights)
+        with_servers = self._meet()
+        plan = self._plan([spec_of(*pair) for pair in named], whole=True)
+        self._ship(with_servers, self._pack(plan, [tensor for _, tensor in named]), version)
+
+    def send_adapter(self, adapter: Adapter, *, version: int) -> None:
+        """An adapter, merged by the servers and proven by the digests of the learner's own merge. Errors as above."""
+        with_servers = self._meet()
+        plan = self._plan([spec_of(*pair) for pair in adapter.tensors], whole=False)
+        shipment = self._pack(plan, [tensor for _, tensor in adapter.tensors])
+        merged = dict(zip(adapter.merged_names, digests_of(adapter.merged), strict=True))
+        about = {"merges": [dict(merge) for merge in adapter.merges], "merged_digests": merged}
+        self._ship(with_servers, replace(shipment, adapter=about), version)
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._communicator is not None:
+            self._communicator.close()
+        self._communicator = None
+
+    def _meet(self) -> Communicator:
+        """The open group, met anew if a server was started again since."""
+        identities = tuple(server.get(IDENTITY, timeout_s=_IDENTITY_TIMEOUT_S) for server in self.servers)
+        known = [identity["instance"] for identity in self._identities]
+        if self._communicator is not None and [identity["instance"] for identity in identities] == known:
+            return self._communicator
+        self.close()
+        for server, identity in zip(self.servers, identities, strict=True):
+            _check_protocol(server, identity)
+        self._identities, self._plans = identities, {}
+        sizes = [identity["world_size"] for identity in identities]
+        self._communicator = Communicator(self.servers, sizes, self.meeting)
+        return self._communicator
+
+    def _plan(self, specs: Sequence[Spec], *, whole: bool) -> Plan:
+        """Made once for the same tensors; ``whole`` compares them with what each server holds."""
+        found = self._plans.get(tuple(specs))
+        if found is None:
+            fitted = list(specs)
+            for server, identity in zip(self.servers if whole else (), self._identities, strict=False):
+                held = {t["name"]: Spec(t["name"], t["dtype"], tuple(t["shape"])) for t in identity["tensors"]}
+                fitted = fit(fitted, held, identity["aliases"], server=server.base_url)
+            found = self._plans[tuple(specs)] = make_plan(fitted, bucket_bytes=self.bucket_bytes)
+        return found
+
+    def _pack(self, plan: Plan, tensors: Sequence[Tensor]) -> Shipment:
+        with torch.no_grad():
+            pairs = zip(plan.order, plan.specs, strict=True)
+            cast = tuple(tensors[place].to(getattr(torch, spec.dtype)) for place, spec in pairs)
+        return Shipment(plan=plan, tensors=cast, digests=tuple(digests_of(cast)))
+
+    def _ship(self, communicator: Communicator, shipment: Shipment, version: int) -> None:
+        self._num_syncs += 1
+        sync_id = f"{version}-{self._num_syncs}"
+        body = self._announcement(shipment, sync_id, version)
+        calls = [Pending(partial(_tell, server, SYNC, body)) for server in self.servers]
+        try:
+            communicator.send(sync_id, calls, self._buckets(shipment))
+            replies = [call.result() for call in calls]
+            self._check(shipment, replies)
+            if not body["commit"]:
+                replies = self._commit(sync_id)
+        except RollmatchError as error:
+            self._give_up(sync_id)
+            raise _better(error, calls) from error
+        for server, reply in zip(self.servers, replies, strict=True):
+            _check_committed(server, reply, version)
+
+    def _announcement(self, shipment: Shipment, sync_id: str, version: int) -> dict[str, Any]:
+        return {
+            "client": self.meeting.client,
+            "sync_id": sync_id,
+            "version": version,
+            "tensors": [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in shipment.plan.specs],
+            "buckets": [bucket.stop - bucket.start for bucket in shipment.plan.buckets],
+            "digests": list(shipment.digests),
+            "commit": len(self.servers) == 1,
+            "adapter": shipment.adapter,
+        }
+
+    def _buckets(self, shipment: Shipment) -> Iterator[Tensor]:
+        for bucket in shipment.plan.buckets:
+            yield self._buffer.fill(shipment.tensors[bucket.start : bucket.stop])
+
+    def _check(self, shipment: Shipment, replies: Sequence[Any]) -> None:
+        names = [spec.name for spec in shipment.plan.specs]
+        for server, reply in zip(self.servers, replies, strict=True):
+            check_digests(names, shipment.digests, reply["digests"], server=server.base_url)
+            if shipment.adapter is not None:
+                _check_merged(shipment.adapter["merged_digests"], reply, server)
+
+    def _commit(self, sync_id: str) -> list[Any]:
+        body = {"client": self.meeting.client, "sync_id": sync_id}
+        calls = [Pending(partial(_tell, server, COMMIT, body)) for server in self.servers]
+        return [call.result() for call in calls]
+
+    def _give_up(self, sync_id: str) -> None:
+        """Drop what is staged and leave; the servers go on with their old weights."""
+        body = {"client": self.meeting.client, "sync_id": sync_id}
+        calls = [Pending(partial(_tell, server, DROP, body, _GRACE_S)) for server in self.servers]
+        for call in calls:
+            call.is_done(within_s=_GRACE_S)
+        self.close()
+
+
+def _tell(server: RolloutServer, route: str, body: dict[str, Any], timeout_s: float = _REPLY_TIMEOUT_S) -> Any:
+    return server.control(route, body, timeout_s=timeout_s, content_type=MSGPACK)
+
+
+def _check_protocol(server: RolloutServer, identity: dict[str, Any]) -> None:
+    if identity.get("protocol") != 1 or identity.get("digest") != "blake3-16":
+        problem = f"{server.base_url} speaks protocol {identity.get('protocol')} with {identity.get('digest')}"
+        raise ProtocolUnknown(problem, key=server.base_url, remedy="Install the same rollmatch on both sides.")
+
+
+def _check_merged(merged: dict[str, str], reply: dict[str, Any], server: RolloutServer) -> None:
+    """What is served is bit for bit the learner's own merge."""
+    held = reply.get("merged_digests") or {}
+    for name, digest in merged.items():
+        if held.get(name) != digest:
+            problem = f"{name}, merged, has digest {digest} here and {held.get(name)} on {server.base_url}"
+            raise DigestMismatch(problem, key=name, remedy="Set sync.mode to full.")
+
+
+def _check_committed(server: RolloutServer, reply: dict[str, Any], version: int) -> None:
+    if reply.get("committed") is not True or reply.get("policy_version") != version:
+        problem = f"{server.base_url} serves version {reply.get('policy_version')}, {version} was sent"
+        raise SyncUnconfirmed(problem, key=server.base_url, remedy="Look at the server's output and sync again.")
+
+
+def _better(error: RollmatchError, calls: Sequence[Pending[Any]]) -> RollmatchError:
+    """A transfer that broke says little; the server whose call failed meanwhile may know more."""
+    if isinstance(error, TransferFailed):
+        for call in calls:
+            if call.is_done(within_s=1.0):
+                try:
+                    call.result()
+                except RollmatchError as known:
+                    return known
+    return error

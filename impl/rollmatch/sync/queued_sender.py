@@ -1,0 +1,134 @@
+"""Weights to servers of the swift and trl dialects: announced piece by piece, each piece a broadcast and a barrier.
+
+Servers of these dialects cannot prove what they hold: real ones answer before they have loaded, and answer 200 when
+loading fails. So this way carries all weights only, never an adapter alone, and sends every piece once.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.sync.bucket import Buffer
+from rollmatch.sync.gloo import Meeting
+from rollmatch.sync.plan import Plan, Spec, make_plan, spec_of
+from rollmatch.sync.queued_group import QueuedGroup
+from rollmatch.wire.client.pending import Pending
+from rollmatch.wire.client.session import RolloutServer
+from rollmatch.wire.gloo_group import GroupAddress
+
+BUCKET_BYTES = 512 * 2**20
+"""ms-swift's own."""
+ENDINGS = ("/process_weights_after_loading", "/reset_prefix_cache", "/reset_encoder_cache", "/reset_mm_cache")
+"""What ends a sync, where a server has it."""
+_NO_DEVICE = "none"
+
+
+class AdapterUnproven(SyncError):
+    """An adapter is sent alone only to servers that prove what they merged."""
+
+    code = "adapter-unproven"
+
+
+class QueuedSender:
+    """Rank 0's way to its servers; each has a group of its own at its own port."""
+
+    def __init__(self, servers: Sequence[RolloutServer], ports: Sequence[int], meeting: Meeting) -> None:
+        self.servers, self.ports, self.meeting = tuple(servers), tuple(ports), meeting
+        self._groups: tuple[QueuedGroup, ...] = ()
+
+    def send(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
+        """All weights, to all servers at the same time; the servers count versions themselves, if they do."""
+        named = list(weights)
+        plan = make_plan([spec_of(*pair) for pair in named], bucket_bytes=BUCKET_BYTES)
+        tensors = [named[place][1] for place in plan.order]
+        if not self._groups:
+            self._groups = tuple(
+                _all(partial(self._join, *pair) for pair in zip(self.servers, self.ports, strict=True))
+            )
+        pairs = zip(self.servers, self._groups, strict=True)
+        try:
+            with torch.no_grad():
+                _all(partial(_send_to, server, group, plan, tensors) for server, group in pairs)
+        except RollmatchError:
+            self.close()
+            raise
+
+    def send_adapter(self, adapter: Any, *, version: int) -> None:
+        """Errors: ``AdapterUnproven``, always."""
+        raise AdapterUnproven(
+            f"{self.servers[0].base_url} speaks {self.servers[0].dialect.name}, which proves nothing",
+            key=self.servers[0].base_url,
+            remedy="Set sync.mode to full, or serve with rollmatch serve.",
+        )
+
+    def close(self) -> None:
+        """Leave all groups."""
+        if self._groups:
+            self._groups = ()
+            for call in [Pending(partial(server.control, "/close_communicator")) for server in self.servers]:
+                call.is_done(within_s=5.0)
+
+    def _join(self, server: RolloutServer, port: int) -> QueuedGroup:
+        world_size = int(server.get("/get_world_size")["world_size"]) + 1
+        server.control("/close_communicator")
+        told = {"host": self.meeting.host, "port": port, "world_size": world_size, "client_device_uuid": _NO_DEVICE}
+        server.control("/init_communicator", told, timeout_s=self.meeting.join_timeout_s)
+        address = GroupAddress(
+            host=self.meeting.host,
+            port=port,
+            rank=world_size - 1,
+            world_size=world_size,
+            timeout_s=self.meeting.timeout_s,
+            join_timeout_s=self.meeting.join_timeout_s,
+        )
+        return QueuedGroup(address)
+
+
+def _all(calls: Iterable[Any]) -> list[Any]:
+    """Results of calls that run at the same time."""
+    return [pending.result() for pending in [Pending(call) for call in calls]]
+
+
+def _send_to(server: RolloutServer, group: QueuedGroup, plan: Plan, tensors: Sequence[Tensor]) -> None:
+    if server.dialect.name == "swift":
+        buffer = Buffer()
+        for bucket in plan.buckets:
+            specs = plan.specs[bucket.start : bucket.stop]
+            server.control("/update_flattened_params", {"metadatas": flat_metadata(specs)})
+            group.send(buffer.fill(tensors[bucket.start : bucket.stop]))
+    else:
+        for spec, tensor in zip(plan.specs, tensors, strict=True):
+            told = {"name": spec.name, "dtype": f"torch.{spec.dtype}", "shape": list(spec.shape)}
+            server.control("/update_named_param", told)
+            group.send(tensor.detach().cpu().contiguous())
+    for route in ENDINGS:
+        if route in server.routes:
+            server.control(route)
+
+
+def flat_metadata(specs: Sequence[Spec]) -> list[dict[str, Any]]:
+    """Where each tensor lies in a bucket, in bytes (ms-swift from 4.2 on).
+
+    >>> [(one["start_idx"], one["end_idx"]) for one in
+    ...  flat_metadata([Spec("a", "bfloat16", (6,)), Spec("b", "float32", (2,))])]
+    [(0, 12), (12, 20)]
+    """
+    described, start = [], 0
+    for spec in specs:
+        stop = start + spec.num_bytes
+        described.append(
+            {
+                "name": spec.name,
+                "dtype": f"torch.{spec.dtype}",
+                "shape": list(spec.shape),
+                "start_idx": start,
+                "end_idx": stop,
+                "numel": spec.num_bytes,
+            }
+        )
+        start = stop
+    return described

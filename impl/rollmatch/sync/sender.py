@@ -1,0 +1,42 @@
+"""Which way weights take to a set of servers."""
+
+from collections.abc import Sequence
+
+from rollmatch.errors import SyncError
+from rollmatch.rollout.vllm_server import WeightSender
+from rollmatch.sync.gloo import Meeting
+from rollmatch.sync.native_sender import NativeSender
+from rollmatch.sync.queued_sender import QueuedSender
+from rollmatch.wire.client.session import RolloutServer
+
+
+class DialectsMixed(SyncError):
+    """All servers of a run take weights in the same way."""
+
+    code = "dialects-mixed"
+
+
+class WeightsNotTaken(SyncError):
+    """The servers' dialect has a way for weights that this machine has, too."""
+
+    code = "weights-not-taken"
+
+
+def make_sender(servers: Sequence[RolloutServer], ports: Sequence[int], meeting: Meeting) -> WeightSender:
+    """Rank 0's way to connected servers; ``ports`` are theirs, one each.
+
+    Errors: ``DialectsMixed``, ``WeightsNotTaken``.
+    """
+    dialects = {server.dialect.name for server in servers}
+    if len(dialects) > 1:
+        named = ", ".join(f"{server.base_url} speaks {server.dialect.name}" for server in servers)
+        raise DialectsMixed(named, key=servers[0].base_url, remedy="Start the same kind of server everywhere.")
+    if dialects == {"native"}:
+        return NativeSender(servers, meeting)
+    if dialects <= {"swift", "trl"}:
+        return QueuedSender(servers, ports, meeting)
+    raise WeightsNotTaken(
+        f"{servers[0].base_url} is a stock vllm serve, whose weight transfer needs NCCL",
+        key=servers[0].base_url,
+        remedy="Start rollmatch serve with the same configuration.",
+    )

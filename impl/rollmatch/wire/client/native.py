@@ -1,0 +1,79 @@
+"""The native dialect: ids in, ids out, as bytes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollmatch.wire.client.dialect import Post
+from rollmatch.wire.client.http import MSGPACK, Answer, ReplyMalformed
+from rollmatch.wire.client.prompt import Prompt, Reply, SamplingRules
+from rollmatch.wire.client.reply import entries_of, field_of, filled, reason_of
+from rollmatch.wire.ids import pack_ids, unpack_ids
+
+ROUTE = "/native/infer"
+BANNED = -100.0
+"""Logit bias of a token that may not be sampled."""
+
+
+class NativeDialect:
+    """Our own server's."""
+
+    name = "native"
+    answers_while_generating = True
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+
+    def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
+        """One call for all. Errors: ``ReplyMalformed``, ``ReplyCountMismatch``."""
+        return self._read(post(ROUTE, encode(prompts, sampling), MSGPACK), prompts)
+
+    def _read(self, answer: Answer, prompts: Sequence[Prompt]) -> list[Reply]:
+        body = field_of(answer.body, "responses")
+        entries = entries_of(body, base_url=self.base_url, num_requests=len(prompts))
+        for place, (entry, prompt) in enumerate(zip(entries, prompts, strict=True)):
+            if field_of(entry, "request_id") != prompt.request_id:
+                problem = f"entry {place} of the answer of {self.base_url} is not for request {prompt.request_id}"
+                raise ReplyMalformed(problem, key=self.base_url)
+        return [self._reply(entry, place) for place, entry in enumerate(entries)]
+
+    def _reply(self, entry: Any, place: int) -> Reply:
+        version = field_of(entry, "policy_version")
+        if type(version) is not int:
+            raise ReplyMalformed(f"entry {place} of {self.base_url} has no policy_version", key=self.base_url)
+        prompt = self._ids(entry, "prompt_token_ids", place)
+        return Reply(
+            prompt_token_ids=filled(prompt, name="prompt_token_ids", place=place, base_url=self.base_url),
+            response_token_ids=self._ids(entry, "response_token_ids", place),
+            finish_reason=reason_of(field_of(entry, "finish_reason"), place=place, base_url=self.base_url),
+            policy_version=version,
+        )
+
+    def _ids(self, entry: Any, name: str, place: int) -> tuple[int, ...]:
+        packed = field_of(entry, name)
+        if not isinstance(packed, bytes) or len(packed) % 4:
+            raise ReplyMalformed(f"entry {place} of the answer of {self.base_url} has no {name}", key=self.base_url)
+        return tuple(unpack_ids(packed).tolist())
+
+
+def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, Any]:
+    """The body of a call."""
+    return {
+        "requests": [
+            {
+                "request_id": prompt.request_id,
+                "prompt_token_ids": pack_ids(prompt.prompt_token_ids),
+                "images": list(prompt.images),
+                "seed": prompt.seed,
+            }
+            for prompt in prompts
+        ],
+        "sampling": {
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "repetition_penalty": sampling.repetition_penalty,
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "logit_bias": dict.fromkeys(sampling.banned_token_ids, BANNED),
+        },
+    }

@@ -1,0 +1,46 @@
+"""A call under way in a thread that cannot keep the process from ending."""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
+
+from rollmatch.errors import RollmatchError
+
+Result = TypeVar("Result")
+
+
+class Pending(Generic[Result]):
+    """Begins at once; may be left behind when its other side hangs."""
+
+    def __init__(self, call: Callable[[], Result]) -> None:
+        self._arrivals: queue.SimpleQueue[tuple[Result | None, Exception | None]] = queue.SimpleQueue()
+        self._outcome: tuple[Result | None, Exception | None] | None = None
+        threading.Thread(target=self._run, args=(call,), daemon=True).start()
+
+    def is_done(self, *, within_s: float = 0.0) -> bool:
+        """Whether it has ended, after waiting for so long at most."""
+        if self._outcome is None:
+            try:
+                self._outcome = self._arrivals.get(block=within_s > 0, timeout=within_s or None)
+            except queue.Empty:
+                return False
+        return True
+
+    def result(self) -> Result:
+        """What it returned, or its error; waits without limit."""
+        if self._outcome is None:
+            self._outcome = self._arrivals.get()
+        result, error = self._outcome
+        if error is not None:
+            raise error
+        return cast(Result, result)
+
+    def _run(self, call: Callable[[], Result]) -> None:
+        outcome: tuple[Result | None, Exception | None] = (None, RuntimeError("a call failed; its thread tells why"))
+        try:
+            outcome = (call(), None)
+        except RollmatchError as error:
+            outcome = (None, error)
+        finally:  # whatever it was: the caller must not wait for ever
+            self._arrivals.put(outcome)

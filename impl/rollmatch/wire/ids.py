@@ -1,0 +1,46 @@
+"""Token ids as they travel: little-endian int32 bytes. Needs no torch."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+_ID = np.dtype("<i4")
+
+
+def pack_ids(ids: Sequence[int] | NDArray[np.integer[Any]]) -> bytes:
+    """Ids -> 4 bytes each.
+
+    >>> pack_ids([1, 256])
+    b'\\x01\\x00\\x00\\x00\\x00\\x01\\x00\\x00'
+    """
+    return np.asarray(ids, dtype=_ID).tobytes()
+
+
+def unpack_ids(packed: bytes) -> NDArray[np.int32]:
+    """Bytes -> [n] ids, without a copy.
+
+    >>> unpack_ids(pack_ids([5, 9])).tolist()
+    [5, 9]
+    """
+    return np.frombuffer(packed, dtype=_ID)
+
+
+def _from_list(value: Any) -> Any:
+    """A plain list of ids (as JSON has it) as bytes; whole ids only."""
+    if isinstance(value, bytes):
+        if len(value) % _ID.itemsize:
+            raise PydanticCustomError("ids", "Input should hold 4 bytes per id")
+        return value
+    if not isinstance(value, list | tuple) or any(type(item) is not int for item in value):
+        raise PydanticCustomError("ids", "Input should be a list of token ids")
+    if any(not 0 <= item < 2**31 for item in value):
+        raise PydanticCustomError("ids", "Input should hold ids from 0 to 2147483647")
+    return pack_ids(value)
+
+
+PackedIds = Annotated[bytes, BeforeValidator(_from_list)]
+"""Ids of one sequence as int32 bytes; a list of ids is taken, too."""

@@ -1,0 +1,124 @@
+"""The group that carries weights, seen from the front: one learner at a time."""
+
+import asyncio
+from dataclasses import asdict, dataclass
+
+from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.wire.gloo_group import GroupAddress
+from rollmatch.wire.server.failures import WorkerFailure
+from rollmatch.wire.server.front import Front
+
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.001, 0.05
+QUEUED = ""
+"""Client name of swift and trl trainers, which give none."""
+
+
+class CommunicatorMissing(SyncError):
+    """Weights are announced after a communicator was opened."""
+
+    code = "communicator-missing"
+
+
+class CommunicatorAlreadyOpen(SyncError):
+    """A communicator is closed before the same learner opens another one."""
+
+    code = "communicator-already-open"
+
+
+class ClientAlreadyAttached(SyncError):
+    """One learner at a time sends weights."""
+
+    code = "client-already-attached"
+
+
+class WorldSizeMismatch(SyncError):
+    """The group has room for all workers of this server and for the learner."""
+
+    code = "world-size-mismatch"
+    status = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """Who is attached, and how."""
+
+    client: str
+    transport: str
+    world_size: int
+
+
+class Communicator:
+    """Opens, watches and closes the group on all workers."""
+
+    def __init__(self, front: Front, *, num_workers: int) -> None:
+        self.front = front
+        self.num_workers = num_workers
+        self.attached: Attached | None = None
+
+    def check_free(self, client: str) -> None:
+        """Errors: ``CommunicatorAlreadyOpen``, ``ClientAlreadyAttached``."""
+        if self.attached is None:
+            return
+        if self.attached.client == client:
+            remedy = "Close it first."
+            raise CommunicatorAlreadyOpen("this learner has a communicator", key="client", remedy=remedy)
+        told = self.attached.client or "a swift or trl trainer"
+        remedy = "Wait until it leaves; if it is gone for good, close its communicator with force."
+        raise ClientAlreadyAttached(f"{told} is attached", key="client", remedy=remedy)
+
+    def check_attached(self, client: str) -> Attached:
+        """Errors: ``CommunicatorMissing``, ``ClientAlreadyAttached``."""
+        if self.attached is None:
+            raise CommunicatorMissing("no communicator is open", key="client", remedy="Open one first.")
+        if self.attached.client != client:
+            self.check_free(client)
+        return self.attached
+
+    async def open(self, client: str, address: GroupAddress, *, transport: str) -> list[int]:
+        """Bind the port and begin to join; ``address.rank`` is that of the first worker. Returns all ranks.
+
+        Errors: ``GroupPortInUse``, ``WorldSizeMismatch``, and those of ``check_free``.
+        """
+        self.check_free(client)
+        if address.rank + self.num_workers > address.world_size - 1:
+            problem = (
+                f"{self.num_workers} workers from rank {address.rank} and a learner are more than {address.world_size}"
+            )
+            raise WorldSizeMismatch(problem, key="world_size", remedy="Count all workers of all servers, and one.")
+        self.attached = Attached(client=client, transport=transport, world_size=address.world_size)
+        per_replica = self.num_workers // len(self.front.replicas)
+        try:
+            ranks = []
+            for index in range(len(self.front.replicas)):
+                told = asdict(address) | {"rank": address.rank + index * per_replica}
+                ranks += [a["rank"] for a in await self.front.call_one(index, "rollmatch_open", told, transport)]
+        except RollmatchError:
+            await self.close()
+            raise
+        return ranks
+
+    async def settle(self) -> list[dict[str, str]]:
+        """Wait until no worker joins or receives; digests that each worker has.
+
+        Errors: what the workers tell; where the group itself failed, it is closed.
+        """
+        pause_s = _FIRST_POLL_S
+        try:
+            while True:
+                told = await self.front.call_all("rollmatch_poll")
+                if all(answer["state"] == "idle" for answer in told):
+                    return [answer["digests"] for answer in told]
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 1.5, _LONGEST_POLL_S)
+        except WorkerFailure as error:
+            if error.code in ("transfer-failed", "communicator-timeout", "transport-unknown"):
+                await self.close()
+            raise
+
+    async def close(self) -> bool:
+        """Leave the group on all workers; whether there was one."""
+        was_open = self.attached is not None
+        self.attached = None
+        if not self.front.is_dead:
+            await self.front.call_all("rollmatch_close")
+        return was_open

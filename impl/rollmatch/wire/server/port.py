@@ -1,0 +1,30 @@
+"""The port a server listens at: the one it was told, or none."""
+
+import socket
+
+from rollmatch.errors import LaunchError
+
+
+class PortInUse(LaunchError):
+    """The server listens at the port it was told, and at no other."""
+
+    code = "port-in-use"
+
+
+def bind_http(host: str, port: int) -> socket.socket:
+    """The server's socket, bound but not yet listening: callers are refused until the engines are up.
+
+    Errors: ``PortInUse``.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise PortInUse(
+            f"cannot listen at {host}:{port}: {error.strerror or error}",
+            key=f"port {port}",
+            remedy="Stop what listens there, or configure another port.",
+        ) from error
+    return listener

@@ -1,0 +1,65 @@
+"""From settings to a listening server."""
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from rollmatch.wire.server.app import make_app
+from rollmatch.wire.server.front import Front
+from rollmatch.wire.server.identity import load_model_identity
+from rollmatch.wire.server.images import ImageReader
+from rollmatch.wire.server.parts import assemble
+from rollmatch.wire.server.port import bind_http
+from rollmatch.wire.server.prompts import PromptMaker
+from rollmatch.wire.server.replica import VllmReplica
+from rollmatch.wire.server.settings import ServerSettings
+
+_GRACE_S = 3
+
+
+def serve(settings: ServerSettings) -> None:
+    """Start all replicas, listen, and go on until a signal. Errors: ``PortInUse``, ``CheckpointMissing``."""
+    listener = bind_http(settings.host, settings.port)
+    signal.signal(signal.SIGTERM, _leave)
+    asyncio.run(_serve(settings, listener))
+
+
+async def _serve(settings: ServerSettings, listener: socket.socket) -> None:
+    model = load_model_identity(settings.model, dtype=settings.dtype)
+    reader = ImageReader(settings.image_roots)
+    prompts = PromptMaker(settings.model, vocabulary_size=vocabulary_size(settings.model), reader=reader)
+    front = Front(await start_replicas(settings), weights_set=settings.load_format != "dummy")
+    app = make_app(assemble(settings, model=model, prompts=prompts, front=front))
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S)
+    where = f"http://{settings.host}:{settings.port}"
+    print(f"rollout server ready: {where} ({settings.data_parallel_size} replicas)", file=sys.stderr, flush=True)  # noqa: T201
+    await uvicorn.Server(config).serve(sockets=[listener])
+
+
+async def start_replicas(settings: ServerSettings) -> list[VllmReplica]:
+    """All engines: at once on a CPU; one after the other on GPUs, which each sees by the environment."""
+
+    def start(index: int) -> VllmReplica:
+        return VllmReplica(settings, index=index)
+
+    indices = range(settings.data_parallel_size)
+    if settings.gpus:
+        return [await asyncio.to_thread(start, index) for index in indices]
+    return list(await asyncio.gather(*(asyncio.to_thread(start, index) for index in indices)))
+
+
+def vocabulary_size(directory: str) -> int:
+    """Rows of the embedding, by the model's config."""
+    config: dict[str, Any] = json.loads((Path(directory) / "config.json").read_text())
+    return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+
+
+def _leave(number: int, frame: object) -> None:
+    """SIGTERM while engines start: go, and the workers, which watch their parent, go too."""
+    raise SystemExit(128 + number)

@@ -1,0 +1,207 @@
+"""Updates of the native dialect: announced at once, staged beside generation, committed as one version."""
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Any
+
+from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.wire.payloads import SyncRequest
+from rollmatch.wire.server.announced import check_aliases, check_sync
+from rollmatch.wire.server.communicator import Communicator
+from rollmatch.wire.server.failures import WorkerDead
+from rollmatch.wire.server.front import BROKEN, SERVING, Front
+from rollmatch.wire.server.identity import Model
+
+
+class UpdateInProgress(SyncError):
+    """One update at a time."""
+
+    code = "update-in-progress"
+
+
+class VersionNotNewer(SyncError):
+    """An update's version is above the one that is served."""
+
+    code = "version-not-newer"
+
+
+class NothingStaged(SyncError):
+    """Only what is staged can be committed."""
+
+    code = "nothing-staged"
+
+
+class SyncDropped(SyncError):
+    """An update goes on until it is complete, unless somebody drops it."""
+
+    code = "sync-dropped"
+
+
+class CachesKept(SyncError):
+    """Caches of older weights are emptied by a commit."""
+
+    code = "weights-broken"
+
+
+class WorkersDisagree(SyncError):
+    """All workers of a server received the same bytes."""
+
+    code = "digest-mismatch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """Weights that every worker holds beside the served ones."""
+
+    sync_id: str
+    version: int
+    digests: tuple[str, ...]
+    merged_digests: dict[str, str]
+    receive_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """What a commit did."""
+
+    staged: Staged
+    commit_s: float
+    num_restarted: int
+
+
+class Update:
+    """Stages, commits and drops; one update at a time over all dialects."""
+
+    def __init__(self, front: Front, communicator: Communicator, model: Model, *, drain_s: float) -> None:
+        self.front, self.communicator, self.model, self.drain_s = front, communicator, model, drain_s
+        self.staged: Staged | None = None
+        self._busy = False
+        self._cleanups: set[asyncio.Task[Any]] = set()
+
+    async def stage(self, request: SyncRequest) -> Staged:
+        """Receive and verify on all workers; what fails leaves no trace.
+
+        Errors: ``UpdateInProgress``, ``VersionNotNewer``, those of ``announced`` and of the workers.
+        """
+        attached = self.communicator.check_attached(request.client)
+        self._check_order(request)
+        check_sync(request, self.model)
+        self._busy, began = True, time.perf_counter()
+        try:
+            await self.front.call_all("rollmatch_receive", _plan(request))
+            digests = agreed(await self.communicator.settle())
+            _check_received(digests, request)
+            check_aliases(digests, self.model)
+            merged = await self._merge(request)
+        except asyncio.CancelledError:  # the learner hung up: its group is of no more use
+            self._clean(self.communicator.close())
+            raise
+        except RollmatchError:
+            if self.communicator.attached is attached:
+                await self.drop()
+            raise
+        finally:
+            self._busy = False
+        self.staged = Staged(
+            sync_id=request.sync_id,
+            version=request.version,
+            digests=tuple(digests[spec.name] for spec in request.tensors),
+            merged_digests=merged,
+            receive_s=time.perf_counter() - began,
+        )
+        return self.staged
+
+    async def commit(self, sync_id: str | None) -> Committed:
+        """Make what is staged the served version; goes through to its end even if the caller hangs up.
+
+        Errors: ``NothingStaged``, ``weights-broken``.
+        """
+        staged = self.staged
+        if staged is None or sync_id not in (None, staged.sync_id):
+            told = "nothing is staged" if staged is None else f"staged is {staged.sync_id}"
+            raise NothingStaged(told, key="sync_id", remedy="Sync again.")
+        self.staged = None
+        task = asyncio.create_task(self.swap(staged.version))
+        self._cleanups.add(task)
+        task.add_done_callback(self._cleanups.discard)
+        began = time.perf_counter()
+        num_restarted = await asyncio.shield(task)
+        return Committed(staged=staged, commit_s=time.perf_counter() - began, num_restarted=num_restarted)
+
+    async def swap(self, version: int) -> int:
+        """Load what the workers hold, while nothing is being written. Returns the number of restarted requests."""
+        async with self.front.quiet(drain_s=self.drain_s) as num_restarted:
+            try:
+                await self.front.call_all("rollmatch_load", sorted(self.model.aliases))
+                fresh = await self.front.reset_caches()
+            except WorkerDead:
+                raise
+            except RollmatchError:
+                self.front.state = BROKEN
+                raise
+            if not fresh:
+                self.front.state = BROKEN
+                problem = "the engine would not give up caches of the old weights"
+                raise CachesKept(problem, key="caches", remedy="Run a full sync.")
+            self.front.policy_version, self.front.state = version, SERVING
+            return num_restarted
+
+    async def drop(self) -> bool:
+        """Throw away what is staged or on its way; whether there was anything."""
+        dropped = self._busy or self.staged is not None
+        self.staged = None
+        await self.front.call_all("rollmatch_drop")
+        return dropped
+
+    async def close(self) -> bool:
+        """Drop, and leave the group."""
+        self.staged = None
+        return await self.communicator.close()
+
+    async def _merge(self, request: SyncRequest) -> dict[str, str]:
+        if request.adapter is None:
+            return {}
+        told = await self.front.call_all("rollmatch_merge", request.adapter.model_dump())
+        return agreed([answer["digests"] for answer in told])
+
+    def _check_order(self, request: SyncRequest) -> None:
+        if self._busy or self.staged is not None:
+            told = "is on its way" if self._busy else "is staged"
+            raise UpdateInProgress(f"an update {told}", key="sync_id", remedy="Commit or drop it first.")
+        if request.version <= self.front.policy_version:
+            problem = f"is {request.version}, served is {self.front.policy_version}"
+            raise VersionNotNewer(problem, key="version", remedy="Count on from the highest version of all servers.")
+
+    def _clean(self, work: Awaitable[Any]) -> None:
+        """Run beside what goes on; kept so that it is not collected."""
+        task = asyncio.ensure_future(work)
+        self._cleanups.add(task)
+        task.add_done_callback(self._cleanups.discard)
+
+
+def _plan(request: SyncRequest) -> dict[str, Any]:
+    return {
+        "sync_id": request.sync_id,
+        "tensors": [[spec.name, spec.dtype.removeprefix("torch."), list(spec.shape)] for spec in request.tensors],
+        "buckets": list(request.buckets),
+        "digests": None if request.digests is None else list(request.digests),
+        "trailer": request.digests is None,
+    }
+
+
+def _check_received(digests: dict[str, str], request: SyncRequest) -> None:
+    if any(spec.name not in digests for spec in request.tensors):
+        raise SyncDropped("it was dropped while it ran", key=request.sync_id, remedy="Sync again.")
+
+
+def agreed(told: list[dict[str, str]]) -> dict[str, str]:
+    """The digests, equal on all workers. Errors: ``WorkersDisagree``."""
+    first = told[0]
+    for other in told[1:]:
+        for name, digest in first.items():
+            if other.get(name) != digest:
+                problem = f"workers hold {digest} and {other.get(name)}"
+                raise WorkersDisagree(problem, key=name, remedy="Sync again.")
+    return first

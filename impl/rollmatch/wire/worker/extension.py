@@ -1,0 +1,152 @@
+"""The methods that vLLM's worker class gets (``worker_extension_cls``) and the front calls by ``collective_rpc``.
+
+Importing this module on a CPU turns vLLM's prepacking of linear weights off, before the model is built. Every method
+answers with a plain dictionary; what goes wrong on purpose is told under ``failure``, because an exception here would
+reach the front without its code.
+"""
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+
+from rollmatch.errors import RollmatchError
+from rollmatch.wire.worker.loading import load_into
+from rollmatch.wire.worker.receiver import NothingReceived, Receiver
+
+Told = dict[str, Any]
+
+
+def _telling(method: Callable[..., Told]) -> Callable[..., Told]:
+    @wraps(method)
+    def tell(*arguments: Any, **keywords: Any) -> Told:
+        try:
+            return method(*arguments, **keywords)
+        except RollmatchError as error:
+            return {"failure": failure_of(error)}
+
+    return tell
+
+
+def failure_of(error: RollmatchError) -> Told:
+    """An error as the front makes it whole again."""
+    told = {"code": error.code, "key": error.key, "problem": error.problem, "remedy": error.remedy}
+    return told | {"status": getattr(error, "status", 409)}
+
+
+class WorkerExtension:
+    """Mixed into the worker; the names must not clash with the worker's own."""
+
+    rollmatch_receiver: Receiver | None = None
+
+    def rollmatch_describe(self) -> Told:
+        """Where this worker stands among the tensor parallel ranks of its engine."""
+        return {"rank": int(self.rank), "device": str(self.device)}  # type: ignore[attr-defined]
+
+    @_telling
+    def rollmatch_open(self, address: Told, transport: str) -> Told:
+        """Begin to join a group as ``address['rank'] + rank``; the port is bound when this returns."""
+        self.rollmatch_close()
+        address = address | {"rank": address["rank"] + int(self.rank)}  # type: ignore[attr-defined]
+        self.rollmatch_receiver = Receiver.start(address, transport=transport, device=self.device)  # type: ignore[attr-defined]
+        return {"rank": address["rank"]}
+
+    @_telling
+    def rollmatch_receive(self, plan: Told) -> Told:
+        """Begin to receive what is announced."""
+        self._rollmatch_needed().begin(plan)
+        return {}
+
+    @_telling
+    def rollmatch_poll(self) -> Told:
+        """How far joining and receiving are: ``busy``, or ``idle`` with the digests of all that came."""
+        return self._rollmatch_needed().poll()
+
+    @_telling
+    def rollmatch_load(self, aliases: list[str]) -> Told:
+        """Put what was received into the model, but for tied tensors, which come with what they are tied to."""
+        tensors = self._rollmatch_needed().take()
+        wanted = {name: tensor for name, tensor in tensors.items() if name not in aliases}
+        load_into(self.model_runner.model, wanted)  # type: ignore[attr-defined]
+        return {"loaded": True}
+
+    @_telling
+    def rollmatch_merge(self, plan: Told) -> Told:
+        """Turn received adapter tensors into merged weights, ready to be loaded."""
+        from rollmatch.wire.worker.merging import merge_received
+
+        return merge_received(self._rollmatch_needed(), plan, model_runner=self.model_runner)  # type: ignore[attr-defined]
+
+    @_telling
+    def rollmatch_drop(self) -> Told:
+        """Forget what was received; a transfer that runs is thrown away when it ends."""
+        if self.rollmatch_receiver is not None:
+            self.rollmatch_receiver.drop()
+        return {}
+
+    def rollmatch_close(self) -> Told:
+        """Leave the group; a thread that is stuck in it ends with the group's timeout."""
+        if self.rollmatch_receiver is not None:
+            self.rollmatch_receiver.close()
+        self.rollmatch_receiver = None
+        return {}
+
+    def _rollmatch_needed(self) -> Receiver:
+        if self.rollmatch_receiver is None:
+            raise NothingReceived("this worker is in no group", remedy="Open a communicator.")
+        return self.rollmatch_receiver
+
+
+def keep_plain_linear_weights() -> None:
+    """Keep vLLM from prepacking linear weights on a CPU.
+
+    Prepacking removes ``layer.weight`` at start, so that later weights cannot be loaded, and a tied output head would
+    silently keep its old copy (vLLM 0.32). Can go when vLLM loads weights into prepacked layers.
+    """
+    from vllm.model_executor.layers import utils
+
+    def keep(layer: torch.nn.Module, remove_weight: bool = False) -> None:
+        layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
+
+    utils.dispatch_cpu_unquantized_gemm = keep
+
+
+def keep_buffers_of_placeholder_weights() -> None:
+    """Let ``load_format: dummy`` leave buffers alone: they are computed, not loaded, so no sync would repair them.
+
+    Qwen3-VL's image mean and spread are such (vLLM 0.32). Can go when vLLM initialises parameters only.
+    """
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    load_weights = DummyModelLoader.load_weights
+
+    def load(self: DummyModelLoader, model: torch.nn.Module, *rest: Any) -> None:
+        kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        load_weights(self, model, *rest)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(kept[name])
+
+    DummyModelLoader.load_weights = load
+
+
+def end_with_parent() -> None:
+    """Let no worker outlive the server, whatever it dies of."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True, name="rollmatch-parent").start()
+
+
+if not torch.cuda.is_available():
+    keep_plain_linear_weights()
+keep_buffers_of_placeholder_weights()
+end_with_parent()
