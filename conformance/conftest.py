@@ -4,7 +4,7 @@ import pytest
 
 from rollmatch.launch.learner import set_environment
 
-pytest_plugins = ["conformance.outside_tools"]
+pytest_plugins = ["conformance.outside_tools", "conformance.harness.binding.plugin"]
 
 set_environment()  # before torch and vLLM load: some variables only count then
 

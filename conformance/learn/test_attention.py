@@ -44,6 +44,8 @@ def cut(tensor, row):
     return tensor.split(list(row.lengths))
 
 
+@pytest.mark.scenario("packing/images-in-every-segment")
+@pytest.mark.clause("packing/segments-of-a-row-do-not-see-each-other#3")
 def test_packed_logits_are_the_unpacked_ones(model, plain_model, batch):
     row, images = batch
     with torch.no_grad():
@@ -75,6 +77,7 @@ def test_packed_logits_of_a_text_model_are_the_unpacked_ones():
         torch.testing.assert_close(one, alone, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.scenario("packing/a-change-in-one-segment-leaves-the-other-alone")
 def test_a_changed_token_in_one_segment_leaves_the_others_bitwise_alone(model, batch):
     row, images = batch
     first = row.segments[0]

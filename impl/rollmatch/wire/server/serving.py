@@ -10,14 +10,15 @@ from typing import Any
 
 import uvicorn
 
+from rollmatch.wire.payloads import Sampling
 from rollmatch.wire.server.app import make_app
 from rollmatch.wire.server.front import Front
 from rollmatch.wire.server.identity import load_model_identity
 from rollmatch.wire.server.images import ImageReader
 from rollmatch.wire.server.parts import assemble
 from rollmatch.wire.server.port import bind_http
-from rollmatch.wire.server.prompts import PromptMaker
-from rollmatch.wire.server.replica import VllmReplica
+from rollmatch.wire.server.prompts import Prompt, PromptMaker
+from rollmatch.wire.server.replica import Draw, VllmReplica
 from rollmatch.wire.server.settings import ServerSettings
 
 _GRACE_S = 3
@@ -50,8 +51,17 @@ async def start_replicas(settings: ServerSettings) -> list[VllmReplica]:
 
     indices = range(settings.data_parallel_size)
     if settings.gpus:
-        return [await asyncio.to_thread(start, index) for index in indices]
-    return list(await asyncio.gather(*(asyncio.to_thread(start, index) for index in indices)))
+        replicas = [await asyncio.to_thread(start, index) for index in indices]
+    else:
+        replicas = list(await asyncio.gather(*(asyncio.to_thread(start, index) for index in indices)))
+    await asyncio.gather(*(_warm_up(replica) for replica in replicas))
+    return replicas
+
+
+async def _warm_up(replica: VllmReplica) -> None:
+    """One token: what vLLM sets up with its first request would keep health waiting for more than a second."""
+    prompt = Prompt(token_ids=[0], images=[], expanded_len=1)
+    await replica.draw(Draw(prompt=prompt, sampling=Sampling(max_tokens=1), seed=None), "warm-up")
 
 
 def vocabulary_size(directory: str) -> int:

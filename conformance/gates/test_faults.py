@@ -1,0 +1,87 @@
+"""The fault bank: every fault is noticed, the ledger is fresh, and each gate that says so can fail."""
+
+import copy
+
+import pytest
+
+from conformance.harness.binding.binding import bind
+from conformance.harness.binding.claim import Claims, read_claims
+from conformance.harness.catalogue import load_catalogue
+from conformance.harness.faults.bank import BANK
+from conformance.harness.faults.fault import Fault, SeamGone
+from conformance.harness.faults.ledger import check_ledger, faults_by_test, judged_tests, load_ledger
+from conformance.harness.faults.subject import SUBJECTS, change_for, hollow
+
+LEAST_FAULTS = 60
+
+
+@pytest.fixture(scope="module")
+def world():
+    claims = read_claims()
+    return load_ledger(), claims, bind(claims, load_catalogue()), BANK
+
+
+def codes(world, *, ledger=None, bank=None, claims=None):
+    old_ledger, old_claims, binding, old_bank = world
+    told = check_ledger(ledger or old_ledger, claims or old_claims, binding, bank or old_bank)
+    return {finding.code for finding in told}
+
+
+def test_every_fault_is_noticed_and_the_ledger_is_fresh(world):
+    assert [str(finding) for finding in check_ledger(*world)] == []
+    assert len(BANK) >= LEAST_FAULTS
+
+
+def test_nothing_passes_on_a_subject_that_does_nothing_or_always_raises(world):
+    ledger, _, binding, _ = world
+    for subject in SUBJECTS:
+        assert ledger["subjects"][subject]["passed"] == []
+        assert set(ledger["subjects"][subject]["tests"]) >= judged_tests(binding)
+
+
+def test_every_fault_says_what_is_wrong_and_changes_something():
+    for fault in BANK.values():
+        source = fault.path.read_text(encoding="utf-8")
+        assert len(fault.what.split()) >= 3
+        assert fault.what.endswith(".")
+        compile(fault.apply(source), fault.fault_id, "exec")
+        assert fault.apply(source) != source
+
+
+def test_a_stale_ledger_is_found(world):
+    for change, code in (
+        (lambda ledger: ledger["faults"].pop("first-fit"), "fault-not-tried"),
+        (lambda ledger: ledger["faults"]["first-fit"].update(digest="0"), "fault-not-tried"),
+        (lambda ledger: ledger["faults"]["first-fit"]["tests"].clear(), "fault-unnoticed"),
+        (lambda ledger: next(iter(ledger["faults"]["first-fit"]["tests"].values())).update(digest="0"), "kill-stale"),
+        (lambda ledger: ledger["faults"].update(unheard={"digest": "", "tests": {}}), "ledger-row-unknown"),
+        (lambda ledger: ledger["subjects"]["do-nothing"]["passed"].append("t.py::test_x"), "passes-on-nothing"),
+        (lambda ledger: ledger["subjects"].pop("always-raising"), "subject-not-tried"),
+        (lambda ledger: ledger["faults"].clear(), "scenario-vacuous"),
+    ):
+        spoiled = copy.deepcopy(dict(world[0]))
+        change(spoiled)
+        assert code in codes(world, ledger=spoiled)
+
+
+def test_an_unclaimed_fault_and_a_lost_seam_are_found(world):
+    lost = Fault(fault_id="lost", what="Nothing stands there.", seam="learn.pack", old="no such text", new="")
+    assert {"fault-unclaimed", "fault-seam-gone", "fault-not-tried"} <= codes(world, bank={**BANK, "lost": lost})
+    with pytest.raises(SeamGone):
+        lost.apply(lost.path.read_text())
+    nobody = Claims(found=(), findings=())
+    assert "fault-unclaimed" in codes(world, claims=nobody)
+
+
+def test_kills_are_told_by_test(world):
+    killing = faults_by_test(world[0])
+    assert "first-fit" in killing["conformance/scenarios/test_packing.py::test_a_gap_is_filled_exactly"]
+
+
+def test_a_hollow_module_keeps_its_names():
+    source = "class A:\n    def f(self):\n        return 1\n    def _g(self):\n        return 2\n"
+    space = {}
+    exec(hollow(source, "return None"), space)
+    assert (space["A"]().f(), space["A"]()._g()) == (None, 2)
+    assert change_for("do-nothing", "rollmatch.errors") is None
+    assert change_for("do-nothing", "rollmatch.learn.pack") is not None

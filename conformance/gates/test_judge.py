@@ -1,0 +1,66 @@
+"""The judge of events passes what kept the fence, and finds each broken rule."""
+
+import pytest
+
+from conformance.harness.judge import judge
+
+
+def step(number, *, time, rank=0, version=None):
+    """One step of one rank: a sync of 1 s, a request, a generation of 2 s."""
+    version = number + 1 if version is None else version
+    head = {"rank": rank, "step": number}
+    return [
+        {"event": "barrier", "time": time, **head},
+        {"event": "synced", "time": time + 1, "version": version, "seconds": 1.0, **head},
+        {"event": "barrier", "time": time + 1, **head},
+        {"event": "requested", "time": time + 1, **head},
+        {"event": "generated", "time": time + 3, "policy_version": version, "seconds": 2.0, **head},
+    ]
+
+
+def rules_of(events):
+    return {breach.rule for breach in judge(events)}
+
+
+def spoiled(place, **changes):
+    events = [*step(0, time=0), *step(1, time=10)]
+    events[place] = {**events[place], **changes}
+    return [event for event in events if event["event"]]
+
+
+def test_runs_of_one_and_two_ranks_that_kept_the_fence():
+    assert judge([*step(0, time=0), *step(1, time=10)]) == []
+    assert judge([*step(0, time=0), *step(0, time=0, rank=1), *step(1, time=10), *step(1, time=10, rank=1)]) == []
+    resumed = [*step(0, time=0), {"event": "run", "time": 20, "rank": 0}, *step(5, time=30, version=1)]
+    assert judge(resumed) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "changes", "rule"),
+    [
+        (1, {"version": 2}, "version"),
+        (6, {"step": 0}, "once-per-step"),
+        (3, {"event": ""}, "needless-sync"),
+        (6, {"event": ""}, "sync-before-request"),
+        (9, {"policy_version": 1}, "newest-weights"),
+        (4, {"time": 12}, "fence"),
+    ],
+)
+def test_each_broken_rule_is_found(place, changes, rule):
+    assert rule in rules_of(spoiled(place, **changes))
+
+
+def test_a_rank_that_misses_a_barrier_is_found():
+    other = [event for event in step(0, time=0, rank=1) if event["event"] != "barrier"]
+    (breach,) = judge([*step(0, time=0), *other])
+    assert (breach.rule, breach.rank) == ("barriers", 1)
+
+
+def test_one_rank_may_not_generate_while_another_syncs():
+    late = step(1, time=11, rank=1, version=1)
+    assert "fence" in rules_of([*step(0, time=10), *late])
+
+
+def test_an_event_that_lacks_a_field_is_no_evidence():
+    (breach,) = judge([{"event": "synced", "time": 1, "rank": 0, "step": 0}])
+    assert (breach.rule, breach.problem) == ("schema", "synced lacks version, seconds")

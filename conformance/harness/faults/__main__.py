@@ -1,0 +1,151 @@
+"""``python -m conformance.harness.faults [--stale] [--only WORD] [--workers N]``: try faults and write the ledger.
+
+Each fault runs in a forked process, on only those tests that claim to notice it. ``--stale`` leaves out those whose row
+is fresh, ``--only`` those whose id does not hold the word; their rows stay. The ledger is written as results come in.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+LEDGER = Path(__file__).with_name("ledger.json")
+sys.path[:0] = [str(ROOT / "impl"), str(ROOT)]
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+CLAIMS = """
+import json, sys
+from conformance.harness.binding.binding import bind
+from conformance.harness.binding.claim import read_claims
+from conformance.harness.catalogue import load_catalogue
+from conformance.harness.faults.claimed import tests_by_fault
+from conformance.harness.faults.ledger import judged_tests
+claims = read_claims()
+print(json.dumps([tests_by_fault(claims), {c.test: c.digest for c in claims.found},
+                  sorted(judged_tests(bind(claims, load_catalogue())))]))
+"""
+"""Run apart: reading the specification imports a part of the implementation, and here nothing of it may be."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status: 0 when every fault was noticed by every test that claims to."""
+    parser = argparse.ArgumentParser(prog="python -m conformance.harness.faults")
+    parser.add_argument("--only", default="", help="faults whose id holds this word")
+    parser.add_argument("--stale", action="store_true", help="only what has changed since it was tried")
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args(arguments)
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    began = time.perf_counter()
+    claimed, digests, judged = _read_claims()
+    from conformance.harness.faults.trial import preload
+
+    preload()
+    trials = _trials(claimed, judged, options.only)
+    if options.stale:
+        trials = (trial for trial in trials if not _is_fresh(*trial[:2], digests))
+    elif not options.only:
+        LEDGER.unlink(missing_ok=True)
+    bad: list[str] = []
+    num_trials = 0
+    for name, outcomes in _try_all(trials, workers=options.workers):
+        num_trials += 1
+        bad += _write(name, outcomes, digests)
+    _say(f"{num_trials} trials in {time.perf_counter() - began:.0f} s, {len(bad)} of them bad\n")
+    for line in bad:
+        _say(f"{line}\n")
+    return 1 if bad else 0
+
+
+def _is_fresh(name: str, tests: list[str], digests: dict[str, str]) -> bool:
+    from conformance.harness.faults.bank import BANK
+
+    stored = json.loads(LEDGER.read_text(encoding="utf-8")) if LEDGER.exists() else {"faults": {}, "subjects": {}}
+    if name in stored["subjects"]:
+        return set(stored["subjects"][name]["tests"]) == set(tests) and not stored["subjects"][name]["passed"]
+    row = stored["faults"].get(name)
+    rows = {test: each["digest"] for test, each in row["tests"].items()} if row else {}
+    return bool(row) and row["digest"] == BANK[name].digest and rows == {test: digests[test] for test in tests}
+
+
+def _read_claims() -> Any:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'impl'}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-c", CLAIMS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
+    return json.loads(done.stdout)
+
+
+def _trials(claimed: Any, judged: list[str], only: str) -> Iterator[tuple[str, list[str], Callable[[str], Any]]]:
+    """(name, tests, change of a module)."""
+    from conformance.harness.faults.bank import BANK
+    from conformance.harness.faults.subject import SUBJECTS, change_for
+
+    for subject in SUBJECTS:
+        if only in subject:
+            yield subject, judged, lambda module, subject=subject: change_for(subject, module)
+    for fault_id, fault in BANK.items():
+        if only in fault_id:
+            tests = claimed.get(fault_id, [])
+            yield fault_id, tests, lambda module, fault=fault: fault.apply if module == fault.module else None
+
+
+def _try_all(trials: Iterator[Any], *, workers: int) -> Iterator[tuple[str, Any]]:
+    """(name, test -> outcome), as trials end."""
+    from conformance.harness.faults.trial import read_trial, start_trial
+
+    running: dict[int, tuple[str, list[str], Path]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        waiting = list(trials)
+        while waiting or running:
+            while waiting and len(running) < workers:
+                name, tests, change_of = waiting.pop(0)
+                out = Path(folder) / f"{name}.json"
+                if tests:
+                    running[start_trial(tests, change_of, out)] = (name, tests, out)
+                else:
+                    yield name, {}
+            if running:
+                child, _ = os.wait()
+                name, tests, out = running.pop(child)
+                yield name, {test: asdict(each) for test, each in read_trial(out, tests).items()}
+
+
+def _write(name: str, outcomes: dict[str, dict[str, str]], digests: dict[str, str]) -> list[str]:
+    """Put one trial into the ledger; returns what is bad. Imports nothing of the implementation: more forks follow."""
+    from conformance.harness.faults.bank import BANK
+    from conformance.harness.faults.subject import SUBJECTS
+
+    ledger = json.loads(LEDGER.read_text(encoding="utf-8")) if LEDGER.exists() else {"faults": {}, "subjects": {}}
+    verdicts = {test: each["verdict"] for test, each in outcomes.items()}
+    if name in SUBJECTS:
+        passed, skipped = (sorted(t for t, v in verdicts.items() if v == what) for what in ("passed", "skipped"))
+        ledger["subjects"][name] = {"passed": passed, "tests": sorted(verdicts.keys() - set(skipped))}
+        bad = [f"{name}: {test} {verdicts[test]}" for test in (*passed, *skipped)]
+    else:
+        kills = {t: {"digest": digests[t], "said": e["said"]} for t, e in outcomes.items() if verdicts[t] == "killed"}
+        ledger["faults"][name] = {"digest": BANK[name].digest, "tests": kills}
+        bad = [f"{name}: {t} {e['verdict']} {e['said']}" for t, e in outcomes.items() if t not in kills]
+        bad += [] if outcomes else [f"{name}: no test claims it"]
+    ledger["faults"] = {fault_id: row for fault_id, row in ledger["faults"].items() if fault_id in BANK}
+    LEDGER.write_text(json.dumps(ledger, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return bad
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

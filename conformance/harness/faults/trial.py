@@ -1,0 +1,138 @@
+"""Tests run in a forked process whose implementation was changed, and what they said."""
+
+import gc
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.harness.faults.importer import Change, install
+
+TIMEOUT_S = 90
+PRELOADED = ("numpy", "scipy.optimize", "scipy.special", "pydantic", "hypothesis", "PIL.Image", "pycocotools.mask")
+HEAVY = (
+    *("torch", "torch.distributed", "torch.utils.checkpoint", "peft", "accelerate", "rich.console", "jinja2", "yaml"),
+    *("transformers.trainer", "transformers.trainer_callback", "transformers.integrations.sdpa_attention"),
+    *("transformers.models.auto.processing_auto", "transformers.models.qwen3_vl.modeling_qwen3_vl"),
+    *("transformers.models.qwen3_vl.processing_qwen3_vl", "transformers.models.qwen3.modeling_qwen3"),
+    *("transformers.generation.utils", "transformers.models.qwen2.tokenization_qwen2"),
+)
+PLUGIN = "conformance.harness.binding.plugin"
+"""Not needed here, and slow: it reads the whole specification."""
+ASSERTIONS = ("AssertionError", "Failed")
+"""What an assertion raises; pytest's ``raises`` fails by the second. Anything else is a crash and shows little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of one test (all its parameters together)."""
+
+    test: str
+    verdict: str
+    """``passed``, ``killed`` by an assertion, ``crashed``, or ``skipped``."""
+    said: str
+    """The line of the test that failed, or the error it crashed with."""
+
+
+class Listener:
+    """A pytest plugin that keeps the first word of every test."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+        report = yield
+        test = item.nodeid.partition("[")[0]
+        known = self.outcomes.get(test)
+        if report.failed and (known is None or known.verdict in ("passed", "skipped")):
+            self.outcomes[test] = _failed(test, call)
+        elif known is None and (report.skipped or report.when == "call"):
+            self.outcomes[test] = Outcome(test=test, verdict="skipped" if report.skipped else "passed", said="")
+        elif known is not None and known.verdict == "skipped" and report.when == "call" and report.passed:
+            self.outcomes[test] = Outcome(test=test, verdict="passed", said="")
+        return report
+
+
+def _failed(test: str, call: pytest.CallInfo[None]) -> Outcome:
+    assert call.excinfo is not None
+    name = call.excinfo.typename
+    entries = [each for each in call.excinfo.traceback if "conformance" in Path(str(each.path)).parts]
+    line = str(entries[-1].statement).strip().partition("\n")[0] if entries else ""
+    in_ours = "impl" in Path(str(call.excinfo.traceback[-1].path)).parts
+    if call.when == "call" and name in ASSERTIONS and not in_ours:
+        return Outcome(test=test, verdict="killed", said=line)
+    return Outcome(test=test, verdict="crashed", said=f"{name}: {str(call.excinfo.value)[:120]}")
+
+
+def preload() -> None:
+    """Import what every trial would import anyway, once; nothing of the implementation."""
+    for name in (*PRELOADED, *HEAVY):
+        __import__(name)
+    gc.freeze()
+
+
+def start_trial(tests: Sequence[str], change_of: Callable[[str], Change | None], out: Path) -> int:
+    """Fork; the child runs the tests, writes what they said to ``out`` and ends. Returns the child's id."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        signal.alarm(TIMEOUT_S)
+        told = io.StringIO()
+        with redirect_stdout(told), redirect_stderr(told):
+            outcomes = _run(tests, change_of)
+        out.write_text(json.dumps({"outcomes": [asdict(each) for each in outcomes], "told": told.getvalue()[-4000:]}))
+        status = 0
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def read_trial(out: Path, tests: Sequence[str]) -> dict[str, Outcome]:
+    """Test -> what it said; a test that said nothing crashed with all others (a timeout, an import that failed)."""
+    stored = json.loads(out.read_text()) if out.exists() else {"outcomes": [], "told": "no answer in time"}
+    said = {each["test"]: Outcome(**each) for each in stored["outcomes"]}
+    lines = [line for line in stored["told"].split("\n") if line.strip()]
+    silent = f"nothing was said: {lines[-1][:160] if lines else ''}"
+    return {test: said.get(test, Outcome(test=test, verdict="crashed", said=silent)) for test in tests}
+
+
+def _run(tests: Sequence[str], change_of: Callable[[str], Change | None]) -> list[Outcome]:
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "faults",
+        derandomize=True,
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    settings.load_profile("faults")
+    install(change_of)
+    listener = Listener()
+    options = (
+        "-q",
+        "--tb=no",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-p",
+        f"no:{PLUGIN}",
+        "--no-header",
+        "-o",
+        "addopts=",
+    )
+    pytest.main([*options, "--import-mode=importlib", *tests], plugins=[listener])
+    return list(listener.outcomes.values())

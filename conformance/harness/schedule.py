@@ -1,0 +1,217 @@
+"""Every order in which a few ranks can run, tried one after the other, deterministically.
+
+A rank is a generator that yields what it does next. ``do`` actions happen when the rank is resumed; a collective
+(``meet``) happens once every rank has arrived at it. Between two yields nobody else runs. States that were seen before
+are not walked twice, so that a system with thousands of orders is explored over some hundred states; the number of
+orders is counted all the same. A world's ``state`` has to hold everything that its future depends on, beside the
+places of its ranks.
+
+Ordinary blocking code becomes a rank by ``as_rank``: it runs in a thread that is only ever given one action at a time.
+"""
+
+import threading
+from collections.abc import Callable, Generator, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a rank does next."""
+
+    name: str
+    meets: bool = False
+    """Whether all ranks do it together."""
+    item: Any = None
+    """What the rank brings to the others."""
+
+
+def do(name: str) -> Action:
+    """An action of one rank alone."""
+    return Action(name)
+
+
+def meet(name: str, item: Any = None) -> Action:
+    """A barrier, or an exchange: every rank gets the list of all items."""
+    return Action(name, meets=True, item=item)
+
+
+Rank = Generator[Action, Any, None]
+
+
+class World(Protocol):
+    """Ranks and what they share; made anew for every order."""
+
+    ranks: Sequence[Rank]
+
+    def state(self) -> Hashable:
+        """What is shared."""
+
+    def problem(self) -> str:
+        """What must not be, empty while all is well; asked after every action."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """An order that ends badly."""
+
+    problem: str
+    order: tuple[str, ...]
+    """``rank:action``, as they happened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exploration:
+    """Made by ``explore``."""
+
+    troubles: tuple[Trouble, ...]
+    num_orders: int
+    num_states: int
+
+
+class _Walk:
+    """One order, as far as it was told."""
+
+    def __init__(self, world: World, choices: Sequence[int]) -> None:
+        self.world = world
+        self.pending: list[Action | None] = [None] * len(world.ranks)
+        self.arrived = [False] * len(world.ranks)
+        self.taken = [0] * len(world.ranks)
+        self.order: list[str] = []
+        self.problem = ""
+        for rank in range(len(world.ranks)):
+            self._resume(rank, None)
+        for rank in choices:
+            self.step(rank)
+
+    def enabled(self) -> list[int]:
+        """Ranks that can go on."""
+        return [r for r, action in enumerate(self.pending) if action is not None and not self.arrived[r]]
+
+    def step(self, rank: int) -> None:
+        action = self.pending[rank]
+        assert action is not None
+        self.order.append(f"{rank}:{action.name}")
+        self.taken[rank] += 1
+        if action.meets:
+            self.arrived[rank] = True
+            self._meet()
+        else:
+            self._resume(rank, None)
+        self.problem = self.problem or self.world.problem()
+
+    def state(self) -> Hashable:
+        return tuple(self.taken), tuple(self.arrived), self.world.state()
+
+    def close(self) -> None:
+        for rank in self.world.ranks:
+            rank.close()
+
+    def stuck(self) -> str:
+        """Why nobody can go on; empty when all are done."""
+        waiting = [f"rank {r} at {action.name}" for r, action in enumerate(self.pending) if action is not None]
+        return f"deadlock: {', '.join(waiting)}" if waiting else ""
+
+    def _meet(self) -> None:
+        if not all(self.arrived):
+            return
+        actions = [action for action in self.pending if action is not None]
+        if len({action.name for action in actions}) > 1:
+            self.problem = f"ranks meet at different places: {', '.join(action.name for action in actions)}"
+            return
+        items = [action.item for action in actions]
+        self.arrived = [False] * len(self.arrived)
+        for rank in range(len(items)):
+            self._resume(rank, list(items))
+
+    def _resume(self, rank: int, answer: Any) -> None:
+        try:
+            self.pending[rank] = self.world.ranks[rank].send(answer)
+        except StopIteration:
+            self.pending[rank] = None
+
+
+def explore(make_world: Callable[[], World], *, max_states: int = 100_000) -> Exploration:
+    """Try every order. Stops an order where something is wrong, and goes on with the others."""
+    troubles: list[Trouble] = []
+    orders: dict[Hashable, int] = {}
+
+    def count(choices: tuple[int, ...]) -> int:
+        walk = _Walk(make_world(), choices)
+        state, problem, enabled = walk.state(), walk.problem, walk.enabled()
+        problem = problem or ("" if enabled else walk.stuck())
+        walk.close()
+        if state not in orders:
+            assert len(orders) < max_states, "too many states: explore fewer ranks or steps"
+            if problem:
+                troubles.append(Trouble(problem=problem, order=tuple(walk.order)))
+                enabled = []
+            orders[state] = 0
+            orders[state] = sum(count((*choices, rank)) for rank in enabled) if enabled else 1
+        return orders[state]
+
+    total = count(())
+    return Exploration(troubles=tuple(troubles), num_orders=total, num_states=len(orders))
+
+
+class Abandoned(BaseException):
+    """The order that a thread runs in is not walked any further."""
+
+
+class _Turns:
+    """A thread and the one who explores, of whom only one runs at a time."""
+
+    def __init__(self, work: Callable[[Callable[[Action], Any]], None]) -> None:
+        self.work = work
+        self.asked: Action | None = None
+        self.answer: Any = None
+        self.abandoned = False
+        self.failure: BaseException | None = None
+        self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def resume(self, answer: Any) -> Action | None:
+        """Let the thread go on to its next action; None when it has ended."""
+        self.answer, self.asked = answer, None
+        self._turn.release()
+        self._back.acquire()
+        return self.asked
+
+    def abandon(self) -> None:
+        """End the thread where it stands."""
+        self.abandoned = True
+        self._turn.release()
+
+    def _act(self, action: Action) -> Any:
+        self.asked = action
+        self._back.release()
+        self._turn.acquire()
+        if self.abandoned:
+            raise Abandoned
+        return self.answer
+
+    def _run(self) -> None:
+        self._turn.acquire()
+        try:
+            if not self.abandoned:
+                self.work(self._act)
+        except Abandoned:
+            pass
+        except BaseException as error:  # noqa: BLE001 - handed on to the one who explores
+            self.failure = error
+        self.asked = None
+        self._back.release()
+
+
+def as_rank(work: Callable[[Callable[[Action], Any]], None]) -> Rank:
+    """Blocking code as a rank: ``work`` is given a function that does one action and returns its answer."""
+    turns, answer, ended = _Turns(work), None, False
+    try:
+        while (action := turns.resume(answer)) is not None:
+            answer = yield action
+        ended = True
+    finally:
+        if not ended:
+            turns.abandon()
+    if turns.failure is not None:
+        raise turns.failure

@@ -1,0 +1,100 @@
+"""Capabilities ``determinism`` and ``data-ownership``, scenario by scenario; what needs a server is pending."""
+
+import pytest
+
+from conformance.trainer.small_run import events, make_trainer
+from rollmatch.launch.watch import RunWatcher
+from rollmatch.rollout.request import derive_seed
+from rollmatch.samples.order import LearnerOrder
+
+
+def seeds_of(run_seed, *, steps=(0,), rank=0, num=64):
+    return [derive_seed(run_seed, step=step, rank=rank, index=index) for step in steps for index in range(num)]
+
+
+def run(folder, *overrides):
+    trainer = make_trainer(
+        folder,
+        "training.seed=7",
+        "training.max_steps=3",
+        "training.save_steps=1",
+        "training.save_total_limit=null",
+        *overrides,
+    )
+    watcher = RunWatcher(None, min_fill=None)
+    watcher.trainer = trainer
+    trainer.add_callback(watcher)
+    return trainer
+
+
+def told(trainer, *fields):
+    return [[event[field] for field in fields] for event in events(trainer, "requested")]
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first")
+    trainer = run(folder)
+    trainer.train()
+    return trainer, folder
+
+
+@pytest.mark.scenario("determinism/two-runs-agree")
+@pytest.mark.clause("determinism/the-same-seed-gives-the-same-order-and-the-same-requests#1,2,3")
+@pytest.mark.clause("determinism/every-request-has-a-seed-of-its-own#4")
+@pytest.mark.clause("observability/rollouts-can-be-audited#1")
+@pytest.mark.kills("order-from-the-clock")
+@pytest.mark.kills("seeds-unrecorded")
+def test_two_runs_agree(first, tmp_path):
+    trainer, _ = first
+    second = run(tmp_path)
+    second.train()
+    fields = ("step", "sample_ids", "seeds", "decoding")
+    assert told(second, *fields) == told(trainer, *fields)
+    assert len(told(trainer, "step")) == 3
+    assert [len(seeds) for (seeds,) in told(trainer, "seeds")] == [4, 4, 4]
+    assert all(seed > 0 for (seeds,) in told(trainer, "seeds") for seed in seeds)
+    assert [r.response_token_ids for r in second.report.rollouts] == [
+        r.response_token_ids for r in trainer.report.rollouts
+    ]
+
+
+@pytest.mark.scenario("determinism/another-seed-gives-another-order")
+@pytest.mark.clause("data-ownership/the-learner-owns-the-order-of-the-data#1")
+@pytest.mark.kills("order-without-seed")
+def test_another_seed_gives_another_order():
+    one, other = (list(LearnerOrder(100, seed=seed)) for seed in (7, 8))
+    assert sorted(one) == sorted(other) == list(range(100))
+    assert one != other
+
+
+@pytest.mark.scenario("determinism/seeds-differ-within-a-step-and-between-steps")
+@pytest.mark.clause("determinism/every-request-has-a-seed-of-its-own#1,2")
+@pytest.mark.kills("seed-without-sample-index")
+@pytest.mark.kills("seed-without-step")
+def test_seeds_differ_within_a_step_and_between_steps():
+    seeds = seeds_of(7, steps=(0, 1, 2))
+    assert len(set(seeds)) == 192
+    assert 0 not in seeds
+    assert seeds_of(7, steps=(0, 1, 2)) == seeds
+
+
+@pytest.mark.scenario("determinism/ranks-do-not-repeat-each-other")
+@pytest.mark.clause("determinism/every-request-has-a-seed-of-its-own#1")
+@pytest.mark.kills("seed-without-rank")
+def test_ranks_do_not_repeat_each_other():
+    assert len({*seeds_of(7, rank=0), *seeds_of(7, rank=1)}) == 128
+
+
+@pytest.mark.scenario("data-ownership/a-killed-run-goes-on-where-it-was")
+@pytest.mark.clause("data-ownership/the-learner-owns-the-order-of-the-data#4")
+@pytest.mark.kills("resume-begins-the-epoch-again")
+@pytest.mark.kills("every-epoch-alike")
+def test_a_resumed_run_goes_on_with_the_next_sample(first, tmp_path):
+    """Eight samples, four a step: the second step is in the middle of an epoch, the third in the next one."""
+    trainer, folder = first
+    resumed = run(tmp_path)
+    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+    assert told(resumed, "step", "sample_ids") == told(trainer, "step", "sample_ids")[1:]
+    assert told(trainer, "sample_ids")[2] != told(trainer, "sample_ids")[0]
+    assert sorted(told(trainer, "sample_ids")[0][0] + told(trainer, "sample_ids")[1][0]) == list(range(8))

@@ -1,0 +1,112 @@
+"""Capability ``learner-ranks``, scenario by scenario; what needs a server is pending."""
+
+import pytest
+
+from conformance.harness.schedule import Action, explore
+from conformance.scenarios.configs import LONG, config_with
+from conformance.scenarios.fences import FencedWorld
+from rollmatch.config.effective import AdapterWithSeveralRanks, sync_mode
+from rollmatch.sync.fence import Fence
+
+
+class LonelyFence(Fence):
+    """Each rank decides for itself whether a sync is due."""
+
+    def _agree(self, step):
+        return step != self.synced_step, self.backend.policy_version + 1
+
+
+class HastyFence(Fence):
+    """Nobody waits for the others after a push."""
+
+    def _push_with_others(self, weights, version):
+        self.ranks.act(Action("barrier of one"))
+        self.backend.push(weights, version=version)
+        return "full"
+
+    def sync_if_due(self, step, weights):
+        self.ranks.barrier()
+        self._push_with_others(weights(), step + 1)
+        return 0.0
+
+
+class EagerFence(Fence):
+    """Nobody waits for the others before a push."""
+
+    def sync_if_due(self, step, weights):
+        self.backend.push(weights(), version=step + 1)
+        self.ranks.barrier()
+        return 0.0
+
+
+def problems_of(**told):
+    """What goes wrong in some order, and how many times ranks generated where nothing did."""
+    worlds = []
+
+    def make():
+        worlds.append(FencedWorld(**told))
+        return worlds[-1]
+
+    found = explore(make)
+    return {trouble.problem for trouble in found.troubles}, max(world.generated for world in worlds)
+
+
+@pytest.mark.scenario("learner-ranks/every-interleaving-ends")
+@pytest.mark.clause("learner-ranks/a-fence-stands-between-sync-and-generation#2,4")
+@pytest.mark.clause("learner-ranks/only-the-main-process-sends-weights#3")
+@pytest.mark.kills("fence-without-any-wait")
+@pytest.mark.parametrize(("num_ranks", "num_steps"), [(1, 2), (2, 2), (3, 1)])
+def test_every_interleaving_ends(num_ranks, num_steps):
+    problems, generated = problems_of(num_ranks=num_ranks, num_steps=num_steps)
+    assert problems == set()
+    assert generated == num_ranks * num_steps
+
+
+@pytest.mark.scenario("learner-ranks/ranks-that-disagree-after-a-resume")
+@pytest.mark.clause("learner-ranks/a-fence-stands-between-sync-and-generation#3")
+@pytest.mark.kills("fence-decides-alone")
+@pytest.mark.parametrize("synced", [(0, None), (None, 0), (5, 0, 0), (0, 0, None)])
+def test_ranks_that_disagree_after_a_resume(synced):
+    assert problems_of(num_ranks=len(synced), synced=synced) == (set(), len(synced))
+
+
+@pytest.mark.clause("learner-ranks/a-failed-sync-fails-on-every-rank#1")
+@pytest.mark.kills("fence-verdict-kept")
+@pytest.mark.parametrize("broken", [(0,), (1,), (0, 1)])
+def test_no_rank_generates_after_a_failed_sync(broken):
+    worlds = []
+
+    def make():
+        worlds.append(FencedWorld(num_ranks=2, broken=broken))
+        return worlds[-1]
+
+    assert explore(make).troubles == ()
+    assert max(world.generated for world in worlds) == 0
+    assert max((world.failed for world in worlds), key=len) == dict.fromkeys((0, 1), "push-failed")
+
+
+@pytest.mark.parametrize(
+    ("told", "problem"),
+    [
+        ({"kind": LonelyFence, "synced": (0, None)}, "deadlock: rank 1 at barrier"),
+        ({"kind": HastyFence}, "rank 0 generates while weights are pushed"),
+        ({"kind": HastyFence}, "rank 0 generates in step 0 between versions [1, 0]"),
+        ({"kind": EagerFence, "num_steps": 2}, "rank 0 generates while weights are pushed"),
+    ],
+)
+def test_a_broken_fence_is_found(told, problem):
+    assert problem in problems_of(num_ranks=2, **told)[0]
+
+
+@pytest.mark.tombstone("learner-ranks/rollout-matching-takes-one-learner-process-in-server-mode")
+@pytest.mark.clause("learner-ranks/several-ranks-take-full-sync-only#1")
+@pytest.mark.kills("adapter-with-several-ranks-taken")
+def test_several_ranks_are_taken_in_server_mode_but_no_adapters_alone():
+    server = "~.vllm.server={base_url: 'http://127.0.0.1:8000', group_port: 51216}"
+    config = config_with("~.vllm.mode=server", server)
+    assert [sync_mode(config, learner_world_size=ranks) for ranks in (1, 2, 8)] == ["full"] * 3
+    adapter = config_with("~.vllm.mode=server", server, "~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true")
+    with pytest.raises(AdapterWithSeveralRanks) as caught:
+        sync_mode(adapter, learner_world_size=2)
+    assert (caught.value.code, caught.value.key) == ("adapter-with-several-ranks", f"{LONG}vllm.sync.mode")
+    assert "full" in caught.value.remedy

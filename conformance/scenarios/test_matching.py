@@ -1,0 +1,164 @@
+"""Capability ``matching``, scenario by scenario."""
+
+import pytest
+
+from conformance.scenarios.configs import config_with, refusal_of
+from rollmatch.errors import ErrorList
+from rollmatch.launch.assemble import _match_rules
+from rollmatch.records import Geometry, GroundTruth, PredictedObject
+from rollmatch.target.match import MatchRules, match_objects
+
+SEVEN = (100, 100, 300, 300)
+
+
+def truth(*bins, desc="seven"):
+    return GroundTruth(desc=desc, geometry=Geometry.BBOX, bins=bins)
+
+
+def predicted(*bins, desc="seven"):
+    return PredictedObject(desc=desc, geometry=Geometry.BBOX, bins=bins, positions=(0, 1, 2, 3))
+
+
+def overlap(iou):
+    """A prediction and a true object whose masks overlap by ``iou`` (to a hundredth)."""
+    return predicted(0, 0, 500, round(500 * iou)), truth(0, 0, 500, 500)
+
+
+@pytest.mark.scenario("matching/the-better-partner-wins")
+@pytest.mark.clause("matching/matching-is-a-cheapest-assignment-on-mask-overlap#1,2")
+@pytest.mark.kills("match-dearest")
+def test_the_better_partner_wins():
+    found = match_objects([predicted(*SEVEN), predicted(110, 110, 310, 310)], [truth(*SEVEN)], MatchRules())
+    assert (found.pairs, found.ious) == (((0, 0),), (1.0,))
+    assert found.false_positives == (1,)
+    assert found.false_negatives == ()
+
+
+@pytest.mark.scenario("matching/a-pair-that-costs-more-than-leaving-both-alone-is-not-matched")
+@pytest.mark.clause("matching/matching-is-a-cheapest-assignment-on-mask-overlap#3,4")
+@pytest.mark.kills("match-at-any-cost")
+def test_a_pair_that_costs_more_than_leaving_both_alone_is_not_matched():
+    one, other = overlap(0.4)
+    found = match_objects([one], [other], MatchRules(maskiou_gate=0.3, fp_cost=0.2, fn_cost=0.2))
+    assert (found.pairs, found.false_positives, found.false_negatives) == ((), (0,), (0,))
+    assert match_objects([one], [other], MatchRules(maskiou_gate=0.3)).pairs == ((0, 0),)
+    rules = config_with().custom.extra.rollout_matching
+    assert (rules.fp_cost, rules.fn_cost) == (1.0, 1.0)
+
+
+@pytest.mark.scenario("matching/a-wrong-description-is-still-a-match")
+@pytest.mark.clause("matching/matching-is-a-cheapest-assignment-on-mask-overlap#5")
+@pytest.mark.kills("match-by-description")
+def test_a_wrong_description_is_still_a_match():
+    found = match_objects([predicted(*SEVEN, desc="six")], [truth(*SEVEN, desc="nine")], MatchRules())
+    assert found.pairs == ((0, 0),)
+
+
+@pytest.mark.scenario("matching/overlap-below-the-gate")
+@pytest.mark.clause("matching/poor-overlaps-are-gated#1,4")
+@pytest.mark.kills("gate-open")
+@pytest.mark.kills("gate-uncounted")
+def test_overlap_below_the_gate():
+    found = match_objects([predicted(*SEVEN)], [truth(200, 100, 400, 300)], MatchRules(maskiou_gate=0.35))
+    assert found.pairs == ()
+    assert found.gating_rejections == 1
+    through = match_objects([predicted(*SEVEN)], [truth(200, 100, 400, 300)], MatchRules(maskiou_gate=0.3))
+    assert through.ious == (pytest.approx(0.342, abs=5e-4),)
+
+
+@pytest.mark.scenario("matching/overlap-at-the-gate")
+@pytest.mark.clause("matching/poor-overlaps-are-gated#2,3")
+@pytest.mark.kills("gate-a-tenth-too-high")
+def test_overlap_at_the_gate():
+    one, other = overlap(0.31)
+    found = match_objects([one], [other], MatchRules(maskiou_gate=0.3))
+    assert found.pairs == ((0, 0),)
+    rules = _match_rules(config_with().custom.extra.rollout_matching, gate=0.3)
+    assert rules == MatchRules(candidate_top_k=10, maskiou_gate=0.3, maskiou_resolution=256)
+    assert config_with().custom.extra.rollout_matching.maskiou_gate == 0.3
+    for gate in ("0", "1"):
+        assert config_with(f"~.maskiou_gate={gate}")
+    for gate in ("-0.1", "1.1"):
+        assert refusal_of(f"~.maskiou_gate={gate}")[0] == "out-of-range"
+
+
+SLANTED = GroundTruth(desc="a", geometry=Geometry.POLY, bins=(100, 100, 110, 100, 300, 300, 290, 300))
+"""The bounding box of SEVEN, and a mask that hardly overlaps it."""
+
+
+@pytest.mark.scenario("matching/only-the-best-candidate-counts")
+@pytest.mark.clause("matching/candidates-are-the-nearest-true-objects#1,3")
+@pytest.mark.kills("candidates-worst-first")
+@pytest.mark.kills("candidates-all")
+def test_only_the_best_candidate_counts():
+    shapes = [predicted(*SEVEN)], [SLANTED, truth(150, 100, 350, 300)]
+    found = match_objects(*shapes, MatchRules(candidate_top_k=1, maskiou_gate=0.3))
+    assert (found.pairs, found.gating_rejections, found.false_negatives) == ((), 1, (0, 1))
+    assert config_with().custom.extra.rollout_matching.candidate_top_k == 10
+
+
+@pytest.mark.scenario("matching/the-second-candidate-counts-too")
+@pytest.mark.clause("matching/candidates-are-the-nearest-true-objects#1")
+@pytest.mark.kills("one-candidate-only")
+def test_the_second_candidate_counts_too():
+    shapes = [predicted(*SEVEN)], [SLANTED, truth(150, 100, 350, 300)]
+    found = match_objects(*shapes, MatchRules(candidate_top_k=2, maskiou_gate=0.3))
+    assert found.pairs == ((0, 1),)
+    assert found.ious == (pytest.approx(0.619, abs=1e-2),)
+
+
+@pytest.mark.scenario("matching/without-any-overlap-the-nearest-counts")
+@pytest.mark.clause("matching/candidates-are-the-nearest-true-objects#2")
+@pytest.mark.kills("nearest-by-overlap-only")
+def test_without_any_overlap_the_nearest_counts():
+    far, near = truth(500, 500, 600, 600), truth(300, 300, 400, 400)
+    found = match_objects([predicted(100, 100, 200, 200)], [far, near], MatchRules(candidate_top_k=1, maskiou_gate=0))
+    assert found.pairs == ((0, 1),)
+
+
+@pytest.mark.scenario("matching/a-thin-box-can-be-matched")
+@pytest.mark.clause("matching/poor-overlaps-are-gated#5")
+@pytest.mark.kills("thin-boxes-lost")
+def test_a_thin_box_can_be_matched():
+    found = match_objects([predicted(10, 10, 12, 300)], [truth(10, 10, 12, 300)], MatchRules(maskiou_resolution=256))
+    assert (found.pairs, found.ious) == (((0, 0),), (1.0,))
+
+
+@pytest.mark.scenario("matching/missed-objects-keep-their-order")
+@pytest.mark.clause("matching/ties-are-broken-the-same-way-every-time#2")
+@pytest.mark.kills("missed-in-reverse")
+def test_missed_objects_keep_their_order():
+    assert match_objects([], [truth(*SEVEN)] * 3, MatchRules()).false_negatives == (0, 1, 2)
+
+
+@pytest.mark.scenario("matching/a-pair-that-costs-less-than-leaving-both-alone-is-matched")
+@pytest.mark.clause("matching/matching-is-a-cheapest-assignment-on-mask-overlap#3")
+@pytest.mark.kills("unmatched-for-free")
+def test_a_pair_that_costs_less_than_leaving_both_alone_is_matched():
+    one, other = overlap(0.4)
+    assert match_objects([one], [other], MatchRules(maskiou_gate=0.3, fp_cost=0.4, fn_cost=0.4)).pairs == ((0, 0),)
+
+
+@pytest.mark.scenario("matching/two-equal-predictions-and-one-true-object")
+@pytest.mark.clause("matching/ties-are-broken-the-same-way-every-time#1")
+@pytest.mark.kills("ties-to-the-last")
+def test_two_equal_predictions_and_one_true_object():
+    found = match_objects([predicted(*SEVEN)] * 2, [truth(*SEVEN)], MatchRules())
+    assert found.pairs == ((0, 0),)
+    assert found.false_positives == (1,)
+
+
+@pytest.mark.scenario("matching/two-equal-predictions-and-two-equal-true-objects")
+@pytest.mark.clause("matching/ties-are-broken-the-same-way-every-time#1,2")
+@pytest.mark.kills("ties-to-the-last")
+@pytest.mark.kills("missed-in-reverse")
+def test_two_equal_predictions_and_two_equal_true_objects():
+    for _ in range(10):
+        found = match_objects([predicted(*SEVEN)] * 2, [truth(*SEVEN)] * 2, MatchRules())
+        assert found.pairs == ((0, 0), (1, 1))
+    assert match_objects([], [truth(*SEVEN)] * 3, MatchRules()).false_negatives == (0, 1, 2)
+
+
+def test_the_check_knows_a_refusal():
+    with pytest.raises(ErrorList):
+        config_with("~.maskiou_gate=2")

@@ -1,0 +1,147 @@
+"""Capability ``observability``, scenario by scenario."""
+
+import io
+import json
+
+import pytest
+
+from conformance.doubles.engine import make_remembering_backend
+from conformance.doubles.tokenizer import make_vocabulary
+from conformance.learn.segments import make_row, plain_segments
+from conformance.rollout.digits import load_digits, load_model, template_of
+from conformance.target.answers import answer, element, ids
+from conformance.trainer.small_run import events, make_trainer
+from rollmatch.journal import Journal, read_journal
+from rollmatch.launch.watch import UNDERFULL_STEPS, RunWatcher
+from rollmatch.learn.pack import Packer
+from rollmatch.model import merged_weights
+from rollmatch.ranks import Ranks
+from rollmatch.report.console import StepConsole
+from rollmatch.step_report import PHASES
+from rollmatch.sync.fence import Fence
+from rollmatch.target.parse import parse_rollout
+from rollmatch.target.rollout_matching import RolloutReport, summarize
+from rollmatch.target.verdict import DropReason
+
+SAMPLING = {"max_new_tokens", "temperature", "top_p", "top_k"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    trainer = make_trainer(tmp_path_factory.mktemp("run"), "training.packing=true", "training.max_steps=3")
+    watcher = RunWatcher(None, min_fill=None)
+    watcher.trainer = trainer
+    trainer.add_callback(watcher)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.scenario("observability/the-events-of-one-step")
+@pytest.mark.clause("observability/a-run-keeps-a-journal#1,2,3")
+@pytest.mark.kills("journal-without-rank")
+@pytest.mark.kills("packing-untold")
+def test_the_events_of_one_step(trained):
+    lines = [json.loads(line) for line in trained.ring.journal.path.read_text().splitlines()]
+    assert [line["event"] for line in lines][:5] == ["synced", "requested", "generated", "packed", "step"]
+    assert all({"event", "time", "rank"} <= line.keys() for line in lines)
+
+
+@pytest.mark.scenario("observability/a-sync-is-written-down")
+@pytest.mark.clause("observability/rollouts-can-be-audited#1,2,4")
+@pytest.mark.kills("tensors-uncounted")
+@pytest.mark.kills("generation-without-version")
+def test_a_sync_is_written_down(trained, tmp_path, monkeypatch):
+    model, journal = load_model(), Journal(tmp_path / "journal.jsonl")
+    backend = make_remembering_backend(model, template_of(), Ranks(), monkeypatch)
+    Fence(backend, Ranks(), journal).sync_if_due(0, lambda: merged_weights(model))
+    (synced,) = read_journal(journal.path)
+    assert (synced["version"], synced["mode"], synced["num_tensors"]) == (1, "full", len(list(model.parameters())))
+    assert synced["num_bytes"] == sum(w.numel() * w.element_size() for w in model.parameters())
+    assert synced["seconds"] >= 0
+    requested = events(trained, "requested")[0]
+    assert len(requested["seeds"]) == len(requested["sample_ids"]) == 4
+    assert requested["decoding"].keys() >= SAMPLING
+    assert [event.get("policy_version") for event in events(trained, "generated")] == [1, 2, 3]
+
+
+@pytest.mark.scenario("observability/the-phases-of-a-step-add-up")
+@pytest.mark.clause("observability/time-is-measured-by-phase#1,2")
+@pytest.mark.kills("learning-untimed")
+@pytest.mark.kills("phase-counted-twice")
+def test_the_phases_of_a_step_add_up(trained):
+    steps = events(trained, "step")
+    assert len(steps) == 3
+    for step in steps:
+        assert step["phase_s"].keys() == set(PHASES) == {"sync", "rollout", "target", "pack", "learn"}
+        assert step["phase_s"]["rollout"] > 0
+        assert sum(step["phase_s"].values()) <= step["step_s"] + 0.01
+        assert step["rollout_tok_s"] == pytest.approx(step["rollout_tokens"] / step["phase_s"]["rollout"], rel=0.01)
+
+
+def report_of(*, predicted, truth, matched, **changes):
+    plain = {"num_desc_correct": 0, "iou_sum": 0.0, "drops": {}, "invalid": False, "truncated": False}
+    plain |= {"response_len": 1, "prefix_len": 1, "appended": 0, "gating_rejections": 0}
+    return RolloutReport(num_predicted=predicted, num_truth=truth, num_matched=matched, **(plain | changes))
+
+
+@pytest.mark.scenario("observability/sums-come-before-ratios")
+@pytest.mark.clause("observability/quality-is-measured-by-counts#1,2,3")
+@pytest.mark.kills("mean-of-ratios")
+@pytest.mark.kills("truncation-uncounted")
+def test_sums_come_before_ratios():
+    drops = {"drops": {"malformed": 2}, "truncated": True}
+    figures = summarize(
+        [report_of(predicted=1, truth=1, matched=1, **drops), report_of(predicted=1, truth=3, matched=0)]
+    )
+    assert (figures["precision"], figures["recall"]) == (0.5, 0.25)
+    assert figures["f1"] == pytest.approx(1 / 3)
+    assert (figures["invalid_rate"], figures["truncated_rate"]) == (0.0, 0.5)
+    assert {name for name in figures if name.startswith("drop/")} == {f"drop/{reason}" for reason in DropReason}
+    assert figures["drop/malformed"] == 2
+
+
+def warnings_of(fills):
+    told = io.StringIO()
+    watcher = RunWatcher(StepConsole(100, told), min_fill=0.65)
+    for fill in fills:
+        watcher._tell_if_underfull(fill)
+    return told.getvalue()
+
+
+@pytest.mark.scenario("observability/a-poorly-filled-row-warns")
+@pytest.mark.clause("observability/quality-is-measured-by-counts#6")
+@pytest.mark.clause("packing/the-waiting-list-is-bounded#3")
+@pytest.mark.kills("underfull-untold")
+def test_poorly_filled_rows_warn():
+    row = type(make_row())(segments=make_row(*plain_segments(6)).segments, capacity=10)
+    assert row.fill == 0.6
+    assert Packer(10, max_buffered=8, min_fill_ratio=0.65).is_underfull(row)
+    told = warnings_of([row.fill] * UNDERFULL_STEPS)
+    assert told.count("65%") == 1
+    assert f"{UNDERFULL_STEPS} steps" in told
+    assert UNDERFULL_STEPS == 10
+
+
+@pytest.mark.scenario("observability/a-well-filled-row-does-not-warn")
+@pytest.mark.kills("underfull-never-forgotten")
+def test_well_filled_rows_do_not_warn():
+    assert warnings_of([0.6] * 9 + [0.7]) == ""
+    assert warnings_of([0.6] * 9 + [0.7, 0.6]) == ""
+
+
+@pytest.mark.scenario("observability/dropped-objects-are-counted-by-name")
+@pytest.mark.clause("observability/quality-is-measured-by-counts#3")
+@pytest.mark.kills("drops-of-the-first")
+def test_dropped_objects_are_counted_by_name():
+    parsed = [parse_rollout(ids(answer(each)), make_vocabulary()) for each in (element(1, 2, 3), element(desc=""))]
+    figures = summarize([report_of(predicted=0, truth=0, matched=0, drops=each.drops) for each in parsed])
+    told = {name.removeprefix("drop/"): count for name, count in figures.items() if name.startswith("drop/") and count}
+    assert told == {"wrong_arity": 1, "missing_desc": 1}
+
+
+@pytest.mark.clause("observability/quality-is-measured-by-counts#4")
+@pytest.mark.clause("packing/packing-happens-after-the-rollouts#1")
+def test_the_fill_is_written_down(trained):
+    for event in events(trained, "packed"):
+        assert event["fill"] == pytest.approx(event["tokens"] / load_digits().global_max_length, abs=1e-3)
+        assert event["segments"] == 4

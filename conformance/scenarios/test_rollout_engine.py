@@ -1,0 +1,131 @@
+"""Capability ``rollout-backends``: the engine in the learner's process, as a double that answers for real."""
+
+import pytest
+import torch
+
+from conformance.doubles.engine import make_remembering_backend
+from conformance.rollout.digits import load_model, requests_for, scenes, template_of
+from conformance.scenarios.configs import LONG, config_with, not_refused
+from conformance.trainer.small_run import make_trainer
+from rollmatch.config.effective import TensorParallelMismatch, tensor_parallel_size
+from rollmatch.ranks import Ranks
+from rollmatch.rollout import vllm_colocate
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.hf import HfBackend
+
+SHORT = Decoding(max_new_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model()
+
+
+def ids_of(rollouts):
+    return [rollout.response_token_ids for rollout in rollouts]
+
+
+@pytest.mark.scenario("rollout-backends/four-ranks-share-one-engine")
+@pytest.mark.clause("rollout-backends/a-colocated-engine-leaves-room-for-training#1,2")
+@pytest.mark.kills("tensor-parallel-always-one")
+@pytest.mark.kills("half-of-the-memory")
+def test_four_ranks_share_one_engine():
+    config = config_with()
+    assert tensor_parallel_size(config, learner_world_size=4) == 4
+    assert config.custom.extra.rollout_matching.vllm.gpu_memory_utilization == 0.45
+
+
+@pytest.mark.scenario("rollout-backends/two-ranks-have-an-engine-each")
+@pytest.mark.clause("rollout-backends/a-colocated-engine-leaves-room-for-training#2")
+@pytest.mark.kills("tensor-parallel-all-ranks")
+def test_two_ranks_have_an_engine_each():
+    assert [tensor_parallel_size(config_with(), learner_world_size=size) for size in (1, 2, 3, 8)] == [1, 1, 1, 1]
+
+
+@pytest.mark.scenario("rollout-backends/six-ranks-cannot-form-groups-of-four")
+@pytest.mark.clause("rollout-backends/a-colocated-engine-leaves-room-for-training#3")
+@pytest.mark.kills("tensor-parallel-undivided")
+def test_six_ranks_cannot_form_groups_of_four():
+    config = config_with("~.vllm.tensor_parallel_size=4")
+    with pytest.raises(TensorParallelMismatch) as caught:
+        tensor_parallel_size(config, learner_world_size=6)
+    assert (caught.value.code, caught.value.key) == ("tensor-parallel-mismatch", f"{LONG}vllm.tensor_parallel_size")
+    assert tensor_parallel_size(config, learner_world_size=8) == 4
+
+
+class OneGroup:
+    """torch.distributed for two ranks whose requests are known."""
+
+    def __init__(self, parts):
+        self.parts, self.rank = parts, 0
+
+    def all_gather_object(self, into, item, group):
+        into[:] = self.parts
+
+    def get_rank(self, group):
+        return self.rank
+
+
+@pytest.mark.scenario("rollout-backends/ranks-of-one-group-get-their-own-rollouts")
+@pytest.mark.clause("rollout-backends/a-colocated-engine-leaves-room-for-training#4")
+@pytest.mark.kills("every-rank-takes-the-first-slice")
+@pytest.mark.kills("every-rank-runs-its-own")
+def test_ranks_of_one_group_get_their_own_rollouts(model, monkeypatch):
+    backend = make_remembering_backend(model, template_of(), Ranks(), monkeypatch)
+    backend.policy_version, backend._tensor_group = 1, "group"
+    backend.settings = type(backend.settings)(
+        model="digits", dtype="float32", max_model_len=768, tensor_parallel_size=2
+    )
+    requests = requests_for(scenes()[:4])
+    group = OneGroup([requests[:3], requests[3:]])
+    monkeypatch.setattr(vllm_colocate, "dist", group)
+    taken = []
+    for rank, mine in ((0, requests[:3]), (1, requests[3:])):
+        group.rank = rank
+        try:
+            taken.append([rollout.request_id for rollout in backend.generate(mine, SHORT)])
+        except Exception as error:  # noqa: BLE001 - whatever it is, the slice was wrong
+            pytest.fail(repr(error))
+    assert taken == [["0.0.0", "0.0.1", "0.0.2"], ["0.0.3"]]
+    assert backend._engine.runs == [4, 4]
+
+
+@pytest.mark.scenario("rollout-backends/eight-scenes-decoded-by-both-backends")
+@pytest.mark.clause("rollout-backends/both-backends-agree-under-greedy-decoding#1")
+@pytest.mark.clause("decoding/decoding-is-greedy-unless-told-otherwise#4")
+@pytest.mark.kills("engine-samples")
+@pytest.mark.kills("engine-keeps-stop-tokens")
+def test_eight_scenes_through_the_engines_interface(model, monkeypatch):
+    """The engine is a double; the real one answers in conformance/rollout/test_vllm_colocate.py."""
+    backend = make_remembering_backend(model, template_of(), Ranks(), monkeypatch)
+    backend.push(model.named_parameters(), version=1)
+    requests, decoding = requests_for(scenes()[:8]), Decoding(max_new_tokens=96)
+    ours = backend.generate(requests, decoding)
+    assert ids_of(ours) == ids_of(HfBackend(model, template_of(), batch_size=8).generate(requests, decoding))
+    assert {rollout.finish_reason for rollout in ours} >= {"stop"}
+    sampling = backend._make_sampling(requests[0], decoding)
+    assert sampling.stop_token_ids == [template_of().vocabulary.stop_id]
+    assert (sampling.temperature, sampling.max_tokens) == (0, 96)
+
+
+@pytest.mark.scenario("rollout-backends/an-unset-mode-means-colocate")
+@pytest.mark.clause("rollout-backends/the-vllm-backend-offers-colocate-and-server-mode#1,2,3,4")
+@pytest.mark.clause("rollout-backends/the-rollout-backend-is-chosen-in-yaml#5")
+@pytest.mark.kills("prompts-uncompared")
+@pytest.mark.kills("default-mode-server")
+def test_an_unset_mode_means_colocate(model, monkeypatch, tmp_path):
+    """The engine is a double; a real one trains in conformance/launch/test_colocate_run.py."""
+    with not_refused():
+        assert config_with().custom.extra.rollout_matching.vllm.mode == "colocate"
+    trainer = make_trainer(tmp_path, "training.per_device_train_batch_size=2")
+    fence = trainer.ring.fence
+    fence.backend = make_remembering_backend(trainer.model, trainer.ring.template, Ranks(), monkeypatch)
+    compared, before = [], {name: weight.clone() for name, weight in trainer.model.named_parameters()}
+    check_alignment = trainer.ring.template.check_alignment
+    monkeypatch.setattr(
+        trainer.ring.template, "check_alignment", lambda *told: compared.append(told[0]) or check_alignment(*told)
+    )
+    trainer.train()
+    assert fence.backend._engine.runs == [2]
+    assert len(compared) == 2
+    assert any(not torch.equal(weight, before[name]) for name, weight in trainer.model.named_parameters())

@@ -1,0 +1,179 @@
+"""Capability ``target``, scenario by scenario."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.doubles.tokenizer import make_vocabulary
+from conformance.scenarios.configs import not_refused
+from conformance.target.answers import answer, box, element, ids, object_lists, tokens
+from rollmatch.errors import TargetError
+from rollmatch.learn.mask import MaskRules, mask_segment
+from rollmatch.records import Rollout, Sample
+from rollmatch.target.append import (
+    CutHeadNotEncodable,
+    DescChangedByTokenizer,
+    DescHoldsAddedToken,
+    append_missed,
+    serialize_objects,
+)
+from rollmatch.target.match import MatchRules, match_objects
+from rollmatch.target.parse import parse_rollout
+from rollmatch.target.rollout_matching import RolloutMatching
+from rollmatch.target.transport import TransportRules
+
+OTHER = (600, 600, 900, 900)
+CONTEXT = (0, 0)
+
+
+def make(response, *objects):
+    """The segment and the report of one response."""
+    sample = Sample(sample_id=0, origin="x:1", images=(), objects=objects, width=8, height=8)
+    rollout = Rollout(
+        request_id="0.0.0",
+        prompt_token_ids=CONTEXT,
+        response_token_ids=response,
+        finish_reason="stop",
+        policy_version=1,
+    )
+    made, reports = RolloutMatching(make_vocabulary(), MatchRules(), TransportRules()).make_segments(
+        [sample], [rollout]
+    )
+    return made[0], reports[0]
+
+
+def appended_to(text, *objects):
+    """The text behind what the model wrote itself."""
+    segment, _ = make(ids(text), *objects)
+    parsed = parse_rollout(ids(text), make_vocabulary())
+    target = make_vocabulary().text(segment.token_ids[segment.prompt_len : -1])
+    assert target.startswith(parsed.prefix_text)
+    return target.removeprefix(parsed.prefix_text)
+
+
+@pytest.mark.scenario("target/one-object-found-and-one-missed")
+@pytest.mark.clause("target/the-target-is-the-prefix-the-missed-objects-and-the-end#1,2,3,4")
+@pytest.mark.kills("stop-token-left-out")
+@pytest.mark.kills("missed-not-appended")
+@pytest.mark.kills("target-encoded-anew")
+def test_one_object_found_and_one_missed():
+    response = ids(answer(element()))
+    segment, _ = make(response, box(), box(*OTHER, desc="two"))
+    target, kept = segment.token_ids[segment.prompt_len :], segment.prefix_len
+    assert kept >= response.index(make_vocabulary().coord_ids[300])
+    assert target[:kept] == response[:kept]
+    told = appended_to(answer(element()), box(), box(*OTHER, desc="two"))
+    assert told.startswith(", ")
+    assert '"two"' in told
+    assert told.endswith("]}")
+    assert target[-1] == make_vocabulary().stop_id
+
+
+@pytest.mark.scenario("target/nothing-was-missed")
+@pytest.mark.clause("target/the-target-is-the-prefix-the-missed-objects-and-the-end#3")
+@pytest.mark.kills("list-left-open")
+def test_nothing_was_missed():
+    assert appended_to(answer(element()), box()) == "]}"
+
+
+@pytest.mark.scenario("target/an-empty-list-gets-no-comma")
+@pytest.mark.clause("target/the-target-is-the-prefix-the-missed-objects-and-the-end#5")
+@pytest.mark.kills("comma-always")
+def test_an_empty_list_gets_no_comma():
+    assert appended_to('{"objects": []}', box()).startswith('{"desc"')
+
+
+@pytest.mark.scenario("target/an-invalid-element-needs-a-comma")
+@pytest.mark.clause("target/the-target-is-the-prefix-the-missed-objects-and-the-end#5")
+@pytest.mark.kills("invalid-objects-leave-the-prefix")
+def test_an_invalid_element_needs_a_comma():
+    assert appended_to(answer("7"), box()).startswith(', {"desc"')
+
+
+@st.composite
+def cut_and_changed(draw):
+    """An answer as ids, cut off at any token, with any token replaced by any other."""
+    response = list(ids(serialize_objects(draw(object_lists(max_size=3)))))
+    response = response[: draw(st.integers(0, len(response)))]
+    if response:
+        response[draw(st.integers(0, len(response) - 1))] = draw(tokens())
+    return tuple(response)
+
+
+@pytest.mark.scenario("target/any-response-leads-to-whole-json")
+@pytest.mark.clause("target/every-target-is-json-with-every-true-object-once#1,2")
+@pytest.mark.kills("comma-always")
+@pytest.mark.kills("missed-not-appended")
+@given(cut_and_changed(), object_lists(max_size=3))
+@settings(deadline=None, max_examples=100)
+def test_any_response_leads_to_whole_json(response, objects):
+    try:
+        segment, report = make(response, *objects)
+    except (DescHoldsAddedToken, DescChangedByTokenizer):
+        return
+    text = make_vocabulary().text(segment.token_ids[segment.prompt_len : -1])
+    try:
+        listed = json.loads(text)["objects"]
+    except ValueError:
+        pytest.fail(f"no JSON: {text!r}")
+    parsed = parse_rollout(response, make_vocabulary())
+    found = match_objects(parsed.objects, objects, MatchRules())
+    missed = [objects[index] for index in found.false_negatives]
+    assert listed[parsed.num_elements :] == json.loads(serialize_objects(missed))["objects"]
+    assert report.num_matched + report.appended == len(objects)
+
+
+@pytest.mark.scenario("target/a-description-that-spells-the-stop-token")
+@pytest.mark.clause("target/a-description-that-would-turn-into-special-tokens-is-refused#1")
+@pytest.mark.kills("special-descriptions-taken")
+def test_a_description_that_spells_the_stop_token():
+    with pytest.raises(DescHoldsAddedToken) as caught:
+        make(ids(answer()), box(desc="<|im_end|>"))
+    assert (caught.value.code, caught.value.key) == ("desc-holds-added-token", "x:1")
+    assert make(ids(answer()), box(desc="im_end"))[1].appended == 1
+
+
+@pytest.mark.scenario("target/a-description-that-the-tokenizer-rewrites")
+@pytest.mark.clause("target/a-description-that-would-turn-into-special-tokens-is-refused#2")
+@pytest.mark.kills("changed-descriptions-taken")
+def test_a_description_that_the_tokenizer_rewrites():
+    with pytest.raises(TargetError) as caught:
+        make(ids(answer()), box(desc="cafe\u0301"))
+    assert (caught.value.code, caught.value.key) == ("desc-changed-by-tokenizer", "x:1")
+
+
+@pytest.mark.scenario("target/a-plain-description-is-accepted")
+@pytest.mark.kills("every-description-refused")
+def test_a_plain_description_is_accepted():
+    with not_refused():
+        assert '"cafe"' in appended_to(answer(), box(desc="cafe"))
+
+
+@pytest.mark.scenario("target/a-token-that-closed-too-early-is-taught-anew")
+@pytest.mark.clause("target/the-target-is-the-prefix-the-missed-objects-and-the-end#6")
+@pytest.mark.kills("cut-head-lost")
+@pytest.mark.kills("cut-head-on-its-own")
+def test_a_token_that_closed_too_early_is_taught_anew():
+    early, going_on = (make_vocabulary().encode(text)[0] for text in ('"]}]}', '"]}, {"'))
+    response = ids(answer(element()))
+    assert response[-1] == early
+    segment, _ = make(response, box(), box(*OTHER, desc="two"))
+    tail = segment.prompt_len + segment.prefix_len
+    assert segment.token_ids[segment.prompt_len : tail] == response[:-1]
+    assert segment.token_ids[tail] == going_on
+    labels = mask_segment(segment, rules=MaskRules(), bin_of=make_vocabulary().bin_of).labels
+    assert labels[tail] == going_on
+
+
+@pytest.mark.clause("target/the-target-is-the-prefix-the-missed-objects-and-the-end#7")
+@pytest.mark.kills("rewritten-head-taken")
+def test_a_cut_head_that_the_tokenizer_rewrites_is_refused(monkeypatch):
+    parsed = parse_rollout(ids(answer(element())), make_vocabulary())
+    changed = replace(parsed, cut_head="e\u0301".encode())
+    with pytest.raises(CutHeadNotEncodable) as caught:
+        append_missed(changed, [], make_vocabulary())
+    assert caught.value.code == "cut-head-not-encodable"
+    assert append_missed(parsed, [], make_vocabulary()).text == "]}"

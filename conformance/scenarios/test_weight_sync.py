@@ -1,0 +1,154 @@
+"""Capability ``weight-sync``, scenario by scenario; what needs a server is pending."""
+
+import copy
+
+import pytest
+import torch
+
+from conformance.doubles.engine import make_remembering_backend
+from conformance.rollout.digits import load_model, perturb, requests_for, scenes, template_of
+from conformance.scenarios.configs import LONG, config_with, not_refused, refusal_of
+from conformance.trainer.small_run import events, make_trainer
+from rollmatch.config.effective import sync_mode
+from rollmatch.config.policy import TunerConfig
+from rollmatch.model import merged_weights
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import Decoding, RolloutBeforeSync
+from rollmatch.rollout.hf import HfBackend
+
+SHORT = Decoding(max_new_tokens=12)
+
+
+def vllm_of(*overrides):
+    return config_with(*overrides).custom.extra.rollout_matching.vllm
+
+
+def ids_of(rollouts):
+    return [rollout.response_token_ids for rollout in rollouts]
+
+
+@pytest.mark.scenario("weight-sync/two-steps-with-accumulation")
+@pytest.mark.clause("weight-sync/fresh-rollouts-come-from-the-newest-weights#1,2,3,4")
+@pytest.mark.clause("weight-sync/every-sync-has-a-version-and-is-proven#1")
+@pytest.mark.kills("sync-per-rollout-request")
+@pytest.mark.kills("sync-once-per-run")
+def test_two_steps_with_accumulation(tmp_path):
+    overrides = ("max_steps=2", "gradient_accumulation_steps=4", "per_device_train_batch_size=1")
+    trainer = make_trainer(tmp_path, *(f"training.{each}" for each in overrides))
+    trainer.train()
+    trainer.evaluate()
+    told = [e for name in ("synced", "requested", "generated") for e in events(trainer, name)]
+    order = [(e["event"], e["step"]) for e in sorted(told, key=lambda e: (e["time"], e["step"]))]
+    assert [step for event, step in order if event == "synced"] == [0, 1, 2]
+    for step in (0, 1, 2):
+        assert order.index(("synced", step)) < order.index(("requested", step))
+    assert [(e["step"], e["version"]) for e in events(trainer, "synced")] == [(0, 1), (1, 2), (2, 3)]
+    assert [(e["step"], e["policy_version"]) for e in events(trainer, "generated")] == [(0, 1), (1, 2), (2, 3)]
+    trainer.evaluate()
+    assert len(events(trainer, "synced")) == 3
+
+
+@pytest.mark.scenario("weight-sync/a-colocated-engine-is-not-older-than-the-model")
+@pytest.mark.clause("weight-sync/fresh-rollouts-come-from-the-newest-weights#1")
+@pytest.mark.clause("weight-sync/weights-travel-in-memory#1")
+@pytest.mark.kills("prefix-cache-kept")
+@pytest.mark.kills("encoder-cache-kept")
+@pytest.mark.kills("weights-not-loaded")
+def test_an_engine_that_remembers_is_not_older_than_the_model(monkeypatch):
+    """The engine is a double; the real one answers in conformance/rollout/test_vllm_colocate.py."""
+    model, requests = load_model(), requests_for(scenes()[:4])
+    backend = make_remembering_backend(model, template_of(), Ranks(), monkeypatch)
+    with pytest.raises(RolloutBeforeSync):
+        backend.generate(requests, SHORT)
+    backend.push(merged_weights(model), version=1)
+    before = backend.generate(requests, SHORT)
+    changed = copy.deepcopy(model)
+    perturb(changed, seed=1, scale=0.3)
+    expected = HfBackend(changed, template_of(), batch_size=4).generate(requests, SHORT)
+    assert ids_of(expected) != ids_of(before)
+    backend.push(merged_weights(changed), version=2)
+    after = backend.generate(requests, SHORT)
+    assert ids_of(after) == ids_of(expected)
+    assert {rollout.policy_version for rollout in after} == {2}
+
+
+@pytest.mark.scenario("weight-sync/the-default-mode-is-full")
+@pytest.mark.clause("weight-sync/the-sync-mode-is-chosen-in-yaml#2")
+@pytest.mark.kills("default-sync-adapter")
+def test_the_default_mode_is_full():
+    assert vllm_of().sync.mode == "full"
+
+
+@pytest.mark.clause("weight-sync/full-sync-sends-every-weight-merged#1,2")
+@pytest.mark.clause("weight-sync/adapter-sync-sends-adapters-only#2")
+@pytest.mark.clause("configuration/a-policy-is-trained-whole-or-by-adapters#5")
+@pytest.mark.kills("adapters-left-out")
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_full_sync_carries_the_merged_weights_and_leaves_the_model(use_dora):
+    policy = load_model(TunerConfig(train_type="lora", use_dora=use_dora, lora_rank=4))
+    with torch.no_grad():
+        for name, weight in policy.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.05, generator=torch.Generator().manual_seed(3))
+    before = {name: weight.clone() for name, weight in policy.state_dict().items()}
+    sent = {name: tensor.clone() for name, tensor in merged_weights(policy)}
+    assert all(torch.equal(weight, before[name]) for name, weight in policy.state_dict().items())
+    plain = load_model()
+    assert sent.keys() == {name for name, _ in plain.named_parameters()}
+    merged = policy.merge_and_unload()
+    own = dict(merged.named_parameters())
+    assert any(not torch.equal(sent[name], weight) for name, weight in plain.named_parameters())
+    assert all(torch.equal(sent[name], own[name]) for name in sent)
+    assert refusal_of("~.vllm.sync.mode=half") == ("not-a-choice", f"{LONG}vllm.sync.mode")
+
+
+@pytest.mark.scenario("weight-sync/an-engine-without-weights-refuses")
+@pytest.mark.clause("weight-sync/fresh-rollouts-come-from-the-newest-weights#5")
+@pytest.mark.kills("unsynced-engine-answers")
+def test_an_engine_without_weights_refuses(monkeypatch):
+    model, requests = load_model(), requests_for(scenes()[:1])
+    backend = make_remembering_backend(model, template_of(), Ranks(), monkeypatch)
+    with pytest.raises(RolloutBeforeSync) as caught:
+        backend.generate(requests, SHORT)
+    assert caught.value.code == "rollout-before-sync"
+    backend.push(merged_weights(model), version=1)
+    assert [rollout.policy_version for rollout in backend.generate(requests, SHORT)] == [1]
+
+
+def mode_of(*overrides):
+    with not_refused():
+        return sync_mode(config_with(*overrides), learner_world_size=1)
+
+
+@pytest.mark.scenario("weight-sync/auto-with-lora-means-adapter")
+@pytest.mark.clause("weight-sync/the-sync-mode-is-chosen-in-yaml#1,3")
+@pytest.mark.kills("auto-is-full")
+def test_auto_with_lora_means_adapter():
+    assert mode_of("~.vllm.sync.mode=auto", "~.vllm.enable_lora=true") == "adapter"
+
+
+@pytest.mark.scenario("weight-sync/auto-without-lora-means-full")
+@pytest.mark.clause("weight-sync/the-sync-mode-is-chosen-in-yaml#1,3")
+@pytest.mark.kills("auto-is-adapter")
+def test_auto_without_lora_means_full():
+    assert mode_of("~.vllm.sync.mode=auto", "~.vllm.enable_lora=false") == "full"
+
+
+@pytest.mark.scenario("weight-sync/adapter-without-lora-is-refused")
+@pytest.mark.clause("weight-sync/the-sync-mode-is-chosen-in-yaml#4")
+@pytest.mark.kills("adapter-without-lora")
+def test_adapter_without_lora_is_refused():
+    told = refusal_of("~.vllm.sync.mode=adapter", "~.vllm.enable_lora=false")
+    assert told == ("adapter-needs-enable-lora", f"{LONG}vllm.sync.mode")
+
+
+@pytest.mark.scenario("weight-sync/adapter-with-lora-is-accepted")
+@pytest.mark.kills("adapter-never")
+def test_adapter_with_lora_is_accepted():
+    assert mode_of("~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true") == "adapter"
+
+
+@pytest.mark.clause("weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#1")
+def test_the_fallback_is_on_unless_told_otherwise():
+    assert vllm_of().sync.fallback_to_full is True
+    assert vllm_of("~.vllm.sync.fallback_to_full=false").sync.fallback_to_full is False

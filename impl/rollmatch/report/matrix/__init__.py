@@ -1,0 +1,1 @@
+"""The living matrix: which scenario holds for which subject, on one offline page."""
