@@ -90,7 +90,8 @@ def test_a_dry_run_prints_what_a_shell_would_take(capsys):
 def test_lora_in_the_engine_is_refused():
     with pytest.raises(RollmatchError) as told:
         load_digits(*ONE, f"{SERVER}.vllm_enable_lora=true")
-    assert told.value.errors[0].key == f"{SERVER}.vllm_enable_lora"
+    assert [(e.code, e.key) for e in told.value.errors] == [("lora-on-rollout-server", f"{SERVER}.vllm_enable_lora")]
+    load_digits(*ONE, f"{SERVER}.vllm_enable_lora=false")
 
 
 def test_a_busy_port_or_a_missing_model_stops_the_start():

@@ -20,7 +20,6 @@ from conformance.target.answers import (
     responses,
 )
 from rollmatch.records import Geometry
-from rollmatch.target import parse
 from rollmatch.target.append import serialize_objects
 from rollmatch.target.parse import OPENING, parse_rollout
 from rollmatch.target.verdict import DropReason

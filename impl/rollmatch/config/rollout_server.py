@@ -26,8 +26,8 @@ class RolloutServerConfig(Section):
     """Share of each GPU's memory the engines may take; null takes 0.9, as nothing else lives there."""
     vllm_max_model_len: Count | None = None
     """Most tokens of prompt and response together; null takes rollout_matching.vllm.max_model_len."""
-    vllm_enable_lora: Literal[False] = False
-    """The server merges adapters into its weights; its engines take none."""
+    vllm_enable_lora: bool = False
+    """Must stay false: adapters are merged into the weights, and the engines take none."""
     vllm_enable_prefix_caching: bool | None = None
     """Keep attention caches of equal prompt beginnings; null takes rollout_matching.vllm.enable_prefix_caching."""
     vllm_engine_kwargs: dict[str, Any] = Field(default_factory=dict)

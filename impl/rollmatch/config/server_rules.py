@@ -14,6 +14,7 @@ from rollmatch.errors import ConfigError
 
 VLLM = f"{ROLLOUT_MATCHING}.vllm"
 SERVER = f"{VLLM}.server"
+LORA_ON_SERVER = "custom.extra.rollout_server.vllm_enable_lora"
 _FORMS = "Name servers (a list of base_url and group_port), or base_url beside group_port."
 _LAST_PORT = 65535
 
@@ -52,6 +53,12 @@ class AdapterNeedsEnableLora(ConfigError):
     """Adapters are sent alone only to engines that were told to take them."""
 
     code = "adapter-needs-enable-lora"
+
+
+class LoraOnRolloutServer(ConfigError):
+    """A rollout server's engines hold merged weights, no adapters."""
+
+    code = "lora-on-rollout-server"
 
 
 def _vllm(config: RunConfig) -> VllmConfig:
@@ -121,10 +128,17 @@ def _adapter(config: RunConfig) -> Iterator[ConfigError]:
         yield AdapterNeedsEnableLora(problem, key=f"{VLLM}.sync.mode", remedy=remedy)
 
 
+def _lora(config: RunConfig) -> Iterator[ConfigError]:
+    if config.custom.extra.rollout_server.vllm_enable_lora:
+        remedy = "Set it to false, or leave it out: adapters reach the server merged."
+        yield LoraOnRolloutServer("is true", key=LORA_ON_SERVER, remedy=remedy)
+
+
 _NAMES = tuple(f"{SERVER}.{name}" for name in ("servers", "base_url", "group_port"))
 SERVER_RULES: tuple[Rule, ...] = (
     Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_form),
     Rule(reads=_NAMES, check=_pair),
     Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_distinct),
     Rule(reads=(f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_adapter),
+    Rule(reads=(LORA_ON_SERVER,), check=_lora),
 )

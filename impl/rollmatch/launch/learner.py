@@ -4,12 +4,14 @@ Nothing heavy is imported here: some variables only count if they are set before
 """
 
 import glob
+import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from rollmatch.config import check_files, load
 from rollmatch.config.effective import sync_mode, tensor_parallel_size
+from rollmatch.errors import LaunchError
 from rollmatch.launch.await_servers import Patience, await_servers
 from rollmatch.launch.run_directory import last_checkpoint, open_run_directory
 from rollmatch.samples import load_samples
@@ -30,6 +32,12 @@ CPU_ENVIRONMENT = {
 }
 
 
+class EngineMissing(LaunchError):
+    """The configured backend is installed; nothing takes its place by itself."""
+
+    code = "engine-missing"
+
+
 def train(
     path: str,
     *,
@@ -48,6 +56,7 @@ def train(
     sync_mode(config, learner_world_size=world_size)
     if custom.extra.rollout_matching.vllm.mode == "colocate":
         tensor_parallel_size(config, learner_world_size=world_size)
+        _check_engine(custom.extra.rollout_matching.rollout_backend)
     else:
         await_servers(config, patience or Patience())
     checkpoint = _open(Path(config.training.output_dir), resume=resume, overwrite=overwrite)
@@ -56,6 +65,15 @@ def train(
     from rollmatch.launch.run import run
 
     return run(config, train_samples, val_samples, config_path=path, checkpoint=checkpoint)
+
+
+def _check_engine(backend: str) -> None:
+    if backend == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise EngineMissing(
+            "is vllm, which is not installed",
+            key="custom.extra.rollout_matching.rollout_backend",
+            remedy="Install rollmatch[gpu], or rollmatch[cpu] where there is no GPU, or set rollout_backend: hf.",
+        )
 
 
 def _open(directory: Path, *, resume: bool, overwrite: bool) -> Path | None:
