@@ -25,6 +25,7 @@ from rollmatch.wire.server.settings import ServerSettings
 
 _SECTION, _SERVER = "custom.extra.rollout_server", "custom.extra.rollout_matching.vllm.server"
 _SHARE_OF_A_SERVERS_GPU = 0.9
+_SERVER_ENVIRONMENT = ENVIRONMENT | {"PYTHONWARNINGS": "ignore::FutureWarning,ignore:resource_tracker:UserWarning"}
 
 
 class GpuCountMismatch(LaunchError):
@@ -93,7 +94,7 @@ def make_command(config: RunConfig, *, gpus: Sequence[str] | None, server_index:
             key=f"{_SECTION}.vllm_data_parallel_size",
             remedy="Name as many GPUs, or change the parallel sizes.",
         )
-    environment = ENVIRONMENT | (
+    environment = _SERVER_ENVIRONMENT | (
         {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
         if on_gpu
         else CPU_ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}

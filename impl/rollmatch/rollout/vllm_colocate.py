@@ -22,6 +22,7 @@ from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers
 from rollmatch.template import Template
 from rollmatch.vocabulary import trim_stop
+from rollmatch.wire.worker.loading import keep_weights_loadable
 
 
 class PromptTooLong(RolloutError):
@@ -155,8 +156,8 @@ def _open_engine(settings: EngineSettings, ranks: Ranks) -> Any:
         warnings.simplefilter("ignore", FutureWarning)  # about vLLM's own use of torch
         from vllm import LLM
 
+        keep_weights_loadable()
         if not torch.cuda.is_available():
-            _keep_plain_linear_weights()
             _name_shared_memory()
         return LLM(
             model=settings.model,
@@ -167,20 +168,6 @@ def _open_engine(settings: EngineSettings, ranks: Ranks) -> Any:
             use_tqdm_on_load=False,
             **settings.engine_arguments,
         )
-
-
-def _keep_plain_linear_weights() -> None:
-    """Keep vLLM from prepacking linear weights on a CPU.
-
-    Prepacking removes ``layer.weight`` at start, so that later weights cannot be loaded, and a tied output head
-    would silently keep its old copy (vLLM 0.32). Can go when vLLM loads weights into prepacked layers.
-    """
-    from vllm.model_executor.layers import utils
-
-    def keep(layer: torch.nn.Module, remove_weight: bool) -> None:
-        layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
-
-    utils.dispatch_cpu_unquantized_gemm = keep
 
 
 def _name_shared_memory() -> None:

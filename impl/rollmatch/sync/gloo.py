@@ -16,7 +16,7 @@ from rollmatch.wire.client.session import RolloutServer
 from rollmatch.wire.gloo_group import DROP, GO, GlooGroup, GroupAddress
 
 COMMUNICATOR, CLOSE = "/native/communicator", "/native/communicator/close"
-_POLL_S = 0.002
+_POLL_S = 0.001
 _GRACE_S = 5.0
 _FREE_POLL_S = 0.1
 _REFUSAL_S = 0.3

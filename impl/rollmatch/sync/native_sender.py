@@ -88,17 +88,21 @@ class NativeSender:
 
     def _meet(self) -> Communicator:
         """The open group, met anew if a server was started again since."""
-        identities = tuple(server.get(IDENTITY, timeout_s=_IDENTITY_TIMEOUT_S) for server in self.servers)
         known = [identity["instance"] for identity in self._identities]
-        if self._communicator is not None and [identity["instance"] for identity in identities] == known:
+        if self._communicator is not None and self._instances() == known:
             return self._communicator
         self.close()
+        identities = tuple(server.get(IDENTITY, timeout_s=_IDENTITY_TIMEOUT_S) for server in self.servers)
         for server, identity in zip(self.servers, identities, strict=True):
             _check_protocol(server, identity)
         self._identities, self._plans = identities, {}
         sizes = [identity["world_size"] for identity in identities]
         self._communicator = Communicator(self.servers, sizes, self.meeting)
         return self._communicator
+
+    def _instances(self) -> list[Any]:
+        """Health tells it, too, and is far shorter than an identity, which lists all tensors."""
+        return [server.health(timeout_s=_IDENTITY_TIMEOUT_S).get("instance") for server in self.servers]
 
     def _plan(self, specs: Sequence[Spec], *, whole: bool) -> Plan:
         """Made once for the same tensors; ``whole`` compares them with what each server holds."""

@@ -1,6 +1,7 @@
 """``python -m rollmatch.wire.server SETTINGS``: the settings as JSON; the bearer key by the environment."""
 
 import json
+import logging
 import os
 import sys
 from dataclasses import replace
@@ -10,6 +11,8 @@ from rollmatch.errors import RollmatchError
 from rollmatch.wire.server.settings import KEY_VARIABLE, ServerSettings
 
 if __name__ == "__main__":
+    # Some of vLLM's lines come before it reads the variable itself.
+    logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "INFO"))
     from rollmatch.wire.server.serving import serve
 
     fields: dict[str, Any] = json.loads(sys.argv[1])

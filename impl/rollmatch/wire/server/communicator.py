@@ -109,7 +109,7 @@ class Communicator:
                 if all(answer["state"] == "idle" for answer in told):
                     return [answer["digests"] for answer in told]
                 await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 1.5, _LONGEST_POLL_S)
+                pause_s = min(pause_s * 1.2, _LONGEST_POLL_S)
         except WorkerFailure as error:
             if error.code in ("transfer-failed", "communicator-timeout", "transport-unknown"):
                 await self.close()

@@ -84,6 +84,7 @@ class VllmReplica:
             "worker_extension_cls": EXTENSION,
             "enable_log_requests": False,
             "disable_log_stats": True,
+            "use_tqdm_on_load": False,
         } | ({"distributed_executor_backend": "uni"} if size == 1 else {})
         if settings.gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(settings.gpus[index * size : (index + 1) * size])
@@ -128,6 +129,7 @@ class VllmReplica:
         """As the protocol. An idle engine core does not end on SIGTERM (vLLM 0.32), and it has nothing to save."""
         known = inspect.signature(self._engine.shutdown).parameters
         self._engine.shutdown(**({"timeout": _END_S} if "timeout" in known else {}))
+        del self._engine  # else it shuts down once more while Python ends, when half of it is gone
 
 
 def dead() -> WorkerDead:

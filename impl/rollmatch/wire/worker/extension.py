@@ -1,6 +1,6 @@
 """The methods that vLLM's worker class gets (``worker_extension_cls``) and the front calls by ``collective_rpc``.
 
-Importing this module on a CPU turns vLLM's prepacking of linear weights off, before the model is built. Every method
+Importing this module makes vLLM's model one that weights can be loaded into again, before it is built. Every method
 answers with a plain dictionary; what goes wrong on purpose is told under ``failure``, because an exception here would
 reach the front without its code.
 """
@@ -12,10 +12,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-import torch
-
 from rollmatch.errors import RollmatchError
-from rollmatch.wire.worker.loading import load_into
+from rollmatch.wire.worker.loading import keep_weights_loadable, load_into
 from rollmatch.wire.worker.receiver import NothingReceived, Receiver
 
 Told = dict[str, Any]
@@ -101,38 +99,6 @@ class WorkerExtension:
         return self.rollmatch_receiver
 
 
-def keep_plain_linear_weights() -> None:
-    """Keep vLLM from prepacking linear weights on a CPU.
-
-    Prepacking removes ``layer.weight`` at start, so that later weights cannot be loaded, and a tied output head would
-    silently keep its old copy (vLLM 0.32). Can go when vLLM loads weights into prepacked layers.
-    """
-    from vllm.model_executor.layers import utils
-
-    def keep(layer: torch.nn.Module, remove_weight: bool = False) -> None:
-        layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
-
-    utils.dispatch_cpu_unquantized_gemm = keep
-
-
-def keep_buffers_of_placeholder_weights() -> None:
-    """Let ``load_format: dummy`` leave buffers alone: they are computed, not loaded, so no sync would repair them.
-
-    Qwen3-VL's image mean and spread are such (vLLM 0.32). Can go when vLLM initialises parameters only.
-    """
-    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
-
-    load_weights = DummyModelLoader.load_weights
-
-    def load(self: DummyModelLoader, model: torch.nn.Module, *rest: Any) -> None:
-        kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        load_weights(self, model, *rest)
-        for name, buffer in model.named_buffers():
-            buffer.copy_(kept[name])
-
-    DummyModelLoader.load_weights = load
-
-
 def end_with_parent() -> None:
     """Let no worker outlive the server, whatever it dies of."""
     parent = multiprocessing.parent_process()
@@ -146,7 +112,5 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True, name="rollmatch-parent").start()
 
 
-if not torch.cuda.is_available():
-    keep_plain_linear_weights()
-keep_buffers_of_placeholder_weights()
+keep_weights_loadable()
 end_with_parent()

@@ -1,6 +1,7 @@
 """Received tensors into vLLM's model, by vLLM's own loader (which fuses q, k, v and splits for tensor parallelism)."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -25,3 +26,42 @@ def load_into(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> No
             key="load",
             remedy="Run a full sync; if it fails again, restart the server.",
         ) from error
+
+
+def keep_weights_loadable() -> None:
+    """Before vLLM builds a model: see to it that later weights can be loaded, and are all that it needs."""
+    if not torch.cuda.is_available():
+        _keep_plain_linear_weights()
+    _keep_buffers_of_placeholder_weights()
+
+
+def _keep_plain_linear_weights() -> None:
+    """Keep vLLM from prepacking linear weights on a CPU.
+
+    Prepacking removes ``layer.weight`` at start, so that later weights cannot be loaded, and a tied output head would
+    silently keep its old copy (vLLM 0.32). Can go when vLLM loads weights into prepacked layers.
+    """
+    from vllm.model_executor.layers import utils
+
+    def keep(layer: torch.nn.Module, remove_weight: bool = False) -> None:
+        layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
+
+    utils.dispatch_cpu_unquantized_gemm = keep
+
+
+def _keep_buffers_of_placeholder_weights() -> None:
+    """Let ``load_format: dummy`` leave buffers alone: they are computed, not loaded, so no sync would repair them.
+
+    Qwen3-VL's image mean and spread are such (vLLM 0.32). Can go when vLLM initialises parameters only.
+    """
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    load_weights = DummyModelLoader.load_weights
+
+    def load(self: DummyModelLoader, model: torch.nn.Module, *rest: Any) -> None:
+        kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        load_weights(self, model, *rest)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(kept[name])
+
+    DummyModelLoader.load_weights = load
