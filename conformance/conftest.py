@@ -1,12 +1,31 @@
 """What every room shares: the environment a run has, and the one vLLM engine a process may have."""
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from rollmatch.launch.learner import set_environment
 
 pytest_plugins = ["conformance.outside_tools", "conformance.harness.binding.plugin"]
 
 set_environment()  # before torch and vLLM load: some variables only count then
+
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
+ROOMS_OF_PROCESSES = ("launch", "trainer")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Quick tests first, then those that start processes, then those that start vLLM."""
+    items.sort(key=_how_slow)
+
+
+def _how_slow(item: pytest.Item) -> int:
+    if item.get_closest_marker("engine"):
+        return 2
+    return int(item.path.parent.name in ROOMS_OF_PROCESSES)
 
 
 @pytest.fixture(scope="session")

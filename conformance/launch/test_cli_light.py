@@ -11,6 +11,7 @@ from rollmatch import __version__
 from rollmatch.config import json_schema, load
 from rollmatch.config.yaml_dialect import parse_mapping
 from rollmatch.errors import ErrorList, LaunchError
+from rollmatch.launch.await_servers import Patience
 from rollmatch.launch.cli import main, tell
 
 RECORD = {"images": ["a.png"], "objects": [{"desc": "a", "bbox_2d": [0, 0, 9, 9]}], "width": 8, "height": 6}
@@ -151,13 +152,16 @@ def heavy_command(monkeypatch):
     return stand_in
 
 
+WAITING = Patience(timeout_s=9, server_pid=7)
+
+
 def test_train_hands_on_what_it_was_told(heavy_command):
     calls = heavy_command("learner", 0)
     assert main(["train", "run.yaml", "--set", "a.b=1", "--resume"]) == 0
-    assert main(["train", "run.yaml", "--overwrite"]) == 0
+    assert main(["train", "run.yaml", "--overwrite", "--wait-timeout", "9", "--server-pid", "7"]) == 0
     assert calls == [
-        (("run.yaml",), {"overrides": ["a.b=1"], "resume": True, "overwrite": False}),
-        (("run.yaml",), {"overrides": [], "resume": False, "overwrite": True}),
+        (("run.yaml",), {"overrides": ["a.b=1"], "resume": True, "overwrite": False, "patience": Patience()}),
+        (("run.yaml",), {"overrides": [], "resume": False, "overwrite": True, "patience": WAITING}),
     ]
 
 

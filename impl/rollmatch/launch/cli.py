@@ -145,8 +145,9 @@ def _schema(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from rollmatch.launch import learner, learner_launcher
+    from rollmatch.launch import learner_launcher
     from rollmatch.launch.await_servers import Patience
+    from rollmatch.launch.learner import train
 
     gpus = options.gpus or ()
     arguments = [part for override in options.overrides for part in ("--set", override)]
@@ -162,7 +163,7 @@ def _train(options: argparse.Namespace) -> int:
         )
     os.environ.update(visible(gpus) if gpus else {})
     modes = {"resume": options.resume, "overwrite": options.overwrite}
-    return learner.train(options.config, overrides=options.overrides, patience=patience, **modes)
+    return train(options.config, overrides=options.overrides, patience=patience, **modes)
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -23,7 +23,8 @@ from rollmatch.wire.client.pending import Pending
 from rollmatch.wire.client.session import RolloutServer
 from rollmatch.wire.gloo_group import TransferFailed
 
-BUCKET_BYTES = 64 * 2**20
+BUCKET_BYTES = 4 * 2**20
+"""Larger tensors travel alone, without a copy; smaller ones are copied together while they fit into a cache."""
 IDENTITY, SYNC, COMMIT, DROP = ("/native/identity", "/native/sync", "/native/sync/commit", "/native/sync/drop")
 _REPLY_TIMEOUT_S = 600.0
 _GRACE_S = 5.0

@@ -1,0 +1,67 @@
+"""What announcing weights costs: a native sync of many tiny tensors beside one call per tensor, as TRL has it."""
+
+import itertools
+
+import pytest
+import requests
+
+from benchmarks.sync.receiving_server import TIMEOUT_S, native_sender, receiving, weights_of
+from conformance.wire.instance import free_port
+from conformance.wire.queued_learner import QueuedLearner
+
+NUM_TENSORS, NUM_FLOATS = 399, 1
+
+
+class KeptConnection:
+    """TRL's client: one session for all calls, JSON."""
+
+    def __init__(self, url):
+        self.url, self.session = url, requests.Session()
+        self.session.trust_env = False
+
+    def post(self, route, body=None):
+        reply = self.session.post(self.url + route, json=body, timeout=TIMEOUT_S)
+        return reply.status_code, reply.json()
+
+
+@pytest.fixture(scope="module")
+def urls():
+    """Two servers, because each takes weights from one learner at a time."""
+    with receiving(NUM_TENSORS, NUM_FLOATS, num_servers=2) as told:
+        yield told
+
+
+@pytest.fixture
+def sync_natively(urls):
+    """Sends all tensors as the next version; the group is open already."""
+    weights, versions = weights_of(NUM_TENSORS, NUM_FLOATS), itertools.count(1)
+    with native_sender(urls[0]) as sender:
+
+        def sync():
+            sender.send(weights, version=next(versions))
+
+        sync()
+        yield sync
+
+
+@pytest.fixture
+def sync_as_trl(urls):
+    """One call, one broadcast and one barrier per tensor; the last reset waits for the commit."""
+    learner = QueuedLearner(KeptConnection(urls[1]), port=free_port(), num_workers=1)
+    assert learner.open()[0] == 200
+    weights, num_syncs = weights_of(NUM_TENSORS, NUM_FLOATS), itertools.count(1)
+
+    def sync():
+        for name, tensor in weights:
+            assert learner.update_named(name, tensor) is None
+        assert learner.server.post("/reset_prefix_cache/")[0] == 200
+        next(num_syncs)
+
+    sync()
+    yield sync
+    assert requests.get(f"{urls[1]}/health/", timeout=TIMEOUT_S).json()["policy_version"] == next(num_syncs) - 1
+    learner.close()
+
+
+def test_one_announcement_beside_one_call_per_tensor(side_by_side, sync_natively, sync_as_trl):
+    side_by_side(sync_natively, sync_as_trl, bar=50, rounds=7)
