@@ -1,13 +1,15 @@
 """What ``rollmatch serve`` checks and what it would start."""
 
 import json
+import re
 import shlex
 import socket
 
 import pytest
 
-from conformance.rollout.digits import CONFIG, absolute, load_digits
+from conformance.rollout.digits import CONFIG, ROOT, absolute, load_digits
 from rollmatch.errors import RollmatchError
+from rollmatch.launch.cli import main
 from rollmatch.launch.rollout_server import make_command, serve
 from rollmatch.wire.server.settings import ServerSettings
 
@@ -34,6 +36,10 @@ def refusal(*overrides, **fields):
     return told.value.code, told.value.key
 
 
+@pytest.mark.scenario("launchers/one-file-tells-both-sides-the-port")
+@pytest.mark.clause("launchers/server-and-learner-have-a-launcher-each#4,7")
+@pytest.mark.clause("rollout-server/the-server-keeps-to-itself#1")
+@pytest.mark.kills("port-of-nobody")
 def test_three_gpus_make_three_replicas_that_see_them():
     made = command()
     assert made.environment["CUDA_VISIBLE_DEVICES"] == "0,1,2"
@@ -42,6 +48,9 @@ def test_three_gpus_make_three_replicas_that_see_them():
     assert (settings.host, settings.max_model_len, settings.dtype) == ("127.0.0.1", 512, "float32")
 
 
+@pytest.mark.scenario("launchers/three-replicas-on-a-laptop")
+@pytest.mark.clause("launchers/machines-without-gpus-count-replicas#1")
+@pytest.mark.kills("one-replica-on-a-cpu")
 def test_without_gpus_the_list_counts_replicas():
     made = command(on_gpu=False)
     assert "CUDA_VISIBLE_DEVICES" not in made.environment
@@ -49,6 +58,9 @@ def test_without_gpus_the_list_counts_replicas():
     assert (settings_of(made).data_parallel_size, settings_of(made).gpus) == (3, [])
 
 
+@pytest.mark.scenario("launchers/six-workers-on-six-gpus")
+@pytest.mark.clause("launchers/the-server-launcher-checks-before-it-starts#2")
+@pytest.mark.kills("gpus-uncounted")
 def test_parallel_sizes_make_up_the_gpus():
     six = f"{SERVER}.vllm_data_parallel_size=6"
     assert refusal(six, gpus=tuple("01234")) == ("gpu-count-mismatch", f"{SERVER}.vllm_data_parallel_size")
@@ -65,6 +77,9 @@ def test_one_of_several_servers_is_named():
     assert settings_of(command(named=TWO, server_index=1)).port == 8124
 
 
+@pytest.mark.clause("launchers/ms-swift-can-be-the-server#1")
+@pytest.mark.clause("launchers/server-and-learner-have-a-launcher-each#6")
+@pytest.mark.kills("swift-told-otherwise")
 def test_swift_gets_the_same_settings_by_its_own_names():
     made = command(
         f"{SERVER}.engine=swift", f"{SERVER}.vllm_gpu_memory_utilization=0.6", f"{SERVER}.vllm_max_model_len=400"
@@ -94,6 +109,10 @@ def test_lora_in_the_engine_is_refused():
     load_digits(*ONE, f"{SERVER}.vllm_enable_lora=false")
 
 
+@pytest.mark.scenario("launchers/a-hub-id-is-not-downloaded")
+@pytest.mark.scenario("launchers/a-busy-port-stops-the-launcher")
+@pytest.mark.clause("launchers/the-server-launcher-checks-before-it-starts#1,3,4")
+@pytest.mark.kills("hub-ids-believed")
 def test_a_busy_port_or_a_missing_model_stops_the_start():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -105,3 +124,36 @@ def test_a_busy_port_or_a_missing_model_stops_the_start():
     with pytest.raises(RollmatchError) as told:
         serve(str(CONFIG), overrides=[*absolute(), *ONE, "model.model=Qwen/Qwen3-VL-8B-Instruct"], gpus=["0"])
     assert [(error.code, error.key) for error in told.value.errors] == [("model-directory-missing", "model.model")]
+
+
+@pytest.mark.scenario("launchers/two-commands-and-one-file")
+@pytest.mark.clause("launchers/server-and-learner-have-a-launcher-each#1,3,4")
+@pytest.mark.kills("gpus-not-shown")
+def test_two_commands_take_one_file(capsys, monkeypatch):
+    monkeypatch.setattr("rollmatch.launch.rollout_server._has_gpu", lambda: True)
+    sets = [part for override in [*absolute(), *ONE] for part in ("--set", override)]
+    assert main(["serve", str(CONFIG), "--gpus", "0,1,2", "--dry-run", *sets]) == 0
+    served = shlex.split(capsys.readouterr().out)
+    assert "CUDA_VISIBLE_DEVICES=0,1,2" in served
+    assert "train" not in served
+    assert main(["train", str(CONFIG), "--gpus", "3", "--dry-run", *sets]) == 0
+    trained = shlex.split(capsys.readouterr().out)
+    assert "CUDA_VISIBLE_DEVICES=3" in trained
+    assert "train" in trained
+    assert not {"serve", "rollmatch.wire.server"} & set(trained)
+
+
+@pytest.mark.scenario("launchers/there-is-no-combined-command")
+@pytest.mark.clause("launchers/server-and-learner-have-a-launcher-each#2")
+@pytest.mark.kills("servers-started-too")
+def test_there_is_no_combined_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    commands = re.findall(r"^    (\w+) ", capsys.readouterr().out, flags=re.MULTILINE)
+    assert set(commands) == {"check", "train", "serve", "schema", "doctor"}
+    scripts = {path.name: path.read_text() for path in (ROOT / "scripts").glob("*.sh")}
+    starting = {
+        name: {word for word in ("serve", "train") if f'/with_equals" {word} ' in text}
+        for name, text in scripts.items()
+    }
+    assert starting == {"serve.sh": {"serve"}, "train.sh": {"train"}}

@@ -48,6 +48,8 @@ def serve_command(gpus, overrides):
     return [sys.executable, "-m", "rollmatch.launch.cli", "serve", str(CONFIG), "--gpus", gpus, *sets]
 
 
+@pytest.mark.clause("topologies/three-rollout-gpus-and-one-learner-gpu-work-together#4")
+@pytest.mark.clause("rollout-server/a-rollout-server-only-generates#1")
 @pytest.mark.parametrize(
     ("replicas", "learners"), [("0,1,2", "3"), ("0,1,2,3,4,5", "6,7")], ids=["three-and-one", "six-and-two"]
 )

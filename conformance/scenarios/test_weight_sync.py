@@ -79,6 +79,7 @@ def test_the_default_mode_is_full():
     assert vllm_of().sync.mode == "full"
 
 
+@pytest.mark.scenario("weight-sync/greedy-output-follows-the-merged-model")
 @pytest.mark.clause("weight-sync/full-sync-sends-every-weight-merged#1,2")
 @pytest.mark.clause("weight-sync/adapter-sync-sends-adapters-only#2")
 @pytest.mark.clause("configuration/a-policy-is-trained-whole-or-by-adapters#5")

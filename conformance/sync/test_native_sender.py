@@ -62,6 +62,7 @@ def names_called(double):
     return [name for name, _ in double.calls if name not in ("health", "openapi", "identity", "close_communicator")]
 
 
+@pytest.mark.clause("weight-sync/weights-travel-in-memory#2")
 @pytest.mark.parametrize("num_servers", [1, 3])
 def test_every_server_serves_the_learners_weights(start, num_servers):
     doubles = [NativeDouble(tensors_of(0)) for _ in range(num_servers)]
@@ -72,6 +73,8 @@ def test_every_server_serves_the_learners_weights(start, num_servers):
         assert [double.policy_version for double in doubles] == [version] * num_servers
 
 
+@pytest.mark.clause("server-dialects/the-native-dialect-carries-a-sync-in-one-message#1,2")
+@pytest.mark.clause("weight-sync/full-sync-sends-every-weight-merged#5")
 def test_one_announcement_carries_all_tensors_their_digests_and_the_version(start):
     double = NativeDouble(tensors_of(0))
     start(double).send(tensors_of(1).items(), version=7)
@@ -115,6 +118,10 @@ def test_a_tied_head_need_not_be_sent(start):
     assert doubles[0].policy_version == 2
 
 
+@pytest.mark.scenario("weight-sync/a-tensor-that-the-server-does-not-know-stops-the-sync")
+@pytest.mark.clause("weight-sync/full-sync-sends-every-weight-merged#3,4")
+@pytest.mark.clause("weight-sync/a-wrong-update-is-refused-and-named#1")
+@pytest.mark.kills("unknown-tensor-sent")
 @pytest.mark.parametrize(
     ("change", "code", "key"),
     [
@@ -137,6 +144,8 @@ def test_tensors_that_do_not_fit_stop_the_sync_before_the_first_byte(start, chan
     assert equal(doubles[1].served, tensors_of(1))
 
 
+@pytest.mark.clause("weight-sync/every-sync-has-a-version-and-is-proven#2,3")
+@pytest.mark.clause("weight-sync/no-request-sees-two-versions#2")
 @pytest.mark.parametrize(
     ("faults", "code", "key"),
     [
@@ -193,6 +202,9 @@ def test_a_learner_that_was_started_again_takes_the_place_of_its_dead_self(start
     again.close()
 
 
+@pytest.mark.scenario("weight-sync/a-busy-group-port-is-named")
+@pytest.mark.clause("weight-sync/a-wrong-update-is-refused-and-named#4")
+@pytest.mark.kills("busy-group-port-unnamed")
 def test_a_busy_group_port_is_named(start):
     double = NativeDouble(tensors_of(0))
     sender = start(double)
@@ -204,6 +216,7 @@ def test_a_busy_group_port_is_named(start):
     assert equal(double.served, tensors_of(1))
 
 
+@pytest.mark.clause("weight-sync/a-wrong-update-is-refused-and-named#3")
 def test_another_learner_is_told_that_the_server_is_taken(start):
     double = NativeDouble(tensors_of(0))
     start(double).send(tensors_of(1).items(), version=1)

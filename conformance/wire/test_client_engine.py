@@ -74,6 +74,7 @@ def test_greedy_rollouts_follow_every_full_sync(backend, policies, scene_request
     assert backend.is_current()
 
 
+@pytest.mark.scenario("weight-sync/greedy-output-follows-the-merged-model")
 @pytest.mark.parametrize("use_dora", [False, True])
 def test_merged_adapters_of_the_vision_tower_too_arrive(backend, scene_requests, use_dora):
     model = adapted(use_dora=use_dora)

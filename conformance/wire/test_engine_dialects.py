@@ -86,6 +86,7 @@ def test_a_wrong_announcement_is_refused_and_costs_nothing(trainer, policies):
     assert trainer.server.post("/reset_prefix_cache/")[1]["code"] == "tensor-missing"
 
 
+@pytest.mark.scenario("server-dialects/an-update-before-the-communicator-is-refused")
 def test_an_update_before_the_communicator_is_refused(server):
     told = {"name": NORM, "dtype": "float32", "shape": [192]}
     version = server.version
@@ -94,6 +95,8 @@ def test_an_update_before_the_communicator_is_refused(server):
     assert server.infer(text_batch([[5]]), max_tokens=2)[1] == [version]
 
 
+@pytest.mark.scenario("server-dialects/a-second-communicator-is-refused")
+@pytest.mark.scenario("server-dialects/a-communicator-can-be-opened-again-after-closing")
 def test_a_second_communicator_is_refused_and_the_first_goes_on(trainer, policies):
     server = trainer.server
     second = QueuedLearner(server, port=free_port())

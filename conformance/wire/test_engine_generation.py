@@ -64,6 +64,7 @@ def test_swift_fills_the_room_when_no_length_is_given(server):
     assert 1 <= len(entries[0]["response"]["choices"][0]["token_ids"]) <= 32
 
 
+@pytest.mark.scenario("server-dialects/two-completions-of-each-prompt")
 def test_trl_answers_two_completions_of_each_prompt_in_order(server):
     body = {"prompts": [[5, 6], [7, 8, 9], [10]], "n": 2, "max_tokens": 5, "temperature": 0.0}
     status, reply = server.post("/generate", body)
@@ -84,6 +85,8 @@ def test_a_seed_repeats_its_response_and_different_seeds_do_not(server):
     assert first[0] == first[2] != first[1]
 
 
+@pytest.mark.scenario("rollout-server/health-during-a-long-generation")
+@pytest.mark.clause("rollout-server/health-is-answered-while-tokens-are-generated#1")
 def test_health_answers_within_a_second_while_eight_long_responses_are_written(server):
     def longest_wait():
         call = in_thread(server.infer, text_batch([[5 + i] for i in range(8)]), **LONG)
@@ -100,11 +103,13 @@ def test_health_answers_within_a_second_while_eight_long_responses_are_written(s
     assert any(longest_wait() < 1.0 for _ in range(3))  # other work on the machine comes and goes
 
 
+@pytest.mark.scenario("rollout-server/two-callers-share-one-batch")
+@pytest.mark.clause("rollout-server/a-rollout-server-only-generates#3")
 def test_two_calls_at_once_share_one_batch(server):
     def timed(num_calls):
         began = time.perf_counter()
         batch = text_batch([[9, i] for i in range(8)])
-        calls = [in_thread(server.infer, batch, max_tokens=250, ignore_eos=True) for _ in range(num_calls)]
+        calls = [in_thread(server.infer, batch, max_tokens=400, ignore_eos=True) for _ in range(num_calls)]
         for call in calls:
             call.result()
         return time.perf_counter() - began
@@ -115,6 +120,8 @@ def test_two_calls_at_once_share_one_batch(server):
     assert min(ratios) < 1.5
 
 
+@pytest.mark.scenario("rollout-server/replies-are-never-swapped")
+@pytest.mark.clause("rollout-server/a-rollout-server-only-generates#4")
 def test_replies_are_never_swapped(server):
     def ask(first):
         prompts = [[first, 11 + i, first] for i in range(3)]
@@ -132,6 +139,8 @@ def test_replies_are_never_swapped(server):
         caller.result()
 
 
+@pytest.mark.scenario("rollout-server/a-caller-that-hangs-up-frees-the-engine")
+@pytest.mark.clause("rollout-server/a-bad-request-costs-nobody-else-anything#5")
 def test_a_caller_that_hangs_up_frees_the_engine(server):
     batch = {"requests": text_batch([[5]] * 64), "sampling": {"max_tokens": 500, "ignore_eos": True}}
     call = in_thread(server.post_packed, "/native/infer/", batch, timeout=2)
@@ -146,6 +155,7 @@ def test_a_caller_that_hangs_up_frees_the_engine(server):
     assert server.infer(text_batch([[5]]), max_tokens=2)[0]
 
 
+@pytest.mark.scenario("rollout-server/a-bad-sampling-value-is-named")
 def test_a_bad_item_costs_only_its_own_call(server):
     good = in_thread(server.infer, text_batch([[5]] * 4), max_tokens=200, ignore_eos=True)
     for bad, code, key in [
@@ -160,6 +170,8 @@ def test_a_bad_item_costs_only_its_own_call(server):
     assert len(server.infer(text_batch([[5], [6] * 40, [7]]), max_tokens=8)[0]) == 3
 
 
+@pytest.mark.scenario("rollout-server/an-empty-call-generates-nothing")
+@pytest.mark.clause("rollout-server/a-bad-request-costs-nobody-else-anything#4")
 def test_an_empty_call_generates_nothing(server):
     def counted():
         text = http.get(server.url + "/metrics", timeout=10).text

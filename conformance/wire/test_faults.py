@@ -25,6 +25,7 @@ def settle(server, policies, scene_batch, greedy):
     learner.close()
 
 
+@pytest.mark.scenario("weight-sync/a-failed-staged-update-leaves-the-old-weights")
 def test_a_learner_killed_in_mid_sync_leaves_the_old_weights(server, policies, scene_batch, greedy):
     before, version = server.infer(scene_batch, **greedy)[0], server.version
     command = [sys.executable, "-m", "conformance.wire.dying_learner", server.url, str(free_port()), str(version + 1)]
@@ -77,6 +78,9 @@ def fragile(tmp_path_factory):
         yield started
 
 
+@pytest.mark.scenario("rollout-server/placeholder-weights-do-not-answer")
+@pytest.mark.scenario("rollout-server/placeholder-weights-answer-after-an-update")
+@pytest.mark.clause("rollout-server/every-rollout-names-the-weights-that-made-it#3")
 def test_placeholder_weights_do_not_answer_until_a_sync(fragile, policies, scene_batch, greedy):
     server = fragile.server
     assert server.health()["state"] == "weights-not-set"
@@ -95,6 +99,8 @@ def test_placeholder_weights_do_not_answer_until_a_sync(fragile, policies, scene
     assert server.health()["state"] == "serving"
 
 
+@pytest.mark.scenario("rollout-server/a-busy-port-is-refused")
+@pytest.mark.clause("rollout-server/the-server-keeps-to-itself#2,3")
 def test_a_busy_http_port_is_refused_and_no_other_taken(fragile, tmp_path):
     second = Instance(settings_for(port=fragile.settings.port), tmp_path / "log")
     try:
@@ -119,6 +125,7 @@ def test_every_route_but_health_wants_the_key(fragile):
     assert requests.get(f"{url}/health", timeout=5).status_code == 200
 
 
+@pytest.mark.scenario("rollout-server/health-after-a-dead-worker")
 def test_a_dead_worker_turns_health_red_and_ends_running_calls(fragile):
     server = fragile.server
     long = {"requests": [{"request_id": str(i), "prompt_token_ids": [5]} for i in range(4)]}

@@ -18,7 +18,11 @@ from conformance.harness.spec_error import Finding
 LEDGER = Path(__file__).with_name("ledger.json")
 OUT_OF_REACH = (
     *("conformance/launch/", "conformance/wire/", "conformance/trainer/test_ddp.py"),
-    *("conformance/rollout/test_vllm", "conformance/rollout/test_tensor_parallel.py"),
+    *(
+        "conformance/rollout/test_vllm",
+        "conformance/sync/test_ranks_of_learner.py",
+        "conformance/rollout/test_tensor_parallel.py",
+    ),
 )
 """Tests that start processes or engines of their own, which a change in this process does not reach, or not in time."""
 AGAIN = "Run python -m conformance.harness.faults."

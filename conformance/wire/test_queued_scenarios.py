@@ -1,0 +1,55 @@
+"""Scenarios of weights to servers of the older dialects, with their own values."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from conformance.wire.swift_double import error_of
+from conformance.wire.test_client_scenarios import MEETING, double
+from rollmatch.sync import queued_sender
+from rollmatch.sync.plan import Spec
+from rollmatch.sync.queued_sender import QueuedSender, flat_metadata
+from rollmatch.wire.client.session import ClientSettings, RolloutServer
+
+__all__ = ["double"]
+
+
+@pytest.mark.scenario("request-distribution/an-update-is-sent-once")
+@pytest.mark.clause("request-distribution/a-broken-connection-is-tried-once-more#5")
+@pytest.mark.kills("control-call-sent-again")
+def test_an_update_is_sent_once(double):
+    server = RolloutServer(double.url, ClientSettings(timeout_s=3))
+    server.connect()
+    sender = QueuedSender([server], [23000], MEETING)
+    sender._groups = (SimpleNamespace(send=lambda bucket: None),)
+    error = error_of(lambda: sender.send([("a", torch.zeros(2))], version=1))
+    assert error.code == "transport-failed"
+    assert double.calls.count("/update_flattened_params") == 1
+
+
+@pytest.mark.scenario("server-dialects/the-trainer-is-the-last-rank")
+@pytest.mark.clause("server-dialects/the-trl-dialect-serves-trl-and-verifiers-trainers#4")
+@pytest.mark.kills("trainer-is-the-first-rank")
+def test_the_trainer_is_the_last_rank(monkeypatch):
+    told = []
+    server = SimpleNamespace(
+        dialect=SimpleNamespace(name="trl"),
+        routes={},
+        get=lambda route: {"world_size": 2},
+        control=lambda route, body=None, **_: told.append((route, body)),
+    )
+    monkeypatch.setattr(queued_sender, "QueuedGroup", lambda address: told.append(address) or SimpleNamespace())
+    QueuedSender([server], [23000], MEETING).send([], version=1)
+    ((_, body),) = [call for call in told if isinstance(call, tuple) and call[0] == "/init_communicator"]
+    (address,) = [call for call in told if not isinstance(call, tuple)]
+    assert body["world_size"] == address.world_size == 3
+    assert address.rank == 2
+
+
+@pytest.mark.scenario("server-dialects/a-bucket-is-read-by-bytes")
+@pytest.mark.clause("server-dialects/the-swift-dialect-serves-ms-swift-trainers#4")
+@pytest.mark.kills("buckets-count-elements")
+def test_a_bucket_is_read_by_bytes():
+    told = flat_metadata([Spec("a", "bfloat16", (6,)), Spec("b", "float32", (2,))])
+    assert [(one["start_idx"], one["end_idx"]) for one in told] == [(0, 12), (12, 20)]
