@@ -4,6 +4,7 @@ import io
 import json
 
 import pytest
+from torch import nn
 
 from conformance.doubles.engine import make_remembering_backend
 from conformance.doubles.tokenizer import make_vocabulary
@@ -12,10 +13,12 @@ from conformance.rollout.digits import load_digits, load_model, template_of
 from conformance.target.answers import answer, element, ids
 from conformance.trainer.small_run import events, make_trainer
 from rollmatch.journal import Journal, read_journal
+from rollmatch.launch.run import describe
 from rollmatch.launch.watch import UNDERFULL_STEPS, RunWatcher
 from rollmatch.learn.pack import Packer
 from rollmatch.model import merged_weights
 from rollmatch.ranks import Ranks
+from rollmatch.records import Rollout
 from rollmatch.report.console import StepConsole
 from rollmatch.step_report import PHASES
 from rollmatch.sync.fence import Fence
@@ -145,3 +148,35 @@ def test_the_fill_is_written_down(trained):
     for event in events(trained, "packed"):
         assert event["fill"] == pytest.approx(event["tokens"] / load_digits().global_max_length, abs=1e-3)
         assert event["segments"] == 4
+
+
+@pytest.mark.scenario("observability/the-servers-are-written-down")
+@pytest.mark.clause("observability/rollouts-can-be-audited#3")
+@pytest.mark.kills("servers-untold")
+def test_the_servers_are_written_down():
+    urls = ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]
+    server = "custom.extra.rollout_matching.vllm.server"
+    mode = "custom.extra.rollout_matching.vllm.mode=server"
+    told = (mode, f"{server}.base_url=[{', '.join(urls)}]", f"{server}.group_port=51216")
+    assert describe(load_digits(*told), nn.Linear(2, 2), Ranks())["servers"] == urls
+    assert describe(load_digits(), nn.Linear(2, 2), Ranks())["servers"] == []
+
+
+@pytest.mark.scenario("observability/the-age-of-carried-segments-is-seen")
+@pytest.mark.clause("observability/quality-is-measured-by-counts#5")
+@pytest.mark.kills("age-of-the-youngest")
+def test_the_age_of_carried_segments_is_seen(tmp_path):
+    trainer = make_trainer(tmp_path, "training.packing=true")
+    samples = trainer.train_dataset[:2]
+    template = trainer.ring.template
+    prompts = [template.expand(template.prompt_token_ids(s), template.image_features(s)) for s in samples]
+    rollouts = [
+        Rollout(
+            request_id=str(v), prompt_token_ids=prompt, response_token_ids=(), finish_reason="stop", policy_version=v
+        )
+        for v, prompt in zip((3, 5), prompts, strict=True)
+    ]
+    segments, _ = trainer.ring.target.make_segments(samples, rollouts)
+    trainer._make_batches(segments, {}, num_batches=1)
+    (packed,) = events(trainer, "packed")
+    assert (packed["segments"], packed["oldest_policy_version"]) == (2, 3)

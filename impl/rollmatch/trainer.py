@@ -212,6 +212,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             sample_ids=[[segment.sample.sample_id for segment in batch.segments] for batch in batches],
             tokens=sum(batch.num_tokens for batch in batches),
             fill=round(sum(batch.fill for batch in batches) / len(batches), 4),
+            oldest_policy_version=min(segment.policy_version for batch in batches for segment in batch.segments),
             carried=self.report.num_carried,
         )
         return batches

@@ -94,4 +94,18 @@ LAUNCH = (
             '    commands.add_parser("all", help="start servers and learner")'
         ),
     ),
+    Fault(
+        fault_id="servers-untold",
+        what="The run does not say where it generates.",
+        seam="launch.run",
+        old='        "servers": [address.base_url for address in pair_servers(',
+        new='        "servers": [address.base_url[:0] for address in pair_servers(',
+    ),
+    Fault(
+        fault_id="age-of-the-youngest",
+        what="A step tells the newest version it learns from, not the oldest.",
+        seam="trainer",
+        old="            oldest_policy_version=min(",
+        new="            oldest_policy_version=max(",
+    ),
 )

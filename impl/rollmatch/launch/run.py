@@ -12,6 +12,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils.logging import disable_progress_bar
 
 from rollmatch.config import RunConfig, resolved_yaml
+from rollmatch.config.pairing import pair_servers
 from rollmatch.journal import Journal, read_journal
 from rollmatch.launch.assemble import attention_of, make_arguments, make_ring, make_template
 from rollmatch.launch.run_directory import JOURNAL, RESOLVED, changed_keys
@@ -48,7 +49,7 @@ def run(
         num_train_samples=len(train_samples),
         num_val_samples=len(val_samples),
         resumed_from=int(checkpoint.name.rpartition("-")[2]) if checkpoint else None,
-        **_describe(config, model, ranks),
+        **describe(config, model, ranks),
     )
     if ranks.is_primary:
         _announce(event, config, resumed=checkpoint is not None)
@@ -128,7 +129,8 @@ def _count_steps(trainer: RolloutTrainer) -> int:
     return int(steps * trainer.args.num_train_epochs)
 
 
-def _describe(config: RunConfig, model: torch.nn.Module, ranks: Ranks) -> dict[str, Any]:
+def describe(config: RunConfig, model: torch.nn.Module, ranks: Ranks) -> dict[str, Any]:
+    """What the journal's ``run`` event says about this run."""
     num_parameters, num_trainable = count_weights(model)
     return {
         "model": config.model.model,
@@ -136,6 +138,7 @@ def _describe(config: RunConfig, model: torch.nn.Module, ranks: Ranks) -> dict[s
         "num_trainable": num_trainable,
         "device": _device_name(),
         "learner_world_size": ranks.learner_world_size,
+        "servers": [address.base_url for address in pair_servers(config.custom.extra.rollout_matching.vllm.server)],
         "versions": {"python": platform.python_version()} | {n: v for n in PACKAGES if (v := _version(n))},
         "max_steps": config.training.max_steps,
     }
