@@ -1,5 +1,6 @@
 """A run from its first line to its page: assemble, look, train, look again, report."""
 
+import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -147,7 +148,7 @@ def describe(config: RunConfig, model: torch.nn.Module, ranks: Ranks) -> dict[st
 def _device_name() -> str:
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    return f"CPU, {torch.get_num_threads()} threads ({platform.machine()})"
+    return f"CPU, {os.cpu_count()} cores ({platform.machine()})"
 
 
 def _version(name: str) -> str | None:
