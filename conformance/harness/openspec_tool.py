@@ -4,6 +4,7 @@
 dependencies are pinned by ``openspec/package.json`` and its lock file. ``ROLLMATCH_CACHE`` names another cache folder.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -54,6 +55,8 @@ def package_folder() -> Path:
 
 def install() -> Path:
     """Install the pinned tool unless it is there. Errors: ``OpenspecInstallFailed``."""
+    with contextlib.suppress(OpenspecMissing):
+        return package_folder()
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("package.json", "package-lock.json"):
