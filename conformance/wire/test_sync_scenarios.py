@@ -111,7 +111,7 @@ def test_the_communicator_is_closed_after_an_error(attach, tmp_path, monkeypatch
         "attention_of": None,
         "make_template": template,
         "make_ring": ring,
-        "_describe": {},
+        "describe": {},
         "_announce": None,
         "RolloutTrainer": SimpleNamespace(ring=ring),
     }.items():
