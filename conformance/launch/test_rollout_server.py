@@ -130,7 +130,7 @@ def test_a_busy_port_or_a_missing_model_stops_the_start():
 @pytest.mark.clause("launchers/server-and-learner-have-a-launcher-each#1,3,4")
 @pytest.mark.kills("gpus-not-shown")
 def test_two_commands_take_one_file(capsys, monkeypatch):
-    monkeypatch.setattr("rollmatch.launch.rollout_server._has_gpu", lambda: True)
+    monkeypatch.setattr("rollmatch.launch.rollout_server.has_gpu", lambda: True)
     sets = [part for override in [*absolute(), *ONE] for part in ("--set", override)]
     assert main(["serve", str(CONFIG), "--gpus", "0,1,2", "--dry-run", *sets]) == 0
     served = shlex.split(capsys.readouterr().out)

@@ -1,6 +1,5 @@
 """Both divisions of a machine by the commands people type: rollout replicas here, learner ranks there."""
 
-import socket
 import sys
 from itertools import chain
 
@@ -11,6 +10,7 @@ import requests
 from conformance.harness.judge import judge
 from conformance.launch.started import finish, journal_of, started, train_command
 from conformance.rollout.digits import CONFIG, absolute
+from conformance.wire.instance import free_port
 
 pytestmark = pytest.mark.engine
 
@@ -18,16 +18,8 @@ VLLM = "custom.extra.rollout_matching.vllm"
 STEPS = 2
 
 
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def overrides_for(out, num_replicas):
-    http, group = free_ports(2)
+    http, group = free_port(), free_port()
     return http, (
         f"{VLLM}.mode=server",
         f"{VLLM}.server.base_url=http://127.0.0.1:{http}",

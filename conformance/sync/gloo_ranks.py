@@ -4,8 +4,9 @@ import json
 import subprocess
 import sys
 
-from rollmatch.sync.bucket import Buffer, cut
+from rollmatch.sync.bucket import Buffer
 from rollmatch.sync.digest import digests_of
+from rollmatch.wire.digest import cut
 from rollmatch.wire.gloo_group import GlooGroup, GroupAddress
 
 

@@ -13,8 +13,7 @@ import msgspec
 import torch
 
 from rollmatch.errors import RollmatchError
-from rollmatch.sync.bucket import cut
-from rollmatch.wire.digest import digest_of
+from rollmatch.wire.digest import cut, digest_of
 from rollmatch.wire.gloo_group import GO, GlooGroup, GroupAddress
 
 

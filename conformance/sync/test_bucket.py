@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from conformance.sync.gloo_ranks import broadcast_between
 from rollmatch.sync import bucket, digest
-from rollmatch.sync.bucket import Buffer, cut
+from rollmatch.sync.bucket import Buffer
 from rollmatch.sync.digest import DigestMismatch, check_digests, digests_of
+from rollmatch.wire.digest import cut
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int8, torch.int64])
 KINDS = st.lists(st.tuples(DTYPES, st.lists(st.integers(0, 5), max_size=3).map(tuple)), max_size=8)

@@ -1,6 +1,5 @@
 """Weights reach every server as one version, proven, or no server changes."""
 
-import random
 import socket
 import time
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 
 from conformance.sync.native_double import NativeDouble, serving
+from conformance.wire.instance import free_port
 from rollmatch.errors import RollmatchError
 from rollmatch.sync.gloo import Meeting
 from rollmatch.sync.native_sender import NativeSender
@@ -25,11 +25,6 @@ def tensors_of(seed, *, dtype=torch.float32):
         "scalar": torch.randn((), generator=generator).to(dtype),
         "c": torch.randn(2, 2, 2, generator=generator).to(dtype),
     }
-
-
-def free_port():
-    """Outside the range from which the system hands out ports of its own."""
-    return random.randint(20000, 29999)
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import torch
 from conformance.rollout.digits import ROOT
 from conformance.scenarios.configs import config_with, not_refused
 from conformance.sync.native_double import NativeDouble, serving
-from conformance.sync.test_native_sender import free_port
 from conformance.wire.calls import in_thread
+from conformance.wire.instance import free_port
 from conformance.wire.swift_double import RULES, error_of, prompts, running_double
 from rollmatch.launch.assemble import make_ring
 from rollmatch.launch.connect import connect_servers
@@ -139,7 +139,7 @@ def make_ring_with_server(config, ranks):
 ALONE = """
 import sys, threading
 from conformance.sync.native_double import NativeDouble, serving
-from conformance.sync.test_native_sender import free_port
+from conformance.wire.instance import free_port
 double = NativeDouble({})
 double.infer = lambda body: (print("asked", flush=True), threading.Event().wait(60))
 with serving(double) as urls:

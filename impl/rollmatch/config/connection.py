@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from rollmatch.config.section import Positive, Section
 
-_LAST_PORT = 65535
+LAST_PORT = 65535
 
 
 def _check_url(value: str) -> str:
@@ -45,7 +45,7 @@ def _check_urls(value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | 
 
 def _check_ports(value: int | tuple[int, ...] | None) -> int | tuple[int, ...] | None:
     for port in (value,) if isinstance(value, int) else value or ():
-        if not 0 < port <= _LAST_PORT:
+        if not 0 < port <= LAST_PORT:
             raise PydanticCustomError("out_of_range", "Input should be a port, 1 to 65535")
     return value
 
@@ -59,7 +59,7 @@ def _some(value: Any) -> Any:
 
 BaseUrl = Annotated[str, AfterValidator(_check_url)]
 """An http or https URL with a host; routes are appended to it."""
-Port = Annotated[int, Field(ge=1, le=_LAST_PORT)]
+Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
 
 
 class ServerEntry(Section):

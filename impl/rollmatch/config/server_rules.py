@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from rollmatch.config.connection import ServerConfig
+from rollmatch.config.connection import LAST_PORT, ServerConfig
 from rollmatch.config.engine import VllmConfig
 from rollmatch.config.pairing import pair_servers
 from rollmatch.config.removed import ROLLOUT_MATCHING
@@ -16,7 +16,6 @@ VLLM = f"{ROLLOUT_MATCHING}.vllm"
 SERVER = f"{VLLM}.server"
 LORA_ON_SERVER = "custom.extra.rollout_server.vllm_enable_lora"
 _FORMS = "Name servers (a list of base_url and group_port), or base_url beside group_port."
-_LAST_PORT = 65535
 
 
 class ConnectionFormAmbiguous(ConfigError):
@@ -95,7 +94,7 @@ def _check_lengths(urls: str | tuple[str, ...] | None, ports: int | tuple[int, .
     if isinstance(urls, tuple) and isinstance(ports, tuple) and len(urls) != len(ports):
         problem = f"base_url names {len(urls)} servers, group_port {len(ports)} ports"
         yield PairingLengthMismatch(problem, key=key, remedy="Give each server one port, or one port to count on from.")
-    if isinstance(urls, tuple) and isinstance(ports, int) and ports + len(urls) - 1 > _LAST_PORT:
+    if isinstance(urls, tuple) and isinstance(ports, int) and ports + len(urls) - 1 > LAST_PORT:
         problem = f"{ports} counted on over {len(urls)} servers passes the last port"
         yield OutOfRange(problem, key=key, remedy="Choose a lower port.")
 

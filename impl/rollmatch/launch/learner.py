@@ -3,7 +3,6 @@
 Nothing heavy is imported here: some variables only count if they are set before torch and vLLM load.
 """
 
-import glob
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from rollmatch.config import check_files, load
 from rollmatch.config.effective import sync_mode, tensor_parallel_size
 from rollmatch.errors import LaunchError
 from rollmatch.launch.await_servers import Patience, await_servers
+from rollmatch.launch.gpus import has_gpu
 from rollmatch.launch.run_directory import last_checkpoint, open_run_directory
 from rollmatch.samples import load_samples
 
@@ -85,6 +85,5 @@ def _open(directory: Path, *, resume: bool, overwrite: bool) -> Path | None:
 
 def set_environment() -> None:
     """Set what libraries read when they load; what the user has set stays."""
-    has_gpu = bool(glob.glob("/dev/nvidia[0-9]*"))
-    for name, value in (ENVIRONMENT if has_gpu else ENVIRONMENT | CPU_ENVIRONMENT).items():
+    for name, value in (ENVIRONMENT if has_gpu() else ENVIRONMENT | CPU_ENVIRONMENT).items():
         os.environ.setdefault(name, value)

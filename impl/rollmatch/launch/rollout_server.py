@@ -4,10 +4,8 @@ The launcher replaces itself by the server it starts, so a signal needs no passi
 """
 
 import dataclasses
-import glob
 import json
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -19,6 +17,8 @@ from rollmatch.config import RunConfig, effective, load
 from rollmatch.config.files import check_model
 from rollmatch.config.pairing import ServerAddress, pair_servers
 from rollmatch.errors import LaunchError
+from rollmatch.launch.child import tell_command
+from rollmatch.launch.gpus import has_gpu
 from rollmatch.launch.learner import CPU_ENVIRONMENT, ENVIRONMENT
 from rollmatch.wire.server.port import bind_http
 from rollmatch.wire.server.settings import ServerSettings
@@ -54,8 +54,7 @@ class Command:
     environment: dict[str, str]
 
     def __str__(self) -> str:
-        named = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
-        return " ".join([*named, shlex.join(self.words)])
+        return tell_command(self.words, dict(sorted(self.environment.items())))
 
 
 def serve(
@@ -73,7 +72,7 @@ def serve(
     """
     config = load(path, overrides)
     check_model(config)
-    command = make_command(config, gpus=gpus, server_index=server_index, on_gpu=_has_gpu())
+    command = make_command(config, gpus=gpus, server_index=server_index, on_gpu=has_gpu())
     if not dry_run:
         address = _address(config, server_index)
         bind_http(config.custom.extra.rollout_server.host, _port(address)).close()
@@ -196,10 +195,6 @@ def _address(config: RunConfig, index: int | None) -> ServerAddress:
 def _port(address: ServerAddress) -> int:
     parts = urlsplit(address.base_url)
     return parts.port or (443 if parts.scheme == "https" else 80)
-
-
-def _has_gpu() -> bool:
-    return bool(glob.glob("/dev/nvidia[0-9]*"))
 
 
 def _become(command: Command) -> NoReturn:

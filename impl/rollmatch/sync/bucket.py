@@ -29,19 +29,3 @@ class Buffer:
         if len(self._memory) < size:
             self._memory = torch.empty(size, dtype=torch.uint8)
         return torch.cat(parts, out=self._memory[:size]) if parts else self._memory[:0]
-
-
-def cut(flat: Tensor, tensors: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> list[Tensor]:
-    """The tensors of a bucket, as views of its bytes where these are aligned.
-
-    >>> cut(torch.tensor([1, 2, 2, 1], dtype=torch.uint8), [(torch.int8, (2,)), (torch.int16, (1, 1))])[1].tolist()
-    [[258]]
-    """
-    found, start = [], 0
-    for dtype, shape in tensors:
-        stop = start + torch.Size(shape).numel() * dtype.itemsize
-        part = flat[start:stop]
-        aligned = part if start % dtype.itemsize == 0 else part.clone()
-        found.append(aligned.view(dtype).view(shape))
-        start = stop
-    return found

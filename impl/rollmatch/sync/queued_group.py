@@ -12,9 +12,8 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
-from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
-from rollmatch.wire.gloo_group import GroupAddress, TransferFailed, not_joined, open_store
+from rollmatch.wire.gloo_group import GroupAddress, TransferFailed, broadcast_on, not_joined, open_stateless, open_store
 
 
 class QueuedGroup:
@@ -25,19 +24,15 @@ class QueuedGroup:
         self.address, self._num_barriers = address, 0
         try:
             self._store = open_store(address, None)
-            place, limit = PrefixStore("gloo", self._store), timedelta(seconds=address.join_timeout_s)
-            self._group: Any = ProcessGroupGloo(place, address.rank, address.world_size, limit)
+            self._group = open_stateless(address, self._store)
         except RuntimeError as error:
             raise not_joined(address, error) from error
         self._store.set_timeout(timedelta(seconds=address.timeout_s))
 
     def send(self, tensor: Tensor) -> None:
         """Broadcast, then the barrier: the workers have the bytes, but may not have loaded them."""
-        options = BroadcastOptions()
-        options.rootRank, options.rootTensor = self.address.rank, 0
-        options.timeout = timedelta(seconds=self.address.timeout_s)
         try:
-            self._group.broadcast([tensor], options).wait()
+            broadcast_on(self._group, tensor, source=self.address.rank, timeout_s=self.address.timeout_s)
             self._barrier()
         except (RuntimeError, ValueError) as error:
             problem = f"at {self.address.host}:{self.address.port}: {str(error).splitlines()[0]}"

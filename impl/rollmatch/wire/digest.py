@@ -1,5 +1,6 @@
-"""One digest per tensor, equal on both sides if and only if all bytes are."""
+"""Tensors as bytes, and one digest per tensor, equal on both sides if and only if all bytes are."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,3 +24,19 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """[n] the tensor's bytes, a view where it is contiguous."""
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8)
+
+
+def cut(flat: torch.Tensor, tensors: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> list[torch.Tensor]:
+    """The tensors of a bucket, as views of its bytes where these are aligned.
+
+    >>> cut(torch.tensor([1, 2, 2, 1], dtype=torch.uint8), [(torch.int8, (2,)), (torch.int16, (1, 1))])[1].tolist()
+    [[258]]
+    """
+    found, start = [], 0
+    for dtype, shape in tensors:
+        stop = start + torch.Size(shape).numel() * dtype.itemsize
+        part = flat[start:stop]
+        aligned = part if start % dtype.itemsize == 0 else part.clone()
+        found.append(aligned.view(dtype).view(shape))
+        start = stop
+    return found

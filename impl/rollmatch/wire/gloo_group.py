@@ -100,11 +100,8 @@ class GlooGroup:
         """Send the tensor from ``source`` to every other rank, in place."""
         if self._group is None:
             raise TransferFailed("the group is closed", remedy="Open a communicator.")
-        options = BroadcastOptions()
-        options.rootRank, options.rootTensor = source, 0
-        options.timeout = timedelta(seconds=self.address.timeout_s)
         try:
-            self._group.broadcast([tensor], options).wait()
+            broadcast_on(self._group, tensor, source=source, timeout_s=self.address.timeout_s)
         except RuntimeError as error:
             raise TransferFailed(
                 f"rank {self.address.rank} of {self.address.world_size}: {str(error).splitlines()[0]}",
@@ -152,6 +149,20 @@ def open_store(address: GroupAddress, listener: socket.socket | None) -> TCPStor
         wait_for_workers=False,
         **keywords,  # type: ignore[arg-type]
     )
+
+
+def open_stateless(address: GroupAddress, store: Store) -> Any:
+    """gloo on the store of vLLM's ``StatelessProcessGroup``, as both ends of the swift and trl dialects have it."""
+    limit = timedelta(seconds=address.join_timeout_s)
+    return ProcessGroupGloo(PrefixStore("gloo", store), address.rank, address.world_size, limit)
+
+
+def broadcast_on(group: Any, tensor: torch.Tensor, *, source: int, timeout_s: float) -> None:
+    """One broadcast, in place, within its own time limit. Errors: torch's ``RuntimeError``."""
+    options = BroadcastOptions()
+    options.rootRank, options.rootTensor = source, 0
+    options.timeout = timedelta(seconds=timeout_s)
+    group.broadcast([tensor], options).wait()
 
 
 def not_joined(address: GroupAddress, error: Exception) -> CommunicatorTimeout:

@@ -5,10 +5,17 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
 from rollmatch.errors import SyncError
-from rollmatch.wire.gloo_group import GlooGroup, GroupAddress, TransferFailed, not_joined, open_store
+from rollmatch.wire.gloo_group import (
+    GlooGroup,
+    GroupAddress,
+    TransferFailed,
+    broadcast_on,
+    not_joined,
+    open_stateless,
+    open_store,
+)
 
 
 class TransportUnknown(SyncError):
@@ -90,7 +97,7 @@ class StatelessMember:
         try:
             store = open_store(address, listener)
             self._group = StatelessProcessGroup(rank=address.rank, world_size=address.world_size, store=store)
-            self._communicator = self._open_nccl() if device.type == "cuda" else self._open_gloo()
+            self._communicator = self._open_nccl() if device.type == "cuda" else open_stateless(address, store)
         except RuntimeError as error:
             raise not_joined(address, error) from error
         store.set_timeout(timedelta(seconds=address.timeout_s))
@@ -99,10 +106,6 @@ class StatelessMember:
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
 
         return PyNcclCommunicator(self._group, device=self.device)
-
-    def _open_gloo(self) -> Any:
-        place, limit = PrefixStore("gloo", self._group.store), timedelta(seconds=self.address.join_timeout_s)
-        return ProcessGroupGloo(place, self.rank, self.address.world_size, limit)
 
     def set_ready(self, sync_id: str) -> None:
         """These trainers have no hand-shake."""
@@ -119,10 +122,7 @@ class StatelessMember:
             if self.device.type == "cuda":
                 self._communicator.broadcast(buffer, src=source)
             else:
-                options = BroadcastOptions()
-                options.rootRank, options.rootTensor = source, 0
-                options.timeout = timedelta(seconds=self.address.timeout_s)
-                self._communicator.broadcast([buffer], options).wait()
+                broadcast_on(self._communicator, buffer, source=source, timeout_s=self.address.timeout_s)
             self._group.barrier()
         except (RuntimeError, ValueError) as error:
             problem = f"rank {self.rank}: {str(error).splitlines()[0]}"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.wire.digest import NUM_DIGEST_BYTES, digest_of
+from rollmatch.wire.digest import NUM_DIGEST_BYTES, cut, digest_of
 from rollmatch.wire.gloo_group import GO, bind
 from rollmatch.wire.worker.groups import Group, open_group, parse_address
 
@@ -142,17 +142,11 @@ class Receiver:
     def _receive_bucket(self, tensors: list[Any], received: _Received) -> None:
         group = self._group
         assert group is not None
-        dtypes = [getattr(torch, dtype) for _, dtype, _ in tensors]
-        sizes = [dtype.itemsize * _count(shape) for dtype, (_, _, shape) in zip(dtypes, tensors, strict=True)]
-        bucket = group.receive(sum(sizes))
-        start = 0
-        for (name, _, shape), dtype, size in zip(tensors, dtypes, sizes, strict=True):
-            piece = bucket[start : start + size]
-            if piece.storage_offset() % dtype.itemsize:
-                piece = piece.clone()
-            received.tensors[name] = piece.view(dtype).view(tuple(shape))
-            received.digests[name] = digest_of(piece).hex()
-            start += size
+        kinds = [(getattr(torch, dtype), tuple(shape)) for _, dtype, shape in tensors]
+        bucket = group.receive(sum(dtype.itemsize * torch.Size(shape).numel() for dtype, shape in kinds))
+        for (name, _, _), tensor in zip(tensors, cut(bucket, kinds), strict=True):
+            received.tensors[name] = tensor
+            received.digests[name] = digest_of(tensor).hex()
 
     def _announced(self, plan: dict[str, Any], group: Group) -> list[str] | None:
         if plan.get("trailer"):
@@ -171,15 +165,3 @@ class Receiver:
                     key=name,
                     remedy="Sync again; if it happens again, look for a tensor that changes while it is sent.",
                 )
-
-
-def _count(shape: list[int]) -> int:
-    """Elements of a tensor.
-
-    >>> _count([2, 3]), _count([])
-    (6, 1)
-    """
-    count = 1
-    for size in shape:
-        count *= size
-    return count
