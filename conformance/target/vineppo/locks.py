@@ -1,0 +1,80 @@
+"""The combination lock with a policy of known probabilities, so that every value is known."""
+
+from bisect import bisect
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+
+from conformance.doubles.company import alone
+from fixtures.tasks.lock import SYMBOLS, Lock
+from rollmatch.records import Sample
+from rollmatch.target.vineppo.continuation import Waves, Wish
+from rollmatch.target.vineppo.trajectory import Trajectory, state_at
+
+STOP = 9
+LOCK = Lock(critical={1: "A", 4: "C"}, length=6)
+PROBABILITIES = ((0.25,) * 4, (0.5, 0.5, 0, 0), (0.25,) * 4, (0.25,) * 4, (0.1, 0.1, 0.8, 0), (0.25,) * 4)
+"""V of the prompt is 0.4, after a right first symbol 0.8."""
+
+
+def sample_of(sample_id=0):
+    return Sample(sample_id=sample_id, origin=f"x:{sample_id + 1}", images=(), objects=(), width=8, height=8)
+
+
+def spelled(token_ids):
+    """Symbols of ids, the stop token left out."""
+    return "".join(SYMBOLS[token_id] for token_id in token_ids if token_id != STOP)
+
+
+def trajectory_of(token_ids, *, sample_id=0, version=1, **fields):
+    """A whole response as the lock pays it."""
+    reward = LOCK.reward(spelled(token_ids))
+    return Trajectory(
+        sample=sample_of(sample_id),
+        prompt_token_ids=(100, sample_id),
+        token_ids=tuple(token_ids),
+        rewards=((len(token_ids), reward),),
+        policy_version=version,
+        **fields,
+    )
+
+
+class LockPolicy:
+    """Goes on from a state symbol by symbol; remembers what it was asked."""
+
+    max_new_tokens = LOCK.length + 1
+
+    def __init__(self, probabilities=PROBABILITIES, *, version=1):
+        self.probabilities, self.version = probabilities, version
+        self.asked = []
+
+    def go_on(self, wishes):
+        self.asked.append(list(wishes))
+        return [self._write(wish) for wish in wishes]
+
+    def _write(self, wish):
+        rng, ids = np.random.default_rng(wish.seed), list(wish.state.prefix_token_ids)
+        drawn = zip(rng.random(LOCK.length - len(ids)), range(len(ids), LOCK.length), strict=True)
+        ids += [bisect(list(accumulate(self.probabilities[place][:3])), chance) for chance, place in drawn]
+        made = trajectory_of((*ids, STOP), sample_id=wish.state.sample_id, version=self.version)
+        chances = [self.probabilities[place][token_id] for place, token_id in enumerate(ids)]
+        return replace(made, logprobs=(*np.log(chances).tolist(), 0.0))
+
+    def answer(self, *seeds, sample_id=0):
+        """Responses to the prompt."""
+        start = state_at(trajectory_of((STOP,), sample_id=sample_id, version=self.version), 0)
+        return [self._write(Wish(state=start, seed=seed)) for seed in seeds]
+
+    @property
+    def num_continuations(self):
+        return sum(map(len, self.asked))
+
+
+def waves_of(policy, company=None, *, run_seed=1, step=1):
+    return Waves(policy, company or alone(), run_seed=run_seed, step=step)
+
+
+def value_of(prefix_ids):
+    """Exactly."""
+    return LOCK.value(spelled(prefix_ids), PROBABILITIES)

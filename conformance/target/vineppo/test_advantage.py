@@ -1,0 +1,67 @@
+"""Advantages telescope, spread over tokens and are normalised over the whole batch."""
+
+from math import isclose
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.doubles.company import alone, together
+from rollmatch.target.vineppo.advantage import normalize, spread, step_advantages
+
+NUMBERS = st.floats(-10, 10)
+BATCHES = st.lists(st.lists(NUMBERS, min_size=1, max_size=6), min_size=2, max_size=8)
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=12))
+def test_advantages_telescope_to_the_return_minus_the_value_of_the_prompt(steps):
+    values, rewards = [value for value, _ in steps], [reward for _, reward in steps]
+    advantages = step_advantages(values, rewards)
+    assert isclose(sum(advantages), sum(rewards) - values[0], abs_tol=1e-9)
+
+
+def test_the_decisive_step_of_the_worked_example_is_praised():
+    assert step_advantages((0.5, 0.5, 0.9), (0, 0, 1)) == pytest.approx((0, 0.4, 0.1))
+
+
+def test_every_token_of_a_step_carries_its_advantage():
+    assert spread((1.0, 2.0), (0, 2, 5)) == (1.0, 1.0, 2.0, 2.0, 2.0)
+
+
+@given(BATCHES, st.sampled_from(["whiten", "scale"]))
+def test_ranks_normalise_as_one(batch, how):
+    masks = [[place % 3 != 1 for place in range(len(row))] for row in batch]
+    whole = normalize(batch, masks, how, alone().sum)
+
+    def part(member):
+        return normalize(batch[member.rank :: 2], masks[member.rank :: 2], how, member.sum)
+
+    halves = together(2, part)
+    for index, row in enumerate(whole):
+        assert halves[index % 2][index // 2] == pytest.approx(row, abs=1e-5)
+
+
+@given(BATCHES)
+def test_whitened_advantages_have_mean_zero_and_deviation_one(batch):
+    flat = [a for row in normalize(batch, [[True] * len(row) for row in batch], "whiten", alone().sum) for a in row]
+    assert isclose(sum(flat), 0, abs_tol=1e-4)
+    variance = sum(a * a for a in flat) / (len(flat) - 1)
+    assert variance == pytest.approx(1, rel=1e-4) or set(flat) == {0.0}
+
+
+@given(BATCHES)
+def test_scaling_alone_leaves_what_changed_nothing_at_zero(batch):
+    rows = [[0.0, *row] for row in batch]
+    for row in normalize(rows, [[True] * len(row) for row in rows], "scale", alone().sum):
+        assert row[0] == 0.0
+
+
+def test_advantages_that_are_all_equal_teach_nothing():
+    assert normalize([(0.3, 0.3), (0.3,)], [(True, True), (True,)], "whiten", alone().sum) == [(0.0, 0.0), (0.0,)]
+    assert normalize([(0.0, 0.0)], [(True, True)], "scale", alone().sum) == [(0.0, 0.0)]
+
+
+def test_what_an_environment_wrote_neither_counts_nor_learns():
+    mask = [(True, False, True)]
+    assert normalize([(1.0, 50.0, 3.0)], mask, "whiten", alone().sum)[0] == pytest.approx((-(0.5**0.5), 0, 0.5**0.5))
+    assert normalize([(1.0, 50.0, 3.0)], mask, "none", alone().sum) == [(1.0, 0.0, 3.0)]
