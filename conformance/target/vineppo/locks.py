@@ -58,7 +58,7 @@ class LockPolicy:
         drawn = zip(rng.random(LOCK.length - len(ids)), range(len(ids), LOCK.length), strict=True)
         ids += [bisect(list(accumulate(self.probabilities[place][:3])), chance) for chance, place in drawn]
         made = trajectory_of((*ids, STOP), sample_id=wish.state.sample_id, version=self.version)
-        chances = [self.probabilities[place][token_id] for place, token_id in enumerate(ids)]
+        chances = [max(self.probabilities[place][token_id], 1e-9) for place, token_id in enumerate(ids)]
         return replace(made, logprobs=(*np.log(chances).tolist(), 0.0))
 
     def answer(self, *seeds, sample_id=0):

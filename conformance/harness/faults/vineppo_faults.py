@@ -1,0 +1,143 @@
+"""Mistakes in judging steps by continuations; several are those of published code."""
+
+from conformance.harness.faults.fault import Fault
+
+VALUE, ADVANTAGE, TREE = "target.vineppo.value", "target.vineppo.advantage", "target.vineppo.tree"
+STATE, WAVE = "target.vineppo.trajectory", "target.vineppo.continuation"
+
+VINEPPO = (
+    Fault(
+        fault_id="best-returns-only",
+        what="A value is the mean of the better half of its returns.",
+        seam=VALUE,
+        old="        values=tuple(fmean(returns) for returns in samples),",
+        new="        values=tuple(fmean(sorted(returns)[len(returns) // 2 :]) for returns in samples),",
+    ),
+    Fault(
+        fault_id="one-continuation-too-few",
+        what="The trajectory counts as one of its K continuations.",
+        seam=VALUE,
+        old="max(rules.num_continuations - self._num_free(through[state]), 0)",
+        new="max(rules.num_continuations - 1 - self._num_free(through[state]), 0)",
+    ),
+    Fault(
+        fault_id="own-return-in-value",
+        what="The return of the trajectory that is judged is part of its own baseline.",
+        seam=VALUE,
+        old="for other in through[passage.state] if other.owner != passage.owner]",
+        new="for other in through[passage.state]]",
+    ),
+    Fault(
+        fault_id="budget-of-the-whole-response",
+        what="Continuations may be as long as a whole response.",
+        seam=STATE,
+        old="        return max_new_tokens - self.position",
+        new="        return max_new_tokens",
+    ),
+    Fault(
+        fault_id="finished-response-valued",
+        what="The whole response is a state too.",
+        seam=STATE,
+        old="    return tuple(state_at(trajectory, start) for start in cuts[:-1])",
+        new="    return tuple(state_at(trajectory, start) for start in (*cuts[1:-1], cuts[-1] - 1))",
+    ),
+    Fault(
+        fault_id="value-of-the-end-one-early",
+        what="The state before the last step is taken for the end of the response, whose value is 0.",
+        seam=ADVANTAGE,
+        old="    after = (*values[1:], 0.0)",
+        new="    values = (*values[:-1], 0.0)\n    after = (*values[1:], 0.0)",
+    ),
+    Fault(
+        fault_id="value-of-the-state-after-only",
+        what="An advantage is the value after a step, without the value before it.",
+        seam=ADVANTAGE,
+        old="    return tuple(reward + then - now for",
+        new="    return tuple(reward + then - 0 * now for",
+    ),
+    Fault(
+        fault_id="only-the-last-token-of-a-step",
+        what="A step's advantage is given to its last token.",
+        seam=ADVANTAGE,
+        old="    return tuple(advantage for advantage, (start, stop) in spans for _ in range(stop - start))",
+        new="    return tuple(advantage * (p == stop - 1) for advantage, (start, stop) in spans for p in range(start, stop))",  # noqa: E501
+    ),
+    Fault(
+        fault_id="normalised-per-rank",
+        what="Each rank normalises by its own responses.",
+        seam=ADVANTAGE,
+        old="    num, total = sum_over_ranks([float(len(kept)), sum(kept)])",
+        new="    sum_over_ranks([0.0, 0.0])\n    num, total = float(len(kept)), sum(kept)",
+    ),
+    Fault(
+        fault_id="normalised-per-response",
+        what="Each response has its own mean.",
+        seam=ADVANTAGE,
+        old="    factor = 1.0 / scale if scale > _NEGLIGIBLE else 0.0\n    return [_masked(row, mask, mean, factor)",
+        new="    factor = 1.0 / scale if scale > _NEGLIGIBLE else 0.0\n"
+        "    return [_masked(row, mask, sum(row) / len(row), factor)",
+    ),
+    Fault(
+        fault_id="prefix-encoded-anew",
+        what="A state lacks the first id of the response.",
+        seam=STATE,
+        old="        prefix_token_ids=trajectory.token_ids[:position],",
+        new="        prefix_token_ids=trajectory.token_ids[1 : position + 1],",
+    ),
+    Fault(
+        fault_id="last-step-left-out",
+        what="What follows the last cut point belongs to no step.",
+        seam="target.vineppo.split",
+        old="    return (0, *sorted({start for start in starts if 0 < start < length}), length)",
+        new="    return (0, *sorted({start for start in starts if 0 < start < length - 1}), length - 1)",
+    ),
+    Fault(
+        fault_id="states-valued-anew",
+        what="Equal states are told apart by who came through them.",
+        seam=WAVE,
+        old="                wanted[state] = max(num, wanted.get(state, 0))",
+        new="                wanted[state] = num + wanted.get(state, 0)",
+    ),
+    Fault(
+        fault_id="states-valued-by-every-rank",
+        what="Every rank samples all states.",
+        seam=WAVE,
+        old="        made = self.go_on(mine)\n        told",
+        new="        self.go_on(wishes)\n        made = self.go_on(mine)\n        told",
+    ),
+    Fault(
+        fault_id="version-of-continuations-unread",
+        what="Continuations of another policy version are taken.",
+        seam=WAVE,
+        old="    if made.policy_version != state.policy_version:",
+        new="    if made.policy_version < 0:",
+    ),
+    Fault(
+        fault_id="visits-not-backed-up",
+        what="Only the end of a response counts a visit.",
+        seam=TREE,
+        old="            node.visits += 1",
+        new="            node.visits += node is end",
+    ),
+    Fault(
+        fault_id="own-return-in-tree-value",
+        what="A trajectory's return is part of the values on its own path.",
+        seam=TREE,
+        old="for own, value in self.returns if owner is None or own != owner]",
+        new="for own, value in self.returns]",
+    ),
+    Fault(
+        fault_id="old-trees-kept",
+        what="Trees of an older policy version stay.",
+        seam="target.vineppo.search",
+        old="            self._trees.clear()\n",
+        new="",
+    ),
+    Fault(
+        fault_id="tree-takes-any-version",
+        what="A tree takes trajectories of any version.",
+        seam=TREE,
+        old="        if trajectory.policy_version != self.policy_version:",
+        new="        if trajectory.policy_version < 0:",
+    ),
+)
