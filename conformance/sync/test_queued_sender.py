@@ -2,17 +2,22 @@
 
 import doctest
 import pickle
+from datetime import timedelta
 
 import pytest
+from torch.distributed import TCPStore
 
+from conformance.wire.calls import in_thread
+from conformance.wire.instance import free_port
 from rollmatch.errors import SyncError
 from rollmatch.sync import queued_group, queued_sender
 from rollmatch.sync.gloo import Meeting
 from rollmatch.sync.native_sender import NativeSender
-from rollmatch.sync.queued_group import read_text
+from rollmatch.sync.queued_group import QueuedGroup, read_text
 from rollmatch.sync.queued_sender import QueuedSender
 from rollmatch.sync.sender import make_sender
 from rollmatch.wire.client.session import DIALECTS, ClientSettings, RolloutServer
+from rollmatch.wire.gloo_group import GroupAddress, open_stateless
 
 MEETING = Meeting(host="127.0.0.1", port=1, client="learner", timeout_s=1, join_timeout_s=1)
 
@@ -39,6 +44,18 @@ def test_a_pickle_that_is_no_text_is_not_run(capsys):
         read_text(pickle.dumps(Harmful()))
     assert capsys.readouterr().out == ""
     assert read_text(pickle.dumps("barrier_1")) == "barrier_1"
+
+
+def test_a_store_that_waits_for_its_workers_becomes_ready():
+    """ms-swift's and TRL's servers hold such a one: vLLM's ``StatelessProcessGroup`` counts those who enter."""
+    port, limit = free_port(), timedelta(seconds=10)
+    held = in_thread(lambda: open_stateless(address_of(port, rank=0), TCPStore("127.0.0.1", port, 2, True, limit)))
+    group = QueuedGroup(address_of(port, rank=1))
+    assert held.result(timeout=10).size() == group.address.world_size == 2
+
+
+def address_of(port, *, rank):
+    return GroupAddress(host="127.0.0.1", port=port, rank=rank, world_size=2, timeout_s=5, join_timeout_s=5)
 
 
 def test_the_dialect_decides_the_way():

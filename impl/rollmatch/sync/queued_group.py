@@ -12,8 +12,9 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
-from rollmatch.wire.gloo_group import GroupAddress, TransferFailed, broadcast_on, not_joined, open_stateless, open_store
+from rollmatch.wire.gloo_group import GroupAddress, TransferFailed, broadcast_on, not_joined, open_stateless
 
 
 class QueuedGroup:
@@ -23,7 +24,7 @@ class QueuedGroup:
         """Join as the last rank. Errors: ``CommunicatorTimeout``."""
         self.address, self._num_barriers = address, 0
         try:
-            self._store = open_store(address, None)
+            self._store = _enter_store(address)
             self._group = open_stateless(address, self._store)
         except RuntimeError as error:
             raise not_joined(address, error) from error
@@ -46,6 +47,12 @@ class QueuedGroup:
         for arrival in arrivals:
             self._store.get(arrival)
         self._store.set(f"departure_{name}_{self.address.rank}", "1")
+
+
+def _enter_store(address: GroupAddress) -> TCPStore:
+    """A real server's store counts those who enter and is not ready before all are counted; so this side is counted."""
+    limit = timedelta(seconds=address.join_timeout_s)
+    return TCPStore(address.host, address.port, address.world_size, is_master=False, timeout=limit)
 
 
 class _TextOnly(pickle.Unpickler):
