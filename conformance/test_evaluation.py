@@ -79,7 +79,7 @@ def test_scores_are_over_all_scenes():
 
 def test_a_record_is_named_after_its_step_and_comes_back_from_json(tmp_path):
     scenes = [describe(answer(element()), box())]
-    name = write_evaluation(tmp_path, step=20, metrics={"f1": 0.5}, scenes=scenes, iou=0.5)
+    name = write_evaluation(tmp_path, step=20, metrics={"f1": 0.5}, record={"iou_threshold": 0.5, "scenes": scenes})
     assert name == "evaluations/step-000020.json"
     assert json.loads((tmp_path / name).read_text()) == {
         "step": 20,
@@ -91,7 +91,7 @@ def test_a_record_is_named_after_its_step_and_comes_back_from_json(tmp_path):
 
 
 def test_a_write_that_is_cut_leaves_the_last_whole_record(tmp_path, monkeypatch):
-    name = write_evaluation(tmp_path, step=1, metrics={"f1": 0.1}, scenes=[], iou=0.5)
+    name = write_evaluation(tmp_path, step=1, metrics={"f1": 0.1})
     write_text = Path.write_text
 
     def cut(path, text, **options):
@@ -100,5 +100,5 @@ def test_a_write_that_is_cut_leaves_the_last_whole_record(tmp_path, monkeypatch)
 
     monkeypatch.setattr(Path, "write_text", cut)
     with pytest.raises(OSError, match="no space"):
-        write_evaluation(tmp_path, step=1, metrics={"f1": 0.9}, scenes=[], iou=0.5)
+        write_evaluation(tmp_path, step=1, metrics={"f1": 0.9})
     assert json.loads((tmp_path / name).read_text())["metrics"] == {"f1": 0.1}

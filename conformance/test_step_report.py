@@ -8,10 +8,15 @@ import torch
 
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.loss import LossTerms
+from rollmatch.learn.mask import MaskRules
+from rollmatch.objective.rollout_matching import RolloutMatchingObjective
 from rollmatch.records import Rollout, Sample, Segment, Supervision
 from rollmatch.step_report import PHASES, StepReport
 from rollmatch.target.rollout_matching import RolloutReport, summarize
 
+MATCHING = RolloutMatchingObjective(
+    target=None, eval_target=None, mask_rules=MaskRules(), loss_rules=None, bin_of=lambda token_id: None
+)
 SAMPLE = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
 NOTHING = Supervision(labels=(), weights=(), coord_positions=(), coord_bins=(), coord_in_prefix=())
 
@@ -69,7 +74,7 @@ def terms(ce, coord):
 
 @pytest.fixture
 def full():
-    step = StepReport(step=3)
+    step = StepReport(step=3, objective=MATCHING)
     step.rollouts = [rollout(10), rollout(30)]
     step.reports = [
         report(predicted=4, truth=2, matched=1, appended=1),
@@ -102,27 +107,27 @@ def test_figures_hold_the_summary_of_all_rollouts(full):
 
 
 def test_losses_of_micro_batches_add_up(full):
-    full.add_terms(terms(0.5, 2.0))
-    full.add_terms(terms(0.25, 1.0))
+    full.add_terms(terms(0.5, 2.0).figures)
+    full.add_terms(terms(0.25, 1.0).figures)
     assert (full.figures()["loss_ce"], full.figures()["loss_coord"]) == (0.75, 3.0)
 
 
 @pytest.mark.clause("observability/time-is-measured-by-phase#4")
 def test_a_step_without_anything_has_the_same_figures_all_zero(full):
-    empty = StepReport(step=0).figures()
+    empty = StepReport(step=0, objective=MATCHING).figures()
     assert empty.keys() == full.figures().keys()
     assert set(empty.values()) == {0.0}
 
 
 def test_figures_are_flat_floats_that_json_takes(full):
-    full.add_terms(terms(0.5, 2.0))
+    full.add_terms(terms(0.5, 2.0).figures)
     figures = full.figures()
     assert {type(value) for value in figures.values()} == {float}
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
 
 
 def test_the_time_inside_a_phase_adds_up_also_when_it_fails():
-    step = StepReport(step=0)
+    step = StepReport(step=0, objective=MATCHING)
     with step.phase("pack"):
         time.sleep(0.01)
     once = step.phase_s["pack"]
@@ -134,7 +139,7 @@ def test_the_time_inside_a_phase_adds_up_also_when_it_fails():
 
 
 def test_the_phases_of_two_steps_are_their_own():
-    one, other = StepReport(step=0), StepReport(step=1)
+    one, other = StepReport(step=0, objective=MATCHING), StepReport(step=1, objective=MATCHING)
     one.phase_s["sync"] = 1.0
     assert list(other.phase_s) == list(PHASES)
     assert set(other.phase_s.values()) == {0.0}

@@ -176,7 +176,7 @@ def test_the_age_of_carried_segments_is_seen(tmp_path):
         )
         for v, prompt in zip((3, 5), prompts, strict=True)
     ]
-    segments, _ = trainer.ring.target.make_segments(samples, rollouts)
+    segments, _ = trainer.ring.objective.target.make_segments(samples, rollouts)
     trainer._make_batches(segments, {}, num_batches=1)
     (packed,) = events(trainer, "packed")
     assert (packed["segments"], packed["oldest_policy_version"]) == (2, 3)

@@ -8,9 +8,9 @@ import pytest
 
 from conformance.rollout.digits import scenes
 from conformance.trainer.small_run import events, make_trainer, requested, step_between, trained, weights_of
+from rollmatch.carry import CarryUnfit
 from rollmatch.learn.pack import SegmentTooLong
 from rollmatch.records import Segment
-from rollmatch.trainer import CarryUnfit
 
 NARROW = ("training.packing=true", "global_max_length=330", "training.max_steps=3")
 """Rows of two or three segments, four new ones a step: some wait."""

@@ -23,7 +23,8 @@ Data goes once around a ring; each room knows what it receives and what it hands
 
 ``records`` names what is carried from room to room, ``trainer`` walks once around.
 A room may import itself and the rooms before it, in this order: errors, records, vocabulary, journal, ranks, config,
-samples, template, model, wire, rollout, target, learn, sync, evaluation, step_report, trainer, report, launch.
+samples, template, model, wire, rollout, target, learn, sync, evaluation, objective, step_report, carry, ring, trainer,
+report, launch.
 ``conformance/test_rooms.py`` holds the order.
 """
 

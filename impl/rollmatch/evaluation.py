@@ -1,7 +1,7 @@
 """How good the policy is now: one rollout per held-out sample, parsed and matched, nothing learnt."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,17 @@ def score(samples: Sequence[Sample], rollouts: Sequence[Rollout], target: Rollou
 
 
 def write_evaluation(
-    folder: Path, *, step: int, metrics: dict[str, float], scenes: list[dict[str, Any]], iou: float
+    folder: Path, *, step: int, metrics: Mapping[str, float], record: Mapping[str, Any] | None = None
 ) -> str:
-    """Write ``evaluations/step-<step>.json`` below ``folder``; returns its path relative to it."""
+    """Write ``evaluations/step-<step>.json`` below ``folder``; returns its path relative to it.
+
+    ``record`` is what the file holds besides: scenes, answers.
+    """
     name = f"evaluations/step-{step:06d}.json"
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    record = {"step": step, "iou_threshold": iou, "metrics": metrics, "scenes": scenes}
+    whole = {"step": step, "metrics": dict(metrics), **(record or {})}
     part = path.with_suffix(".part")  # a kill leaves no half record behind under the name that readers look for
-    part.write_text(json.dumps(record), encoding="utf-8")
+    part.write_text(json.dumps(whole), encoding="utf-8")
     part.replace(path)
     return name

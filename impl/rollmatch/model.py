@@ -6,6 +6,7 @@ model that is being trained: merging in place and unmerging would drift the base
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -30,6 +31,12 @@ class AdapterTargetsNothing(ConfigError):
     """An adapter's regular expression matches at least one module."""
 
     code = "adapter-targets-nothing"
+
+
+class ReferenceMissing(ConfigError):
+    """The policy before training is the policy without its adapters."""
+
+    code = "reference-missing"
 
 
 class TiedHeadAdapted(ConfigError):
@@ -67,6 +74,26 @@ def count_weights(model: nn.Module) -> tuple[int, int]:
     """Weights in all, and those that learn."""
     sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
     return sum(size for size, _ in sizes), sum(size for size, learns in sizes if learns)
+
+
+@contextmanager
+def without_adapters(model: nn.Module, *, wanted: bool = True) -> Iterator[None]:
+    """The policy as its adapters found it, while this lasts; a wrapper (DDP) may stand around it.
+
+    Errors: ``ReferenceMissing``, where there are no adapters to leave out.
+    """
+    adapted = next((module for module in model.modules() if isinstance(module, PeftModel)), None)
+    if not wanted:
+        yield
+    elif adapted is None:
+        raise ReferenceMissing(
+            "the policy has no adapters, and no other copy of it is kept",
+            key="tuner.train_type",
+            remedy="Set it to lora, or ask for no distance to the reference (beta 0).",
+        )
+    else:
+        with adapted.disable_adapter():
+            yield
 
 
 @torch.no_grad()

@@ -73,6 +73,9 @@ class Rollout:
     """``stop`` or ``length``."""
     policy_version: int
     """The sync that made the weights which wrote this response."""
+    response_logprobs: tuple[float, ...] | None = None
+    """[R], and one more for the stop token where ``finish_reason`` is ``stop``: of each sampled token, under the
+    distribution it was sampled from. None where nobody asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

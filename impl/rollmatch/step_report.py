@@ -1,14 +1,14 @@
 """What one optimizer step did, phase by phase, as figures for the log and the journal."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollmatch.learn.batch import MicroBatch
-from rollmatch.learn.loss import LossTerms
+from rollmatch.objective.seam import Objective
 from rollmatch.records import Rollout
-from rollmatch.target.rollout_matching import RolloutReport, summarize
 
 PHASES = ("sync", "rollout", "target", "pack", "learn")
 
@@ -18,13 +18,14 @@ class StepReport:
     """Filled while a step runs. Made by ``trainer``; ``figures`` goes into the log and the journal."""
 
     step: int
+    objective: Objective
     phase_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     rollouts: Sequence[Rollout] = ()
-    reports: Sequence[RolloutReport] = ()
+    """Of the window, at its first step; empty at the steps that learn from them again."""
+    reports: Sequence[Any] = ()
     batches: Sequence[MicroBatch] = ()
     num_carried: int = 0
-    loss_ce: float = 0.0
-    loss_coord: float = 0.0
+    terms: dict[str, float] = field(default_factory=dict)
     learn_began: float = 0.0
 
     @contextmanager
@@ -36,21 +37,19 @@ class StepReport:
         finally:
             self.phase_s[name] += time.perf_counter() - began
 
-    def add_terms(self, terms: LossTerms) -> None:
-        """Add one micro-batch's share of the loss."""
-        self.loss_ce += float(terms.ce)
-        self.loss_coord += float(terms.coord)
+    def add_terms(self, figures: Mapping[str, float]) -> None:
+        """Add one micro-batch's share of the loss and of what is measured beside it."""
+        for name, value in figures.items():
+            self.terms[name] = self.terms.get(name, 0.0) + value
 
     def figures(self) -> dict[str, float]:
-        """Flat numbers of this rank's step; rates and means as ``summarize`` defines them."""
+        """Flat numbers of this rank's step; rates and means as the objective's ``summarize`` defines them."""
         rollout_tokens = sum(len(rollout.response_token_ids) for rollout in self.rollouts)
         learn_tokens = sum(batch.num_tokens for batch in self.batches)
         fills = [batch.fill for batch in self.batches]
         return {
-            "loss_ce": self.loss_ce,
-            "loss_coord": self.loss_coord,
-            **summarize(self.reports),
-            "appended": float(sum(report.appended for report in self.reports)),
+            **(dict.fromkeys(self.objective.term_names, 0.0) | self.terms),
+            **self.objective.summarize(self.reports),
             "fill": sum(fills) / len(fills) if fills else 0.0,
             "segments": float(sum(len(batch.segments) for batch in self.batches)),
             "carried": float(self.num_carried),

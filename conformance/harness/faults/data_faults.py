@@ -83,7 +83,7 @@ DATA = (
     Fault(
         fault_id="seeds-unrecorded",
         what="The seeds of requests are not written down.",
-        seam="trainer",
+        seam="ring",
         old="            seeds=[request.seed for request in requests],",
         new="            seeds=[],",
     ),

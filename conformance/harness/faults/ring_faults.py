@@ -50,8 +50,8 @@ RING = (
     Fault(
         fault_id="generation-without-version",
         what="Nobody writes down which weights made the rollouts.",
-        seam="trainer",
-        old="            policy_version=ring.fence.backend.policy_version,\n",
+        seam="ring",
+        old="            policy_version=self.fence.backend.policy_version,\n",
         new="",
     ),
     Fault(

@@ -149,9 +149,9 @@ SECOND = (
     Fault(
         fault_id="carry-in-reverse",
         what="Waiting segments come back backwards.",
-        seam="trainer",
-        old="                for sample_id, fields in json.loads(file.read_text())",
-        new="                for sample_id, fields in reversed(json.loads(file.read_text()))",
+        seam="carry",
+        old='        waiting = _as_segments(told["waiting"], by_id)',
+        new='        waiting = _as_segments(told["waiting"][::-1], by_id)',
     ),
     Fault(
         fault_id="malformed-uncounted",

@@ -6,9 +6,9 @@ THIRD = (
     Fault(
         fault_id="carry-forgotten",
         what="A checkpoint holds no waiting segments.",
-        seam="trainer",
-        old="            carried = [_as_fields(segment) for segment in self.ring.batcher.packer.state()]",
-        new="            carried = [_as_fields(segment) for segment in self.ring.batcher.packer.state()[:0]]",
+        seam="carry",
+        old="    waiting = [_as_fields(segment) for segment in carry.waiting]",
+        new="    waiting = [_as_fields(segment) for segment in carry.waiting[:0]]",
     ),
     Fault(
         fault_id="missing-told-as-type",
@@ -153,7 +153,7 @@ THIRD = (
     Fault(
         fault_id="prompts-uncompared",
         what="The prompts that the engine saw are not compared.",
-        seam="trainer",
+        seam="ring",
         old="            template.check_alignment(sample, prompt, rollout)\n",
         new="",
     ),

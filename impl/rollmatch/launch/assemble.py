@@ -16,21 +16,18 @@ from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.errors import ConfigError
 from rollmatch.journal import Journal
 from rollmatch.launch.connect import connect_servers
+from rollmatch.launch.objectives import make_objective
 from rollmatch.learn.attention import PACKED_ATTENTION
 from rollmatch.learn.batch import Batcher
-from rollmatch.learn.loss import LossRules
-from rollmatch.learn.mask import MaskRules
 from rollmatch.learn.pack import Packer
+from rollmatch.objective.seam import Objective
 from rollmatch.ranks import Ranks
+from rollmatch.ring import Ring
 from rollmatch.rollout.backend import Decoding, RolloutBackend
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.sync.fence import Fence
 from rollmatch.sync.mode import SyncMode
-from rollmatch.target.match import MatchRules
-from rollmatch.target.rollout_matching import RolloutMatching
-from rollmatch.target.transport import TransportRules
 from rollmatch.template import Template
-from rollmatch.trainer import Ring
 
 
 class ArgumentUnknown(ConfigError):
@@ -118,16 +115,15 @@ def make_ring(config: RunConfig, model: torch.nn.Module, template: Template, *, 
         torch.set_num_threads(threads)
     carried = effective.sync_mode(config, learner_world_size=ranks.learner_world_size)
     mode = SyncMode(carried, fallback_to_full=rules.vllm.sync.fallback_to_full)
-    transport = TransportRules(ot_cost=rules.ot_cost, ot_epsilon=rules.ot_epsilon, ot_iters=rules.ot_iters)
-    batcher = _make_batcher(config, model, template)
+    decoding, objective = _make_decoding(rules), make_objective(config, template)
     return Ring(
         template=template,
-        decoding=_make_decoding(rules),
-        target=RolloutMatching(template.vocabulary, _match_rules(rules, gate=rules.maskiou_gate), transport),
-        eval_target=RolloutMatching(template.vocabulary, _match_rules(rules, gate=rules.eval_iou), transport),
-        batcher=batcher,
-        loss_rules=_loss_rules(rules, template),
+        decoding=decoding,
+        eval_decoding=decoding,
+        objective=objective,
+        batcher=_make_batcher(config, model, objective, pad_id=template.pad_id),
         journal=journal,
+        run_seed=config.training.seed,
         ranks=ranks,
         rollout_threads=effective.rollout_threads(config, on_gpu=on_gpu),
         learner_threads=threads,
@@ -175,7 +171,7 @@ def _engine_arguments(config: RunConfig) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _make_batcher(config: RunConfig, model: torch.nn.Module, template: Template) -> Batcher:
+def _make_batcher(config: RunConfig, model: torch.nn.Module, objective: Objective, *, pad_id: int) -> Batcher:
     training = config.training
     packer = None
     if training.packing:
@@ -184,9 +180,7 @@ def _make_batcher(config: RunConfig, model: torch.nn.Module, template: Template)
             max_buffered=training.packing_buffer,
             min_fill_ratio=training.packing_min_fill_ratio,
         )
-    weight = config.custom.extra.rollout_matching.desc_ce_weight
-    rules = MaskRules(desc_ce_weight=weight)
-    return Batcher(model, packer=packer, rules=rules, bin_of=template.vocabulary.bin_of, pad_id=template.pad_id)
+    return Batcher(model, objective, packer=packer, pad_id=pad_id)
 
 
 def _make_decoding(rules: RolloutMatchingConfig) -> Decoding:
@@ -197,28 +191,6 @@ def _make_decoding(rules: RolloutMatchingConfig) -> Decoding:
         top_k=rules.decoding.top_k,
         repetition_penalty=rules.repetition_penalty,
         num_beams=rules.num_beams,
-    )
-
-
-def _match_rules(rules: RolloutMatchingConfig, *, gate: float) -> MatchRules:
-    return MatchRules(
-        candidate_top_k=rules.candidate_top_k,
-        maskiou_gate=gate,
-        maskiou_resolution=rules.maskiou_resolution,
-        fp_cost=rules.fp_cost,
-        fn_cost=rules.fn_cost,
-    )
-
-
-def _loss_rules(rules: RolloutMatchingConfig, template: Template) -> LossRules:
-    return LossRules(
-        coord_ids=template.vocabulary.coord_ids,
-        target_sigma=rules.target_sigma,
-        target_truncate=rules.target_truncate,
-        temperature_coord=rules.temperature_coord,
-        soft_ce_weight=rules.soft_ce_weight,
-        w1_weight=rules.w1_weight,
-        gate_weight=rules.gate_weight,
     )
 
 

@@ -3,18 +3,27 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from rollmatch.learn.collate import make_model_inputs, make_padded_inputs
-from rollmatch.learn.loss import LossTotals, count_totals, logit_indices
-from rollmatch.learn.mask import BinOf, MaskRules, mask_padded, mask_row
+from rollmatch.learn.mask import starts_of_padded
 from rollmatch.learn.pack import Packer
-from rollmatch.records import Row, Sample, Segment, Supervision
+from rollmatch.records import Row, Sample, Segment
 from rollmatch.template import ImageFeatures
 
 FeaturesOf = Callable[[Sample], ImageFeatures]
+
+
+class Supervisor(Protocol):
+    """Says what segments are to learn. Its supervisions are its own business: the batcher only carries them."""
+
+    def supervise(self, segments: Sequence[Segment], *, starts: Sequence[int], num_tokens: int) -> Any:
+        """What a list of ``num_tokens`` tokens is to learn in which segment i starts at ``starts[i]``."""
+
+    def logit_indices(self, supervision: Any) -> Sequence[int]:
+        """Where the logits stand that it needs, ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +31,8 @@ class MicroBatch:
     """One forward pass. ``is_packed``: logits are wanted only where something is supervised."""
 
     inputs: dict[str, Any]
-    supervision: Supervision
+    supervision: Any
+    """The objective's."""
     segments: tuple[Segment, ...]
     num_tokens: int
     fill: float
@@ -33,13 +43,10 @@ class MicroBatch:
 class Batcher:
     """Makes the micro-batches of an optimizer step; holds the packing buffer between steps."""
 
-    def __init__(
-        self, model: torch.nn.Module, *, packer: Packer | None, rules: MaskRules, bin_of: BinOf, pad_id: int
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, supervisor: Supervisor, *, packer: Packer | None, pad_id: int) -> None:
         self.model = model
+        self.supervisor = supervisor
         self.packer = packer
-        self.rules = rules
-        self.bin_of = bin_of
         self.pad_id = pad_id
 
     def make(self, segments: Sequence[Segment], features_of: FeaturesOf, *, num_batches: int) -> list[MicroBatch]:
@@ -51,10 +58,11 @@ class Batcher:
         return [self._packed(row, features_of) for row in rows]
 
     def _packed(self, row: Row, features_of: FeaturesOf) -> MicroBatch:
-        supervision = mask_row(row, rules=self.rules, bin_of=self.bin_of)
+        supervision = self.supervisor.supervise(row.segments, starts=row.offsets, num_tokens=row.num_tokens)
         images = [features_of(segment.sample) for segment in row.segments]
         inputs = make_model_inputs(row, images=images, model=self.model)
-        kept = torch.tensor(logit_indices(supervision), dtype=torch.int64, device=inputs["input_ids"].device)
+        indices = self.supervisor.logit_indices(supervision)
+        kept = torch.tensor(indices, dtype=torch.int64, device=inputs["input_ids"].device)
         return MicroBatch(
             inputs=inputs | {"logits_to_keep": kept},
             supervision=supervision,
@@ -67,22 +75,16 @@ class Batcher:
     def _padded(self, segments: Sequence[Segment], features_of: FeaturesOf) -> MicroBatch:
         images = [features_of(segment.sample) for segment in segments]
         inputs = make_padded_inputs(segments, images=images, model=self.model, pad_id=self.pad_id)
-        num_tokens = sum(segment.encoded_len for segment in segments)
+        num_tokens, num_places = sum(segment.encoded_len for segment in segments), inputs["input_ids"].numel()
+        starts = starts_of_padded(segments)
         return MicroBatch(
             inputs=inputs,
-            supervision=mask_padded(segments, rules=self.rules, bin_of=self.bin_of),
+            supervision=self.supervisor.supervise(segments, starts=starts, num_tokens=num_places),
             segments=tuple(segments),
             num_tokens=num_tokens,
-            fill=num_tokens / inputs["input_ids"].numel(),
+            fill=num_tokens / num_places,
             is_packed=False,
         )
-
-
-def total_of(batches: Sequence[MicroBatch], sum_over_ranks: Callable[[Sequence[float]], list[float]]) -> LossTotals:
-    """What the whole optimizer step supervises: all micro-batches of all ranks."""
-    mine = count_totals(batch.supervision for batch in batches)
-    text_weight, num_slots = sum_over_ranks([mine.text_weight, float(mine.num_slots)])
-    return LossTotals(text_weight=text_weight, num_slots=round(num_slots))
 
 
 def split_evenly(segments: Sequence[Segment], num_parts: int) -> list[Sequence[Segment]]:

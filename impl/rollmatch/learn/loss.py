@@ -89,6 +89,11 @@ class LossTerms:
     gate: Tensor
     """Unweighted, over all slots; measured even where ``gate_weight`` is 0."""
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """For the log."""
+        return {"loss_ce": float(self.ce), "loss_coord": float(self.coord)}
+
 
 def count_totals(supervisions: Iterable[Supervision]) -> LossTotals:
     """Count one rank's rows; over ranks, sum both fields.

@@ -132,9 +132,14 @@ def mask_padded(segments: Sequence[Segment], *, rules: MaskRules, bin_of: BinOf)
     Segment b starts at ``b * L``, L the longest of them. Errors: as ``mask_segment``.
     """
     supervisions = [mask_segment(segment, rules=rules, bin_of=bin_of) for segment in segments]
+    starts = starts_of_padded(segments)
+    return place_supervisions(supervisions, starts=starts, num_tokens=starts.stop)
+
+
+def starts_of_padded(segments: Sequence[Segment]) -> range:
+    """Where each segment of a right-padded batch starts, the batch read as one list; it ends at ``stop``."""
     padded_len = max((segment.encoded_len for segment in segments), default=0)
-    starts = range(0, padded_len * len(segments), padded_len or 1)
-    return place_supervisions(supervisions, starts=starts, num_tokens=padded_len * len(segments))
+    return range(0, padded_len * len(segments), padded_len or 1)
 
 
 def place_supervisions(supervisions: Iterable[Supervision], *, starts: Iterable[int], num_tokens: int) -> Supervision:

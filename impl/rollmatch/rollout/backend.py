@@ -33,6 +33,8 @@ class Decoding:
     repetition_penalty: float = 1.0
     num_beams: int = 1
     """Above 1: beam search (``hf`` only)."""
+    logprobs: bool = False
+    """Whether each sampled token's log-probability comes back."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for the journal."""

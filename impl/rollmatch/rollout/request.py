@@ -30,7 +30,10 @@ def make_requests(
     step: int,
     rank: int,
 ) -> list[RolloutRequest]:
-    """One request per sample, in order; the id reads ``<optimizer step>.<rank>.<index>``."""
+    """One request per sample, in order; the id reads ``<optimizer step>.<rank>.<index>``.
+
+    A sample that is to be answered several times stands there as often: each place has a seed of its own.
+    """
     return [
         RolloutRequest(
             request_id=f"{step}.{rank}.{index}",

@@ -1,0 +1,80 @@
+"""Windows are what the data loader will bring, known beforehand."""
+
+from itertools import chain
+
+from accelerate.data_loader import BatchSamplerShard
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler
+
+from rollmatch.samples import LearnerOrder, ReusedOrder, StepShape, WindowPlan
+
+shapes = st.builds(
+    StepShape,
+    batch_size=st.integers(1, 4),
+    accumulation=st.integers(1, 3),
+    learner_world_size=st.integers(1, 3),
+    steps_per_generation=st.integers(1, 3),
+    num_iterations=st.integers(1, 3),
+)
+
+
+def loaded(num_samples, shape, *, rank, epoch, seed=5):
+    """What accelerate hands a rank in an epoch, an optimizer step each."""
+    order = ReusedOrder(LearnerOrder(num_samples, seed=seed), shape)
+    order.set_epoch(epoch)
+    batches = BatchSampler(order, shape.batch_size, drop_last=False)
+    if shape.learner_world_size > 1:
+        batches = BatchSamplerShard(batches, num_processes=shape.learner_world_size, process_index=rank)
+    mine = list(batches)
+    return [
+        tuple(chain(*mine[start : start + shape.accumulation])) for start in range(0, len(mine), shape.accumulation)
+    ]
+
+
+@given(num_samples=st.integers(1, 40), shape=shapes, epoch=st.integers(0, 2), data=st.data())
+def test_a_window_names_what_the_loader_brings(num_samples, shape, epoch, data):
+    rank = data.draw(st.integers(0, shape.learner_world_size - 1))
+    plan = WindowPlan(num_samples, seed=5, shape=shape, rank=rank)
+    steps = loaded(num_samples, shape, rank=rank, epoch=epoch)
+    assert len(steps) == plan.steps_per_epoch
+    for place, samples in enumerate(steps):
+        step = epoch * plan.steps_per_epoch + place
+        window = plan.at(step)
+        assert window.epoch == epoch
+        assert window.first_step <= step < window.end_step
+        assert window.parts[window.part_of(step)] == samples
+
+
+@given(num_samples=st.integers(1, 40), shape=shapes)
+def test_windows_follow_one_another_without_gap(num_samples, shape):
+    plan = WindowPlan(num_samples, seed=5, shape=shape)
+    step = 0
+    while step < 2 * plan.steps_per_epoch:
+        window = plan.at(step)
+        assert window.first_step == step
+        assert all(plan.at(other) == window for other in range(step, window.end_step))
+        assert 1 <= len(window.parts) <= shape.steps_per_generation
+        assert window.end_step - step == len(window.parts) * shape.num_iterations
+        step = window.end_step
+
+
+def test_without_reuse_the_order_is_the_learners_own():
+    order = LearnerOrder(7, seed=3)
+    reused = ReusedOrder(order, StepShape(batch_size=2, steps_per_generation=3))
+    assert list(reused) == list(order)
+    assert len(reused) == 7
+
+
+def test_a_data_set_smaller_than_a_step_fills_one():
+    reused = ReusedOrder(LearnerOrder(3, seed=3), StepShape(batch_size=4, num_iterations=2))
+    once = list(LearnerOrder(3, seed=3))
+    assert list(reused) == [*once, once[0]] * 2
+    assert len(reused) == 8
+
+
+def test_ranks_share_a_window_without_overlap():
+    shape = StepShape(batch_size=2, accumulation=2, learner_world_size=2, steps_per_generation=2)
+    windows = [WindowPlan(16, seed=1, shape=shape, rank=rank).at(1) for rank in (0, 1)]
+    assert sorted(chain(*(window.sample_indices for window in windows))) == list(range(16))
+    assert {(window.first_step, window.end_step) for window in windows} == {(0, 2)}

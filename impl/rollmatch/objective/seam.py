@@ -1,0 +1,107 @@
+"""What the trainer needs of an objective, and what an objective may use of the ring."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rollmatch.learn.batch import MicroBatch
+from rollmatch.ranks import Ranks
+from rollmatch.records import Rollout, RolloutRequest, Sample, Segment
+from rollmatch.rollout.backend import Decoding
+
+Ask = Callable[[Sequence[RolloutRequest], Decoding], list[Rollout]]
+"""More rollouts by the same weights, in order; never a sync."""
+ScoreSegments = Callable[..., list[tuple[float, ...]]]
+"""(segments, reference=False) -> log-probabilities of each segment's target tokens, [L - P], by the learner's own
+forward pass; with ``reference`` by the policy as it was before training (adapters off)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What an objective may use while it makes segments. Made by ``ring``; all ranks use it equally often."""
+
+    step: int
+    ranks: Ranks
+    decoding: Decoding
+    """Of the rollouts at hand."""
+    ask: Ask
+    score: ScoreSegments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Harvest:
+    """What the rollouts of a window became. Made by an objective, eaten by ``trainer``."""
+
+    segments: tuple[tuple[Segment, ...], ...]
+    """For each sample, in order, the segments that its rollouts are learnt from."""
+    reports: tuple[Any, ...] = ()
+    """Of each rollout; what ``summarize`` takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reuse:
+    """How often rollouts are learnt from."""
+
+    num_rollouts: int = 1
+    """Responses asked for per training sample, each with a seed of its own."""
+    steps_per_generation: int = 1
+    """Optimizer steps whose samples are rolled out together."""
+    num_iterations: int = 1
+    """Passes over them."""
+
+
+class Terms(Protocol):
+    """A micro-batch's share of the step's loss."""
+
+    @property
+    def total(self) -> Tensor:
+        """With its graph."""
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """What adds up over the micro-batches of a step, by its name in the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """What the rollouts of held-out samples showed."""
+
+    metrics: Mapping[str, float]
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """What the evaluation's file holds besides."""
+
+
+class Objective(Protocol):
+    """Rollouts in, gradients out. Its ``supervise`` and ``logit_indices`` are those of ``learn.batch.Supervisor``."""
+
+    @property
+    def reuse(self) -> Reuse:
+        """How often rollouts are learnt from."""
+
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """Names of ``Terms.figures``."""
+
+    def make_segments(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Harvest:
+        """Rollouts of a whole window: ``num_rollouts`` for each sample, one after the other."""
+
+    def supervise(self, segments: Sequence[Segment], *, starts: Sequence[int], num_tokens: int) -> Any:
+        """What a list of ``num_tokens`` tokens is to learn in which segment i starts at ``starts[i]``."""
+
+    def logit_indices(self, supervision: Any) -> Sequence[int]:
+        """Where the logits stand that it needs, ascending."""
+
+    def total_of(self, supervisions: Sequence[Any], sum_over_ranks: Callable[[Sequence[float]], list[float]]) -> Any:
+        """What the whole optimizer step supervises: all micro-batches of all ranks. Not None."""
+
+    def loss(self, logits: Tensor, batch: MicroBatch, *, totals: Any) -> Terms:
+        """The share of a micro-batch; shares add up over micro-batches and ranks. ``logits`` are [K, V] at
+        ``logit_indices`` where the batch is packed, [B * L, V] else."""
+
+    def summarize(self, reports: Sequence[Any]) -> dict[str, float]:
+        """Figures of a window's rollouts; the same keys whatever they hold."""
+
+    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout]) -> Evaluated:
+        """One rollout per held-out sample, in order."""
