@@ -41,9 +41,12 @@ class Sample:
     """``file:line``, for messages."""
     images: tuple[str, ...]
     """Absolute paths."""
-    objects: tuple[GroundTruth, ...]
-    width: int
-    height: int
+    objects: tuple[GroundTruth, ...] = ()
+    width: int = 0
+    """Of the images; 0 where there is none or none is told."""
+    height: int = 0
+    messages: tuple[tuple[str, str], ...] = ()
+    """(role, text) of its own chat, ``<image>`` where an image stands; empty: the configured prompts are asked."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 

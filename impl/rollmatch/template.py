@@ -5,14 +5,14 @@ with one placeholder per image (sent to engines), and *expanded*, with as many p
 patches (what a model's forward pass takes and what an engine reports back as ``prompt_token_ids``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
-from transformers import AutoProcessor
+from transformers import AutoProcessor, AutoTokenizer
 
 from rollmatch.errors import ConfigError, RolloutError
 from rollmatch.records import Rollout, Sample
@@ -47,23 +47,37 @@ class ImageFeatures:
     """[images, 3] patches along time, height, width."""
 
 
-class Template:
-    """Chat template, image processor and vocabulary of one model directory."""
+NO_IMAGES = ImageFeatures(pixel_values=torch.empty(0, 0), image_grid_thw=torch.empty(0, 3, dtype=torch.int64))
+"""Images of a sample of text alone."""
+IMAGE_TAG = "<image>"
+"""Where an image stands in the text of a sample's own chat."""
+NO_ID = -1
+"""An id that no token has."""
 
-    def __init__(self, directory: str | Path, *, system: str, user: str) -> None:
-        self.vocabulary = Vocabulary.load(directory)
-        self.processor = _load_processor(directory)
-        self.tokenizer = self.processor.tokenizer
+
+class Template:
+    """Chat template, image processor and vocabulary of one model directory.
+
+    ``any_chat`` takes every chat model: coordinate tokens and images are there where the model has them.
+    """
+
+    def __init__(self, directory: str | Path, *, system: str, user: str, any_chat: bool = False) -> None:
+        self.vocabulary = Vocabulary.load(directory, coordinates=not any_chat)
+        self.processor = _load_processor(directory, needs_images=not any_chat)
+        self.image_processor = getattr(self.processor, "image_processor", None)
+        self.tokenizer = getattr(self.processor, "tokenizer", self.processor)
         self.system, self.user = system, user
-        self.image_id: int = self.processor.image_token_id
-        self.merge_area: int = self.processor.image_processor.merge_size**2
-        self.pad_id: int = self.tokenizer.pad_token_id
+        self.image_id: int = getattr(self.processor, "image_token_id", NO_ID)
+        self.merge_area: int = self.image_processor.merge_size**2 if self.image_processor else 1
+        self.pad_id: int = self._find_pad_id()
         stop = self.vocabulary.stop_id
         self.banned_ids = tuple(sorted(i for i in self.vocabulary.control_ids if i not in (stop, self.pad_id)))
         """Tokens no response may hold: vision placeholders above all, which would ask for images that are not there."""
 
     def messages(self, sample: Sample) -> list[dict[str, Any]]:
-        """Chat messages of a sample's prompt: system (unless empty), then images and the question."""
+        """Chat messages of a sample's prompt: its own, or system (unless empty), then images and the question."""
+        if sample.messages:
+            return own_messages(sample)
         content = [{"type": "image", "image": path} for path in sample.images] + [{"type": "text", "text": self.user}]
         question = {"role": "user", "content": content}
         return [{"role": "system", "content": self.system}, question] if self.system else [question]
@@ -82,13 +96,18 @@ class Template:
         return images
 
     def image_features(self, sample: Sample) -> ImageFeatures:
-        """Patches and grids of a sample's images."""
-        features = self.processor.image_processor(images=self.load_images(sample), return_tensors="pt")
+        """Patches and grids of a sample's images. Errors: ``ImagesNotSupported``."""
+        if not sample.images:
+            return NO_IMAGES
+        if self.image_processor is None:
+            raise ImagesNotSupported("the model takes no images", key=sample.origin, remedy="Take a vision model.")
+        features = self.image_processor(images=self.load_images(sample), return_tensors="pt")
         return ImageFeatures(pixel_values=features["pixel_values"], image_grid_thw=features["image_grid_thw"])
 
     def num_image_tokens(self, image: Image.Image) -> int:
         """Merged patches of an image, from its size alone."""
-        num_patches: int = self.processor.image_processor.get_number_of_image_patches(image.height, image.width)
+        assert self.image_processor is not None
+        num_patches: int = self.image_processor.get_number_of_image_patches(image.height, image.width)
         return num_patches // self.merge_area
 
     def expand(self, prompt_token_ids: Sequence[int], features: ImageFeatures) -> tuple[int, ...]:
@@ -100,6 +119,38 @@ class Template:
         """Raise ``PromptMismatch`` unless the engine saw exactly ``prompt_token_ids`` (expanded)."""
         if tuple(prompt_token_ids) != rollout.prompt_token_ids:
             raise _describe_mismatch(sample, prompt_token_ids, rollout.prompt_token_ids, self.image_id)
+
+    def _find_pad_id(self) -> int:
+        """The tokenizer's, or the stop token where it has none: what is padded is masked."""
+        pad_id = self.tokenizer.pad_token_id
+        return self.vocabulary.stop_id if pad_id is None else int(pad_id)
+
+
+def own_messages(sample: Sample) -> list[dict[str, Any]]:
+    """A sample's own chat as a chat template takes it; images stand where tagged, else before the first question.
+
+    >>> sample = Sample(sample_id=0, origin="x:1", images=("a.png",), messages=(("user", "Is <image> red?"),))
+    >>> [part["type"] for part in own_messages(sample)[0]["content"]]
+    ['text', 'image', 'text']
+    """
+    if not sample.images:
+        return [{"role": role, "content": text} for role, text in sample.messages]
+    images = iter(sample.images)
+    first = next(place for place, (role, _) in enumerate(sample.messages) if role == "user")
+    is_tagged = any(IMAGE_TAG in text for _, text in sample.messages)
+    messages = []
+    for place, (role, text) in enumerate(sample.messages):
+        tags = "" if is_tagged or place != first else IMAGE_TAG * len(sample.images)
+        messages.append({"role": role, "content": list(_parts_of(tags + text, images))})
+    return messages
+
+
+def _parts_of(text: str, images: Iterator[str]) -> Iterator[dict[str, Any]]:
+    for place, piece in enumerate(text.split(IMAGE_TAG)):
+        if place:
+            yield {"type": "image", "image": next(images)}
+        if piece:
+            yield {"type": "text", "text": piece}
 
 
 def expand_placeholders(prompt_token_ids: Sequence[int], counts: Sequence[int], *, image_id: int) -> tuple[int, ...]:
@@ -122,14 +173,16 @@ def expand_placeholders(prompt_token_ids: Sequence[int], counts: Sequence[int], 
     return tuple(expanded)
 
 
-def _load_processor(directory: str | Path) -> Any:
+def _load_processor(directory: str | Path, *, needs_images: bool) -> Any:
     remedy = "Save preprocessor_config.json and video_preprocessor_config.json beside the model."
     try:
         processor = AutoProcessor.from_pretrained(str(directory))
     except OSError as error:
+        if not needs_images:
+            return AutoTokenizer.from_pretrained(str(directory))
         told = str(error).partition(".")[0]
         raise ImagesNotSupported(f"{directory}: {told}", key="model.model", remedy=remedy) from error
-    if not hasattr(processor, "image_processor"):
+    if needs_images and not hasattr(processor, "image_processor"):
         raise ImagesNotSupported(f"{directory} has no image processor", key="model.model", remedy=remedy)
     return processor
 

@@ -4,6 +4,7 @@ Everything is in bytes, because a byte-level BPE may split one UTF-8 character o
 decoding token by token as text would damage it.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,10 @@ class StopTokenMissing(ConfigError):
     code = "stop-token-missing"
 
 
+CHAT_STOP = "<|im_end|>"
+"""Ends a turn in the ChatML family."""
+
+
 def coord_token(coord_bin: int) -> str:
     """The literal of one coordinate.
 
@@ -61,16 +66,16 @@ def _bytes_of_byte_level_characters() -> dict[str, int]:
 
 
 class Vocabulary:
-    """Read-only view of a byte-level BPE tokenizer with coordinate tokens.
+    """Read-only view of a byte-level BPE tokenizer with coordinate tokens (``coordinates=False`` does without them).
 
     Errors: ``TokenizerNotByteLevel``, ``CoordTokensMissing``, ``StopTokenMissing``.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, stop_token: str = "<|im_end|>") -> None:
+    def __init__(self, tokenizer: Tokenizer, *, stop_token: str = CHAT_STOP, coordinates: bool = True) -> None:
         self.tokenizer = tokenizer
         added = {token_id: token.content for token_id, token in tokenizer.get_added_tokens_decoder().items()}
         self._pieces = _pieces_of(tokenizer, added)
-        self.coord_ids = self._find_coord_ids(added)
+        self.coord_ids = self._find_coord_ids(added) if coordinates or coord_token(0) in added.values() else ()
         self._bins = {token_id: coord_bin for coord_bin, token_id in enumerate(self.coord_ids)}
         stop_id = tokenizer.token_to_id(stop_token)
         if stop_id is None:
@@ -80,14 +85,20 @@ class Vocabulary:
         """Added tokens that are not coordinates (chat framing, vision placeholders, padding)."""
 
     @classmethod
-    def load(cls, directory: str | Path, *, stop_token: str = "<|im_end|>") -> "Vocabulary":
-        """Read ``tokenizer.json`` of a model directory. Errors: ``TokenizerMissing`` and the class's."""
+    def load(cls, directory: str | Path, *, stop_token: str | None = None, coordinates: bool = True) -> "Vocabulary":
+        """Read ``tokenizer.json`` of a model directory. Errors: ``TokenizerMissing`` and the class's.
+
+        The stop token is ``<|im_end|>`` where there is one, else the ``eos_token`` of ``tokenizer_config.json``.
+        """
         path = Path(directory) / "tokenizer.json"
         if not path.is_file():
             raise TokenizerMissing(
                 f"{path} does not exist", key="model.model", remedy="Name a directory with a saved fast tokenizer."
             )
-        return cls(Tokenizer.from_file(str(path)), stop_token=stop_token)
+        tokenizer = Tokenizer.from_file(str(path))
+        if stop_token is None:
+            stop_token = CHAT_STOP if tokenizer.token_to_id(CHAT_STOP) is not None else _eos_token_of(path.parent)
+        return cls(tokenizer, stop_token=stop_token, coordinates=coordinates)
 
     def _find_coord_ids(self, added: dict[int, str]) -> tuple[int, ...]:
         ids_of = {text: token_id for token_id, text in added.items()}
@@ -142,6 +153,16 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(self._pieces)
+
+
+def _eos_token_of(directory: Path) -> str:
+    """What the model's own configuration ends a sequence with; ``<|im_end|>`` where it says nothing."""
+    try:
+        told = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
+    except (OSError, ValueError, AttributeError):
+        return CHAT_STOP
+    named = told.get("content") if isinstance(told, dict) else told
+    return named if isinstance(named, str) else CHAT_STOP
 
 
 def _pieces_of(tokenizer: Tokenizer, added: dict[int, str]) -> dict[int, bytes]:

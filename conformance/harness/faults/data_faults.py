@@ -13,7 +13,7 @@ DATA = (
     Fault(
         fault_id="images-from-the-working-directory",
         what="Relative image paths start at the working directory.",
-        seam="samples.record",
+        seam="samples.place",
         old="    return os.path.abspath(image_root / image)",
         new="    return os.path.abspath(image)",
     ),

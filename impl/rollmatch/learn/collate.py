@@ -14,7 +14,9 @@ from torch import Tensor
 
 from rollmatch.errors import LearnError
 from rollmatch.records import Row, Segment
-from rollmatch.template import ImageFeatures
+from rollmatch.template import NO_IMAGES, ImageFeatures
+
+__all__ = ["NO_IMAGES", "make_model_inputs", "make_padded_inputs", "row_metadata"]
 
 
 class ImagesNotAligned(LearnError):
@@ -33,10 +35,6 @@ class VideoTokens(LearnError):
     """No segment holds video placeholders (one may be sampled in a rollout)."""
 
     code = "video-tokens"
-
-
-NO_IMAGES = ImageFeatures(pixel_values=torch.empty(0, 0), image_grid_thw=torch.empty(0, 3, dtype=torch.int64))
-"""Images of a segment of text alone."""
 
 
 def make_model_inputs(row: Row, *, images: Sequence[ImageFeatures], model: torch.nn.Module) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 from rollmatch.errors import DataError, ErrorList
 from rollmatch.records import GroundTruth, Sample
-from rollmatch.samples.record import Place, check_record, make_sample
+from rollmatch.samples.chat import check_chat, is_chat, make_chat_sample
+from rollmatch.samples.place import Place
+from rollmatch.samples.record import check_record, make_sample
 
 NUM_SHOWN = 20
 """Problems of a file that are told in full; the others are counted."""
@@ -52,8 +54,13 @@ def load_samples(
     path: str | Path,
     image_root: str | Path | None = None,
     ordering: Literal["as_given", "sorted"] = "as_given",
+    *,
+    chat_system: str | None = None,
 ) -> list[Sample]:
     """Read and check a whole data set.
+
+    Records hold objects; with ``chat_system`` they may bring a question of their own instead, and a bare prompt
+    follows that system message (none, where it is empty).
 
     Image paths start at ``image_root``, or else at the directory of the file. ``sorted`` orders the objects of a
     sample by top edge, then left edge.
@@ -64,13 +71,14 @@ def load_samples(
     errors: list[DataError] = []
     samples: list[Sample] = []
     for index, line in enumerate(_read_lines(path)):
-        place = Place(sample_id=index, key=f"{path}:{index + 1}", image_root=root)
+        place = Place(sample_id=index, key=f"{path}:{index + 1}", image_root=root, system=chat_system or "")
         record, found = _parse_line(line, place.key)
-        found += [] if found else check_record(record, place)
+        asks = chat_system is not None and is_chat(record)
+        found += [] if found else (check_chat if asks else check_record)(record, place)
         if found:
             errors += found
         else:
-            samples.append(_ordered(make_sample(record, place), ordering))
+            samples.append(_ordered((make_chat_sample if asks else make_sample)(record, place), ordering))
     if errors:
         raise BadSamples(errors)
     return samples

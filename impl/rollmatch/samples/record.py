@@ -1,9 +1,6 @@
 """One JSON object of a data set -> one sample, or everything that is wrong with it."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rollmatch.errors import DataError
@@ -11,38 +8,11 @@ from rollmatch.records import GroundTruth, Sample
 from rollmatch.samples.desc import check_desc
 from rollmatch.samples.geometry import bins_of, check_geometry, geometry_of
 from rollmatch.samples.image import check_image
+from rollmatch.samples.place import FieldMissing, FieldType, FieldUnknown, Place, image_path, is_side, wrong_type
 
 REQUIRED = ("images", "objects", "width", "height")
 OPTIONAL = ("metadata",)
 OF_OBJECT = ("desc", "bbox_2d", "poly", "poly_points")
-
-
-class FieldUnknown(DataError):
-    """A record or an object holds a field that the contract does not have."""
-
-    code = "field-unknown"
-
-
-class FieldMissing(DataError):
-    """A record lacks one of images, objects, width, height."""
-
-    code = "field-missing"
-
-
-class FieldType(DataError):
-    """A field of a record is of another type than the contract says."""
-
-    code = "field-type"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a record stands. Made by ``load_samples``."""
-
-    sample_id: int
-    key: str
-    """``file:line``."""
-    image_root: Path
 
 
 def check_record(record: Any, place: Place) -> Iterator[DataError]:
@@ -56,7 +26,7 @@ def check_record(record: Any, place: Place) -> Iterator[DataError]:
     yield from _check_images(record, place)
     yield from _check_objects(record, place.key)
     if not isinstance(record.get("metadata", {}), dict):
-        yield _wrong_type("metadata", "a mapping", record["metadata"], place.key)
+        yield wrong_type("metadata", "a mapping", record["metadata"], place.key)
 
 
 def make_sample(record: Mapping[str, Any], place: Place) -> Sample:
@@ -70,11 +40,6 @@ def make_sample(record: Mapping[str, Any], place: Place) -> Sample:
         height=record["height"],
         metadata=record.get("metadata", {}),
     )
-
-
-def image_path(image: str, image_root: Path) -> str:
-    """The absolute path of an image."""
-    return os.path.abspath(image_root / image)
 
 
 def _ground_truth(item: dict[str, Any]) -> GroundTruth:
@@ -99,22 +64,18 @@ def _check_unknown(holder: Iterable[str], known: tuple[str, ...], key: str, plac
 
 def _check_sizes(record: dict[str, Any], key: str) -> Iterator[DataError]:
     for name in ("width", "height"):
-        if name in record and not _is_side(record[name]):
-            yield _wrong_type(name, "a whole number above 0", record[name], key)
-
-
-def _is_side(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if name in record and not is_side(record[name]):
+            yield wrong_type(name, "a whole number above 0", record[name], key)
 
 
 def _check_images(record: dict[str, Any], place: Place) -> Iterator[DataError]:
     images = record.get("images")
     if not isinstance(images, list) or not images or not all(isinstance(image, str) and image for image in images):
         if "images" in record:
-            yield _wrong_type("images", "a list of one or more paths", images, place.key)
+            yield wrong_type("images", "a list of one or more paths", images, place.key)
         return
     sides: tuple[Any, Any] = (record.get("width"), record.get("height"))
-    size = sides if all(map(_is_side, sides)) else None
+    size = sides if all(map(is_side, sides)) else None
     for image in images:
         yield from check_image(image_path(image, place.image_root), size=size, key=place.key)
 
@@ -122,17 +83,13 @@ def _check_images(record: dict[str, Any], place: Place) -> Iterator[DataError]:
 def _check_objects(record: dict[str, Any], key: str) -> Iterator[DataError]:
     objects = record.get("objects", [])
     if not isinstance(objects, list):
-        yield _wrong_type("objects", "a list", objects, key)
+        yield wrong_type("objects", "a list", objects, key)
         return
     for index, item in enumerate(objects):
         name = f"objects[{index}]"
         if not isinstance(item, dict):
-            yield _wrong_type(name, "a mapping", item, key)
+            yield wrong_type(name, "a mapping", item, key)
             continue
         yield from _check_unknown(item, OF_OBJECT, key, f"{name}: ")
         yield from check_desc(item.get("desc"), key=key, place=name)
         yield from check_geometry(item, key=key, place=name)
-
-
-def _wrong_type(name: str, wanted: str, value: Any, key: str) -> DataError:
-    return FieldType(f"{name} must be {wanted}, but is {value!r}", key=key, remedy="Correct the value.")

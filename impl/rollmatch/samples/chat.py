@@ -1,0 +1,120 @@
+"""Records that bring their own question, as messages or as a bare prompt; images and metadata may stand beside it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rollmatch.errors import DataError
+from rollmatch.records import Sample
+from rollmatch.samples.image import check_image
+from rollmatch.samples.place import FieldUnknown, Place, image_path, is_side, wrong_type
+
+ROLES = ("system", "user", "assistant", "tool")
+OPTIONAL = ("images", "width", "height", "metadata")
+IMAGE_TAG = "<image>"
+
+
+class ChatMalformed(DataError):
+    """A chat is a list of {role, content} with texts, of which the last is not the assistant's."""
+
+    code = "chat-malformed"
+
+
+class TwoQuestions(DataError):
+    """A record holds messages or a prompt, not both."""
+
+    code = "two-questions"
+
+
+class TagsMisfit(DataError):
+    """A chat tags none of its images, or each of them once, with <image>."""
+
+    code = "tags-misfit"
+
+
+def is_chat(record: Any) -> bool:
+    """Whether a record brings its own question."""
+    return isinstance(record, dict) and ("messages" in record or "prompt" in record)
+
+
+def check_chat(record: Mapping[str, Any], place: Place) -> Iterator[DataError]:
+    """Broken rules of one record."""
+    key = place.key
+    if "messages" in record and "prompt" in record:
+        yield TwoQuestions("there are messages and a prompt", key=key, remedy="Keep one of them.")
+    for name in record:
+        if name not in ("messages", "prompt", *OPTIONAL):
+            remedy = f"Remove it, or put it below metadata; known are messages, prompt, {', '.join(OPTIONAL)}."
+            yield FieldUnknown(f"{name!r} is not a known field", key=key, remedy=remedy)
+    yield from _check_question(record, key)
+    yield from _check_images(record, place)
+    if not isinstance(record.get("metadata", {}), dict):
+        yield wrong_type("metadata", "a mapping", record["metadata"], key)
+
+
+def make_chat_sample(record: Mapping[str, Any], place: Place) -> Sample:
+    """A sample from a record that breaks no rule. A bare prompt follows the configured system message."""
+    messages = record.get("messages") or [{"role": "user", "content": record["prompt"]}]
+    lead = (("system", place.system),) if "prompt" in record and place.system else ()
+    return Sample(
+        sample_id=place.sample_id,
+        origin=place.key,
+        images=tuple(image_path(image, place.image_root) for image in record.get("images", ())),
+        width=record.get("width", 0),
+        height=record.get("height", 0),
+        messages=(*lead, *((message["role"], message["content"]) for message in messages)),
+        metadata=record.get("metadata", {}),
+    )
+
+
+def _check_question(record: Mapping[str, Any], key: str) -> Iterator[DataError]:
+    if "prompt" in record and not (isinstance(record["prompt"], str) and record["prompt"]):
+        yield wrong_type("prompt", "a text that is not empty", record["prompt"], key)
+        return
+    messages = record.get("messages", [{"role": "user", "content": record.get("prompt")}])
+    if not isinstance(messages, list) or not messages:
+        yield wrong_type("messages", "a list of one or more messages", messages, key)
+        return
+    found = [error for index, message in enumerate(messages) for error in _check_message(message, index, key)]
+    yield from found
+    if found:
+        return
+    if messages[-1]["role"] == "assistant":
+        remedy = "Remove it, or put it below metadata: the policy writes the answer."
+        yield ChatMalformed("the last message is the assistant's", key=key, remedy=remedy)
+    if all(message["role"] != "user" for message in messages):
+        yield ChatMalformed("no message is the user's", key=key, remedy="Ask something.")
+    yield from _check_tags(record, "".join(message["content"] for message in messages), key)
+
+
+def _check_message(message: Any, index: int, key: str) -> Iterator[DataError]:
+    remedy = 'Write {"role": "user", "content": "..."}.'
+    if not isinstance(message, dict) or set(message) != {"role", "content"}:
+        yield ChatMalformed(f"messages[{index}] is not a mapping of role and content", key=key, remedy=remedy)
+        return
+    if message["role"] not in ROLES:
+        problem = f"messages[{index}].role is {message['role']!r}, none of {', '.join(ROLES)}"
+        yield ChatMalformed(problem, key=key, remedy=remedy)
+    if not isinstance(message["content"], str):
+        problem = f"messages[{index}].content is no text"
+        yield ChatMalformed(problem, key=key, remedy=f"Name pictures in images, and mark their places by {IMAGE_TAG}.")
+
+
+def _check_tags(record: Mapping[str, Any], text: str, key: str) -> Iterator[DataError]:
+    images, num_tags = record.get("images", []), text.count(IMAGE_TAG)
+    if isinstance(images, list) and images and num_tags not in (0, len(images)):
+        problem = f"{num_tags} tags {IMAGE_TAG} for {len(images)} images"
+        yield TagsMisfit(problem, key=key, remedy="Tag each image once, or none: then they stand before the question.")
+
+
+def _check_images(record: Mapping[str, Any], place: Place) -> Iterator[DataError]:
+    for name in ("width", "height"):
+        if name in record and not is_side(record[name]):
+            yield wrong_type(name, "a whole number above 0", record[name], place.key)
+    images = record.get("images", [])
+    if not isinstance(images, list) or not all(isinstance(image, str) and image for image in images):
+        yield wrong_type("images", "a list of paths", images, place.key)
+        return
+    sides = (record.get("width"), record.get("height"))
+    size = sides if all(map(is_side, sides)) else None
+    for image in images:
+        yield from check_image(image_path(image, place.image_root), size=size, key=place.key)  # type: ignore[arg-type]

@@ -1,0 +1,53 @@
+"""Where a record stands, and what its fields are checked by."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollmatch.errors import DataError
+
+
+class FieldUnknown(DataError):
+    """A record or an object holds a field that the contract does not have."""
+
+    code = "field-unknown"
+
+
+class FieldMissing(DataError):
+    """A record lacks one of images, objects, width, height."""
+
+    code = "field-missing"
+
+
+class FieldType(DataError):
+    """A field of a record is of another type than the contract says."""
+
+    code = "field-type"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a record stands. Made by ``load_samples``."""
+
+    sample_id: int
+    key: str
+    """``file:line``."""
+    image_root: Path
+    system: str = ""
+    """The system message in front of a bare prompt; empty leaves it out."""
+
+
+def image_path(image: str, image_root: Path) -> str:
+    """The absolute path of an image."""
+    return os.path.abspath(image_root / image)
+
+
+def is_side(value: Any) -> bool:
+    """Whether a value is a width or a height."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def wrong_type(name: str, wanted: str, value: Any, key: str) -> DataError:
+    """The error about a field of another type."""
+    return FieldType(f"{name} must be {wanted}, but is {value!r}", key=key, remedy="Correct the value.")
