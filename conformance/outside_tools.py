@@ -1,11 +1,14 @@
-"""Tests that need a browser or the openspec tool: left out, and said so, where the tool is missing.
+"""Tests that need a browser, the openspec tool or ms-swift: left out, and said so, where the tool is missing.
 
-With ``ROLLMATCH_STRICT=1``, as in CI, they run everywhere and fail where their tool is missing.
+With ``ROLLMATCH_STRICT=1``, as in CI, those of the first two run everywhere and fail where their tool is missing.
+ms-swift is large: what it says about itself is recorded, and ``swift`` tests compare with the installed one.
 """
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
@@ -26,19 +29,35 @@ def has_openspec() -> bool:
     return shutil.which("node") is not None
 
 
+def swift_python() -> str | None:
+    """A Python that has ms-swift: ``SWIFT_PYTHON``, or this one."""
+    try:
+        return os.environ.get("SWIFT_PYTHON") or (version("ms-swift") and sys.executable)
+    except PackageNotFoundError:
+        return None
+
+
+def has_swift() -> bool:
+    """Whether there is an ms-swift to compare with."""
+    return swift_python() is not None
+
+
 TOOLS: dict[str, tuple[Callable[[], bool], str]] = {
     "browser": (has_browser, "install Chromium or set CHROMIUM"),
     "openspec": (has_openspec, "run python -m conformance.harness.openspec_tool (needs Node and npm)"),
+    "swift": (has_swift, "install rollmatch[swift], or set SWIFT_PYTHON to a Python that has ms-swift"),
 }
+OPTIONAL = ("swift",)
+"""Tools that CI goes without."""
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what cannot run here."""
     left_out = config.stash.setdefault(LEFT_OUT, {})
-    if os.environ.get("ROLLMATCH_STRICT") == "1":
-        return
-    missing = [name for name, (is_there, _) in TOOLS.items() if not is_there()]
+    strict = os.environ.get("ROLLMATCH_STRICT") == "1"
+    wanted = OPTIONAL if strict else tuple(TOOLS)
+    missing = [name for name in wanted if not TOOLS[name][0]()]
     gone = {item: name for item in items for name in missing if item.get_closest_marker(name)}
     for name in gone.values():
         left_out[name] = left_out.get(name, 0) + 1

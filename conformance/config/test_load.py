@@ -63,7 +63,7 @@ def test_one_reporter_may_stand_alone(make_with):
         ("tuner.lora_dropout=1", "out-of-range", "0.99"),
         ("tuner.target_regex='a b'", "regex-white-space", "ab"),
         ("tuner.target_regex='(a'", "regex-malformed", "'(a)'"),
-        ("custom.trainer_variant=grpo", "not-a-choice", "rollout_matching_sft"),
+        ("custom.trainer_variant=sft", "not-a-choice", "rollout_matching_sft"),
         ("~.rollout_backend=sglang", "not-a-choice", "hf"),
         ("~.rollout_backend=3", "not-a-choice", "hf"),
         ("~.decoding.temperature=-0.1", "out-of-range", "0.0"),

@@ -7,6 +7,7 @@ from conformance.harness.faults.fault import Fault, collect
 from conformance.harness.faults.launch_faults import LAUNCH
 from conformance.harness.faults.learn_faults import LEARN
 from conformance.harness.faults.ring_faults import RING
+from conformance.harness.faults.rlhf_faults import RLHF
 from conformance.harness.faults.rollout_faults import ROLLOUT
 from conformance.harness.faults.rule_faults import RULES
 from conformance.harness.faults.second_faults import SECOND
@@ -19,5 +20,5 @@ from conformance.harness.faults.vineppo_faults import VINEPPO
 
 BANK: dict[str, Fault] = collect(
     *(CONFIG, RULES, TARGET, LEARN, SUPERVISION, DATA, ROLLOUT, RING, SECOND, THIRD),
-    *(CLIENT, SYNC, SERVER, LAUNCH, VINEPPO),
+    *(CLIENT, SYNC, SERVER, LAUNCH, VINEPPO, RLHF),
 )

@@ -31,8 +31,8 @@ LAUNCH = (
     Fault(
         fault_id="swift-told-otherwise",
         what="swift is told another length.",
-        seam="launch.rollout_server",
-        old='        "vllm_max_model_len": _max_model_len(config),',
+        seam="launch.swift_words",
+        old='        "vllm_max_model_len": max_model_len(config),',
         new='        "vllm_max_model_len": config.global_max_length,',
     ),
     Fault(

@@ -32,7 +32,7 @@ def _one_or_several(kind: type, many: str) -> Callable[[Any], Any]:
             return None
         if any(type(item) is not kind for item in items):
             raise PydanticCustomError("one_or_several", "Input should be {many}", {"many": many})
-        return _some(value)
+        return as_some(value)
 
     return check
 
@@ -50,7 +50,7 @@ def _check_ports(value: int | tuple[int, ...] | None) -> int | tuple[int, ...] |
     return value
 
 
-def _some(value: Any) -> Any:
+def as_some(value: Any) -> Any:
     """A list as a tuple; an empty one is told here, because pydantic does not count items that are wrong themselves."""
     if value == []:
         raise PydanticCustomError("too_short", "List should have at least 1 item")
@@ -60,6 +60,12 @@ def _some(value: Any) -> Any:
 BaseUrl = Annotated[str, AfterValidator(_check_url)]
 """An http or https URL with a host; routes are appended to it."""
 Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
+GroupPorts = Annotated[
+    int | tuple[int, ...],
+    BeforeValidator(_one_or_several(int, "a port or a list of ports"), json_schema_input_type=int | list[int]),
+    AfterValidator(_check_ports),
+]
+"""One port to count on from, or one for each server."""
 
 
 class ServerEntry(Section):
@@ -77,7 +83,7 @@ class ServerConfig(Section):
     servers: (
         Annotated[
             tuple[ServerEntry, ...],
-            BeforeValidator(_some, json_schema_input_type=Annotated[list[ServerEntry], Field(min_length=1)]),
+            BeforeValidator(as_some, json_schema_input_type=Annotated[list[ServerEntry], Field(min_length=1)]),
         ]
         | None
     ) = None
@@ -88,13 +94,7 @@ class ServerConfig(Section):
         AfterValidator(_check_urls),
     ] = None
     """Prefix of a server's routes, or a list of them."""
-    group_port: Annotated[
-        int | tuple[int, ...] | None,
-        BeforeValidator(
-            _one_or_several(int, "a port or a list of ports"), json_schema_input_type=int | list[int] | None
-        ),
-        AfterValidator(_check_ports),
-    ] = None
+    group_port: GroupPorts | None = None
     """Port at which the group that carries weights meets: the first server's (the next ones count on), or a list."""
     timeout_s: Positive = 240.0
     """Seconds to wait for the servers' health and for the group that carries weights."""

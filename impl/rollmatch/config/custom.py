@@ -7,6 +7,7 @@ from pydantic import Field
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.config.rollout_server import RolloutServerConfig
 from rollmatch.config.section import Section, Text
+from rollmatch.config.swift import SwiftConfig
 
 SYSTEM_PROMPT = (
     "You list what you see. Answer with exactly one JSON object on one line, and nothing before or after it."
@@ -34,12 +35,14 @@ class ExtraConfig(Section):
     """Settings of trainer_variant rollout_matching_sft."""
     rollout_server: RolloutServerConfig = RolloutServerConfig()
     """What rollmatch serve starts."""
+    swift: SwiftConfig = SwiftConfig()
+    """What only ms-swift wants to know."""
 
 
 class CustomConfig(Section):
     """The trainer, its data and its prompts."""
 
-    trainer_variant: Literal["rollout_matching_sft"] = Field(examples=["rollout_matching_sft"])
+    trainer_variant: Literal["rollout_matching_sft", "grpo"] = Field(examples=["rollout_matching_sft"])
     """What is trained for."""
     train_jsonl: Text = Field(examples=["data/train.jsonl"])
     """Training samples, one JSON object per line."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from rollmatch.config.rollout_server import RolloutServerConfig
 from rollmatch.config.yaml_dialect import Tree
 from rollmatch.errors import ConfigError
 
@@ -20,6 +21,15 @@ REMOVED: Mapping[str, str] = MappingProxyType(
     }
 )
 """Dotted key -> what to do instead."""
+_SERVER = "custom.extra.rollout_server"
+MISPLACED: Mapping[str, str] = MappingProxyType(
+    {
+        f"rlhf.{name}": f"Move it to {_SERVER}.{name}."
+        for name in RolloutServerConfig.model_fields
+        if name.startswith("vllm_")
+    }
+)
+"""The same for settings of the rollout server's engine, which ms-swift ignores where the learner is told."""
 
 
 class RemovedKey(ConfigError):
@@ -28,15 +38,26 @@ class RemovedKey(ConfigError):
     code = "removed-key"
 
 
+class EngineSettingInRlhf(ConfigError):
+    """An engine setting stands where the rollout server reads it."""
+
+    code = "engine-setting-in-rlhf"
+
+
 def find_removed(tree: Tree) -> list[ConfigError]:
-    """All removed keys a tree holds.
+    """All removed and misplaced keys a tree holds.
 
     >>> [error.key for error in find_removed({"training": {"packing_length": None, "seed": 1}})]
     ['training.packing_length']
     """
+    tables = (
+        (RemovedKey, "this key is not supported any more", REMOVED),
+        (EngineSettingInRlhf, "the rollout server does not read this key", MISPLACED),
+    )
     return [
-        RemovedKey("this key is not supported any more", key=key, remedy=remedy)
-        for key, remedy in REMOVED.items()
+        rule(problem, key=key, remedy=remedy)
+        for rule, problem, table in tables
+        for key, remedy in table.items()
         if _holds(tree, key.split("."))
     ]
 

@@ -23,9 +23,9 @@ class RolloutServerConfig(Section):
     vllm_data_parallel_size: Count | None = None
     """Engines; null takes what the GPUs make."""
     vllm_gpu_memory_utilization: PositiveShare | None = None
-    """Share of each GPU's memory the engines may take; null takes 0.9, as nothing else lives there."""
+    """Share of each GPU's memory the engines may take; null takes 0.9, and 0.6 with trainer_variant grpo."""
     vllm_max_model_len: Count | None = None
-    """Most tokens of prompt and response together; null takes rollout_matching.vllm.max_model_len."""
+    """Most tokens of a request; null takes rollout_matching.vllm.max_model_len, with grpo global_max_length."""
     vllm_enable_lora: bool = False
     """Must stay false: adapters are merged into the weights, and the engines take none."""
     vllm_enable_prefix_caching: bool | None = None

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 
 from rollmatch.config.removed import ROLLOUT_MATCHING
+from rollmatch.config.rlhf_rules import RLHF_RULES
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.config.rule import Rule
 from rollmatch.config.schema import RunConfig
@@ -196,4 +197,5 @@ RULES: tuple[Rule, ...] = (
     Rule(reads=("training.extra_arguments",), check=_extra_arguments),
     Rule(reads=("training.report_to",), check=_reporters),
     *SERVER_RULES,
+    *RLHF_RULES,
 )

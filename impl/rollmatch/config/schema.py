@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 from rollmatch.config.custom import CustomConfig
 from rollmatch.config.extends import EXTENDS
 from rollmatch.config.policy import ModelConfig, TunerConfig
+from rollmatch.config.rlhf import RlhfConfig
 from rollmatch.config.section import Section
 from rollmatch.config.training import TrainingConfig
 from rollmatch.config.yaml_dialect import Tree, dump
@@ -21,6 +22,8 @@ class RunConfig(Section):
     """The policy."""
     tuner: TunerConfig = TunerConfig()
     """Which weights learn."""
+    rlhf: RlhfConfig = RlhfConfig()
+    """Where the rollout server of GRPO is."""
     custom: CustomConfig
     """The trainer, its data and its prompts."""
     global_max_length: Annotated[int, Field(gt=0, examples=[4096])]

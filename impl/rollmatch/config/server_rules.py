@@ -86,16 +86,19 @@ def _pair(config: RunConfig) -> Iterator[ConfigError]:
     if isinstance(urls, str) and isinstance(ports, tuple):
         problem = "must be one port beside one base_url, but is a list"
         yield WrongType(problem, key=f"{SERVER}.group_port", remedy="Write one number, or make base_url a list.")
-    yield from _check_lengths(urls, ports)
+    if isinstance(urls, tuple):
+        yield from check_group_ports(urls, ports, key=f"{SERVER}.group_port", urls_key="base_url")
 
 
-def _check_lengths(urls: str | tuple[str, ...] | None, ports: int | tuple[int, ...] | None) -> Iterator[ConfigError]:
-    key = f"{SERVER}.group_port"
-    if isinstance(urls, tuple) and isinstance(ports, tuple) and len(urls) != len(ports):
-        problem = f"base_url names {len(urls)} servers, group_port {len(ports)} ports"
+def check_group_ports(
+    servers: tuple[str, ...], ports: int | tuple[int, ...] | None, *, key: str, urls_key: str
+) -> Iterator[ConfigError]:
+    """One port for each server, or one to count on from that leaves room for all of them."""
+    if isinstance(ports, tuple) and len(servers) != len(ports):
+        problem = f"{urls_key} names {len(servers)} servers, this key {len(ports)} ports"
         yield PairingLengthMismatch(problem, key=key, remedy="Give each server one port, or one port to count on from.")
-    if isinstance(urls, tuple) and isinstance(ports, int) and ports + len(urls) - 1 > LAST_PORT:
-        problem = f"{ports} counted on over {len(urls)} servers passes the last port"
+    if isinstance(ports, int) and ports + len(servers) - 1 > LAST_PORT:
+        problem = f"{ports} counted on over {len(servers)} servers passes the last port"
         yield OutOfRange(problem, key=key, remedy="Choose a lower port.")
 
 

@@ -57,6 +57,12 @@ class ServerUrlInvalid(ConfigError):
     code = "base-url-invalid"
 
 
+class HostInvalid(ConfigError):
+    """A server's machine is named by its name or address alone."""
+
+    code = "host-invalid"
+
+
 _CLASSES: Mapping[str, tuple[type[ConfigError], str]] = MappingProxyType(
     {
         "missing": (MissingKey, "Add it; it has no default."),
@@ -64,6 +70,7 @@ _CLASSES: Mapping[str, tuple[type[ConfigError], str]] = MappingProxyType(
         "regex_white_space": (RegexWhiteSpace, "Write it on one line, without YAML folding."),
         "regex_malformed": (RegexMalformed, "Correct the expression."),
         "base_url_invalid": (ServerUrlInvalid, "Write scheme, host and port."),
+        "host_invalid": (HostInvalid, "Write neither scheme nor port; the port has a list of its own."),
         **dict.fromkeys(
             (
                 "greater_than",

@@ -13,6 +13,7 @@ from transformers import TrainingArguments
 
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
+from rollmatch.config.servers import uses_servers
 from rollmatch.errors import ConfigError
 from rollmatch.journal import Journal
 from rollmatch.launch.connect import connect_servers
@@ -136,7 +137,7 @@ def make_backend(config: RunConfig, model: torch.nn.Module, template: Template, 
     rules = config.custom.extra.rollout_matching
     if rules.rollout_backend == "hf":
         return HfBackend(model, template, batch_size=rules.rollout_generate_batch_size)
-    if rules.vllm.mode == "server":
+    if uses_servers(config):
         return connect_servers(config, template, ranks=ranks)
     from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
 

@@ -8,6 +8,7 @@ import psutil
 
 from rollmatch.config import RunConfig
 from rollmatch.config.pairing import pair_servers
+from rollmatch.config.servers import server_section
 from rollmatch.errors import LaunchError
 from rollmatch.wire.client.http import ServerRefused
 from rollmatch.wire.client.session import ClientSettings, RolloutServer, ServerUnreachable
@@ -34,7 +35,7 @@ class Patience:
     """How long a learner waits for its servers."""
 
     timeout_s: float | None = None
-    """None takes ``vllm.server.timeout_s``, 0 looks once."""
+    """None takes the configured limit, 0 looks once."""
     server_pid: int | None = None
     """A process whose end ends the waiting."""
 
@@ -45,7 +46,7 @@ def await_servers(config: RunConfig, patience: Patience) -> None:
     Errors: ``ServerUnreachable``, ``ServerProcessDied``, ``WorldSizeMismatch``, and the refusal of a server whose
     workers are dead or that wants another key.
     """
-    told = config.custom.extra.rollout_matching.vllm.server
+    told = server_section(config)
     limit_s = told.timeout_s if patience.timeout_s is None else patience.timeout_s
     deadline = time.monotonic() + limit_s
     settings = ClientSettings(timeout_s=limit_s, api_key=os.environ.get(KEY_VARIABLE) or None)

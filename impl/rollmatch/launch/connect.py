@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rollmatch.config import RunConfig
 from rollmatch.config.pairing import pair_servers
+from rollmatch.config.servers import server_section
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.sync.gloo import Meeting, resolve
@@ -22,7 +23,7 @@ def connect_servers(config: RunConfig, template: Template, *, ranks: Ranks) -> V
 
     Errors: ``ServerUnreachable``, ``DialectUnknown``, ``DialectsMixed``, ``WeightsNotTaken``.
     """
-    told = config.custom.extra.rollout_matching.vllm.server
+    told = server_section(config)
     addresses = pair_servers(told)
     limit = told.infer_timeout_s
     settings = ClientSettings(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rollmatch.config import check_files, load
 from rollmatch.config.effective import sync_mode, tensor_parallel_size
+from rollmatch.config.servers import uses_servers
 from rollmatch.errors import LaunchError
 from rollmatch.launch.await_servers import Patience, await_servers
 from rollmatch.launch.gpus import has_gpu
@@ -32,6 +33,12 @@ CPU_ENVIRONMENT = {
 }
 
 
+class VariantNotBuilt(LaunchError):
+    """The learner knows how to train for what ``custom.trainer_variant`` names."""
+
+    code = "variant-not-built"
+
+
 class EngineMissing(LaunchError):
     """The configured backend is installed; nothing takes its place by itself."""
 
@@ -50,15 +57,17 @@ def train(
     config = load(path, overrides)
     check_files(config)
     custom = config.custom
+    if custom.trainer_variant != "rollout_matching_sft":
+        raise VariantNotBuilt(f"there is no learner for {custom.trainer_variant} yet", key="custom.trainer_variant")
     train_samples = load_samples(custom.train_jsonl, custom.image_root, custom.object_ordering)
     val_samples = load_samples(custom.val_jsonl, custom.image_root, custom.object_ordering)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     sync_mode(config, learner_world_size=world_size)
-    if custom.extra.rollout_matching.vllm.mode == "colocate":
+    if uses_servers(config):
+        await_servers(config, patience or Patience())
+    else:
         tensor_parallel_size(config, learner_world_size=world_size)
         _check_engine(custom.extra.rollout_matching.rollout_backend)
-    else:
-        await_servers(config, patience or Patience())
     checkpoint = _open(Path(config.training.output_dir), resume=resume, overwrite=overwrite)
     set_environment()
 

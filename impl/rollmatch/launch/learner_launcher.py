@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollmatch.config import check_files, load
+from rollmatch.config.servers import uses_servers
 from rollmatch.launch.await_servers import Patience, await_servers
 from rollmatch.launch.child import run_child, tell_command
 from rollmatch.launch.gpus import visible
@@ -44,7 +45,7 @@ def launch(
     """Check and wait here, once, then start the ranks. Returns the learner's exit code."""
     config = load(path, overrides)
     check_files(config)
-    if config.custom.extra.rollout_matching.vllm.mode == "server":
+    if uses_servers(config):
         await_servers(config, patience)
     environment = dict(visible(gpus))
     if "OMP_NUM_THREADS" not in os.environ:  # torchrun would warn and set it

@@ -16,15 +16,16 @@ from urllib.parse import urlsplit
 from rollmatch.config import RunConfig, effective, load
 from rollmatch.config.files import check_model
 from rollmatch.config.pairing import ServerAddress, pair_servers
+from rollmatch.config.servers import max_model_len, memory_share, server_key, server_section
 from rollmatch.errors import LaunchError
 from rollmatch.launch.child import tell_command
 from rollmatch.launch.gpus import has_gpu
 from rollmatch.launch.learner import CPU_ENVIRONMENT, ENVIRONMENT
+from rollmatch.launch.swift_words import rollout_words
 from rollmatch.wire.server.port import bind_http
 from rollmatch.wire.server.settings import ServerSettings
 
-_SECTION, _SERVER = "custom.extra.rollout_server", "custom.extra.rollout_matching.vllm.server"
-_SHARE_OF_A_SERVERS_GPU = 0.9
+_SECTION = "custom.extra.rollout_server"
 _SERVER_ENVIRONMENT = ENVIRONMENT | {"PYTHONWARNINGS": "ignore::FutureWarning,ignore:resource_tracker:UserWarning"}
 
 
@@ -100,7 +101,7 @@ def make_command(config: RunConfig, *, gpus: Sequence[str] | None, server_index:
     )
     port = _port(_address(config, server_index))
     if section.engine == "swift":
-        words = _swift_words(config, port=port, replicas=replicas)
+        words = rollout_words(config, port=port, replicas=replicas, on_gpu=on_gpu)
     else:
         settings = make_settings(config, port=port, replicas=replicas, on_gpu=on_gpu)
         fields = dataclasses.asdict(settings) | {"gpus": devices if on_gpu else ()}
@@ -115,7 +116,7 @@ def make_settings(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) 
     return ServerSettings(
         model=config.model.model,
         dtype=config.model.torch_dtype,
-        max_model_len=_max_model_len(config),
+        max_model_len=max_model_len(config),
         host=section.host,
         port=port,
         tensor_parallel_size=section.vllm_tensor_parallel_size,
@@ -132,7 +133,7 @@ def _engine_arguments(config: RunConfig, *, on_gpu: bool) -> dict[str, Any]:
     told, cache_mib = section.vllm_enable_prefix_caching, effective.kv_cache_memory_mib(config, on_gpu=on_gpu)
     arguments: dict[str, Any] = {
         "seed": config.training.seed,
-        "gpu_memory_utilization": section.vllm_gpu_memory_utilization or _SHARE_OF_A_SERVERS_GPU,
+        "gpu_memory_utilization": memory_share(config),
         "kv_cache_memory_bytes": cache_mib * 2**20 if cache_mib else None,
         "enforce_eager": effective.enforce_eager(config, on_gpu=on_gpu),
         "enable_prefix_caching": vllm.enable_prefix_caching if told is None else told,
@@ -145,33 +146,6 @@ def _engine_arguments(config: RunConfig, *, on_gpu: bool) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _swift_words(config: RunConfig, *, port: int, replicas: int) -> list[str]:
-    section, vllm = config.custom.extra.rollout_server, config.custom.extra.rollout_matching.vllm
-    told = section.vllm_enable_prefix_caching
-    options = {
-        "model": config.model.model,
-        "torch_dtype": config.model.torch_dtype,
-        "host": section.host,
-        "port": port,
-        "vllm_tensor_parallel_size": section.vllm_tensor_parallel_size,
-        "vllm_data_parallel_size": replicas,
-        "vllm_gpu_memory_utilization": section.vllm_gpu_memory_utilization or _SHARE_OF_A_SERVERS_GPU,
-        "vllm_max_model_len": _max_model_len(config),
-        "vllm_enable_lora": "false",
-        "vllm_enable_prefix_caching": str(vllm.enable_prefix_caching if told is None else told).lower(),
-        "vllm_limit_mm_per_prompt": vllm.limit_mm_per_prompt and json.dumps(vllm.limit_mm_per_prompt),
-        "vllm_engine_kwargs": section.vllm_engine_kwargs and json.dumps(section.vllm_engine_kwargs),
-    }
-    words = ["swift", "rollout"]
-    for name, value in options.items():
-        words += [f"--{name}", str(value)] if value else []
-    return words
-
-
-def _max_model_len(config: RunConfig) -> int:
-    return config.custom.extra.rollout_server.vllm_max_model_len or effective.max_model_len(config)
-
-
 def _default_devices(config: RunConfig) -> tuple[str, ...]:
     section = config.custom.extra.rollout_server
     return tuple(map(str, range(section.vllm_tensor_parallel_size * (section.vllm_data_parallel_size or 1))))
@@ -179,16 +153,16 @@ def _default_devices(config: RunConfig) -> tuple[str, ...]:
 
 def _address(config: RunConfig, index: int | None) -> ServerAddress:
     """The server to be started. Errors: ``ServerNotNamed``."""
-    addresses = pair_servers(config.custom.extra.rollout_matching.vllm.server)
+    addresses, key = pair_servers(server_section(config)), server_key(config)
     if not addresses:
         remedy = "Set base_url and group_port; the port of base_url is the one to listen at."
-        raise ServerNotNamed("the YAML names no server", key=_SERVER, remedy=remedy)
+        raise ServerNotNamed("the YAML names no server", key=key, remedy=remedy)
     if index is None and len(addresses) > 1:
         remedy = "Say which one with --server."
-        raise ServerNotNamed(f"the YAML names {len(addresses)} servers", key=_SERVER, remedy=remedy)
+        raise ServerNotNamed(f"the YAML names {len(addresses)} servers", key=key, remedy=remedy)
     if not 0 <= (index or 0) < len(addresses):
         remedy = f"Say one from 0 to {len(addresses) - 1}."
-        raise ServerNotNamed(f"there is no server {index}", key=_SERVER, remedy=remedy)
+        raise ServerNotNamed(f"there is no server {index}", key=key, remedy=remedy)
     return addresses[index or 0]
 
 

@@ -14,6 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rollmatch.config import RunConfig, resolved_yaml
 from rollmatch.config.pairing import pair_servers
+from rollmatch.config.servers import server_section
 from rollmatch.journal import Journal, read_journal
 from rollmatch.launch.assemble import attention_of, make_arguments, make_ring, make_template
 from rollmatch.launch.run_directory import JOURNAL, RESOLVED, changed_keys
@@ -139,7 +140,7 @@ def describe(config: RunConfig, model: torch.nn.Module, ranks: Ranks) -> dict[st
         "num_trainable": num_trainable,
         "device": _device_name(),
         "learner_world_size": ranks.learner_world_size,
-        "servers": [address.base_url for address in pair_servers(config.custom.extra.rollout_matching.vllm.server)],
+        "servers": [address.base_url for address in pair_servers(server_section(config))],
         "versions": {"python": platform.python_version()} | {n: v for n in PACKAGES if (v := _version(n))},
         "max_steps": config.training.max_steps,
     }

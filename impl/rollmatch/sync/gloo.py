@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.wire.client.http import MSGPACK
+from rollmatch.wire.client.http import MSGPACK, ServerRefused
 from rollmatch.wire.client.pending import Pending
 from rollmatch.wire.client.session import RolloutServer
-from rollmatch.wire.gloo_group import DROP, GO, GlooGroup, GroupAddress
+from rollmatch.wire.gloo_group import DROP, GO, GlooGroup, GroupAddress, GroupPortInUse
 
 COMMUNICATOR, CLOSE = "/native/communicator", "/native/communicator/close"
 _POLL_S = 0.001
@@ -165,7 +165,13 @@ def _ask_to_join(server: RolloutServer, meeting: Meeting, world_size: int, offse
         "replace": True,
     }
     limit = meeting.join_timeout_s + _GRACE_S
-    return server.control(COMMUNICATOR, body, timeout_s=limit, content_type=MSGPACK)
+    try:
+        return server.control(COMMUNICATOR, body, timeout_s=limit, content_type=MSGPACK)
+    except ServerRefused as refusal:
+        if refusal.code == GroupPortInUse.code:  # a URL in the problem would name the server's HTTP port, which is fine
+            problem = f"the first server's machine has no free port {meeting.port} at {meeting.host}"
+            raise GroupPortInUse(problem, key=refusal.key, remedy=refusal.remedy) from refusal
+        raise
 
 
 def _ask_to_leave(server: RolloutServer, meeting: Meeting) -> Any:

@@ -1,0 +1,50 @@
+"""ms-swift's own argument parsers, as ``fixtures/swift/record.py`` recorded them from the installed version."""
+
+import argparse
+import json
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[2] / "fixtures/swift"
+TRUE, FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
+
+
+def bool_of(text: str) -> bool:
+    """What transformers' parser takes for a truth value."""
+    if text.lower() not in (*TRUE, *FALSE):
+        raise ValueError(text)
+    return text.lower() in TRUE
+
+
+KINDS = {"int": int, "float": float, "str": str, "bool": bool_of}
+
+
+@cache
+def recorded() -> dict:
+    return json.loads((FOLDER / "options.json").read_text())
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """The parser of ``rollout`` or ``rlhf``; no option may be shortened."""
+    parser = argparse.ArgumentParser(prog=f"swift {command}", allow_abbrev=False, exit_on_error=False)
+    for told in recorded()[command]:
+        if told.get("nargs") == 0:
+            parser.add_argument(*told["flags"], action="store_true", default=argparse.SUPPRESS)
+        else:
+            kind = KINDS[told["kind"]]
+            choices = told.get("choices") and {str(choice): choice for choice in told["choices"]}
+            parser.add_argument(
+                *told["flags"],
+                nargs=told.get("nargs"),
+                type=str if choices else kind,
+                choices=choices,
+                default=argparse.SUPPRESS,
+            )
+    return parser
+
+
+def parse(command: str, words: list[str]) -> dict:
+    """What ms-swift would understand. Raises ``argparse.ArgumentError`` or AssertionError for what it would not."""
+    known, unknown = parser_of(command).parse_known_args(words)
+    assert not unknown, f"swift {command} does not know {unknown}"
+    return vars(known)

@@ -1,0 +1,273 @@
+"""Capability ``grpo-server-mode``: how GRPO names its server, and that server's settings."""
+
+import dataclasses
+import json
+import time
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import torch
+
+from conformance.rollout.digits import MODEL, template_of
+from conformance.scenarios.configs import LONG, config_with, not_refused, refusal_of
+from conformance.sync.native_double import NativeDouble, serving
+from conformance.sync.test_named_weights import adapted
+from conformance.wire.instance import free_port
+from rollmatch.config import RunConfig
+from rollmatch.config.pairing import pair_servers
+from rollmatch.config.servers import server_section
+from rollmatch.errors import RollmatchError
+from rollmatch.launch.assemble import make_backend
+from rollmatch.launch.await_servers import Patience, await_servers
+from rollmatch.launch.rollout_server import make_settings
+from rollmatch.model import merged_weights
+from rollmatch.ranks import Ranks
+
+GRPO = ("custom.trainer_variant=grpo",)
+SERVER_MODE = (*GRPO, "rlhf.use_vllm=true", "rlhf.vllm_mode=server")
+HOST, PORT = 'rlhf.vllm_server_host=["127.0.0.1"]', "rlhf.vllm_server_port=[8080]"
+NAMED = (*SERVER_MODE, HOST, PORT)
+LAUNCHED = "custom.extra.rollout_server."
+ALONE = Ranks(rank=0, learner_world_size=1)
+
+
+def settings_of(*overrides: str) -> dict:
+    """What the server launcher would tell our own server."""
+    return dataclasses.asdict(make_settings(config_with(*NAMED, *overrides), port=8080, replicas=1, on_gpu=True))
+
+
+def refused(*overrides: str) -> tuple[str, str]:
+    code, key = refusal_of(*NAMED, *overrides)
+    return code, key.removeprefix(LAUNCHED)
+
+
+def job(url: str, *, group_port: int, out: str = "runs/one") -> RunConfig:
+    """A GRPO job whose server answers at ``url``."""
+    port = url.rpartition(":")[2]
+    return config_with(
+        *NAMED,
+        f"rlhf.vllm_server_port=[{port}]",
+        f"rlhf.vllm_server_group_port={group_port}",
+        f"model.model={MODEL}",
+        f"training.output_dir={out}",
+        "rlhf.vllm_server_timeout=5",
+    )
+
+
+@contextmanager
+def connected(config: RunConfig):
+    backend = make_backend(config, torch.nn.Linear(1, 1), template_of(), ranks=ALONE)
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+@pytest.mark.scenario(
+    "grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports/an-empty-list-of-ports-is-refused"
+)
+@pytest.mark.kills("empty-lists-taken")
+def test_an_empty_list_of_ports_is_refused():
+    assert refusal_of(*SERVER_MODE, HOST, "rlhf.vllm_server_port=[]") == ("out-of-range", "rlhf.vllm_server_port")
+    assert refusal_of(*SERVER_MODE, "rlhf.vllm_server_host=[]", PORT) == ("out-of-range", "rlhf.vllm_server_host")
+
+
+@pytest.mark.scenario(
+    "grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports/one-host-and-one-port-are-accepted"
+)
+@pytest.mark.clause("grpo-server-mode/two-jobs-can-share-a-machine#1")
+@pytest.mark.kills("group-port-elsewhere")
+@pytest.mark.kills("group-port-not-told")
+def test_one_host_and_one_port_are_accepted():
+    with not_refused():
+        servers = pair_servers(server_section(config_with(*NAMED)))
+        told = pair_servers(server_section(config_with(*NAMED, "rlhf.vllm_server_group_port=50000")))
+    assert [(server.base_url, server.group_port) for server in servers] == [("http://127.0.0.1:8080", 51216)]
+    assert [server.group_port for server in told] == [50000]
+
+
+@pytest.mark.scenario(
+    "grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports/two-ports-for-one-host-are-refused"
+)
+@pytest.mark.clause("grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#2")
+@pytest.mark.kills("ports-to-spare")
+def test_two_ports_for_one_host_are_refused():
+    refusal = refusal_of(*SERVER_MODE, HOST, "rlhf.vllm_server_port=[8080, 8081]")
+    assert refusal == ("pairing-length-mismatch", "rlhf.vllm_server_port")
+
+
+@pytest.mark.clause("grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#3")
+@pytest.mark.kills("servers-crowd-a-machine")
+def test_a_machine_has_one_server():
+    ports = "rlhf.vllm_server_port=[8080, 8081]"
+    refusal = refusal_of(*SERVER_MODE, 'rlhf.vllm_server_host=["127.0.0.1", "127.0.0.1"]', ports)
+    assert refusal == ("out-of-range", "rlhf.vllm_server_host")
+    with not_refused():
+        config_with(*SERVER_MODE, 'rlhf.vllm_server_host=["10.0.0.1", "10.0.0.2"]', ports)
+
+
+@pytest.mark.scenario("grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports/a-missing-host-is-refused")
+@pytest.mark.clause("grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#5")
+@pytest.mark.kills("host-guessed")
+def test_a_missing_host_or_port_is_refused():
+    assert refusal_of(*SERVER_MODE, PORT) == ("missing-key", "rlhf.vllm_server_host")
+    assert refusal_of(*SERVER_MODE, HOST) == ("missing-key", "rlhf.vllm_server_port")
+    with not_refused():
+        config_with(*NAMED)
+
+
+@pytest.mark.clause("grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#1")
+@pytest.mark.kills("named-server-unasked")
+def test_grpo_takes_its_rollouts_from_the_named_server(tmp_path):
+    with (
+        serving(NativeDouble({"a": torch.zeros(2)})) as (url,),
+        connected(job(url, group_port=1, out=tmp_path)) as asked,
+    ):
+        assert [server.base_url for server in getattr(asked, "servers", ())] == [url]
+
+
+@pytest.mark.clause("grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#4")
+@pytest.mark.kills("grpo-waits-less")
+@pytest.mark.kills("grpo-waits-as-told-elsewhere")
+def test_the_wait_for_the_server_is_limited():
+    assert server_section(config_with(*NAMED)).timeout_s == 240
+    nobody = f"rlhf.vllm_server_port=[{free_port()}]"
+    began, config = (
+        time.monotonic(),
+        config_with(*NAMED, nobody, "rlhf.vllm_server_timeout=1", "~.vllm.server.timeout_s=20"),
+    )
+    with pytest.raises(RollmatchError) as caught:
+        await_servers(config, Patience())
+    assert caught.value.code == "server-unreachable"
+    assert 0.9 <= time.monotonic() - began <= 5
+
+
+@pytest.mark.scenario(
+    "grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own/an-engine-that-is-too-short-is-refused"
+)
+@pytest.mark.clause("grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#5")
+@pytest.mark.kills("short-engine-taken")
+def test_an_engine_that_is_too_short_is_refused():
+    refusal = refused("global_max_length=12000", f"{LAUNCHED}vllm_max_model_len=8000")
+    assert refusal == ("engine-shorter-than-segment", "vllm_max_model_len")
+
+
+@pytest.mark.scenario("grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own/equal-lengths-are-accepted")
+@pytest.mark.kills("equal-lengths-refused")
+def test_equal_lengths_are_accepted():
+    with not_refused():
+        settings = settings_of("global_max_length=12000", f"{LAUNCHED}vllm_max_model_len=12000")
+    assert settings["max_model_len"] == 12000
+
+
+@pytest.mark.scenario(
+    "grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own/a-data-parallel-size-of-zero-is-refused"
+)
+@pytest.mark.clause("grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#2")
+@pytest.mark.kills("no-replicas-taken")
+@pytest.mark.parametrize("name", ["vllm_data_parallel_size", "vllm_tensor_parallel_size"])
+def test_a_parallel_size_of_zero_is_refused(name):
+    assert refused(f"{LAUNCHED}{name}=0") == ("out-of-range", name)
+    assert refused(f"{LAUNCHED}{name}=1.5") == ("wrong-type", name)
+    with not_refused():
+        config_with(*NAMED, f"{LAUNCHED}{name}=1")
+
+
+@pytest.mark.clause("grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#4")
+@pytest.mark.kills("no-length-taken")
+def test_a_length_is_a_whole_number_from_one():
+    assert refused(f"{LAUNCHED}vllm_max_model_len=0") == ("out-of-range", "vllm_max_model_len")
+    assert refused(f"{LAUNCHED}vllm_max_model_len=99.5") == ("wrong-type", "vllm_max_model_len")
+    with not_refused():
+        config_with(*NAMED, f"{LAUNCHED}vllm_max_model_len=1024")
+
+
+@pytest.mark.clause("grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#3")
+@pytest.mark.kills("grpo-server-takes-more")
+@pytest.mark.kills("any-share-of-memory")
+def test_the_share_of_memory_is_above_0_and_at_most_1():
+    for share in ("0", "1.1"):
+        key = "vllm_gpu_memory_utilization"
+        assert refused(f"{LAUNCHED}{key}={share}") == ("out-of-range", key)
+    assert settings_of()["engine_arguments"]["gpu_memory_utilization"] == 0.6
+    told = settings_of(f"{LAUNCHED}vllm_gpu_memory_utilization=1.0")
+    assert told["engine_arguments"]["gpu_memory_utilization"] == 1.0
+
+
+@pytest.mark.clause("grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#1")
+@pytest.mark.kills("server-section-unread")
+def test_settings_of_the_server_stand_in_its_section():
+    told = settings_of(
+        f"{LAUNCHED}vllm_tensor_parallel_size=2",
+        f"{LAUNCHED}vllm_max_model_len=2048",
+        f"{LAUNCHED}vllm_engine_kwargs={json.dumps({'block_size': 32})}",
+    )
+    assert (told["tensor_parallel_size"], told["max_model_len"]) == (2, 2048)
+    assert told["engine_arguments"]["block_size"] == 32
+    assert settings_of()["max_model_len"] == 1024, "that of the longest segment, unless told"
+
+
+@pytest.mark.clause("grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#6")
+@pytest.mark.kills("misplaced-settings-unreported")
+def test_an_engine_setting_under_rlhf_is_reported():
+    assert refused("rlhf.vllm_max_model_len=12000") == ("engine-setting-in-rlhf", "rlhf.vllm_max_model_len")
+    with not_refused():
+        config_with(*NAMED, f"{LAUNCHED}vllm_max_model_len=12000")
+
+
+@pytest.mark.scenario("grpo-server-mode/grpo-syncs-merged-weights-only/lora-on-the-server-is-refused")
+@pytest.mark.clause("grpo-server-mode/grpo-syncs-merged-weights-only#2")
+@pytest.mark.kills("lora-on-the-server-taken")
+def test_lora_on_the_server_is_refused():
+    assert refused(f"{LAUNCHED}vllm_enable_lora=true") == ("lora-on-rollout-server", "vllm_enable_lora")
+
+
+@pytest.mark.scenario("grpo-server-mode/grpo-syncs-merged-weights-only/lora-off-is-accepted")
+@pytest.mark.clause("grpo-server-mode/grpo-syncs-merged-weights-only#1")
+@pytest.mark.kills("lora-on-by-default")
+def test_lora_off_is_accepted():
+    with not_refused():
+        assert not config_with(*NAMED, f"{LAUNCHED}vllm_enable_lora=false").custom.extra.rollout_server.vllm_enable_lora
+        assert not config_with(*NAMED).custom.extra.rollout_server.vllm_enable_lora
+
+
+@pytest.mark.clause("grpo-server-mode/grpo-syncs-merged-weights-only#3")
+@pytest.mark.kills("dora-unmerged")
+@pytest.mark.kills("grpo-sends-adapters")
+def test_adapters_on_all_three_parts_are_merged_into_what_is_sent():
+    policy = adapted(use_dora=True)
+    plain = {name: weight for name, weight in policy.get_base_model().named_parameters() if "lora" not in name}
+    sent = dict(merged_weights(policy))
+    assert not [name for name in sent if "lora" in name or "base_layer" in name]
+    for part in (
+        "language_model.layers.0.self_attn.q_proj",
+        "visual.blocks.0.mlp.linear_fc1",
+        "visual.merger.linear_fc1",
+    ):
+        assert not torch.equal(sent[f"model.{part}.weight"], plain[f"model.{part}.base_layer.weight"]), part
+    refusal = refusal_of(*NAMED, "~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true")
+    assert refusal == ("adapter-sync-in-grpo", f"{LONG}vllm.sync.mode")
+    with not_refused():
+        config_with(*NAMED, "~.vllm.sync.mode=full", "~.vllm.enable_lora=true")
+
+
+@pytest.mark.scenario(
+    "grpo-server-mode/two-jobs-can-share-a-machine/a-taken-group-port-is-told-apart-from-a-taken-server-port"
+)
+@pytest.mark.clause("grpo-server-mode/two-jobs-can-share-a-machine#2")
+@pytest.mark.kills("group-port-not-told")
+@pytest.mark.kills("group-port-for-the-server-s")
+def test_a_taken_group_port_is_told_apart_from_a_taken_server_port(tmp_path):
+    taken, weights = free_port(), {"a": torch.zeros(2)}
+    out, other = tmp_path / "first", tmp_path / "second"
+    with serving(NativeDouble(weights), NativeDouble(weights)) as (first_url, second_url), ExitStack() as jobs:
+        jobs.enter_context(connected(job(first_url, group_port=taken, out=out))).push(weights.items(), version=1)
+        second = jobs.enter_context(connected(job(second_url, group_port=taken, out=other)))
+        with pytest.raises(RollmatchError) as caught:
+            second.push(weights.items(), version=1)
+        assert caught.value.code == "group-port-in-use"
+        assert str(taken) in caught.value.problem
+        assert second_url.rpartition(":")[2] not in caught.value.problem
+        elsewhere = jobs.enter_context(connected(job(second_url, group_port=free_port(), out=other)))
+        elsewhere.push(weights.items(), version=1)
+        assert elsewhere.policy_version == 1

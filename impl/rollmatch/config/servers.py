@@ -1,0 +1,55 @@
+"""Where a run's rollout servers are, whichever section names them, and what their nulls mean."""
+
+from rollmatch.config import effective
+from rollmatch.config.connection import ServerConfig
+from rollmatch.config.removed import ROLLOUT_MATCHING
+from rollmatch.config.rlhf import base_url_of
+from rollmatch.config.schema import RunConfig
+
+SHARE, SHARE_IN_GRPO = 0.9, 0.6
+"""A server has its GPUs to itself; GRPO's begins low, so that long summaries of large images fit."""
+
+
+def is_named_in_rlhf(config: RunConfig) -> bool:
+    """Whether rollouts come from the servers that ``rlhf`` names."""
+    return config.rlhf.use_vllm and config.rlhf.vllm_mode == "server"
+
+
+def uses_servers(config: RunConfig) -> bool:
+    """Whether rollouts come from rollout servers."""
+    rules = config.custom.extra.rollout_matching
+    return is_named_in_rlhf(config) or (rules.rollout_backend == "vllm" and rules.vllm.mode == "server")
+
+
+def server_section(config: RunConfig) -> ServerConfig:
+    """The servers that are named, in the form that ``pair_servers`` takes."""
+    told = config.custom.extra.rollout_matching.vllm.server
+    if not is_named_in_rlhf(config):
+        return told
+    rlhf = config.rlhf
+    pairs = zip(rlhf.vllm_server_host or (), rlhf.vllm_server_port or (), strict=True)
+    return ServerConfig(
+        base_url=tuple(base_url_of(host, port) for host, port in pairs),
+        group_port=rlhf.vllm_server_group_port,
+        timeout_s=rlhf.vllm_server_timeout,
+        infer_timeout_s=told.infer_timeout_s,
+    )
+
+
+def server_key(config: RunConfig) -> str:
+    """The key under which servers are named."""
+    return "rlhf.vllm_server_host" if is_named_in_rlhf(config) else f"{ROLLOUT_MATCHING}.vllm.server"
+
+
+def max_model_len(config: RunConfig) -> int:
+    """Most tokens of prompt and response together on a rollout server."""
+    told = config.custom.extra.rollout_server.vllm_max_model_len
+    if told is None and config.custom.trainer_variant == "grpo":
+        return config.global_max_length
+    return told or effective.max_model_len(config)
+
+
+def memory_share(config: RunConfig) -> float:
+    """Share of a GPU's memory that a rollout server's engines take."""
+    told = config.custom.extra.rollout_server.vllm_gpu_memory_utilization
+    return told or (SHARE_IN_GRPO if config.custom.trainer_variant == "grpo" else SHARE)
