@@ -44,7 +44,10 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 
 def parse(command: str, words: list[str]) -> dict:
-    """What ms-swift would understand. Raises ``argparse.ArgumentError`` or AssertionError for what it would not."""
-    known, unknown = parser_of(command).parse_known_args(words)
+    """What ms-swift would understand. Raises AssertionError for what it would not."""
+    try:
+        known, unknown = parser_of(command).parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise AssertionError(f"swift {command} refuses: {error}") from error
     assert not unknown, f"swift {command} does not know {unknown}"
     return vars(known)

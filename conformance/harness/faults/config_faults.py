@@ -86,8 +86,8 @@ CONFIG = (
         fault_id="any-trainer-variant",
         what="Any trainer variant is taken.",
         seam="config.custom",
-        old='    trainer_variant: Literal["rollout_matching_sft"]',
-        new="    trainer_variant: str",
+        old="    trainer_variant: Literal[",
+        new="    trainer_variant: str | Literal[",
     ),
     Fault(
         fault_id="top-level-section-unknown",

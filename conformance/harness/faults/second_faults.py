@@ -31,8 +31,8 @@ SECOND = (
         fault_id="no-trainer-variant",
         what="The trainer variant has another name.",
         seam="config.custom",
-        old='    trainer_variant: Literal["rollout_matching_sft"] = Field(examples=["rollout_matching_sft"])',
-        new='    trainer_variant: Literal["rollout_matching"] = Field(examples=["rollout_matching"])',
+        old='Literal["rollout_matching_sft", "grpo"] = Field(examples=["rollout_matching_sft"])',
+        new='Literal["rollout_matching", "grpo"] = Field(examples=["rollout_matching"])',
     ),
     Fault(
         fault_id="partly-frozen-refused",

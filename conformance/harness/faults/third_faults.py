@@ -77,7 +77,7 @@ THIRD = (
         fault_id="ports-without-end",
         what="Counting on passes the last port.",
         seam="config.server_rules",
-        old="    if isinstance(urls, tuple) and isinstance(ports, int) and ports + len(urls) - 1 > LAST_PORT:",
+        old="    if isinstance(ports, int) and ports + len(servers) - 1 > LAST_PORT:",
         new="    if False:",
     ),
     Fault(

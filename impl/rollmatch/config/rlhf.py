@@ -33,7 +33,7 @@ def _check_host(value: str) -> str:
 
 def _listed(item: Any) -> Any:
     """A list with at least one item, as a tuple."""
-    return BeforeValidator(as_some, json_schema_input_type=Annotated[list[item], Field(min_length=1)])  # type: ignore[valid-type]
+    return BeforeValidator(as_some, json_schema_input_type=Annotated[list[item], Field(min_length=1)])
 
 
 Host = Annotated[str, AfterValidator(_check_host)]
