@@ -61,6 +61,19 @@ class RolloutRequest:
     """[P'] with one placeholder per image, as the chat template writes it (not expanded)."""
     seed: int
     """Never 0, which ms-swift reads as unset."""
+    prefix_token_ids: tuple[int, ...] = ()
+    """First ids of the response, to be gone on from; the rollout then holds what follows them."""
+    max_new_tokens: int | None = None
+    """Longest rollout; None: as long as the decoding says."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """What an engine goes on from: the prompt, and the response so far."""
+        return self.prompt_token_ids + self.prefix_token_ids
+
+    def limit(self, max_new_tokens: int) -> int:
+        """Longest rollout in tokens where the decoding says ``max_new_tokens``."""
+        return max_new_tokens if self.max_new_tokens is None else self.max_new_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

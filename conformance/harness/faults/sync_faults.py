@@ -152,7 +152,7 @@ SYNC = (
         fault_id="trainer-is-the-first-rank",
         what="The trainer joins as the first rank.",
         seam="sync.queued_sender",
-        old="            rank=world_size - 1,",
+        old="        rank=world_size - 1,",
         new="            rank=0,",
     ),
 )

@@ -141,3 +141,57 @@ VINEPPO = (
         new="        if trajectory.policy_version < 0:",
     ),
 )
+
+ARGUMENTS, SERVE = "launch.server_arguments", "launch.vllm_serve"
+
+VINEPPO_SERVER = (
+    Fault(
+        fault_id="connection-timeout-unread",
+        what="The connection timeout is read and forgotten.",
+        seam=ARGUMENTS,
+        old="told.get('vllm_connection_timeout', 60.0)",
+        new="60.0",
+    ),
+    Fault(
+        fault_id="group-port-counts-from-the-server-port",
+        what="The group meets at the port after the server's.",
+        seam=ARGUMENTS,
+        old="told.get('vllm_group_port', GROUP_PORT)",
+        new="port + 1",
+    ),
+    Fault(
+        fault_id="another-default-group-port",
+        what="The group port of the guide's example is the default.",
+        seam=ARGUMENTS,
+        old="GROUP_PORT = 51216",
+        new="GROUP_PORT = 22222",
+    ),
+    Fault(
+        fault_id="connection-timeout-of-generate",
+        what="The connection timeout limits a generate call too.",
+        seam="sync.vllm_client",
+        old="path_of(ROUTE), body, timeout_s=None, content_type",
+        new="path_of(ROUTE), body, timeout_s=self.connection_timeout, content_type",
+    ),
+    Fault(
+        fault_id="tensor-parallel-size-unread",
+        what="The server has one worker whatever it is told.",
+        seam=SERVE,
+        old="        tensor_parallel_size=options.tensor_parallel_size,",
+        new="        tensor_parallel_size=1,",
+    ),
+    Fault(
+        fault_id="prefix-caching-unread",
+        what="The switch for prefix caching does nothing.",
+        seam=SERVE,
+        old='        "enable_prefix_caching": options.enable_prefix_caching,',
+        new='        "enable_prefix_caching": None,',
+    ),
+    Fault(
+        fault_id="listens-everywhere",
+        what="A server that was told no host listens on all addresses.",
+        seam=SERVE,
+        old='"--host", default="127.0.0.1"',
+        new='"--host", default="0.0.0.0"',
+    ),
+)

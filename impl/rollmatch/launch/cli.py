@@ -11,6 +11,8 @@ from rollmatch import __version__
 from rollmatch.config import RunConfig, check_files, json_schema, load, resolved_yaml
 from rollmatch.config.effective import max_model_len, tensor_parallel_rule
 from rollmatch.errors import ErrorList, LaunchError, RollmatchError
+from rollmatch.launch import server_arguments
+from rollmatch.launch import vllm_serve as vllm_serving
 from rollmatch.launch.gpus import parse_gpus, visible
 from rollmatch.records import Sample
 from rollmatch.samples import BadSamples, load_samples
@@ -78,11 +80,15 @@ def _make_parser() -> argparse.ArgumentParser:
     train.add_argument("--wait-timeout", type=float, metavar="SECONDS", help="for the rollout servers' health")
     train.add_argument("--server-pid", type=int, metavar="PID", help="do not wait longer than this process lives")
     train.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
+    server_arguments.add_arguments(train)
     serve = commands.add_parser("serve", help="start a rollout server")
     _add_config(serve, _serve)
     serve.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="such as 0,1,2; without GPUs, so many replicas")
     serve.add_argument("--server", type=int, metavar="INDEX", help="which one, where the YAML names several")
     serve.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
+    vllm_serve = commands.add_parser("vllm-serve", help="start a rollout server without a YAML, by TRL's arguments")
+    vllm_serving.add_arguments(vllm_serve)
+    vllm_serve.set_defaults(command=vllm_serving.vllm_serve)
     schema = commands.add_parser("schema", help="print the JSON Schema of the YAML, for editors")
     schema.add_argument("--out", type=Path, metavar="FILE", help="write it there instead")
     schema.set_defaults(command=_schema)
@@ -150,6 +156,7 @@ def _train(options: argparse.Namespace) -> int:
     from rollmatch.launch.learner import train
 
     gpus = options.gpus or ()
+    options.overrides += server_arguments.overrides_of(options)
     arguments = [part for override in options.overrides for part in ("--set", override)]
     arguments += [f"--{name}" for name in ("resume", "overwrite") if getattr(options, name)]
     if options.dry_run:

@@ -26,7 +26,7 @@ from rollmatch.wire.server.port import bind_http
 from rollmatch.wire.server.settings import ServerSettings
 
 _SECTION = "custom.extra.rollout_server"
-_SERVER_ENVIRONMENT = ENVIRONMENT | {"PYTHONWARNINGS": "ignore::FutureWarning,ignore:resource_tracker:UserWarning"}
+SERVER_ENVIRONMENT = ENVIRONMENT | {"PYTHONWARNINGS": "ignore::FutureWarning,ignore:resource_tracker:UserWarning"}
 
 
 class GpuCountMismatch(LaunchError):
@@ -77,7 +77,7 @@ def serve(
     if not dry_run:
         address = _address(config, server_index)
         bind_http(config.custom.extra.rollout_server.host, _port(address)).close()
-        _become(command)
+        become(command)
     print(command)
     return 0
 
@@ -94,7 +94,7 @@ def make_command(config: RunConfig, *, gpus: Sequence[str] | None, server_index:
             key=f"{_SECTION}.vllm_data_parallel_size",
             remedy="Name as many GPUs, or change the parallel sizes.",
         )
-    environment = _SERVER_ENVIRONMENT | (
+    environment = SERVER_ENVIRONMENT | (
         {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
         if on_gpu
         else CPU_ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -171,7 +171,7 @@ def _port(address: ServerAddress) -> int:
     return parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def _become(command: Command) -> NoReturn:
+def become(command: Command) -> NoReturn:
     program = shutil.which(command.words[0])
     if program is None:
         problem, remedy = f"{command.words[0]} is not installed", "Install ms-swift: pip install rollmatch[swift]."

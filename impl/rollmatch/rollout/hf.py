@@ -44,11 +44,12 @@ class HfBackend:
 
     def _generate_batch(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
         features = [self.template.image_features(request.sample) for request in requests]
-        prompts = [self.template.expand(r.prompt_token_ids, f) for r, f in zip(requests, features, strict=True)]
+        prompts = [self.template.expand(r.token_ids, f) for r, f in zip(requests, features, strict=True)]
         inputs = self._padded_inputs(prompts, features)
         with _seeded(requests[0].seed, sampling=decoding.temperature > 0):
-            output = self.model.generate(**inputs, **self._settings(decoding))  # type: ignore[operator]
-        responses = output[:, inputs["input_ids"].shape[1] :].tolist()
+            output = self.model.generate(**inputs, **self._settings(requests, decoding))  # type: ignore[operator]
+        rows = output[:, inputs["input_ids"].shape[1] :].tolist()
+        responses = [row[: request.limit(decoding.max_new_tokens)] for request, row in zip(requests, rows, strict=True)]
         return [
             self._make_rollout(request, prompt, response, decoding)
             for request, prompt, response in zip(requests, prompts, responses, strict=True)
@@ -78,10 +79,10 @@ class HfBackend:
             inputs["image_grid_thw"] = torch.cat([some.image_grid_thw for some in features])
         return {name: part.to(device) for name, part in inputs.items()}
 
-    def _settings(self, decoding: Decoding) -> dict[str, Any]:
+    def _settings(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> dict[str, Any]:
         """``generate()`` arguments; vision placeholders are banned, as they would ask for images that are not there."""
         settings: dict[str, Any] = {
-            "max_new_tokens": decoding.max_new_tokens,
+            "max_new_tokens": max(request.limit(decoding.max_new_tokens) for request in requests),
             "num_beams": decoding.num_beams,
             "repetition_penalty": decoding.repetition_penalty,
             "suppress_tokens": list(self.template.banned_ids),

@@ -92,7 +92,7 @@ class VllmColocateBackend:
     def _make_prompt(self, request: RolloutRequest, decoding: Decoding) -> dict[str, Any]:
         images = self.template.load_images(request.sample)
         self._check_room(request, images, decoding)
-        prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt_token_ids)}
+        prompt: dict[str, Any] = {"prompt_token_ids": list(request.token_ids)}
         if images:
             prompt["multi_modal_data"] = {"image": images}
         return prompt
@@ -100,7 +100,7 @@ class VllmColocateBackend:
     def _check_room(self, request: RolloutRequest, images: Sequence[Image.Image], decoding: Decoding) -> None:
         """vLLM would cut a response short in silence; a placeholder grows to as many tokens as its image has."""
         growth = sum(self.template.num_image_tokens(image) - 1 for image in images)
-        needed = len(request.prompt_token_ids) + growth + decoding.max_new_tokens
+        needed = len(request.token_ids) + growth + request.limit(decoding.max_new_tokens)
         if needed > self.settings.max_model_len:
             raise PromptTooLong(
                 f"{request.sample.origin} needs {needed} tokens, the engine holds {self.settings.max_model_len}",
@@ -112,7 +112,7 @@ class VllmColocateBackend:
         from vllm import SamplingParams
 
         return SamplingParams(
-            max_tokens=decoding.max_new_tokens,
+            max_tokens=request.limit(decoding.max_new_tokens),
             temperature=decoding.temperature,
             top_p=decoding.top_p,
             top_k=decoding.top_k,

@@ -19,7 +19,14 @@ from rollmatch.wire.client.http import CallTimeout, ServerRefused, TransportFail
 from rollmatch.wire.client.prompt import Prompt, Reply, SamplingRules
 from rollmatch.wire.client.session import RolloutServer
 
+CHAT_DIALECTS = ("swift", "vllm")
 HEALTH_TIMEOUT_S = 10.0
+
+
+class PrefixNotSpoken(RolloutError):
+    """A response is gone on from by servers that take prompts as ids."""
+
+    code = "prefix-not-spoken"
 
 
 class PolicyVersionMismatch(RolloutError):
@@ -39,6 +46,16 @@ class WeightSender(Protocol):
 
     def close(self) -> None:
         """Leave the group."""
+
+
+def check_prefixes(server: RolloutServer, requests: Sequence[RolloutRequest]) -> None:
+    """Raise ``PrefixNotSpoken`` for a response to be gone on from where the server applies the chat template itself."""
+    if server.dialect.name in CHAT_DIALECTS and any(request.prefix_token_ids for request in requests):
+        raise PrefixNotSpoken(
+            f"{server.base_url} speaks {server.dialect.name}, which takes chats and not ids",
+            key=server.base_url,
+            remedy="Serve with rollmatch serve, or trl vllm-serve.",
+        )
 
 
 class VllmServerBackend:
@@ -94,7 +111,8 @@ class VllmServerBackend:
         """As the contract. Errors also: those of ``RolloutServer.infer``, ``PolicyVersionMismatch``."""
         if self._instances is None:
             raise RolloutBeforeSync("the servers have not been given the learner's weights", key="policy_version")
-        sampling = self._sampling(decoding)
+        sampling = self._sampling(requests, decoding)
+        limits = [request.limit(decoding.max_new_tokens) for request in requests]
         chunks = cut_chunks(len(requests), len(self.servers))
         calls = [self._pool.submit(self._ask, chunk, requests, sampling) for chunk in chunks]
         wait(calls, return_when=FIRST_EXCEPTION)
@@ -102,7 +120,7 @@ class VllmServerBackend:
             if call.done():
                 call.result()  # the first failure in the order of servers; the others' answers are of no use then
         replies = [reply for call in calls for reply in call.result()]
-        rollouts = [self._make_rollout(*pair) for pair in zip(requests, replies, strict=True)]
+        rollouts = [self._make_rollout(*three) for three in zip(requests, replies, limits, strict=True)]
         check_answers(requests, rollouts)
         return rollouts
 
@@ -114,6 +132,7 @@ class VllmServerBackend:
 
     def _ask(self, chunk: Chunk, requests: Sequence[RolloutRequest], sampling: SamplingRules) -> list[Reply]:
         server = self.servers[chunk.server_index]
+        check_prefixes(server, chunk.of(requests))
         prompts = [self._make_prompt(request) for request in chunk.of(requests)]
         try:
             replies = server.infer(prompts, sampling, start=chunk.start)
@@ -137,15 +156,17 @@ class VllmServerBackend:
     def _make_prompt(self, request: RolloutRequest) -> Prompt:
         return Prompt(
             request_id=request.request_id,
-            prompt_token_ids=request.prompt_token_ids,
+            prompt_token_ids=request.token_ids,
             messages=tuple(self.template.messages(request.sample)),
             images=tuple(Path(path).read_bytes() for path in request.sample.images),
             seed=request.seed,
+            max_tokens=request.max_new_tokens,
         )
 
-    def _sampling(self, decoding: Decoding) -> SamplingRules:
+    def _sampling(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> SamplingRules:
+        limits = [request.limit(decoding.max_new_tokens) for request in requests]
         return SamplingRules(
-            max_tokens=decoding.max_new_tokens,
+            max_tokens=max(limits, default=decoding.max_new_tokens),
             temperature=decoding.temperature,
             top_p=decoding.top_p,
             top_k=decoding.top_k,
@@ -154,12 +175,16 @@ class VllmServerBackend:
             banned_token_ids=self.template.banned_ids,
         )
 
-    def _make_rollout(self, request: RolloutRequest, reply: Reply) -> Rollout:
+    def _make_rollout(self, request: RolloutRequest, reply: Reply, max_new_tokens: int) -> Rollout:
+        response = reply.response_token_ids[:max_new_tokens]
+        is_cut = len(response) < len(reply.response_token_ids)
         return Rollout(
             request_id=request.request_id,
             prompt_token_ids=reply.prompt_token_ids,
-            response_token_ids=trim_stop(reply.response_token_ids, {self.template.vocabulary.stop_id}),
-            finish_reason=reply.finish_reason,
+            response_token_ids=trim_stop(response, {self.template.vocabulary.stop_id}),
+            finish_reason="length"
+            if is_cut and response[-1] != self.template.vocabulary.stop_id
+            else reply.finish_reason,
             policy_version=self.policy_version,
         )
 

@@ -46,9 +46,8 @@ class QueuedSender:
         plan = make_plan([spec_of(*pair) for pair in named], bucket_bytes=BUCKET_BYTES)
         tensors = [named[place][1] for place in plan.order]
         if not self._groups:
-            self._groups = tuple(
-                _all(partial(self._join, *pair) for pair in zip(self.servers, self.ports, strict=True))
-            )
+            places = zip(self.servers, self.ports, strict=True)
+            self._groups = tuple(_all(partial(join, *place, self.meeting) for place in places))
         pairs = zip(self.servers, self._groups, strict=True)
         try:
             with torch.no_grad():
@@ -72,20 +71,29 @@ class QueuedSender:
             for call in [Pending(partial(server.control, "/close_communicator")) for server in self.servers]:
                 call.is_done(within_s=5.0)
 
-    def _join(self, server: RolloutServer, port: int) -> QueuedGroup:
-        world_size = int(server.get("/get_world_size")["world_size"]) + 1
-        server.control("/close_communicator")
-        told = {"host": self.meeting.host, "port": port, "world_size": world_size, "client_device_uuid": _NO_DEVICE}
-        server.control("/init_communicator", told, timeout_s=self.meeting.join_timeout_s)
-        address = GroupAddress(
-            host=self.meeting.host,
-            port=port,
-            rank=world_size - 1,
-            world_size=world_size,
-            timeout_s=self.meeting.timeout_s,
-            join_timeout_s=self.meeting.join_timeout_s,
-        )
-        return QueuedGroup(address)
+
+def join(server: RolloutServer, port: int, meeting: Meeting) -> QueuedGroup:
+    """Join a server's workers at a port, as the last rank. Errors: the server's, ``CommunicatorTimeout``."""
+    world_size = int(server.get("/get_world_size")["world_size"]) + 1
+    server.control("/close_communicator")
+    told = {"host": meeting.host, "port": port, "world_size": world_size, "client_device_uuid": _NO_DEVICE}
+    server.control("/init_communicator", told, timeout_s=meeting.join_timeout_s)
+    address = GroupAddress(
+        host=meeting.host,
+        port=port,
+        rank=world_size - 1,
+        world_size=world_size,
+        timeout_s=meeting.timeout_s,
+        join_timeout_s=meeting.join_timeout_s,
+    )
+    return QueuedGroup(address)
+
+
+def send_named(server: RolloutServer, group: QueuedGroup, spec: Spec, tensor: Tensor) -> None:
+    """One tensor, TRL's way: announced, broadcast, waited for."""
+    told = {"name": spec.name, "dtype": f"torch.{spec.dtype}", "shape": list(spec.shape)}
+    server.control("/update_named_param", told)
+    group.send(tensor.detach().cpu().contiguous())
 
 
 def _all(calls: Iterable[Any]) -> list[Any]:
@@ -102,9 +110,7 @@ def _send_to(server: RolloutServer, group: QueuedGroup, plan: Plan, tensors: Seq
             group.send(buffer.fill(tensors[bucket.start : bucket.stop]))
     else:
         for spec, tensor in zip(plan.specs, tensors, strict=True):
-            told = {"name": spec.name, "dtype": f"torch.{spec.dtype}", "shape": list(spec.shape)}
-            server.control("/update_named_param", told)
-            group.send(tensor.detach().cpu().contiguous())
+            send_named(server, group, spec, tensor)
     for route in ENDINGS:
         if route in server.routes:
             server.control(route)

@@ -65,15 +65,20 @@ def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, Any]
                 "images": list(prompt.images),
                 "seed": prompt.seed,
             }
+            | ({} if prompt.max_tokens is None else {"sampling": _values(sampling, prompt.max_tokens)})
             for prompt in prompts
         ],
-        "sampling": {
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "repetition_penalty": sampling.repetition_penalty,
-            "stop_token_ids": list(sampling.stop_token_ids),
-            "logit_bias": dict.fromkeys(sampling.banned_token_ids, BANNED),
-        },
+        "sampling": _values(sampling, sampling.max_tokens),
+    }
+
+
+def _values(sampling: SamplingRules, max_tokens: int) -> dict[str, Any]:
+    return {
+        "max_tokens": max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "repetition_penalty": sampling.repetition_penalty,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "logit_bias": dict.fromkeys(sampling.banned_token_ids, BANNED),
     }

@@ -18,6 +18,8 @@ class Prompt:
     """Encoded pictures (PNG, JPEG, ...), in the order of the placeholders."""
     seed: int
     """Never 0, which ms-swift reads as unset."""
+    max_tokens: int | None = None
+    """Instead of the call's; dialects without a limit per request may answer with more, which whoever asked cuts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The dialect of ``trl vllm-serve`` up to 1.10 (token-id prompts: from 1.0 on).
 
-All responses of a call share one seed and one set of sampling values.
+All responses of a call share one seed and one set of sampling values. A prompt that is asked several times is sent
+once with a number of completions: two copies of it would be answered alike.
 """
 
 from collections.abc import Sequence
@@ -25,9 +26,18 @@ class TrlDialect:
         self.base_url = base_url
 
     def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
-        """One call for all. Errors: ``ReplyMalformed``, ``ReplyCountMismatch``."""
-        answer = post(ROUTE, encode(prompts, sampling), JSON)
-        rows = [self._rows(answer.body, name, len(prompts)) for name in ("prompt_ids", "completion_ids")]
+        """One call for all that are asked equally often. Errors: ``ReplyMalformed``, ``ReplyCountMismatch``."""
+        replies: dict[int, Reply] = {}
+        for places in equally_often(prompts):
+            told = self._ask(post, [prompts[copies[0]] for copies in places], sampling, num_copies=len(places[0]))
+            replies |= dict(zip((place for copies in places for place in copies), told, strict=True))
+        return [replies[place] for place in range(len(prompts))]
+
+    def _ask(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules, *, num_copies: int) -> list[Reply]:
+        answer = post(ROUTE, encode(prompts, sampling) | {"n": num_copies}, JSON)
+        counts = {"prompt_ids": len(prompts), "completion_ids": len(prompts) * num_copies}
+        rows = [self._rows(answer.body, name, count) for name, count in counts.items()]
+        rows[0] = [row for row in rows[0] for _ in range(num_copies)]
         return [
             Reply(
                 prompt_token_ids=filled(prompt, name="prompt_ids", place=place, base_url=self.base_url),
@@ -44,6 +54,23 @@ class TrlDialect:
             raise ReplyMalformed(f"the answer of {self.base_url} has no {name}", key=self.base_url)
         entries = entries_of(rows, base_url=self.base_url, num_requests=num_requests)
         return [ids_of(row, name=name, place=place, base_url=self.base_url) for place, row in enumerate(entries)]
+
+
+def equally_often(prompts: Sequence[Prompt]) -> list[list[list[int]]]:
+    """Places of prompts, by prompt, those that stand equally often together.
+
+    >>> def prompt(token_id):
+    ...     return Prompt(request_id="", prompt_token_ids=(token_id,), messages=(), images=(), seed=1)
+    >>> equally_often([prompt(5), prompt(6), prompt(5), prompt(7)])
+    [[[0, 2]], [[1], [3]]]
+    """
+    copies: dict[tuple[tuple[int, ...], tuple[bytes, ...]], list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        copies.setdefault((prompt.prompt_token_ids, prompt.images), []).append(place)
+    by_count: dict[int, list[list[int]]] = {}
+    for places in copies.values():
+        by_count.setdefault(len(places), []).append(places)
+    return list(by_count.values())
 
 
 def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, Any]:
