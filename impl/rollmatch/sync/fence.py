@@ -66,19 +66,18 @@ class Fence:
             carried = self.mode.push(self.backend, counted, version=version)
         else:
             carried = self._push_with_others(counted, version)
-        self.ranks.barrier()
-        self.synced_step = step
-        seconds = time.perf_counter() - began
-        self.journal.write(
+        self.journal.write(  # before the barrier: whoever leaves it knows that every rank's sync has ended
             "synced",
             step=step,
             version=self.backend.policy_version,
             mode=carried,
             num_tensors=counted.num_tensors,
             num_bytes=counted.num_bytes,
-            seconds=round(seconds, 4),
+            seconds=round(time.perf_counter() - began, 4),
         )
-        return seconds
+        self.ranks.barrier()
+        self.synced_step = step
+        return time.perf_counter() - began
 
     def _agree(self, step: int) -> tuple[bool, int]:
         """Whether any rank finds a sync due, and the version it would make: one above the newest known to any."""
