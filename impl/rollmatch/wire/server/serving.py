@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -27,6 +28,7 @@ _GRACE_S = 3
 def serve(settings: ServerSettings) -> None:
     """Start all replicas, listen, and go on until a signal. Errors: ``PortInUse``, ``CheckpointMissing``."""
     listener = bind_http(settings.host, settings.port)
+    os.register_at_fork(after_in_child=listener.close)  # an engine that outlives the front must not hold its port
     signal.signal(signal.SIGTERM, _leave)
     asyncio.run(_serve(settings, listener))
 
@@ -44,16 +46,12 @@ async def _serve(settings: ServerSettings, listener: socket.socket) -> None:
 
 
 async def start_replicas(settings: ServerSettings) -> list[VllmReplica]:
-    """All engines: at once on a CPU; one after the other on GPUs, which each sees by the environment."""
+    """All engines, one after the other: GPUs are told to each by the environment, and a fork wants no busy threads."""
 
     def start(index: int) -> VllmReplica:
         return VllmReplica(settings, index=index)
 
-    indices = range(settings.data_parallel_size)
-    if settings.gpus:
-        replicas = [await asyncio.to_thread(start, index) for index in indices]
-    else:
-        replicas = list(await asyncio.gather(*(asyncio.to_thread(start, index) for index in indices)))
+    replicas = [await asyncio.to_thread(start, index) for index in range(settings.data_parallel_size)]
     await asyncio.gather(*(_warm_up(replica) for replica in replicas))
     return replicas
 
