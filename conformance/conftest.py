@@ -5,7 +5,10 @@ from hypothesis import HealthCheck, settings
 
 from rollmatch.launch.learner import set_environment
 
-pytest_plugins = ["conformance.outside_tools", "conformance.harness.binding.plugin"]
+pytest_plugins = [
+    *("conformance.outside_tools", "conformance.gpus", "conformance.servers.plugin"),
+    "conformance.harness.binding.plugin",
+]
 
 set_environment()  # before torch and vLLM load: some variables only count then
 
@@ -38,3 +41,13 @@ def engine_backend():
     backend = open_engine(Ranks())
     yield backend
     backend.close()
+
+
+@pytest.fixture(scope="session")
+def instance(tmp_path_factory):
+    """A rollout server with two replicas, a process of its own; hand it weights before use."""
+    from conformance.wire.instance import running
+
+    with running(tmp_path_factory.mktemp("server") / "log", data_parallel_size=2, drain_s=0.1) as started:
+        yield started
+        started.leave()

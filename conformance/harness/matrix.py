@@ -3,6 +3,7 @@
 import json
 import platform
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,23 @@ from conformance.harness.faults.ledger import faults_by_test, load_ledger
 from rollmatch.report.matrix.page import write_matrix_page
 
 
-def write_matrix(folder: Path, evidence: Evidence, *, subject: str, catalogue: Catalogue) -> None:
-    """Write ``matrix.json``, ``matrix.html`` and ``badge.json``; cells of other subjects that stand there are kept."""
+def write_matrix(
+    folder: Path,
+    evidence: Evidence,
+    *,
+    subject: str,
+    catalogue: Catalogue,
+    checks: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Write ``matrix.json``, ``matrix.html`` and ``badge.json``; cells of other subjects that stand there are kept.
+
+    ``checks``: rows of what rollout servers are asked, with a cell for each server.
+    """
     path = folder / "matrix.json"
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
     cells = {row["id"]: row["cells"] for row in old["rows"]}
     rows = _make_rows(evidence, subject=subject, catalogue=catalogue, cells=cells)
-    data = {"written": time.strftime("%Y-%m-%d %H:%M"), "rows": rows}
+    data = {"written": time.strftime("%Y-%m-%d %H:%M"), "rows": rows, "checks": list(checks)}
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     write_matrix_page(data, folder / "matrix.html")
     (folder / "badge.json").write_text(json.dumps(make_badge(rows, subject)) + "\n", encoding="utf-8")

@@ -4,19 +4,12 @@ import pytest
 
 from conformance.rollout.digits import GREEDY, load_model, perturb, requests_for, scenes, template_of
 from conformance.wire.calls import Learner
-from conformance.wire.instance import free_port, running
+from conformance.wire.instance import free_port
 from rollmatch.model import merged_weights
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.wire.ids import pack_ids
 
 NUM_SCENES = 6
-
-
-@pytest.fixture(scope="session")
-def instance(tmp_path_factory):
-    with running(tmp_path_factory.mktemp("server") / "log", data_parallel_size=2, drain_s=0.1) as started:
-        yield started
-        started.leave()
 
 
 @pytest.fixture

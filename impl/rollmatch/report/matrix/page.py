@@ -7,14 +7,17 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-MARKS = {"passed": "\u2713", "failed": "\u2717", "not-shown": "?"}
+MARKS = {"passed": "\u2713", "failed": "\u2717", "not-shown": "?", "known-gap": "\u2717", "not-testable": "?"}
 """Verdict -> its mark; a pending scenario has a dot, one that was not run a dash."""
 
 
 def write_matrix_page(data: Mapping[str, Any], path: Path) -> Path:
-    """Write the page; ``data`` is ``matrix.json``: written, and rows of id, sentence, place, faults and cells."""
+    """Write the page; ``data`` is ``matrix.json``: written, rows of id, sentence, place, faults and cells, and such
+    rows of the checks that rollout servers are asked.
+    """
     rows: Sequence[Mapping[str, Any]] = data["rows"]
-    subjects = sorted({subject for row in rows for subject in row["cells"]})
+    checks: Sequence[Mapping[str, Any]] = data.get("checks", ())
+    subjects, servers = _subjects(rows), _subjects(checks)
     environment = Environment(
         loader=PackageLoader("rollmatch.report.matrix", "sheets"),
         autoescape=True,
@@ -25,7 +28,10 @@ def write_matrix_page(data: Mapping[str, Any], path: Path) -> Path:
     text = environment.get_template("matrix.html").render(
         rows=rows,
         subjects=subjects,
-        capabilities=sorted({row["capability"] for row in rows}),
+        checks=checks,
+        servers=servers,
+        check_counts={server: _count(checks, server) for server in servers},
+        capabilities=sorted({row["capability"] for row in (*rows, *checks)}),
         written=data["written"],
         counts={subject: _count(rows, subject) for subject in subjects},
         verdict_of=verdict_of,
@@ -47,6 +53,10 @@ def verdict_of(row: Mapping[str, Any], subject: str) -> str:
     if cell is not None:
         return str(cell["verdict"])
     return "pending" if row["pending"] else "not-run"
+
+
+def _subjects(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return sorted({subject for row in rows for subject in row["cells"]})
 
 
 def _count(rows: Sequence[Mapping[str, Any]], subject: str) -> dict[str, int]:

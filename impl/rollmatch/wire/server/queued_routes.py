@@ -104,7 +104,7 @@ def _add_resets(router: APIRouter, parts: Parts) -> None:
     async def reset(request: Request) -> Response:
         await parts.queued.settle()
         done = await parts.front.reset_caches()
-        return _done(request, f"caches reset, status: {done}")
+        return answer(request, {"message": f"caches reset, status: {done}", "success": done})
 
     for name in ("prefix", "encoder", "mm"):
         router.post(f"/reset_{name}_cache/", name=f"reset_{name}_cache")(reset)

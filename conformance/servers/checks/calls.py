@@ -1,0 +1,221 @@
+"""Bad calls, calls at the same time, and callers that hang up."""
+
+import requests
+
+from conformance.servers.check import SHOULD, Check
+from conformance.servers.checks.generation import QUESTIONS, note_dialect, read, read_call
+from conformance.servers.checks.liveness import judge_all_ok
+from conformance.servers.exchange import Exchange
+from conformance.servers.talk import Talk, in_thread
+
+TOO_LONG = "List every digit with its box, from top to bottom. " * 200
+MIX_S = 8.0
+
+
+def ask_bad_sampling(talk: Talk) -> None:
+    talk.generate("bad", QUESTIONS[:1], max_tokens=-1)
+    talk.generate("after", QUESTIONS[:1])
+
+
+def judge_bad(told: Exchange) -> str:
+    """Refused, and the next call is served."""
+    bad, after = told.one("bad"), told.one("after")
+    return "; ".join(call.tell() for call, is_fine in ((bad, bad.is_refusal), (after, after.is_ok)) if not is_fine)
+
+
+def ask_spoilt(talk: Talk) -> None:
+    note_dialect(talk)
+    dialect = talk.subject.dialect
+    talk.post("bad", dialect.generate_path, dialect.spoilt([talk.subject.prompt(text) for text in QUESTIONS[:2]]))
+    talk.generate("after", QUESTIONS[:1])
+
+
+def judge_spoilt(told: Exchange) -> str:
+    """The good prompt is answered, or the call is refused."""
+    bad = told.one("bad")
+    if bad.is_ok and len(read(told, "bad")) != 2:
+        return bad.tell()
+    if not (bad.is_ok or bad.is_refusal):
+        return bad.tell()
+    return "" if told.one("after").is_ok else told.one("after").tell()
+
+
+def ask_too_long(talk: Talk) -> None:
+    talk.generate("bad", [TOO_LONG])
+    talk.generate("after", QUESTIONS[:1])
+
+
+def ask_correlation(talk: Talk) -> None:
+    dialect = talk.subject.dialect
+    body = dialect.body([talk.subject.prompt(QUESTIONS[0])])
+    told = "judge-4711"
+    if dialect.name == "swift":
+        body["infer_requests"][0]["uuid"] = told
+    elif dialect.name == "native":
+        body["requests"][0]["request_id"] = told
+    else:
+        body["request_id"] = told
+    talk.post("generate", dialect.generate_path, body)
+    talk.note("name", told)
+
+
+def judge_correlation(told: Exchange) -> str:
+    call = told.one("generate")
+    return "" if call.is_ok and told.notes["name"] in str(call.reply) else "the reply does not hold the request's name"
+
+
+def ask_overlap(talk: Talk) -> None:
+    """Twice, because a machine may be busy with something else at one moment."""
+    note_dialect(talk)
+    long = {"max_tokens": 300, "temperature": 2.0, "seed": 7, "timeout_s": 60}
+    talk.generate("warm", QUESTIONS[:1], **long)
+    for place in range(2):
+        talk.generate(f"alone-{place}", QUESTIONS[:2], **long)
+        for call in [in_thread(talk.generate, f"beside-{place}", QUESTIONS[:2], **long) for _ in range(2)]:
+            call.result()
+
+
+def judge_overlap(told: Exchange) -> str:
+    """Tokens a second count, because responses differ in length."""
+    if failed := judge_all_ok(told):
+        return failed
+    alone = max(_rate(told, f"alone-{place}") for place in range(2))
+    beside = max(_rate(told, f"beside-{place}") for place in range(2))
+    return "" if beside > 1.25 * alone else f"{alone:.0f} tokens/s in one call, {beside:.0f} in two at the same time"
+
+
+def _rate(told: Exchange, label: str) -> float:
+    calls = told.all(label)
+    num_tokens = sum(len(one.ids) for call in calls for one in read_call(told, call))
+    return num_tokens / max(call.seconds for call in calls)
+
+
+def ask_hang_up(talk: Talk) -> None:
+    talk.generate("short", QUESTIONS[:1])
+    body = {"max_tokens": 450, "temperature": 2.0}
+    talk.generate("left", [f"Say {i}." for i in range(48)], timeout_s=0.5, **body)
+    talk.generate("after", QUESTIONS[:1])
+
+
+def judge_hang_up(told: Exchange) -> str:
+    after = told.one("after")
+    if not after.is_ok:
+        return after.tell()
+    return "" if after.seconds < 1.5 else f"the next call waits {after.seconds} s, not {told.one('short').seconds} s"
+
+
+def ask_keep_alive(talk: Talk) -> None:
+    with requests.Session() as session:
+        talk.generate("bad", QUESTIONS[:1], max_tokens=-1, session=session)
+        talk.generate("after", QUESTIONS[:1], session=session)
+
+
+def judge_after(told: Exchange) -> str:
+    return "" if told.one("after").is_ok else told.one("after").tell()
+
+
+def ask_mixed(talk: Talk) -> None:
+    """Callers that each know their own answer, beside one who uses another route, for some seconds."""
+    import time
+
+    note_dialect(talk)
+    ends = time.monotonic() + MIX_S
+    other = {"swift": "/process_weights_after_loading/", "native": "/health/"}.get(
+        talk.subject.dialect.name, "/reset_prefix_cache" + "/" * (talk.subject.dialect.name == "trl")
+    )
+    wrong: list[str] = []
+
+    def repeat(question: str) -> int:
+        expected, count = talk.subject.prompt(question).ids, 0
+        while time.monotonic() < ends:
+            call = talk.generate("generate", [question], timeout_s=15, keep=True)
+            if call.is_ok and [one.prompt_ids for one in talk.subject.dialect.read(call)] != [expected]:
+                wrong.append(question)
+            count += 1
+        return count
+
+    def disturb() -> int:
+        count, call = 0, talk.get if other == "/health/" else talk.post
+        while time.monotonic() < ends:
+            call("other", other, timeout_s=15)
+            count += 1
+        return count
+
+    threads = [in_thread(repeat, question) for question in QUESTIONS[:2]] + [in_thread(disturb) for _ in range(2)]
+    counts = [thread.result() for thread in threads]
+    kept = [call for call in talk.exchange.calls if not call.is_ok][:3]
+    talk.exchange.calls[:] = kept + talk.exchange.calls[:1]
+    talk.note("counts", counts)
+    talk.note("swapped", wrong)
+    talk.generate("after", QUESTIONS[:1])
+
+
+def judge_mixed(told: Exchange) -> str:
+    if told.notes["swapped"]:
+        return f"replies were swapped: {len(told.notes['swapped'])} of {sum(told.notes['counts'])}"
+    return judge_all_ok(told)
+
+
+CHECKS = (
+    Check(
+        check_id="bad-sampling-value-is-4xx",
+        sentence="max_tokens = -1 is answered with 4xx, and the next call is served.",
+        ask=ask_bad_sampling,
+        judge=judge_bad,
+    ),
+    Check(
+        check_id="a-bad-prompt-is-told",
+        sentence="One prompt that cannot be served gives a partial result or 4xx, and the next call is served.",
+        grade=SHOULD,
+        ask=ask_spoilt,
+        judge=judge_spoilt,
+        is_dangerous=True,
+    ),
+    Check(
+        check_id="too-long-prompt-is-4xx",
+        sentence="A prompt that does not fit is answered with 4xx, and the next call is served.",
+        ask=ask_too_long,
+        judge=judge_bad,
+        is_dangerous=True,
+    ),
+    Check(
+        check_id="request-name-comes-back",
+        sentence="A request's own name is in its reply.",
+        grade=SHOULD,
+        dialects=("native", "swift", "vllm"),
+        ask=ask_correlation,
+        judge=judge_correlation,
+    ),
+    Check(
+        check_id="calls-overlap",
+        sentence="Two long calls at the same time give more tokens a second than one, by a quarter or more.",
+        grade=SHOULD,
+        ask=ask_overlap,
+        judge=judge_overlap,
+        deadline_s=60,
+    ),
+    Check(
+        check_id="hanging-up-frees-the-engine",
+        sentence="After a caller hung up, the next call does not wait for what nobody wants any more.",
+        grade=SHOULD,
+        ask=ask_hang_up,
+        judge=judge_hang_up,
+        deadline_s=60,
+    ),
+    Check(
+        check_id="connection-survives-an-error",
+        sentence="A connection that is kept alive takes the next call after an error.",
+        grade=SHOULD,
+        ask=ask_keep_alive,
+        judge=judge_after,
+    ),
+    Check(
+        check_id="replies-are-never-swapped",
+        sentence="Calls of several routes at the same time get their own replies each, and none fails.",
+        ask=ask_mixed,
+        judge=judge_mixed,
+        needs=("model",),
+        deadline_s=60,
+        is_dangerous=True,
+    ),
+)

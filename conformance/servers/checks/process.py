@@ -1,0 +1,76 @@
+"""What the process does: only of servers that the judge started, and may end."""
+
+import time
+
+import psutil
+
+from conformance.servers.check import SHOULD, Check
+from conformance.servers.exchange import Call, Exchange
+from conformance.servers.talk import Talk
+
+DEATH_S, END_S = 10.0, 20.0
+
+
+def ask_dead_worker(talk: Talk) -> None:
+    """Ends every process that is not the one which answers HTTP."""
+    victims = talk.subject.process.workers()
+    for process in victims:
+        process.kill()
+    talk.note("num_workers", len(victims))
+    deadline = time.monotonic() + DEATH_S
+    while time.monotonic() < deadline:
+        call = talk.get("health", talk.subject.dialect.health_path, timeout_s=5, note=False)
+        if not call.is_ok:
+            break
+        time.sleep(0.2)
+    talk.exchange.calls.append(call)
+
+
+def judge_dead_worker(told: Exchange) -> str:
+    if not told.notes["num_workers"]:
+        return "there is no process of workers"
+    call = told.one("health")
+    if call.failure == "ReadTimeout":
+        return f"health is not answered at all: {call.tell()}"
+    return f"health still answers {call.status}" if call.is_ok else ""
+
+
+def ask_end(talk: Talk) -> None:
+    process = talk.subject.process
+    members = process.members()
+    began = time.monotonic()
+    process.process.terminate()
+    _, alive = psutil.wait_procs(members, timeout=END_S)
+    talk.exchange.calls.append(
+        Call(label="end", method="SIGNAL", path="SIGTERM", status=200, seconds=round(time.monotonic() - began, 1))
+    )
+    talk.note("left", len(alive))
+
+
+def judge_end(told: Exchange) -> str:
+    left = told.notes["left"]
+    return f"{left} processes are left {END_S:g} s after SIGTERM" if left else ""
+
+
+CHECKS = (
+    Check(
+        check_id="health-tells-a-dead-worker",
+        sentence="Within 10 s of the workers' death, health is not 200 any more, or nobody listens; it does not hang.",
+        grade=SHOULD,
+        ask=ask_dead_worker,
+        judge=judge_dead_worker,
+        needs=("process",),
+        is_dangerous=True,
+        deadline_s=40,
+    ),
+    Check(
+        check_id="a-signal-ends-all",
+        sentence="SIGTERM ends the server and all its processes within 20 s.",
+        grade=SHOULD,
+        ask=ask_end,
+        judge=judge_end,
+        needs=("process",),
+        is_dangerous=True,
+        deadline_s=40,
+    ),
+)

@@ -1,0 +1,259 @@
+"""Updates that cannot be right."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.servers.check import SHOULD, Check
+from conformance.servers.checks.generation import QUESTIONS
+from conformance.servers.checks.weights import MAX_TOKENS, NEEDS, expect, judge_ok, was, write
+from conformance.servers.exchange import Call, Exchange
+from conformance.servers.peers import make_peer, open_peer, sync
+from conformance.servers.talk import Stopped, Talk
+
+VERSIONS = {
+    "vllm": ("/weight_info", "weight_version"),
+    "native": ("/health/", "policy_version"),
+    "swift": ("/health/", "policy_version"),
+    "trl": ("/health/", "policy_version"),
+}
+
+
+def offer(talk: Talk, peer: Any, tensors: dict[str, Tensor], label: str) -> None:
+    """Announce, and send what was announced unless it was refused; the server's answer stands under ``label``."""
+    try:
+        if talk.subject.dialect.name in ("vllm", "native"):
+            peer.send(tensors, label)
+            peer.finish()
+        elif peer.announce(tensors, label).is_ok:
+            peer.pass_on(torch.cat([t.reshape(-1).view(torch.uint8) for t in tensors.values()])
+                         if talk.subject.dialect.name == "swift" else next(iter(tensors.values())))  # fmt: skip
+            peer.finish()
+    except Stopped as stop:
+        talk.note(f"{label}-stopped", str(stop))
+
+
+def answers(told: Exchange, label: str) -> list[Call]:
+    """What may tell the refusal: the announcement's answer, or that of a call that ends the update."""
+    return [call for call in told.calls if call.label == label or call.label.startswith(("end", "finish"))]
+
+
+def ask_before(talk: Talk) -> None:
+    name, tensor = _one(talk)
+    peer = make_peer(talk)
+    if talk.subject.dialect.name == "vllm":
+        peer.begin()
+        peer.announce({name: tensor}, "update").result()
+        talk.post("finish", "/finish_weight_update")
+        talk.post("resume", "/resume")
+    elif talk.subject.dialect.name == "native":
+        body = peer.learner.announcement({name: tensor}, version=10**6, sync_id="x")
+        talk.post("update", "/native/sync/", body)
+    else:
+        peer.announce({name: tensor}, "update")
+    talk.generate("after", QUESTIONS[:1], timeout_s=20)
+    talk.get("health", talk.subject.dialect.health_path, timeout_s=5)
+
+
+def judge_before(told: Exchange) -> str:
+    update = told.one("update")
+    is_told = update.status is not None and update.status >= 400
+    served = [call for call in (told.one("after"), told.one("health")) if not call.is_ok]
+    return "; ".join(call.tell() for call in ([] if is_told else [update]) + served)
+
+
+def ask_unknown(talk: Talk) -> None:
+    _ask_wrong(talk, {"model.no_such.weight": torch.zeros(4)})
+
+
+def ask_shape(talk: Talk) -> None:
+    name, tensor = _one(talk)
+    _ask_wrong(talk, {name: torch.zeros(tensor.shape[0] + 8, *tensor.shape[1:])})
+
+
+def _ask_wrong(talk: Talk, tensors: dict[str, Tensor]) -> None:
+    """Then whether the old weights are still served, and whether a whole update still works."""
+    peer = sync(talk, 0)
+    talk.exchange.calls.clear()
+    offer(talk, peer, tensors, "update")
+    write(talk, "after")
+    expect(talk, "after", 0)
+    peer.close()
+    talk.exchange.calls.append(Call(label="-- next", method="-", path="-", status=200))
+    sync(talk, 1)
+    write(talk, "new")
+    expect(talk, "new", 1)
+
+
+def judge_wrong(told: Exchange) -> str:
+    """Told, old weights served, next update served."""
+    before = Exchange(calls=told.calls[: [call.label for call in told.calls].index("-- next")])
+    if not any(call.status is not None and call.status >= 400 for call in answers(before, "update")):
+        return f"the update is not refused: {before.one('update').tell()}"
+    if not was(told, "after", 0):
+        return "the old weights are not served any more"
+    return judge_next(told)
+
+
+def judge_next(told: Exchange) -> str:
+    return "" if was(told, "new", 1) else "the next update is not served"
+
+
+def judge_intact(told: Exchange) -> str:
+    """Whatever it said."""
+    if not was(told, "after", 0):
+        return "the old weights are not served any more"
+    return judge_next(told)
+
+
+def ask_cast(talk: Talk) -> None:
+    name, tensor = _one(talk)
+    peer = sync(talk, 0)
+    offer(talk, peer, {name: tensor.to(torch.bfloat16)}, "update")
+    talk.generate("after", QUESTIONS[:1], max_tokens=MAX_TOKENS)
+    peer.close()
+    sync(talk, 1)
+    write(talk, "new")
+    expect(talk, "new", 1)
+
+
+def judge_cast(told: Exchange) -> str:
+    return judge_next(told) if told.one("after").is_ok else told.one("after").tell()
+
+
+def ask_version(talk: Talk) -> None:
+    path, _ = VERSIONS[talk.subject.dialect.name]
+    peer = open_peer(talk)
+    for _ in range(3):
+        sync(talk, 0, peer=peer)
+        talk.get("version", path)
+
+
+def judge_version(told: Exchange) -> str:
+    names = [name for _, name in VERSIONS.values()]
+    values = [next((call.reply[name] for name in names if name in call.reply), None) for call in told.all("version")]
+    if None in values:
+        return "no version of the weights is told"
+    numbers = [int(value) for value in values]
+    return "" if numbers == sorted(set(numbers)) else f"versions do not grow: {numbers}"
+
+
+def ask_order(talk: Talk) -> None:
+    open_peer(talk)
+    talk.post("finish-first", "/finish_weight_update")
+    talk.post("start", "/start_weight_update")
+    talk.post("start-again", "/start_weight_update")
+    talk.get("health", talk.subject.dialect.health_path, timeout_s=5)
+
+
+def judge_order(told: Exchange) -> str:
+    refused = ("finish-first", "start-again")
+    wrong = [told.one(label) for label in refused if (told.one(label).status or 0) < 400]
+    return "; ".join(call.tell() for call in [*wrong, *(c for c in (told.one("health"),) if not c.is_ok)])
+
+
+def ask_unpaused(talk: Talk) -> None:
+    peer = open_peer(talk)
+    running = talk.beside(
+        talk.generate, "running", QUESTIONS, max_tokens=400, temperature=2.0, keep=False, timeout_s=60
+    )
+    import time
+
+    time.sleep(0.5)
+    peer.send(talk.subject.policies.weights(1), pause=False)
+    peer.finish()
+    running.result()
+    write(talk, "new")
+    expect(talk, "new", 1)
+
+
+def judge_unpaused(told: Exchange) -> str:
+    return judge_ok(told, ("new", 1))
+
+
+def _one(talk: Talk) -> tuple[str, Tensor]:
+    return next((n, t) for n, t in talk.subject.policies.weights(0).items() if n.endswith("language_model.norm.weight"))
+
+
+CHECKS = (
+    Check(
+        check_id="update-without-group-is-refused",
+        sentence="An update before a communicator was opened is told to be wrong, and calls are still served.",
+        ask=ask_before,
+        judge=judge_before,
+        needs=NEEDS,
+        is_dangerous=True,
+        deadline_s=90,
+    ),
+    Check(
+        check_id="unknown-tensor-is-told",
+        sentence="An update with a tensor that the model does not have is told to be wrong, the old weights are still "
+        "served, and the next update is served.",
+        ask=ask_unknown,
+        judge=judge_wrong,
+        needs=NEEDS,
+        is_dangerous=True,
+        deadline_s=150,
+    ),
+    Check(
+        check_id="wrong-shape-is-told",
+        sentence="An update with a tensor of another shape is told to be wrong, the old weights are still served, and "
+        "the next update is served.",
+        ask=ask_shape,
+        judge=judge_wrong,
+        needs=NEEDS,
+        is_dangerous=True,
+        deadline_s=150,
+    ),
+    Check(
+        check_id="wrong-shape-is-survived",
+        sentence="Whatever is told of it, after a tensor of another shape the old weights are served, then those of "
+        "the next update.",
+        ask=ask_shape,
+        judge=judge_intact,
+        needs=NEEDS,
+        is_dangerous=True,
+        deadline_s=150,
+    ),
+    Check(
+        check_id="another-type-is-cast-or-refused",
+        sentence="A bfloat16 tensor for a float32 model is cast or refused; the next update is served.",
+        grade=SHOULD,
+        ask=ask_cast,
+        judge=judge_cast,
+        needs=NEEDS,
+        is_dangerous=True,
+        deadline_s=150,
+    ),
+    Check(
+        check_id="weight-version-grows",
+        sentence="The version of the weights that are served can be read, and grows with every update.",
+        grade=SHOULD,
+        ask=ask_version,
+        judge=judge_version,
+        needs=NEEDS,
+        deadline_s=120,
+    ),
+    Check(
+        check_id="calls-out-of-order-are-refused",
+        sentence="finish without start, and start twice, are refused, and the server goes on.",
+        dialects=("vllm",),
+        ask=ask_order,
+        judge=judge_order,
+        needs=NEEDS,
+        is_dangerous=True,
+        deadline_s=90,
+    ),
+    Check(
+        check_id="update-without-pause-is-survived",
+        sentence="An update while responses are written, without /pause, is refused or served; the server goes on.",
+        grade=SHOULD,
+        dialects=("vllm",),
+        ask=ask_unpaused,
+        judge=judge_unpaused,
+        needs=NEEDS,
+        is_dangerous=True,
+        deadline_s=150,
+    ),
+)

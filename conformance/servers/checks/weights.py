@@ -1,0 +1,256 @@
+"""Does it serve what it was sent?"""
+
+from conformance.servers.check import MUST, QUEUED, SHOULD, Check
+from conformance.servers.checks.generation import QUESTIONS, ids_of, note_dialect, read, same_but_stop
+from conformance.servers.exchange import Exchange
+from conformance.servers.peers import halves, open_peer, sync
+from conformance.servers.talk import Talk
+
+NEEDS = ("model", "group")
+MAX_TOKENS = 16
+LONG_QUESTION = "List every digit with its box, from top to bottom. " * 20
+"""Over more than one block of the engine's cache (128 tokens on a CPU)."""
+
+
+def write(talk: Talk, label: str, questions: tuple[str, ...] = QUESTIONS) -> None:
+    """Greedily."""
+    note_dialect(talk)
+    talk.generate(label, questions, max_tokens=MAX_TOKENS)
+
+
+def expect(talk: Talk, label: str, number: int, questions: tuple[str, ...] = QUESTIONS) -> None:
+    """Note what the call of this label must have written if it was policy ``number``."""
+    call = talk.exchange.one(label)
+    if call.is_ok:
+        prompts = [one.prompt_ids for one in talk.subject.dialect.read(call)]
+        written = [talk.subject.policies.writes(number, ids, max_tokens=MAX_TOKENS) for ids in prompts]
+        talk.note(f"{label}-{number}", written)
+
+
+def was(told: Exchange, label: str, number: int) -> bool:
+    """Whether the call's responses are those of policy ``number``."""
+    return same_but_stop(ids_of(told, label), told.notes[f"{label}-{number}"])
+
+
+def judge_ok(told: Exchange, *labels: tuple[str, int]) -> str:
+    wrong = [f"{label} is not what policy {number} writes" for label, number in labels if not was(told, label, number)]
+    failed = [call.tell() for call in told.calls if not call.is_ok and not call.label.startswith("close")]
+    return "; ".join(failed + wrong)
+
+
+def ask_same(talk: Talk) -> None:
+    sync(talk, 0)
+    write(talk, "before")
+    sync(talk, 0)
+    write(talk, "after")
+
+
+def judge_same(told: Exchange) -> str:
+    return "" if ids_of(told, "before") == ids_of(told, "after") else "the same weights write something else"
+
+
+def ask_new(talk: Talk) -> None:
+    sync(talk, 1)
+    write(talk, "new")
+    for number in (0, 1):
+        expect(talk, "new", number)
+
+
+def judge_new(told: Exchange) -> str:
+    if told.notes["new-0"] == told.notes["new-1"]:
+        return "the two policies write the same, so that nothing was seen"
+    if was(told, "new", 0):
+        return "the old weights are still served, although all calls went well"
+    return judge_ok(told, ("new", 1))
+
+
+def ask_back(talk: Talk) -> None:
+    peer = sync(talk, 1)
+    write(talk, "new")
+    expect(talk, "new", 1)
+    sync(talk, 0, peer=peer)
+    write(talk, "old")
+    expect(talk, "old", 0)
+
+
+def judge_back(told: Exchange) -> str:
+    return judge_ok(told, ("new", 1), ("old", 0))
+
+
+def ask_half(talk: Talk) -> None:
+    peer = sync(talk, 0)
+    first, second = halves(talk.subject.policies.weights(1))
+    peer.send(first)
+    write(talk, "between")
+    for number in (0, 1):
+        expect(talk, "between", number)
+    peer.send(second)
+    peer.finish()
+    write(talk, "new")
+    expect(talk, "new", 1)
+
+
+def judge_half(told: Exchange) -> str:
+    between = told.one("between")
+    if not between.is_refusal and not (was(told, "between", 0) or was(told, "between", 1)):
+        return "half of the new weights are served together with half of the old ones"
+    return "" if was(told, "new", 1) else "after the second half, the new weights are not served"
+
+
+def ask_incomplete(talk: Talk) -> None:
+    peer = sync(talk, 0)
+    talk.exchange.calls.clear()
+    peer.send(halves(talk.subject.policies.weights(1))[0])
+    peer.finish()
+    write(talk, "after")
+    expect(talk, "after", 0)
+    sync(talk, 0, peer=peer)
+
+
+def judge_incomplete(told: Exchange) -> str:
+    is_told = any(call.is_refusal for call in told.calls if call.label.startswith(("end", "finish", "update")))
+    if not is_told:
+        return "an update that leaves out half of the tensors is not told"
+    return "" if was(told, "after", 0) else "and the old weights are not served any more"
+
+
+def ask_cold(talk: Talk) -> None:
+    peer = sync(talk, 0)
+    write(talk, "filled", (LONG_QUESTION,))
+    sync(talk, 1, peer=peer)
+    write(talk, "new", (LONG_QUESTION,))
+    for number in (0, 1):
+        expect(talk, "new", number, (LONG_QUESTION,))
+
+
+def judge_cold(told: Exchange) -> str:
+    if told.notes["new-0"] == told.notes["new-1"]:
+        return "the two policies write the same, so that nothing was seen"
+    return judge_ok(told, ("new", 1))
+
+
+def ask_reset(talk: Talk) -> None:
+    path = "/reset_prefix_cache" + "/" * (talk.subject.dialect.name != "vllm")
+    talk.post("reset", path)
+
+
+def judge_reset(told: Exchange) -> str:
+    call = told.one("reset")
+    told_so = isinstance(call.reply, dict) and any(isinstance(value, bool) for value in call.reply.values())
+    return "" if call.is_ok and told_so else f"success is told in words only: {call.tell()}"
+
+
+def ask_in_flight(talk: Talk) -> None:
+    """A whole update while long responses are written; for a stock vLLM within ``/pause`` and ``/resume``."""
+    note_dialect(talk)
+    peer = open_peer(talk)
+    sync(talk, 0, peer=peer)
+    running = talk.beside(
+        talk.generate, "running", QUESTIONS, max_tokens=400, temperature=2.0, keep=False, timeout_s=90
+    )
+    sync(talk, 1, peer=peer)
+    running.result()
+    write(talk, "new")
+    expect(talk, "new", 1)
+
+
+def judge_in_flight(told: Exchange) -> str:
+    return judge_ok(told, ("new", 1))
+
+
+def ask_finite(talk: Talk) -> None:
+    sync(talk, 1)
+    note_dialect(talk)
+    talk.generate("new", QUESTIONS, max_tokens=MAX_TOKENS, logprobs=True)
+
+
+def judge_finite(told: Exchange) -> str:
+    import math
+
+    values = [value for one in read(told, "new") for value in one.logprobs or [math.nan]]
+    return "" if all(map(math.isfinite, values)) else "log-probabilities are not finite after an update"
+
+
+CHECKS = (
+    Check(
+        check_id="same-weights-same-responses",
+        sentence="An update with the weights that are served changes nothing.",
+        ask=ask_same,
+        judge=judge_same,
+        needs=NEEDS,
+        deadline_s=120,
+    ),
+    Check(
+        check_id="new-weights-are-served",
+        sentence="After an update, the next call's greedy responses are token for token those of transformers with the "
+        "new weights.",
+        ask=ask_new,
+        judge=judge_new,
+        needs=NEEDS,
+        deadline_s=120,
+    ),
+    Check(
+        check_id="old-weights-come-back",
+        sentence="A second update brings the first weights' responses back.",
+        ask=ask_back,
+        judge=judge_back,
+        needs=NEEDS,
+        deadline_s=120,
+    ),
+    Check(
+        check_id="logprobs-stay-finite",
+        sentence="After an update, all log-probabilities are finite.",
+        ask=ask_finite,
+        judge=judge_finite,
+        needs=NEEDS,
+        deadline_s=90,
+    ),
+    Check(
+        check_id="caches-forget-old-weights",
+        sentence="After an update and the calls that end it, a long prompt that was seen before is answered by the new "
+        "weights alone.",
+        ask=ask_cold,
+        judge=judge_cold,
+        needs=NEEDS,
+        deadline_s=120,
+    ),
+    Check(
+        check_id="running-calls-survive-an-update",
+        sentence="An update while long responses are written costs no call, and is served afterwards.",
+        grade=MUST,
+        ask=ask_in_flight,
+        judge=judge_in_flight,
+        needs=NEEDS,
+        deadline_s=150,
+        is_dangerous=True,
+    ),
+    Check(
+        check_id="no-half-update-is-served",
+        sentence="Between two parts of an update, calls are answered by the old weights or the new ones, or refused.",
+        grade=SHOULD,
+        dialects=QUEUED,
+        ask=ask_half,
+        judge=judge_half,
+        needs=NEEDS,
+        deadline_s=120,
+    ),
+    Check(
+        check_id="an-incomplete-update-is-told",
+        sentence="An update that leaves out tensors is refused when it ends, and the old weights are still served.",
+        grade=SHOULD,
+        dialects=("swift", "trl", "vllm"),
+        ask=ask_incomplete,
+        judge=judge_incomplete,
+        needs=NEEDS,
+        deadline_s=120,
+        is_dangerous=True,
+    ),
+    Check(
+        check_id="a-reset-tells-its-success",
+        sentence="A reset of the prefix cache tells by a boolean whether it was done.",
+        grade=SHOULD,
+        dialects=("swift", "trl", "vllm"),
+        ask=ask_reset,
+        judge=judge_reset,
+    ),
+)

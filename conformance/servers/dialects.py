@@ -1,0 +1,190 @@
+"""How the same wish is put in each dialect, and where each answers what. No client of ours is involved."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from conformance.servers.exchange import Call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A user's question, as text and as the ids that the model's chat template makes of it."""
+
+    text: str
+    ids: list[int]
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return [{"role": "user", "content": self.text}]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """One response."""
+
+    prompt_ids: list[int]
+    ids: list[int]
+    logprobs: list[float] | None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+def _set_of(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+class Dialect(Protocol):
+    """``wants`` of ``body``: max_tokens, temperature, seed, n, logprobs."""
+
+    name: str
+    health_path: str
+    generate_path: str
+    incomplete: tuple[str, dict[str, Any], str]
+    """Path, body and the name of the field that it lacks."""
+    routes: frozenset[str]
+
+    def body(self, prompts: Sequence[Prompt], **wants: Any) -> dict[str, Any]: ...
+
+    def spoilt(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """As ``body``, but the last prompt cannot be served."""
+
+    def read(self, call: Call) -> list[Generated]: ...
+
+
+class Swift:
+    """``swift rollout``."""
+
+    name, health_path, generate_path = "swift", "/health/", "/infer/"
+    incomplete = ("/init_communicator/", {"host": "127.0.0.1", "port": 1}, "world_size")
+    routes = _set_of(
+        "/health/ /infer/ /get_world_size/ /init_communicator/ /update_flattened_params/ "
+        "/reset_prefix_cache/ /update_adapter_flattened_param/ /close_communicator/ /get_engine_type/ "
+    )
+
+    def body(self, prompts: Sequence[Prompt], **wants: Any) -> dict[str, Any]:
+        config = {"max_tokens": 8, "temperature": 0.0, "return_details": True} | wants
+        requests = [{"messages": prompt.messages, "uuid": f"q-{i}"} for i, prompt in enumerate(prompts)]
+        return {"infer_requests": requests, "request_config": config}
+
+    def spoilt(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        body = self.body(prompts)
+        body["infer_requests"][-1]["messages"] = [{"role": "user"}]
+        return body
+
+    def read(self, call: Call) -> list[Generated]:
+        return [
+            Generated(
+                prompt_ids=response["prompt_token_ids"],
+                ids=choice["token_ids"],
+                logprobs=choice.get("logprobs") and [one["logprob"] for one in choice["logprobs"]["content"]],
+                text=choice["message"]["content"],
+                finish_reason=choice["finish_reason"],
+            )
+            for response in (entry.get("response") or entry for entry in call.reply)
+            for choice in response["choices"]
+        ]
+
+
+class Trl:
+    """``trl vllm-serve``, up to 1.10."""
+
+    name, health_path, generate_path = "trl", "/health/", "/generate/"
+    incomplete = ("/init_communicator/", {"host": "127.0.0.1", "port": 1, "client_device_uuid": "no"}, "world_size")
+    routes = _set_of(
+        "/health/ /generate/ /get_world_size/ /init_communicator/ /update_named_param/ "
+        "/reset_prefix_cache/ /close_communicator/ "
+    )
+
+    def body(self, prompts: Sequence[Prompt], **wants: Any) -> dict[str, Any]:
+        told = {"max_tokens": 8, "temperature": 0.0} | wants
+        further = {"seed": told.pop("seed")} if "seed" in told else {}
+        told["logprobs"] = 0 if told.get("logprobs") else None
+        return {"prompts": [prompt.ids for prompt in prompts], "generation_kwargs": further} | told
+
+    def spoilt(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        body = self.body(prompts)
+        body["prompts"][-1] = [10**6]
+        return body
+
+    def read(self, call: Call) -> list[Generated]:
+        rows, prompts = call.reply["completion_ids"], call.reply["prompt_ids"]
+        each = max(1, len(rows) // max(1, len(prompts)))
+        logprobs = call.reply.get("logprobs") or [None] * len(rows)
+        return [
+            Generated(prompt_ids=prompts[place // each], ids=row, logprobs=told and [one[0] for one in told])
+            for place, (row, told) in enumerate(zip(rows, logprobs, strict=True))
+        ]
+
+
+class Vllm:
+    """A stock ``vllm serve`` with its routes for training."""
+
+    name, health_path, generate_path = "vllm", "/health", "/v1/completions"
+    incomplete = ("/init_weight_transfer_engine", {}, "init_info")
+    routes = _set_of(
+        "/health /v1/completions /v1/chat/completions /get_world_size /init_weight_transfer_engine "
+        "/start_weight_update /update_weights /finish_weight_update /pause /resume /reset_prefix_cache "
+    )
+    model = "policy"
+
+    def body(self, prompts: Sequence[Prompt], **wants: Any) -> dict[str, Any]:
+        told = {"max_tokens": 8, "temperature": 0.0} | wants
+        told["logprobs"] = 0 if told.get("logprobs") else None
+        return {"model": self.model, "prompt": [prompt.ids for prompt in prompts], "return_token_ids": True} | told
+
+    def spoilt(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        body = self.body(prompts)
+        body["prompt"][-1] = [10**6]
+        return body
+
+    def read(self, call: Call) -> list[Generated]:
+        return [
+            Generated(
+                prompt_ids=choice["prompt_token_ids"],
+                ids=choice["token_ids"],
+                logprobs=choice.get("logprobs") and choice["logprobs"]["token_logprobs"],
+                text=choice["text"],
+                finish_reason=choice["finish_reason"],
+            )
+            for choice in sorted(call.reply["choices"], key=lambda choice: choice["index"])
+        ]
+
+
+class Native:
+    """``rollmatch serve``'s own."""
+
+    name, health_path, generate_path = "native", "/health/", "/native/infer/"
+    incomplete = ("/native/communicator/", {"client": "judge", "port": 1, "world_size": 2}, "host")
+    routes = _set_of(
+        "/health/ /get_world_size/ /native/infer/ /native/identity/ /native/sync/ /native/communicator/ "
+        "/native/communicator/close/ /native/sync/commit/ /native/sync/drop/ "
+    )
+
+    def body(self, prompts: Sequence[Prompt], **wants: Any) -> dict[str, Any]:
+        sampling = {"max_tokens": 8, "temperature": 0.0} | wants
+        seed = sampling.pop("seed", None)
+        requests = [
+            {"request_id": f"q-{i}", "prompt_token_ids": prompt.ids, "seed": None if seed is None else seed + i}
+            for i, prompt in enumerate(prompts)
+        ]
+        return {"requests": requests, "sampling": sampling}
+
+    def spoilt(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        body = self.body(prompts)
+        body["requests"][-1]["prompt_token_ids"] = [10**6]
+        return body
+
+    def read(self, call: Call) -> list[Generated]:
+        return [
+            Generated(
+                prompt_ids=one["prompt_token_ids"],
+                ids=one["response_token_ids"],
+                logprobs=one["logprobs"],
+                finish_reason=one["finish_reason"],
+            )
+            for one in call.reply["responses"]
+        ]
+
+
+DIALECTS: Mapping[str, type[Any]] = {"native": Native, "swift": Swift, "trl": Trl, "vllm": Vllm}

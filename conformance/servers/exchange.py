@@ -1,0 +1,104 @@
+"""What was sent to a server and what came back, as it is recorded and judged: plain values that survive JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+LONGEST, FEWEST = 24, 3
+"""Entries of a list, and of a list of objects, that are kept of what was sent; replies are kept whole."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One thing that was done to a server, in the order in which it ended."""
+
+    label: str
+    """What it is in its check; may be given several times."""
+    method: str
+    """GET, POST; JOIN and SEND for what passes a communicator's group; SIGNAL for what the process was sent."""
+    path: str
+    sent: Any = None
+    status: int | None = None
+    """None: no answer."""
+    reply: Any = None
+    """Decoded JSON, or text."""
+    seconds: float = 0.0
+    failure: str = ""
+    """Why there is no answer."""
+
+    @property
+    def is_ok(self) -> bool:
+        """Answered with 2xx, or gone through."""
+        return self.status is not None and 200 <= self.status < 300 and not self.failure
+
+    @property
+    def is_refusal(self) -> bool:
+        """Answered with 4xx."""
+        return self.status is not None and 400 <= self.status < 500
+
+    def tell(self) -> str:
+        """In a few words."""
+        came = self.failure or f"{self.status} {shown(self.reply)}"
+        return f"{self.label}: {self.method} {self.path} -> {came}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """All calls of one check, and what the judge must know besides."""
+
+    calls: list[Call] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
+    stopped: str = ""
+    """Why the check could not be carried through: that is the server's failure, or the deadline's."""
+    untestable: str = ""
+    """What the judge lacked: no failure, and no evidence either."""
+
+    def one(self, label: str) -> Call:
+        """The last call of this label; one that never answered where there is none."""
+        found = self.all(label)
+        return found[-1] if found else Call(label=label, method="-", path="-", failure="was never sent")
+
+    def all(self, label: str) -> list[Call]:
+        """In the order in which they ended."""
+        return [call for call in self.calls if call.label == label]
+
+    def as_json(self) -> dict[str, Any]:
+        """Without what is empty."""
+        fields = asdict(self)
+        fields["calls"] = [{name: value for name, value in call.items() if value not in (None, "")}
+                           for call in fields["calls"]]  # fmt: skip
+        return {name: value for name, value in fields.items() if value not in ("", {}, [])}
+
+
+def read_exchange(fields: Mapping[str, Any]) -> Exchange:
+    """The other way round.
+
+    >>> told = Exchange(calls=[Call(label="a", method="GET", path="/", status=200, reply=[])], notes={"n": 1})
+    >>> read_exchange(told.as_json()) == told
+    True
+    """
+    calls = [Call(**call) for call in fields.get("calls", [])]
+    return Exchange(calls=calls, **{name: value for name, value in fields.items() if name != "calls"})
+
+
+def shortened(value: Any) -> Any:
+    """Long lists and texts cut, saying how long they were.
+
+    >>> shortened({"ids": list(range(30))})["ids"][-2:]
+    [23, '... 30 in all']
+    """
+    if isinstance(value, Mapping):
+        return {name: shortened(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        limit = FEWEST if len(value) > LONGEST and isinstance(value[0], Mapping) else LONGEST
+        kept = [shortened(inner) for inner in value[:limit]]
+        return [*kept, f"... {len(value)} in all"] if len(value) > limit else kept
+    if isinstance(value, str) and len(value) > 400:
+        return f"{value[:400]}... {len(value)} characters"
+    return value
+
+
+def shown(value: Any) -> str:
+    """On one line of moderate length."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= 200 else text[:200] + "..."

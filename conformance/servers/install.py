@@ -1,0 +1,53 @@
+"""Other people's servers in environments of their own, over the packages of this one: the same torch and vLLM for all.
+
+An environment is made once, below ``ROLLMATCH_SERVERS`` (or the user's cache), and then needs no network.
+"""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+VARIABLE = "ROLLMATCH_SERVERS"
+_READY, _BELOW = "rollmatch-ready", "packages_below.pth"
+
+
+class InstallFailed(RuntimeError):
+    """pip finds and installs the pinned packages."""
+
+
+def interpreter_of(name: str, version: str, packages: Sequence[str]) -> Path:
+    """The Python of this server's environment, made where it is not there yet. Errors: ``InstallFailed``."""
+    if not packages:
+        return Path(sys.executable)
+    folder = folder_of_servers() / f"{name}-{version}"
+    python = folder / "bin" / "python"
+    if not (folder / _READY).exists():
+        venv.create(folder, with_pip=True, clear=True)
+        _put_below(folder)
+        _install(python, packages)
+        (folder / _READY).write_text("\n".join(packages) + "\n")
+    return python
+
+
+def folder_of_servers() -> Path:
+    """Where environments are kept."""
+    told = os.environ.get(VARIABLE)
+    return Path(told) if told else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rollmatch/servers"
+
+
+def _put_below(folder: Path) -> None:
+    """A line of a ``.pth`` file that imports is run at start-up: our own packages come after the environment's."""
+    places = {"base": str(folder), "platbase": str(folder)}
+    target = Path(sysconfig.get_path("purelib", vars=places)) / _BELOW
+    target.write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+
+
+def _install(python: Path, packages: Sequence[str]) -> None:
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise InstallFailed(f"{' '.join(command)}:\n{ended.stderr[-2000:]}")

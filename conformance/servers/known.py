@@ -1,0 +1,163 @@
+"""The servers that the judge installs and starts itself, and how."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from conformance.rollout.digits import MODEL
+from conformance.servers.install import interpreter_of
+
+PLUGGED = Path(__file__).parent / "plugged"
+MAX_MODEL_LEN, NUM_SEQUENCES = 512, 64
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+IMAGES = {"image": 1, "video": 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A server of a version, as it is judged."""
+
+    name: str
+    version: str
+    dialect: str
+    command: Callable[[Path, int], list[str]]
+    """(its interpreter, port) -> command line."""
+    packages: tuple[str, ...] = ()
+    """Pinned; none for what stands in this environment."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    plugin: str = ""
+    """Of ``plugged``, for what cannot take weights on a CPU by itself."""
+    title: str = ""
+
+    @property
+    def server(self) -> str:
+        return f"{self.name}-{self.version}"
+
+    def words(self, port: int) -> list[str]:
+        return self.command(interpreter_of(self.name, self.version, self.packages), port)
+
+    def variables(self) -> dict[str, str]:
+        """Ours, its own, and the plugin that is to be loaded."""
+        paths = [str(PLUGGED), *filter(None, [os.environ.get("PYTHONPATH")])] if self.plugin else []
+        plugged = {"VLLM_PLUGINS": self.plugin, "PYTHONPATH": os.pathsep.join(paths)} if self.plugin else {}
+        return ENVIRONMENT | plugged | dict(self.environment)
+
+
+def _swift(python: Path, port: int) -> list[str]:
+    options = {
+        "model": str(MODEL),
+        "model_type": "qwen3_vl",
+        "template": "qwen3_vl",
+        "torch_dtype": "float32",
+        "host": "127.0.0.1",
+        "port": str(port),
+        "vllm_max_model_len": str(MAX_MODEL_LEN),
+        "vllm_max_num_seqs": str(NUM_SEQUENCES),
+        "vllm_enforce_eager": "true",
+        "vllm_limit_mm_per_prompt": json.dumps(IMAGES),
+    }
+    return [str(python), str(PLUGGED / "swift_on_a_cpu.py"), *_flags(options)]
+
+
+def _trl(python: Path, port: int) -> list[str]:
+    options = {
+        "model": str(MODEL),
+        "dtype": "float32",
+        "host": "127.0.0.1",
+        "port": str(port),
+        "max_model_len": str(MAX_MODEL_LEN),
+        "enforce_eager": "true",
+    }
+    return [str(python), "-m", "trl.cli", "vllm-serve", *_flags(options)]
+
+
+def _vllm(python: Path, port: int) -> list[str]:
+    options = {
+        "model": str(MODEL),
+        "served-model-name": "policy",
+        "dtype": "float32",
+        "host": "127.0.0.1",
+        "port": str(port),
+        "max-model-len": str(MAX_MODEL_LEN),
+        "max-num-seqs": str(NUM_SEQUENCES),
+        "limit-mm-per-prompt": json.dumps(IMAGES),
+        "weight-transfer-config": json.dumps({"backend": "gloo"}),
+    }
+    return [str(python), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *_flags(options)]
+
+
+def _own(_: Path, port: int) -> list[str]:
+    settings = {
+        "model": str(MODEL),
+        "dtype": "float32",
+        "max_model_len": MAX_MODEL_LEN,
+        "port": port,
+        "drain_s": 0.5,
+        "engine_arguments": {
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": 128 << 20,
+            "max_num_seqs": NUM_SEQUENCES,
+            "limit_mm_per_prompt": IMAGES,
+        },
+    }
+    return [sys.executable, "-m", "rollmatch.wire.server", json.dumps(settings)]
+
+
+def _flags(options: Mapping[str, str]) -> list[str]:
+    return [word for name, value in options.items() for word in (f"--{name}", value)]
+
+
+_OWN_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+KNOWN = (
+    *(
+        Known(
+            name=f"rollmatch-{dialect}",
+            version="0.1.0",
+            dialect=dialect,
+            command=_own,
+            environment=_OWN_ENVIRONMENT,
+            title=f"rollmatch serve, {dialect} dialect",
+        )
+        for dialect in ("native", "swift", "trl")
+    ),
+    Known(
+        name="ms-swift",
+        version="4.6.0",
+        dialect="swift",
+        packages=("ms-swift==4.6.0",),
+        command=_swift,
+        plugin="gloo_for_nccl",
+        title="swift rollout (ms-swift)",
+    ),
+    Known(
+        name="trl",
+        version="1.10.0",
+        dialect="trl",
+        packages=("trl==1.10.0",),
+        command=_trl,
+        plugin="gloo_for_nccl",
+        title="trl vllm-serve (the newest TRL that has a server of its own)",
+    ),
+    Known(
+        name="vllm",
+        version="0.32.0",
+        dialect="vllm",
+        command=_vllm,
+        plugin="gloo_transfer",
+        environment={"VLLM_SERVER_DEV_MODE": "1"},
+        title="vllm serve with its routes for training",
+    ),
+)
+BY_NAME = {known.name: known for known in KNOWN}

@@ -1,0 +1,281 @@
+"""The learner's end of each dialect's weight transfer, step by step, as the trainers in the field take them."""
+
+import random
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.servers.exchange import Call
+from conformance.servers.talk import Stopped, Talk
+from conformance.wire.calls import Learner, Server
+from rollmatch.sync.queued_group import QueuedGroup
+from rollmatch.wire.digest import bytes_of
+from rollmatch.wire.gloo_group import GlooGroup, GroupAddress
+
+TIMEOUT_S = 20.0
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    """Outside the range from which outgoing connections take theirs."""
+    while True:
+        port = random.randrange(20000, 30000)
+        with socket.socket() as probe:
+            if probe.connect_ex((HOST, port)):
+                return port
+
+
+def make_peer(talk: Talk) -> "QueuedPeer | VllmPeer | NativePeer":
+    """Of the subject's dialect; leaves at the end of the check."""
+    kinds = {"swift": SwiftPeer, "trl": TrlPeer, "vllm": VllmPeer, "native": NativePeer}
+    peer = kinds[talk.subject.dialect.name](talk)
+    talk.leaving.append(peer.close)
+    return peer
+
+
+def world_size(talk: Talk) -> int:
+    """Workers that take part, as the server tells; ``Stopped`` where it does not."""
+    for path in ("/get_world_size/", "/get_world_size"):
+        call = talk.get("world-size", path, note=False)
+        if call.is_ok and isinstance(call.reply, dict):
+            return int(call.reply["world_size"])
+    raise Stopped("the world size is not told")
+
+
+def sync(talk: Talk, number: int, *, peer: Any = None) -> Any:
+    """A whole update with the weights of policy ``number``; the peer, still open."""
+    peer = peer or open_peer(talk)
+    peer.send(talk.subject.policies.weights(number))
+    peer.finish()
+    return peer
+
+
+def open_peer(talk: Talk) -> Any:
+    """Joined; ``Stopped`` where that fails."""
+    peer = make_peer(talk)
+    peer.open()
+    return peer
+
+
+def halves(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The first and the second half of the names."""
+    names = list(weights)
+    middle = len(names) // 2
+    return {n: weights[n] for n in names[:middle]}, {n: weights[n] for n in names[middle:]}
+
+
+class QueuedPeer:
+    """ms-swift's and TRL's trainers: the last rank of a group that the server's first worker opens."""
+
+    endings: Sequence[str] = ()
+
+    def __init__(self, talk: Talk) -> None:
+        self.talk, self.group = talk, None
+
+    def init(self, label: str = "init", **fields: Any) -> Call:
+        """The call alone."""
+        self.port = fields.get("port") or free_port()
+        self.size = world_size(self.talk) + 1
+        wish = {"host": HOST, "port": self.port, "world_size": self.size, "client_device_uuid": "judge"}
+        return self.talk.post(label, "/init_communicator/", wish | fields)
+
+    def join(self, label: str = "join") -> None:
+        address = GroupAddress(
+            host=HOST, port=self.port, rank=self.size - 1, world_size=self.size,
+            timeout_s=TIMEOUT_S, join_timeout_s=TIMEOUT_S,
+        )  # fmt: skip
+        _wait_for_listener(self.port)
+        self.talk.collective(label, "JOIN", lambda: setattr(self, "group", QueuedGroup(address)))
+
+    def open(self) -> None:
+        self.talk.post("close-before", "/close_communicator/", note=False)
+        if self.init().is_refusal:
+            raise Stopped(self.talk.exchange.one("init").tell())
+        self.join()
+
+    def pass_on(self, tensor: Tensor, label: str = "broadcast", *, note: bool = False) -> None:
+        """One broadcast and the barrier."""
+        self.talk.collective(label, "SEND", lambda: self.group.send(tensor.contiguous()), note=note)
+
+    def finish(self) -> None:
+        for path in self.endings:
+            self.talk.post(f"end{path.rstrip('/').replace('/', '-')}", path, timeout_s=60)
+
+    def close(self) -> None:
+        self.group = None
+        self.talk.post("close", "/close_communicator/", note=False, timeout_s=5)
+
+
+class SwiftPeer(QueuedPeer):
+    """Buckets of raw bytes."""
+
+    endings = ("/process_weights_after_loading/", "/reset_prefix_cache/")
+
+    def announce(self, tensors: Mapping[str, Tensor], label: str = "update", **fields: Any) -> Call:
+        told, start = [], 0
+        for name, tensor in tensors.items():
+            size = tensor.numel() * tensor.element_size()
+            place = {"start_idx": start, "end_idx": start + size, "numel": size}
+            told.append({"name": name, "dtype": str(tensor.dtype), "shape": list(tensor.shape)} | place | fields)
+            start += size
+        return self.talk.post(label, "/update_flattened_params/", {"metadatas": told})
+
+    def send(self, tensors: Mapping[str, Tensor], label: str = "update") -> None:
+        """In two buckets; ``Stopped`` where one is refused."""
+        for bucket in filter(None, halves(tensors) if len(tensors) > 1 else (tensors,)):
+            if not self.announce(bucket, label).is_ok:
+                raise Stopped(self.talk.exchange.one(label).tell())
+            self.pass_on(torch.cat([bytes_of(tensor) for tensor in bucket.values()]))
+
+
+class TrlPeer(QueuedPeer):
+    """One tensor at a time."""
+
+    endings = ("/reset_prefix_cache/",)
+
+    def announce(
+        self, tensors: Mapping[str, Tensor], label: str = "update", *, note: bool = True, **fields: Any
+    ) -> Call:
+        [(name, tensor)] = tensors.items()
+        told = {"name": name, "dtype": str(tensor.dtype), "shape": list(tensor.shape)} | fields
+        return self.talk.post(label, "/update_named_param/", told, note=note)
+
+    def send(self, tensors: Mapping[str, Tensor], label: str = "update") -> None:
+        """``Stopped`` where one is refused; of calls that go well, the first is written down."""
+        for place, (name, tensor) in enumerate(tensors.items()):
+            call = self.announce({name: tensor}, label, note=place == 0)
+            if not call.is_ok:
+                raise Stopped(call.tell())
+            self.pass_on(tensor)
+
+
+class VllmPeer:
+    """Trainers of a stock server: rank 0, and calls that end when what they ask for is done."""
+
+    def __init__(self, talk: Talk) -> None:
+        self.talk, self.group = talk, None
+
+    def init(self, label: str = "init", **fields: Any) -> Call:
+        """The call alone; it ends when all have joined."""
+        self.port = fields.pop("port", None) or free_port()
+        self.size = world_size(self.talk) + 1
+        told = {"master_address": HOST, "master_port": self.port, "rank_offset": 1, "world_size": self.size}
+        return self.talk.post(label, "/init_weight_transfer_engine", {"init_info": told | fields}, timeout_s=40)
+
+    def open(self) -> None:
+        call = self.talk.beside(self.init)
+        _wait(lambda: call.done() or hasattr(self, "size"))
+        if call.done():
+            raise Stopped(call.result().tell())
+        self.join()
+        if not call.result().is_ok:
+            raise Stopped(call.result().tell())
+
+    def join(self, label: str = "join") -> None:
+        address = GroupAddress(
+            host=HOST, port=self.port, rank=0, world_size=self.size, timeout_s=TIMEOUT_S, join_timeout_s=TIMEOUT_S
+        )
+        self.talk.collective(label, "JOIN", lambda: setattr(self, "group", GlooGroup.open(address)))
+
+    def begin(self, label: str = "start", *, pause: bool = True) -> Call:
+        if pause:
+            self.talk.post("pause", "/pause?mode=wait", timeout_s=60)
+        return self.talk.post(label, "/start_weight_update", timeout_s=60)
+
+    def announce(self, tensors: Mapping[str, Tensor], label: str = "update", **fields: Any) -> "Future[Call]":
+        told = {
+            "names": list(tensors),
+            "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
+            "shapes": [list(tensor.shape) for tensor in tensors.values()],
+        } | fields
+        return self.talk.beside(self.talk.post, label, "/update_weights", {"update_info": told}, timeout_s=60)
+
+    def send(self, tensors: Mapping[str, Tensor], label: str = "update", *, pause: bool = True) -> None:
+        if not self.begin(pause=pause).is_ok:
+            raise Stopped(self.talk.exchange.one("start").tell())
+        call = self.announce(tensors, label)
+        for tensor in tensors.values():
+            if call.done():
+                break
+            self.talk.collective("broadcast", "SEND", lambda t=tensor: self._pass_on(t), note=False)
+        if not call.result().is_ok:
+            raise Stopped(call.result().tell())
+
+    def _pass_on(self, tensor: Tensor) -> None:
+        self.group.broadcast(tensor.contiguous(), source=0)
+
+    def finish(self) -> None:
+        self.talk.post("finish", "/finish_weight_update", {"weight_version": str(time.monotonic_ns())}, timeout_s=60)
+        self.talk.post("resume", "/resume")
+
+    def close(self) -> None:
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+            self.talk.post("shut", "/shutdown_weight_transfer_engine", note=False, timeout_s=10)
+            self.talk.post("resume", "/resume", note=False, timeout_s=5)
+
+
+class NativePeer:
+    """Our own dialect: one call announces all."""
+
+    def __init__(self, talk: Talk) -> None:
+        self.talk = talk
+        server = Server(talk.subject.url)
+        server.headers = dict(talk.subject.headers)
+        self.learner = Learner(server, port=free_port(), client="judge")
+
+    def init(self, label: str = "init", **fields: Any) -> Call:
+        self.learner.world_size = world_size(self.talk) + 1
+        return self.talk.post(label, "/native/communicator/", self.learner.wish(**fields), timeout_s=40)
+
+    def open(self) -> None:
+        self.talk.post("close-before", "/native/communicator/close/", {"client": "judge", "force": True}, note=False)
+        self.learner.world_size = world_size(self.talk) + 1
+        self.talk.collective("open", "JOIN", self._open)
+
+    def _open(self) -> None:
+        status, body = self.learner.open()
+        if status != 200:
+            raise RuntimeError(f"{status} {body}")
+
+    def send(self, tensors: Mapping[str, Tensor], label: str = "update") -> Call:
+        """Announce, send and commit; ``Stopped`` where it is refused."""
+        version = int(self.learner.server.version) + 1
+        call = Call(label=label, method="POST", path="/native/sync/", sent=f"{len(tensors)} tensors, version {version}")
+        began = time.monotonic()
+        call.status, call.reply = self.learner.sync(tensors, version=version, sync_id=f"judge-{version}")
+        if isinstance(call.reply, dict):
+            call.reply = {name: value for name, value in call.reply.items() if not name.endswith("digests")}
+        call.seconds = round(time.monotonic() - began, 3)
+        self.talk.exchange.calls.append(call)
+        if not call.is_ok:
+            raise Stopped(call.tell())
+        return call
+
+    def finish(self) -> None:
+        """Nothing is left to be done."""
+
+    def close(self) -> None:
+        self.learner.close(force=True)
+
+
+def _wait_for_listener(port: int, limit_s: float = 5.0) -> None:
+    """The server's answer may come before its worker listens."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex((HOST, port)) == 0:
+                return
+        time.sleep(0.05)
+
+
+def _wait(condition: Any, limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)

@@ -1,0 +1,82 @@
+"""What a server must write with given weights: greedy decoding by ``transformers``, with the same tensors."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rollmatch.config.policy import ModelConfig, TunerConfig
+from rollmatch.model import load_policy, merged_weights
+
+SPREAD = 0.05
+"""How far each weight of a changed policy lies off, in standard deviations of its tensor."""
+
+
+class Policies:
+    """A model directory's weights as policy 0, changed ones as 1, 2, ...; all in float32."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = str(directory)
+        self._weights: dict[int, dict[str, Tensor]] = {}
+        self._loaded = -1
+        self._written: dict[tuple[object, ...], list[int]] = {}
+
+    @cached_property
+    def tokenizer(self):
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.directory)
+
+    def encode(self, text: str) -> list[int]:
+        """A user's question, by the model's own chat template."""
+        messages = [{"role": "user", "content": text}]
+        rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self.tokenizer.encode(rendered, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Without control tokens, as servers tell it."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    @property
+    def stop_ids(self) -> set[int]:
+        """Any of them ends a response."""
+        told = self._model.generation_config.eos_token_id
+        return set(told if isinstance(told, list) else [told])
+
+    def weights(self, number: int) -> dict[str, Tensor]:
+        """By the names under which they lie in the model directory."""
+        if not self._weights:
+            self._weights[0] = {name: tensor.clone() for name, tensor in merged_weights(self._model)}
+        if number not in self._weights:
+            generator = torch.Generator().manual_seed(number)
+            self._weights[number] = {name: _moved(tensor, generator) for name, tensor in self._weights[0].items()}
+        return self._weights[number]
+
+    def writes(self, number: int, prompt_ids: Sequence[int], *, max_tokens: int) -> list[int]:
+        """Greedily; a stop token is its last."""
+        key = (number, tuple(prompt_ids), max_tokens)
+        if key not in self._written:
+            self._load(number)
+            ids = torch.tensor([list(prompt_ids)])
+            with torch.no_grad():
+                told = self._model.generate(
+                    input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens
+                )
+            self._written[key] = told[0, len(prompt_ids) :].tolist()
+        return self._written[key]
+
+    @cached_property
+    def _model(self):
+        return load_policy(ModelConfig(model=self.directory, torch_dtype="float32"), TunerConfig()).eval()
+
+    def _load(self, number: int) -> None:
+        if self._loaded != number:
+            self._model.load_state_dict(self.weights(number), strict=False)
+            self._loaded = number
+
+
+def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    spread = tensor.std() if tensor.numel() > 1 and tensor.std() > 0 else tensor.abs().mean() + 1e-2
+    return tensor + SPREAD * spread * torch.randn(tensor.shape, generator=generator)

@@ -1,0 +1,107 @@
+"""What a server was sent and what came back, kept per server, version and dialect; judged again by everybody's run."""
+
+import json
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conformance.servers.check import Check, Verdict, judge
+from conformance.servers.checks import BY_ID
+from conformance.servers.exchange import Exchange, read_exchange
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "fixtures" / "exchanges"
+
+
+@dataclass(slots=True, kw_only=True)
+class Recording:
+    """Of one server; ``server`` is its name and version, and for a server of several dialects the dialect."""
+
+    server: str
+    dialect: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Of the day: date, machine, how it was started, versions."""
+    exchanges: dict[str, Exchange] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def verdicts(self) -> Mapping[str, Verdict]:
+        """Judged now; of checks that there still are."""
+        return {name: judge(BY_ID[name], told) for name, told in self.exchanges.items() if name in BY_ID}
+
+    def keep(self, check: Check, exchange: Exchange, seconds: float) -> None:
+        self.exchanges[check.check_id] = exchange
+        self.seconds[check.check_id] = seconds
+
+
+def path_of(server: str, folder: Path = FOLDER) -> Path:
+    return folder / f"{server}.json"
+
+
+def write_recording(recording: Recording, folder: Path = FOLDER) -> Path:
+    """One check a paragraph, so that a difference can be read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    verdicts = recording.verdicts()
+    told = {
+        "server": recording.server,
+        "dialect": recording.dialect,
+        "facts": recording.facts,
+        "checks": {
+            name: {"verdict": verdicts[name].state, "reason": verdicts[name].reason, "seconds": recording.seconds[name]}
+            | recording.exchanges[name].as_json()
+            for name in sorted(recording.exchanges)
+        },
+    }
+    path = path_of(recording.server, folder)
+    path.write_text(_compact(told).replace(f"{ROOT}/", ""), encoding="utf-8")
+    return path
+
+
+def read_recording(path: Path) -> Recording:
+    """The verdicts in it are for readers; they are judged anew."""
+    told = json.loads(path.read_text(encoding="utf-8"))
+    own = {"verdict", "reason", "seconds"}
+    return Recording(
+        server=told["server"],
+        dialect=told["dialect"],
+        facts=told["facts"],
+        exchanges={
+            name: read_exchange({key: value for key, value in entry.items() if key not in own})
+            for name, entry in told["checks"].items()
+        },
+        seconds={name: entry["seconds"] for name, entry in told["checks"].items()},
+    )
+
+
+def recorded_verdicts(path: Path) -> dict[str, str]:
+    """As they were when it was recorded."""
+    told = json.loads(path.read_text(encoding="utf-8"))
+    return {name: entry["verdict"] for name, entry in told["checks"].items()}
+
+
+def recordings(folder: Path = FOLDER) -> list[Recording]:
+    """All that are kept, by name."""
+    return [read_recording(path) for path in sorted(folder.glob("*.json"))]
+
+
+def facts_of_today(**further: Any) -> dict[str, Any]:
+    """When and where."""
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+    } | further
+
+
+def _compact(told: dict[str, Any]) -> str:
+    """Indented to the calls; a call is one line."""
+    lines = ["{", *(f' "{name}": {json.dumps(told[name])},' for name in ("server", "dialect", "facts"))]
+    lines.append(' "checks": {')
+    entries = []
+    for name, entry in told["checks"].items():
+        head = {key: value for key, value in entry.items() if key != "calls"}
+        calls = ",\n   ".join(json.dumps(call) for call in entry.get("calls", []))
+        entries.append(f'  "{name}": {json.dumps(head)[:-1]}, "calls": [\n   {calls}\n  ]}}')
+    return "\n".join([*lines, ",\n".join(entries), " }", "}"]) + "\n"

@@ -1,0 +1,57 @@
+"""A server under judgement, and what the judge knows of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import requests
+
+from conformance.servers.dialects import DIALECTS, Dialect, Prompt
+from conformance.servers.policy import Policies
+from rollmatch.wire.client.dialect import SIGNS
+
+FIND_TIMEOUT_S = 20.0
+
+
+class DialectUnclear(Exception):
+    """The server's routes are those of a dialect, or the user names one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Subject:
+    """``name`` and ``version`` of the software, where it listens, and what there is to judge it by."""
+
+    name: str
+    version: str
+    url: str
+    dialect: Dialect
+    transport: str | None = None
+    """``gloo``, or None where no group can be opened with the server's workers."""
+    policies: Policies | None = None
+    """None: without the model's directory, prompts are texts and there is nothing to compare with."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    process: Any = None
+    """A ``Launched``, where the judge started the server; may be ended."""
+
+    def prompt(self, text: str) -> Prompt:
+        """As the dialects take one: a user's question."""
+        return Prompt(text=text, ids=self.policies.encode(text) if self.policies else list(text.encode()))
+
+    def lacks(self, needs: tuple[str, ...]) -> str:
+        """What of this there is not, for people; empty where all is there."""
+        missing = {
+            "model": None if self.policies else "the model's directory (--model)",
+            "group": None if self.transport else "a transport to the server's workers (--transport gloo)",
+            "process": None if self.process else "a server that the judge started and may end",
+        }
+        return ", ".join(text for need in needs if (text := missing[need]))
+
+
+def find_dialect(url: str, told: str | None, headers: Mapping[str, str]) -> Dialect:
+    """The one that was told, or the first whose routes the server lists. Errors: ``DialectUnclear``."""
+    listed = requests.get(f"{url}/openapi.json", timeout=FIND_TIMEOUT_S, headers=dict(headers))
+    routes = {path.rstrip("/") for path in listed.json().get("paths", {})} if listed.ok else set()
+    name = told or next((name for name, signs in SIGNS.items() if signs <= routes), None)
+    if name is None:
+        raise DialectUnclear(f"{url} lists the routes of no dialect; say --dialect {'|'.join(DIALECTS)}")
+    return DIALECTS[name]()

@@ -1,0 +1,120 @@
+"""Talking to a server under judgement: every call is written down, none raises because of what the server does."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import requests
+
+from conformance.servers.exchange import Call, Exchange, shortened
+from conformance.servers.subject import Subject
+from rollmatch.errors import RollmatchError
+
+CALL_TIMEOUT_S = 30.0
+
+
+class Stopped(Exception):  # an end, not an error of ours
+    """The check cannot go on, because of what the server did."""
+
+
+class Untestable(Exception):
+    """The judge lacks something."""
+
+
+class Talk:
+    """One check's conversation."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.exchange = Exchange()
+        self.leaving: list[Callable[[], None]] = []
+        """What is to be done at the end, however it came."""
+
+    def get(self, label: str, path: str, **keywords: Any) -> Call:
+        return self.call(label, "GET", path, **keywords)
+
+    def post(self, label: str, path: str, body: Any = None, **keywords: Any) -> Call:
+        return self.call(label, "POST", path, json={} if body is None else body, **keywords)
+
+    def call(self, label: str, method: str, path: str, **keywords: Any) -> Call:
+        """``keep`` False leaves the reply out of the record, ``note`` False the whole call unless it failed."""
+        keep, note, timeout = (keywords.pop(*pair) for pair in (("keep", True), ("note", True), ("timeout_s", None)))
+        session = keywords.pop("session", requests)
+        call = Call(label=label, method=method, path=path, sent=_sent(keywords))
+        began = time.monotonic()
+        try:
+            answer = session.request(
+                method, self.subject.url + path, headers=self.subject.headers,
+                timeout=timeout or CALL_TIMEOUT_S, **keywords,
+            )  # fmt: skip
+            call.status, call.reply = answer.status_code, _decoded(answer) if keep else None
+            if answer.history:
+                call.failure = "redirected more than once" if len(answer.history) > 1 else ""
+        except requests.RequestException as error:
+            call.failure = type(error).__name__
+        call.seconds = round(time.monotonic() - began, 3)
+        if note or not call.is_ok:
+            self.exchange.calls.append(call)
+        return call
+
+    def generate(self, label: str, prompts: Sequence[str], **wants: Any) -> Call:
+        """``wants``: max_tokens, temperature, seed, n, logprobs; also ``call``'s keywords."""
+        keywords = {name: wants.pop(name) for name in ("keep", "timeout_s", "session") if name in wants}
+        dialect = self.subject.dialect
+        body = dialect.body([self.subject.prompt(text) for text in prompts], **wants)
+        return self.post(label, dialect.generate_path, body, **keywords)
+
+    def collective(self, label: str, method: str, work: Callable[[], Any], *, note: bool = True) -> Call:
+        """What passes the group; ``Stopped`` where it fails."""
+        call = Call(label=label, method=method, path="group", status=200)
+        began = time.monotonic()
+        try:
+            work()
+        except (RollmatchError, RuntimeError, OSError, ValueError) as error:
+            call.status, call.failure = None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        call.seconds = round(time.monotonic() - began, 3)
+        if note or call.failure:
+            self.exchange.calls.append(call)
+        if call.failure:
+            raise Stopped(call.tell())
+        return call
+
+    def beside(self, work: Callable[..., Any], *arguments: Any, **keywords: Any) -> "Future[Any]":
+        """Started; ``result()`` waits for it."""
+        return in_thread(work, *arguments, **keywords)
+
+    def note(self, name: str, value: Any) -> None:
+        """What the judge must know and no reply tells."""
+        self.exchange.notes[name] = value
+
+    def leave(self) -> None:
+        """Do what is to be done at the end."""
+        while self.leaving:
+            self.leaving.pop()()
+
+
+def in_thread(work: Callable[..., Any], *arguments: Any, **keywords: Any) -> "Future[Any]":
+    """A daemon's thread, so that one that hangs keeps nobody from ending."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*arguments, **keywords))
+        except Exception as error:  # noqa: BLE001
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def _sent(keywords: dict[str, Any]) -> Any:
+    return shortened(keywords["json"]) if "json" in keywords else shortened(keywords.get("data"))
+
+
+def _decoded(answer: requests.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError:
+        return answer.text[:500]

@@ -1,0 +1,51 @@
+"""Every recorded exchange, judged again: the verdict is the one it had, and known gaps explain what is missed."""
+
+import pytest
+
+from conformance.servers.checks import CHECKS, checks_for
+from conformance.servers.gaps import FOLDER as GAPS
+from conformance.servers.gaps import load_gaps
+from conformance.servers.page import PAGE, page_text
+from conformance.servers.recording import path_of, recorded_verdicts, recordings
+from conformance.servers.verdicts import rows_of
+
+RECORDED = {each.server: each for each in recordings()}
+
+
+@pytest.mark.parametrize("server", RECORDED)
+def test_what_was_recorded_is_judged_as_it_was(server):
+    recording = RECORDED[server]
+    judged = {name: verdict.state for name, verdict in recording.verdicts().items()}
+    assert judged == recorded_verdicts(path_of(server))
+
+
+@pytest.mark.parametrize("server", RECORDED)
+def test_every_check_of_the_dialect_was_asked(server):
+    recording = RECORDED[server]
+    assert {check.check_id for check in checks_for(recording.dialect)} == recording.exchanges.keys()
+
+
+@pytest.mark.parametrize("server", RECORDED)
+def test_what_is_missed_is_a_known_gap_and_no_gap_is_stale(server):
+    unexplained = [str(row) for row in rows_of(RECORDED[server]) if row.state not in ("passed", "known-gap")]
+    assert unexplained == []
+
+
+@pytest.mark.parametrize("server", [name for name in RECORDED if name.startswith("rollmatch-")])
+def test_our_own_server_passes_every_check(server):
+    assert [str(row) for row in rows_of(RECORDED[server]) if row.state != "passed"] == []
+
+
+def test_gaps_belong_to_servers_that_were_recorded():
+    files = {path.stem: load_gaps(path) for path in GAPS.glob("*.yaml")}
+    assert files.keys() <= RECORDED.keys()
+    assert all(gap.reason and gap.link for gaps in files.values() for gap in gaps.values())
+    assert not any(name.startswith("rollmatch-") for name in files)
+
+
+def test_the_page_tells_what_was_recorded():
+    assert PAGE.read_text(encoding="utf-8") == page_text(list(RECORDED.values()))
+
+
+def test_dangerous_checks_come_last():
+    assert [check.is_dangerous for check in CHECKS] == sorted(check.is_dangerous for check in CHECKS)

@@ -1,0 +1,86 @@
+"""Verdicts as people read them: in the terminal, and as rows of the matrix."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conformance.servers.check import Check
+from conformance.servers.checks import CHECKS
+from conformance.servers.gaps import FAILING, gaps_of, load_gaps, settle
+from conformance.servers.recording import Recording
+
+CAPABILITY = "servers"
+MATRIX_VERDICTS = {"passed": "passed", "missed": "failed", "stale-gap": "failed", "known-gap": "known-gap"}
+"""State -> the matrix's word; what is left stays as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A check of one server, settled."""
+
+    check: Check
+    state: str
+    reason: str
+    seconds: float
+
+    @property
+    def fails(self) -> bool:
+        return self.state in FAILING
+
+    def __str__(self) -> str:
+        return (
+            f"{self.state:13} {self.check.grade:6} {self.check.check_id:36} {self.seconds:6.1f} s  {self.reason[:300]}"
+        )
+
+
+def rows_of(recording: Recording) -> list[Row]:
+    """Of a recording, against the known gaps of its server."""
+    gaps, verdicts = load_gaps(gaps_of(recording.server)), recording.verdicts()
+    return [
+        Row(check=check, state=state, reason=reason, seconds=recording.seconds[check.check_id])
+        for check in CHECKS
+        if check.check_id in verdicts
+        for state, reason in [settle(check, verdicts[check.check_id], gaps)]
+    ]
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """How often each state.
+
+    >>> summary([])
+    'no checks'
+    """
+    states = [row.state for row in rows]
+    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "no checks"
+
+
+def matrix_rows(told: Iterable[tuple[str, str, Sequence[Row]]]) -> list[dict[str, Any]]:
+    """One row a check; ``told``: subject, date and rows of each server."""
+    subjects = [(subject, date, {row.check.check_id: row for row in rows}) for subject, date, rows in told]
+    return [
+        {
+            "id": f"{CAPABILITY}/{check.check_id}",
+            "capability": CAPABILITY,
+            "name": check.check_id.replace("-", " "),
+            "place": f"conformance/servers/checks/{check.ask.__module__.rpartition('.')[2]}.py",
+            "sentence": f"{check.grade}: {check.sentence}",
+            "pending": "",
+            "tests": [],
+            "faults": [],
+            "cells": {
+                subject: _cell(rows[check.check_id], date) for subject, date, rows in subjects if check.check_id in rows
+            },
+        }
+        for check in CHECKS
+    ]
+
+
+def _cell(row: Row, date: str) -> Mapping[str, Any]:
+    return {
+        "verdict": MATRIX_VERDICTS.get(row.state, row.state),
+        "date": date or time.strftime("%Y-%m-%d"),
+        "device": "cpu",
+        "seconds": row.seconds,
+        "evidence": [f"{row.state} {row.reason}".strip()],
+    }
