@@ -4,7 +4,7 @@ import pytest
 
 from conformance.scenarios.configs import config_with, refusal_of
 from rollmatch.errors import ErrorList
-from rollmatch.launch.objectives import match_rules
+from rollmatch.launch.objectives import match_rules_of
 from rollmatch.records import Geometry, GroundTruth, PredictedObject
 from rollmatch.target.match import MatchRules, match_objects
 
@@ -73,7 +73,7 @@ def test_overlap_at_the_gate():
     one, other = overlap(0.31)
     found = match_objects([one], [other], MatchRules(maskiou_gate=0.3))
     assert found.pairs == ((0, 0),)
-    rules = match_rules(config_with().custom.extra.rollout_matching, gate=0.3)
+    rules = match_rules_of(config_with().custom.extra.rollout_matching, gate=0.3)
     assert rules == MatchRules(candidate_top_k=10, maskiou_gate=0.3, maskiou_resolution=256)
     assert config_with().custom.extra.rollout_matching.maskiou_gate == 0.3
     for gate in ("0", "1"):

@@ -9,7 +9,7 @@ from conformance.learn.loss_cases import MASK, RULES, random_logits
 from conformance.learn.segments import make_row, make_segment
 from conformance.scenarios.configs import LONG, config_with, not_refused, refusal_of
 from conformance.target.answers import answer, box, element, ids
-from rollmatch.launch.assemble import _loss_rules
+from rollmatch.launch.objectives import loss_rules_of
 from rollmatch.learn.loss import LossRules, LossTotals, count_totals, masked_loss, slot_losses
 from rollmatch.learn.mask import IGNORED, MaskRules, SupervisionOutsideTarget, mask_row, mask_segment
 from rollmatch.records import Geometry, GroundTruth, PredictedObject, Rollout, Sample, Segment, Supervision
@@ -142,7 +142,7 @@ def test_a_slot_costs_the_weighted_sum_of_three_terms():
     assert torch.allclose(parts[2], logits.logsumexp(-1) - coordinates.logsumexp(-1), atol=1e-5)
     rules = config_with("~.gate_weight=0.25").custom.extra.rollout_matching
     template = type("T", (), {"vocabulary": make_vocabulary()})
-    assert _loss_rules(rules, template).gate_weight == 0.25
+    assert loss_rules_of(rules, template).gate_weight == 0.25
 
 
 def slot_loss(logits, true_bin, **weights):

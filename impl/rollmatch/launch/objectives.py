@@ -21,15 +21,15 @@ def _rollout_matching(config: RunConfig, template: Template) -> RolloutMatchingO
     rules, vocabulary = config.custom.extra.rollout_matching, template.vocabulary
     transport = TransportRules(ot_cost=rules.ot_cost, ot_epsilon=rules.ot_epsilon, ot_iters=rules.ot_iters)
     return RolloutMatchingObjective(
-        target=RolloutMatching(vocabulary, match_rules(rules, gate=rules.maskiou_gate), transport),
-        eval_target=RolloutMatching(vocabulary, match_rules(rules, gate=rules.eval_iou), transport),
+        target=RolloutMatching(vocabulary, match_rules_of(rules, gate=rules.maskiou_gate), transport),
+        eval_target=RolloutMatching(vocabulary, match_rules_of(rules, gate=rules.eval_iou), transport),
         mask_rules=MaskRules(desc_ce_weight=rules.desc_ce_weight),
-        loss_rules=_loss_rules(rules, template),
+        loss_rules=loss_rules_of(rules, template),
         bin_of=vocabulary.bin_of,
     )
 
 
-def match_rules(rules: RolloutMatchingConfig, *, gate: float) -> MatchRules:
+def match_rules_of(rules: RolloutMatchingConfig, *, gate: float) -> MatchRules:
     """The matching section as the matcher takes it; training and evaluation differ in the gate."""
     return MatchRules(
         candidate_top_k=rules.candidate_top_k,
@@ -40,7 +40,8 @@ def match_rules(rules: RolloutMatchingConfig, *, gate: float) -> MatchRules:
     )
 
 
-def _loss_rules(rules: RolloutMatchingConfig, template: Template) -> LossRules:
+def loss_rules_of(rules: RolloutMatchingConfig, template: Template) -> LossRules:
+    """The loss keys of the same section."""
     return LossRules(
         coord_ids=template.vocabulary.coord_ids,
         target_sigma=rules.target_sigma,
