@@ -47,7 +47,8 @@ def printed(capsys, command, *flags, overrides=()):
 @pytest.mark.kills("swift-told-otherwise")
 @pytest.mark.kills("swift-option-misspelt")
 def test_a_swift_command_line(capsys):
-    _, told = printed(capsys, "serve", "--gpus", "0,1,2,3,4,5", overrides=SIX)
+    environment, told = printed(capsys, "serve", "--gpus", "0,1,2,3,4,5", overrides=SIX)
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment, "ms-swift's workers are its own business"
     assert told[:2] == ["swift", "rollout"]
     expected = (
         "--vllm_tensor_parallel_size 1 --vllm_data_parallel_size 6 --vllm_gpu_memory_utilization 0.6 "

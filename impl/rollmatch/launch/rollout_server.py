@@ -6,11 +6,9 @@ The launcher replaces itself by the server it starts, so a signal needs no passi
 import dataclasses
 import json
 import os
-import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
 
 from rollmatch.config import RunConfig, effective, load
@@ -18,7 +16,7 @@ from rollmatch.config.files import check_model
 from rollmatch.config.pairing import ServerAddress, pair_servers
 from rollmatch.config.servers import max_model_len, memory_share, server_key, server_section
 from rollmatch.errors import LaunchError
-from rollmatch.launch.child import tell_command
+from rollmatch.launch.command import Command, become
 from rollmatch.launch.gpus import has_gpu
 from rollmatch.launch.learner import CPU_ENVIRONMENT, ENVIRONMENT
 from rollmatch.launch.swift_words import rollout_words
@@ -39,23 +37,6 @@ class ServerNotNamed(LaunchError):
     """One of the configured servers is started at a time."""
 
     code = "server-not-named"
-
-
-class SwiftMissing(LaunchError):
-    """``engine: swift`` needs ms-swift's command."""
-
-    code = "swift-missing"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """What would be run, and with what added to the environment."""
-
-    words: tuple[str, ...]
-    environment: dict[str, str]
-
-    def __str__(self) -> str:
-        return tell_command(self.words, dict(sorted(self.environment.items())))
 
 
 def serve(
@@ -101,6 +82,7 @@ def make_command(config: RunConfig, *, gpus: Sequence[str] | None, server_index:
     )
     port = _port(_address(config, server_index))
     if section.engine == "swift":
+        environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING")  # its engine lives where it likes
         words = rollout_words(config, port=port, replicas=replicas, on_gpu=on_gpu)
     else:
         settings = make_settings(config, port=port, replicas=replicas, on_gpu=on_gpu)
@@ -169,14 +151,3 @@ def _address(config: RunConfig, index: int | None) -> ServerAddress:
 def _port(address: ServerAddress) -> int:
     parts = urlsplit(address.base_url)
     return parts.port or (443 if parts.scheme == "https" else 80)
-
-
-def become(command: Command) -> NoReturn:
-    program = shutil.which(command.words[0])
-    if program is None:
-        problem, remedy = f"{command.words[0]} is not installed", "Install ms-swift: pip install rollmatch[swift]."
-        raise SwiftMissing(problem, key=f"{_SECTION}.engine", remedy=remedy)
-    environment = os.environ | {
-        n: v for n, v in command.environment.items() if n not in os.environ or n == "CUDA_VISIBLE_DEVICES"
-    }
-    os.execve(program, command.words, environment)

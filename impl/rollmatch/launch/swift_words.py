@@ -15,7 +15,7 @@ def rollout_words(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) 
     """``swift rollout`` with the settings of the rollout server. Errors: ``ArgumentHasOwnKey``."""
     section, vllm = config.custom.extra.rollout_server, config.custom.extra.rollout_matching.vllm
     told = section.vllm_enable_prefix_caching
-    options = _model_options(config) | {
+    options = model_options(config) | {
         "host": section.host,
         "port": port,
         "vllm_tensor_parallel_size": section.vllm_tensor_parallel_size,
@@ -31,10 +31,11 @@ def rollout_words(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) 
         "vllm_engine_kwargs": _engine_kwargs(config, on_gpu=on_gpu) or None,
     }
     further = config.custom.extra.swift.rollout_options
-    return ["swift", "rollout", *_words(options, further, key=f"{SWIFT}.rollout_options")]
+    return ["swift", "rollout", *spell(options, further, key=f"{SWIFT}.rollout_options")]
 
 
-def _model_options(config: RunConfig) -> dict[str, Any]:
+def model_options(config: RunConfig) -> dict[str, Any]:
+    """The policy, for both commands."""
     dtype, swift = config.model.torch_dtype, config.custom.extra.swift
     return {
         "model": config.model.model,
@@ -57,7 +58,8 @@ def _engine_kwargs(config: RunConfig, *, on_gpu: bool) -> dict[str, Any]:
     return told | config.custom.extra.rollout_server.vllm_engine_kwargs
 
 
-def _words(options: Mapping[str, Any], further: Mapping[str, Any], *, key: str) -> list[str]:
+def spell(options: Mapping[str, Any], further: Mapping[str, Any], *, key: str) -> list[str]:
+    """Options as words; those without a value are left out. Errors: ``ArgumentHasOwnKey``."""
     if twice := sorted(options.keys() & further.keys()):
         problem = "our configuration says this in a section of its own"
         raise ArgumentHasOwnKey(problem, key=f"{key}.{twice[0]}", remedy="Say it there, and remove it here.")

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollmatch.errors import LaunchError
+from rollmatch.launch.command import Command, become
 from rollmatch.launch.gpus import has_gpu
 from rollmatch.launch.learner import CPU_ENVIRONMENT
-from rollmatch.launch.rollout_server import SERVER_ENVIRONMENT, Command, become
+from rollmatch.launch.rollout_server import SERVER_ENVIRONMENT
 from rollmatch.wire.server.port import bind_http
 from rollmatch.wire.server.settings import ServerSettings
 
