@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from rollmatch.errors import LaunchError
-from rollmatch.records import Sample, Segment
+from rollmatch.records import PolicyTarget, Sample, Segment
 
 CARRY_FILE = "carry-rank{rank}.json"
 
@@ -50,14 +50,22 @@ def read_carry(folder: Path, samples: Sequence[Sample], *, rank: int) -> Carry:
 
 
 def _as_fields(segment: Segment) -> tuple[int, dict[str, Any]]:
-    names = [field.name for field in fields(segment) if field.name != "sample"]
-    return segment.sample.sample_id, {name: getattr(segment, name) for name in names}
+    told = {field.name: getattr(segment, field.name) for field in fields(segment) if field.name != "sample"}
+    if segment.policy is not None:
+        told["policy"] = asdict(segment.policy)
+    return segment.sample.sample_id, told
 
 
 def _as_segments(told: Sequence[tuple[int, Mapping[str, Any]]], samples: Mapping[int, Sample]) -> tuple[Segment, ...]:
-    return tuple(
-        Segment(sample=samples[sample_id], **{name: _as_tuple(value) for name, value in named.items()})
-        for sample_id, named in told
+    return tuple(_as_segment(samples[sample_id], named) for sample_id, named in told)
+
+
+def _as_segment(sample: Sample, told: Mapping[str, Any]) -> Segment:
+    policy = told.get("policy")
+    return Segment(
+        sample=sample,
+        **{name: _as_tuple(value) for name, value in told.items() if name != "policy"},
+        policy=None if policy is None else PolicyTarget(**{name: _as_tuple(value) for name, value in policy.items()}),
     )
 
 

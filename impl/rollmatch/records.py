@@ -145,6 +145,24 @@ class Matching:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTarget:
+    """What a policy gradient learns a segment's target tokens by. Made by ``target`` and ``objective``.
+
+    Every list is [L - P], the target's tokens in order, stop token included.
+    """
+
+    advantages: tuple[float, ...]
+    old_logprobs: tuple[float, ...] | None = None
+    """Under the policy that the clipped ratio starts from; None: the policy as it is when it learns."""
+    sampler_logprobs: tuple[float, ...] | None = None
+    """As the rollout engine sampled them, to correct for its differing from the learner; None: no correction."""
+    reference_logprobs: tuple[float, ...] | None = None
+    """Under the policy before training; None where the distance to it costs nothing."""
+    is_masked: bool = False
+    """Left out of the loss, but counted as a sequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """One teacher-forced sequence, atomic for packing. Made by ``target``, eaten by ``learn``.
 
@@ -165,6 +183,8 @@ class Segment:
     """[len(coord_positions)] the bins these slots should have held (ground truth)."""
     desc_positions: tuple[int, ...] = ()
     """Indices into ``token_ids`` of tail tokens that overlap a ``desc`` value, ascending."""
+    policy: PolicyTarget | None = None
+    """Set where the target is the rollout's own words, to be made likelier or less likely."""
 
     @property
     def encoded_len(self) -> int:

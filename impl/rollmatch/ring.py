@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from rollmatch.journal import Journal
 from rollmatch.learn.batch import Batcher
@@ -34,6 +35,8 @@ class Ring:
     journal: Journal
     ranks: Ranks
     run_seed: int
+    reference: nn.Module | None = None
+    """The policy before training, where it is not the policy without its adapters."""
     rollout_threads: int | None = None
     learner_threads: int | None = None
 

@@ -46,6 +46,8 @@ class Generation:
     """Per part of the window."""
     features: Mapping[int, ImageFeatures] = field(default_factory=dict)
     """By sample id; what is not there is computed again."""
+    reports: tuple[Any, ...] = ()
+    """Of its rollouts; none where a run goes on in the middle of it."""
 
 
 class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
@@ -85,6 +87,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         _check_order(micro_batches, self._samples_of(window.parts[window.part_of(step)]), step=step)
         if self.generation is None or self.generation.window != window:
             self.generation = self._generate(window, report)
+        report.reports = self.generation.reports
         with report.phase("pack"):
             segments = self.generation.parts[window.part_of(step)]
             report.batches = self._make_batches(segments, self.generation.features, num_batches=len(micro_batches))
@@ -103,10 +106,9 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             features = ring.check_alignment(asked, report.rollouts)
             means = self._means(report.step, features)
             harvest = ring.objective.make_segments(samples, report.rollouts, means)
-        report.reports = harvest.reports
         of_sample = iter(harvest.segments)
         parts = tuple(tuple(chain.from_iterable(next(of_sample) for _ in part)) for part in window.parts)
-        return Generation(window=window, parts=parts, features=features)
+        return Generation(window=window, parts=parts, features=features, reports=harvest.reports)
 
     def roll_out(self, samples: Sequence[Sample], report: StepReport, *, purpose: str) -> list[Rollout]:
         """Sync if the learner has moved, then one rollout per place, in order; ``purpose`` is train or eval."""
@@ -181,16 +183,19 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         ring = self.ring
 
         def score(segments: Sequence[Segment], *, reference: bool = False) -> list[tuple[float, ...]]:
-            with without_adapters(self.model, wanted=reference):
+            kept = ring.reference if reference else None
+            with without_adapters(self.model, wanted=reference and kept is None):
                 return score_segments(
-                    self.model,
+                    self.model if kept is None else kept,
                     segments,
                     lambda sample: self._features_of(sample, features),
                     temperature=ring.decoding.temperature or 1.0,
                     batch_size=self.args.per_device_train_batch_size * ring.objective.reuse.num_rollouts,
                 )
 
-        return Means(step=step, ranks=ring.ranks, decoding=ring.decoding, ask=ring.ask, score=score)
+        return Means(
+            step=step, ranks=ring.ranks, decoding=ring.decoding, ask=ring.ask, score=score, note=ring.journal.write
+        )
 
     def _make_batches(
         self, segments: Sequence[Segment], features: Mapping[int, ImageFeatures], *, num_batches: int

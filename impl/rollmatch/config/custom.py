@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from rollmatch.config.grpo import GrpoConfig
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.config.rollout_server import RolloutServerConfig
 from rollmatch.config.section import Section, Text
@@ -32,7 +33,9 @@ class ExtraConfig(Section):
     """Settings of the trainer variants."""
 
     rollout_matching: RolloutMatchingConfig = RolloutMatchingConfig()
-    """Settings of trainer_variant rollout_matching_sft."""
+    """Settings of trainer_variant rollout_matching_sft; rollouts of every variant are made as it says."""
+    grpo: GrpoConfig = GrpoConfig()
+    """Settings of trainer_variant grpo."""
     rollout_server: RolloutServerConfig = RolloutServerConfig()
     """What rollmatch serve starts."""
     swift: SwiftConfig = SwiftConfig()
@@ -56,3 +59,8 @@ class CustomConfig(Section):
     """What the policy is asked."""
     extra: ExtraConfig = ExtraConfig()
     """Settings of the trainer variants."""
+
+    @property
+    def chat_system(self) -> str | None:
+        """The system message of samples that bring their own question; None where the variant takes none of these."""
+        return None if self.trainer_variant == "rollout_matching_sft" else self.prompts.system

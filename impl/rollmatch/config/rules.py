@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
+from rollmatch.config.grpo_rules import GRPO_RULES
 from rollmatch.config.removed import ROLLOUT_MATCHING
 from rollmatch.config.rlhf_rules import RLHF_RULES
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
@@ -198,4 +199,5 @@ RULES: tuple[Rule, ...] = (
     Rule(reads=("training.report_to",), check=_reporters),
     *SERVER_RULES,
     *RLHF_RULES,
+    *GRPO_RULES,
 )

@@ -51,6 +51,12 @@ class RegexMalformed(ConfigError):
     code = "regex-malformed"
 
 
+class RewardMalformed(ConfigError):
+    """A reward is named as module:function."""
+
+    code = "reward-malformed"
+
+
 class ServerUrlInvalid(ConfigError):
     """A server's address is an http or https URL with a host, and nothing after its path."""
 
@@ -69,6 +75,7 @@ _CLASSES: Mapping[str, tuple[type[ConfigError], str]] = MappingProxyType(
         "literal_error": (NotAChoice, "Choose one of them."),
         "regex_white_space": (RegexWhiteSpace, "Write it on one line, without YAML folding."),
         "regex_malformed": (RegexMalformed, "Correct the expression."),
+        "reward_function": (RewardMalformed, "Write package.module:function."),
         "base_url_invalid": (ServerUrlInvalid, "Write scheme, host and port."),
         "host_invalid": (HostInvalid, "Write neither scheme nor port; the port has a list of its own."),
         **dict.fromkeys(

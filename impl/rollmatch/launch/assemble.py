@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from rollmatch.config.servers import uses_servers
 from rollmatch.errors import ConfigError
 from rollmatch.journal import Journal
 from rollmatch.launch.connect import connect_servers
-from rollmatch.launch.objectives import make_objective
+from rollmatch.launch.objectives import make_objective, wants_logprobs
 from rollmatch.learn.attention import PACKED_ATTENTION
 from rollmatch.learn.batch import Batcher
 from rollmatch.learn.pack import Packer
+from rollmatch.model import load_policy
 from rollmatch.objective.seam import Objective
 from rollmatch.ranks import Ranks
 from rollmatch.ring import Ring
@@ -104,7 +105,8 @@ def attention_of(config: RunConfig) -> str | dict[str, str]:
 def make_template(config: RunConfig) -> Template:
     """The model directory's template with the configured prompts."""
     prompts = config.custom.prompts
-    return Template(config.model.model, system=prompts.system, user=prompts.user)
+    any_chat = config.custom.trainer_variant != "rollout_matching_sft"
+    return Template(config.model.model, system=prompts.system, user=prompts.user, any_chat=any_chat)
 
 
 def make_ring(config: RunConfig, model: torch.nn.Module, template: Template, *, journal: Journal, ranks: Ranks) -> Ring:
@@ -117,10 +119,12 @@ def make_ring(config: RunConfig, model: torch.nn.Module, template: Template, *, 
     carried = effective.sync_mode(config, learner_world_size=ranks.learner_world_size)
     mode = SyncMode(carried, fallback_to_full=rules.vllm.sync.fallback_to_full)
     decoding, objective = _make_decoding(rules), make_objective(config, template)
+    decoding = replace(decoding, logprobs=wants_logprobs(objective))
     return Ring(
         template=template,
         decoding=decoding,
-        eval_decoding=decoding,
+        eval_decoding=_make_eval_decoding(config, decoding),
+        reference=_load_reference(config, model),
         objective=objective,
         batcher=_make_batcher(config, model, objective, pad_id=template.pad_id),
         journal=journal,
@@ -193,6 +197,27 @@ def _make_decoding(rules: RolloutMatchingConfig) -> Decoding:
         repetition_penalty=rules.repetition_penalty,
         num_beams=rules.num_beams,
     )
+
+
+def _make_eval_decoding(config: RunConfig, decoding: Decoding) -> Decoding:
+    """Rollout matching measures what it trains by; the others sample to explore, which an evaluation need not."""
+    if config.custom.trainer_variant == "rollout_matching_sft":
+        return decoding
+    temperature = config.custom.extra.grpo.eval_temperature
+    return replace(decoding, temperature=temperature, logprobs=False)
+
+
+def _load_reference(config: RunConfig, model: torch.nn.Module) -> torch.nn.Module | None:
+    """A second copy of the policy before training, only where a distance to it counts and no adapters can be left out.
+
+    It lives where the policy will: transformers moves the policy to its device later.
+    """
+    if config.custom.trainer_variant == "rollout_matching_sft" or config.custom.extra.grpo.beta == 0:
+        return None
+    if config.tuner.train_type == "lora":
+        return None
+    kept = load_policy(config.model, config.tuner, attn_implementation=attention_of(config)).requires_grad_(False)
+    return kept.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
 def _threads_per_rank() -> int:

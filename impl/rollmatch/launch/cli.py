@@ -126,7 +126,7 @@ def _load_data(config: RunConfig) -> list[list[Sample]]:
     custom = config.custom
     for path in filter(os.path.isfile, (custom.train_jsonl, custom.val_jsonl)):
         try:
-            loaded.append(load_samples(path, custom.image_root, custom.object_ordering))
+            loaded.append(load_samples(path, custom.image_root, custom.object_ordering, chat_system=custom.chat_system))
         except BadSamples as several:
             errors.append(several)
     if errors:

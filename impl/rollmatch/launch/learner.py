@@ -14,6 +14,7 @@ from rollmatch.config.servers import uses_servers
 from rollmatch.errors import LaunchError
 from rollmatch.launch.await_servers import Patience, await_servers
 from rollmatch.launch.gpus import has_gpu
+from rollmatch.launch.rewards import load_rewards
 from rollmatch.launch.run_directory import last_checkpoint, open_run_directory
 from rollmatch.samples import load_samples
 
@@ -33,18 +34,6 @@ CPU_ENVIRONMENT = {
 }
 
 
-class VariantNotBuilt(LaunchError):
-    """The learner knows how to train for what ``custom.trainer_variant`` names."""
-
-    code = "variant-not-built"
-
-
-class EngineMissing(LaunchError):
-    """The configured backend is installed; nothing takes its place by itself."""
-
-    code = "engine-missing"
-
-
 def train(
     path: str,
     *,
@@ -57,10 +46,11 @@ def train(
     config = load(path, overrides)
     check_files(config)
     custom = config.custom
-    if custom.trainer_variant != "rollout_matching_sft":
-        raise VariantNotBuilt(f"there is no learner for {custom.trainer_variant} yet", key="custom.trainer_variant")
-    train_samples = load_samples(custom.train_jsonl, custom.image_root, custom.object_ordering)
-    val_samples = load_samples(custom.val_jsonl, custom.image_root, custom.object_ordering)
+    load_rewards(config)
+    train_samples, val_samples = (
+        load_samples(path, custom.image_root, custom.object_ordering, chat_system=custom.chat_system)
+        for path in (custom.train_jsonl, custom.val_jsonl)
+    )
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     sync_mode(config, learner_world_size=world_size)
     if uses_servers(config):

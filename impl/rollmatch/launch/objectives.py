@@ -1,11 +1,17 @@
 """The configured objective, ready."""
 
+from typing import Literal
+
 from rollmatch.config import RunConfig
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
+from rollmatch.launch.rewards import load_rewards
 from rollmatch.learn.loss import LossRules
 from rollmatch.learn.mask import MaskRules
+from rollmatch.learn.policy_loss import PolicyRules
+from rollmatch.objective.grpo import GroupRules, GrpoObjective
+from rollmatch.objective.policy_gradient import LogprobRules, PolicyGradient
 from rollmatch.objective.rollout_matching import RolloutMatchingObjective
-from rollmatch.objective.seam import Objective
+from rollmatch.objective.seam import Objective, Reuse
 from rollmatch.target.match import MatchRules
 from rollmatch.target.rollout_matching import RolloutMatching
 from rollmatch.target.transport import TransportRules
@@ -13,8 +19,48 @@ from rollmatch.template import Template
 
 
 def make_objective(config: RunConfig, template: Template) -> Objective:
-    """What ``custom.trainer_variant`` names."""
+    """What ``custom.trainer_variant`` names. Errors: ``RewardUnknown``."""
+    if config.custom.trainer_variant == "grpo":
+        return _grpo(config, template)
     return _rollout_matching(config, template)
+
+
+def wants_logprobs(objective: Objective) -> bool:
+    """Whether the engine is to tell each sampled token's log-probability."""
+    return isinstance(objective, PolicyGradient) and objective.logprob_rules.wants_sampled
+
+
+def _grpo(config: RunConfig, template: Template) -> GrpoObjective:
+    rules, rollout = config.custom.extra.grpo, config.custom.extra.rollout_matching
+    # Where rollouts are learnt from once and at once, a forward pass of its own would find what the step finds.
+    is_learnt_at_once = rules.steps_per_generation * rules.num_iterations == 1 and not config.training.packing
+    recomputed: Literal["current", "recomputed"] = "current" if is_learnt_at_once else "recomputed"
+    return GrpoObjective(
+        reuse=Reuse(
+            num_rollouts=rules.num_generations,
+            steps_per_generation=rules.steps_per_generation,
+            num_iterations=rules.num_iterations,
+        ),
+        group_rules=GroupRules(
+            baseline=rules.baseline, scale=rules.scale_rewards, mask_truncated=rules.mask_truncated_completions
+        ),
+        logprob_rules=LogprobRules(
+            old="server" if rules.old_logprobs == "server" else recomputed,
+            corrects=rules.correction_cap is not None and rules.old_logprobs == "recomputed",
+        ),
+        policy_rules=PolicyRules(
+            epsilon=rules.epsilon,
+            epsilon_high=rules.epsilon_high,
+            ratio_cap=rules.ratio_cap,
+            beta=rules.beta,
+            correction_cap=rules.correction_cap,
+            normalize=rules.normalize,
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=rollout.decoding.temperature or 1.0,
+        ),
+        rewards=load_rewards(config),
+        vocabulary=template.vocabulary,
+    )
 
 
 def _rollout_matching(config: RunConfig, template: Template) -> RolloutMatchingObjective:

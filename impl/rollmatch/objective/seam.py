@@ -28,6 +28,8 @@ class Means:
     """Of the rollouts at hand."""
     ask: Ask
     score: ScoreSegments
+    note: Callable[..., Any]
+    """Writes an event into the journal: (name, **fields)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,21 @@ class RolloutBackend(Protocol):
         """Free what it holds."""
 
 
+def kept_logprobs(
+    told: Sequence[float] | None, response_token_ids: Sequence[int], *, finish_reason: str
+) -> tuple[float, ...] | None:
+    """Of the trimmed response, and one more for the stop token that ended it; None where none were asked for.
+
+    >>> kept_logprobs([-0.5, -0.25, -1.0], [7, 8], finish_reason="stop")
+    (-0.5, -0.25, -1.0)
+    >>> kept_logprobs([-0.5, -0.25], [7, 8], finish_reason="length")
+    (-0.5, -0.25)
+    """
+    if told is None:
+        return None
+    return tuple(told[: len(response_token_ids) + (finish_reason == "stop")])
+
+
 def check_answers(requests: Sequence[RolloutRequest], rollouts: Sequence[Rollout]) -> None:
     """Raise ``RolloutsMissing`` unless request ids and rollout ids agree one by one."""
     asked, answered = ([item.request_id for item in items] for items in (requests, rollouts))

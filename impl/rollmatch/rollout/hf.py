@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rollmatch.records import Rollout, RolloutRequest
-from rollmatch.rollout.backend import Decoding, check_answers
+from rollmatch.rollout.backend import Decoding, check_answers, kept_logprobs
 from rollmatch.template import ImageFeatures, Template
 from rollmatch.vocabulary import trim_stop
 
@@ -48,23 +48,24 @@ class HfBackend:
         inputs = self._padded_inputs(prompts, features)
         with _seeded(requests[0].seed, sampling=decoding.temperature > 0):
             output = self.model.generate(**inputs, **self._settings(requests, decoding))  # type: ignore[operator]
-        rows = output[:, inputs["input_ids"].shape[1] :].tolist()
-        responses = [row[: request.limit(decoding.max_new_tokens)] for request, row in zip(requests, rows, strict=True)]
-        return [
-            self._make_rollout(request, prompt, response, decoding)
-            for request, prompt, response in zip(requests, prompts, responses, strict=True)
-        ]
+        sampled = output.sequences[:, inputs["input_ids"].shape[1] :]
+        logprobs = _logprobs_of(sampled, output.scores) if decoding.logprobs else [None] * len(requests)
+        limits = [request.limit(decoding.max_new_tokens) for request in requests]
+        rows = [row[:limit] for row, limit in zip(sampled.tolist(), limits, strict=True)]
+        return [self._make_rollout(*four) for four in zip(requests, prompts, rows, logprobs, strict=True)]
 
     def _make_rollout(
-        self, request: RolloutRequest, prompt: tuple[int, ...], response: list[int], decoding: Decoding
+        self, request: RolloutRequest, prompt: tuple[int, ...], response: list[int], logprobs: list[float] | None
     ) -> Rollout:
-        stopped = self.template.vocabulary.stop_id in response
+        finish_reason = "stop" if self.template.vocabulary.stop_id in response else "length"
+        trimmed = trim_stop(response, {self.template.vocabulary.stop_id})
         return Rollout(
             request_id=request.request_id,
             prompt_token_ids=prompt,
-            response_token_ids=trim_stop(response, {self.template.vocabulary.stop_id}),
-            finish_reason="stop" if stopped else "length",
+            response_token_ids=trimmed,
+            finish_reason=finish_reason,
             policy_version=self.policy_version,
+            response_logprobs=kept_logprobs(logprobs, trimmed, finish_reason=finish_reason),
         )
 
     def _padded_inputs(self, prompts: list[tuple[int, ...]], features: list[ImageFeatures]) -> dict[str, Any]:
@@ -89,11 +90,22 @@ class HfBackend:
             "eos_token_id": self.template.vocabulary.stop_id,
             "pad_token_id": self.template.pad_id,
             "do_sample": decoding.temperature > 0,
+            "return_dict_in_generate": True,
+            "output_scores": decoding.logprobs,
         }
         if decoding.temperature > 0:
             top_k = max(decoding.top_k, 0)
             settings |= {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": top_k}
         return settings
+
+
+def _logprobs_of(sampled: torch.Tensor, scores: Sequence[torch.Tensor]) -> list[list[float] | None]:
+    """[B, R] ids and R times [B, V] scores, as they were sampled from -> log-probabilities of the ids."""
+    columns = [
+        score.float().log_softmax(-1).gather(1, ids[:, None])
+        for score, ids in zip(scores, sampled.unbind(1), strict=True)
+    ]
+    return [list(row) for row in torch.cat(columns, dim=1).tolist()]
 
 
 @contextmanager

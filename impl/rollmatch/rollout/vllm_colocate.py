@@ -19,10 +19,13 @@ from PIL import Image
 from rollmatch.errors import RolloutError
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
-from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers
+from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs
 from rollmatch.template import Template
 from rollmatch.vocabulary import trim_stop
 from rollmatch.wire.worker.loading import keep_weights_loadable
+
+LOGPROBS_AS_SAMPLED = {"logprobs_mode": "processed_logprobs"}
+"""Log-probabilities under the distribution that was sampled from: after temperature, bans, top-p and top-k."""
 
 
 class PromptTooLong(RolloutError):
@@ -121,16 +124,22 @@ class VllmColocateBackend:
             stop_token_ids=[self.template.vocabulary.stop_id],
             logit_bias=dict.fromkeys(self.template.banned_ids, -100.0),
             detokenize=False,
+            logprobs=0 if decoding.logprobs else None,  # 0: the sampled token's only
         )
 
     def _make_rollout(self, request: RolloutRequest, output: Any) -> Rollout:
         answer = output.outputs[0]
+        token_ids, told = list(answer.token_ids), getattr(answer, "logprobs", None)
+        trimmed = trim_stop(token_ids, {self.template.vocabulary.stop_id})
+        finish_reason = "length" if answer.finish_reason == "length" else "stop"
+        logprobs = [place[token_id].logprob for place, token_id in zip(told, token_ids, strict=True)] if told else None
         return Rollout(
             request_id=request.request_id,
             prompt_token_ids=tuple(output.prompt_token_ids),
-            response_token_ids=trim_stop(list(answer.token_ids), {self.template.vocabulary.stop_id}),
-            finish_reason="length" if answer.finish_reason == "length" else "stop",
+            response_token_ids=trimmed,
+            finish_reason=finish_reason,
             policy_version=self.policy_version,
+            response_logprobs=kept_logprobs(logprobs, trimmed, finish_reason=finish_reason),
         )
 
 
@@ -166,7 +175,7 @@ def _open_engine(settings: EngineSettings, ranks: Ranks) -> Any:
             tensor_parallel_size=settings.tensor_parallel_size,
             distributed_executor_backend="uni" if ranks.learner_world_size == 1 else "external_launcher",
             use_tqdm_on_load=False,
-            **settings.engine_arguments,
+            **(LOGPROBS_AS_SAMPLED | settings.engine_arguments),
         )
 
 

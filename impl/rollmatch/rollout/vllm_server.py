@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from rollmatch.errors import RollmatchError, RolloutError
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
-from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers
+from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs
 from rollmatch.rollout.chunk import Chunk, cut_chunks
 from rollmatch.template import Template
 from rollmatch.vocabulary import trim_stop
@@ -173,19 +173,21 @@ class VllmServerBackend:
             repetition_penalty=decoding.repetition_penalty,
             stop_token_ids=(self.template.vocabulary.stop_id,),
             banned_token_ids=self.template.banned_ids,
+            logprobs=decoding.logprobs,
         )
 
     def _make_rollout(self, request: RolloutRequest, reply: Reply, max_new_tokens: int) -> Rollout:
+        stop_id = self.template.vocabulary.stop_id
         response = reply.response_token_ids[:max_new_tokens]
-        is_cut = len(response) < len(reply.response_token_ids)
+        is_cut = len(response) < len(reply.response_token_ids) and response[-1] != stop_id
+        finish_reason, trimmed = "length" if is_cut else reply.finish_reason, trim_stop(response, {stop_id})
         return Rollout(
             request_id=request.request_id,
             prompt_token_ids=reply.prompt_token_ids,
-            response_token_ids=trim_stop(response, {self.template.vocabulary.stop_id}),
-            finish_reason="length"
-            if is_cut and response[-1] != self.template.vocabulary.stop_id
-            else reply.finish_reason,
+            response_token_ids=trimmed,
+            finish_reason=finish_reason,
             policy_version=self.policy_version,
+            response_logprobs=kept_logprobs(reply.logprobs, trimmed, finish_reason=finish_reason),
         )
 
     def _read_version(self) -> int:

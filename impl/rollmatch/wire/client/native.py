@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from rollmatch.wire.client.dialect import Post
 from rollmatch.wire.client.http import MSGPACK, Answer, ReplyMalformed
 from rollmatch.wire.client.prompt import Prompt, Reply, SamplingRules
-from rollmatch.wire.client.reply import entries_of, field_of, filled, reason_of
+from rollmatch.wire.client.reply import entries_of, field_of, filled, logprobs_of, reason_of
 from rollmatch.wire.ids import pack_ids, unpack_ids
 
 ROUTE = "/native/infer"
@@ -36,14 +38,23 @@ class NativeDialect:
                 raise ReplyMalformed(problem, key=self.base_url)
         return [self._reply(entry, place) for place, entry in enumerate(entries)]
 
+    def _logprobs(self, entry: Any, response: Sequence[int], place: int) -> tuple[float, ...] | None:
+        packed = field_of(entry, "logprobs")
+        if packed is None:
+            return None
+        told = np.frombuffer(packed, dtype="<f4").tolist() if isinstance(packed, bytes) else packed
+        return logprobs_of(told, response, place=place, base_url=self.base_url)
+
     def _reply(self, entry: Any, place: int) -> Reply:
         version = field_of(entry, "policy_version")
         if type(version) is not int:
             raise ReplyMalformed(f"entry {place} of {self.base_url} has no policy_version", key=self.base_url)
         prompt = self._ids(entry, "prompt_token_ids", place)
+        response = self._ids(entry, "response_token_ids", place)
         return Reply(
             prompt_token_ids=filled(prompt, name="prompt_token_ids", place=place, base_url=self.base_url),
-            response_token_ids=self._ids(entry, "response_token_ids", place),
+            response_token_ids=response,
+            logprobs=self._logprobs(entry, response, place),
             finish_reason=reason_of(field_of(entry, "finish_reason"), place=place, base_url=self.base_url),
             policy_version=version,
         )
@@ -81,4 +92,5 @@ def _values(sampling: SamplingRules, max_tokens: int) -> dict[str, Any]:
         "repetition_penalty": sampling.repetition_penalty,
         "stop_token_ids": list(sampling.stop_token_ids),
         "logit_bias": dict.fromkeys(sampling.banned_token_ids, BANNED),
+        **({"logprobs": True} if sampling.logprobs else {}),
     }

@@ -33,6 +33,8 @@ class SamplingRules:
     repetition_penalty: float
     stop_token_ids: tuple[int, ...]
     banned_token_ids: tuple[int, ...]
+    logprobs: bool = False
+    """Whether each sampled token's log-probability is to come back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +48,5 @@ class Reply:
     finish_reason: str
     policy_version: int | None
     """None where the dialect does not tell."""
+    logprobs: tuple[float, ...] | None = None
+    """[R] of each response token, where they were asked for."""

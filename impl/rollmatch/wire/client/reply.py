@@ -39,6 +39,18 @@ def ids_of(value: Any, *, name: str, place: int, base_url: str) -> tuple[int, ..
     return tuple(value)
 
 
+def logprobs_of(value: Any, ids: Sequence[int], *, place: int, base_url: str) -> tuple[float, ...]:
+    """One finite number up to 0 per response token. Errors: ``ReplyMalformed``."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if not is_list or len(value) != len(ids) or not all(isinstance(item, int | float) for item in value):
+        raise ReplyMalformed(
+            f"entry {place} of the answer of {base_url} has no log-probability for each of {len(ids)} tokens",
+            key=base_url,
+            remedy="The server must return the sampled tokens' log-probabilities.",
+        )
+    return tuple(float(item) for item in value)
+
+
 def filled(ids: tuple[int, ...], *, name: str, place: int, base_url: str) -> tuple[int, ...]:
     """Ids that are not empty: a prompt never is. Errors: ``ReplyMalformed``."""
     if not ids:

@@ -11,7 +11,7 @@ from typing import Any
 from rollmatch.wire.client.dialect import Post
 from rollmatch.wire.client.http import JSON
 from rollmatch.wire.client.prompt import Prompt, Reply, SamplingRules
-from rollmatch.wire.client.reply import entries_of, field_of, filled, ids_of, reason_of
+from rollmatch.wire.client.reply import entries_of, field_of, filled, ids_of, logprobs_of, reason_of
 
 ROUTE = "/infer"
 IMAGE_TAG = "<image>"
@@ -38,9 +38,12 @@ class SwiftDialect:
         inner = field_of(entry, "response") or entry  # some versions wrap each response once more
         choice, where = field_of(inner, "choices", 0), self._where(place)
         prompt = ids_of(field_of(inner, "prompt_token_ids"), name="prompt_token_ids", **where)
+        response = ids_of(field_of(choice, "token_ids"), name="token_ids", **where)
+        told = field_of(choice, "logprobs", "content")
         return Reply(
             prompt_token_ids=filled(prompt, name="prompt_token_ids", **where),
-            response_token_ids=ids_of(field_of(choice, "token_ids"), name="token_ids", **where),
+            response_token_ids=response,
+            logprobs=None if told is None else logprobs_of([field_of(t, "logprob") for t in told], response, **where),
             finish_reason=reason_of(field_of(choice, "finish_reason"), **where),
             policy_version=version,
         )
@@ -69,6 +72,7 @@ def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, Any]
             "seed": prompts[0].seed,
             "n": 1,
             "return_details": True,
+            **({"logprobs": True} if sampling.logprobs else {}),
         },
     }
 

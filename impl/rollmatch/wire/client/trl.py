@@ -10,7 +10,7 @@ from typing import Any
 from rollmatch.wire.client.dialect import Post
 from rollmatch.wire.client.http import JSON, ReplyMalformed
 from rollmatch.wire.client.prompt import Prompt, Reply, SamplingRules
-from rollmatch.wire.client.reply import entries_of, field_of, filled, ids_of
+from rollmatch.wire.client.reply import entries_of, field_of, filled, ids_of, logprobs_of
 from rollmatch.wire.client.swift import text_of, version_of
 
 ROUTE = "/generate"
@@ -38,15 +38,22 @@ class TrlDialect:
         counts = {"prompt_ids": len(prompts), "completion_ids": len(prompts) * num_copies}
         rows = [self._rows(answer.body, name, count) for name, count in counts.items()]
         rows[0] = [row for row in rows[0] for _ in range(num_copies)]
+        told = field_of(answer.body, "logprobs") if sampling.logprobs else None
         return [
             Reply(
                 prompt_token_ids=filled(prompt, name="prompt_ids", place=place, base_url=self.base_url),
                 response_token_ids=response,
+                logprobs=None if told is None else self._logprobs(field_of(told, place), response, place),
                 finish_reason="stop" if set(sampling.stop_token_ids) & set(response) else "length",
                 policy_version=version_of(answer.headers),
             )
             for place, (prompt, response) in enumerate(zip(*rows, strict=True))
         ]
+
+    def _logprobs(self, told: Any, response: Sequence[int], place: int) -> tuple[float, ...]:
+        """A number per token, or (from 0.27 on) a list of one, the sampled token's."""
+        values = [field_of(each, 0) if isinstance(each, list) else each for each in told or ()]
+        return logprobs_of(values, response, place=place, base_url=self.base_url)
 
     def _rows(self, body: Any, name: str, num_requests: int) -> list[tuple[int, ...]]:
         rows = field_of(body, name)
@@ -84,6 +91,6 @@ def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, Any]
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "repetition_penalty": sampling.repetition_penalty,
-        "logprobs": None,
+        "logprobs": 0 if sampling.logprobs else None,
         "generation_kwargs": {"seed": prompts[0].seed, "stop_token_ids": list(sampling.stop_token_ids)},
     }

@@ -85,6 +85,7 @@ class VllmReplica:
             "enable_log_requests": False,
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
+            "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
         } | ({"distributed_executor_backend": "uni"} if size == 1 else {})
         if settings.gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(settings.gpus[index * size : (index + 1) * size])

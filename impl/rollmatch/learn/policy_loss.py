@@ -1,0 +1,233 @@
+"""The clipped policy gradient: PPO's ratio, a distance to the reference, a correction for the engine's own rounding.
+
+For one token with log-probability ``l`` under the policy, ``old``, ``ref`` and ``sampled`` those of ``PolicyTarget``,
+and advantage ``A``::
+
+    ratio = exp(l - old)
+    gain  = min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon_high) * A)
+    kl    = exp(ref - l) - (ref - l) - 1
+    loss  = -gain * min(exp(old - sampled), cap)  +  beta * kl
+
+    total = sum of coefficient * loss / divisor
+
+=============  ==========================  ================================================
+``normalize``  coefficient                 divisor, over all rows and ranks of the step
+=============  ==========================  ================================================
+``token``      1                           tokens that are learnt from
+``sequence``   1 / tokens of the segment   segments, masked ones included
+``constant``   1                           segments, masked ones included, * ``max_new_tokens``
+=============  ==========================  ================================================
+
+All log-probabilities are of softmax(logits / temperature). Every term is a sum, so micro-batches and ranks add up to
+what one big batch would give. Sources: PPO (arXiv 1707.06347), GRPO (2402.03300), Dr. GRPO (2503.20783), DAPO
+(2503.14476) for token normalisation, k3 (Schulman 2020), truncated importance sampling (Yao et al. 2025).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rollmatch.errors import LearnError
+from rollmatch.records import PolicyTarget, Segment
+
+Normalize = Literal["token", "sequence", "constant"]
+TERM_NAMES = ("loss_policy", "kl", "clip_share", "ratio_mean", "drift", "correction_mean", "entropy")
+"""Figures of a step: means over the tokens learnt from, but for the loss."""
+
+
+class PolicyTargetMisfit(LearnError):
+    """A segment has a policy target, of one number per target token and list."""
+
+    code = "policy-target-misfit"
+
+
+class LogitsMisfit(LearnError):
+    """Logits come one row per token, or per kept logit."""
+
+    code = "policy-logits-misfit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRules:
+    """The objective's knobs; their ranges are the config's to hold."""
+
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    """Upper side of the clip; None: as ``epsilon``."""
+    ratio_cap: float | None = None
+    """Largest ratio where it makes a loss grow (two-sided clipping); None: none."""
+    beta: float = 0.0
+    correction_cap: float | None = 2.0
+    """Largest weight of the correction for the engine; None: no correction."""
+    normalize: Normalize = "token"
+    max_new_tokens: int = 512
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySupervision:
+    """What a list of tokens learns by a policy gradient; lists of [K], one entry per token that is learnt from."""
+
+    positions: tuple[int, ...]
+    """Index of the token; its logit stands one place earlier."""
+    token_ids: tuple[int, ...]
+    segments: tuple[int, ...]
+    """Which of the segments it belongs to."""
+    segment_lens: tuple[int, ...]
+    """[S] tokens that are learnt from, of every segment; 0 of a masked one."""
+    advantages: tuple[float, ...]
+    old_logprobs: tuple[float | None, ...]
+    sampler_logprobs: tuple[float | None, ...]
+    reference_logprobs: tuple[float | None, ...]
+    num_places: int
+    """Tokens of the list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTotals:
+    """What an optimizer step learns from, over all its rows and ranks."""
+
+    num_tokens: int
+    num_segments: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTerms:
+    """One micro-batch's share of the step's loss; only ``total`` has a graph."""
+
+    total: Tensor
+    figures: dict[str, float]
+
+
+def supervise_policy(segments: Sequence[Segment], *, starts: Sequence[int], num_tokens: int) -> PolicySupervision:
+    """Every target token of every segment that is not masked. Errors: ``PolicyTargetMisfit``.
+
+    >>> from rollmatch.records import Sample
+    >>> sample, policy = Sample(sample_id=0, origin="x:1", images=()), PolicyTarget(advantages=(0.5, 0.5))
+    >>> one = Segment(sample=sample, policy_version=1, token_ids=(7, 8, 9), prompt_len=1, prefix_len=2, policy=policy)
+    >>> supervision = supervise_policy([one, one], starts=[0, 3], num_tokens=6)
+    >>> supervision.positions, supervision.token_ids, supervision.segments
+    ((1, 2, 4, 5), (8, 9, 8, 9), (0, 0, 1, 1))
+    """
+    rows: list[tuple[int, int, int, float, float | None, float | None, float | None]] = []
+    lens = []
+    for index, (segment, start) in enumerate(zip(segments, starts, strict=True)):
+        policy = _checked(segment)
+        lens.append(0 if policy.is_masked else segment.train_len)
+        if policy.is_masked:
+            continue
+        places = range(start + segment.prompt_len, start + segment.encoded_len)
+        told = (policy.old_logprobs, policy.sampler_logprobs, policy.reference_logprobs)
+        columns = [column or (None,) * segment.train_len for column in told]
+        ids = segment.token_ids[segment.prompt_len :]
+        rows += zip(places, ids, [index] * len(ids), policy.advantages, *columns, strict=True)
+    columns_of = list(zip(*rows, strict=True)) or [()] * 7
+    names = ("positions", "token_ids", "segments", "advantages")
+    return PolicySupervision(
+        **dict(zip(names, columns_of[:4], strict=True)),
+        old_logprobs=columns_of[4],
+        sampler_logprobs=columns_of[5],
+        reference_logprobs=columns_of[6],
+        segment_lens=tuple(lens),
+        num_places=num_tokens,
+    )
+
+
+def policy_logit_indices(supervision: PolicySupervision) -> tuple[int, ...]:
+    """Where the logits of its tokens stand: what to give a model as ``logits_to_keep``."""
+    return tuple(position - 1 for position in supervision.positions)
+
+
+def count_policy_totals(
+    supervisions: Iterable[PolicySupervision], sum_over_ranks: Callable[[Sequence[float]], list[float]]
+) -> PolicyTotals:
+    """Of all rows and all ranks."""
+    rows = list(supervisions)
+    mine = (sum(len(row.positions) for row in rows), sum(len(row.segment_lens) for row in rows))
+    num_tokens, num_segments = sum_over_ranks([float(number) for number in mine])
+    return PolicyTotals(num_tokens=round(num_tokens), num_segments=round(num_segments))
+
+
+def policy_loss(
+    logits: Tensor, *, supervision: PolicySupervision, rules: PolicyRules, totals: PolicyTotals, is_kept: bool
+) -> PolicyTerms:
+    """Score logits: [K, V] at ``policy_logit_indices`` where ``is_kept``, else [T, V] of all places.
+
+    Errors: ``LogitsMisfit``.
+    """
+    _check_num_rows(len(logits), len(supervision.positions) if is_kept else supervision.num_places)
+    if not is_kept:
+        logits = logits[torch.tensor(policy_logit_indices(supervision), dtype=torch.int64, device=logits.device)]
+    ids = torch.tensor(supervision.token_ids, dtype=torch.int64, device=logits.device)
+    logprobs = -functional.cross_entropy(logits.float() / rules.temperature, ids, reduction="none")
+    return score_tokens(logprobs, supervision=supervision, rules=rules, totals=totals)
+
+
+def score_tokens(
+    logprobs: Tensor, *, supervision: PolicySupervision, rules: PolicyRules, totals: PolicyTotals
+) -> PolicyTerms:
+    """[K] log-probabilities of the supervision's tokens -> the share of the loss."""
+    now = logprobs.detach()
+    advantages = torch.tensor(supervision.advantages, device=now.device)
+    old = _column(supervision.old_logprobs, otherwise=now)
+    ratio = torch.exp(logprobs - old)
+    low, high = 1 - rules.epsilon, 1 + (rules.epsilon if rules.epsilon_high is None else rules.epsilon_high)
+    bounded = ratio if rules.ratio_cap is None else ratio.clamp(max=rules.ratio_cap)
+    losses = -torch.minimum(bounded * advantages, ratio.clamp(low, high) * advantages)
+    difference = old - _column(supervision.sampler_logprobs, otherwise=old)
+    correction = torch.ones_like(old)
+    if rules.correction_cap is not None:
+        correction = torch.exp(difference).clamp(max=rules.correction_cap)
+    losses = losses * correction
+    toward = _column(supervision.reference_logprobs, otherwise=now) - logprobs
+    kl = torch.exp(toward) - toward - 1
+    if rules.beta != 0:
+        losses = losses + rules.beta * kl
+    total = (losses * _coefficients(supervision, rules, losses)).sum() / _divisor(rules, totals)
+    is_clipped = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
+    columns = (kl, is_clipped, ratio, difference.abs(), correction, -now)
+    num_tokens = totals.num_tokens or 1
+    means = [float(column.detach().float().sum()) / num_tokens for column in columns]
+    return PolicyTerms(total=total, figures=dict(zip(TERM_NAMES, [float(total.detach()), *means], strict=True)))
+
+
+def _coefficients(supervision: PolicySupervision, rules: PolicyRules, like: Tensor) -> Tensor:
+    if rules.normalize != "sequence":
+        return torch.ones_like(like)
+    return torch.tensor([1.0 / supervision.segment_lens[index] for index in supervision.segments], device=like.device)
+
+
+def _divisor(rules: PolicyRules, totals: PolicyTotals) -> int:
+    """Totals of zero mean sums of zero: any divisor will do."""
+    if rules.normalize == "token":
+        return totals.num_tokens or 1
+    return (totals.num_segments or 1) * (rules.max_new_tokens if rules.normalize == "constant" else 1)
+
+
+def _column(values: Sequence[float | None], *, otherwise: Tensor) -> Tensor:
+    """[K] as told; where nothing is told, the other column's value."""
+    if all(value is None for value in values):
+        return otherwise
+    known = torch.tensor([0.0 if value is None else value for value in values], device=otherwise.device)
+    is_known = torch.tensor([value is not None for value in values], device=otherwise.device)
+    return torch.where(is_known, known, otherwise)
+
+
+def _checked(segment: Segment) -> PolicyTarget:
+    policy, origin = segment.policy, segment.sample.origin
+    if policy is None or segment.prompt_len < 1:
+        raise PolicyTargetMisfit("a segment without policy target, or without prompt", key=origin)
+    columns = (policy.advantages, policy.old_logprobs, policy.sampler_logprobs, policy.reference_logprobs)
+    for column in columns:
+        if column is not None and len(column) != segment.train_len:
+            raise PolicyTargetMisfit(f"{len(column)} numbers for {segment.train_len} target tokens", key=origin)
+    return policy
+
+
+def _check_num_rows(num_rows: int, expected: int) -> None:
+    if num_rows != expected:
+        raise LogitsMisfit(f"{num_rows} rows of logits for {expected} tokens", key="logits")
