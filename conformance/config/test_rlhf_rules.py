@@ -5,7 +5,11 @@ import pytest
 from rollmatch.config.pairing import pair_servers
 from rollmatch.config.servers import max_model_len, server_key, server_section, uses_servers
 
-GRPO = ("custom.trainer_variant=grpo",)
+GRPO = (
+    "custom.trainer_variant=grpo",
+    "custom.extra.grpo.rewards=[{function: builtins:len}]",
+    "custom.extra.rollout_matching.decoding.temperature=1",
+)
 MODE = (*GRPO, "rlhf.use_vllm=true", "rlhf.vllm_mode=server")
 NAMED = (*MODE, "rlhf.vllm_server_host=[a, b]", "rlhf.vllm_server_port=[8080, 8081]")
 COLOCATE = (*GRPO, "rlhf.use_vllm=true", "rlhf.vllm_mode=colocate")

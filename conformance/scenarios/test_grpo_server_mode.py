@@ -23,7 +23,11 @@ from rollmatch.launch.rollout_server import make_settings
 from rollmatch.model import merged_weights
 from rollmatch.ranks import Ranks
 
-GRPO = ("custom.trainer_variant=grpo",)
+GRPO = (
+    "custom.trainer_variant=grpo",
+    "custom.extra.grpo.rewards=[{function: builtins:len}]",
+    "custom.extra.rollout_matching.decoding.temperature=1",
+)
 SERVER_MODE = (*GRPO, "rlhf.use_vllm=true", "rlhf.vllm_mode=server")
 HOST, PORT = 'rlhf.vllm_server_host=["127.0.0.1"]', "rlhf.vllm_server_port=[8080]"
 NAMED = (*SERVER_MODE, HOST, PORT)

@@ -35,8 +35,8 @@ ROLLOUT = (
         fault_id="length-finish-untold",
         what="A response at its limit is told to have stopped.",
         seam="rollout.hf",
-        old='            finish_reason="stop" if stopped else "length",',
-        new='            finish_reason="stop",',
+        old='        finish_reason = "stop" if self.template.vocabulary.stop_id in response else "length"',
+        new='        finish_reason = "stop"',
     ),
     Fault(
         fault_id="prompts-compared-by-length",
@@ -148,8 +148,8 @@ ROLLOUT = (
         fault_id="engine-keeps-stop-tokens",
         what="Stop tokens that the engine returns stay in the response.",
         seam="rollout.vllm_colocate",
-        old="            response_token_ids=trim_stop(list(answer.token_ids), {self.template.vocabulary.stop_id}),",
-        new="            response_token_ids=tuple(answer.token_ids),",
+        old="            response_token_ids=trimmed,",
+        new="            response_token_ids=tuple(token_ids),",
     ),
     Fault(
         fault_id="prefix-cache-kept",

@@ -34,6 +34,12 @@ CPU_ENVIRONMENT = {
 }
 
 
+class EngineMissing(LaunchError):
+    """The configured backend is installed; nothing takes its place by itself."""
+
+    code = "engine-missing"
+
+
 def train(
     path: str,
     *,
