@@ -124,7 +124,7 @@ def test_a_masked_completion_has_no_token_but_counts_as_one(normalize):
     supervision = supervision_of(segment(2), segment(3, is_masked=True))
     assert policy_logit_indices(supervision) == (0, 1)
     totals = count_policy_totals([supervision], list)
-    assert totals == PolicyTotals(num_tokens=2, num_segments=2)
+    assert totals == PolicyTotals(num_tokens=2, num_target_tokens=5, num_segments=2)
     logits = torch.zeros(7, NUM_IDS, requires_grad=True)
     rules = PolicyRules(normalize=normalize)
     policy_loss(logits, supervision=supervision, rules=rules, totals=totals, is_kept=False).total.backward()
@@ -137,7 +137,7 @@ def test_a_step_of_masked_completions_only_moves_nothing():
     logits = torch.randn(0, NUM_IDS, requires_grad=True)
     terms = policy_loss(logits, supervision=supervision, rules=PolicyRules(), totals=totals, is_kept=True)
     terms.total.backward()
-    assert float(terms.total) == 0
+    assert float(terms.total.detach()) == 0
     assert set(terms.figures.values()) == {0.0}
 
 

@@ -13,7 +13,7 @@ and advantage ``A``::
 =============  ==========================  ================================================
 ``normalize``  coefficient                 divisor, over all rows and ranks of the step
 =============  ==========================  ================================================
-``token``      1                           tokens that are learnt from
+``token``      1                           target tokens of all segments, masked ones included
 ``sequence``   1 / tokens of the segment   segments, masked ones included
 ``constant``   1                           segments, masked ones included, * ``max_new_tokens``
 =============  ==========================  ================================================
@@ -83,6 +83,8 @@ class PolicySupervision:
     old_logprobs: tuple[float | None, ...]
     sampler_logprobs: tuple[float | None, ...]
     reference_logprobs: tuple[float | None, ...]
+    num_target_tokens: int
+    """Of all segments, masked ones included."""
     num_places: int
     """Tokens of the list."""
 
@@ -92,7 +94,11 @@ class PolicyTotals:
     """What an optimizer step learns from, over all its rows and ranks."""
 
     num_tokens: int
+    """Learnt from."""
+    num_target_tokens: int
+    """With those of masked segments."""
     num_segments: int
+    """With masked ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +139,7 @@ def supervise_policy(segments: Sequence[Segment], *, starts: Sequence[int], num_
         sampler_logprobs=columns_of[5],
         reference_logprobs=columns_of[6],
         segment_lens=tuple(lens),
+        num_target_tokens=sum(segment.train_len for segment in segments),
         num_places=num_tokens,
     )
 
@@ -147,9 +154,10 @@ def count_policy_totals(
 ) -> PolicyTotals:
     """Of all rows and all ranks."""
     rows = list(supervisions)
-    mine = (sum(len(row.positions) for row in rows), sum(len(row.segment_lens) for row in rows))
-    num_tokens, num_segments = sum_over_ranks([float(number) for number in mine])
-    return PolicyTotals(num_tokens=round(num_tokens), num_segments=round(num_segments))
+    counts = [(len(row.positions), row.num_target_tokens, len(row.segment_lens)) for row in rows]
+    mine = [float(sum(column)) for column in zip(*counts, strict=True)] or [0.0] * 3
+    tokens, target_tokens, segments = (round(number) for number in sum_over_ranks(mine))
+    return PolicyTotals(num_tokens=tokens, num_target_tokens=target_tokens, num_segments=segments)
 
 
 def policy_loss(
@@ -204,7 +212,7 @@ def _coefficients(supervision: PolicySupervision, rules: PolicyRules, like: Tens
 def _divisor(rules: PolicyRules, totals: PolicyTotals) -> int:
     """Totals of zero mean sums of zero: any divisor will do."""
     if rules.normalize == "token":
-        return totals.num_tokens or 1
+        return totals.num_target_tokens or 1
     return (totals.num_segments or 1) * (rules.max_new_tokens if rules.normalize == "constant" else 1)
 
 

@@ -1,0 +1,111 @@
+"""Advantages and loss are TRL's, on a recorded batch, for every variant that both know (``fixtures/trl/record.py``)."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from rollmatch.learn.policy_loss import PolicyRules, count_policy_totals, policy_loss, supervise_policy
+from rollmatch.learn.score import token_logprobs
+from rollmatch.records import PolicyTarget, Sample, Segment
+from rollmatch.target.advantage import group_advantages
+
+RECORDED = json.loads((Path(__file__).parents[2] / "fixtures/trl/grpo.json").read_text())
+NORMALIZE = {"dapo": "token", "grpo": "sequence", "dr_grpo": "constant"}
+SAMPLE = Sample(sample_id=0, origin="x:1", images=())
+TOLERANCE = 1e-6
+
+
+def name_of(case):
+    plain = RECORDED["cases"][0]["rules"]
+    changed = [f"{name}={value}" for name, value in case["rules"].items() if value != plain[name]]
+    return " ".join(changed) or "plain"
+
+
+def rules_of(told):
+    return PolicyRules(
+        epsilon=told["epsilon"],
+        epsilon_high=told["epsilon_high"],
+        ratio_cap=told["delta"],
+        beta=told["beta"],
+        correction_cap=told["vllm_importance_sampling_cap"] if told["vllm_importance_sampling_correction"] else None,
+        normalize=NORMALIZE[told["loss_type"]],
+        max_new_tokens=RECORDED["max_len"],
+        temperature=told["temperature"],
+    )
+
+
+def advantages_of(told):
+    size, rewards = RECORDED["group_size"], RECORDED["rewards"]
+    groups = [rewards[start : start + size] for start in range(0, len(rewards), size)]
+    return [advantage for group in group_advantages(groups, scale=told["scale_rewards"]) for advantage in group]
+
+
+def logprobs_of(name, place, temperature):
+    ids, rows = RECORDED["completions"][place], RECORDED["logits"][name][place]
+    return tuple(token_logprobs(torch.tensor(rows), torch.tensor(ids), temperature=temperature).tolist())
+
+
+def segment_of(place, told, advantage):
+    ids, temperature = RECORDED["completions"][place], told["temperature"]
+    policy = PolicyTarget(
+        advantages=(advantage,) * len(ids),
+        old_logprobs=logprobs_of("old", place, temperature),
+        sampler_logprobs=logprobs_of("sampler", place, temperature),
+        reference_logprobs=logprobs_of("reference", place, temperature),
+        is_masked=told["mask_truncated_completions"] and ids[-1] != RECORDED["eos"],
+    )
+    prompt = tuple(RECORDED["prompt"])
+    return Segment(
+        sample=SAMPLE,
+        policy_version=1,
+        token_ids=(*prompt, *ids),
+        prompt_len=len(prompt),
+        prefix_len=len(ids),
+        policy=policy,
+    )
+
+
+def logits_of(segment, place):
+    """[L, V]: those of the completion's tokens, one place early."""
+    rows = torch.tensor(RECORDED["logits"]["now"][place])
+    before, after = torch.zeros(segment.prompt_len - 1, rows.shape[1]), torch.zeros(1, rows.shape[1])
+    return torch.cat([before, rows, after])
+
+
+@pytest.mark.parametrize("case", RECORDED["cases"], ids=name_of)
+def test_advantages_are_those_of_trl(case):
+    assert advantages_of(case["rules"]) == pytest.approx(case["advantages"], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+@pytest.mark.parametrize("case", RECORDED["cases"], ids=name_of)
+def test_loss_and_gradient_are_those_of_trl(case, num_parts):
+    told = case["rules"]
+    segments = [segment_of(place, told, advantage) for place, advantage in enumerate(advantages_of(told))]
+    logits = torch.cat([logits_of(segment, place) for place, segment in enumerate(segments)]).requires_grad_()
+    size = len(segments) // num_parts
+    supervisions = [
+        supervise_policy(part, starts=starts_of(part), num_tokens=sum(each.encoded_len for each in part))
+        for part in (segments[start : start + size] for start in range(0, len(segments), size))
+    ]
+    totals = count_policy_totals(supervisions, list)
+    rows = logits.split([supervision.num_places for supervision in supervisions])
+    terms = [
+        policy_loss(part, supervision=supervision, rules=rules_of(told), totals=totals, is_kept=False)
+        for part, supervision in zip(rows, supervisions, strict=True)
+    ]
+    loss = sum(term.total for term in terms)
+    loss.backward()
+    assert loss.item() == pytest.approx(case["loss"], abs=TOLERANCE)
+    assert logits.grad.norm().item() == pytest.approx(case["gradient"], abs=TOLERANCE)
+
+
+def starts_of(segments):
+    return [sum(each.encoded_len for each in segments[:place]) for place in range(len(segments))]
+
+
+def test_the_recorded_variants_differ():
+    """Else a rule that has no effect would pass for one that is right."""
+    assert len({round(case["loss"], 6) for case in RECORDED["cases"]}) == len(RECORDED["cases"])

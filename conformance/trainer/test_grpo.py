@@ -1,0 +1,201 @@
+"""GRPO on the ring, for real: groups from the digits model's own generate(), a step, windows, resume."""
+
+import dataclasses
+import json
+from itertools import chain
+
+import pytest
+import torch
+
+from conformance.rollout.digits import scenes
+from conformance.trainer.small_run import events, make_trainer, step_between, trained, weights_of
+
+GRPO = (
+    "custom.trainer_variant=grpo",
+    "custom.extra.grpo.num_generations=3",
+    "custom.extra.grpo.rewards=[{function: conformance.trainer.rewards:digit_sum},"
+    " {function: conformance.trainer.rewards:digits_told, weight: 0.5}]",
+    "custom.extra.rollout_matching.decoding.temperature=1",
+    "custom.extra.rollout_matching.max_new_tokens=24",
+    "training.per_device_train_batch_size=2",
+    "training.learning_rate=0.1",
+)
+WINDOW = ("custom.extra.grpo.num_iterations=2", "custom.extra.grpo.steps_per_generation=2")
+SAMPLES = scenes("train")[:12]
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """One step of two prompts, three completions each, and the change it made."""
+    return trained(tmp_path_factory.mktemp("plain"), *GRPO, samples=SAMPLES)
+
+
+def test_a_step_asks_for_groups_and_learns_from_each_completion(plain):
+    trainer, step = plain
+    (requested,) = events(trainer, "requested")
+    first, second = requested["sample_ids"][0], requested["sample_ids"][3]
+    assert requested["sample_ids"] == [first] * 3 + [second] * 3
+    assert len(set(requested["seeds"])) == 6
+    assert requested["decoding"]["logprobs"] is True
+    (packed,) = events(trainer, "packed")
+    assert packed["segments"] == 6
+    assert step.isfinite().all()
+    assert step.norm() > 0
+
+
+def test_the_log_tells_rewards_distance_and_drift(plain):
+    trainer, _ = plain
+    record, (rewarded,) = trainer.state.log_history[0], events(trainer, "rewarded")
+    names = ("loss_policy", "kl", "clip_share", "ratio_mean", "drift", "reward_std", "response_len", "truncated_rate")
+    assert set(names) <= record.keys()
+    assert record["reward"] == pytest.approx(sum(rewarded["rewards"]) / 6)
+    assert record["reward"] == pytest.approx(record["reward/digit_sum"] + 0.5 * record["reward/digits_told"])
+    assert record["ratio_mean"] == pytest.approx(1)
+    assert record["drift"] < 1e-4
+    assert rewarded["seconds"].keys() == {"digit_sum", "digits_told"}
+    assert rewarded["failures"] == []
+
+
+def test_advantages_are_of_the_completions_own_group(plain):
+    trainer, _ = plain
+    (rewarded,) = events(trainer, "rewarded")
+    segments = [segment for batch in trainer.report.batches for segment in batch.segments]
+    for start in (0, 3):
+        rewards = torch.tensor(rewarded["rewards"][start : start + 3])
+        expected = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).tolist()
+        found = [segment.policy.advantages[0] for segment in segments[start : start + 3]]
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_response_that_stopped_learns_its_stop_token_too(plain):
+    trainer, _ = plain
+    segments = [segment for batch in trainer.report.batches for segment in batch.segments]
+    stop_id = trainer.ring.template.vocabulary.stop_id
+    for segment, rollout in zip(segments, trainer.report.rollouts, strict=True):
+        target = segment.token_ids[segment.prompt_len :]
+        stopped = rollout.finish_reason == "stop"
+        assert target == rollout.response_token_ids + ((stop_id,) if stopped else ())
+        assert len(rollout.response_logprobs) == len(target)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("training.packing=true", "global_max_length=2048"),
+        ("training.per_device_train_batch_size=1", "training.gradient_accumulation_steps=2"),
+    ],
+    ids=["packed", "accumulated"],
+)
+def test_packing_and_accumulation_change_nothing_but_rounding(overrides, plain, tmp_path):
+    trainer, step = trained(tmp_path, *GRPO, *overrides, samples=SAMPLES)
+    reference, expected = plain
+    assert [r.response_token_ids for r in trainer.report.rollouts] == [
+        r.response_token_ids for r in reference.report.rollouts
+    ]
+    assert (step - expected).norm() < TOLERANCE * expected.norm()
+
+
+def test_an_answer_that_cannot_be_judged_is_left_out(tmp_path):
+    rewards = "custom.extra.grpo.rewards=[{function: conformance.trainer.rewards:fails_on_odd_samples}]"
+    samples = [sample for sample in SAMPLES if sample.sample_id in (0, 1)]
+    trainer, step = trained(tmp_path, *GRPO, rewards, samples=samples)
+    segments = [segment for batch in trainer.report.batches for segment in batch.segments]
+    assert {segment.policy.is_masked for segment in segments if segment.sample.sample_id == 1} == {True}
+    assert {segment.policy.is_masked for segment in segments if segment.sample.sample_id == 0} == {False}
+    assert trainer.state.log_history[0]["reward_failed_rate"] == 0.5
+    (rewarded,) = events(trainer, "rewarded")
+    assert len(rewarded["failures"]) == 3
+    assert "LookupError: an odd sample" in rewarded["failures"][0]
+    assert step.norm() > 0
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory):
+    """Six steps: a window of four (two steps, gone through twice) and the beginning of the next."""
+    folder = tmp_path_factory.mktemp("windowed")
+    overrides = (*GRPO, *WINDOW, "training.max_steps=6", "training.save_steps=3", "training.learning_rate=1")
+    trainer, step = trained(folder, *overrides, samples=SAMPLES)
+    return trainer, step, overrides, folder
+
+
+def test_a_window_is_rolled_out_once_and_learnt_from_several_times(windowed):
+    trainer, *_ = windowed
+    assert [event["step"] for event in events(trainer, "requested")] == [0, 4]
+    assert [event["step"] for event in events(trainer, "synced")] == [0, 4]
+    first, second = events(trainer, "requested")
+    assert len(first["seeds"]) == len(second["seeds"]) == 12
+    learnt = [sorted({*chain(*event["sample_ids"])}) for event in events(trainer, "packed")]
+    assert learnt[0] == learnt[2] != learnt[1] == learnt[3]
+    assert sorted({*learnt[0], *learnt[1]}) == sorted({*first["sample_ids"]})
+
+
+def test_later_passes_are_measured_against_where_the_window_began(windowed):
+    trainer, *_ = windowed
+    ratios = [line["ratio_mean"] for line in trainer.state.log_history if "loss" in line]
+    assert ratios[0] == pytest.approx(1, abs=1e-5)
+    assert abs(ratios[2] - 1) > 1e-4
+    assert ratios[4] == pytest.approx(1, abs=1e-5)
+
+
+def test_a_run_that_goes_on_in_mid_window_learns_what_it_would_have_learnt(windowed, tmp_path):
+    trainer, _, overrides, folder = windowed
+    resumed = make_trainer(tmp_path, *overrides, samples=SAMPLES)
+    resumed.restore_carry(folder / "checkpoint-3")
+    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-3"))
+    assert [event["step"] for event in events(resumed, "requested")] == [4]
+    assert events(resumed, "requested")[0]["seeds"] == events(trainer, "requested")[1]["seeds"]
+    difference = step_between(weights_of(trainer.model), weights_of(resumed.model))
+    assert not difference.any()
+
+
+def test_an_evaluation_rewards_greedy_answers_and_writes_some_down(tmp_path):
+    trainer = make_trainer(tmp_path, *GRPO)
+    metrics = trainer.evaluate()
+    (requested,) = events(trainer, "requested")
+    assert (requested["purpose"], requested["decoding"]["temperature"]) == ("eval", 0.0)
+    assert requested["num_requests"] == 4
+    (event,) = events(trainer, "evaluated")
+    record = json.loads((tmp_path / event["file"]).read_text())
+    assert [answer["sample_id"] for answer in record["answers"]] == [sample.sample_id for sample in scenes()[:4]]
+    assert metrics["eval_reward"] == pytest.approx(sum(answer["reward"] for answer in record["answers"]) / 4)
+
+
+def test_without_adapters_the_reference_is_a_copy_of_the_policy_before_training(tmp_path):
+    trainer, _ = trained(tmp_path, *GRPO, "custom.extra.grpo.beta=0.1", "training.max_steps=2", samples=SAMPLES)
+    kls = [line["kl"] for line in trainer.state.log_history if "loss" in line]
+    assert kls[0] == pytest.approx(0, abs=1e-6)
+    assert kls[1] > 1e-6
+    before = weights_of(make_trainer(tmp_path / "fresh", *GRPO).model)
+    assert not step_between(before, weights_of(trainer.ring.reference)).any()
+
+
+def test_with_adapters_the_reference_is_the_policy_without_them(tmp_path):
+    adapters = ("tuner.train_type=lora", "tuner.use_dora=true", "custom.extra.grpo.beta=0.1")
+    trainer, _ = trained(tmp_path, *GRPO, *adapters, "training.max_steps=2", samples=SAMPLES)
+    assert trainer.ring.reference is None
+    kls = [line["kl"] for line in trainer.state.log_history if "loss" in line]
+    assert kls[0] == pytest.approx(0, abs=1e-6)
+    assert kls[1] > 1e-6
+
+
+def test_log_probabilities_from_the_engine_may_start_the_ratio(tmp_path):
+    trainer, _ = trained(tmp_path, *GRPO, "custom.extra.grpo.old_logprobs=server", samples=SAMPLES)
+    segments = [segment for batch in trainer.report.batches for segment in batch.segments]
+    told = [rollout.response_logprobs for rollout in trainer.report.rollouts]
+    assert [segment.policy.old_logprobs for segment in segments] == told
+    assert {segment.policy.sampler_logprobs for segment in segments} == {None}
+    assert trainer.state.log_history[0]["ratio_mean"] == pytest.approx(1, abs=1e-4)
+
+
+def test_samples_with_a_question_of_their_own_are_asked_that(tmp_path):
+    asked = [
+        dataclasses.replace(sample, images=(), objects=(), messages=(("user", f"What is {place} + 1?"),))
+        for place, sample in enumerate(SAMPLES)
+    ]
+    rewards = "custom.extra.grpo.rewards=[{function: conformance.trainer.rewards:digit_sum}]"
+    trainer, step = trained(tmp_path, *GRPO, rewards, samples=asked)
+    prompt = trainer.ring.template.vocabulary.text(trainer.report.rollouts[0].prompt_token_ids)
+    assert "What is " in prompt
+    assert "List every digit" not in prompt
+    assert step.norm() > 0
