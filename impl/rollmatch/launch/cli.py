@@ -79,6 +79,8 @@ def _make_parser() -> argparse.ArgumentParser:
     train.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="such as 6,7: one learner process on each")
     train.add_argument("--wait-timeout", type=float, metavar="SECONDS", help="for the rollout servers' health")
     train.add_argument("--server-pid", type=int, metavar="PID", help="do not wait longer than this process lives")
+    engines = ("rollmatch", "swift")
+    train.add_argument("--engine", choices=engines, default=engines[0], help="swift: GRPO by ms-swift's own learner")
     train.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
     server_arguments.add_arguments(train)
     serve = commands.add_parser("serve", help="start a rollout server")
@@ -159,11 +161,16 @@ def _train(options: argparse.Namespace) -> int:
     options.overrides += server_arguments.overrides_of(options)
     arguments = [part for override in options.overrides for part in ("--set", override)]
     arguments += [f"--{name}" for name in ("resume", "overwrite") if getattr(options, name)]
+    patience = Patience(timeout_s=options.wait_timeout, server_pid=options.server_pid)
+    if options.engine == "swift":
+        from rollmatch.launch.swift_learner import train_by_swift
+
+        asked = {"overrides": options.overrides, "gpus": gpus, "patience": patience}
+        return train_by_swift(options.config, **asked, dry_run=options.dry_run)
     if options.dry_run:
         load(options.config, options.overrides)
         print(learner_launcher.tell(options.config, arguments, gpus=gpus or ("0",)))
         return 0
-    patience = Patience(timeout_s=options.wait_timeout, server_pid=options.server_pid)
     if len(gpus) > 1:
         return learner_launcher.launch(
             options.config, arguments, gpus=gpus, overrides=options.overrides, patience=patience

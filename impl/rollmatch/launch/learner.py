@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollmatch.config import check_files, load
+from rollmatch.config import RunConfig, check_files, load
 from rollmatch.config.effective import sync_mode, tensor_parallel_size
 from rollmatch.config.servers import uses_servers
 from rollmatch.errors import LaunchError
@@ -16,6 +16,7 @@ from rollmatch.launch.await_servers import Patience, await_servers
 from rollmatch.launch.gpus import has_gpu
 from rollmatch.launch.rewards import load_rewards
 from rollmatch.launch.run_directory import last_checkpoint, open_run_directory
+from rollmatch.records import Sample
 from rollmatch.samples import load_samples
 
 ENVIRONMENT = {
@@ -51,25 +52,31 @@ def train(
     """Run a training from its YAML. Returns 0, or 128 + the signal that ended it early."""
     config = load(path, overrides)
     check_files(config)
-    custom = config.custom
     load_rewards(config)
-    train_samples, val_samples = (
-        load_samples(path, custom.image_root, custom.object_ordering, chat_system=custom.chat_system)
-        for path in (custom.train_jsonl, custom.val_jsonl)
-    )
+    train_samples, val_samples = load_data(config)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     sync_mode(config, learner_world_size=world_size)
     if uses_servers(config):
         await_servers(config, patience or Patience())
     else:
         tensor_parallel_size(config, learner_world_size=world_size)
-        _check_engine(custom.extra.rollout_matching.rollout_backend)
+        _check_engine(config.custom.extra.rollout_matching.rollout_backend)
     checkpoint = _open(Path(config.training.output_dir), resume=resume, overwrite=overwrite)
     set_environment()
 
     from rollmatch.launch.run import run
 
     return run(config, train_samples, val_samples, config_path=path, checkpoint=checkpoint)
+
+
+def load_data(config: RunConfig) -> tuple[list[Sample], list[Sample]]:
+    """Training and held-out samples. Errors: ``BadSamples``."""
+    custom = config.custom
+    train, val = (
+        load_samples(path, custom.image_root, custom.object_ordering, chat_system=custom.chat_system)
+        for path in (custom.train_jsonl, custom.val_jsonl)
+    )
+    return train, val
 
 
 def _check_engine(backend: str) -> None:
