@@ -4,6 +4,7 @@ from conformance.harness.faults.client_faults import CLIENT
 from conformance.harness.faults.config_faults import CONFIG
 from conformance.harness.faults.data_faults import DATA
 from conformance.harness.faults.fault import Fault, collect
+from conformance.harness.faults.grpo_faults import GRPO
 from conformance.harness.faults.launch_faults import LAUNCH
 from conformance.harness.faults.learn_faults import LEARN
 from conformance.harness.faults.ring_faults import RING
@@ -20,5 +21,5 @@ from conformance.harness.faults.vineppo_faults import VINEPPO, VINEPPO_SERVER
 
 BANK: dict[str, Fault] = collect(
     *(CONFIG, RULES, TARGET, LEARN, SUPERVISION, DATA, ROLLOUT, RING, SECOND, THIRD),
-    *(CLIENT, SYNC, SERVER, LAUNCH, VINEPPO, VINEPPO_SERVER, RLHF),
+    *(CLIENT, SYNC, SERVER, LAUNCH, VINEPPO, VINEPPO_SERVER, RLHF, GRPO),
 )
