@@ -102,18 +102,12 @@ def step_line(event: Mapping[str, Any], *, total_steps: int, with_phases: bool =
     'step  7/60  loss 1.843  f1 0.61  iou 0.48  invalid   0.0%  fill 0.93  rollout  2,310 tok/s'
     """
     width = len(str(total_steps))
-    invalid = finite(event.get("invalid_rate"))
     line = Text.assemble(
         ("step ", "dim"),
         (f"{event.get('step', MISSING):>{width}}/{total_steps}", "bold"),
         ("  loss ", "dim"),
         fixed(event.get("loss")),
-        ("  f1 ", "dim"),
-        (f"{plain(event.get('f1'), digits=2):>4}", "bold"),
-        ("  iou ", "dim"),
-        f"{plain(event.get('mean_iou'), digits=2):>4}",
-        ("  invalid ", "dim"),
-        (f"{percent(invalid):>6}", "yellow" if invalid else ""),
+        _rewards(event) if "reward" in event else _matches(event),
         ("  fill ", "dim"),
         f"{plain(event.get('fill'), digits=2):>4}",
         ("  rollout ", "dim"),
@@ -121,6 +115,32 @@ def step_line(event: Mapping[str, Any], *, total_steps: int, with_phases: bool =
         (" tok/s", "dim"),
     )
     return line.append_text(_phases(event)) if with_phases else line
+
+
+def _matches(event: Mapping[str, Any]) -> Text:
+    invalid = finite(event.get("invalid_rate"))
+    return Text.assemble(
+        ("  f1 ", "dim"),
+        (f"{plain(event.get('f1'), digits=2):>4}", "bold"),
+        ("  iou ", "dim"),
+        f"{plain(event.get('mean_iou'), digits=2):>4}",
+        ("  invalid ", "dim"),
+        (f"{percent(invalid):>6}", "yellow" if invalid else ""),
+    )
+
+
+def _rewards(event: Mapping[str, Any]) -> Text:
+    """Of a run that learns from rewards; ``drift`` is how far engine and learner are apart."""
+    return Text.assemble(
+        ("  reward ", "dim"),
+        (f"{plain(event.get('reward')):>6}", "bold"),
+        ("  kl ", "dim"),
+        f"{plain(event.get('kl'), digits=4):>6}",
+        ("  clip ", "dim"),
+        f"{percent(finite(event.get('clip_share'))):>6}",
+        ("  drift ", "dim"),
+        f"{plain(event.get('drift'), digits=4):>6}",
+    )
 
 
 def _phases(event: Mapping[str, Any]) -> Text:

@@ -1,6 +1,6 @@
 """The figures a model is judged by, and what became of them between two evaluations."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,13 @@ MEASURES = (
     Measure(key="invalid_rate", label="Invalid", higher_is_better=False, as_percent=True),
     Measure(key="truncated_rate", label="Truncated", higher_is_better=False, as_percent=True),
 )
+
+REWARD_MEASURES = (
+    Measure(key="reward", label="Reward"),
+    Measure(key="truncated_rate", label="Truncated", higher_is_better=False, as_percent=True),
+    Measure(key="reward_failed_rate", label="Not judged", higher_is_better=False, as_percent=True),
+)
+"""Of a run that learns from rewards; each reward function's mean stands below the sum."""
 
 SAME_WITHIN = 0.0005
 """Differences below this vanish in the three decimals shown, so they are no change."""
@@ -108,5 +115,18 @@ def compare(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -
     old, new = before or {}, after or {}
     return tuple(
         Change(measure=measure, before=finite(old.get(measure.key)), after=finite(new.get(measure.key)))
-        for measure in MEASURES
+        for measure in measures_of([*old, *new])
     )
+
+
+def measures_of(keys: Sequence[str]) -> tuple[Measure, ...]:
+    """The figures that such an evaluation is judged by.
+
+    >>> [measure.label for measure in measures_of(["reward", "reward/form", "truncated_rate"])]
+    ['Reward', 'Reward: form', 'Truncated', 'Not judged']
+    """
+    if "reward" not in keys:
+        return MEASURES
+    parts = sorted({key for key in keys if key.startswith("reward/")})
+    named = (Measure(key=key, label=f"Reward: {key.partition('/')[2]}") for key in parts)
+    return (REWARD_MEASURES[0], *named, *REWARD_MEASURES[1:])

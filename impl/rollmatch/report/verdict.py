@@ -61,15 +61,15 @@ def _headline(history: History, changes: Sequence[Change]) -> str:
         return f"{_now(changes[0])} at step {step:,}; the evaluation to compare with is still to come."
     span = history.evaluations[-1]["step"] - history.evaluations[0]["step"]
     sentence = f"{_moved(changes[0])} in {_steps(span)}."
-    invalid = next(change for change in changes if change.measure.key == "invalid_rate")
-    return f"{sentence} {_moved(invalid)}." if invalid.direction else sentence
+    invalid = next((change for change in changes if change.measure.key == "invalid_rate"), None)
+    return f"{sentence} {_moved(invalid)}." if invalid is not None and invalid.direction else sentence
 
 
 def _steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count:,} steps"
 
 
-SUBJECTS = {"f1": "F1", "invalid_rate": "Invalid responses"}
+SUBJECTS = {"f1": "F1", "reward": "Mean reward", "invalid_rate": "Invalid responses"}
 
 
 def _moved(change: Change) -> str:
