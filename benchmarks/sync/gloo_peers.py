@@ -9,12 +9,16 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from rollmatch.sync.bucket import Buffer
+from rollmatch.wire.digest import bytes_of
+from rollmatch.wire.flight import MAX_IN_FLIGHT, Flight
 from rollmatch.wire.gloo_group import GlooGroup, GroupAddress
 from rollmatch.wire.worker.groups import GlooMember
 
@@ -69,13 +73,15 @@ def bare_broadcast(size):
 @contextmanager
 def bucketed_broadcast(buckets):
     """A call that sends lists of tensors, each list a bucket, as a sync does."""
-    buffer, answer = Buffer(), bytes_like(1)
+    buffers, answer = [Buffer() for _ in range(MAX_IN_FLIGHT + 1)], bytes_like(1)
     with other_end("bucketed", [sum(tensor.nbytes for tensor in bucket) for bucket in buckets]) as port:
         group = join_ours(port, SENDER)
 
         def send():
-            for bucket in buckets:
-                group.broadcast(buffer.fill(bucket), source=SENDER)
+            flight = Flight(partial(group.begin, source=SENDER))
+            for bucket, buffer in zip(buckets, cycle(buffers), strict=False):
+                flight.add(buffer.fill(list(map(bytes_of, bucket))))
+            flight.land()
             group.broadcast(answer, source=RECEIVER)
 
         yield send
@@ -92,12 +98,15 @@ def receive_bare(port, sizes):
 
 
 def receive_buckets(port, sizes):
-    """As a worker does: into new memory, all of which is kept until the last bucket is there."""
+    """As a worker does: into memory that is used again by the next sync."""
     member, answer = GlooMember(join_ours(port, RECEIVER)), bytes_like(1)
+    blocks = [bytes_like(size) for size in sizes]
     while True:
-        staged = [member.receive(size) for size in sizes]
+        flight = Flight(member.begin)
+        for block in blocks:
+            flight.add(block)
+        flight.land()
         member.group.broadcast(answer, source=RECEIVER)
-        del staged
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from rollmatch.wire.worker.extension import WorkerExtension
 START_TIMEOUT_S, END_TIMEOUT_S, POLL_S, TIMEOUT_S = 60, 10, 0.1, 20.0
 
 
-class ForgetfulModel:
+class ForgetfulModel(torch.nn.Module):
     def load_weights(self, weights):
         for _ in weights:
             pass

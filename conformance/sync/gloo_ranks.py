@@ -6,7 +6,7 @@ import sys
 
 from rollmatch.sync.bucket import Buffer
 from rollmatch.sync.digest import digests_of
-from rollmatch.wire.digest import cut
+from rollmatch.wire.digest import bytes_of, cut
 from rollmatch.wire.gloo_group import GlooGroup, GroupAddress
 
 
@@ -30,7 +30,7 @@ def broadcast_between(world_size, buckets, *, port):
     try:
         group, buffer = GlooGroup.open(address_of(world_size - 1, world_size, port)), Buffer()
         for bucket in buckets:
-            group.broadcast(buffer.fill(bucket), source=world_size - 1)
+            group.broadcast(buffer.fill(list(map(bytes_of, bucket))), source=world_size - 1)
         held = [json.loads(process.communicate(timeout=40)[0]) for process in receivers]
         group.close()
         return held

@@ -28,7 +28,9 @@ from rollmatch.sync.named_weights import named_weights
 from rollmatch.sync.native_sender import NativeSender
 from rollmatch.wire.client.session import ClientSettings, RolloutServer
 
-TEMPLATE = SimpleNamespace(messages=lambda sample: [], banned_ids=(), vocabulary=SimpleNamespace(stop_id=9))
+TEMPLATE = SimpleNamespace(
+    messages=lambda sample: [], banned_ids=(), vocabulary=SimpleNamespace(stop_id=9, stop_token="<|im_end|>")
+)
 SAMPLE = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
 REFUSE_AT = 2
 

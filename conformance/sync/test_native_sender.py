@@ -9,6 +9,7 @@ import torch
 from conformance.sync.native_double import NativeDouble, serving
 from conformance.wire.instance import free_port
 from rollmatch.errors import RollmatchError
+from rollmatch.sync.digest import digests_of
 from rollmatch.sync.gloo import Meeting
 from rollmatch.sync.native_sender import NativeSender
 from rollmatch.wire.client.session import ClientSettings, RolloutServer
@@ -70,14 +71,16 @@ def test_every_server_serves_the_learners_weights(start, num_servers):
 
 @pytest.mark.clause("server-dialects/the-native-dialect-carries-a-sync-in-one-message#1,2")
 @pytest.mark.clause("weight-sync/full-sync-sends-every-weight-merged#5")
-def test_one_announcement_carries_all_tensors_their_digests_and_the_version(start):
+def test_one_announcement_carries_all_tensors_and_the_version_and_digests_follow_them(start):
     double = NativeDouble(tensors_of(0))
     start(double).send(tensors_of(1).items(), version=7)
     assert names_called(double) == ["communicator", "sync"]
     (body,) = [body for name, body in double.calls if name == "sync"]
     assert (body["version"], body["commit"]) == (7, True)
     assert {t["name"] for t in body["tensors"]} == set(tensors_of(0))
-    assert sum(body["buckets"]) == len(body["tensors"]) == len(body["digests"]) == 5
+    assert sum(body["buckets"]) == len(body["tensors"]) == 5
+    assert body["digests"] is None
+    assert double.digests == digests_of([tensors_of(1)[spec["name"]] for spec in body["tensors"]])
     kinds, first = [], 0
     for count in body["buckets"]:
         kinds.append({t["dtype"] for t in body["tensors"][first : first + count]})

@@ -30,7 +30,7 @@ from rollmatch.wire.client.session import ClientSettings, RolloutServer
 TEMPLATE = SimpleNamespace(
     messages=lambda sample: [{"role": "user", "content": str(sample.sample_id)}],
     banned_ids=(),
-    vocabulary=SimpleNamespace(stop_id=9),
+    vocabulary=SimpleNamespace(stop_id=9, stop_token="<|im_end|>"),
 )
 SECOND = Ranks(rank=1, learner_world_size=2)
 SHORT = Decoding(max_new_tokens=4)

@@ -23,7 +23,9 @@ from rollmatch.sync.native_sender import NativeSender
 from rollmatch.wire.client.session import ClientSettings, RolloutServer
 from rollmatch.wire.digest import bytes_of, digest_of
 
-TEMPLATE = SimpleNamespace(messages=lambda sample: [], banned_ids=(), vocabulary=SimpleNamespace(stop_id=9))
+TEMPLATE = SimpleNamespace(
+    messages=lambda sample: [], banned_ids=(), vocabulary=SimpleNamespace(stop_id=9, stop_token="<|im_end|>")
+)
 
 
 @pytest.fixture
@@ -73,8 +75,8 @@ def test_a_sync_of_399_tensors_is_one_call(attach):
     (body,) = [body for name, body in double.calls if name == "sync"]
     described = {(t["name"], tuple(t["shape"]), t["dtype"]) for t in body["tensors"]}
     assert described == {(name, (2, 2), "float32") for name in sent}
-    assert body["digests"] == [digest_of(sent[t["name"]]).hex() for t in body["tensors"]]
-    assert (len(body["digests"]), body["version"]) == (399, 1)
+    assert double.digests == [digest_of(sent[t["name"]]).hex() for t in body["tensors"]]
+    assert (len(double.digests), body["version"]) == (399, 1)
 
 
 @pytest.mark.scenario("weight-sync/a-step-writes-no-weights-to-disk")

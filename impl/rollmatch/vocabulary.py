@@ -81,6 +81,7 @@ class Vocabulary:
         if stop_id is None:
             raise StopTokenMissing(f"the tokenizer has no token {stop_token}", key="model.model")
         self.stop_id: int = stop_id
+        self.stop_token = stop_token
         self.control_ids = frozenset(added) - frozenset(self.coord_ids)
         """Added tokens that are not coordinates (chat framing, vision placeholders, padding)."""
 

@@ -13,6 +13,7 @@ from conformance.harness.faults.rollout_faults import ROLLOUT
 from conformance.harness.faults.rule_faults import RULES
 from conformance.harness.faults.second_faults import SECOND
 from conformance.harness.faults.server_faults import SERVER
+from conformance.harness.faults.server_mode_faults import SERVER_MODE
 from conformance.harness.faults.supervision_faults import SUPERVISION
 from conformance.harness.faults.sync_faults import SYNC
 from conformance.harness.faults.target_faults import TARGET
@@ -21,5 +22,5 @@ from conformance.harness.faults.vineppo_faults import VINEPPO, VINEPPO_SERVER
 
 BANK: dict[str, Fault] = collect(
     *(CONFIG, RULES, TARGET, LEARN, SUPERVISION, DATA, ROLLOUT, RING, SECOND, THIRD),
-    *(CLIENT, SYNC, SERVER, LAUNCH, VINEPPO, VINEPPO_SERVER, RLHF, GRPO),
+    *(CLIENT, SYNC, SERVER, SERVER_MODE, LAUNCH, VINEPPO, VINEPPO_SERVER, RLHF, GRPO),
 )

@@ -7,22 +7,22 @@ CLIENT = (
         fault_id="no-second-try",
         what="A call that broke is not tried again.",
         seam="wire.client.session",
-        old="        except TransportFailed:\n            return self._ask(prompts, sampling)",
-        new="        except TransportFailed:\n            raise",
+        old="        except TransportFailed:\n            log.num_retries += 1\n",
+        new="        except TransportFailed:\n            raise\n",
     ),
     Fault(
         fault_id="halves-counted-anew",
         what="The second half of a call counts its requests from the start of the call.",
         seam="wire.client.session",
-        old="self.infer(prompts[middle:], sampling, start=start + middle)",
-        new="self.infer(prompts[middle:], sampling, start=start)",
+        old="self.infer(prompts[middle:], sampling, start=start + middle, log=log)",
+        new="self.infer(prompts[middle:], sampling, start=start, log=log)",
     ),
     Fault(
         fault_id="refusal-asked-again",
         what="A call that was refused is tried again.",
         seam="wire.client.session",
-        old="        except TransportFailed:\n            return self._ask(prompts, sampling)",
-        new="        except RolloutError:\n            return self._ask(prompts, sampling)",
+        old="        except TransportFailed:\n            log.num_retries += 1\n",
+        new="        except RolloutError:\n            log.num_retries += 1\n",
     ),
     Fault(
         fault_id="refusal-of-nobody",
@@ -35,16 +35,13 @@ CLIENT = (
         fault_id="control-call-sent-again",
         what="A control call that broke is sent again.",
         seam="wire.client.session",
-        old=(
-            "        return self.http.post(self.path_of(route), body, timeout_s=timeout_s, conten"
-            "t_type=content_type).body"
-        ),
+        old=("        return self.http.post(path, body, timeout_s=timeout_s, content_type=content_type).body"),
         new=(
             "        try:\n"
-            "            return self.http.post(self.path_of(route), body, timeout_s=timeout_s, co"
+            "            return self.http.post(path, body, timeout_s=timeout_s, co"
             "ntent_type=content_type).body\n"
             "        except TransportFailed:\n"
-            "            return self.http.post(self.path_of(route), body, timeout_s=timeout_s, co"
+            "            return self.http.post(path, body, timeout_s=timeout_s, co"
             "ntent_type=content_type).body"
         ),
     ),

@@ -69,10 +69,10 @@ SYNC = (
     ),
     Fault(
         fault_id="digests-left-out",
-        what="Tensors are announced without digests.",
-        seam="sync.native_sender",
-        old='"digests": list(shipment.digests),',
-        new='"digests": [],',
+        what="Zeros follow the tensors instead of their digests.",
+        seam="sync.shipment",
+        old="            digests = digester.take()\n",
+        new="            digests = [bytes(16) for _ in digester.take()]\n",
     ),
     Fault(
         fault_id="versions-skipped",
@@ -91,9 +91,9 @@ SYNC = (
     Fault(
         fault_id="weights-by-disk",
         what="Weights are left on disk on their way.",
-        seam="sync.native_sender",
-        old="        return Shipment(plan=plan,",
-        new='        torch.save(cast, "weights.pt")\n        return Shipment(plan=plan,',
+        seam="sync.shipment",
+        old="                digester.add(parts)\n",
+        new='                digester.add(parts)\n                torch.save(parts, "weights.pt")\n',
     ),
     Fault(
         fault_id="adapter-with-its-base",

@@ -132,17 +132,19 @@ def make_ring(config: RunConfig, model: torch.nn.Module, template: Template, *, 
         ranks=ranks,
         rollout_threads=effective.rollout_threads(config, on_gpu=on_gpu),
         learner_threads=threads,
-        fence=Fence(make_backend(config, model, template, ranks=ranks), ranks, journal, mode=mode),
+        fence=Fence(make_backend(config, model, template, ranks=ranks, journal=journal), ranks, journal, mode=mode),
     )
 
 
-def make_backend(config: RunConfig, model: torch.nn.Module, template: Template, *, ranks: Ranks) -> RolloutBackend:
+def make_backend(
+    config: RunConfig, model: torch.nn.Module, template: Template, *, ranks: Ranks, journal: Journal
+) -> RolloutBackend:
     """The configured rollout backend, ready."""
     rules = config.custom.extra.rollout_matching
     if rules.rollout_backend == "hf":
         return HfBackend(model, template, batch_size=rules.rollout_generate_batch_size)
     if uses_servers(config):
-        return connect_servers(config, template, ranks=ranks)
+        return connect_servers(config, template, ranks=ranks, journal=journal)
     from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
 
     settings = EngineSettings(

@@ -6,6 +6,7 @@ from pathlib import Path
 from rollmatch.config import RunConfig
 from rollmatch.config.pairing import pair_servers
 from rollmatch.config.servers import server_section
+from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.sync.gloo import Meeting, resolve
@@ -18,7 +19,9 @@ BROADCAST_TIMEOUT_S = 20.0
 """Longest single broadcast; bounds how long a server that hangs can hold the learner."""
 
 
-def connect_servers(config: RunConfig, template: Template, *, ranks: Ranks) -> VllmServerBackend:
+def connect_servers(
+    config: RunConfig, template: Template, *, ranks: Ranks, journal: Journal | None = None
+) -> VllmServerBackend:
     """The backend of ``vllm.mode: server``; every rank connects, only rank 0 will send weights.
 
     Errors: ``ServerUnreachable``, ``DialectUnknown``, ``DialectsMixed``, ``WeightsNotTaken``.
@@ -42,4 +45,4 @@ def connect_servers(config: RunConfig, template: Template, *, ranks: Ranks) -> V
     )
     ports = [address.group_port for address in addresses]
     sender = make_sender(servers, ports, meeting) if ranks.is_primary else None
-    return VllmServerBackend(servers, template, ranks, sender=sender)
+    return VllmServerBackend(servers, template, ranks, sender=sender, journal=journal)

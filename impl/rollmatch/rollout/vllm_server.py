@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollmatch.errors import RollmatchError, RolloutError
+from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs
 from rollmatch.rollout.chunk import Chunk, cut_chunks
 from rollmatch.template import Template
 from rollmatch.vocabulary import trim_stop
+from rollmatch.wire.client.call_log import CallLog
 from rollmatch.wire.client.http import CallTimeout, ServerRefused, TransportFailed
+from rollmatch.wire.client.pending import Pending
 from rollmatch.wire.client.prompt import Prompt, Reply, SamplingRules
 from rollmatch.wire.client.session import RolloutServer
 
@@ -62,12 +65,19 @@ class VllmServerBackend:
     """Connected rollout servers that somebody else started; ``sender`` is rank 0's, None on other ranks."""
 
     def __init__(
-        self, servers: Sequence[RolloutServer], template: Template, ranks: Ranks, *, sender: WeightSender | None
+        self,
+        servers: Sequence[RolloutServer],
+        template: Template,
+        ranks: Ranks,
+        *,
+        sender: WeightSender | None,
+        journal: Journal | None = None,
     ) -> None:
         self.servers = tuple(servers)
         self.template = template
         self.ranks = ranks
         self.sender = sender
+        self.journal = journal
         self._pool = ThreadPoolExecutor(len(self.servers), thread_name_prefix="rollout-server")
         self._instances: tuple[str, ...] | None = None
         self.policy_version = self._read_version()
@@ -114,8 +124,11 @@ class VllmServerBackend:
         sampling = self._sampling(requests, decoding)
         limits = [request.limit(decoding.max_new_tokens) for request in requests]
         chunks = cut_chunks(len(requests), len(self.servers))
-        calls = [self._pool.submit(self._ask, chunk, requests, sampling) for chunk in chunks]
+        logs = [CallLog() for _ in chunks]
+        pairs = zip(chunks, logs, strict=True)
+        calls = [self._pool.submit(self._ask, chunk, requests, sampling, log) for chunk, log in pairs]
         wait(calls, return_when=FIRST_EXCEPTION)
+        self._write_down(chunks, logs, decoding)
         for call in calls:
             if call.done():
                 call.result()  # the first failure in the order of servers; the others' answers are of no use then
@@ -130,12 +143,21 @@ class VllmServerBackend:
             self.sender.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self, chunk: Chunk, requests: Sequence[RolloutRequest], sampling: SamplingRules) -> list[Reply]:
+    def _write_down(self, chunks: Sequence[Chunk], logs: Sequence[CallLog], decoding: Decoding) -> None:
+        """An event per server that was asked, with every retry and split of the call."""
+        for chunk, log in zip(chunks, logs, strict=True):
+            if self.journal is not None:
+                url = self.servers[chunk.server_index].base_url
+                self.journal.write("called", server=url, decoding=decoding.as_dict(), **log.as_dict())
+
+    def _ask(
+        self, chunk: Chunk, requests: Sequence[RolloutRequest], sampling: SamplingRules, log: CallLog
+    ) -> list[Reply]:
         server = self.servers[chunk.server_index]
         check_prefixes(server, chunk.of(requests))
         prompts = [self._make_prompt(request) for request in chunk.of(requests)]
         try:
-            replies = server.infer(prompts, sampling, start=chunk.start)
+            replies = server.infer(prompts, sampling, start=chunk.start, log=log)
         except ServerRefused as error:
             if error.item is not None and error.item < len(requests):
                 error.remedy = f"It is the sample {requests[error.item].sample.origin}. {error.remedy}".strip()
@@ -172,6 +194,7 @@ class VllmServerBackend:
             top_k=decoding.top_k,
             repetition_penalty=decoding.repetition_penalty,
             stop_token_ids=(self.template.vocabulary.stop_id,),
+            stop_texts=(self.template.vocabulary.stop_token,),
             banned_token_ids=self.template.banned_ids,
             logprobs=decoding.logprobs,
         )
@@ -196,4 +219,4 @@ class VllmServerBackend:
 
     def _read_instances(self) -> tuple[str, ...]:
         """What each server calls itself since its start; empty where a dialect has no such name."""
-        return tuple(str(s.health(timeout_s=HEALTH_TIMEOUT_S).get("instance", "")) for s in self.servers)
+        return tuple(call.result() for call in [Pending(server.instance) for server in self.servers])

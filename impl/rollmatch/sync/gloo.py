@@ -13,7 +13,8 @@ from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.wire.client.http import MSGPACK, ServerRefused
 from rollmatch.wire.client.pending import Pending
 from rollmatch.wire.client.session import RolloutServer
-from rollmatch.wire.gloo_group import DROP, GO, GlooGroup, GroupAddress, GroupPortInUse
+from rollmatch.wire.flight import Flight
+from rollmatch.wire.gloo_group import DROP, GO, CommunicatorTimeout, GlooGroup, GroupAddress, GroupPortInUse
 
 COMMUNICATOR, CLOSE = "/native/communicator", "/native/communicator/close"
 _POLL_S = 0.001
@@ -50,7 +51,7 @@ class Communicator:
         self.rank = sum(sizes)
         self._group = self._join(sizes)
 
-    def send(self, sync_id: str, calls: Sequence[Pending[Any]], buckets: Iterable[Tensor]) -> None:
+    def send(self, sync_id: str, calls: Sequence[Pending[Any]], pieces: Iterable[Tensor]) -> None:
         """Broadcast once every worker is ready; a server that refuses costs the others nothing.
 
         Errors: the first server's that refused, ``NotReady``, ``TransferFailed``.
@@ -61,8 +62,10 @@ class Communicator:
             self._group.tell(sync_id, DROP)
             raise
         self._group.tell(sync_id, GO)
-        for bucket in buckets:
-            self._group.broadcast(bucket, source=self.rank)
+        flight = Flight(partial(self._group.begin, source=self.rank))
+        for piece in pieces:
+            flight.add(piece)
+        flight.land()
 
     def close(self) -> None:
         """Leave, and tell the servers."""
@@ -76,7 +79,7 @@ class Communicator:
         """
         meeting, world_size = self.meeting, self.rank + 1
         close_everywhere(self.servers, meeting)
-        _wait_until_free(meeting.host, meeting.port)
+        wait_until_free(meeting.host, meeting.port)
         offsets = [sum(sizes[:place]) for place in range(len(sizes))]
         calls = [
             Pending(partial(_ask_to_join, server, meeting, world_size, offset))
@@ -90,10 +93,12 @@ class Communicator:
 
     def _join_store(self, calls: Sequence[Pending[Any]], world_size: int) -> GlooGroup:
         """Begins once somebody listens: an attempt that is left behind in native code could break the process's end."""
-        meeting = self.meeting
+        meeting, deadline = self.meeting, time.monotonic() + self.meeting.join_timeout_s
         calls[0].is_done(within_s=_REFUSAL_S)  # a server that cannot listen says so at once, whoever else does
         while not _is_taken(meeting.host, meeting.port):
             _tell_refusals(calls)
+            if time.monotonic() > deadline:
+                raise self._nobody(calls)
             time.sleep(_POLL_S)
         _tell_refusals(calls)
         address = GroupAddress(
@@ -107,9 +112,22 @@ class Communicator:
         joining = Pending(partial(GlooGroup.open, address))
         while not joining.is_done(within_s=_POLL_S):
             _tell_refusals(calls)
+        try:
+            group = joining.result()
+        except CommunicatorTimeout as error:
+            raise self._nobody(calls) from error
         for call in calls:
             call.result()
-        return joining.result()
+        return group
+
+    def _nobody(self, calls: Sequence[Pending[Any]]) -> CommunicatorTimeout:
+        """What to say when some servers did not join."""
+        silent = [server.base_url for server, call in zip(self.servers, calls, strict=True) if not call.is_done()]
+        return CommunicatorTimeout(
+            f"{', '.join(silent)} did not join the communicator within {self.meeting.join_timeout_s:g} s",
+            key=silent[0] if silent else f"group_port {self.meeting.port}",
+            remedy="Look at the server's output; check that its host reaches itself at the group's address.",
+        )
 
     def _wait_ready(self, sync_id: str, calls: Sequence[Pending[Any]]) -> None:
         deadline = time.monotonic() + self.meeting.timeout_s
@@ -136,9 +154,9 @@ def _tell_refusals(calls: Sequence[Pending[Any]]) -> None:
             call.result()
 
 
-def _wait_until_free(host: str, port: int) -> None:
-    """A store that was just closed may listen a moment longer; whatever still does then is the server's to tell."""
-    deadline = time.monotonic() + _GRACE_S
+def wait_until_free(host: str, port: int, *, within_s: float = _GRACE_S) -> None:
+    """A store that was just closed may listen a moment longer; whatever still does then is its binder's to tell."""
+    deadline = time.monotonic() + within_s
     while _is_taken(host, port) and time.monotonic() < deadline:
         time.sleep(_FREE_POLL_S)
 

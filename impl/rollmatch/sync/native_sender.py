@@ -4,13 +4,9 @@ Several servers stage first and commit when all have proven what they hold, so t
 on the old version. A sync that failed half-way leaves no group behind; the next one meets anew.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.sync.adapter import Adapter
@@ -18,9 +14,11 @@ from rollmatch.sync.bucket import Buffer
 from rollmatch.sync.digest import DigestMismatch, check_digests, digests_of
 from rollmatch.sync.gloo import Communicator, Meeting
 from rollmatch.sync.plan import Plan, Spec, fit, make_plan, spec_of
+from rollmatch.sync.shipment import Shipment
 from rollmatch.wire.client.http import MSGPACK
 from rollmatch.wire.client.pending import Pending
 from rollmatch.wire.client.session import RolloutServer
+from rollmatch.wire.flight import MAX_IN_FLIGHT
 from rollmatch.wire.gloo_group import TransferFailed
 
 BUCKET_BYTES = 4 * 2**20
@@ -43,17 +41,6 @@ class SyncUnconfirmed(SyncError):
     code = "sync-unconfirmed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shipment:
-    """What one sync carries. Made and eaten here."""
-
-    plan: Plan
-    tensors: tuple[Tensor, ...]
-    """In the plan's order."""
-    digests: tuple[str, ...]
-    adapter: dict[str, Any] | None = None
-
-
 class NativeSender:
     """Rank 0's way to its servers; opens the group when it first sends."""
 
@@ -62,7 +49,7 @@ class NativeSender:
         self._communicator: Communicator | None = None
         self._identities: tuple[dict[str, Any], ...] = ()
         self._plans: dict[tuple[Spec, ...], Plan] = {}
-        self._buffer = Buffer()
+        self._buffers = [Buffer() for _ in range(MAX_IN_FLIGHT + 1)]
         self._num_syncs = 0
 
     def send(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
@@ -70,16 +57,15 @@ class NativeSender:
         named = list(weights)
         with_servers = self._meet()
         plan = self._plan([spec_of(*pair) for pair in named], whole=True)
-        self._ship(with_servers, self._pack(plan, [tensor for _, tensor in named]), version)
+        self._ship(with_servers, Shipment(plan, [tensor for _, tensor in named]), version)
 
     def send_adapter(self, adapter: Adapter, *, version: int) -> None:
         """An adapter, merged by the servers and proven by the digests of the learner's own merge. Errors as above."""
         with_servers = self._meet()
         plan = self._plan([spec_of(*pair) for pair in adapter.tensors], whole=False)
-        shipment = self._pack(plan, [tensor for _, tensor in adapter.tensors])
         merged = dict(zip(adapter.merged_names, digests_of(adapter.merged), strict=True))
         about = {"merges": [dict(merge) for merge in adapter.merges], "merged_digests": merged}
-        self._ship(with_servers, replace(shipment, adapter=about), version)
+        self._ship(with_servers, Shipment(plan, [tensor for _, tensor in adapter.tensors], adapter=about), version)
 
     def close(self) -> None:
         """Leave the group."""
@@ -116,19 +102,13 @@ class NativeSender:
             found = self._plans[tuple(specs)] = make_plan(fitted, bucket_bytes=self.bucket_bytes)
         return found
 
-    def _pack(self, plan: Plan, tensors: Sequence[Tensor]) -> Shipment:
-        with torch.no_grad():
-            pairs = zip(plan.order, plan.specs, strict=True)
-            cast = tuple(tensors[place].to(getattr(torch, spec.dtype)) for place, spec in pairs)
-        return Shipment(plan=plan, tensors=cast, digests=tuple(digests_of(cast)))
-
     def _ship(self, communicator: Communicator, shipment: Shipment, version: int) -> None:
         self._num_syncs += 1
         sync_id = f"{version}-{self._num_syncs}"
         body = self._announcement(shipment, sync_id, version)
         calls = [Pending(partial(_tell, server, SYNC, body)) for server in self.servers]
         try:
-            communicator.send(sync_id, calls, self._buckets(shipment))
+            communicator.send(sync_id, calls, shipment.pieces(self._buffers))
             replies = [call.result() for call in calls]
             self._check(shipment, replies)
             if not body["commit"]:
@@ -146,14 +126,10 @@ class NativeSender:
             "version": version,
             "tensors": [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in shipment.plan.specs],
             "buckets": [bucket.stop - bucket.start for bucket in shipment.plan.buckets],
-            "digests": list(shipment.digests),
+            "digests": None,  # they follow the tensors
             "commit": len(self.servers) == 1,
             "adapter": shipment.adapter,
         }
-
-    def _buckets(self, shipment: Shipment) -> Iterator[Tensor]:
-        for bucket in shipment.plan.buckets:
-            yield self._buffer.fill(shipment.tensors[bucket.start : bucket.stop])
 
     def _check(self, shipment: Shipment, replies: Sequence[Any]) -> None:
         names = [spec.name for spec in shipment.plan.specs]

@@ -18,6 +18,7 @@ from rollmatch.sync.plan import Plan, Spec, make_plan, spec_of
 from rollmatch.sync.queued_group import QueuedGroup
 from rollmatch.wire.client.pending import Pending
 from rollmatch.wire.client.session import RolloutServer
+from rollmatch.wire.digest import bytes_of
 from rollmatch.wire.gloo_group import GroupAddress
 
 BUCKET_BYTES = 512 * 2**20
@@ -107,7 +108,8 @@ def _send_to(server: RolloutServer, group: QueuedGroup, plan: Plan, tensors: Seq
         for bucket in plan.buckets:
             specs = plan.specs[bucket.start : bucket.stop]
             server.control("/update_flattened_params", {"metadatas": flat_metadata(specs)})
-            group.send(buffer.fill(tensors[bucket.start : bucket.stop]))
+            parts = [bytes_of(tensor.cpu()) for tensor in tensors[bucket.start : bucket.stop]]
+            group.send(buffer.fill(parts))
     else:
         for spec, tensor in zip(plan.specs, tensors, strict=True):
             send_named(server, group, spec, tensor)

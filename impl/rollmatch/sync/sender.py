@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from rollmatch.errors import SyncError
 from rollmatch.rollout.vllm_server import WeightSender
 from rollmatch.sync.gloo import Meeting
 from rollmatch.sync.native_sender import NativeSender
 from rollmatch.sync.queued_sender import QueuedSender
+from rollmatch.sync.stock_sender import StockSender
 from rollmatch.wire.client.session import RolloutServer
 
 
@@ -35,8 +38,10 @@ def make_sender(servers: Sequence[RolloutServer], ports: Sequence[int], meeting:
         return NativeSender(servers, meeting)
     if dialects <= {"swift", "trl"}:
         return QueuedSender(servers, ports, meeting)
-    raise WeightsNotTaken(
-        f"{servers[0].base_url} is a stock vllm serve, whose weight transfer needs NCCL",
-        key=servers[0].base_url,
-        remedy="Start rollmatch serve with the same configuration.",
-    )
+    if torch.cuda.is_available():
+        raise WeightsNotTaken(
+            f"{servers[0].base_url} is a stock vllm serve, whose weight transfer on GPUs needs NCCL",
+            key=servers[0].base_url,
+            remedy="Start rollmatch serve with the same configuration.",
+        )
+    return StockSender(servers, meeting)

@@ -16,8 +16,13 @@ def digest_of(tensor: torch.Tensor) -> bytes:
     >>> digest_of(torch.zeros(2)) == digest_of(torch.zeros(2, 1)), digest_of(torch.zeros(2)) == digest_of(torch.ones(2))
     (True, False)
     """
-    raw: Any = bytes_of(tensor).cpu().numpy()
-    return blake3(raw).digest(length=NUM_DIGEST_BYTES)
+    return digest_of_bytes(bytes_of(tensor).cpu())
+
+
+def digest_of_bytes(raw: torch.Tensor) -> bytes:
+    """[16] the same of bytes that are one tensor's already."""
+    told: Any = raw.numpy()
+    return blake3(told).digest(length=NUM_DIGEST_BYTES)
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

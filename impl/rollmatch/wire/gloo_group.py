@@ -5,7 +5,8 @@ server's first worker, binds the address and holds the store.
 """
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from rollmatch.errors import SyncError
+from rollmatch.wire.flight import Landing
 
 GO, DROP = "go", "drop"
 
@@ -77,6 +79,8 @@ class GlooGroup:
         self.address = address
         self.store = store
         self._group: Any = group  # typed as Any: torch ships incomplete stubs
+        self._under_way: list[list[Any]] = []
+        """Each alone in a list: whoever keeps an error must not keep, by its traceback, the group's sockets open."""
 
     @classmethod
     def open(cls, address: GroupAddress, *, listener: socket.socket | None = None) -> "GlooGroup":
@@ -87,7 +91,7 @@ class GlooGroup:
         try:
             store = open_store(address, listener)
             options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._devices = [ProcessGroupGloo.create_device(hostname=_own_address(address))]
+            options._devices = [ProcessGroupGloo.create_device(hostname=own_address(address.host, address.port))]
             options._timeout = limit
             place = PrefixStore("weights", store)
             group = ProcessGroupGloo(place, address.rank, address.world_size, options)
@@ -98,10 +102,32 @@ class GlooGroup:
 
     def broadcast(self, tensor: torch.Tensor, *, source: int) -> None:
         """Send the tensor from ``source`` to every other rank, in place."""
+        self.begin(tensor, source=source)()
+
+    def begin(self, tensor: torch.Tensor, *, source: int) -> Landing:
+        """The same, under way when this returns; all ranks begin their broadcasts in one order."""
         if self._group is None:
             raise TransferFailed("the group is closed", remedy="Open a communicator.")
+        with self._failing():
+            held = [begin_on(self._group, tensor, source=source, timeout_s=self.address.timeout_s)]
+        self._under_way.append(held)
+        if self._group is None:  # closed meanwhile
+            held.clear()
+
+        def land() -> None:
+            self._under_way.remove(held)
+            if not held:
+                raise TransferFailed("the group is closed", remedy="Open a communicator.")
+            with self._failing():
+                held.pop().wait()
+
+        return land
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """torch's error as ours."""
         try:
-            broadcast_on(self._group, tensor, source=source, timeout_s=self.address.timeout_s)
+            yield
         except RuntimeError as error:
             raise TransferFailed(
                 f"rank {self.address.rank} of {self.address.world_size}: {str(error).splitlines()[0]}",
@@ -133,6 +159,8 @@ class GlooGroup:
 
     def close(self) -> None:
         """Leave; sockets close with the last reference."""
+        for held in self._under_way:
+            held.clear()
         self._group = None
         del self.store
 
@@ -159,10 +187,15 @@ def open_stateless(address: GroupAddress, store: Store) -> Any:
 
 def broadcast_on(group: Any, tensor: torch.Tensor, *, source: int, timeout_s: float) -> None:
     """One broadcast, in place, within its own time limit. Errors: torch's ``RuntimeError``."""
+    begin_on(group, tensor, source=source, timeout_s=timeout_s).wait()
+
+
+def begin_on(group: Any, tensor: torch.Tensor, *, source: int, timeout_s: float) -> Any:
+    """The same, under way: torch's ``Work``."""
     options = BroadcastOptions()
     options.rootRank, options.rootTensor = source, 0
     options.timeout = timedelta(seconds=timeout_s)
-    group.broadcast([tensor], options).wait()
+    return group.broadcast([tensor], options)
 
 
 def not_joined(address: GroupAddress, error: Exception) -> CommunicatorTimeout:
@@ -175,10 +208,14 @@ def not_joined(address: GroupAddress, error: Exception) -> CommunicatorTimeout:
     )
 
 
-def _own_address(address: GroupAddress) -> str:
-    """The address of this machine's interface that leads to the group's host."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+def own_address(host: str, port: int) -> str:
+    """The address of this machine's interface that leads to a host.
+
+    >>> own_address("127.0.0.1", 51216)
+    '127.0.0.1'
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((address.host, address.port))
+        probe.connect((host, port))
         own: str = probe.getsockname()[0]
     return own

@@ -35,6 +35,8 @@ class SamplingRules:
     banned_token_ids: tuple[int, ...]
     logprobs: bool = False
     """Whether each sampled token's log-probability is to come back."""
+    stop_texts: tuple[str, ...] = ()
+    """The stop tokens as texts, for dialects that name them so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

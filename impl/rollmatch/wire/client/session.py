@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollmatch.errors import RolloutError
+from rollmatch.wire.client.call_log import CallLog
 from rollmatch.wire.client.dialect import Dialect, find_routes, name_dialect
 from rollmatch.wire.client.http import JSON, Answer, CallTimeout, HttpServer, ServerRefused, TransportFailed
 from rollmatch.wire.client.native import NativeDialect
@@ -24,7 +25,7 @@ DIALECTS: dict[str, type[Any]] = {kind.name: kind for kind in (NativeDialect, Sw
 GO_WITHOUT = (
     "Start the rollout server and check base_url, or train without one: vllm.mode colocate, or rollout_backend hf."
 )
-CONTROL_TIMEOUT_S = 60.0
+CONTROL_TIMEOUT_S, HEALTH_TIMEOUT_S = 60.0, 10.0
 _POLL_S = 0.25
 
 
@@ -98,6 +99,12 @@ class RolloutServer:
         told = self.http.get(self.path_of("/health"), timeout_s=timeout_s).body
         return told if isinstance(told, dict) else {}
 
+    def instance(self) -> str:
+        """What the server calls itself since its start, empty if nothing; a stock vllm serve: its weights."""
+        if "/weight_info" in self.routes:
+            return str(self.get("/weight_info", timeout_s=HEALTH_TIMEOUT_S).get("weight_version", ""))
+        return str(self.health(timeout_s=HEALTH_TIMEOUT_S).get("instance", ""))
+
     def path_of(self, route: str) -> str:
         """A route as this server writes it: with a slash at its end unless it told otherwise."""
         return self.routes.get(route, f"{route}/")
@@ -107,20 +114,30 @@ class RolloutServer:
         return self.http.get(self.path_of(route), timeout_s=timeout_s).body
 
     def control(
-        self, route: str, body: Any = None, *, timeout_s: float = CONTROL_TIMEOUT_S, content_type: str = JSON
+        self,
+        route: str,
+        body: Any = None,
+        *,
+        timeout_s: float = CONTROL_TIMEOUT_S,
+        content_type: str = JSON,
+        query: str = "",
     ) -> Any:
         """Tell, once: a control call that was sent may have been heard, so it is never sent again by itself."""
-        return self.http.post(self.path_of(route), body, timeout_s=timeout_s, content_type=content_type).body
+        path = f"{self.path_of(route)}?{query}" if query else self.path_of(route)
+        return self.http.post(path, body, timeout_s=timeout_s, content_type=content_type).body
 
-    def infer(self, prompts: Sequence[Prompt], sampling: SamplingRules, *, start: int = 0) -> list[Reply]:
+    def infer(
+        self, prompts: Sequence[Prompt], sampling: SamplingRules, *, start: int = 0, log: CallLog | None = None
+    ) -> list[Reply]:
         """One reply per prompt, in order; ``start`` is the first one's index in the whole list, for messages.
 
         Errors: ``ServerUnreachable``, ``ServerDied``, ``InferTimeout``, ``ServerRefused``, ``ReplyMalformed``,
         ``ReplyCountMismatch``.
         """
-        span = spelled(start, start + len(prompts))
+        span, log = spelled(start, start + len(prompts)), log or CallLog()
+        log.note(prompts, start=start)
         try:
-            return self._ask_twice(prompts, sampling)
+            return self._ask_twice(prompts, sampling, log)
         except TransportFailed as error:
             if problem := look(self.http, self.path_of("/health"), self.watch):
                 text = f"{self.base_url} {problem}, with {span}"
@@ -136,13 +153,15 @@ class RolloutServer:
         except RolloutError as error:
             raise _with_span(error, self.base_url, span, start) from error
         middle = (len(prompts) + 1) // 2
-        first = self.infer(prompts[:middle], sampling, start=start)
-        return first + self.infer(prompts[middle:], sampling, start=start + middle)
+        log.num_splits += 1
+        first = self.infer(prompts[:middle], sampling, start=start, log=log)
+        return first + self.infer(prompts[middle:], sampling, start=start + middle, log=log)
 
-    def _ask_twice(self, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
+    def _ask_twice(self, prompts: Sequence[Prompt], sampling: SamplingRules, log: CallLog) -> list[Reply]:
         try:
             return self._ask(prompts, sampling)
         except TransportFailed:
+            log.num_retries += 1
             return self._ask(prompts, sampling)
 
     def _ask(self, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:

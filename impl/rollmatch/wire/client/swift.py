@@ -69,6 +69,7 @@ def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, Any]
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "repetition_penalty": sampling.repetition_penalty,
+            "stop": list(sampling.stop_texts),
             "seed": prompts[0].seed,
             "n": 1,
             "return_details": True,

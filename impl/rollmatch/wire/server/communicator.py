@@ -1,6 +1,7 @@
 """The group that carries weights, seen from the front: one learner at a time."""
 
 import asyncio
+import time
 from dataclasses import asdict, dataclass
 
 from rollmatch.errors import RollmatchError, SyncError
@@ -8,7 +9,7 @@ from rollmatch.wire.gloo_group import GroupAddress
 from rollmatch.wire.server.failures import WorkerFailure
 from rollmatch.wire.server.front import Front
 
-_FIRST_POLL_S, _LONGEST_POLL_S = 0.001, 0.05
+_SHORTEST_POLL_S, _LONGEST_POLL_S, _SHARE_OF_POLLS = 0.001, 0.05, 0.02
 QUEUED = ""
 """Client name of swift and trl trainers, which give none."""
 
@@ -102,14 +103,14 @@ class Communicator:
 
         Errors: what the workers tell; where the group itself failed, it is closed.
         """
-        pause_s = _FIRST_POLL_S
+        began = time.monotonic()
         try:
             while True:
                 told = await self.front.call_all("rollmatch_poll")
                 if all(answer["state"] == "idle" for answer in told):
                     return [answer["digests"] for answer in told]
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 1.2, _LONGEST_POLL_S)
+                waited_s = time.monotonic() - began
+                await asyncio.sleep(min(max(_SHORTEST_POLL_S, waited_s * _SHARE_OF_POLLS), _LONGEST_POLL_S))
         except WorkerFailure as error:
             if error.code in ("transfer-failed", "communicator-timeout", "transport-unknown"):
                 await self.close()

@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any
 
 from rollmatch.errors import RollmatchError
-from rollmatch.wire.worker.loading import keep_weights_loadable, load_into
+from rollmatch.wire.worker.loading import addresses_of, keep_weights_loadable, load_into
 from rollmatch.wire.worker.receiver import NothingReceived, Receiver
 
 Told = dict[str, Any]
@@ -67,9 +67,9 @@ class WorkerExtension:
     @_telling
     def rollmatch_load(self, aliases: list[str]) -> Told:
         """Put what was received into the model, but for tied tensors, which come with what they are tied to."""
-        tensors = self._rollmatch_needed().take()
-        wanted = {name: tensor for name, tensor in tensors.items() if name not in aliases}
-        load_into(self.model_runner.model, wanted)  # type: ignore[attr-defined]
+        receiver, model = self._rollmatch_needed(), self.model_runner.model  # type: ignore[attr-defined]
+        load_into(model, {name: tensor for name, tensor in receiver.take().items() if name not in aliases})
+        receiver.reuse(addresses_of(model))
         return {"loaded": True}
 
     @_telling

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from rollmatch.errors import SyncError
+from rollmatch.wire.flight import Landing
 from rollmatch.wire.gloo_group import (
     GlooGroup,
     GroupAddress,
@@ -26,7 +27,7 @@ class TransportUnknown(SyncError):
 
 
 class Group(Protocol):
-    """What the receiver needs; the learner is the last rank and the source."""
+    """What the receiver needs; the learner is the source of every broadcast."""
 
     rank: int
 
@@ -36,8 +37,8 @@ class Group(Protocol):
     def wait_word(self, sync_id: str) -> str:
         """Wait for the learner's word on it."""
 
-    def receive(self, num_bytes: int) -> torch.Tensor:
-        """[num_bytes] the next broadcast."""
+    def begin(self, memory: torch.Tensor) -> Landing:
+        """Receive the next broadcast into ``memory``; what comes back waits for it."""
 
     def close(self) -> None:
         """Leave."""
@@ -58,10 +59,11 @@ def open_group(address: GroupAddress, *, transport: str, listener: socket.socket
 
 
 class GlooMember:
-    """Our own group."""
+    """Our own group; the learner is the last rank unless told otherwise."""
 
-    def __init__(self, group: GlooGroup) -> None:
+    def __init__(self, group: GlooGroup, *, source: int | None = None) -> None:
         self.group = group
+        self.source = group.address.world_size - 1 if source is None else source
         self.rank = group.address.rank
 
     def set_ready(self, sync_id: str) -> None:
@@ -72,11 +74,9 @@ class GlooMember:
         """As the protocol."""
         return self.group.wait_word(sync_id)
 
-    def receive(self, num_bytes: int) -> torch.Tensor:
-        """As the protocol. Errors: ``TransferFailed``."""
-        buffer = torch.empty(num_bytes, dtype=torch.uint8)
-        self.group.broadcast(buffer, source=self.group.address.world_size - 1)
-        return buffer
+    def begin(self, memory: torch.Tensor) -> Landing:
+        """As the protocol. Errors: ``TransferFailed``, also of the landing."""
+        return self.group.begin(memory, source=self.source)
 
     def close(self) -> None:
         """As the protocol."""
@@ -114,9 +114,9 @@ class StatelessMember:
         """These trainers have no hand-shake."""
         return ""
 
-    def receive(self, num_bytes: int) -> torch.Tensor:
-        """As the protocol, then the barrier. Errors: ``TransferFailed``."""
-        buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+    def begin(self, memory: torch.Tensor) -> Landing:
+        """As the protocol, barrier included, to the end: the trainer waits for it. Errors: ``TransferFailed``."""
+        buffer = memory if self.device.type == "cpu" else torch.empty_like(memory, device=self.device)
         source = self.address.world_size - 1
         try:
             if self.device.type == "cuda":
@@ -127,7 +127,8 @@ class StatelessMember:
         except (RuntimeError, ValueError) as error:
             problem = f"rank {self.rank}: {str(error).splitlines()[0]}"
             raise TransferFailed(problem, key="broadcast", remedy="Open a new communicator and sync again.") from error
-        return buffer.cpu()
+        memory.copy_(buffer)
+        return lambda: None
 
     def close(self) -> None:
         """As the protocol."""

@@ -28,6 +28,11 @@ def load_into(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> No
         ) from error
 
 
+def addresses_of(model: torch.nn.Module) -> set[int]:
+    """Of all memory that the model lives in; a loader may take a tensor as it is."""
+    return {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+
+
 def keep_weights_loadable() -> None:
     """Before vLLM builds a model: see to it that later weights can be loaded, and are all that it needs."""
     if not torch.cuda.is_available():

@@ -2,15 +2,18 @@
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.wire.digest import NUM_DIGEST_BYTES, cut, digest_of
+from rollmatch.wire.digest import NUM_DIGEST_BYTES, cut
+from rollmatch.wire.digester import Digester
+from rollmatch.wire.flight import Flight
 from rollmatch.wire.gloo_group import GO, bind
+from rollmatch.wire.worker.blocks import Blocks
 from rollmatch.wire.worker.groups import Group, open_group, parse_address
 
 
@@ -40,6 +43,8 @@ class _Received:
     """Tensors of the update that is under way."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    blocks: list[torch.Tensor] = field(default_factory=list)
+    """The memory that the tensors lie in."""
     digests: dict[str, str] = field(default_factory=dict)
     dropped: bool = False
 
@@ -47,23 +52,30 @@ class _Received:
 class Receiver:
     """One member of one group; jobs run one after the other."""
 
-    def __init__(self, device: Any) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self._group: Group | None = None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._num_begun = 0
         self._num_ended = 0
         self._failure: RollmatchError | None = None
         self._received = _Received()
+        self._blocks = Blocks()
+        self._lent: list[torch.Tensor] = []
 
     @classmethod
     def start(cls, told: dict[str, Any], *, transport: str, device: Any) -> "Receiver":
         """Bind the port if this is rank 0, and begin to join. Errors: ``GroupPortInUse``."""
-        address, receiver = parse_address(told), cls(device)
+        address = parse_address(told)
         listener = bind(address.host, address.port) if address.rank == 0 else None
+        return cls.joining(lambda: open_group(address, transport=transport, listener=listener, device=device))
+
+    @classmethod
+    def joining(cls, open_it: Callable[[], Group]) -> "Receiver":
+        """Begin to join the group that ``open_it`` opens."""
+        receiver = cls()
 
         def join() -> None:
-            receiver._group = open_group(address, transport=transport, listener=listener, device=device)
+            receiver._group = open_it()
 
         threading.Thread(target=receiver._work, daemon=True, name="rollmatch-receiver").start()
         receiver._put(join)
@@ -76,6 +88,11 @@ class Receiver:
         received = self._received
         self._put(lambda: self._receive(plan, received))
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a job failed since the last ``drop``."""
+        return self._failure is not None
+
     def poll(self) -> dict[str, Any]:
         """Errors: whatever a job failed with, until ``drop``."""
         if self._failure is not None:
@@ -85,13 +102,19 @@ class Receiver:
         return {"state": "idle", "digests": dict(self._received.digests)}
 
     def take(self) -> dict[str, torch.Tensor]:
-        """Hand over the tensors, which are forgotten here. Errors: ``NothingReceived``."""
+        """Hand over the tensors, whose memory is not written to before ``reuse``. Errors: ``NothingReceived``."""
         if self._failure is not None:
             raise self._failure
         if not self._received.tensors:
             raise NothingReceived("nothing was received", remedy="Send the tensors first.")
-        taken, self._received = self._received.tensors, _Received()
-        return taken
+        taken, self._received = self._received, _Received()
+        self._lent += taken.blocks
+        return taken.tensors
+
+    def reuse(self, kept: Collection[int]) -> None:
+        """All tensors handed over are read no more, but for those in memory at the addresses ``kept``."""
+        lent, self._lent = self._lent, []
+        self._blocks.give_back([block for block in lent if block.untyped_storage().data_ptr() not in kept])
 
     def put_back(self, tensors: dict[str, torch.Tensor]) -> None:
         """Tensors to be taken next."""
@@ -132,30 +155,31 @@ class Receiver:
             group.set_ready(sync_id)
             if group.wait_word(sync_id) != GO:
                 raise SyncDropped("the learner dropped the sync", key=sync_id)
-        first = 0
-        for num_tensors in plan["buckets"]:
-            self._receive_bucket(tensors[first : first + num_tensors], received)
-            first += num_tensors
-        names = [name for name, _, _ in tensors]
-        self._check_digests(names, self._announced(plan, group), received)
+        with Digester() as digester:
+            flight, first = Flight(group.begin), 0
+            for num_tensors in plan["buckets"]:
+                self._begin_bucket(tensors[first : first + num_tensors], flight, received, digester=digester)
+                first += num_tensors
+            trailer = torch.empty(len(tensors) * NUM_DIGEST_BYTES if plan.get("trailer") else 0, dtype=torch.uint8)
+            if len(trailer):
+                flight.add(trailer)
+            flight.land()
+            names = [name for name, _, _ in tensors]
+            received.digests |= {name: digest.hex() for name, digest in zip(names, digester.take(), strict=True)}
+        self._check_digests(names, _digests_in(trailer) if len(trailer) else plan.get("digests"), received)
 
-    def _receive_bucket(self, tensors: list[Any], received: _Received) -> None:
-        group = self._group
-        assert group is not None
+    def _begin_bucket(self, tensors: list[Any], flight: Flight, received: _Received, *, digester: Digester) -> None:
         kinds = [(getattr(torch, dtype), tuple(shape)) for _, dtype, shape in tensors]
-        bucket = group.receive(sum(dtype.itemsize * torch.Size(shape).numel() for dtype, shape in kinds))
-        for (name, _, _), tensor in zip(tensors, cut(bucket, kinds), strict=True):
-            received.tensors[name] = tensor
-            received.digests[name] = digest_of(tensor).hex()
+        sizes = [dtype.itemsize * torch.Size(shape).numel() for dtype, shape in kinds]
+        block = self._blocks.take(sum(sizes))
+        received.blocks.append(block)
 
-    def _announced(self, plan: dict[str, Any], group: Group) -> list[str] | None:
-        if plan.get("trailer"):
-            num_tensors = len(plan["tensors"])
-            raw = group.receive(num_tensors * NUM_DIGEST_BYTES).numpy().tobytes().hex()
-            width = 2 * NUM_DIGEST_BYTES
-            return [raw[place * width : (place + 1) * width] for place in range(num_tensors)]
-        announced: list[str] | None = plan.get("digests")
-        return announced
+        def keep() -> None:
+            names = (name for name, _, _ in tensors)
+            received.tensors |= dict(zip(names, cut(block, kinds), strict=True))
+            digester.add(torch.split(block, sizes))
+
+        flight.add(block, then=keep)
 
     def _check_digests(self, names: list[str], announced: list[str] | None, received: _Received) -> None:
         for name, digest in zip(names, announced or (), strict=False):
@@ -165,3 +189,12 @@ class Receiver:
                     key=name,
                     remedy="Sync again; if it happens again, look for a tensor that changes while it is sent.",
                 )
+
+
+def _digests_in(trailer: torch.Tensor) -> list[str]:
+    """One per tensor, in hexadecimal.
+
+    >>> _digests_in(torch.arange(32, dtype=torch.uint8))[1]
+    '101112131415161718191a1b1c1d1e1f'
+    """
+    return [bytes(part).hex() for part in trailer.view(-1, NUM_DIGEST_BYTES).numpy()]

@@ -1,0 +1,69 @@
+"""Mistakes of a run with servers: weights into stock ones, what is written down, who starts and ends what."""
+
+from conformance.harness.faults.fault import Fault
+
+SERVER_MODE = (
+    Fault(
+        fault_id="stock-server-not-paused",
+        what="A stock server goes on generating while its weights change.",
+        seam="sync.stock_sender",
+        old='            self._everywhere(lambda server: server.control(PAUSE, query="mode=wait&clear_cache=true"))\n',
+        new="",
+    ),
+    Fault(
+        fault_id="stock-learner-is-last",
+        what="The workers of stock servers count from 0, as if the learner came last.",
+        seam="sync.stock_sender",
+        old="        offsets = [1 + sum(sizes[:place]) for place in range(len(sizes))]\n",
+        new="        offsets = [sum(sizes[:place]) for place in range(len(sizes))]\n",
+    ),
+    Fault(
+        fault_id="stock-server-left-paused",
+        what="A stock server is resumed only after a good update.",
+        seam="sync.stock_sender",
+        old="        finally:\n            self._everywhere(lambda server: server.control(RESUME))\n",
+        new="        self._everywhere(lambda server: server.control(RESUME))\n",
+    ),
+    Fault(
+        fault_id="stock-refusal-passed-over",
+        what="A stock server's refusal of an update is not looked at.",
+        seam="sync.stock_sender",
+        old="            call.result()\n            waiting.remove(call)\n",
+        new="            waiting.remove(call)\n",
+    ),
+    Fault(
+        fault_id="stop-token-left-to-the-server",
+        what="The stop token is left to the server.",
+        seam="wire.client.swift",
+        old='            "stop": list(sampling.stop_texts),\n',
+        new="",
+    ),
+    Fault(
+        fault_id="splits-not-counted",
+        what="A split call is told as one.",
+        seam="wire.client.session",
+        old="        log.num_splits += 1\n",
+        new="",
+    ),
+    Fault(
+        fault_id="retries-not-counted",
+        what="A call that is sent again is told as one.",
+        seam="wire.client.session",
+        old="            log.num_retries += 1\n",
+        new="",
+    ),
+    Fault(
+        fault_id="calls-not-written-down",
+        what="The journal keeps nothing of the sampling values of a call.",
+        seam="rollout.vllm_server",
+        old=", decoding=decoding.as_dict(), **log.as_dict())",
+        new=", decoding={}, **log.as_dict())",
+    ),
+    Fault(
+        fault_id="nobody-is-waited-for",
+        what="Servers that do not join are waited for longer than was configured.",
+        seam="sync.gloo",
+        old="time.monotonic() + self.meeting.join_timeout_s\n",
+        new="time.monotonic() + self.meeting.join_timeout_s + 4\n",
+    ),
+)

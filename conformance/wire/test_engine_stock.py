@@ -1,0 +1,52 @@
+"""A real, unmodified ``vllm serve``: our weights reach it, and a transfer that fails leaves it as it was."""
+
+import pytest
+
+from conformance.rollout.digits import GREEDY, template_of, tokens_of
+from conformance.wire.instance import free_port
+from conformance.wire.stock import stock_server
+from rollmatch.errors import RollmatchError
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.sync import shipment
+from rollmatch.sync.gloo import Meeting
+from rollmatch.sync.sender import make_sender
+from rollmatch.wire.client.session import ClientSettings, RolloutServer
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory):
+    with stock_server(tmp_path_factory.mktemp("stock")) as url:
+        server = RolloutServer(url, ClientSettings(timeout_s=60))
+        server.connect()
+        assert server.dialect.name == "vllm"
+        meeting = Meeting(host="127.0.0.1", port=free_port(), client="test", timeout_s=10, join_timeout_s=30)
+        made = VllmServerBackend([server], template_of(), Ranks(), sender=make_sender([server], [0], meeting))
+        yield made
+        made.close()
+
+
+@pytest.mark.clause("server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#1,2")
+def test_greedy_rollouts_follow_every_sync(backend, policies, scene_requests):
+    for version, policy in ((1, policies[1]), (2, policies[2])):
+        backend.push(policy.weights.items(), version=version)
+        assert tokens_of(backend.generate(scene_requests, GREEDY)) == policy.responses
+        assert backend.is_current()
+
+
+def test_a_transfer_that_is_not_what_was_announced_changes_nothing(backend, policies, scene_requests, monkeypatch):
+    backend.push(policies[1].weights.items(), version=3)
+    with monkeypatch.context() as patched:
+        patched.setattr(shipment.Digester, "take", lambda self: [bytes(16)] * len(policies[2].weights))
+        with pytest.raises(RollmatchError) as caught:
+            backend.push(policies[2].weights.items(), version=4)
+    assert caught.value.code == "server-refused"
+    assert "digest" in caught.value.problem
+    assert not backend.is_current()
+    held = VllmServerBackend(backend.servers, template_of(), Ranks(), sender=None)
+    held._instances = ()
+    assert tokens_of(held.generate(scene_requests, GREEDY)) == policies[1].responses
+    backend.push(policies[2].weights.items(), version=5)
+    assert tokens_of(backend.generate(scene_requests, GREEDY)) == policies[2].responses

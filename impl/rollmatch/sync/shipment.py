@@ -1,0 +1,48 @@
+"""What one sync carries, as the runs of bytes that travel: bucket after bucket, then the digests of all tensors."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollmatch.sync.bucket import Buffer
+from rollmatch.sync.plan import Plan
+from rollmatch.wire.digest import bytes_of
+from rollmatch.wire.digester import Digester
+from rollmatch.wire.flight import MAX_IN_FLIGHT
+
+
+class Shipment:
+    """Tensors of a plan. Made and eaten by ``sync.native_sender``; ``pieces`` are sent once."""
+
+    def __init__(self, plan: Plan, tensors: Sequence[Tensor], *, adapter: Mapping[str, Any] | None = None) -> None:
+        """``tensors`` as the learner lists them; the plan tells their order and types on the way."""
+        self.plan, self.adapter = plan, adapter
+        self.tensors = tuple(tensors[place] for place in plan.order)
+        self.digests: tuple[str, ...] = ()
+        """[len(plan.specs)] known when the last piece has been taken."""
+
+    def pieces(self, buffers: Sequence[Buffer]) -> Iterator[Tensor]:
+        """Raw bytes of each bucket, and last of all digests, which are made while the buckets travel.
+
+        Each of the ``buffers`` is filled again after the others; so a piece is whole while one less of them are under
+        way. What is hashed is what is sent: a tensor that changes on its way does not arrive unnoticed.
+        """
+        assert len(buffers) > MAX_IN_FLIGHT
+        memory = cycle(buffers)
+        with Digester() as digester:
+            for bucket in self.plan.buckets:
+                parts = self._bytes(bucket.start, bucket.stop)
+                yield next(memory).fill(parts)
+                digester.add(parts)
+            digests = digester.take()
+        self.digests = tuple(digest.hex() for digest in digests)
+        yield torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)
+
+    @torch.no_grad()
+    def _bytes(self, start: int, stop: int) -> list[Tensor]:
+        """Of each tensor, in the type in which it travels."""
+        pairs = zip(self.tensors[start:stop], self.plan.specs[start:stop], strict=True)
+        return [bytes_of(tensor.to("cpu", getattr(torch, spec.dtype))) for tensor, spec in pairs]

@@ -1,0 +1,40 @@
+"""Several broadcasts under way at the same time, so that the link does not rest between two of them."""
+
+from collections import deque
+from collections.abc import Callable
+
+from torch import Tensor
+
+MAX_IN_FLIGHT = 3
+"""Broadcasts at the same time; both ends begin them in the same order."""
+Landing = Callable[[], None]
+"""Waits until a broadcast has ended."""
+
+
+class Flight:
+    """Broadcasts in the order in which they were begun."""
+
+    def __init__(self, begin: Callable[[Tensor], Landing]) -> None:
+        self._begin = begin
+        self._under_way: deque[tuple[Landing, Landing]] = deque()
+
+    def add(self, tensor: Tensor, *, then: Landing = lambda: None) -> None:
+        """Begin one as soon as fewer than ``MAX_IN_FLIGHT`` are under way; ``then`` is called when it has ended."""
+        if len(self._under_way) == MAX_IN_FLIGHT:
+            self._land_first()
+        self._under_way.append((self._begin(tensor), then))
+
+    def land(self) -> None:
+        """Wait for all."""
+        while self._under_way:
+            self._land_first()
+
+    def _land_first(self) -> None:
+        """Where one fails the others are let go: an error keeps, by its traceback, all that this knows."""
+        landing, then = self._under_way.popleft()
+        try:
+            landing()
+        except BaseException:
+            self._under_way.clear()
+            raise
+        then()
