@@ -40,6 +40,13 @@ def keep_weights_loadable() -> None:
     _keep_buffers_of_placeholder_weights()
 
 
+def has_plain_weights() -> bool:
+    """Whether ``keep_weights_loadable`` was called in this process."""
+    from vllm.model_executor.layers import utils
+
+    return utils.dispatch_cpu_unquantized_gemm.__module__ == __name__
+
+
 def _keep_plain_linear_weights() -> None:
     """Keep vLLM from prepacking linear weights on a CPU.
 

@@ -14,15 +14,22 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from rollmatch.errors import SyncError
 from rollmatch.wire.gloo_group import GlooGroup, GroupAddress
 from rollmatch.wire.worker.groups import GlooMember
-from rollmatch.wire.worker.loading import addresses_of, load_into
+from rollmatch.wire.worker.loading import addresses_of, has_plain_weights, load_into
+from rollmatch.wire.worker.plugin import RL_ROUTES
 from rollmatch.wire.worker.receiver import NothingReceived, Receiver
 
 LEARNER = 0
 _POLL_S = 0.001
+
+
+class WeightsPacked(SyncError):
+    """Weights are loaded into a model that keeps them as they are."""
+
+    code = "weights-packed"
 
 
 @dataclass(kw_only=True)
@@ -55,7 +62,10 @@ class GlooEngine(WeightTransferEngine[Meeting, Announced]):  # type: ignore[misc
     _receiver: Receiver | None = None
 
     def init_transfer_engine(self, init_info: Meeting) -> None:
-        """Join; an older group is left. Errors: ``CommunicatorTimeout``."""
+        """Join; an older group is left. Errors: ``CommunicatorTimeout``, ``WeightsPacked``."""
+        if not has_plain_weights():
+            problem = "vLLM has packed its linear weights, of which a tied head would keep an old copy"
+            raise WeightsPacked(problem, key=RL_ROUTES, remedy=f"Start the server with {RL_ROUTES}=1.")
         self.shutdown()
         parallel = self.parallel_config
         address = GroupAddress(
@@ -83,9 +93,7 @@ class GlooEngine(WeightTransferEngine[Meeting, Announced]):  # type: ignore[misc
         receiver.begin({"tensors": tensors, "buckets": update_info.buckets or [len(tensors)], "trailer": True})
         self._wait()
         received = receiver.take()
-        initialize_layerwise_reload(self.model)
         load_into(self.model, received)
-        finalize_layerwise_reload(self.model, self.model_config)
         receiver.reuse(addresses_of(self.model))
 
     def finish_weight_update(self) -> None:
