@@ -44,7 +44,7 @@ def has_plain_weights() -> bool:
     """Whether ``keep_weights_loadable`` was called in this process."""
     from vllm.model_executor.layers import utils
 
-    return utils.dispatch_cpu_unquantized_gemm.__module__ == __name__
+    return str(utils.dispatch_cpu_unquantized_gemm.__module__) == __name__
 
 
 def _keep_plain_linear_weights() -> None:

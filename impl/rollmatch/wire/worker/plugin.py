@@ -8,7 +8,7 @@ RL_ROUTES = "VLLM_SERVER_DEV_MODE"
 
 
 def register() -> None:
-    """Make ``--weight-transfer-config '{"backend": "rollmatch_gloo"}'`` known, and weights loadable where it is of use."""
+    """Make the weight transfer backend ``rollmatch_gloo`` known, and weights loadable where it is of use."""
     try:
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     except ImportError:  # a vLLM without weight transfer
