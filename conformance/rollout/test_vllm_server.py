@@ -20,7 +20,7 @@ STOP = 9
 TEMPLATE = SimpleNamespace(
     messages=lambda sample: [{"role": "user", "content": "?"}],
     banned_ids=(7,),
-    vocabulary=SimpleNamespace(stop_id=STOP),
+    vocabulary=SimpleNamespace(stop_id=STOP, stop_token="<|im_end|>"),
 )
 GREEDY = Decoding(max_new_tokens=4)
 
