@@ -18,9 +18,9 @@ from conformance.harness.faults.supervision_faults import SUPERVISION
 from conformance.harness.faults.sync_faults import SYNC
 from conformance.harness.faults.target_faults import TARGET
 from conformance.harness.faults.third_faults import THIRD
-from conformance.harness.faults.vineppo_faults import VINEPPO, VINEPPO_SERVER
+from conformance.harness.faults.vineppo_faults import VINEPPO, VINEPPO_OBJECTIVE, VINEPPO_SERVER
 
 BANK: dict[str, Fault] = collect(
     *(CONFIG, RULES, TARGET, LEARN, SUPERVISION, DATA, ROLLOUT, RING, SECOND, THIRD),
-    *(CLIENT, SYNC, SERVER, SERVER_MODE, LAUNCH, VINEPPO, VINEPPO_SERVER, RLHF, GRPO),
+    *(CLIENT, SYNC, SERVER, SERVER_MODE, LAUNCH, VINEPPO, VINEPPO_SERVER, VINEPPO_OBJECTIVE, RLHF, GRPO),
 )

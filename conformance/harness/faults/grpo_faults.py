@@ -29,7 +29,7 @@ GRPO = (
         fault_id="one-completion-less",
         what="A group has one completion less than configured.",
         seam="launch.objectives",
-        old="            num_rollouts=rules.num_generations,",
+        old="        num_rollouts=rules.num_generations,",
         new="            num_rollouts=rules.num_generations - 1,",
     ),
     Fault(

@@ -31,8 +31,10 @@ SECOND = (
         fault_id="no-trainer-variant",
         what="The trainer variant has another name.",
         seam="config.custom",
-        old='Literal["rollout_matching_sft", "grpo"] = Field(examples=["rollout_matching_sft"])',
-        new='Literal["rollout_matching", "grpo"] = Field(examples=["rollout_matching"])',
+        old='Literal["rollout_matching_sft", "grpo", "vineppo", "vineppo_mcts"] = Field(\n'
+        '        examples=["rollout_matching_sft"]',
+        new='Literal["rollout_matching", "grpo", "vineppo", "vineppo_mcts"] = Field(\n'
+        '        examples=["rollout_matching"]',
     ),
     Fault(
         fault_id="partly-frozen-refused",

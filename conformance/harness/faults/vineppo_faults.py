@@ -195,3 +195,43 @@ VINEPPO_SERVER = (
         new='"--host", default="0.0.0.0"',
     ),
 )
+
+TURN = "objective.single_turn"
+
+VINEPPO_OBJECTIVE = (
+    Fault(
+        fault_id="continuations-sampled-otherwise",
+        what="Continuations are sampled without nucleus sampling.",
+        seam=TURN,
+        old="replace(means.decoding, logprobs=logprobs)",
+        new="replace(means.decoding, logprobs=logprobs, top_p=1.0)",
+    ),
+    Fault(
+        fault_id="continuations-from-the-prompt",
+        what="Continuations start at the prompt, whatever the state.",
+        seam=TURN,
+        old="            prefix_token_ids=state.prefix_token_ids,\n            max_new_tokens",
+        new="            prefix_token_ids=state.prefix_token_ids[:0],\n            max_new_tokens",
+    ),
+    Fault(
+        fault_id="continuations-learnt-from",
+        what="Continuations are scored and learnt from as responses are.",
+        seam="objective.vineppo",
+        old="        cost = counted.report(",
+        new="        from rollmatch.target.vineppo.trajectory import state_at\n"
+        "        more = waves.go_on([waves.wish(state_at(one, 1), 99) for one in trajectories])\n"
+        "        segments += [_segment(one, (0.0,) * len(one.token_ids)) for one in more]\n"
+        "        cost = counted.report(",
+    ),
+    Fault(
+        fault_id="failed-continuation-is-empty",
+        what="A generate call that failed counts as continuations that said nothing.",
+        seam=TURN,
+        old="        rollouts = self.means.ask(requests, self.decoding)",
+        new="        try:\n"
+        "            rollouts = self.means.ask(requests, self.decoding)\n"
+        "        except Exception:\n"
+        "            rollouts = [Rollout(request_id='', prompt_token_ids=r.token_ids, response_token_ids=(),\n"
+        "                        finish_reason='stop', policy_version=3) for r in requests]",
+    ),
+)

@@ -9,6 +9,7 @@ from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.config.rollout_server import RolloutServerConfig
 from rollmatch.config.section import Section, Text
 from rollmatch.config.swift import SwiftConfig
+from rollmatch.config.vineppo import VinePpoConfig
 
 SYSTEM_PROMPT = (
     "You list what you see. Answer with exactly one JSON object on one line, and nothing before or after it."
@@ -35,7 +36,9 @@ class ExtraConfig(Section):
     rollout_matching: RolloutMatchingConfig = RolloutMatchingConfig()
     """Settings of trainer_variant rollout_matching_sft; rollouts of every variant are made as it says."""
     grpo: GrpoConfig = GrpoConfig()
-    """Settings of trainer_variant grpo."""
+    """Settings of trainer_variant grpo; groups, rewards and policy gradient of vineppo and vineppo_mcts."""
+    vineppo: VinePpoConfig = VinePpoConfig()
+    """Settings of trainer_variant vineppo and vineppo_mcts."""
     rollout_server: RolloutServerConfig = RolloutServerConfig()
     """What rollmatch serve starts."""
     swift: SwiftConfig = SwiftConfig()
@@ -45,7 +48,9 @@ class ExtraConfig(Section):
 class CustomConfig(Section):
     """The trainer, its data and its prompts."""
 
-    trainer_variant: Literal["rollout_matching_sft", "grpo"] = Field(examples=["rollout_matching_sft"])
+    trainer_variant: Literal["rollout_matching_sft", "grpo", "vineppo", "vineppo_mcts"] = Field(
+        examples=["rollout_matching_sft"]
+    )
     """What is trained for."""
     train_jsonl: Text = Field(examples=["data/train.jsonl"])
     """Training samples, one JSON object per line."""

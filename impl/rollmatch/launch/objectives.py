@@ -3,8 +3,10 @@
 from typing import Literal
 
 from rollmatch.config import RunConfig
+from rollmatch.config.grpo import GrpoConfig
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.launch.rewards import load_rewards
+from rollmatch.launch.vineppo_objective import make_vineppo
 from rollmatch.learn.loss import LossRules
 from rollmatch.learn.mask import MaskRules
 from rollmatch.learn.policy_loss import PolicyRules
@@ -22,44 +24,66 @@ def make_objective(config: RunConfig, template: Template) -> Objective:
     """What ``custom.trainer_variant`` names. Errors: ``RewardUnknown``."""
     if config.custom.trainer_variant == "grpo":
         return _grpo(config, template)
+    if config.custom.trainer_variant in ("vineppo", "vineppo_mcts"):
+        return make_vineppo(
+            config,
+            template,
+            reuse=_reuse(config.custom.extra.grpo),
+            policy_rules=_policy_rules(config),
+            logprob_rules=_logprob_rules(config),
+        )
     return _rollout_matching(config, template)
 
 
 def wants_logprobs(objective: Objective) -> bool:
     """Whether the engine is to tell each sampled token's log-probability."""
-    return isinstance(objective, PolicyGradient) and objective.logprob_rules.wants_sampled
+    return isinstance(objective, PolicyGradient) and objective.wants_logprobs
 
 
 def _grpo(config: RunConfig, template: Template) -> GrpoObjective:
-    rules, rollout = config.custom.extra.grpo, config.custom.extra.rollout_matching
-    # Where rollouts are learnt from once and at once, a forward pass of its own would find what the step finds.
-    is_learnt_at_once = rules.steps_per_generation * rules.num_iterations == 1 and not config.training.packing
-    recomputed: Literal["current", "recomputed"] = "current" if is_learnt_at_once else "recomputed"
+    rules = config.custom.extra.grpo
     return GrpoObjective(
-        reuse=Reuse(
-            num_rollouts=rules.num_generations,
-            steps_per_generation=rules.steps_per_generation,
-            num_iterations=rules.num_iterations,
-        ),
+        reuse=_reuse(rules),
         group_rules=GroupRules(
             baseline=rules.baseline, scale=rules.scale_rewards, mask_truncated=rules.mask_truncated_completions
         ),
-        logprob_rules=LogprobRules(
-            old="server" if rules.old_logprobs == "server" else recomputed,
-            corrects=rules.correction_cap is not None and rules.old_logprobs == "recomputed",
-        ),
-        policy_rules=PolicyRules(
-            epsilon=rules.epsilon,
-            epsilon_high=rules.epsilon_high,
-            ratio_cap=rules.ratio_cap,
-            beta=rules.beta,
-            correction_cap=rules.correction_cap,
-            normalize=rules.normalize,
-            max_new_tokens=rollout.max_new_tokens,
-            temperature=rollout.decoding.temperature or 1.0,
-        ),
+        logprob_rules=_logprob_rules(config),
+        policy_rules=_policy_rules(config),
         rewards=load_rewards(config),
         vocabulary=template.vocabulary,
+    )
+
+
+def _reuse(rules: GrpoConfig) -> Reuse:
+    return Reuse(
+        num_rollouts=rules.num_generations,
+        steps_per_generation=rules.steps_per_generation,
+        num_iterations=rules.num_iterations,
+    )
+
+
+def _logprob_rules(config: RunConfig) -> LogprobRules:
+    rules = config.custom.extra.grpo
+    # Where rollouts are learnt from once and at once, a forward pass of its own would find what the step finds.
+    is_learnt_at_once = rules.steps_per_generation * rules.num_iterations == 1 and not config.training.packing
+    recomputed: Literal["current", "recomputed"] = "current" if is_learnt_at_once else "recomputed"
+    return LogprobRules(
+        old="server" if rules.old_logprobs == "server" else recomputed,
+        corrects=rules.correction_cap is not None and rules.old_logprobs == "recomputed",
+    )
+
+
+def _policy_rules(config: RunConfig) -> PolicyRules:
+    rules, rollout = config.custom.extra.grpo, config.custom.extra.rollout_matching
+    return PolicyRules(
+        epsilon=rules.epsilon,
+        epsilon_high=rules.epsilon_high,
+        ratio_cap=rules.ratio_cap,
+        beta=rules.beta,
+        correction_cap=rules.correction_cap,
+        normalize=rules.normalize,
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=rollout.decoding.temperature or 1.0,
     )
 
 

@@ -48,6 +48,11 @@ class PolicyGradient:
     vocabulary: Vocabulary
     term_names: ClassVar[tuple[str, ...]] = TERM_NAMES
 
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the engine is to tell each sampled token's log-probability."""
+        return self.logprob_rules.wants_sampled
+
     def supervise(self, segments: Sequence[Segment], *, starts: Sequence[int], num_tokens: int) -> PolicySupervision:
         """Every target token that is not masked. Errors: ``PolicyTargetMisfit``."""
         return supervise_policy(segments, starts=starts, num_tokens=num_tokens)

@@ -51,8 +51,13 @@ class Continuer(Protocol):
 class Company(Protocol):
     """The learner ranks, as ``ranks.Ranks``."""
 
-    rank: int
-    learner_world_size: int
+    @property
+    def rank(self) -> int:
+        """Which one this is."""
+
+    @property
+    def learner_world_size(self) -> int:
+        """How many there are."""
 
     def gather(self, item: Any) -> list[Any]:
         """One item per rank -> all of them, on every rank."""

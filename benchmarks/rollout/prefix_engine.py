@@ -1,0 +1,81 @@
+"""One engine, VinePPO's requests: nine continuations of every state of a long response; what they cost, as JSON.
+
+python benchmarks/rollout/prefix_engine.py on|off
+"""
+
+import json
+import sys
+import time
+
+import numpy as np
+
+from conformance.rollout.digits import MODEL, load_model, template_of
+from rollmatch.model import merged_weights
+from rollmatch.ranks import Ranks
+from rollmatch.records import RolloutRequest, Sample
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
+
+PROMPT_LEN, STEP_LEN, NUM_STATES, NUM_CONTINUATIONS, MAX_NEW_TOKENS = 2600, 150, 4, 9, 8
+DECODING = Decoding(max_new_tokens=MAX_NEW_TOKENS, temperature=1.0)
+
+
+def requests_of() -> list[RolloutRequest]:
+    """States nest: each is a prefix of the next, as along one response."""
+    ids = tuple(int(i) for i in np.random.default_rng(0).integers(0, 256, size=PROMPT_LEN + STEP_LEN * NUM_STATES))
+    sample = Sample(sample_id=0, origin="x:1", images=(), messages=(("user", "?"),))
+    return [
+        RolloutRequest(
+            request_id=f"{state}.{k}",
+            sample=sample,
+            prompt_token_ids=ids[:PROMPT_LEN],
+            prefix_token_ids=ids[PROMPT_LEN : PROMPT_LEN + STEP_LEN * state],
+            seed=1 + state * NUM_CONTINUATIONS + k,
+        )
+        for state in range(NUM_STATES)
+        for k in range(NUM_CONTINUATIONS)
+    ]
+
+
+def computed_by(backend: VllmColocateBackend) -> int:
+    """Prompt tokens that the engine has run through the model so far, by its own counters."""
+    counters = {metric.name: getattr(metric, "value", 0) for metric in backend._engine.get_metrics()}
+    if not counters.get("vllm:prefix_cache_queries"):
+        return int(counters["vllm:prompt_tokens"])
+    return int(counters["vllm:prefix_cache_queries"] - counters["vllm:prefix_cache_hits"])
+
+
+def main(caching: str) -> None:
+    settings = EngineSettings(
+        model=str(MODEL),
+        dtype="float32",
+        max_model_len=4096,
+        engine_arguments={
+            "seed": 0,
+            "kv_cache_memory_bytes": 1 << 30,
+            "enforce_eager": True,
+            "max_num_seqs": 64,
+            "max_num_batched_tokens": 4096,
+            "enable_chunked_prefill": False,  # vLLM 0.32 on a CPU cannot cut a prompt whose sampling is seeded
+            "block_size": 32,
+            "enable_prefix_caching": caching == "on",
+            "disable_log_stats": False,
+            "limit_mm_per_prompt": {"image": 0, "video": 0},
+        },
+    )
+    backend = VllmColocateBackend(settings, template_of(), Ranks())
+    backend.push(merged_weights(load_model()), version=1)
+    asked = requests_of()
+    told: dict[str, float] = {"one state: unique": PROMPT_LEN, "all states: unique": len(asked[-1].token_ids)}
+    for name, part in (("one state", asked[:NUM_CONTINUATIONS]), ("all states", asked)):
+        began, before = time.perf_counter(), computed_by(backend)
+        rollouts = backend.generate(part, DECODING)
+        told[name] = time.perf_counter() - began
+        told[f"{name}: computed"] = computed_by(backend) - before
+        told[f"{name}: generated"] = sum(len(rollout.response_token_ids) for rollout in rollouts)
+        backend._engine.reset_prefix_cache()
+    sys.stdout.write(f"RESULT{json.dumps(told)}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

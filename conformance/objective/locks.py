@@ -1,0 +1,102 @@
+"""VinePPO's objective in front of a rollout side of known probabilities, without a model."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from conformance.doubles.company import alone
+from conformance.doubles.tokenizer import ids_of_bytes, make_vocabulary
+from rollmatch.learn.policy_loss import PolicyRules
+from rollmatch.objective.policy_gradient import LogprobRules
+from rollmatch.objective.seam import Means, Reuse
+from rollmatch.objective.single_turn import Pay
+from rollmatch.objective.vineppo import VinePpoObjective
+from rollmatch.records import Rollout, RolloutRequest, Sample
+from rollmatch.rollout.backend import Decoding
+from rollmatch.target.reward import Reward
+from rollmatch.target.vineppo.split import FixedTokens
+from rollmatch.target.vineppo.value import ContinuationValues, ValueRules
+
+VOCABULARY = make_vocabulary()
+A, B = ids_of_bytes(b"AB")
+DECODING = Decoding(max_new_tokens=6, temperature=0.7, top_p=0.9, top_k=40, repetition_penalty=1.1, logprobs=True)
+LENGTH = 4
+
+
+def sample_of(sample_id=0):
+    return Sample(sample_id=sample_id, origin=f"x:{sample_id + 1}", images=(), messages=(("user", "?"),))
+
+
+def second_is_b(answer, sample):
+    """The lock: only the second of four letters matters."""
+    return float(len(answer) == LENGTH and answer[1] == "B")
+
+
+@dataclass
+class RolloutSide:
+    """Writes four letters, each by the flip of a coin, then stops; remembers calls and notes."""
+
+    version: int = 3
+    length: int = LENGTH
+    calls: list = field(default_factory=list)
+    notes: list = field(default_factory=list)
+    scored: list = field(default_factory=list)
+
+    def ask(self, requests, decoding):
+        self.calls.append((list(requests), decoding))
+        return [self.write(request, decoding) for request in requests]
+
+    def write(self, request, decoding):
+        rng, left = np.random.default_rng(request.seed), self.length - len(request.prefix_token_ids)
+        ids = tuple(int(i) for i in rng.choice([A, B], size=max(left, 0)))
+        limit = request.limit(decoding.max_new_tokens)
+        stops = len(ids) < limit
+        return Rollout(
+            request_id=request.request_id,
+            prompt_token_ids=request.token_ids,
+            response_token_ids=ids[:limit],
+            finish_reason="stop" if stops else "length",
+            policy_version=self.version,
+        )
+
+    def answer(self, samples, *, num=2):
+        requests = [
+            RolloutRequest(request_id=f"{i}", sample=sample, prompt_token_ids=prompt_of(sample), seed=i + 1)
+            for i, sample in enumerate(sample for sample in samples for _ in range(num))
+        ]
+        return [self.write(request, DECODING) for request in requests]
+
+    def score(self, segments, *, reference=False):
+        self.scored.append(len(segments))
+        return [(-1.0,) * segment.train_len for segment in segments]
+
+    def means(self, company=None) -> Means:
+        ranks: Any = company or alone()
+
+        def note(event, **fields):
+            self.notes.append((event, fields))
+
+        return Means(step=5, ranks=ranks, decoding=DECODING, ask=self.ask, score=self.score, note=note)
+
+
+def prompt_of(sample):
+    return (*ids_of_bytes(b"lock "), sample.sample_id)
+
+
+def objective(**fields) -> VinePpoObjective:
+    reward = Reward(name="lock", function=fields.pop("reward", second_is_b))
+    pay = Pay(rewards=(reward,), vocabulary=VOCABULARY, unfinished_return=fields.pop("unfinished_return", 0.0))
+    made = VinePpoObjective(
+        reuse=Reuse(num_rollouts=2, num_iterations=2),
+        policy_rules=PolicyRules(max_new_tokens=6),
+        logprob_rules=LogprobRules(old="recomputed", corrects=False),
+        vocabulary=VOCABULARY,
+        pay=pay,
+        splitter=FixedTokens(num_tokens=1),
+        valuer=ContinuationValues(ValueRules(num_continuations=fields.pop("num_continuations", 8))),
+        normalization="none",
+        run_seed=1,
+        prompt_of=prompt_of,
+    )
+    return replace(made, **fields)

@@ -1,0 +1,200 @@
+"""VinePPO as an objective: each step of a response is judged by the values of the states before and after it.
+
+Its two variants differ in where values come from (``target.vineppo.value``, ``search``) and in nothing else.
+Continuations estimate values; they are never learnt from.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from rollmatch.learn.policy_loss import PolicyRules
+from rollmatch.objective.policy_gradient import LogprobRules, PolicyGradient
+from rollmatch.objective.seam import Evaluated, Harvest, Means, Reuse
+from rollmatch.objective.single_turn import Pay, SingleTurn, starts
+from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
+from rollmatch.target.vineppo.advantage import Normalization, normalize, spread, step_advantages
+from rollmatch.target.vineppo.continuation import Waves
+from rollmatch.target.vineppo.split import Splitter
+from rollmatch.target.vineppo.trajectory import Cuts, Trajectory
+from rollmatch.target.vineppo.value import Valued, Valuer
+from rollmatch.vocabulary import Vocabulary
+
+NUM_SHOWN = 128
+"""Answers of an evaluation, and trajectories of a window, that are written down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryReport:
+    """What one response was worth, step by step."""
+
+    total_return: float
+    response_len: int
+    is_truncated: bool
+    values: tuple[float, ...]
+    """[S] before each step."""
+    step_advantages: tuple[float, ...]
+    """[S] before they were normalised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowReport:
+    """What a window's values cost on this rank; stands once among the reports of its trajectories."""
+
+    num_states: int
+    num_continuations: int
+    continuation_tokens: int
+    unfinished: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class VinePpoObjective(PolicyGradient):
+    """``trainer_variant: vineppo`` and ``vineppo_mcts``."""
+
+    reuse: Reuse
+    policy_rules: PolicyRules
+    logprob_rules: LogprobRules
+    vocabulary: Vocabulary
+    pay: Pay
+    splitter: Splitter
+    valuer: Valuer
+    normalization: Normalization
+    run_seed: int
+    prompt_of: Callable[[Sample], tuple[int, ...]]
+    reads_logprobs: bool = False
+    """Whether steps or the search go by log-probabilities."""
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the engine is to tell each sampled token's log-probability."""
+        return self.reads_logprobs or self.logprob_rules.wants_sampled
+
+    def make_segments(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Harvest:
+        """``num_rollouts`` segments per sample. Errors: those of splitters, values and rewards."""
+        asked = [sample for sample in samples for _ in range(self.reuse.num_rollouts)]
+        trajectories = self.pay.trajectories(starts(asked, rollouts, self.prompt_of), rollouts)
+        cuts = [self.splitter.cuts(trajectory) for trajectory in trajectories]
+        counted = Counted(SingleTurn(self.pay, means, logprobs=self.reads_logprobs))
+        waves = Waves(counted, means.ranks, run_seed=self.run_seed, step=means.step)
+        valued = self.valuer.values_of(trajectories, cuts, waves)
+        reports = [_report(*three) for three in zip(trajectories, cuts, valued, strict=True)]
+        segments = self._segments(trajectories, cuts, reports, means)
+        segments = self.with_logprobs(segments, rollouts, means)
+        cost = counted.report(num_states=sum(len(one.values) for one in valued))
+        self._note(means, samples, reports, cost)
+        size = self.reuse.num_rollouts
+        groups = tuple(tuple(segments[start : start + size]) for start in range(0, len(segments), size))
+        return Harvest(segments=groups, reports=(*reports, cost))
+
+    def summarize(self, reports: Sequence[Any]) -> dict[str, float]:
+        """Returns, lengths, what values were and what they cost."""
+        mine = [report for report in reports if isinstance(report, TrajectoryReport)]
+        costs = [report for report in reports if isinstance(report, WindowReport)]
+        if not mine:
+            return {}
+        return {
+            "reward": fmean(report.total_return for report in mine),
+            "truncated_rate": fmean(report.is_truncated for report in mine),
+            "response_len": fmean(report.response_len for report in mine),
+            "steps": fmean(len(report.values) for report in mine),
+            "prompt_value": fmean(report.values[0] for report in mine),
+            "advantage_size": fmean(abs(a) for report in mine for a in report.step_advantages),
+            "continuations": float(sum(cost.num_continuations for cost in costs)),
+            "continuation_tokens": float(sum(cost.continuation_tokens for cost in costs)),
+            "states_per_continuation": _share(costs),
+        }
+
+    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout]) -> Evaluated:
+        """Returns of one response each; some are written down."""
+        made = self.pay.trajectories(starts(samples, rollouts, self.prompt_of), rollouts)
+        returns = [trajectory.total_return for trajectory in made]
+        answers = [
+            {"sample_id": s.sample_id, "response_text": self.vocabulary.text(r.response_token_ids), "reward": total}
+            for s, r, total in zip(samples[:NUM_SHOWN], rollouts, returns, strict=False)
+        ]
+        metrics = {"reward": fmean(returns), "num_scenes": float(len(samples))}
+        return Evaluated(metrics=metrics, record={"scenes": [], "answers": answers})
+
+    def _segments(
+        self,
+        trajectories: Sequence[Trajectory],
+        cuts: Sequence[Cuts],
+        reports: Sequence[TrajectoryReport],
+        means: Means,
+    ) -> list[Segment]:
+        rows = [spread(report.step_advantages, bounds) for report, bounds in zip(reports, cuts, strict=True)]
+        masks = [tuple(map(one.is_written, range(len(one.token_ids)))) for one in trajectories]
+        rows = normalize(rows, masks, self.normalization, means.ranks.sum)
+        return [_segment(*pair) for pair in zip(trajectories, rows, strict=True)]
+
+    def _note(
+        self, means: Means, samples: Sequence[Sample], reports: Sequence[TrajectoryReport], cost: WindowReport
+    ) -> None:
+        shown = reports[:NUM_SHOWN]
+        means.note(
+            "valued",
+            step=means.step,
+            num_states=cost.num_states,
+            num_continuations=cost.num_continuations,
+            continuation_tokens=cost.continuation_tokens,
+            sample_ids=[sample.sample_id for sample in samples for _ in range(self.reuse.num_rollouts)],
+            returns=[report.total_return for report in reports],
+            values=[[round(value, 4) for value in report.values] for report in shown],
+            advantages=[[round(a, 4) for a in report.step_advantages] for report in shown],
+        )
+
+
+class Counted:
+    """A continuer that counts what is asked of it."""
+
+    def __init__(self, continuer: SingleTurn) -> None:
+        self.continuer = continuer
+        self.max_new_tokens = continuer.max_new_tokens
+        self.num_continuations = self.num_tokens = self.num_unfinished = 0
+
+    def go_on(self, wishes: Sequence[Any]) -> list[Trajectory]:
+        """As the protocol."""
+        made = self.continuer.go_on(wishes)
+        self.num_continuations += len(made)
+        for wish, one in zip(wishes, made, strict=True):
+            self.num_tokens += len(one.token_ids) - wish.state.position
+            self.num_unfinished += not one.is_finished
+        return made
+
+    def report(self, *, num_states: int) -> WindowReport:
+        """The counts."""
+        return WindowReport(
+            num_states=num_states,
+            num_continuations=self.num_continuations,
+            continuation_tokens=self.num_tokens,
+            unfinished=self.num_unfinished,
+        )
+
+
+def _report(trajectory: Trajectory, cuts: Cuts, valued: Valued) -> TrajectoryReport:
+    return TrajectoryReport(
+        total_return=trajectory.total_return,
+        response_len=len(trajectory.token_ids) - trajectory.is_finished,
+        is_truncated=not trajectory.is_finished,
+        values=valued.values,
+        step_advantages=step_advantages(valued.values, trajectory.step_rewards(cuts)),
+    )
+
+
+def _segment(trajectory: Trajectory, advantages: tuple[float, ...]) -> Segment:
+    prompt = trajectory.expanded_prompt or trajectory.prompt_token_ids
+    return Segment(
+        sample=trajectory.sample,
+        policy_version=trajectory.policy_version,
+        token_ids=prompt + trajectory.token_ids,
+        prompt_len=len(prompt),
+        prefix_len=len(trajectory.token_ids),
+        policy=PolicyTarget(advantages=advantages),
+    )
+
+
+def _share(costs: Sequence[WindowReport]) -> float:
+    """States per continuation; above 1 / K where states were shared."""
+    num = sum(cost.num_continuations for cost in costs)
+    return sum(cost.num_states for cost in costs) / num if num else 0.0
