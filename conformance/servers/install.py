@@ -25,11 +25,12 @@ def interpreter_of(name: str, version: str, packages: Sequence[str]) -> Path:
         return Path(sys.executable)
     folder = folder_of_servers() / f"{name}-{version}"
     python = folder / "bin" / "python"
-    if not (folder / _READY).exists():
+    ready, told = folder / _READY, "\n".join(packages) + "\n"
+    if not ready.exists() or ready.read_text() != told:
         venv.create(folder, with_pip=True, clear=True)
         _put_below(folder)
         _install(python, packages)
-        (folder / _READY).write_text("\n".join(packages) + "\n")
+        ready.write_text(told)
     return python
 
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from conformance.rollout.digits import MODEL
-from conformance.servers.check import Check
+from conformance.servers.check import MISSED, PASSED, Check
 from conformance.servers.checks import checks_for
 from conformance.servers.dialects import DIALECTS
 from conformance.servers.exchange import Exchange
@@ -34,6 +34,7 @@ class Judge:
     def __init__(self, known: Known, policies: Policies, folder: Path) -> None:
         self.known, self.policies, self.folder = known, policies, folder
         self.num_starts = 0
+        self._passed: set[str] = set()
         self._subject: Subject | None = None
 
     def run(self, checks: Sequence[Check], recording: Recording) -> None:
@@ -55,7 +56,9 @@ class Judge:
     def _ask(self, check: Check) -> tuple[Exchange, float]:
         subject = self._subject or self._start()
         exchange, verdict, seconds = ask_and_judge(check, subject)
-        if (check.is_dangerous or verdict.state == "missed") and not is_well(subject):
+        if verdict.state == PASSED:
+            self._passed.add(check.check_id)
+        if (check.is_dangerous or verdict.state == MISSED) and not is_well(subject, self._passed):
             self.end()
         return exchange, seconds
 

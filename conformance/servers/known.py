@@ -136,7 +136,7 @@ KNOWN = (
         name="ms-swift",
         version="4.6.0",
         dialect="swift",
-        packages=("ms-swift==4.6.0",),
+        packages=("ms-swift==4.6.0", "qwen_vl_utils==0.0.14"),
         command=_swift,
         plugin="gloo_for_nccl",
         title="swift rollout (ms-swift)",

@@ -12,10 +12,14 @@ from rollmatch.model import load_policy, merged_weights
 
 SPREAD = 0.05
 """How far each weight of a changed policy lies off, in standard deviations of its tensor."""
+BESIDE_EMBEDDINGS = 2
+"""A policy with the embeddings, and a head that is tied to them, as they were: for checks that ask after other things
+than whether every weight has arrived.
+"""
 
 
 class Policies:
-    """A model directory's weights as policy 0, changed ones as 1, 2, ...; all in float32."""
+    """A model directory's weights as policy 0, changed ones as 1 and 2; all in float32."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = str(directory)
@@ -51,7 +55,10 @@ class Policies:
             self._weights[0] = {name: tensor.clone() for name, tensor in merged_weights(self._model)}
         if number not in self._weights:
             generator = torch.Generator().manual_seed(number)
-            self._weights[number] = {name: _moved(tensor, generator) for name, tensor in self._weights[0].items()}
+            self._weights[number] = {
+                name: tensor if number == BESIDE_EMBEDDINGS and "embed" in name else _moved(tensor, generator)
+                for name, tensor in self._weights[0].items()
+            }
         return self._weights[number]
 
     def writes(self, number: int, prompt_ids: Sequence[int], *, max_tokens: int) -> list[int]:

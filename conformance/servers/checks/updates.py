@@ -10,6 +10,7 @@ from conformance.servers.checks.generation import QUESTIONS
 from conformance.servers.checks.weights import MAX_TOKENS, NEEDS, expect, judge_ok, was, write
 from conformance.servers.exchange import Call, Exchange
 from conformance.servers.peers import make_peer, open_peer, sync
+from conformance.servers.policy import BESIDE_EMBEDDINGS
 from conformance.servers.talk import Stopped, Talk
 
 VERSIONS = {
@@ -81,9 +82,9 @@ def _ask_wrong(talk: Talk, tensors: dict[str, Tensor]) -> None:
     expect(talk, "after", 0)
     peer.close()
     talk.exchange.calls.append(Call(label="-- next", method="-", path="-", status=200))
-    sync(talk, 1)
+    sync(talk, BESIDE_EMBEDDINGS)
     write(talk, "new")
-    expect(talk, "new", 1)
+    expect(talk, "new", BESIDE_EMBEDDINGS)
 
 
 def judge_wrong(told: Exchange) -> str:
@@ -97,7 +98,7 @@ def judge_wrong(told: Exchange) -> str:
 
 
 def judge_next(told: Exchange) -> str:
-    return "" if was(told, "new", 1) else "the next update is not served"
+    return "" if was(told, "new") else "the next update is not served"
 
 
 def judge_intact(told: Exchange) -> str:
@@ -113,9 +114,9 @@ def ask_cast(talk: Talk) -> None:
     offer(talk, peer, {name: tensor.to(torch.bfloat16)}, "update")
     talk.generate("after", QUESTIONS[:1], max_tokens=MAX_TOKENS)
     peer.close()
-    sync(talk, 1)
+    sync(talk, BESIDE_EMBEDDINGS)
     write(talk, "new")
-    expect(talk, "new", 1)
+    expect(talk, "new", BESIDE_EMBEDDINGS)
 
 
 def judge_cast(told: Exchange) -> str:
@@ -161,15 +162,15 @@ def ask_unpaused(talk: Talk) -> None:
     import time
 
     time.sleep(0.5)
-    peer.send(talk.subject.policies.weights(1), pause=False)
+    peer.send(talk.subject.policies.weights(BESIDE_EMBEDDINGS), pause=False)
     peer.finish()
     running.result()
     write(talk, "new")
-    expect(talk, "new", 1)
+    expect(talk, "new", BESIDE_EMBEDDINGS)
 
 
 def judge_unpaused(told: Exchange) -> str:
-    return judge_ok(told, ("new", 1))
+    return judge_ok(told, ("new", None))
 
 
 def _one(talk: Talk) -> tuple[str, Tensor]:
