@@ -57,12 +57,12 @@ class Launched:
         own = self.process.pid
         return [p for p in self.members() if p.pid != own and not _is_tracker(p)]
 
-    def end(self) -> None:
+    def end(self, *, grace_s: float = 3.0) -> None:
         """With all its children, whatever it takes."""
         members = self.members()
         with suppress(ProcessLookupError):
             self.process.terminate()
-        _, alive = psutil.wait_procs(members, timeout=END_TIMEOUT_S if members else 0)
+        _, alive = psutil.wait_procs(members, timeout=grace_s if members else 0)
         for process in [*alive, *self.members()]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -11,7 +11,7 @@ from conformance.servers.subject import Subject
 from conformance.servers.talk import Stopped, Talk, in_thread
 from rollmatch.errors import RollmatchError
 
-LEAVE_S = 15.0
+LEAVE_S, ALIVE_S = 15.0, 8.0
 SIGNS_OF_LIFE = ("greedy-repeats", "same-weights-same-responses", "caches-forget-old-weights")
 
 
@@ -48,5 +48,7 @@ def is_well(subject: Subject, passed: Collection[str]) -> bool:
     """Whether it still generates and takes updates as well as before, by the checks it ``passed``."""
     from conformance.servers.checks import BY_ID
 
+    if not Talk(subject).generate("alive", ["Say one."], timeout_s=ALIVE_S).is_ok:
+        return False
     asked = [BY_ID[name] for name in SIGNS_OF_LIFE if name in passed]
     return all(ask_and_judge(check, subject)[1].state == PASSED for check in asked)
