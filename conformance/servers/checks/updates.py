@@ -33,6 +33,7 @@ def offer(talk: Talk, peer: Any, tensors: dict[str, Tensor], label: str) -> None
             peer.finish()
     except Stopped as stop:
         talk.note(f"{label}-stopped", str(stop))
+        peer.finish()  # whatever happened, a learner lets generation go on
 
 
 def answers(told: Exchange, label: str) -> list[Call]:
