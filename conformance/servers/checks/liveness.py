@@ -31,8 +31,8 @@ def ask_health_while_generating(talk: Talk) -> None:
 def judge_health_while_generating(told: Exchange) -> str:
     if not told.one("generate").is_ok:
         return told.one("generate").tell()
-    health = told.one("health")
-    return "" if health.is_ok and health.seconds < 1 else f"took {health.seconds} s; {health.tell()}"
+    health, limit = told.one("health"), max(1.0, 0.8 * told.one("generate").seconds)
+    return "" if health.is_ok and health.seconds < limit else f"took {health.seconds} s; {health.tell()}"
 
 
 def ask_world_size(talk: Talk) -> None:
@@ -173,7 +173,7 @@ CHECKS = (
     ),
     Check(
         check_id="health-while-generating",
-        sentence="Health is answered within a second while eight long responses are written.",
+        sentence="Health does not wait for eight long responses: within a second, or on a busy machine well before them.",
         grade=SHOULD,
         ask=ask_health_while_generating,
         judge=judge_health_while_generating,
