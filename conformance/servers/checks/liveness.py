@@ -173,7 +173,7 @@ CHECKS = (
     ),
     Check(
         check_id="health-while-generating",
-        sentence="Health does not wait for eight long responses: within a second, or on a busy machine well before them.",
+        sentence="Health does not wait for eight long responses: it is answered in a second, or well before them.",
         grade=SHOULD,
         ask=ask_health_while_generating,
         judge=judge_health_while_generating,
