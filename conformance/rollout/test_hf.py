@@ -6,6 +6,7 @@ import torch
 
 from conformance.rollout.digits import GREEDY, LONG_QUESTION, PACKED, load_model, requests_for, scenes, template_of
 from conformance.rollout.digits import tokens_of as tokens
+from conformance.rollout.logprobs import TOLERANCE, farthest_apart
 from rollmatch.rollout.backend import Decoding, RolloutsMissing, check_answers
 from rollmatch.rollout.hf import HfBackend
 
@@ -34,6 +35,13 @@ def test_rollouts_follow_their_request_and_not_its_place(greedy_16, requests_16,
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_the_microbatch_size_changes_no_greedy_rollout(batch_size, backend_of, greedy_16, requests_16):
     assert backend_of(batch_size).generate(requests_16[:8], GREEDY) == greedy_16[:8]
+
+
+def test_log_probabilities_are_those_of_the_sampled_distribution(backend_of, requests_16, sdpa_model):
+    cool = dataclasses.replace(SAMPLED, temperature=0.7, logprobs=True)
+    rollouts = backend_of(8).generate(requests_16[:8], cool)
+    assert farthest_apart(sdpa_model, requests_16[:8], rollouts, temperature=0.7) < TOLERANCE
+    assert farthest_apart(sdpa_model, requests_16[:8], rollouts, temperature=1.0) > TOLERANCE
 
 
 def test_prompts_of_different_lengths_do_not_disturb_each_other(backend_of):
