@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "impl" / "rollmatch"
 ROOMS = (
     *("errors", "records", "vocabulary", "journal", "ranks", "config", "samples", "template", "model", "wire"),
-    *("rollout", "target", "learn", "sync", "evaluation", "objective", "step_report", "carry"),
-    *("ring", "trainer", "report", "launch"),
+    *("rollout", "target", "learn", "sync", "evaluation", "objective", "step_report", "carry", "overlap"),
+    *("ring", "streaming", "trainer", "report", "launch"),
 )
 DOORS = {"vllm": ("rollout.vllm_colocate", "wire.server", "wire.worker"), "peft": ("model",)}
 """Heavy package -> the only modules that may import it."""

@@ -64,3 +64,32 @@ def test_one_rank_may_not_generate_while_another_syncs():
 def test_an_event_that_lacks_a_field_is_no_evidence():
     (breach,) = judge([{"event": "synced", "time": 1, "rank": 0, "step": 0}])
     assert (breach.rule, breach.problem) == ("schema", "synced lacks version, seconds")
+
+
+def ahead(number, *, time, asked=None, version=None, call=None):
+    """One step that asks for the next one's rollouts and learns from those that came."""
+    head = {"rank": 0, "step": number}
+    begin, end = call or (time + 1, time + 4)
+    return [
+        {"event": "synced", "time": time + 1, "version": number + 1, "seconds": 1.0, **head},
+        {"event": "requested", "time": time + 1, "rank": 0, "step": number + 1 if asked is None else asked},
+        {"event": "generated", "time": time + 1, "policy_version": version or max(1, number), "seconds": 5.0, **head},
+        {"event": "timeline", "time": time + 5, "calls": [[0, begin, end, number + 1]], **head},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"asked": 4}, "sync-before-request"),
+        ({"version": 1}, "newest-weights"),
+        ({"version": 4}, "newest-weights"),
+        ({"call": (15.0, 20.5)}, "fence"),
+    ],
+)
+def test_a_run_that_asks_ahead_is_judged_by_its_staleness(changes, rule):
+    first = [*ahead(0, time=0), *ahead(1, time=10)]
+    assert judge([*first, *ahead(2, time=20)], max_staleness=1) == []
+    spoiled = [*first, *ahead(2, time=20, **changes)]
+    assert rule in {breach.rule for breach in judge(spoiled, max_staleness=1)}
+    assert judge([*first, *ahead(2, time=20)]) != []

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from conformance.harness.schedule import as_rank, do, explore, meet
+from conformance.harness.schedule import as_rank, do, explore, meet, when
 
 
 @dataclass
@@ -66,3 +66,34 @@ def test_a_meeting_hands_round_what_everybody_brought():
 
     assert explore(Exchange).troubles == ()
     assert got == {0: [0, 1], 1: [0, 1]}
+
+
+@dataclass
+class Latch:
+    """One rank opens what the other waits for; without ``opens`` nobody does."""
+
+    opens: bool = True
+    is_open: bool = False
+
+    def __post_init__(self):
+        self.ranks = [self._open(), self._pass()]
+
+    def _open(self):
+        yield do("think")
+        self.is_open = self.opens
+
+    def _pass(self):
+        yield when("wait", lambda: self.is_open)
+
+    def state(self):
+        return self.is_open
+
+    def problem(self):
+        return ""
+
+
+def test_a_wait_ends_once_its_condition_holds_and_a_vain_one_is_a_deadlock():
+    found = explore(Latch)
+    assert (found.num_orders, found.troubles) == (1, ())
+    (trouble,) = explore(lambda: Latch(opens=False)).troubles
+    assert trouble.problem == "deadlock: rank 1 at wait"

@@ -9,9 +9,11 @@ Events are lines of a journal (``rollmatch.journal`` writes them), of all ranks 
 ``synced``     ``step``, ``version``, ``seconds``              a sync of that rank has ended
 ``requested``  ``step``                                        rollouts were asked for
 ``generated``  ``step``, ``policy_version``, ``seconds``       they came back
+``timeline``   ``step``, ``calls``                             calls beside learning, as [server, begin, end, step]
 =============  ==============================================  ==================================================
 
-Other events are passed over. A ``run`` event begins anew: a resumed run counts its versions from 1.
+With ``max_staleness`` above 0, steps may be asked for and weights may be old by as much. Other events are passed
+over. A ``run`` event begins anew: a resumed run counts its versions from 1.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +26,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "synced": ("step", "version", "seconds"),
     "requested": ("step",),
     "generated": ("step", "policy_version", "seconds"),
+    "timeline": ("step", "calls"),
 }
 """The schema: event -> fields that it has beside ``time`` and ``rank``."""
 SLACK_S = 0.005
@@ -52,7 +55,7 @@ class _Seen:
     spans: list[tuple[float, float, str, int]] = field(default_factory=list)
 
 
-def judge(events: Iterable[Event]) -> list[Breach]:
+def judge(events: Iterable[Event], *, max_staleness: int = 0) -> list[Breach]:
     """Every broken rule, in the order of events; empty when the run kept its fence."""
     told = list(events)
     breaches = list(_check_schema(told))
@@ -65,7 +68,8 @@ def judge(events: Iterable[Event]) -> list[Breach]:
             ranks[rank] = _Seen()
         seen = ranks.setdefault(rank, _Seen())
         breaches += [
-            Breach(rule=rule, rank=rank, index=index, problem=problem) for rule, problem in _take(event, seen, index)
+            Breach(rule=rule, rank=rank, index=index, problem=problem)
+            for rule, problem in _take(event, seen, index, max_staleness)
         ]
     return [*breaches, *_check_barriers(ranks), *_check_overlaps(ranks)]
 
@@ -78,10 +82,12 @@ def _check_schema(events: list[Event]) -> Iterator[Breach]:
             yield Breach(rule="schema", rank=int(event.get("rank", 0)), index=index, problem=problem)
 
 
-def _take(event: Event, seen: _Seen, index: int) -> Iterator[tuple[str, str]]:
+def _take(event: Event, seen: _Seen, index: int, staleness: int) -> Iterator[tuple[str, str]]:
     """Rules of one rank by itself."""
     kind = event["event"]
-    if kind in ("synced", "generated"):
+    if kind == "timeline":
+        seen.spans += [(begin, end, "generated", index) for _, begin, end, *_ in event["calls"]]
+    if kind == "synced" or (kind == "generated" and not staleness):  # with calls beside learning, they tell the spans
         seen.spans.append((event["time"] - event["seconds"], event["time"], kind, index))
     if kind == "barrier":
         seen.barriers += 1
@@ -90,14 +96,14 @@ def _take(event: Event, seen: _Seen, index: int) -> Iterator[tuple[str, str]]:
             yield "version", f"version {event['version']} follows version {seen.version}"
         if event["step"] == seen.step:
             yield "once-per-step", f"step {event['step']} was synced before"
-        if not seen.asked_since:
+        if not seen.asked_since and not staleness:
             yield "needless-sync", f"nothing was asked for since version {seen.version}"
         seen.version, seen.step, seen.asked_since = event["version"], event["step"], False
     elif kind == "requested":
-        if event["step"] != seen.step:
+        if seen.step is None or not 0 <= event["step"] - seen.step <= staleness:
             yield "sync-before-request", f"rollouts of step {event['step']} with weights of step {seen.step}"
         seen.asked_since = True
-    elif kind == "generated" and event["policy_version"] != seen.version:
+    elif kind == "generated" and not 0 <= seen.version - event["policy_version"] <= staleness:
         yield "newest-weights", f"version {event['policy_version']} wrote, version {seen.version} was synced"
 
 

@@ -1,10 +1,10 @@
 """Every order in which a few ranks can run, tried one after the other, deterministically.
 
 A rank is a generator that yields what it does next. ``do`` actions happen when the rank is resumed; a collective
-(``meet``) happens once every rank has arrived at it. Between two yields nobody else runs. States that were seen before
-are not walked twice, so that a system with thousands of orders is explored over some hundred states; the number of
-orders is counted all the same. A world's ``state`` has to hold everything that its future depends on, beside the
-places of its ranks.
+(``meet``) happens once every rank has arrived at it; a wait (``when``) happens once its condition holds. Between two
+yields nobody else runs. States that were seen before are not walked twice, so that a system with thousands of orders
+is explored over some hundred states; the number of orders is counted all the same. A world's ``state`` has to hold
+everything that its future depends on, beside the places of its ranks.
 
 Ordinary blocking code becomes a rank by ``as_rank``: it runs in a thread that is only ever given one action at a time.
 """
@@ -24,11 +24,18 @@ class Action:
     """Whether all ranks do it together."""
     item: Any = None
     """What the rank brings to the others."""
+    condition: Callable[[], bool] | None = None
+    """The rank cannot go on before this holds."""
 
 
 def do(name: str) -> Action:
     """An action of one rank alone."""
     return Action(name)
+
+
+def when(name: str, condition: Callable[[], bool]) -> Action:
+    """A wait: enabled while ``condition`` holds."""
+    return Action(name, condition=condition)
 
 
 def meet(name: str, item: Any = None) -> Action:
@@ -86,7 +93,7 @@ class _Walk:
 
     def enabled(self) -> list[int]:
         """Ranks that can go on."""
-        return [r for r, action in enumerate(self.pending) if action is not None and not self.arrived[r]]
+        return [r for r, action in enumerate(self.pending) if action and not self.arrived[r] and _may_go_on(action)]
 
     def step(self, rank: int) -> None:
         action = self.pending[rank]
@@ -129,6 +136,10 @@ class _Walk:
             self.pending[rank] = self.world.ranks[rank].send(answer)
         except StopIteration:
             self.pending[rank] = None
+
+
+def _may_go_on(action: Action) -> bool:
+    return action.condition is None or action.condition()
 
 
 def explore(make_world: Callable[[], World], *, max_states: int = 100_000) -> Exploration:

@@ -79,9 +79,9 @@ def test_the_journal_tells_the_step_in_order(whole):
     trainer, _ = whole
     lines = [json.loads(line) for line in trainer.ring.journal.path.read_text().splitlines()]
     names = [line["event"] for line in lines]
-    assert names == ["synced", "requested", "generated", "packed", "saved"]
-    synced, requested_line, generated, packed, saved = lines
-    assert {line["step"] for line in (synced, requested_line, generated, packed)} == {0}
+    assert names == ["synced", "requested", "generated", "packed", "timeline", "saved"]
+    synced, requested_line, generated, packed, timeline, saved = lines
+    assert {line["step"] for line in (synced, requested_line, generated, packed, timeline)} == {0}
     assert saved["step"] == 1
     assert synced["version"] == generated["policy_version"] == 1
     assert requested_line["num_requests"] == len(requested_line["seeds"]) == generated["num_rollouts"] == 4

@@ -31,6 +31,10 @@ class RollmatchError(Exception):
         return f"[{self.code}] {where}{self.problem}{then}"
 
 
+FAILURES = (RollmatchError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, OSError, AssertionError)
+"""What work with engines and connections is known to fail with, bugs among it; to be handed on, never swallowed."""
+
+
 class ConfigError(RollmatchError, ValueError):
     """The configuration cannot be used; ``key`` is the dotted path inside the YAML."""
 

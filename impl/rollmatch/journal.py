@@ -6,6 +6,7 @@ goes on in the same file, so a step that was run twice stands there twice and th
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,13 +20,15 @@ class Journal:
         self.rank = rank
         path.parent.mkdir(parents=True, exist_ok=True)
         _end_last_line(path)
+        self._lock = threading.Lock()
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def write(self, event: str, **fields: Any) -> dict[str, Any]:
         """Append one event and return it. ``time`` is in unix seconds."""
         line = {"event": event, "time": round(time.time(), 3), "rank": self.rank, **fields}
-        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._file.flush()
+        with self._lock:  # calls beside learning write from their own threads
+            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._file.flush()
         return line
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """The rooms a step walks through, and the way from samples to rollouts that the learner may learn from."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,11 +9,14 @@ import torch
 from torch import nn
 
 from rollmatch.journal import Journal
-from rollmatch.learn.batch import Batcher
+from rollmatch.learn.batch import Batcher, MicroBatch
 from rollmatch.objective.seam import Objective
+from rollmatch.overlap.ahead import Ahead, Wanted
+from rollmatch.overlap.timeline import measure
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.request import make_requests
 from rollmatch.step_report import StepReport
 from rollmatch.sync.fence import Fence
@@ -37,6 +41,9 @@ class Ring:
     run_seed: int
     reference: nn.Module | None = None
     """The policy before training, where it is not the policy without its adapters."""
+    prefetch: Prefetch | None = None
+    """Calls beside learning, for overlap stream and ahead."""
+    ahead: Ahead | None = None
     rollout_threads: int | None = None
     learner_threads: int | None = None
 
@@ -44,22 +51,41 @@ class Ring:
         self, samples: Sequence[Sample], report: StepReport, weights: Weights, *, purpose: str
     ) -> list[Rollout]:
         """Sync if the learner has moved, then one rollout per place, in order; ``purpose`` is train or eval."""
-        step, decoding = report.step, self.decoding_of(purpose)
-        with Threads(self.rollout_threads):
-            report.phase_s["sync"] += self.fence.sync_if_due(step, weights)
-            with report.phase("rollout"):
-                requests = self._make_requests(samples, step=step, purpose=purpose)
-                rollouts = self.fence.backend.generate(requests, decoding)
-        self.journal.write(
-            "generated",
-            step=step,
-            purpose=purpose,
-            seconds=round(report.phase_s["rollout"], 4),
-            num_rollouts=len(rollouts),
-            num_tokens=sum(len(rollout.response_token_ids) for rollout in rollouts),
-            policy_version=self.fence.backend.policy_version,
-        )
+        self.sync(report, weights)
+        with Threads(self.rollout_threads), report.phase("rollout"):
+            requests = self.make_requests(samples, report.step, purpose=purpose)
+            rollouts = self.fence.backend.generate(requests, self.decoding_of(purpose))
+        self.tell_generated(rollouts, report, purpose=purpose)
         return rollouts
+
+    def roll_out_ahead(self, wanted: Sequence[Wanted], report: StepReport, weights: Weights) -> list[Rollout]:
+        """Sync if the learner has moved, ask for all windows that are ``wanted``, wait for the first."""
+        assert self.ahead is not None
+        with report.phase("rollout"):
+            self.ahead.prefetch.wait_for(report.step)
+        self.sync(report, weights)
+        version = self.fence.backend.policy_version
+        with report.phase("rollout"):
+            collected = self.ahead.collect(wanted, self.make_requests, policy_version=version)
+        report.staleness = collected.staleness
+        again = self.ranks.gather(collected.num_asked_again)
+        if any(again):
+            self.journal.write("asked_again", step=report.step, num_rollouts=again[self.ranks.rank], by_rank=again)
+        self.tell_generated(collected.rollouts, report, purpose="train")
+        return collected.rollouts
+
+    def ask_again(self, samples: Sequence[Sample], report: StepReport) -> list[Rollout]:
+        """Rollouts by the newest weights for segments that waited too long."""
+        requests = self.make_requests(samples, report.step, purpose="again")
+        with report.phase("rollout"):
+            rollouts = self.ask(requests, self.decoding)
+        self.journal.write("asked_again", step=report.step, num_rollouts=len(rollouts))
+        return rollouts
+
+    def sync(self, report: StepReport, weights: Weights) -> None:
+        """Bring the learner's weights to the rollout side if it has moved."""
+        with Threads(self.rollout_threads):
+            report.note("sync", self.fence.sync_if_due(report.step, weights))
 
     def ask(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
         """More rollouts by the weights that are there."""
@@ -81,13 +107,77 @@ class Ring:
             template.check_alignment(sample, prompt, rollout)
         return features
 
-    def _make_requests(self, samples: Sequence[Sample], *, step: int, purpose: str) -> list[RolloutRequest]:
+    def tell_generated(self, rollouts: Sequence[Rollout], report: StepReport, *, purpose: str) -> None:
+        """Write down what came back; ``seconds`` is how long the learner waited for it."""
+        self.journal.write(
+            "generated",
+            step=report.step,
+            purpose=purpose,
+            seconds=round(report.phase_s["rollout"], 4),
+            num_rollouts=len(rollouts),
+            num_tokens=sum(len(rollout.response_token_ids) for rollout in rollouts),
+            policy_version=min((r.policy_version for r in rollouts), default=self.fence.backend.policy_version),
+        )
+
+    def tell_packed(self, batches: Sequence[MicroBatch], report: StepReport, *, order: Sequence[int] = ()) -> None:
+        """Write down what an optimizer step learns from; ``order`` is that of learning, where it is another."""
+        self.journal.write(
+            "packed",
+            step=report.step,
+            rows=len(batches),
+            segments=sum(len(batch.segments) for batch in batches),
+            sample_ids=[[segment.sample.sample_id for segment in batch.segments] for batch in batches],
+            tokens=sum(batch.num_tokens for batch in batches),
+            fill=round(sum(batch.fill for batch in batches) / len(batches), 4),
+            oldest_policy_version=min(segment.policy_version for batch in batches for segment in batch.segments),
+            carried=report.num_carried,
+            **({"order": list(order)} if order else {}),
+        )
+
+    def tell_times(self, report: StepReport) -> dict[str, float]:
+        """Write down when learner and servers were busy in a step that has ended; returns figures for the log."""
+        now, calls = time.time(), self.prefetch.take_calls() if self.prefetch else []
+        waits = [(begin, end) for name, begin, end in report.spans if name == "rollout"]
+        busy = self.prefetch.spans_of(calls, now=now) if self.prefetch else [waits]
+        times = measure((report.began, now), report.phase_s, busy)
+        self.journal.write(
+            "timeline",
+            step=report.step,
+            began=round(report.began, 3),
+            ended=round(now, 3),
+            learner=[[name, round(begin, 3), round(end, 3)] for name, begin, end in sorted(report.spans)],
+            calls=[call.as_list() for call in calls] if self.prefetch else [[0, *wait, report.step] for wait in waits],
+        )
+        ages = report.staleness or {0: len(report.rollouts)}
+        return times.figures() | {f"staleness/{age}": float(number) for age, number in ages.items()}
+
+    def check(self) -> None:
+        """Raise what a call beside learning has failed with."""
+        if self.prefetch is not None:
+            self.prefetch.check()
+
+    def close(self) -> None:
+        """Leave the servers, or stop the engine."""
+        if self.prefetch is not None:
+            self.prefetch.close()
+        self.fence.backend.close()
+
+    @property
+    def streams(self) -> bool:
+        """Whether a step is learnt while its rollouts come back."""
+        return self.prefetch is not None and self.ahead is None
+
+    def make_requests(self, samples: Sequence[Sample], step: int, *, purpose: str = "train") -> list[RolloutRequest]:
+        """The requests of an optimizer step, written down as they are asked for.
+
+        What is asked for beside the step's own samples has ids and seeds of a rank that does not exist.
+        """
         requests = make_requests(
             samples,
             prompt_of=self.template.prompt_token_ids,
             run_seed=self.run_seed,
             step=step,
-            rank=self.ranks.rank,
+            rank=self.ranks.rank + (self.ranks.learner_world_size if purpose == "again" else 0),
         )
         self.journal.write(
             "requested",

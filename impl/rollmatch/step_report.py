@@ -27,6 +27,12 @@ class StepReport:
     num_carried: int = 0
     terms: dict[str, float] = field(default_factory=dict)
     learn_began: float = 0.0
+    """Unix seconds, as all of them here."""
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    """Policy versions that passed since a rollout was written -> number of rollouts; empty: none has."""
+    began: float = field(default_factory=time.time)
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
+    """Phase, begin and end, as they happened."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -35,7 +41,23 @@ class StepReport:
         try:
             yield
         finally:
-            self.phase_s[name] += time.perf_counter() - began
+            self.note(name, time.perf_counter() - began)
+
+    def note(self, name: str, seconds: float) -> None:
+        """Add time that has just passed to a phase."""
+        self.phase_s[name] += seconds
+        if seconds:
+            now = time.time()
+            self.spans.append((name, now - seconds, now))
+
+    def end_learning(self) -> None:
+        """All that was no other phase since learning began was learning."""
+        reached, now = self.learn_began, time.time()
+        for _, begin, end in [span for span in self.spans if span[1] >= self.learn_began] + [("", now, now)]:
+            if begin > reached:
+                self.phase_s["learn"] += begin - reached
+                self.spans.append(("learn", reached, begin))
+            reached = end
 
     def add_terms(self, figures: Mapping[str, float]) -> None:
         """Add one micro-batch's share of the loss and of what is measured beside it."""

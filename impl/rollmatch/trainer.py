@@ -7,8 +7,9 @@ rollouts (``get_batch_samples``), the loss is the objective's (``compute_loss``)
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,12 @@ from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.score import score_segments
 from rollmatch.model import without_adapters
 from rollmatch.objective.seam import Means
+from rollmatch.overlap.ahead import AGE_UNKNOWN, Wanted
 from rollmatch.records import Rollout, Sample, Segment
 from rollmatch.ring import Ring
 from rollmatch.samples import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
 from rollmatch.step_report import StepReport
+from rollmatch.streaming import StreamedLearning, StreamedStep
 from rollmatch.sync.named_weights import named_weights
 from rollmatch.template import ImageFeatures
 
@@ -50,7 +53,7 @@ class Generation:
     """Of its rollouts; none where a run goes on in the middle of it."""
 
 
-class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
+class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transformers is not typed
     """A ``transformers.Trainer`` whose batches are made of the policy's own rollouts."""
 
     control: Any
@@ -85,23 +88,30 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         report = self.report = StepReport(step=step, objective=self.ring.objective)
         window = self.plan.at(step)
         _check_order(micro_batches, self._samples_of(window.parts[window.part_of(step)]), step=step)
+        if self.ring.streams:
+            streamed = self._stream(window, report, num_parts=len(micro_batches))
+            return streamed, streamed  # type: ignore[return-value]
         if self.generation is None or self.generation.window != window:
             self.generation = self._generate(window, report)
         report.reports = self.generation.reports
+        self._renew_waiting(report)
         with report.phase("pack"):
             segments = self.generation.parts[window.part_of(step)]
             report.batches = self._make_batches(segments, self.generation.features, num_batches=len(micro_batches))
         supervisions = [batch.supervision for batch in report.batches]
         totals = self.ring.objective.total_of(supervisions, self.ring.ranks.sum)
-        report.learn_began = time.perf_counter()
+        report.learn_began = time.time()
         return [{"micro_batch": batch} for batch in report.batches], totals
 
     def _generate(self, window: Window, report: StepReport) -> Generation:
         """Roll a window out, and make segments of it."""
         ring = self.ring
-        samples = self._samples_of(window.sample_indices)
-        asked = [sample for sample in samples for _ in range(ring.objective.reuse.num_rollouts)]
-        report.rollouts = self.roll_out(asked, report, purpose="train")
+        samples, asked = self._samples_of(window.sample_indices), self._asked_of(window)
+        if ring.ahead is None:
+            report.rollouts = self.roll_out(asked, report, purpose="train")
+        else:
+            wanted = list(self._windows_from(window, lead=ring.ahead.lead))
+            report.rollouts = ring.roll_out_ahead(wanted, report, lambda: named_weights(self.model))
         with report.phase("target"):
             features = ring.check_alignment(asked, report.rollouts)
             means = self._means(report.step, features)
@@ -113,6 +123,43 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
     def roll_out(self, samples: Sequence[Sample], report: StepReport, *, purpose: str) -> list[Rollout]:
         """Sync if the learner has moved, then one rollout per place, in order; ``purpose`` is train or eval."""
         return self.ring.roll_out(samples, report, lambda: named_weights(self.model), purpose=purpose)
+
+    def _asked_of(self, window: Window) -> list[Sample]:
+        """A place per rollout of a window."""
+        samples = self._samples_of(window.sample_indices)
+        return [sample for sample in samples for _ in range(self.ring.objective.reuse.num_rollouts)]
+
+    def _windows_from(self, window: Window, *, lead: int) -> Iterator[Wanted]:
+        """A window and those that begin up to ``lead`` optimizer steps after this one, within the run."""
+        last = min(self.state.global_step + lead, self.state.max_steps - 1)
+        yield Wanted(window.first_step, self._asked_of(window))
+        while (window := self.plan.at(window.end_step)).first_step <= last:
+            yield Wanted(window.first_step, self._asked_of(window))
+
+    def _renew_waiting(self, report: StepReport) -> None:
+        """Ask again for what waited for a row until it was too old; the new segments take the places of the old."""
+        ring, packer = self.ring, self.ring.batcher.packer
+        if ring.ahead is None or packer is None:
+            return
+        waiting, oldest = packer.state(), ring.ahead.min_version(ring.fence.backend.policy_version)
+        old = [place for place, segment in enumerate(waiting) if segment.policy_version < oldest]
+        if not any(ring.ranks.gather(len(old))):
+            return
+        samples = [waiting[place].sample for place in old]
+        rollouts = ring.ask_again(samples, report)
+        with report.phase("target"):
+            features = ring.check_alignment(samples, rollouts)
+            harvest = ring.objective.make_segments(samples, rollouts, self._means(report.step, features))
+        for place, (segment,) in zip(old, harvest.segments, strict=True):
+            waiting[place] = segment
+        packer.restore(waiting)
+
+    def _stream(self, window: Window, report: StepReport, *, num_parts: int) -> StreamedStep:
+        """The step's micro-batches as they come."""
+        self.ring.sync(report, lambda: named_weights(self.model))
+        report.learn_began = time.time()
+        samples, means = self._samples_of(window.sample_indices), partial(self._means, report.step)
+        return StreamedStep(self.ring, samples, report, num_parts=num_parts, make_means=means)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -128,8 +175,8 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the step's figures to the line that holds the loss."""
         if "loss" in logs:
-            self.report.phase_s["learn"] = time.perf_counter() - self.report.learn_began
-            logs |= self.report.figures()
+            self.report.end_learning()
+            logs |= self.report.figures() | self.ring.tell_times(self.report)
             logs |= {f"time/{phase}_s": seconds for phase, seconds in self.report.phase_s.items()}
         super().log(logs, start_time)
 
@@ -161,10 +208,16 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             return
         carry = read_carry(checkpoint, self.train_dataset, rank=self.ring.ranks.rank)
         if self.ring.batcher.packer is not None:
-            self.ring.batcher.packer.restore(carry.waiting)
+            self.ring.batcher.packer.restore(self._aged(carry.waiting))
         if carry.parts:
             window = self.plan.at(int(checkpoint.name.rpartition("-")[2]))
             self.generation = Generation(window=window, parts=carry.parts)
+
+    def _aged(self, waiting: Sequence[Segment]) -> list[Segment]:
+        """Versions of an earlier life of the run say nothing in this one: where age matters, all are too old."""
+        if self.ring.ahead is None:
+            return list(waiting)
+        return [replace(segment, policy_version=AGE_UNKNOWN) for segment in waiting]
 
     @property
     def _carries(self) -> bool:
@@ -203,17 +256,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         batcher = self.ring.batcher
         batches = batcher.make(segments, lambda sample: self._features_of(sample, features), num_batches=num_batches)
         self.report.num_carried = batcher.packer.buffered if batcher.packer else 0
-        self.ring.journal.write(
-            "packed",
-            step=self.state.global_step,
-            rows=len(batches),
-            segments=sum(len(batch.segments) for batch in batches),
-            sample_ids=[[segment.sample.sample_id for segment in batch.segments] for batch in batches],
-            tokens=sum(batch.num_tokens for batch in batches),
-            fill=round(sum(batch.fill for batch in batches) / len(batches), 4),
-            oldest_policy_version=min(segment.policy_version for batch in batches for segment in batch.segments),
-            carried=self.report.num_carried,
-        )
+        self.ring.tell_packed(batches, self.report)
         return batches
 
     def _write_evaluation(self, record: Mapping[str, Any], metrics: Mapping[str, float]) -> None:

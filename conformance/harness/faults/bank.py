@@ -7,6 +7,7 @@ from conformance.harness.faults.fault import Fault, collect
 from conformance.harness.faults.grpo_faults import GRPO
 from conformance.harness.faults.launch_faults import LAUNCH
 from conformance.harness.faults.learn_faults import LEARN
+from conformance.harness.faults.overlap_faults import OVERLAP
 from conformance.harness.faults.ring_faults import RING
 from conformance.harness.faults.rlhf_faults import RLHF
 from conformance.harness.faults.rollout_faults import ROLLOUT
@@ -22,5 +23,5 @@ from conformance.harness.faults.vineppo_faults import VINEPPO, VINEPPO_OBJECTIVE
 
 BANK: dict[str, Fault] = collect(
     *(CONFIG, RULES, TARGET, LEARN, SUPERVISION, DATA, ROLLOUT, RING, SECOND, THIRD),
-    *(CLIENT, SYNC, SERVER, SERVER_MODE, LAUNCH, VINEPPO, VINEPPO_SERVER, VINEPPO_OBJECTIVE, RLHF, GRPO),
+    *(CLIENT, SYNC, SERVER, SERVER_MODE, LAUNCH, VINEPPO, VINEPPO_SERVER, VINEPPO_OBJECTIVE, RLHF, GRPO, OVERLAP),
 )

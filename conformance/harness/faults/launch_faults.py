@@ -81,7 +81,7 @@ LAUNCH = (
         fault_id="group-left-open",
         what="A run that ends in an error leaves its group open.",
         seam="launch.run",
-        old="        trainer.ring.fence.backend.close()",
+        old="        trainer.ring.close()",
         new="        pass",
     ),
     Fault(
@@ -104,7 +104,7 @@ LAUNCH = (
     Fault(
         fault_id="age-of-the-youngest",
         what="A step tells the newest version it learns from, not the oldest.",
-        seam="trainer",
+        seam="ring",
         old="            oldest_policy_version=min(",
         new="            oldest_policy_version=max(",
     ),

@@ -49,6 +49,10 @@ class RolloutMatchingConfig(Section):
     """Above 1 makes tokens that were already written less likely."""
     decoding: DecodingConfig = DecodingConfig()
     """How a response is sampled."""
+    overlap: Literal["off", "stream", "ahead"] = "off"
+    """off learns once all rollouts of a step are back, stream from each as it comes, ahead asks for later steps too."""
+    max_staleness: Count = 1
+    """Optimizer steps that a rollout may be old under overlap ahead, and that are asked for in advance."""
     candidate_top_k: Count = 10
     """True objects considered as partners of each predicted one, best boxes first."""
     maskiou_gate: Share = 0.3

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import TrainingArguments
@@ -23,10 +23,12 @@ from rollmatch.learn.batch import Batcher
 from rollmatch.learn.pack import Packer
 from rollmatch.model import load_policy
 from rollmatch.objective.seam import Objective
+from rollmatch.overlap.ahead import Ahead
 from rollmatch.ranks import Ranks
 from rollmatch.ring import Ring
 from rollmatch.rollout.backend import Decoding, RolloutBackend
 from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.prefetch import LotBackend, Prefetch, PrefetchRules
 from rollmatch.sync.fence import Fence
 from rollmatch.sync.mode import SyncMode
 from rollmatch.template import Template
@@ -120,6 +122,11 @@ def make_ring(config: RunConfig, model: torch.nn.Module, template: Template, *, 
     mode = SyncMode(carried, fallback_to_full=rules.vllm.sync.fallback_to_full)
     decoding, objective = _make_decoding(rules), make_objective(config, template)
     decoding = replace(decoding, logprobs=wants_logprobs(objective))
+    backend = make_backend(config, model, template, ranks=ranks, journal=journal)
+    prefetch, ahead = make_overlap(config, backend, decoding)
+    fence = Fence(backend, ranks, journal, mode=mode)
+    if prefetch is not None:
+        fence.quiet = prefetch.quiet
     return Ring(
         template=template,
         decoding=decoding,
@@ -132,8 +139,28 @@ def make_ring(config: RunConfig, model: torch.nn.Module, template: Template, *, 
         ranks=ranks,
         rollout_threads=effective.rollout_threads(config, on_gpu=on_gpu),
         learner_threads=threads,
-        fence=Fence(make_backend(config, model, template, ranks=ranks, journal=journal), ranks, journal, mode=mode),
+        fence=fence,
+        prefetch=prefetch,
+        ahead=ahead,
     )
+
+
+def make_overlap(
+    config: RunConfig, backend: RolloutBackend, decoding: Decoding
+) -> tuple[Prefetch | None, Ahead | None]:
+    """What calls servers beside learning, and what asks for later steps; None where nothing does."""
+    rules, training = config.custom.extra.rollout_matching, config.training
+    if rules.overlap == "off":
+        return None, None
+    streams = rules.overlap == "stream"
+    # A segment may wait a step for its row: that step is part of the staleness.
+    lead = rules.max_staleness - int(training.packing)
+    bounds = PrefetchRules(
+        max_windows=1 if streams else lead + 1,
+        callers_per_server=training.gradient_accumulation_steps if streams else lead,
+    )
+    prefetch = Prefetch(cast(LotBackend, backend), decoding, bounds)
+    return prefetch, None if streams else Ahead(prefetch, max_staleness=rules.max_staleness, lead=lead)
 
 
 def make_backend(

@@ -66,7 +66,7 @@ def run(
     try:
         return _train(trainer, config, checkpoint)
     finally:
-        trainer.ring.fence.backend.close()
+        trainer.ring.close()
         journal.close()
 
 

@@ -88,8 +88,10 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
 
 def make_step_fields(logs: dict[str, float], *, step: int, step_s: float) -> dict[str, Any]:
     """The flat log line as the journal's ``step`` event: drops and phases in groups of their own."""
-    groups = ("drop/", "time/")
+    groups = ("drop/", "time/", "overlap/", "staleness/")
     fields: dict[str, Any] = {name: value for name, value in logs.items() if not name.startswith(groups)}
     fields["drops"] = {n.removeprefix("drop/"): int(v) for n, v in logs.items() if n.startswith("drop/") and v}
     fields["phase_s"] = {phase: round(logs[f"time/{phase}_s"], 4) for phase in PHASES if f"time/{phase}_s" in logs}
+    fields["overlap"] = {n.removeprefix("overlap/"): round(v, 4) for n, v in logs.items() if n.startswith("overlap/")}
+    fields["staleness"] = {n.removeprefix("staleness/"): int(v) for n, v in logs.items() if n.startswith("staleness/")}
     return fields | {"step": step, "step_s": round(step_s, 4)}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -13,6 +13,7 @@ from rollmatch.learn.pack import Packer
 from rollmatch.records import Row, Sample, Segment
 from rollmatch.template import ImageFeatures
 
+Item = TypeVar("Item")
 FeaturesOf = Callable[[Sample], ImageFeatures]
 
 
@@ -87,12 +88,12 @@ class Batcher:
         )
 
 
-def split_evenly(segments: Sequence[Segment], num_parts: int) -> list[Sequence[Segment]]:
+def split_evenly(items: Sequence[Item], num_parts: int) -> list[Sequence[Item]]:
     """Contiguous parts whose sizes differ by at most one, larger ones first.
 
     >>> split_evenly([1, 2, 3, 4, 5], 2)
     [[1, 2, 3], [4, 5]]
     """
-    size, extra = divmod(len(segments), num_parts)
+    size, extra = divmod(len(items), num_parts)
     starts = [part * size + min(part, extra) for part in range(num_parts + 1)]
-    return [segments[start:end] for start, end in pairwise(starts)]
+    return [items[start:end] for start, end in pairwise(starts)]

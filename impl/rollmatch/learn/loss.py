@@ -78,9 +78,11 @@ class LossTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerms:
-    """One row's share of the step's loss; all scalars, all additive over rows. Only ``total`` has a graph."""
+    """One row's share of the step's loss; all scalars, additive over rows. ``total`` and ``parts`` have a graph."""
 
     total: Tensor
+    parts: tuple[Tensor, ...] = ()
+    """The summands of ``total``, each with its graph: text over its weight, slots over their number."""
     ce: Tensor
     coord: Tensor
     """``coord_prefix + coord_tail``."""
@@ -254,6 +256,7 @@ def _score(
     coord, coord_prefix, gate = sums / (totals.num_slots or 1)
     return LossTerms(
         total=ce + coord,
+        parts=(ce, coord),
         ce=ce.detach(),
         coord=coord.detach(),
         coord_prefix=coord_prefix.detach(),

@@ -149,7 +149,17 @@ def _phases(event: Mapping[str, Any]) -> Text:
     line = Text(" ")
     for phase in TIMED:
         line.append(f" {phase} ", "dim").append(_seconds(seconds.get(phase)))
-    return line.append(" s", "dim")
+    line.append(" s", "dim")
+    return line.append_text(_overlap(event)) if event.get("overlap") else line
+
+
+def _overlap(event: Mapping[str, Any]) -> Text:
+    """The longer of rollout and learning over the step, and how old the rollouts were if they were old."""
+    line = Text("  efficiency ", "dim").append(plain(event["overlap"].get("efficiency"), digits=2), "bold")
+    ages = {age: number for age, number in event.get("staleness", {}).items() if age != "0"}
+    if ages:
+        line.append("  stale ", "dim").append(" ".join(f"{number} by {age}" for age, number in ages.items()))
+    return line
 
 
 def _seconds(value: Any) -> str:

@@ -13,8 +13,8 @@ from rollmatch.report.numbers import LARGEST, finite
 Event = Mapping[str, Any]
 
 JOURNAL_NAME = "journal.jsonl"
-WITH_STEP = frozenset({"requested", "generated", "synced", "packed", "step", "evaluated", "saved"})
-SHARED = frozenset({"requested", "generated", "packed"})
+WITH_STEP = frozenset({"requested", "generated", "synced", "packed", "step", "evaluated", "saved", "timeline"})
+SHARED = frozenset({"requested", "generated", "packed", "timeline"})
 """Kinds that every rank has of its own; the others are rank 0's word for the whole run."""
 ENDINGS = frozenset({"finished", "interrupted"})
 

@@ -11,6 +11,7 @@ from rollmatch.report.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, mak
 from rollmatch.report.drops import make_drop_rows
 from rollmatch.report.evaluations import Evaluation, load_evaluation
 from rollmatch.report.facts import make_facts
+from rollmatch.report.gantt import make_gantt
 from rollmatch.report.history import History, load_history
 from rollmatch.report.phases import make_phase_chart
 from rollmatch.report.scenes import Card, make_cards
@@ -46,6 +47,7 @@ def _content(run_dir: Path) -> dict[str, Any]:
         "facts": make_facts(history),
         "charts": make_charts(history),
         "phases": make_phase_chart(history),
+        "gantt": make_gantt(history),
         "drops": make_drop_rows(history),
         "cards": cards,
         "num_scenes": num_scenes,

@@ -122,7 +122,6 @@ class VllmServerBackend:
         if self._instances is None:
             raise RolloutBeforeSync("the servers have not been given the learner's weights", key="policy_version")
         sampling = self._sampling(requests, decoding)
-        limits = [request.limit(decoding.max_new_tokens) for request in requests]
         chunks = cut_chunks(len(requests), len(self.servers))
         logs = [CallLog() for _ in chunks]
         pairs = zip(chunks, logs, strict=True)
@@ -133,9 +132,24 @@ class VllmServerBackend:
             if call.done():
                 call.result()  # the first failure in the order of servers; the others' answers are of no use then
         replies = [reply for call in calls for reply in call.result()]
-        rollouts = [self._make_rollout(*three) for three in zip(requests, replies, limits, strict=True)]
-        check_answers(requests, rollouts)
-        return rollouts
+        return self._make_rollouts(requests, replies, decoding)
+
+    @property
+    def num_servers(self) -> int:
+        """At least 1."""
+        return len(self.servers)
+
+    def generate_on(
+        self, server_index: int, requests: Sequence[RolloutRequest], decoding: Decoding, *, start: int
+    ) -> list[Rollout]:
+        """One server, one call, from any thread; ``start`` is the first request's place, for messages."""
+        if self._instances is None:
+            raise RolloutBeforeSync("the servers have not been given the learner's weights", key="policy_version")
+        sampling = self._sampling(requests, decoding)
+        log = CallLog()
+        replies = self._ask_server(self.servers[server_index], requests, sampling, start=start, log=log)
+        self._write_down([Chunk(server_index, start, start + len(requests))], [log], decoding)
+        return self._make_rollouts(requests, replies, decoding)
 
     def close(self) -> None:
         """Leave the group; the servers stay."""
@@ -154,13 +168,25 @@ class VllmServerBackend:
         self, chunk: Chunk, requests: Sequence[RolloutRequest], sampling: SamplingRules, log: CallLog
     ) -> list[Reply]:
         server = self.servers[chunk.server_index]
-        check_prefixes(server, chunk.of(requests))
-        prompts = [self._make_prompt(request) for request in chunk.of(requests)]
+        return self._ask_server(server, chunk.of(requests), sampling, start=chunk.start, log=log)
+
+    def _ask_server(
+        self,
+        server: RolloutServer,
+        requests: Sequence[RolloutRequest],
+        sampling: SamplingRules,
+        *,
+        start: int,
+        log: CallLog,
+    ) -> list[Reply]:
+        check_prefixes(server, requests)
+        prompts = [self._make_prompt(request) for request in requests]
         try:
-            replies = server.infer(prompts, sampling, start=chunk.start, log=log)
+            replies = server.infer(prompts, sampling, start=start, log=log)
         except ServerRefused as error:
-            if error.item is not None and error.item < len(requests):
-                error.remedy = f"It is the sample {requests[error.item].sample.origin}. {error.remedy}".strip()
+            if error.item is not None and 0 <= error.item - start < len(requests):
+                origin = requests[error.item - start].sample.origin
+                error.remedy = f"It is the sample {origin}. {error.remedy}".strip()
             raise
         for reply in replies:
             self._check_version(server, reply)
@@ -198,6 +224,14 @@ class VllmServerBackend:
             banned_token_ids=self.template.banned_ids,
             logprobs=decoding.logprobs,
         )
+
+    def _make_rollouts(
+        self, requests: Sequence[RolloutRequest], replies: Sequence[Reply], decoding: Decoding
+    ) -> list[Rollout]:
+        limits = [request.limit(decoding.max_new_tokens) for request in requests]
+        rollouts = [self._make_rollout(*three) for three in zip(requests, replies, limits, strict=True)]
+        check_answers(requests, rollouts)
+        return rollouts
 
     def _make_rollout(self, request: RolloutRequest, reply: Reply, max_new_tokens: int) -> Rollout:
         stop_id = self.template.vocabulary.stop_id

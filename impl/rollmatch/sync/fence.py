@@ -14,16 +14,14 @@ backend raised.
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
-from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.errors import FAILURES, SyncError
 from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import RolloutBackend
 from rollmatch.sync.mode import SyncMode
-
-FAILURES = (RollmatchError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, OSError, AssertionError)
-"""What a push is known to fail with: bugs, engines and connections."""
 
 
 class PushFailed(SyncError):
@@ -51,14 +49,28 @@ class Fence:
         self.journal = journal
         self.mode = mode or SyncMode()
         self.synced_step: int | None = None
+        self.quiet: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around every push: where calls are under way while the learner learns, it waits for their end."""
 
     def sync_if_due(self, step: int, weights: Callable[[], Iterable[tuple[str, Any]]]) -> float:
-        """Push if the learner has moved since the last sync; returns the seconds it took. Errors: ``PushFailed``."""
+        """Push if the learner has moved since the last sync; returns the seconds it took, less the wait for quiet.
+
+        Errors: ``PushFailed``.
+        """
         is_due, version = self._agree(step)
         if not is_due:
             return 0.0
-        began = time.perf_counter()
         self.synced_step = None
+        with self.quiet():
+            began = time.perf_counter()
+            self._push_between_barriers(step, weights, version=version)
+            self.synced_step = step
+            return time.perf_counter() - began
+
+    def _push_between_barriers(
+        self, step: int, weights: Callable[[], Iterable[tuple[str, Any]]], *, version: int
+    ) -> None:
+        began = time.perf_counter()
         self.ranks.barrier()
         counted = Counted(weights)
         carried: str
@@ -76,8 +88,6 @@ class Fence:
             seconds=round(time.perf_counter() - began, 4),
         )
         self.ranks.barrier()
-        self.synced_step = step
-        return time.perf_counter() - began
 
     def _agree(self, step: int) -> tuple[bool, int]:
         """Whether any rank finds a sync due, and the version it would make: one above the newest known to any."""

@@ -1,0 +1,81 @@
+"""Who was busy when: lanes, bars and figures from the events of a run."""
+
+import pytest
+
+from conformance.report.runs import START_S, run_event, step_events
+from rollmatch.report.gantt import LEFT, MAX_STEPS, RIGHT, make_gantt
+from rollmatch.report.history import make_history
+
+SECONDS = 10.0
+
+
+def timeline(step, *, rank=0, calls=None, **changes):
+    """Ten seconds: the learner waits 2, syncs 1, learns 7; two servers write for the next step."""
+    began = START_S + SECONDS * step
+    spans = (("rollout", 0, 2), ("sync", 2, 3), ("learn", 3, 10))
+    calls = [[0, began + 3, began + 9, step + 1], [1, began + 3, began + 12, step + 1]] if calls is None else calls
+    return {
+        "event": "timeline",
+        "time": began + SECONDS,
+        "rank": rank,
+        "step": step,
+        "began": began,
+        "ended": began + SECONDS,
+        "calls": calls,
+        "learner": [[name, began + start, began + end] for name, start, end in spans],
+        **changes,
+    }
+
+
+def history_of(num_steps, *more, **overlap):
+    told = {"rollout_s": 6.0, "learn_s": 7.0, "efficiency": 0.7, "servers_idle": 0.3} | overlap
+    steps = [
+        event | ({"overlap": told, "staleness": {"1": 3, "0": 1}} if event["event"] == "step" else {})
+        for step in range(1, num_steps + 1)
+        for event in step_events(step)
+    ]
+    return make_history([run_event(), *steps, *(timeline(step) for step in range(num_steps)), *more])
+
+
+def test_servers_and_learner_have_a_lane_each_on_one_clock():
+    gantt = make_gantt(history_of(2))
+    assert [lane.label for lane in gantt.lanes] == ["server 0", "server 1", "learner"]
+    first, _ = gantt.lanes[0].bars
+    assert (first.kind, first.text) == ("call-1", "rollouts of step 2, 6.00 s")
+    assert first.x == gantt.x.place(3.0)
+    assert first.width == pytest.approx(gantt.x.place(9.0) - gantt.x.place(3.0), abs=0.01)
+    assert [bar.kind for bar in gantt.lanes[2].bars] == ["waits", "sync", "learn"] * 2
+    assert [text for _, text in gantt.borders] == ["1", "2"]
+
+
+def test_only_the_last_steps_are_drawn_and_nothing_outside_the_frame():
+    gantt = make_gantt(history_of(20))
+    assert [text for _, text in gantt.borders] == [str(step) for step in range(21 - MAX_STEPS, 21)]
+    for lane in gantt.lanes:
+        assert all(bar.x >= LEFT and bar.x + bar.width <= RIGHT + 1 for bar in lane.bars)
+
+
+def test_every_rank_is_a_learner():
+    gantt = make_gantt(history_of(1, timeline(0, rank=1, calls=[])))
+    assert [lane.label for lane in gantt.lanes] == ["server 0", "server 1", "learner 0", "learner 1"]
+
+
+def test_one_engine_is_no_numbered_server():
+    calls = [[0, START_S + 3, START_S + 9, 1]]
+    gantt = make_gantt(make_history([run_event(), timeline(0, calls=calls)]))
+    assert [lane.label for lane in gantt.lanes] == ["rollouts", "learner"]
+    assert gantt.figures == ()
+
+
+def test_figures_are_means_and_staleness_is_counted():
+    figures = dict(make_gantt(history_of(4)).figures)
+    assert figures["efficiency, max(R, L) / step"] == "0.700"
+    assert figures["rollouts 1 version old"] == "12"
+    assert figures["rollouts 0 versions old"] == "4"
+    assert figures["sync, s"] == "-"
+
+
+def test_a_run_without_timelines_has_no_picture():
+    assert make_gantt(make_history([run_event(), *step_events(1)])) is None
+    broken = timeline(0, began=None)
+    assert make_gantt(make_history([run_event(), broken])) is None

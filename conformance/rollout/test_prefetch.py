@@ -1,0 +1,285 @@
+"""Windows come back whole and in order whatever the threads do; what is wrong with a thread is told to the learner."""
+
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.scenarios.prefetching import GREEDY, requests_of, rollouts_of
+from rollmatch.errors import RolloutError
+from rollmatch.rollout import prefetch as module
+from rollmatch.rollout.lot import cut_lots
+from rollmatch.rollout.prefetch import (
+    Prefetch,
+    PrefetchDied,
+    PrefetchOverfull,
+    PrefetchRules,
+    PrefetchStuck,
+    RolloutTooOld,
+)
+
+
+class Servers:
+    """Answers with ``version``, after ``pause_s``; a gate that is closed keeps all calls waiting."""
+
+    def __init__(self, num_servers=2):
+        self.num_servers, self.version, self.pause_s = num_servers, 1, 0.0
+        self.gate, self.asked, self.under_way, self.lock = threading.Event(), [], 0, threading.Lock()
+        self.gate.set()
+        self.broken = {}
+
+    def generate_on(self, server_index, requests, decoding, *, start):
+        with self.lock:
+            self.asked.append((server_index, [request.sample.sample_id for request in requests]))
+            place = len(self.asked)
+            self.under_way += 1
+        try:
+            assert self.gate.wait(10)
+            time.sleep(self.pause_s)
+            if place in self.broken:
+                raise self.broken[place]
+            return rollouts_of(requests, self.version)
+        finally:
+            with self.lock:
+                self.under_way -= 1
+
+
+@contextmanager
+def opened(servers, *, is_open=True, **rules):
+    prefetch = Prefetch(servers, GREEDY, PrefetchRules(**({"max_windows": 3, "callers_per_server": 2} | rules)))
+    if is_open:
+        with prefetch.quiet():
+            pass
+    try:
+        yield prefetch
+    finally:
+        servers.gate.set()
+        prefetch.close()
+
+
+def ids_of(rollouts):
+    return [rollout.response_token_ids[0] for rollout in rollouts]
+
+
+def until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@given(parts=st.lists(st.integers(1, 5), min_size=1, max_size=6), num_servers=st.integers(1, 5))
+def test_lots_keep_the_servers_of_the_chunks_and_the_borders_of_the_parts(parts, num_servers):
+    lots, whole = cut_lots(7, parts, num_servers), cut_lots(7, [sum(parts)], num_servers)
+    assert [i for lot in lots for i in range(lot.start, lot.stop)] == list(range(sum(parts)))
+    server_of = {i: lot.server_index for lot in whole for i in range(lot.start, lot.stop)}
+    part_of = [part for part, size in enumerate(parts) for _ in range(size)]
+    for lot in lots:
+        assert {server_of[i] for i in range(lot.start, lot.stop)} == {lot.server_index}
+        assert len({part_of[i] for i in range(lot.start, lot.stop)}) == 1
+
+
+@settings(max_examples=15, deadline=None)
+@given(parts=st.lists(st.integers(1, 4), min_size=1, max_size=4), num_servers=st.integers(1, 3))
+def test_windows_come_back_whole_and_in_order(parts, num_servers):
+    with opened(Servers(num_servers)) as prefetch:
+        for step in range(3):
+            prefetch.ask(step, requests_of(step, sum(parts)), parts)
+        for step in range(3):
+            rollouts, num_dropped = prefetch.collect(step, min_version=1)
+            assert ids_of(rollouts) == list(range(step * sum(parts), (step + 1) * sum(parts)))
+            assert num_dropped == 0
+
+
+@pytest.mark.kills("open-from-the-start")
+def test_nothing_is_asked_for_while_it_is_held():
+    servers = Servers()
+    with opened(servers, is_open=False) as prefetch:
+        prefetch.ask(0, requests_of(0, 4), (4,))
+        time.sleep(0.1)
+        assert servers.asked == []
+        with prefetch.quiet():
+            time.sleep(0.05)
+            assert servers.asked == []
+        assert len(prefetch.collect(0, min_version=1)[0]) == 4
+
+
+def test_quiet_waits_for_calls_under_way_and_lets_none_begin():
+    servers = Servers(1)
+    with opened(servers, callers_per_server=1) as prefetch:
+        servers.gate.clear()
+        prefetch.ask(0, requests_of(0, 4), (2, 2))
+        until(lambda: servers.under_way == 1)
+        threading.Timer(0.1, servers.gate.set).start()
+        with prefetch.quiet():
+            assert servers.under_way == 0
+            time.sleep(0.1)
+            assert len(servers.asked) == 1
+            servers.version = 2
+        rollouts, _ = prefetch.collect(0, min_version=1)
+        assert [rollout.policy_version for rollout in rollouts] == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("old", "again"),
+    [({0}, [(0, [0])]), ({1, 2}, [(0, [1, 2])]), ({2, 3}, [(0, [2]), (1, [3])]), ({0, 5}, [(0, [0]), (1, [5])])],
+)
+def test_what_has_become_too_old_is_asked_for_again_and_nothing_else(old, again):
+    servers = Servers()
+    with opened(servers) as prefetch:
+        prefetch.ask(0, requests_of(0, 6), (6,))
+        until(lambda: prefetch.is_complete(0))
+        window = prefetch.windows[0]
+        for place in old:
+            window.rollouts[place] = rollouts_of([window.requests[place]], 0)[0]
+        servers.asked = []
+        rollouts, num_dropped = prefetch.collect(0, min_version=1)
+        assert ids_of(rollouts) == list(range(6))
+        assert {rollout.policy_version for rollout in rollouts} == {1}
+        assert (sorted(servers.asked), num_dropped) == (again, len(old))
+
+
+def test_a_server_that_goes_on_with_old_weights_is_an_error():
+    servers = Servers()
+    with opened(servers) as prefetch:
+        prefetch.ask(3, requests_of(3, 2), (2,))
+        with pytest.raises(RolloutTooOld) as caught:
+            prefetch.collect(3, min_version=2)
+        assert (caught.value.code, caught.value.key) == ("rollout-too-old", "3")
+        assert len(servers.asked) == 4
+    servers = Servers()
+    servers.version = 2
+    with opened(servers) as prefetch:
+        prefetch.ask(3, requests_of(3, 2), (2,))
+        assert len(prefetch.collect(3, min_version=2)[0]) == 2
+
+
+@pytest.mark.parametrize("error", [RolloutError("no", key="x"), KeyError("choices"), OSError("reset")])
+def test_an_error_of_a_caller_reaches_the_learner_wherever_it_is(error):
+    servers = Servers(1)
+    servers.broken = {2: error}
+    with opened(servers, callers_per_server=1) as prefetch:
+        prefetch.ask(0, requests_of(0, 1), (1,))
+        prefetch.ask(1, requests_of(1, 1), (1,))
+        prefetch.collect(0, min_version=1)
+        with pytest.raises(type(error)) as caught:
+            prefetch.collect(1, min_version=1)
+        assert caught.value is error
+        for word in (prefetch.check, prefetch.quiet().__enter__):
+            with pytest.raises(type(error)):
+                word()
+
+
+class Unheard(Exception):
+    """A kind of error that no list names."""
+
+
+def test_a_caller_that_dies_of_something_unheard_of_is_an_error_of_the_run(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    servers = Servers(1)
+    servers.broken = {1: Unheard()}
+    with opened(servers) as prefetch:
+        prefetch.ask(0, requests_of(0, 1), (1,))
+        with pytest.raises(PrefetchDied) as caught:
+            prefetch.collect(0, min_version=1)
+        assert (caught.value.code, caught.value.key) == ("prefetch-died", "server 0")
+
+
+class Sleepy(Prefetch):
+    """Its callers find nothing to do."""
+
+    def _may_begin(self, server):
+        return False
+
+
+def test_calls_that_nobody_begins_are_an_error_after_a_stated_time(monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.02)
+    servers = Servers(1)
+    prefetch = Sleepy(servers, GREEDY, PrefetchRules(max_windows=2, callers_per_server=1, stuck_after_s=0.2))
+    with prefetch.quiet():
+        pass
+    prefetch.ask(0, requests_of(0, 1), (1,))
+    began = time.monotonic()
+    with pytest.raises(PrefetchStuck) as caught:
+        prefetch.collect(0, min_version=1)
+    assert (caught.value.code, caught.value.key) == ("prefetch-stuck", "prefetch")
+    assert 0.2 <= time.monotonic() - began < 5
+    prefetch.close()
+
+
+def test_a_learner_that_waits_before_the_first_sync_is_told(monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.02)
+    with opened(Servers(), is_open=False, stuck_after_s=0.1) as prefetch:
+        prefetch.ask(0, requests_of(0, 2), (2,))
+        with pytest.raises(PrefetchStuck) as caught:
+            prefetch.collect(0, min_version=1)
+        assert "no sync has let them" in caught.value.problem
+        with prefetch.quiet():
+            pass
+        assert ids_of(prefetch.collect(0, min_version=1)[0]) == [0, 1]
+
+
+def test_a_call_that_takes_longer_than_that_is_none(monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.02)
+    servers = Servers(1)
+    servers.pause_s = 0.4
+    with opened(servers, stuck_after_s=0.1) as prefetch:
+        prefetch.ask(0, requests_of(0, 1), (1,))
+        assert ids_of(prefetch.collect(0, min_version=1)[0]) == [0]
+
+
+def test_windows_on_their_way_are_bounded_in_number():
+    with opened(Servers(), max_windows=2) as prefetch:
+        for step in (0, 1):
+            prefetch.ask(step, requests_of(step, 2), (2,))
+        with pytest.raises(PrefetchOverfull) as caught:
+            prefetch.ask(2, requests_of(2, 2), (2,))
+        assert (caught.value.code, caught.value.key) == ("prefetch-overfull", "2")
+        prefetch.collect(0, min_version=1)
+        prefetch.ask(2, requests_of(2, 2), (2,))
+        assert ids_of(prefetch.collect(2, min_version=1)[0]) == [4, 5]
+
+
+def test_what_waits_is_bounded_in_bytes_and_the_next_window_comes_all_the_same():
+    servers = Servers(1)
+    with opened(servers, max_bytes=32, callers_per_server=1) as prefetch:  # a rollout of the double counts 16
+        for step in range(3):
+            prefetch.ask(step, requests_of(step, 3), (1, 1, 1))
+        until(lambda: prefetch.is_complete(0))
+        time.sleep(0.1)
+        assert [ids for _, ids in servers.asked] == [[0], [1], [2]]
+        assert ids_of(prefetch.collect(0, min_version=1)[0]) == [0, 1, 2]
+        until(lambda: prefetch.is_complete(1))
+        time.sleep(0.1)
+        assert len(servers.asked) == 6
+        for step in (1, 2):
+            assert len(prefetch.collect(step, min_version=1)[0]) == 3
+
+
+def test_parts_are_handed_out_as_they_come_each_once():
+    servers = Servers(2)
+    with opened(servers, callers_per_server=3) as prefetch:
+        prefetch.ask(0, requests_of(0, 6), (2, 2, 2))
+        taken = []
+        while len(taken) < 3:
+            part, rollouts = prefetch.next_part(0, taken=taken)
+            assert ids_of(rollouts) == [2 * part, 2 * part + 1]
+            taken.append(part)
+        assert sorted(taken) == [0, 1, 2]
+        assert ids_of(prefetch.collect(0, min_version=1)[0]) == list(range(6))
+
+
+def test_every_call_is_told_once_with_its_time_server_and_version():
+    servers = Servers(2)
+    servers.pause_s = 0.02
+    with opened(servers) as prefetch:
+        prefetch.ask(0, requests_of(0, 3), (3,))
+        prefetch.collect(0, min_version=1)
+        calls = sorted(prefetch.take_calls(), key=lambda call: call.lot)
+        assert [(call.lot.server_index, call.lot.start, call.lot.stop) for call in calls] == [(0, 0, 2), (1, 2, 3)]
+        assert [(call.policy_version, call.num_tokens) for call in calls] == [(1, 2), (1, 1)]
+        assert all(0.02 <= call.ended - call.began < 5 for call in calls)
+        assert prefetch.take_calls() == []

@@ -1,0 +1,160 @@
+"""A learner, the threads that call its servers, and the servers, as a world for the scheduler: the real prefetch and
+the real fence, whose every lock, wait, call and push is an action."""
+
+import threading
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from conformance.harness.schedule import as_rank, do, when
+from conformance.scenarios.fences import Silent
+from rollmatch.ranks import Ranks
+from rollmatch.records import Rollout, RolloutRequest, Sample
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
+from rollmatch.sync.fence import Fence
+
+GREEDY = Decoding(max_new_tokens=4)
+
+
+def requests_of(step, num_requests):
+    """Requests of one window; sample ids count on over the windows."""
+    ids = range(step * num_requests, (step + 1) * num_requests)
+    samples = [Sample(sample_id=i, origin=f"x.jsonl:{i + 1}", images=(), objects=(), width=8, height=8) for i in ids]
+    return [
+        RolloutRequest(request_id=f"{step}.0.{place}", sample=sample, prompt_token_ids=(1,), seed=1 + sample.sample_id)
+        for place, sample in enumerate(samples)
+    ]
+
+
+def rollouts_of(requests, version):
+    """Answers, whose only token is the sample's id."""
+    return [
+        Rollout(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            response_token_ids=(request.sample.sample_id,),
+            finish_reason="stop",
+            policy_version=version,
+        )
+        for request in requests
+    ]
+
+
+class ScheduledMonitor:
+    """A monitor whose every entry and wait is an action of the thread that makes it."""
+
+    def __init__(self):
+        self.works = []
+        self.here = threading.local()
+
+    def __enter__(self):
+        self.act(do("enter"))
+
+    def __exit__(self, *_):
+        return None
+
+    def act(self, action):
+        return self.here.act(action)
+
+    def wait(self, condition, *, timeout_s=None):
+        if not condition():
+            self.act(when("wait", condition))
+        return True
+
+    def tell(self):
+        pass
+
+    def start(self, work, *, name):
+        self.works.append(work)
+
+    def as_ranks(self, *works):
+        return [as_rank(lambda act, work=work: self._run(work, act)) for work in (*works, *self.works)]
+
+    def _run(self, work, act):
+        self.here.act = act
+        work()
+
+
+@dataclass
+class Servers:
+    """A call takes two actions, a push two; ``told`` is what must not happen."""
+
+    monitor: ScheduledMonitor
+    num_servers: int = 1
+    policy_version: int = 0
+    pushing: bool = False
+    writing: list = field(default_factory=list)
+    """The versions under which calls began that are under way."""
+    told: str = ""
+
+    def push(self, weights, *, version):
+        self.monitor.act(do("push begins"))
+        self.pushing = True
+        self.monitor.act(do("push ends"))
+        self.pushing, self.policy_version = False, version
+
+    def generate_on(self, server_index, requests, decoding, *, start):
+        self.monitor.act(do("first token"))
+        first = self.policy_version
+        self.writing.append(first)
+        self._judge(first)
+        self.monitor.act(do("last token"))
+        self.writing.remove(first)
+        self._judge(first)
+        return rollouts_of(requests, first)
+
+    def _judge(self, first):
+        if self.pushing:
+            self.told = "a token is written while weights are pushed"
+        elif first == 0:
+            self.told = "a request comes before the first sync"
+        elif first != self.policy_version:
+            self.told = f"a response has tokens of versions {first} and {self.policy_version}"
+
+
+@dataclass
+class AheadWorld:
+    """``max_staleness`` windows are asked for ahead; the learner learns ``num_steps`` steps."""
+
+    num_steps: int = 2
+    num_servers: int = 1
+    callers: int = 1
+    size: int = 1
+    max_staleness: int = 1
+    fenced: bool = True
+    kind: type = Prefetch
+    consumed: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.monitor = ScheduledMonitor()
+        self.servers = Servers(self.monitor, num_servers=self.num_servers)
+        rules = PrefetchRules(max_windows=self.max_staleness + 1, callers_per_server=self.callers)
+        self.prefetch = self.kind(self.servers, GREEDY, rules, monitor=self.monitor)
+        self.fence = Fence(self.servers, Ranks(), Silent())
+        self.fence.quiet = self.prefetch.quiet if self.fenced else nullcontext
+        self.ranks = self.monitor.as_ranks(self._learn)
+
+    def _learn(self):
+        asked = 0
+        for step in range(self.num_steps):
+            self.fence.sync_if_due(step, lambda: iter(()))
+            while asked < min(self.num_steps, step + self.max_staleness + 1):
+                self.prefetch.ask(asked, requests_of(asked, self.size), (self.size,))
+                asked += 1
+            rollouts, _ = self.prefetch.collect(step, min_version=self.servers.policy_version - self.max_staleness)
+            self.monitor.act(do("learn"))
+            self.consumed += [token for rollout in rollouts for token in rollout.response_token_ids]
+        self.prefetch.close()
+
+    def state(self):
+        prefetch, servers = self.prefetch, self.servers
+        waiting = tuple(
+            (step, tuple(r and r.policy_version for r in w.rollouts)) for step, w in prefetch.windows.items()
+        )
+        inside = (prefetch._held, prefetch._closed, tuple(map(tuple, prefetch._queues)), tuple(prefetch._in_flight))
+        engine = (servers.policy_version, servers.pushing, tuple(servers.writing), servers.told)
+        return waiting, inside, engine, tuple(self.consumed)
+
+    def problem(self):
+        in_order = self.consumed == list(range(len(self.consumed)))
+        return self.servers.told or ("" if in_order else f"consumed {self.consumed}")

@@ -1,0 +1,34 @@
+"""One rank of a small run beside servers in its process: ``overlap_worker.py FOLDER MODE OVERRIDE...``"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from rollmatch.launch.learner import set_environment
+
+set_environment()
+
+
+def main(folder: Path, mode: str, *overrides: str) -> None:
+    from safetensors.torch import save_file
+
+    from conformance.trainer.overlapped import overlapped
+    from conformance.trainer.small_run import weights_of
+
+    trainer, servers = overlapped(folder / mode, mode, *overrides)
+    rank = trainer.ring.ranks.rank
+    # The ranks' parts come back at different times: rank 1 waits for its last one.
+    servers.before_call = lambda server, ids: time.sleep(1.0 if rank and ids == trainer.last else 0.0)
+    window = trainer.plan.at(0)
+    trainer.last = [trainer.train_dataset[window.sample_indices[-1]].sample_id]
+    trainer.train()
+    save_file(weights_of(trainer.model), folder / f"{mode}-rank{rank}.safetensors")
+    log = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    (folder / f"{mode}-rank{rank}.json").write_text(json.dumps(log))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

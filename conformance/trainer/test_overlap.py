@@ -1,0 +1,281 @@
+"""Rollouts beside learning, for real: the digits model learns, a copy of it in other threads writes."""
+
+import dataclasses
+import threading
+import time
+from itertools import chain
+
+import pytest
+
+from conformance.trainer.overlapped import overlapped
+from conformance.trainer.small_run import events, step_between, weights_of
+from rollmatch.errors import RolloutError
+from rollmatch.ranks import Ranks
+
+LONG_STEP = "training.learning_rate=1"
+FOUR_PARTS = ("training.per_device_train_batch_size=1", "training.gradient_accumulation_steps=4")
+SHORT = (
+    *("training.per_device_train_batch_size=1", "training.packing=false"),
+    "custom.extra.rollout_matching.max_new_tokens=4",
+)
+KEPT = ("training.max_steps=5", "training.save_steps=2", "training.save_total_limit=9")
+PATIENCE_S = 60
+
+
+def learnt(trainer):
+    """Sample ids by optimizer step."""
+    return {event["step"]: sorted(chain(*event["sample_ids"])) for event in events(trainer, "packed")}
+
+
+def step_of(folder, mode, *overrides, prepare=lambda trainer, servers: None):
+    trainer, servers = overlapped(folder, mode, LONG_STEP, *overrides)
+    prepare(trainer, servers)
+    before = weights_of(trainer.model)
+    trainer.train()
+    return trainer, step_between(before, weights_of(trainer.model))
+
+
+def hold_back_the_last(trainer, servers):
+    """One call is not answered before two micro-batches of its step were learnt from."""
+    learnt_two, seen = threading.Event(), []
+    learn = trainer.training_step
+
+    def counted(model, inputs, totals=None):
+        loss = learn(model, inputs, totals)
+        seen.append(totals.totals is None)
+        if len(seen) == 2:
+            learnt_two.set()
+        return loss
+
+    trainer.training_step, trainer.learnt_early = counted, seen
+    lock, calls = threading.Lock(), []
+
+    def wait(server, ids):
+        with lock:
+            calls.append(ids)
+            is_last = len(calls) == 4
+        assert not is_last or learnt_two.wait(PATIENCE_S)
+
+    servers.before_call = wait
+
+
+@pytest.mark.scenario("prefetch/stream-mode-learns-what-off-mode-learns")
+@pytest.mark.clause("prefetch/overlap-is-chosen-in-yaml#2,3")
+@pytest.mark.kills("early-parts-share-a-divisor")
+@pytest.mark.kills("streams-once-all-is-there")
+def test_a_streamed_step_learns_early_and_has_the_gradient_of_any_other(tmp_path):
+    reference, expected = step_of(tmp_path / "off", "off", *FOUR_PARTS)
+    trainer, step = step_of(tmp_path / "stream", "stream", *FOUR_PARTS, prepare=hold_back_the_last)
+    assert trainer.learnt_early[:2] == [True, True], (
+        "two micro-batches are learnt from before the last rollout is there"
+    )
+    assert trainer.learnt_early[-1] is False
+    assert (step - expected).norm() < 1e-5 * expected.norm()
+    ours, theirs = (each.state.log_history[0] for each in (trainer, reference))
+    for name in ("loss", "loss_ce", "loss_coord", "recall", "segments", "learn_tokens", "rollout_tokens"):
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
+    assert learnt(trainer) == learnt(reference)
+    whole = [event for event in reference.ring.fence.backend.events if event[0] != "sync"]
+    assert [(kind, len(ids)) for kind, _, ids in whole] == [("whole", 4)], "off mode asks for the whole step, and waits"
+
+
+def notes_what_is_learnt(trainer):
+    """``trainer.seen`` gets the sample ids of what each optimizer step learns from, ``trainer.ages`` the oldest age."""
+    trainer.seen, trainer.ages = [], []
+    get = trainer.get_batch_samples
+
+    def noted(*arguments):
+        batches, totals = get(*arguments)
+        segments = [segment for batch in trainer.report.batches for segment in batch.segments]
+        trainer.seen.append([segment.sample.sample_id for segment in segments])
+        version = trainer.ring.fence.backend.policy_version
+        trainer.ages.append(max((version - segment.policy_version for segment in segments), default=0))
+        return batches, totals
+
+    trainer.get_batch_samples = noted
+
+
+def forgets_between_steps(trainer, servers):
+    """The servers are so slow that they are started anew between two steps, every third time."""
+    asked = []
+
+    def is_well():
+        asked.append(len(asked))
+        return len(asked) % 3 != 0
+
+    servers.is_well = is_well
+
+
+@pytest.mark.scenario("prefetch/ahead-mode-with-drops")
+@pytest.mark.clause("prefetch/prefetch-does-not-change-the-order-of-the-data#1,2")
+@pytest.mark.clause("prefetch/overlap-is-chosen-in-yaml#4")
+@pytest.mark.clause("prefetch/staleness-is-known-and-bounded#1,4")
+@pytest.mark.kills("too-old-is-left-out")
+def test_ten_steps_ahead_with_drops_consume_what_ten_steps_without_do(tmp_path):
+    runs = {}
+    for mode in ("off", "ahead"):
+        trainer, servers = overlapped(tmp_path / mode, mode, *SHORT, "training.max_steps=10", "training.eval_steps=1")
+        notes_what_is_learnt(trainer)
+        if mode == "ahead":
+            forgets_between_steps(trainer, servers)
+        trainer.train()
+        runs[mode] = trainer
+    off, ahead = runs["off"], runs["ahead"]
+    assert len(ahead.seen) == 10
+    assert ahead.seen == off.seen
+    again = events(ahead, "asked_again")
+    assert again, "some rollouts became too old"
+    assert all(age <= 1 for age in ahead.ages)
+    told = [{k: v for k, v in line.items() if k.startswith("staleness/")} for line in ahead.state.log_history]
+    told = [line for line in told if line]
+    assert len(told) == 10
+    assert all(sum(line.values()) == 1 for line in told)
+    assert {"staleness/0": 1.0} in told
+    assert {"staleness/1": 1.0} in told
+    asked_at = [(event["event"], event.get("step")) for event in events_of(ahead, "requested", "packed")]
+    assert asked_at.index(("requested", 1)) < asked_at.index(("packed", 0)), "asked for before step 0 is learnt"
+
+
+def events_of(trainer, *names):
+    lines = [event for name in names for event in events(trainer, name)]
+    return sorted((e for e in lines if e.get("purpose") != "eval"), key=lambda event: event["time"])
+
+
+@pytest.mark.scenario("prefetch/the-first-request-comes-after-the-first-sync")
+@pytest.mark.clause("prefetch/nothing-is-requested-before-the-weights-are-right#1")
+@pytest.mark.kills("asked-before-the-sync")
+@pytest.mark.parametrize("mode", ["stream", "ahead"])
+def test_the_first_call_comes_after_the_first_committed_update(mode, tmp_path):
+    trainer, servers = overlapped(tmp_path, mode, *SHORT, "training.max_steps=2")
+    trainer.train()
+    kinds = [event[:2] for event in servers.events]
+    assert kinds[0] == ("sync", 1)
+    assert all(version >= 1 for kind, version in kinds if kind == "call")
+    assert kinds.count(("sync", 2)) == 1
+    syncs = [place for place, (kind, _) in enumerate(kinds) if kind == "sync"]
+    for place in syncs:
+        begun = [event[2] for event in servers.events[:place] if event[0] == "call"]
+        ended = [event[2] for event in servers.events[:place] if event[0] == "answer"]
+        assert sorted(begun) == sorted(ended), "no call is under way when weights move"
+
+
+@pytest.mark.scenario("prefetch/an-error-in-the-background")
+@pytest.mark.clause("prefetch/a-stuck-prefetcher-is-an-error#1")
+@pytest.mark.kills("caller-swallows")
+def test_an_error_at_the_third_request_stops_the_run_within_ten_seconds(tmp_path):
+    trainer, servers = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=50")
+    raised, calls = [], []
+
+    def fail_third(server, ids):
+        calls.append(ids)
+        if len(calls) == 3:
+            raised.append(time.monotonic())
+            raise RolloutError("the server is on fire", key="third")
+
+    servers.before_call = fail_third
+    slow_step(trainer)
+    with pytest.raises(RolloutError) as caught:
+        trainer.train()
+    assert caught.value.key == "third"
+    assert time.monotonic() - raised[0] < 10
+    assert trainer.slow.num_waits < 100, "a learner that does not wait for rollouts looks between two micro-batches"
+
+
+class Slow:
+    """A learner that still learns when the error comes, in a hundred micro-batches of a tenth of a second."""
+
+    num_waits = 0
+
+
+def slow_step(trainer):
+    trainer.slow = Slow()
+    compute = trainer.compute_loss
+
+    def slowly(model, inputs, *arguments, **named):
+        while trainer.state.global_step == 1 and trainer.slow.num_waits < 100:
+            trainer.slow.num_waits += 1
+            time.sleep(0.1)
+            trainer.ring.check()
+        return compute(model, inputs, *arguments, **named)
+
+    trainer.compute_loss = slowly
+
+
+@pytest.mark.clause("prefetch/staleness-is-known-and-bounded#1")
+def test_a_segment_that_waited_for_a_row_until_it_was_too_old_is_asked_for_again(tmp_path):
+    trainer, _ = overlapped(
+        *(tmp_path, "ahead", "training.packing=true", "global_max_length=260", "training.max_steps=6"),
+        *("training.per_device_train_batch_size=2", "custom.extra.rollout_matching.max_new_tokens=16"),
+        max_staleness=1,
+        lead=1,
+    )
+    notes_what_is_learnt(trainer)
+    trainer.train()
+    assert events(trainer, "asked_again"), "some segments waited a step"
+    assert max(trainer.ages) == 1
+    windows = [event["sample_ids"] for event in events(trainer, "requested") if event["purpose"] == "train"]
+    waiting = [segment.sample.sample_id for segment in trainer.ring.batcher.packer.state()]
+    assert sorted([*chain(*trainer.seen), *waiting]) == sorted(chain(*windows))
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_asks_for_the_samples_that_follow(tmp_path):
+    whole, _ = overlapped(
+        tmp_path / "whole",
+        "ahead",
+        *SHORT,
+        "training.max_steps=5",
+        "training.save_steps=2",
+        "training.save_total_limit=9",
+    )
+    notes_what_is_learnt(whole)
+    whole.train()
+    rest, _ = overlapped(
+        tmp_path / "rest",
+        "ahead",
+        *SHORT,
+        "training.max_steps=5",
+        "training.save_steps=2",
+        "training.save_total_limit=9",
+    )
+    notes_what_is_learnt(rest)
+    rest.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert rest.seen == whole.seen[2:]
+
+
+def test_the_run_closes_with_its_callers(tmp_path):
+    before = set(threading.enumerate())
+    trainer, _ = overlapped(tmp_path, "ahead", *SHORT)
+    trainer.train()
+    callers = [each for each in set(threading.enumerate()) - before if each.name.startswith("rollout-caller")]
+    assert len(callers) == 8
+    trainer.ring.prefetch.close()
+    deadline = time.monotonic() + 10
+    while any(thread.is_alive() for thread in callers):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class TwoRanks(Ranks):
+    """Rank 0 of two; the other one says what this one says, and of counts always 7."""
+
+    def barrier(self):
+        pass
+
+    def gather(self, item):
+        return [item, 7 if type(item) is int else item]
+
+    def sum(self, numbers):
+        return list(numbers)
+
+
+@pytest.mark.clause("prefetch/a-stuck-prefetcher-is-an-error#3")
+@pytest.mark.kills("ranks-drop-alone")
+def test_what_one_rank_drops_all_ranks_know_in_the_same_step(tmp_path):
+    trainer, _ = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=3")
+    ranks = TwoRanks(rank=0, learner_world_size=2)
+    trainer.ring.fence.ranks = ranks
+    trainer.ring = dataclasses.replace(trainer.ring, ranks=ranks)
+    trainer.train()
+    told = [(event["step"], event["num_rollouts"], event["by_rank"]) for event in events(trainer, "asked_again")]
+    assert told == [(step, 0, [0, 7]) for step in range(3)]
+    assert [event["version"] for event in events(trainer, "synced")] == [1, 2, 3]

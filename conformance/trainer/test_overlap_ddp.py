@@ -1,0 +1,60 @@
+"""Two learner ranks on gloo whose rollouts come back at different times: one gradient, one order, one end."""
+
+import json
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conformance.launch.started import TORCHRUN, journal_of, started
+
+WORKER = Path(__file__).with_name("overlap_worker.py")
+STEPS = (
+    *("training.packing=false", "training.per_device_train_batch_size=1", "training.gradient_accumulation_steps=2"),
+    *("training.max_steps=2", "training.learning_rate=0.1", "custom.extra.rollout_matching.max_new_tokens=16"),
+)
+TOLERANCE = 1e-5
+"""Of the length of a weight: float32, sums in another order."""
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two_ranks")
+    for mode in ("off", "stream", "ahead"):
+        command = [sys.executable, *TORCHRUN, str(WORKER), str(folder), mode, *STEPS]
+        with started(command, folder / f"{mode}.txt") as running:
+            assert running.wait() == 0, running.told()[-3000:]
+    return folder
+
+
+def weights(folder, mode, rank):
+    return torch.cat(
+        [tensor.flatten() for _, tensor in sorted(load_file(folder / f"{mode}-rank{rank}.safetensors").items())]
+    )
+
+
+@pytest.mark.parametrize("mode", ["stream", "ahead"])
+def test_both_ranks_end_with_the_same_weights(two_ranks, mode):
+    assert torch.equal(weights(two_ranks, mode, 0), weights(two_ranks, mode, 1))
+
+
+def test_two_streaming_ranks_learn_what_two_ranks_learn(two_ranks):
+    expected = weights(two_ranks, "off", 0)
+    assert (weights(two_ranks, "stream", 0) - expected).norm() < TOLERANCE * expected.norm()
+    losses = [json.loads((two_ranks / f"{mode}-rank0.json").read_text()) for mode in ("stream", "off")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["stream", "ahead"])
+def test_each_rank_consumes_the_samples_of_off_mode(two_ranks, mode):
+    for name in ("journal.jsonl", "journal-rank1.jsonl"):
+        ids = [
+            [sorted(chain(*event["sample_ids"])) for event in journal_of(two_ranks / each, "packed", name=name)]
+            for each in ("off", mode)
+        ]
+        assert ids[0] == ids[1]
+        versions = [[e["version"] for e in journal_of(two_ranks / each, "synced", name=name)] for each in ("off", mode)]
+        assert versions[0] == versions[1] == [1, 2]

@@ -1,0 +1,60 @@
+"""Gradients of micro-batches that are learnt from before the step's divisors are known.
+
+The loss of a step is a sum of parts, each divided by a total over the whole step: text by its weight, coordinate slots
+by their number. Before the last rollout is there, those totals are unknown, and no single factor applied later makes
+up for a guess at two of them. So the parts of an early micro-batch go through backward one by one, undivided, into
+gradients of their own, and are divided and added up as soon as the totals are known.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+
+class EarlyGradients:
+    """Undivided gradients of every part of the loss; costs one more set of gradients per part after the first.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([2.0, 3.0]))
+    >>> early = EarlyGradients([weight])
+    >>> for text, slots in ((weight[0] * 4, weight[1] * 6), (weight[0] * 2, weight[1])):
+    ...     early.add([text, slots])
+    >>> early.settle([3, 7])
+    [4.0, 3.0]
+    >>> weight.grad
+    tensor([2., 1.])
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self.values: list[float] = []
+        """Undivided value of each part, for the log."""
+        self._sums: list[list[Tensor | None]] = []
+
+    def add(self, parts: Sequence[Tensor]) -> None:
+        """Backward of one micro-batch's undivided parts, which share a graph."""
+        self._sums = self._sums or [[None] * len(self.parameters) for _ in parts]
+        before = self.values or [0.0] * len(parts)
+        self.values = [value + float(part.detach()) for value, part in zip(before, parts, strict=True)]
+        for place, part in enumerate(parts):
+            if not part.requires_grad:  # nothing of this kind is supervised
+                continue
+            is_last = place == len(parts) - 1
+            grads = torch.autograd.grad(part, self.parameters, retain_graph=not is_last, allow_unused=True)
+            for index, grad in enumerate(grads):
+                held = self._sums[place][index]
+                self._sums[place][index] = grad if held is None else held if grad is None else held.add_(grad)
+
+    def settle(self, divisors: Sequence[float], *, scale: float = 1.0) -> list[float]:
+        """Add everything, each part over its divisor and times ``scale``, to ``.grad``, and forget it.
+
+        Returns the value of each part over its divisor.
+        """
+        for sums, divisor in zip(self._sums, divisors, strict=False):
+            for parameter, total in zip(self.parameters, sums, strict=True):
+                if total is not None:
+                    share = total.mul_(scale / divisor)
+                    parameter.grad = share if parameter.grad is None else parameter.grad.add_(share)
+        values = [value / divisor for value, divisor in zip(self.values, divisors, strict=False)]
+        self._sums, self.values = [], []
+        return values

@@ -1,0 +1,70 @@
+"""The rollouts of one optimizer step, while they come in. Needs no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+from rollmatch.records import Rollout, RolloutRequest
+from rollmatch.rollout.lot import Lot
+
+BYTES_PER_ID = 8
+"""What a token id is counted as."""
+
+
+@dataclass(slots=True)
+class Window:
+    """Requests of a step in the learner's order, cut in parts (micro-batches), and the answers that have come."""
+
+    step: int
+    requests: tuple[RolloutRequest, ...]
+    parts: tuple[int, ...]
+    """Sizes of consecutive parts; they sum to the number of requests."""
+    rollouts: list[Rollout | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert sum(self.parts) == len(self.requests), "the parts make up the window"
+        self.rollouts = [None] * len(self.requests)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every request has been answered."""
+        return None not in self.rollouts
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the answers that wait here."""
+        return sum(
+            BYTES_PER_ID * (len(rollout.prompt_token_ids) + len(rollout.response_token_ids))
+            for rollout in self.rollouts
+            if rollout is not None
+        )
+
+    def put(self, lot: Lot, rollouts: Sequence[Rollout]) -> None:
+        """Take the answers of one lot."""
+        self.rollouts[lot.start : lot.stop] = list(rollouts)
+
+    def complete_parts(self) -> list[int]:
+        """Indices of the parts whose every request has been answered."""
+        ends = pairwise(accumulate(self.parts, initial=0))
+        return [part for part, (start, stop) in enumerate(ends) if None not in self.rollouts[start:stop]]
+
+    def span(self, part: int) -> tuple[int, int]:
+        """First index of a part and the index after its last.
+
+        >>> Window(step=0, requests=(), parts=()).complete_parts()
+        []
+        """
+        start = sum(self.parts[:part])
+        return start, start + self.parts[part]
+
+    def drop_older(self, min_version: int) -> list[int]:
+        """Forget rollouts of versions below ``min_version``; returns their indices, ascending."""
+        old = [i for i, each in enumerate(self.rollouts) if each is not None and each.policy_version < min_version]
+        for index in old:
+            self.rollouts[index] = None
+        return old
+
+    def taken(self) -> list[Rollout]:
+        """All answers, once they are there."""
+        assert self.is_complete, "a window is taken whole"
+        return [rollout for rollout in self.rollouts if rollout is not None]
