@@ -86,7 +86,15 @@ class Receiver:
         if self._failure is not None:
             raise self._failure
         received = self._received
-        self._put(lambda: self._receive(plan, received))
+
+        def receive() -> None:
+            try:
+                self._receive(plan, received)
+            except DigestMismatch:
+                if not received.dropped:  # another worker told it first; the next update is not to be blamed for it
+                    raise
+
+        self._put(receive)
 
     @property
     def has_failed(self) -> bool:

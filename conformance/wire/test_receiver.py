@@ -1,0 +1,59 @@
+"""A worker's receiver: what was dropped while it arrived does not spoil what comes next."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from rollmatch.errors import RollmatchError
+from rollmatch.wire.digest import digest_of
+from rollmatch.wire.worker.receiver import Receiver
+
+
+class Group:
+    """Every broadcast carries ones, and ends when it may."""
+
+    rank = 0
+
+    def __init__(self):
+        self.may_end = threading.Event()
+
+    def begin(self, memory):
+        memory.fill_(1)
+        return self.may_end.wait
+
+    def close(self):
+        pass
+
+
+def plan(digest):
+    return {"tensors": [["a", "uint8", [4]]], "buckets": [1], "digests": [digest.hex()]}
+
+
+def settle(receiver):
+    deadline = time.monotonic() + 5
+    while receiver.poll()["state"] == "busy":
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_mismatch_of_what_was_dropped_is_no_failure(dropped):
+    group, right = Group(), digest_of(torch.ones(4, dtype=torch.uint8))
+    receiver = Receiver.joining(lambda: group)
+    receiver.begin(plan(bytes(16)))
+    if dropped:
+        receiver.drop()
+    group.may_end.set()
+    if dropped:
+        settle(receiver)
+    else:
+        with pytest.raises(RollmatchError) as caught:
+            settle(receiver)
+        assert (caught.value.code, caught.value.key) == ("digest-mismatch", "a")
+        receiver.drop()
+    receiver.begin(plan(right))
+    settle(receiver)
+    assert receiver.take()["a"].tolist() == [1, 1, 1, 1]
+    receiver.close()
