@@ -31,6 +31,7 @@ def overrides_for(out: Path) -> list[str]:
         f"{VLLM}.mode=server",
         f"{VLLM}.server.base_url=http://127.0.0.1:{free_port()}",
         f"{VLLM}.server.group_port={free_port()}",
+        f"{VLLM}.server.timeout_s=150",
         f"{VLLM}.kv_cache_memory_mib=64",
         f"{SERVER}.engine=swift",
         f"{SWIFT}.model_type=qwen3_vl",
@@ -56,7 +57,8 @@ def swift_on_the_path(tmp_path, monkeypatch):
     command = tmp_path / "bin" / "swift"
     command.parent.mkdir()
     command.write_text(
-        f'#!/bin/sh\nshift\nexport PYTHONPATH="{PLUGGED}" VLLM_PLUGINS=gloo_for_nccl\n'
+        "#!/bin/sh\nshift\nunset VLLM_ENABLE_V1_MULTIPROCESSING\n"  # vLLM's plug-ins come first in workers of their own
+        f'export PYTHONPATH="{PLUGGED}" VLLM_PLUGINS=gloo_for_nccl\n'
         f'exec "{swift_python()}" "{PLUGGED}/swift_on_a_cpu.py" "$@"\n'
     )
     command.chmod(0o755)
