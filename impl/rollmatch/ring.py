@@ -134,22 +134,22 @@ class Ring:
             **({"order": list(order)} if order else {}),
         )
 
-    def tell_times(self, report: StepReport) -> dict[str, float]:
-        """Write down when learner and servers were busy in a step that has ended; returns figures for the log."""
+    def times_of(self, report: StepReport) -> tuple[dict[str, float], dict[str, Any]]:
+        """When learner and servers were busy in a step that has ended: figures for the log, and its timeline."""
         now, calls = time.time(), self.prefetch.take_calls() if self.prefetch else []
         waits = [(begin, end) for name, begin, end in report.spans if name == "rollout"]
         busy = self.prefetch.spans_of(calls, now=now) if self.prefetch else [waits]
         times = measure((report.began, now), report.phase_s, busy)
-        self.journal.write(
-            "timeline",
-            step=report.step,
-            began=round(report.began, 3),
-            ended=round(now, 3),
-            learner=[[name, round(begin, 3), round(end, 3)] for name, begin, end in sorted(report.spans)],
-            calls=[call.as_list() for call in calls] if self.prefetch else [[0, *wait, report.step] for wait in waits],
-        )
+        timeline = {
+            "step": report.step,
+            "began": round(report.began, 3),
+            "ended": round(now, 3),
+            "learner": [[name, round(begin, 3), round(end, 3)] for name, begin, end in sorted(report.spans)],
+            "calls": [c.as_list() for c in calls] if self.prefetch else [[0, *wait, report.step] for wait in waits],
+        }
         ages = report.staleness or {0: len(report.rollouts)}
-        return times.figures() | {f"staleness/{age}": float(number) for age, number in ages.items()}
+        figures = times.figures() | {f"staleness/{age}": float(number) for age, number in ages.items()}
+        return figures, timeline
 
     def check(self) -> None:
         """Raise what a call beside learning has failed with."""

@@ -173,12 +173,16 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the step's figures to the line that holds the loss."""
+        """Add the step's figures to the line that holds the loss; the timeline follows it."""
+        timeline: dict[str, Any] = {}
         if "loss" in logs:
             self.report.end_learning()
-            logs |= self.report.figures() | self.ring.tell_times(self.report)
+            figures, timeline = self.ring.times_of(self.report)
+            logs |= self.report.figures() | figures
             logs |= {f"time/{phase}_s": seconds for phase, seconds in self.report.phase_s.items()}
         super().log(logs, start_time)
+        if timeline:
+            self.ring.journal.write("timeline", **timeline)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
