@@ -43,6 +43,7 @@ class Judge:
             for check in checks:
                 exchange, seconds = self._ask(check)
                 recording.keep(check, exchange, seconds)
+                write_recording(recording)  # whatever ends the judge, this much is kept
                 told = [row for row in rows_of(recording) if row.check is check]
                 tell(*told)
         finally:
@@ -94,6 +95,7 @@ def judge_known(known: Known, policies: Policies, folder: Path, *, only: Sequenc
     judge.run(checks_for(known.dialect, only=only), recording)
     if not only:
         recording.facts |= {"seconds": round(time.monotonic() - began), "starts": judge.num_starts}
+    write_recording(recording)
     return recording
 
 
@@ -107,9 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known = BY_NAME[name]
         tell(f"== {known.title}: {known.server}; output below {folder}")
         recording = judge_known(known, policies, folder, only=options.check)
-        path = write_recording(recording)
         rows = rows_of(recording)
-        tell(f"{path.name}: {summary(rows)}")
+        tell(f"{path_of(known.server).name}: {summary(rows)}")
         failing += sum(row.fails for row in rows)
     write_page()
     os._exit(bool(failing))  # a thread that a server left hanging in native code may break an ordinary end
