@@ -84,9 +84,8 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         micro_batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not micro_batches:
             return [], None
-        step = self.state.global_step
+        step, window = self.state.global_step, self.plan.at(self.state.global_step)
         report = self.report = StepReport(step=step, objective=self.ring.objective)
-        window = self.plan.at(step)
         _check_order(micro_batches, self._samples_of(window.parts[window.part_of(step)]), step=step)
         if self.ring.streams:
             streamed = self._stream(window, report, num_parts=len(micro_batches))
@@ -178,8 +177,8 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         if "loss" in logs:
             self.report.end_learning()
             figures, timeline = self.ring.times_of(self.report)
-            logs |= self.report.figures() | figures
-            logs |= {f"time/{phase}_s": seconds for phase, seconds in self.report.phase_s.items()}
+            phases = {f"time/{phase}_s": seconds for phase, seconds in self.report.phase_s.items()}
+            logs |= self.report.figures() | figures | phases
         super().log(logs, start_time)
         if timeline:
             self.ring.journal.write("timeline", **timeline)
