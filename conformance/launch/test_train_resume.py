@@ -52,7 +52,7 @@ def first_starts(folder):
         )
         stopped.wait_until(lambda: len(journal_of(folder / "stopped", "step")) >= 1)
         stopped.process.send_signal(signal.SIGINT)
-        killed.wait_until(lambda: len(journal_of(folder / "killed", "step")) >= 7)
+        killed.wait_until(lambda: (folder / f"killed/checkpoint-{2 * SAVE_STEPS}/trainer_state.json").exists())
         killed.process.kill()
         killed.wait()
         codes = {"whole": whole.wait(), "stopped": stopped.wait()}

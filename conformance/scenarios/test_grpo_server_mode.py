@@ -4,6 +4,7 @@ import dataclasses
 import json
 import time
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from rollmatch.config import RunConfig
 from rollmatch.config.pairing import pair_servers
 from rollmatch.config.servers import server_section
 from rollmatch.errors import RollmatchError
+from rollmatch.journal import Journal
 from rollmatch.launch.assemble import make_backend
 from rollmatch.launch.await_servers import Patience, await_servers
 from rollmatch.launch.rollout_server import make_settings
@@ -60,11 +62,13 @@ def job(url: str, *, group_port: int, out: str = "runs/one") -> RunConfig:
 
 @contextmanager
 def connected(config: RunConfig):
-    backend = make_backend(config, torch.nn.Linear(1, 1), template_of(), ranks=ALONE)
+    journal = Journal(Path(config.training.output_dir) / "journal.jsonl")
+    backend = make_backend(config, torch.nn.Linear(1, 1), template_of(), ranks=ALONE, journal=journal)
     try:
         yield backend
     finally:
         backend.close()
+        journal.close()
 
 
 @pytest.mark.scenario(

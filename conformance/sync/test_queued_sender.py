@@ -5,6 +5,7 @@ import pickle
 from datetime import timedelta
 
 import pytest
+import torch
 from torch.distributed import TCPStore
 
 from conformance.wire.calls import in_thread
@@ -67,7 +68,9 @@ def test_the_dialect_decides_the_way():
 @pytest.mark.parametrize(
     ("dialects", "code"), [(("native", "swift"), "dialects-mixed"), (("vllm",), "weights-not-taken")]
 )
-def test_servers_that_cannot_be_served_together_are_refused(dialects, code):
+def test_servers_that_cannot_be_served_are_refused(dialects, code, monkeypatch):
+    """On a machine with GPUs: a stock server there would want NCCL."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(SyncError) as caught:
         make_sender(servers_of(*dialects), [1] * len(dialects), MEETING)
     assert (caught.value.code, caught.value.key) == (code, "http://h:1")

@@ -128,7 +128,7 @@ def test_every_route_but_health_wants_the_key(fragile):
 @pytest.mark.scenario("rollout-server/health-after-a-dead-worker")
 def test_a_dead_worker_turns_health_red_and_ends_running_calls(fragile):
     server = fragile.server
-    long = {"requests": [{"request_id": str(i), "prompt_token_ids": [5]} for i in range(4)]}
+    long = {"requests": [{"request_id": str(i), "prompt_token_ids": [5]} for i in range(64)]}  # seconds of work
     call = in_thread(server.post, "/native/infer/", long | {"sampling": {"max_tokens": 500, "ignore_eos": True}})
     while not server.health()["running"]:
         time.sleep(0.01)

@@ -1,6 +1,6 @@
 """Scenarios of weights on their way with their own values: real groups, servers that only pretend."""
 
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from rollmatch.errors import RollmatchError
 from rollmatch.launch import run as run_module
 from rollmatch.model import merged_weights
 from rollmatch.ranks import Ranks
+from rollmatch.ring import Ring
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.sync.adapter import adapter_of
 from rollmatch.sync.gloo import Meeting
@@ -106,7 +107,8 @@ def test_the_communicator_is_closed_after_an_error(attach, tmp_path, monkeypatch
             backend.push(tensors_of(version).items(), version=version)
         raise RuntimeError("the third step")
 
-    ring = SimpleNamespace(fence=SimpleNamespace(backend=backend))
+    ring = SimpleNamespace(prefetch=None, fence=SimpleNamespace(backend=backend))
+    ring.close = MethodType(Ring.close, ring)
     for name, made in {
         "make_arguments": None,
         "load_policy": None,
