@@ -1,7 +1,6 @@
 """Tensors go into bytes and come out of them bit for bit; a digest tells when they did not."""
 
 import doctest
-import random
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.sync.gloo_ranks import broadcast_between
+from conformance.wire.instance import free_port
 from rollmatch.sync import bucket, digest
 from rollmatch.sync.bucket import Buffer
 from rollmatch.sync.digest import DigestMismatch, check_digests, digests_of
@@ -70,5 +70,5 @@ def test_buckets_reach_real_processes_bit_for_bit():
     """Two receivers and a source, each a process of its own."""
     tensors = [*make([(torch.float32, (50, 7)), (torch.float32, (3,)), (torch.float32, ())])]
     others = make([(torch.bfloat16, (5, 5)), (torch.bfloat16, (1,))], seed=1)
-    held = broadcast_between(3, [tensors, others], port=random.randint(20000, 29999))
+    held = broadcast_between(3, [tensors, others], port=free_port())
     assert held == [digests_of(tensors + others)] * 2

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from safetensors.torch import load_file
 
 from conformance.sync.native_double import NativeDouble, serving
 from conformance.sync.ranks_of_learner import make_model, train
+from conformance.wire.instance import free_port
 from rollmatch.journal import read_journal
 
 SCRIPT = Path(__file__).with_name("ranks_of_learner.py")
@@ -27,7 +27,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     double = NativeDouble({name: weight.detach() * 0 for name, weight in make_model().named_parameters()})
     with serving(double) as (url,):
-        command = [sys.executable, *TORCHRUN, str(SCRIPT), url, str(random.randint(20000, 29999)), str(folder)]
+        command = [sys.executable, *TORCHRUN, str(SCRIPT), url, str(free_port()), str(folder)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
         process = subprocess.Popen(command, env=environment, cwd=ROOT)
         try:
