@@ -79,21 +79,20 @@ def test_a_cached_long_prompt_is_computed_anew(learner, policies, greedy):
 
 def test_what_runs_during_a_commit_is_written_whole_under_the_version_it_names(learner, policies):
     """Greedy over identical prompts, so that a mixture would show as a third response; much longer than a sync."""
-    server, num = learner.server, 8
-    prompts = [[7, 8, i] for i in range(num)]
+    server, prompts = learner.server, text_batch([[7, 8, i] for i in range(64)])
     sampling = {"max_tokens": 480, "ignore_eos": True}
     sync(learner, policies[1])
-    old, _ = server.infer(text_batch(prompts), **sampling)
-    call = in_thread(server.infer, text_batch(8 * prompts), **sampling)
+    old, _ = server.infer(prompts, **sampling)
+    call = in_thread(server.infer, prompts, **sampling)
     while not server.health()["running"]:
         pass
     restarted = sync(learner, policies[2])["restarted"]
-    new, _ = server.infer(text_batch(prompts), **sampling)
+    new, _ = server.infer(prompts, **sampling)
     responses, versions = call.result()
     assert restarted > 0
     by_version = {server.version - 1: old, server.version: new}
     for place, (ids, version) in enumerate(zip(responses, versions, strict=True)):
-        assert ids == by_version[version][place % num], place
+        assert ids == by_version[version][place], place
     assert server.version in versions
 
 
