@@ -1,5 +1,7 @@
 """What every room shares: the environment a run has, and the one vLLM engine a process may have."""
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -9,6 +11,10 @@ pytest_plugins = [
     *("conformance.outside_tools", "conformance.gpus", "conformance.servers.plugin"),
     "conformance.harness.binding.plugin",
 ]
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Linux shares the processor among sessions: a worker of its own session does not starve while the other computes.
+    os.setsid()
 
 set_environment()  # before torch and vLLM load: some variables only count then
 

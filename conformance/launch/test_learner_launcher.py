@@ -96,7 +96,7 @@ def test_a_server_that_does_not_come_up_ends_the_waiting_in_time(nobody):
     with pytest.raises(ServerUnreachable) as caught:
         await_servers(config_for(nobody), Patience(timeout_s=2))
     assert (caught.value.code, caught.value.key) == ("server-unreachable", nobody)
-    assert 2 <= time.monotonic() - began < 4
+    assert 2 <= time.monotonic() - began < 5.5  # waiting three times as long would be 6
 
 
 @pytest.mark.clause("launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#3")
@@ -107,7 +107,7 @@ def test_the_end_of_the_servers_process_ends_the_waiting(nobody):
         await_servers(config_for(nobody), Patience(timeout_s=60, server_pid=server.pid))
     server.wait()
     assert (caught.value.code, caught.value.key) == ("server-process-died", "--server-pid")
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 15
 
 
 @pytest.mark.scenario("launchers/a-server-of-another-size")

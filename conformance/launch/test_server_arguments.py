@@ -150,7 +150,7 @@ def test_a_server_that_is_not_there_is_told_within_the_connection_timeout():
     with pytest.raises(RollmatchError) as caught:
         VLLMClient(server_port=free_port(), connection_timeout=0.5)
     assert caught.value.code == "server-unreachable"
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
 
 
 def test_weights_without_a_communicator_are_refused(slow_server):

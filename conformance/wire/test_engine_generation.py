@@ -9,6 +9,7 @@ import requests as http
 
 from conformance.rollout.digits import load_digits, template_of
 from conformance.wire.calls import data_url, in_thread, text_batch
+from conformance.wire.pinger import pinging
 
 pytestmark = pytest.mark.engine
 LONG = {"max_tokens": 400, "ignore_eos": True}
@@ -87,20 +88,15 @@ def test_a_seed_repeats_its_response_and_different_seeds_do_not(server):
 
 @pytest.mark.scenario("rollout-server/health-during-a-long-generation")
 @pytest.mark.clause("rollout-server/health-is-answered-while-tokens-are-generated#1")
-def test_health_answers_within_a_second_while_eight_long_responses_are_written(server):
+def test_health_answers_within_a_second_while_eight_long_responses_are_written(instance, server):
     def longest_wait():
-        call = in_thread(server.infer, text_batch([[5 + i] for i in range(8)]), **LONG)
-        waits = []
-        while not call.done():
-            began = time.perf_counter()
-            assert server.get("/health/")[0] == 200
-            waits.append(time.perf_counter() - began)
-            time.sleep(0.02)
-        assert [len(ids) for ids in call.result()[0]] == [400] * 8
+        with pinging(instance.settings.port) as waits:
+            responses, _ = server.infer(text_batch([[5 + i] for i in range(8)]), **LONG)
+        assert [len(ids) for ids in responses] == [400] * 8
         assert len(waits) > 5
         return max(waits)
 
-    assert any(longest_wait() < 1.0 for _ in range(3))  # other work on the machine comes and goes
+    assert any(longest_wait() < 1.0 for _ in range(5))  # other work on the machine comes and goes
 
 
 @pytest.mark.scenario("rollout-server/two-callers-share-one-batch")
