@@ -156,15 +156,15 @@ VINEPPO_SERVER = (
         fault_id="group-port-counts-from-the-server-port",
         what="The group meets at the port after the server's.",
         seam=ARGUMENTS,
-        old="told.get('vllm_group_port', GROUP_PORT)",
+        old="told.get('vllm_group_port', FIRST_GROUP_PORT)",
         new="port + 1",
     ),
     Fault(
         fault_id="another-default-group-port",
         what="The group port of the guide's example is the default.",
         seam=ARGUMENTS,
-        old="GROUP_PORT = 51216",
-        new="GROUP_PORT = 22222",
+        old="from rollmatch.config.rlhf import FIRST_GROUP_PORT, base_url_of\n",
+        new="from rollmatch.config.rlhf import base_url_of\n\nFIRST_GROUP_PORT = 22222\n",
     ),
     Fault(
         fault_id="connection-timeout-of-generate",

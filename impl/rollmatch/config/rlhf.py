@@ -10,6 +10,7 @@ from rollmatch.config.connection import GroupPorts, Port, as_some
 from rollmatch.config.section import Positive, Section
 
 FIRST_GROUP_PORT = 51216
+"""TRL's own, too; the guides that say 22222 pass it on the command line."""
 
 
 def base_url_of(host: str, port: int) -> str:

@@ -2,9 +2,9 @@
 
 import argparse
 
+from rollmatch.config.rlhf import FIRST_GROUP_PORT, base_url_of
 from rollmatch.errors import LaunchError
 
-GROUP_PORT = 51216
 _SECTION = "custom.extra.rollout_matching.vllm"
 _NAMES = ("vllm_host", "vllm_server_port", "vllm_group_port", "vllm_connection_timeout")
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--use_vllm_server", action="store_true", help="generate on a rollout server")
     group.add_argument("--vllm_host", metavar="HOST", help="where it listens (default: 127.0.0.1)")
     group.add_argument("--vllm_server_port", type=int, metavar="PORT", help="of its HTTP routes (default: 8000)")
-    text = f"where the group that carries weights meets (default: {GROUP_PORT})"
+    text = f"where the group that carries weights meets (default: {FIRST_GROUP_PORT})"
     group.add_argument("--vllm_group_port", type=int, metavar="PORT", help=text)
     text = "to connect, not to generate (default: 60)"
     group.add_argument("--vllm_connection_timeout", type=float, metavar="SECONDS", help=text)
@@ -36,11 +36,10 @@ def overrides_of(options: argparse.Namespace) -> list[str]:
             raise ServerNotUsed("no server is used", key=f"--{name}", remedy="Add --use_vllm_server.")
         return []
     host, port = told.get("vllm_host", "127.0.0.1"), told.get("vllm_server_port", 8000)
-    named = f"[{host}]" if ":" in host else host
     return [
         f"{_SECTION}.mode=server",
         f"{_SECTION}.server.servers=null",
-        f"{_SECTION}.server.base_url=http://{named}:{port}",
-        f"{_SECTION}.server.group_port={told.get('vllm_group_port', GROUP_PORT)}",
+        f"{_SECTION}.server.base_url={base_url_of(host, port)}",
+        f"{_SECTION}.server.group_port={told.get('vllm_group_port', FIRST_GROUP_PORT)}",
         f"{_SECTION}.server.timeout_s={told.get('vllm_connection_timeout', 60.0)}",
     ]

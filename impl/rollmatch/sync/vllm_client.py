@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rollmatch.config.rlhf import FIRST_GROUP_PORT, base_url_of
 from rollmatch.errors import SyncError
 from rollmatch.sync.gloo import Meeting, resolve
 from rollmatch.sync.named_weights import named_weights
@@ -29,8 +30,6 @@ from rollmatch.wire.client.session import ClientSettings, RolloutServer
 from rollmatch.wire.client.trl import ROUTE, TrlDialect
 from rollmatch.wire.client.watch import WatchRules, watched
 
-GROUP_PORT = 51216
-"""TRL's own; the guides that say 22222 pass it on the command line."""
 _TRANSFER_TIMEOUT_S = 30.0
 _ENDINGS = ("/reset_prefix_cache", "/reset_encoder_cache", "/reset_mm_cache")
 
@@ -48,7 +47,7 @@ class VLLMClient:
         self,
         host: str = "127.0.0.1",
         server_port: int = 8000,
-        group_port: int = GROUP_PORT,
+        group_port: int = FIRST_GROUP_PORT,
         connection_timeout: float = 60.0,
     ) -> None:
         """Wait for the server's health, ``connection_timeout`` seconds at most. Errors: ``ServerUnreachable``.
@@ -57,7 +56,7 @@ class VLLMClient:
         a server that dies meanwhile is noticed within seconds.
         """
         settings = ClientSettings(timeout_s=connection_timeout, watch=WatchRules(silence_is_death=False))
-        self.server = RolloutServer(f"http://{host}:{server_port}", settings)
+        self.server = RolloutServer(base_url_of(host, server_port), settings)
         self.server.connect()
         self.server.dialect = TrlDialect(self.server.base_url)
         self.base_url = self.server.base_url
