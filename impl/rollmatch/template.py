@@ -16,6 +16,7 @@ from transformers import AutoProcessor, AutoTokenizer
 
 from rollmatch.errors import ConfigError, RolloutError
 from rollmatch.records import Rollout, Sample
+from rollmatch.samples.chat import IMAGE_TAG, tagged_messages
 from rollmatch.vocabulary import Vocabulary
 
 
@@ -49,8 +50,6 @@ class ImageFeatures:
 
 NO_IMAGES = ImageFeatures(pixel_values=torch.empty(0, 0), image_grid_thw=torch.empty(0, 3, dtype=torch.int64))
 """Images of a sample of text alone."""
-IMAGE_TAG = "<image>"
-"""Where an image stands in the text of a sample's own chat."""
 NO_ID = -1
 """An id that no token has."""
 
@@ -136,13 +135,7 @@ def own_messages(sample: Sample) -> list[dict[str, Any]]:
     if not sample.images:
         return [{"role": role, "content": text} for role, text in sample.messages]
     images = iter(sample.images)
-    first = next(place for place, (role, _) in enumerate(sample.messages) if role == "user")
-    is_tagged = any(IMAGE_TAG in text for _, text in sample.messages)
-    messages = []
-    for place, (role, text) in enumerate(sample.messages):
-        tags = "" if is_tagged or place != first else IMAGE_TAG * len(sample.images)
-        messages.append({"role": role, "content": list(_parts_of(tags + text, images))})
-    return messages
+    return [{"role": role, "content": list(_parts_of(text, images))} for role, text in tagged_messages(sample)]
 
 
 def _parts_of(text: str, images: Iterator[str]) -> Iterator[dict[str, Any]]:

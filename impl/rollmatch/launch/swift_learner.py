@@ -20,7 +20,7 @@ from rollmatch.launch.gpus import visible
 from rollmatch.launch.learner import load_data
 from rollmatch.launch.swift_words import SWIFT, model_options, spell
 from rollmatch.records import Sample
-from rollmatch.samples.chat import IMAGE_TAG
+from rollmatch.samples.chat import IMAGE_TAG, tagged_messages
 
 CONFIG_VARIABLE = "ROLLMATCH_CONFIG"
 """Tells ``swift_rewards`` which YAML, as a JSON list of its path and what ``--set`` laid over it."""
@@ -76,12 +76,9 @@ def swift_rows(samples: Iterable[Sample], config: RunConfig) -> Iterable[dict[st
     """Samples as ms-swift reads them: a chat, its images, and which sample it is."""
     prompts = config.custom.prompts
     for sample in samples:
-        tags = IMAGE_TAG * len(sample.images)
-        asked = sample.messages or (*_system(prompts.system), ("user", f"{tags}{prompts.user}"))
+        question = ("user", IMAGE_TAG * len(sample.images) + prompts.user)
+        asked = tagged_messages(sample) if sample.messages else (*_system(prompts.system), question)
         messages = [{"role": role, "content": text} for role, text in asked]
-        if sample.messages and tags and not any(IMAGE_TAG in text for _, text in sample.messages):
-            question = next(message for message in messages if message["role"] == "user")
-            question["content"] = tags + question["content"]
         yield {"messages": messages, "images": list(sample.images), "origin": sample.origin}
 
 

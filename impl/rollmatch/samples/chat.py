@@ -11,6 +11,7 @@ from rollmatch.samples.place import FieldUnknown, Place, image_path, is_side, wr
 ROLES = ("system", "user", "assistant", "tool")
 OPTIONAL = ("images", "width", "height", "metadata")
 IMAGE_TAG = "<image>"
+"""Where an image stands in a chat's text."""
 
 
 class ChatMalformed(DataError):
@@ -64,6 +65,21 @@ def make_chat_sample(record: Mapping[str, Any], place: Place) -> Sample:
         messages=(*lead, *((message["role"], message["content"]) for message in messages)),
         metadata=record.get("metadata", {}),
     )
+
+
+def tagged_messages(sample: Sample) -> tuple[tuple[str, str], ...]:
+    """(role, text) of a sample's own chat, with a tag for each image: before the first question where none is tagged.
+
+    >>> sample = Sample(sample_id=0, origin="x:1", images=("a.png",), messages=(("user", "Is it red?"),))
+    >>> tagged_messages(sample)
+    (('user', '<image>Is it red?'),)
+    """
+    if any(IMAGE_TAG in text for _, text in sample.messages):
+        return sample.messages
+    first = next(place for place, (role, _) in enumerate(sample.messages) if role == "user")
+    role, text = sample.messages[first]
+    question = (role, IMAGE_TAG * len(sample.images) + text)
+    return (*sample.messages[:first], question, *sample.messages[first + 1 :])
 
 
 def _check_question(record: Mapping[str, Any], key: str) -> Iterator[DataError]:

@@ -8,13 +8,13 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollmatch.samples.chat import IMAGE_TAG
 from rollmatch.wire.client.dialect import Post
 from rollmatch.wire.client.http import JSON
 from rollmatch.wire.client.prompt import Prompt, Reply, SamplingRules
 from rollmatch.wire.client.reply import entries_of, field_of, filled, ids_of, logprobs_of, reason_of
 
 ROUTE = "/infer"
-IMAGE_TAG = "<image>"
 VERSION_HEADER = "x-policy-version"
 
 

@@ -1,6 +1,5 @@
 """Requests -> what the engine takes: ids with one placeholder per image, and the images."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +8,11 @@ from jinja2 import TemplateError
 from PIL import Image
 from transformers import AutoProcessor, AutoTokenizer
 
+from rollmatch.samples.chat import IMAGE_TAG
 from rollmatch.wire.ids import unpack_ids
 from rollmatch.wire.payloads import InferRequest
 from rollmatch.wire.server.failures import BadItem
 from rollmatch.wire.server.images import ImageReader
-
-_IMAGE_TAG = re.compile(r"<image>")
 
 
 class PromptMissing(BadItem):
@@ -164,7 +162,7 @@ def _parts_of(text: str) -> Iterable[dict[str, Any]]:
     >>> list(_parts_of("a<image>b"))
     [{'type': 'text', 'text': 'a'}, {'type': 'image'}, {'type': 'text', 'text': 'b'}]
     """
-    for place, piece in enumerate(_IMAGE_TAG.split(text)):
+    for place, piece in enumerate(text.split(IMAGE_TAG)):
         if place:
             yield {"type": "image"}
         if piece:
