@@ -5,6 +5,7 @@ from typing import Any
 
 from rollmatch.errors import RolloutError
 from rollmatch.wire.client.http import ReplyMalformed
+from rollmatch.wire.client.prompt import Reply
 
 FINISH_REASONS = ("stop", "length")
 
@@ -49,6 +50,24 @@ def logprobs_of(value: Any, ids: Sequence[int], *, place: int, base_url: str) ->
             remedy="The server must return the sampled tokens' log-probabilities.",
         )
     return tuple(float(item) for item in value)
+
+
+def chat_reply_of(body: Any, *, version: int | None, place: int, base_url: str) -> Reply:
+    """A chat completion with token ids, as vLLM and ms-swift give it. Errors: ``ReplyMalformed``."""
+    choice = field_of(body, "choices", 0)
+    prompt = ids_of(field_of(body, "prompt_token_ids"), name="prompt_token_ids", place=place, base_url=base_url)
+    response = ids_of(field_of(choice, "token_ids"), name="token_ids", place=place, base_url=base_url)
+    told, logprobs = field_of(choice, "logprobs", "content"), None
+    if told is not None:
+        values = [field_of(token, "logprob") for token in told]
+        logprobs = logprobs_of(values, response, place=place, base_url=base_url)
+    return Reply(
+        prompt_token_ids=filled(prompt, name="prompt_token_ids", place=place, base_url=base_url),
+        response_token_ids=response,
+        logprobs=logprobs,
+        finish_reason=reason_of(field_of(choice, "finish_reason"), place=place, base_url=base_url),
+        policy_version=version,
+    )
 
 
 def filled(ids: tuple[int, ...], *, name: str, place: int, base_url: str) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from rollmatch.samples.chat import IMAGE_TAG
 from rollmatch.wire.client.dialect import Post
 from rollmatch.wire.client.http import JSON
 from rollmatch.wire.client.prompt import Prompt, Reply, SamplingRules
-from rollmatch.wire.client.reply import entries_of, field_of, filled, ids_of, logprobs_of, reason_of
+from rollmatch.wire.client.reply import chat_reply_of, entries_of, field_of
 
 ROUTE = "/infer"
 VERSION_HEADER = "x-policy-version"
@@ -32,24 +32,11 @@ class SwiftDialect:
         answer = post(ROUTE, encode(prompts, sampling), JSON)
         entries = entries_of(answer.body, base_url=self.base_url, num_requests=len(prompts))
         version = version_of(answer.headers)
-        return [self._reply(entry, place, version) for place, entry in enumerate(entries)]
-
-    def _reply(self, entry: Any, place: int, version: int | None) -> Reply:
-        inner = field_of(entry, "response") or entry  # some versions wrap each response once more
-        choice, where = field_of(inner, "choices", 0), self._where(place)
-        prompt = ids_of(field_of(inner, "prompt_token_ids"), name="prompt_token_ids", **where)
-        response = ids_of(field_of(choice, "token_ids"), name="token_ids", **where)
-        told = field_of(choice, "logprobs", "content")
-        return Reply(
-            prompt_token_ids=filled(prompt, name="prompt_token_ids", **where),
-            response_token_ids=response,
-            logprobs=None if told is None else logprobs_of([field_of(t, "logprob") for t in told], response, **where),
-            finish_reason=reason_of(field_of(choice, "finish_reason"), **where),
-            policy_version=version,
-        )
-
-    def _where(self, place: int) -> dict[str, Any]:
-        return {"place": place, "base_url": self.base_url}
+        bodies = [field_of(entry, "response") or entry for entry in entries]  # some versions wrap each once more
+        return [
+            chat_reply_of(body, version=version, place=place, base_url=self.base_url)
+            for place, body in enumerate(bodies)
+        ]
 
 
 def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from rollmatch.wire.client.dialect import Post
 from rollmatch.wire.client.http import JSON
 from rollmatch.wire.client.native import BANNED
 from rollmatch.wire.client.prompt import Prompt, Reply, SamplingRules
-from rollmatch.wire.client.reply import field_of, filled, ids_of, logprobs_of, reason_of
+from rollmatch.wire.client.reply import chat_reply_of
 from rollmatch.wire.client.swift import text_of
 
 ROUTE = "/v1/chat/completions"
@@ -32,23 +32,10 @@ class VllmDialect:
             return post(ROUTE, encode(prompt, sampling), JSON).body
 
         with ThreadPoolExecutor(min(MAX_CALLS, len(prompts))) as pool:
-            return [self._reply(body, place) for place, body in enumerate(pool.map(ask, prompts))]
-
-    def _reply(self, body: Any, place: int) -> Reply:
-        choice, where = field_of(body, "choices", 0), self._where(place)
-        prompt = ids_of(field_of(body, "prompt_token_ids"), name="prompt_token_ids", **where)
-        response = ids_of(field_of(choice, "token_ids"), name="token_ids", **where)
-        told = field_of(choice, "logprobs", "content")
-        return Reply(
-            prompt_token_ids=filled(prompt, name="prompt_token_ids", **where),
-            response_token_ids=response,
-            logprobs=None if told is None else logprobs_of([field_of(t, "logprob") for t in told], response, **where),
-            finish_reason=reason_of(field_of(choice, "finish_reason"), **where),
-            policy_version=None,
-        )
-
-    def _where(self, place: int) -> dict[str, Any]:
-        return {"place": place, "base_url": self.base_url}
+            return [
+                chat_reply_of(body, version=None, place=place, base_url=self.base_url)
+                for place, body in enumerate(pool.map(ask, prompts))
+            ]
 
 
 def encode(prompt: Prompt, sampling: SamplingRules) -> dict[str, Any]:
