@@ -38,6 +38,7 @@ def test_the_trainer_is_the_last_rank(monkeypatch):
         routes={},
         get=lambda route: {"world_size": 2},
         control=lambda route, body=None, **_: told.append((route, body)),
+        empty_caches=lambda: None,
     )
     monkeypatch.setattr(queued_sender, "QueuedGroup", lambda address: told.append(address) or SimpleNamespace())
     QueuedSender([server], [23000], MEETING).send([], version=1)

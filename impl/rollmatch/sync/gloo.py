@@ -13,7 +13,7 @@ from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.wire.client.http import MSGPACK, ServerRefused
 from rollmatch.wire.client.pending import Pending
 from rollmatch.wire.client.session import RolloutServer
-from rollmatch.wire.flight import Flight
+from rollmatch.wire.flight import broadcast_all
 from rollmatch.wire.gloo_group import DROP, GO, CommunicatorTimeout, GlooGroup, GroupAddress, GroupPortInUse
 
 COMMUNICATOR, CLOSE = "/native/communicator", "/native/communicator/close"
@@ -62,10 +62,7 @@ class Communicator:
             self._group.tell(sync_id, DROP)
             raise
         self._group.tell(sync_id, GO)
-        flight = Flight(partial(self._group.begin, source=self.rank))
-        for piece in pieces:
-            flight.add(piece)
-        flight.land()
+        broadcast_all(pieces, partial(self._group.begin, source=self.rank))
 
     def close(self) -> None:
         """Leave, and tell the servers."""

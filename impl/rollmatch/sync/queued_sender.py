@@ -23,8 +23,8 @@ from rollmatch.wire.gloo_group import GroupAddress
 
 BUCKET_BYTES = 512 * 2**20
 """ms-swift's own."""
-ENDINGS = ("/process_weights_after_loading", "/reset_prefix_cache", "/reset_encoder_cache", "/reset_mm_cache")
-"""What ends a sync, where a server has it."""
+AFTER_LOADING = "/process_weights_after_loading"
+"""Ends a sync, where a server has it."""
 _NO_DEVICE = "none"
 
 
@@ -113,9 +113,9 @@ def _send_to(server: RolloutServer, group: QueuedGroup, plan: Plan, tensors: Seq
     else:
         for spec, tensor in zip(plan.specs, tensors, strict=True):
             send_named(server, group, spec, tensor)
-    for route in ENDINGS:
-        if route in server.routes:
-            server.control(route)
+    if AFTER_LOADING in server.routes:
+        server.control(AFTER_LOADING)
+    server.empty_caches()
 
 
 def flat_metadata(specs: Sequence[Spec]) -> list[dict[str, Any]]:

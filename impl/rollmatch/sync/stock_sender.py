@@ -17,13 +17,12 @@ from rollmatch.sync.queued_sender import AdapterUnproven
 from rollmatch.sync.shipment import Shipment
 from rollmatch.wire.client.pending import Pending
 from rollmatch.wire.client.session import RolloutServer
-from rollmatch.wire.flight import MAX_IN_FLIGHT, Flight
+from rollmatch.wire.flight import MAX_IN_FLIGHT, broadcast_all
 from rollmatch.wire.gloo_group import GlooGroup, GroupAddress, own_address
 
 RANK = 0
 PAUSE, RESUME, CLOSE = "/pause", "/resume", "/shutdown_weight_transfer_engine"
 START, UPDATE, FINISH = "/start_weight_update", "/update_weights", "/finish_weight_update"
-CACHES = ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
 _UPDATE_TIMEOUT_S = 600.0
 _POLL_S, _GRACE_S = 0.002, 5.0
 
@@ -92,7 +91,8 @@ class StockSender:
     def _update(self, group: GlooGroup, plan: Plan, tensors: Sequence[Any]) -> None:
         body = {"update_info": _described(plan)}
         calls = [Pending(partial(_tell, server, UPDATE, body)) for server in self.servers]
-        sending = Pending(partial(_broadcast, group, Shipment(plan, tensors), self._buffers))
+        pieces = Shipment(plan, tensors).pieces(self._buffers)
+        sending = Pending(partial(broadcast_all, pieces, partial(group.begin, source=RANK)))
         _first_of(sending, calls)
 
     def _everywhere(self, call: Callable[[RolloutServer], Any]) -> list[Any]:
@@ -129,13 +129,6 @@ def _tell_cause(ours: Pending[Any], theirs: Sequence[Pending[Any]]) -> None:
         raise
 
 
-def _broadcast(group: GlooGroup, shipment: Shipment, buffers: Sequence[Buffer]) -> None:
-    flight = Flight(partial(group.begin, source=RANK))
-    for piece in shipment.pieces(buffers):
-        flight.add(piece)
-    flight.land()
-
-
 def _described(plan: Plan) -> dict[str, Any]:
     return {
         "names": [spec.name for spec in plan.specs],
@@ -161,9 +154,7 @@ def _ask_to_join(server: RolloutServer, offset: int, address: GroupAddress) -> A
 def _finish(server: RolloutServer, version: str) -> None:
     """The new weights serve under a name of ours; what older ones computed is forgotten."""
     server.control(FINISH, {"weight_version": version})
-    for route in CACHES:
-        if route in server.routes:
-            server.control(route)
+    server.empty_caches()
 
 
 def _tell(server: RolloutServer, route: str, body: Any) -> Any:

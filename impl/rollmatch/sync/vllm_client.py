@@ -31,7 +31,6 @@ from rollmatch.wire.client.trl import ROUTE, TrlDialect
 from rollmatch.wire.client.watch import WatchRules, watched
 
 _TRANSFER_TIMEOUT_S = 30.0
-_ENDINGS = ("/reset_prefix_cache", "/reset_encoder_cache", "/reset_mm_cache")
 
 
 class CommunicatorNotOpen(SyncError):
@@ -113,9 +112,7 @@ class VLLMClient:
         with torch.no_grad():
             for name, weights in named:
                 self.update_named_param(name, weights)
-        for route in _ENDINGS:
-            if route in self.server.routes:
-                self.server.control(route)
+        self.server.empty_caches()
 
     def reset_prefix_cache(self) -> None:
         """Forget what was computed with older weights."""

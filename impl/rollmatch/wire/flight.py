@@ -1,7 +1,7 @@
 """Several broadcasts under way at the same time, so that the link does not rest between two of them."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
@@ -38,3 +38,11 @@ class Flight:
             self._under_way.clear()
             raise
         then()
+
+
+def broadcast_all(tensors: Iterable[Tensor], begin: Callable[[Tensor], Landing]) -> None:
+    """Broadcast one after the other, and wait for all; ``tensors`` may be made as they are needed."""
+    flight = Flight(begin)
+    for tensor in tensors:
+        flight.add(tensor)
+    flight.land()

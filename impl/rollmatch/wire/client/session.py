@@ -26,6 +26,8 @@ GO_WITHOUT = (
     "Start the rollout server and check base_url, or train without one: vllm.mode colocate, or rollout_backend hf."
 )
 CONTROL_TIMEOUT_S, HEALTH_TIMEOUT_S = 60.0, 10.0
+CACHES = ("/reset_prefix_cache", "/reset_encoder_cache", "/reset_mm_cache")
+"""What forgets what older weights have computed."""
 _POLL_S = 0.25
 
 
@@ -125,6 +127,12 @@ class RolloutServer:
         """Tell, once: a control call that was sent may have been heard, so it is never sent again by itself."""
         path = f"{self.path_of(route)}?{query}" if query else self.path_of(route)
         return self.http.post(path, body, timeout_s=timeout_s, content_type=content_type).body
+
+    def empty_caches(self) -> None:
+        """Tell those of ``CACHES`` that this server has."""
+        for route in CACHES:
+            if route in self.routes:
+                self.control(route)
 
     def infer(
         self, prompts: Sequence[Prompt], sampling: SamplingRules, *, start: int = 0, log: CallLog | None = None
