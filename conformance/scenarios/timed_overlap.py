@@ -48,6 +48,9 @@ class TimedServers:
         self.monitor, self.clock, self.recorded = monitor, clock, recorded
         self.num_servers, self.policy_version = recorded.num_servers, 0
 
+    def rest(self):
+        pass
+
     def push(self, weights, *, version):
         self.monitor.act(self.clock.sleep(self.recorded.sync_s))
         self.policy_version = version

@@ -185,6 +185,9 @@ class OtherPrompt:
         self.backend = backend
         self.policy_version = 0
 
+    def rest(self):
+        pass
+
     def push(self, weights, *, version):
         self.backend.push(weights, version=version)
         self.policy_version = version

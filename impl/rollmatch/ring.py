@@ -151,6 +151,11 @@ class Ring:
         figures = times.figures() | {f"staleness/{age}": float(number) for age, number in ages.items()}
         return figures, timeline
 
+    def begin_learning(self, report: StepReport) -> None:
+        """All that the step learns from is there."""
+        self.fence.backend.rest()
+        report.learn_began = time.time()
+
     def check(self) -> None:
         """Raise what a call beside learning has failed with."""
         if self.prefetch is not None:

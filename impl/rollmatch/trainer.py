@@ -99,7 +99,7 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
             report.batches = self._make_batches(segments, self.generation.features, num_batches=len(micro_batches))
         supervisions = [batch.supervision for batch in report.batches]
         totals = self.ring.objective.total_of(supervisions, self.ring.ranks.sum)
-        report.learn_began = time.time()
+        self.ring.begin_learning(report)
         return [{"micro_batch": batch} for batch in report.batches], totals
 
     def _generate(self, window: Window, report: StepReport) -> Generation:

@@ -47,7 +47,7 @@ class VllmConfig(Section):
     disable_custom_all_reduce: bool = True
     """Use NCCL instead of vLLM's own all-reduce between tensor parallel ranks."""
     sleep_level: Literal[0, 1] = 0
-    """1 frees the engine's memory while the learner works, 0 keeps it."""
+    """1 gives a colocated engine's GPU memory to the learner while it works, 0 keeps it; a CPU has nothing to give."""
     sync: SyncConfig = SyncConfig()
     """How new weights reach the engine."""
     server: ServerConfig = ServerConfig()

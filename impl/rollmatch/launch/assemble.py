@@ -179,6 +179,7 @@ def make_backend(
         dtype=config.model.torch_dtype,
         max_model_len=effective.max_model_len(config),
         tensor_parallel_size=effective.tensor_parallel_size(config, learner_world_size=ranks.learner_world_size),
+        sleeps=rules.vllm.sleep_level > 0 and torch.cuda.is_available(),
         engine_arguments=_engine_arguments(config),
     )
     return VllmColocateBackend(settings, template, ranks)

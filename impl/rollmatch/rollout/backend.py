@@ -57,6 +57,9 @@ class RolloutBackend(Protocol):
     def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
         """One rollout per request, in order. Errors: ``RolloutsMissing``, ``RolloutBeforeSync``."""
 
+    def rest(self) -> None:
+        """Give the learner the memory that only rollouts need, until the next ``push`` or ``generate``."""
+
     def close(self) -> None:
         """Free what it holds."""
 

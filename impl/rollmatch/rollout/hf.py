@@ -39,6 +39,9 @@ class HfBackend:
         check_answers(requests, rollouts)
         return rollouts
 
+    def rest(self) -> None:
+        """Nothing to give: it writes with the policy itself."""
+
     def close(self) -> None:
         """Nothing to free."""
 

@@ -42,6 +42,8 @@ class EngineSettings:
     dtype: str
     max_model_len: int
     tensor_parallel_size: int = 1
+    sleeps: bool = False
+    """Whether the engine's memory is the learner's while it works."""
     engine_arguments: dict[str, Any] = field(default_factory=dict)
     """Further vLLM engine arguments, by vLLM's names."""
 
@@ -55,10 +57,14 @@ class VllmColocateBackend:
         self.policy_version = 0
         self._tensor_group = _open_tensor_group(ranks, settings.tensor_parallel_size)
         self._engine = _open_engine(settings, ranks)
+        self._asleep: list[str] = []
+        """What of the engine's memory is the learner's at present."""
 
     def push(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
         """Load the learner's weights in place, then forget everything computed with the old ones."""
+        self._wake("weights")  # the cache comes last: loading may need what it takes
         self._engine.apply_model(lambda model: _load(model, weights))
+        self._wake("kv_cache")
         self._engine.reset_prefix_cache()
         # Not part of LLM: without it, stale vision embeddings answer for images seen before.
         self._engine.llm_engine.reset_encoder_cache()
@@ -68,14 +74,28 @@ class VllmColocateBackend:
         """As the contract. Errors also: ``PromptTooLong``."""
         if self.policy_version == 0:
             raise RolloutBeforeSync("the engine has not been given the learner's weights", key="policy_version")
+        for part in tuple(self._asleep):
+            self._wake(part)
         mine, everyone = self._gather(list(requests))
         rollouts = self._run(everyone, decoding)[mine]
         check_answers(requests, rollouts)
         return rollouts
 
+    def rest(self) -> None:
+        """As the contract, where ``sleeps`` is set: weights go to the host's memory, the attention cache goes."""
+        if self.settings.sleeps and not self._asleep:
+            self._engine.sleep(level=1)
+            self._asleep = ["weights", "kv_cache"]
+
     def close(self) -> None:
         """Stop the engine."""
         del self._engine
+
+    def _wake(self, part: str) -> None:
+        if part in self._asleep:
+            torch.cuda.empty_cache()  # what the learner has freed, torch still holds
+            self._engine.wake_up(tags=[part])
+            self._asleep.remove(part)
 
     def _gather(self, requests: list[RolloutRequest]) -> tuple[slice, list[RolloutRequest]]:
         """All requests of the tensor parallel group, and where this rank's stand among them."""
@@ -175,6 +195,7 @@ def _open_engine(settings: EngineSettings, ranks: Ranks) -> Any:
             tensor_parallel_size=settings.tensor_parallel_size,
             distributed_executor_backend="uni" if ranks.learner_world_size == 1 else "external_launcher",
             use_tqdm_on_load=False,
+            enable_sleep_mode=settings.sleeps,
             **(LOGPROBS_AS_SAMPLED | settings.engine_arguments),
         )
 

@@ -151,6 +151,9 @@ class VllmServerBackend:
         self._write_down([Chunk(server_index, start, start + len(requests))], [log], decoding)
         return self._make_rollouts(requests, replies, decoding)
 
+    def rest(self) -> None:
+        """Nothing to give: the servers have devices of their own."""
+
     def close(self) -> None:
         """Leave the group; the servers stay."""
         if self.sender:
