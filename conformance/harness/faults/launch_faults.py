@@ -46,8 +46,8 @@ LAUNCH = (
         fault_id="gpus-not-shown",
         what="The server is not told its GPUs.",
         seam="launch.rollout_server",
-        old='        {"CUDA_VISIBLE_DEVICES": ",".join(devices)}',
-        new='        {"CUDA_VISIBLE_DEVICES": devices[0]}',
+        old='{"CUDA_VISIBLE_DEVICES": ",".join(devices)}',
+        new='{"CUDA_VISIBLE_DEVICES": devices[0]}',
     ),
     Fault(
         fault_id="one-look-at-the-server",

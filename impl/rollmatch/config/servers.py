@@ -49,6 +49,12 @@ def max_model_len(config: RunConfig) -> int:
     return told or effective.max_model_len(config)
 
 
+def prefix_caching(config: RunConfig) -> bool:
+    """Whether rollout servers keep attention caches of equal prompt beginnings."""
+    told = config.custom.extra.rollout_server.vllm_enable_prefix_caching
+    return config.custom.extra.rollout_matching.vllm.enable_prefix_caching if told is None else told
+
+
 def memory_share(config: RunConfig) -> float:
     """Share of a GPU's memory that a rollout server's engines take."""
     told = config.custom.extra.rollout_server.vllm_gpu_memory_utilization

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from rollmatch.config import RunConfig, effective, load
 from rollmatch.config.files import check_model
 from rollmatch.config.pairing import ServerAddress, pair_servers
-from rollmatch.config.servers import max_model_len, memory_share, server_key, server_section
+from rollmatch.config.servers import max_model_len, memory_share, prefix_caching, server_key, server_section
 from rollmatch.errors import LaunchError
 from rollmatch.launch.command import Command, become
 from rollmatch.launch.gpus import has_gpu
@@ -75,21 +75,27 @@ def make_command(config: RunConfig, *, gpus: Sequence[str] | None, server_index:
             key=f"{_SECTION}.vllm_data_parallel_size",
             remedy="Name as many GPUs, or change the parallel sizes.",
         )
-    environment = SERVER_ENVIRONMENT | (
-        {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
-        if on_gpu
-        else CPU_ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    )
+    environment = server_environment(on_gpu=on_gpu) | ({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if on_gpu else {})
     port = _port(_address(config, server_index))
     if section.engine == "swift":
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING")  # its engine lives where it likes
-        words = rollout_words(config, port=port, replicas=replicas, on_gpu=on_gpu)
+        words = tuple(rollout_words(config, port=port, replicas=replicas, on_gpu=on_gpu))
     else:
         settings = make_settings(config, port=port, replicas=replicas, on_gpu=on_gpu)
-        fields = dataclasses.asdict(settings) | {"gpus": devices if on_gpu else ()}
-        fields.pop("api_key")
-        words = [sys.executable, "-m", "rollmatch.wire.server", json.dumps(fields)]
-    return Command(words=tuple(words), environment=environment)
+        words = server_words(settings, gpus=devices if on_gpu else ())
+    return Command(words=words, environment=environment)
+
+
+def server_environment(*, on_gpu: bool) -> dict[str, str]:
+    """What is added to the environment of a rollout server, whichever."""
+    return SERVER_ENVIRONMENT | ({} if on_gpu else CPU_ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"})
+
+
+def server_words(settings: ServerSettings, *, gpus: Sequence[str]) -> tuple[str, ...]:
+    """The command line of our own server; a bearer key stays out of it, where other users could read it."""
+    fields = dataclasses.asdict(settings) | {"gpus": tuple(gpus)}
+    fields.pop("api_key")
+    return (sys.executable, "-m", "rollmatch.wire.server", json.dumps(fields))
 
 
 def make_settings(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) -> ServerSettings:
@@ -111,14 +117,14 @@ def make_settings(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) 
 
 
 def _engine_arguments(config: RunConfig, *, on_gpu: bool) -> dict[str, Any]:
-    section, vllm = config.custom.extra.rollout_server, config.custom.extra.rollout_matching.vllm
-    told, cache_mib = section.vllm_enable_prefix_caching, effective.kv_cache_memory_mib(config, on_gpu=on_gpu)
+    vllm = config.custom.extra.rollout_matching.vllm
+    cache_mib = effective.kv_cache_memory_mib(config, on_gpu=on_gpu)
     arguments: dict[str, Any] = {
         "seed": config.training.seed,
         "gpu_memory_utilization": memory_share(config),
         "kv_cache_memory_bytes": cache_mib * 2**20 if cache_mib else None,
         "enforce_eager": effective.enforce_eager(config, on_gpu=on_gpu),
-        "enable_prefix_caching": vllm.enable_prefix_caching if told is None else told,
+        "enable_prefix_caching": prefix_caching(config),
         "max_num_seqs": vllm.max_num_seqs,
         "max_num_batched_tokens": vllm.max_num_batched_tokens,
         "enable_chunked_prefill": vllm.enable_chunked_prefill,

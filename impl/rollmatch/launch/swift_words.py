@@ -6,7 +6,7 @@ from typing import Any
 
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.rules import ArgumentHasOwnKey
-from rollmatch.config.servers import max_model_len, memory_share
+from rollmatch.config.servers import max_model_len, memory_share, prefix_caching
 
 SWIFT = "custom.extra.swift"
 
@@ -14,7 +14,6 @@ SWIFT = "custom.extra.swift"
 def rollout_words(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) -> list[str]:
     """``swift rollout`` with the settings of the rollout server. Errors: ``ArgumentHasOwnKey``."""
     section, vllm = config.custom.extra.rollout_server, config.custom.extra.rollout_matching.vllm
-    told = section.vllm_enable_prefix_caching
     options = model_options(config) | {
         "host": section.host,
         "port": port,
@@ -23,7 +22,7 @@ def rollout_words(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) 
         "vllm_gpu_memory_utilization": memory_share(config),
         "vllm_max_model_len": max_model_len(config),
         "vllm_enable_lora": False,
-        "vllm_enable_prefix_caching": vllm.enable_prefix_caching if told is None else told,
+        "vllm_enable_prefix_caching": prefix_caching(config),
         "vllm_enforce_eager": effective.enforce_eager(config, on_gpu=on_gpu),
         "vllm_max_num_seqs": vllm.max_num_seqs,
         "vllm_disable_custom_all_reduce": vllm.disable_custom_all_reduce,

@@ -6,18 +6,15 @@ It is the server of ``rollmatch serve``: it speaks every dialect, and listens on
 """
 
 import argparse
-import dataclasses
 import json
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from rollmatch.errors import LaunchError
 from rollmatch.launch.command import Command, become
 from rollmatch.launch.gpus import has_gpu
-from rollmatch.launch.learner import CPU_ENVIRONMENT
-from rollmatch.launch.rollout_server import SERVER_ENVIRONMENT
+from rollmatch.launch.rollout_server import server_environment, server_words
 from rollmatch.wire.server.port import bind_http
 from rollmatch.wire.server.settings import ServerSettings
 
@@ -105,12 +102,8 @@ def own_length(model: str) -> int:
 
 def make_command(settings: ServerSettings, *, on_gpu: bool) -> Command:
     """The command line and what is added to the environment; all GPUs that are visible stay visible."""
-    fields = dataclasses.asdict(settings) | {"gpus": _visible(settings) if on_gpu else ()}
-    fields.pop("api_key")
-    environment = SERVER_ENVIRONMENT | ({} if on_gpu else CPU_ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"})
-    return Command(
-        words=(sys.executable, "-m", "rollmatch.wire.server", json.dumps(fields)), environment=dict(environment)
-    )
+    words = server_words(settings, gpus=_visible(settings) if on_gpu else ())
+    return Command(words=words, environment=server_environment(on_gpu=on_gpu))
 
 
 def _visible(settings: ServerSettings) -> Sequence[str]:
