@@ -1,15 +1,11 @@
 """The section ``custom.extra.grpo``: groups, rewards, and the policy gradient."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from rollmatch.config.section import Count, Positive, Section, ShareBelowOne, Text, Weight
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+from rollmatch.config.section import Count, Positive, Section, ShareBelowOne, Text, Weight, as_tuple
 
 
 def _check_function(value: str) -> str:
@@ -41,7 +37,7 @@ class GrpoConfig(Section):
     num_generations: Annotated[int, Field(ge=2)] = 8
     """Completions of each prompt, which compete with each other."""
     rewards: Annotated[
-        tuple[RewardConfig, ...], BeforeValidator(_as_tuple, json_schema_input_type=list[RewardConfig])
+        tuple[RewardConfig, ...], BeforeValidator(as_tuple, json_schema_input_type=list[RewardConfig])
     ] = ()
     """Reward functions, summed by weight; at least one for trainer_variant grpo."""
     steps_per_generation: Count = 1

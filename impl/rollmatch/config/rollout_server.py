@@ -4,11 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from rollmatch.config.section import Count, PositiveShare, Section, Text, Weight
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+from rollmatch.config.section import Count, PositiveShare, Section, Text, Weight, as_tuple
 
 
 class RolloutServerConfig(Section):
@@ -32,7 +28,7 @@ class RolloutServerConfig(Section):
     """Keep attention caches of equal prompt beginnings; null takes rollout_matching.vllm.enable_prefix_caching."""
     vllm_engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further vLLM engine arguments, by vLLM's names."""
-    image_roots: Annotated[tuple[Text, ...], BeforeValidator(_as_tuple, json_schema_input_type=list[Text])] = ()
+    image_roots: Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])] = ()
     """Directories below which the paths of images in requests may lie; none: images must come along."""
     drain_s: Weight = 5.0
     """Seconds that running requests get to finish before new weights; the rest is generated anew after them."""

@@ -48,6 +48,11 @@ ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 """0 up to, but not 1."""
 
 
+def as_tuple(value: Any) -> Any:
+    """A YAML list as the tuple that a frozen section holds."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def lower_case(value: Any) -> Any:
     """For keys whose values may be written in any case."""
     return value.lower() if isinstance(value, str) else value

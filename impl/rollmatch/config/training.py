@@ -14,16 +14,15 @@ from rollmatch.config.section import (
     ShareBelowOne,
     Text,
     Weight,
+    as_tuple,
 )
 
 Reporter = Literal["tensorboard", "wandb", "none"]
 
 
-def _as_tuple(value: Any) -> Any:
+def _as_reporters(value: Any) -> Any:
     """A single reporter stands for a list of one; YAML lists become tuples."""
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, list) else value
+    return (value,) if isinstance(value, str) else as_tuple(value)
 
 
 class TrainingConfig(Section):
@@ -76,7 +75,7 @@ class TrainingConfig(Section):
     report_to: Annotated[
         tuple[Reporter, ...],
         Field(min_length=1),
-        BeforeValidator(_as_tuple, json_schema_input_type=Reporter | list[Reporter]),
+        BeforeValidator(_as_reporters, json_schema_input_type=Reporter | list[Reporter]),
     ] = ("tensorboard",)
     """Where metrics go besides the run's own journal; a name or a list."""
     packing: bool = False
