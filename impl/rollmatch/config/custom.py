@@ -66,6 +66,11 @@ class CustomConfig(Section):
     """Settings of the trainer variants."""
 
     @property
+    def learns_from_rewards(self) -> bool:
+        """Whether answers are judged by reward functions, and not taught."""
+        return self.trainer_variant != "rollout_matching_sft"
+
+    @property
     def chat_system(self) -> str | None:
         """The system message of samples that bring their own question; None where the variant takes none of these."""
-        return None if self.trainer_variant == "rollout_matching_sft" else self.prompts.system
+        return self.prompts.system if self.learns_from_rewards else None

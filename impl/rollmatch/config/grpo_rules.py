@@ -38,7 +38,7 @@ class RatioCapUnderClip(ConfigError):
 
 def _rewards(config: RunConfig) -> Iterator[ConfigError]:
     rewards = config.custom.extra.grpo.rewards
-    if config.custom.trainer_variant != "rollout_matching_sft" and not rewards:
+    if config.custom.learns_from_rewards and not rewards:
         remedy = "Name one, as {function: package.module:function}."
         yield RewardsMissing("names no reward function", key=f"{GRPO}.rewards", remedy=remedy)
     twice = [name for name, count in Counter(reward.shown_name for reward in rewards).items() if count > 1]
@@ -50,7 +50,7 @@ def _rewards(config: RunConfig) -> Iterator[ConfigError]:
 def _sampled(config: RunConfig) -> Iterator[ConfigError]:
     rollout = config.custom.extra.rollout_matching
     is_greedy = rollout.decoding.temperature == 0 or rollout.num_beams > 1
-    if config.custom.trainer_variant != "rollout_matching_sft" and is_greedy:
+    if config.custom.learns_from_rewards and is_greedy:
         problem, key = "is 0, or beams search: all completions of a group would be the same", "decoding.temperature"
         remedy = "Set it to 1, and decode_mode to greedy."
         yield GroupNotSampled(problem, key=f"{ROLLOUT_MATCHING}.{key}", remedy=remedy)

@@ -51,7 +51,7 @@ def _mode(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def _variant(config: RunConfig) -> Iterator[ConfigError]:
-    if config.rlhf.use_vllm and config.custom.trainer_variant == "rollout_matching_sft":
+    if config.rlhf.use_vllm and not config.custom.learns_from_rewards:
         remedy = f"Name servers in {ROLLOUT_MATCHING}.vllm.server, or set custom.trainer_variant to grpo."
         yield RlhfNotRead("is true, but custom.trainer_variant is not grpo", key="rlhf.use_vllm", remedy=remedy)
 

@@ -170,9 +170,9 @@ def _overlap(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def _variant(config: RunConfig) -> Iterator[ConfigError]:
-    told, variant = config.custom.extra.rollout_matching.overlap, config.custom.trainer_variant
-    if told != "off" and variant != "rollout_matching_sft":
-        problem = f"is {told}, but custom.trainer_variant is {variant}"
+    told = config.custom.extra.rollout_matching.overlap
+    if told != "off" and config.custom.learns_from_rewards:
+        problem = f"is {told}, but custom.trainer_variant is {config.custom.trainer_variant}"
         yield OverlapOfAnotherObjective(problem, key=OVERLAP, remedy="Set it to off.")
 
 

@@ -107,7 +107,7 @@ def attention_of(config: RunConfig) -> str | dict[str, str]:
 def make_template(config: RunConfig) -> Template:
     """The model directory's template with the configured prompts."""
     prompts = config.custom.prompts
-    any_chat = config.custom.trainer_variant != "rollout_matching_sft"
+    any_chat = config.custom.learns_from_rewards
     return Template(config.model.model, system=prompts.system, user=prompts.user, any_chat=any_chat)
 
 
@@ -231,7 +231,7 @@ def _make_decoding(rules: RolloutMatchingConfig) -> Decoding:
 
 def _make_eval_decoding(config: RunConfig, decoding: Decoding) -> Decoding:
     """Rollout matching measures what it trains by; the others sample to explore, which an evaluation need not."""
-    if config.custom.trainer_variant == "rollout_matching_sft":
+    if not config.custom.learns_from_rewards:
         return decoding
     temperature = config.custom.extra.grpo.eval_temperature
     return replace(decoding, temperature=temperature, logprobs=False)
@@ -242,7 +242,7 @@ def _load_reference(config: RunConfig, model: torch.nn.Module) -> torch.nn.Modul
 
     It lives where the policy will: transformers moves the policy to its device later.
     """
-    if config.custom.trainer_variant == "rollout_matching_sft" or config.custom.extra.grpo.beta == 0:
+    if not config.custom.learns_from_rewards or config.custom.extra.grpo.beta == 0:
         return None
     if config.tuner.train_type == "lora":
         return None

@@ -7,7 +7,7 @@ from rollmatch.target.reward import Reward, RewardUnknown, load_function
 
 def load_rewards(config: RunConfig) -> tuple[Reward, ...]:
     """Import them; none for an objective that has no rewards. Errors: ``ErrorList`` of ``RewardUnknown``."""
-    if config.custom.trainer_variant == "rollout_matching_sft":
+    if not config.custom.learns_from_rewards:
         return ()
     rewards: list[Reward] = []
     errors: list[RollmatchError] = []
