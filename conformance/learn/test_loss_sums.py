@@ -16,7 +16,7 @@ from conformance.learn.models import (
     single_logits,
 )
 from conformance.learn.segments import make_row, make_segment
-from rollmatch.learn import loss as loss_file
+from rollmatch.learn import head as head_file
 from rollmatch.learn.collate import make_model_inputs
 from rollmatch.learn.loss import (
     LossTotals,
@@ -31,7 +31,7 @@ from rollmatch.learn.mask import IGNORED, mask_padded, mask_row, mask_segment
 
 @pytest.mark.parametrize("chunk_len", [1, 7, 1024])
 def test_the_three_forms_agree_in_value_and_gradient(chunk_len, pairs, monkeypatch):
-    monkeypatch.setattr(loss_file, "CHUNK_LEN", chunk_len)
+    monkeypatch.setattr(head_file, "CHUNK_LEN", chunk_len)
     row, _ = row_of(pairs)
     supervision = mask_row(row, **MASK)
     scoring = {"supervision": supervision, "rules": RULES, "totals": count_totals([supervision])}
@@ -56,7 +56,7 @@ def test_the_three_forms_agree_in_value_and_gradient(chunk_len, pairs, monkeypat
 
 
 def test_hidden_states_meet_the_head_one_chunk_at_a_time(pairs, monkeypatch):
-    monkeypatch.setattr(loss_file, "CHUNK_LEN", 5)
+    monkeypatch.setattr(head_file, "CHUNK_LEN", 5)
     row, _ = row_of(pairs)
     supervision = mask_row(row, **MASK)
     seen = []

@@ -1,4 +1,7 @@
-"""One rank of a small run; writes its weights and its log below a folder: ``ddp_worker.py FOLDER OVERRIDE...``"""
+"""One rank of a small run; writes its weights and its log below a folder: ``ddp_worker.py FOLDER OVERRIDE...``
+
+Its loss is scored in the head, inside what DDP wraps; the single rank that it is compared with scores logits.
+"""
 
 import json
 import sys
@@ -15,10 +18,13 @@ def main(folder: Path, *overrides: str) -> None:
     from safetensors.torch import save_file
 
     from conformance.trainer.small_run import make_trainer, weights_of
+    from rollmatch.learn import scoring
 
+    scoring.LARGE_VOCABULARY = 0
     trainer = make_trainer(folder, *overrides)
     metrics = trainer.evaluate()
     trainer.train()
+    assert trainer.scoring.head is not None
     rank = trainer.ring.ranks.rank
     save_file(weights_of(trainer.model), folder / f"rank{rank}.safetensors")
     log = {"losses": [line["loss"] for line in trainer.state.log_history if "loss" in line], "metrics": metrics}

@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 
 from conformance.rollout.digits import scenes
 from conformance.trainer.small_run import events, make_trainer, requested, step_between, trained, weights_of
+from rollmatch.learn import scoring
 from rollmatch.records import Segment
 from rollmatch.step_report import PHASES
 from rollmatch.target.verdict import DropReason
@@ -48,6 +49,19 @@ def test_accumulation_and_packing_change_nothing_but_rounding(packing, batch_siz
     assert (step - expected).norm() < TOLERANCE * expected.norm()
     ours, theirs = (some.state.log_history[0]["loss"] for some in (trainer, reference))
     assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+@pytest.mark.parametrize("packing", ["true", "false"])
+def test_scored_in_the_head_a_step_is_the_same(packing, whole, tmp_path, monkeypatch):
+    """As on a GPU or with a large vocabulary: no logits of a whole row."""
+    monkeypatch.setattr(scoring, "LARGE_VOCABULARY", 0)
+    trainer, step = trained(tmp_path, LONG_STEP, f"training.packing={packing}")
+    assert trainer.scoring.head is trainer.model.lm_head
+    reference, expected = whole
+    assert (step - expected).norm() < TOLERANCE * expected.norm()
+    ours, theirs = (some.state.log_history[0] for some in (trainer, reference))
+    for name in ("loss", "loss_ce", "loss_coord", "grad_norm"):
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-5)
 
 
 def test_a_step_moves_the_language_model_the_vision_tower_and_the_tied_head(whole, tmp_path):

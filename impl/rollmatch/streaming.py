@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from rollmatch.learn.batch import MicroBatch, split_evenly
-from rollmatch.objective.seam import Means
+from rollmatch.learn.head import Logits
+from rollmatch.learn.scoring import Scoring
+from rollmatch.objective.seam import Means, Terms
 from rollmatch.overlap.early import EarlyGradients
 from rollmatch.records import Rollout, Sample, Segment
 from rollmatch.ring import Ring
@@ -25,7 +27,7 @@ MakeMeans = Callable[[dict[int, ImageFeatures]], Means]
 class Divisible(Protocol):
     """An objective whose loss is a sum of parts, each over a total of its own."""
 
-    def undivided(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, ...]:
+    def undivided(self, logits: Logits, batch: MicroBatch) -> tuple[Tensor, ...]:
         """The parts of a micro-batch's loss before they are divided."""
 
     def divisors_of(self, totals: Any) -> tuple[float, ...]:
@@ -33,11 +35,12 @@ class Divisible(Protocol):
 
 
 class StreamedLearning:
-    """The part of a trainer that learns from micro-batches before the totals of their step are known."""
+    """The part of a trainer that learns from micro-batches, also before the totals of their step are known."""
 
     ring: Ring
     report: StepReport
     model: Any
+    scoring: Scoring
     _early: EarlyGradients | None = None
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
@@ -51,14 +54,29 @@ class StreamedLearning:
         told = self._settle(step)
         return cast(Tensor, learn(model, inputs, step.totals)) + told
 
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The micro-batch's share of the step's loss, times the ranks that DDP will average over."""
+        batch: MicroBatch = inputs["micro_batch"]
+        terms: list[Terms] = []
+
+        def score(logits: Logits) -> Tensor:
+            terms.append(self.ring.objective.loss(logits, batch, totals=num_items_in_batch))
+            return terms[-1].total
+
+        total, outputs = self.scoring(model, batch, score)
+        self.report.add_terms(terms[-1].figures)
+        loss = total * self.ring.ranks.learner_world_size
+        return (loss, outputs) if return_outputs else loss
+
     def _learn_early(self, model: Any, batch: MicroBatch, step: "StreamedStep") -> Tensor:
         self._early = self._early or EarlyGradients(self.model.parameters())
         model.train()
         with self.compute_loss_context_manager():  # type: ignore[attr-defined]  # the trainer's
-            outputs = model(**batch.inputs)
-            parts = step.undivided(outputs.logits.flatten(0, 1), batch)
-        self._early.add(parts)
-        return torch.zeros((), device=outputs.logits.device)
+            parts, _ = self.scoring(model, batch, lambda logits: torch.stack(step.undivided(logits, batch)))
+        self._early.add(parts.unbind())
+        return torch.zeros((), device=parts.device)
 
     def _settle(self, step: "StreamedStep") -> float:
         """Divide what was learnt early; returns its loss as ``training_step`` counts it."""
@@ -110,7 +128,7 @@ class StreamedStep(Sequence[dict[str, Any]]):
         """Of the parts of the loss, once they are known."""
         return cast(Divisible, self.ring.objective).divisors_of(self.totals)
 
-    def undivided(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, ...]:
+    def undivided(self, logits: Logits, batch: MicroBatch) -> tuple[Tensor, ...]:
         """The parts of an early micro-batch's loss."""
         return cast(Divisible, self.ring.objective).undivided(logits, batch)
 

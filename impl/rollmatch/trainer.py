@@ -22,7 +22,8 @@ from rollmatch.errors import LearnError
 from rollmatch.evaluation import write_evaluation
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.score import score_segments
-from rollmatch.model import without_adapters
+from rollmatch.learn.scoring import Scoring, head_worth_avoiding
+from rollmatch.model import unwrap, without_adapters
 from rollmatch.objective.seam import Means
 from rollmatch.overlap.ahead import AGE_UNKNOWN, Wanted
 from rollmatch.records import Rollout, Sample, Segment
@@ -76,6 +77,7 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         self.model_accepts_loss_kwargs = True
         self.loss_is_scaled_for_ga = True
         self.report = StepReport(step=0, objective=ring.objective)
+        self.scoring = Scoring(head_worth_avoiding(unwrap(self.model)))
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
@@ -159,17 +161,6 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         report.learn_began = time.time()
         samples, means = self._samples_of(window.sample_indices), partial(self._means, report.step)
         return StreamedStep(self.ring, samples, report, num_parts=num_parts, make_means=means)
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """The micro-batch's share of the step's loss, times the ranks that DDP will average over."""
-        batch: MicroBatch = inputs["micro_batch"]
-        outputs = model(**batch.inputs)
-        terms = self.ring.objective.loss(outputs.logits.flatten(0, 1), batch, totals=num_items_in_batch)
-        self.report.add_terms(terms.figures)
-        loss = terms.total * self.ring.ranks.learner_world_size
-        return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the step's figures to the line that holds the loss; the timeline follows it."""

@@ -1,8 +1,9 @@
 """Attention that keeps packed segments apart: exact, block-diagonal and causal, on any device.
 
 Registered with transformers as ``rollmatch_packed``. When a forward call carries ``cu_seq_lens_q`` (the bounds of
-the segments, spelled as for FlashAttention), each segment goes through scaled-dot-product attention by
-itself: the work is the sum of squared lengths, nothing leaks, and no [T, T] mask exists. Without it
+the segments, spelled as for FlashAttention), each segment attends to itself alone: the work is the sum of squared
+lengths, nothing leaks, and no [T, T] mask exists. A flash kernel takes all segments at once where there is one
+(``learn.varlen``); else they go through scaled-dot-product attention one after the other. Without the bounds
 (generation, KV cache, padded batches) it is transformers' ``sdpa``, mask included.
 """
 
@@ -18,6 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from rollmatch.errors import LearnError
+from rollmatch.learn.varlen import Varlen, varlen_for, working_dtype
 
 PACKED_ATTENTION = "rollmatch_packed"
 """The name to give as ``attn_implementation``."""
@@ -71,11 +73,34 @@ def packed_attention(
         output, _ = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
         return output, None
     _check_packed_call(query, key, kwargs.get("sliding_window"))
+    kernel = varlen_for(query, dropout=kwargs.get("dropout", 0.0))
+    if kernel is not None and _is_plain(module, kwargs):
+        return _all_at_once(kernel, (query, key, value), bounds, scale=kwargs.get("scaling")), None
     parts = [
         sdpa_attention_forward(module, query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], None, **kwargs)[0]
         for a, b in spans_of(bounds, num_tokens=query.shape[2])
     ]
     return torch.cat(parts, dim=1), None
+
+
+def _is_plain(module: torch.nn.Module, kwargs: dict[str, Any]) -> bool:
+    """Whether it is causal and nothing is added to the scores."""
+    told = kwargs.get("is_causal")
+    causal = getattr(module, "is_causal", True) if told is None else told
+    return bool(causal) and kwargs.get("position_bias") is None
+
+
+def _all_at_once(
+    kernel: Varlen, states: tuple[Tensor, Tensor, Tensor], bounds: Tensor, *, scale: float | None
+) -> Tensor:
+    """[1, H, T, D], [1, G, T, D] twice -> [1, T, H, D], in the dtype that attention computes in."""
+    query = states[0]
+    spans = spans_of(bounds, num_tokens=query.shape[2])
+    longest = max(b - a for a, b in spans)
+    dtype = working_dtype(query)
+    rows = (part[0].transpose(0, 1).to(dtype) for part in states)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return kernel(*rows, rows=(bounds.to(torch.int32), longest), scale=scale)[None]
 
 
 def _check_packed_call(query: Tensor, key: Tensor, sliding_window: int | None) -> None:

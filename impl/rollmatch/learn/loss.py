@@ -20,24 +20,17 @@ index p - 1. A logit that is not finite makes a loss that is not finite, for the
 rollout-matching objective (soft cross-entropy, W1, gate).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import fsum
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from rollmatch.errors import LearnError
+from rollmatch.learn.head import Head, HeadStates, Logits, column_scores, logprobs_of, widened
 from rollmatch.learn.mask import IGNORED
 from rollmatch.records import NUM_BINS, Supervision
-
-CHUNK_LEN = 1024
-"""Supervised positions whose logits exist at once in ``masked_loss_from_hidden``: 0.6 GB for 151k tokens in float32."""
-
-LmHead = Callable[[Tensor], Tensor]
-"""[K, H] hidden states -> [K, V] logits."""
 
 
 class LogitsMisfit(LearnError):
@@ -123,14 +116,17 @@ def logit_indices(supervision: Supervision) -> tuple[int, ...]:
     return tuple(sorted({position - 1 for position in (*text, *supervision.coord_positions)}))
 
 
-def masked_loss(logits: Tensor, *, supervision: Supervision, rules: LossRules, totals: LossTotals) -> LossTerms:
-    """Score a row's logits [T, V] (a padded batch: [B * L, V]). Errors: ``LogitsMisfit``, ``TotalsTooSmall``."""
+def masked_loss(logits: Logits, *, supervision: Supervision, rules: LossRules, totals: LossTotals) -> LossTerms:
+    """Score a row's logits [T, V] (a padded batch: [B * L, V]), or what stands for them.
+
+    Errors: ``LogitsMisfit``, ``TotalsTooSmall``.
+    """
     _check_num_rows(len(logits), len(supervision.labels))
     targets = _targets_of(supervision, totals=totals, device=logits.device)
-    return _score(logits, head=None, targets=targets, rules=rules, totals=totals)
+    return _score(logits, targets=targets, rules=rules, totals=totals)
 
 
-def masked_loss_of_kept(logits: Tensor, *, supervision: Supervision, rules: LossRules, totals: LossTotals) -> LossTerms:
+def masked_loss_of_kept(logits: Logits, *, supervision: Supervision, rules: LossRules, totals: LossTotals) -> LossTerms:
     """Score logits [K, V] that a model computed at ``logit_indices(supervision)`` only. Errors: as ``masked_loss``."""
     kept = logit_indices(supervision)
     _check_num_rows(len(logits), len(kept))
@@ -141,20 +137,17 @@ def masked_loss_of_kept(logits: Tensor, *, supervision: Supervision, rules: Loss
         text_rows=torch.searchsorted(order, targets.text_rows),
         slot_rows=torch.searchsorted(order, targets.slot_rows),
     )
-    return _score(logits, head=None, targets=targets, rules=rules, totals=totals)
+    return _score(logits, targets=targets, rules=rules, totals=totals)
 
 
 def masked_loss_from_hidden(
-    hidden: Tensor, *, lm_head: LmHead, supervision: Supervision, rules: LossRules, totals: LossTotals
+    hidden: Tensor, *, lm_head: Head, supervision: Supervision, rules: LossRules, totals: LossTotals
 ) -> LossTerms:
-    """Score a row's last hidden states [T, H] through the head, ``CHUNK_LEN`` supervised positions at a time.
+    """Score a row's last hidden states [T, H]: logits exist for a chunk of supervised positions at a time.
 
-    Logits live for one chunk only, in both directions: backward computes them again.
     Errors: as ``masked_loss``.
     """
-    _check_num_rows(len(hidden), len(supervision.labels))
-    targets = _targets_of(supervision, totals=totals, device=hidden.device)
-    return _score(hidden, head=lm_head, targets=targets, rules=rules, totals=totals)
+    return masked_loss(HeadStates.of(hidden, lm_head), supervision=supervision, rules=rules, totals=totals)
 
 
 def gaussian_targets(bins: Tensor, *, rules: LossRules) -> Tensor:
@@ -175,6 +168,13 @@ def slot_losses(logits: Tensor, *, bins: Tensor, rules: LossRules) -> tuple[Tens
     """[K, V] float32 logits and [K] true bins -> [K] slot losses, [K] gates (unweighted, detached)."""
     scaled = logits / rules.temperature_coord
     coord = scaled[:, torch.tensor(rules.coord_ids, device=logits.device)]
+    with torch.set_grad_enabled(torch.is_grad_enabled() and rules.gate_weight != 0):
+        total = scaled.logsumexp(-1)
+    return coord_losses(coord, total, bins=bins, rules=rules)
+
+
+def coord_losses(coord: Tensor, total: Tensor, *, bins: Tensor, rules: LossRules) -> tuple[Tensor, Tensor]:
+    """[K, 1000] coordinate logits and [K] logsumexp of all logits, both over the temperature -> as ``slot_losses``."""
     log_p = coord.log_softmax(-1)
     q = gaussian_targets(bins, rules=rules)
     soft_ce = -(q * log_p).sum(-1)
@@ -182,7 +182,7 @@ def slot_losses(logits: Tensor, *, bins: Tensor, rules: LossRules) -> tuple[Tens
     slots = rules.soft_ce_weight * soft_ce + rules.w1_weight * w1
     with torch.set_grad_enabled(torch.is_grad_enabled() and rules.gate_weight != 0):
         # The difference is never negative but for rounding.
-        gate = (scaled.logsumexp(-1) - coord.logsumexp(-1)).clamp_min(0.0)
+        gate = (total - coord.logsumexp(-1)).clamp_min(0.0)
     if rules.gate_weight != 0:
         slots = slots + rules.gate_weight * gate
     return slots, gate.detach()
@@ -234,23 +234,11 @@ def _check_totals(supervision: Supervision, totals: LossTotals) -> None:
         )
 
 
-def _score(
-    states: Tensor, *, head: LmHead | None, targets: _Targets, rules: LossRules, totals: LossTotals
-) -> LossTerms:
-    """``states`` are logits where there is no head, hidden states where there is one."""
-
-    def text_sum(some: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        logits = head(some) if head else some
-        return (weights * functional.cross_entropy(logits.float(), labels, reduction="none")).sum()
-
-    def slot_sums(some: Tensor, bins: Tensor, in_prefix: Tensor) -> Tensor:
-        logits = head(some) if head else some
-        slots, gates = slot_losses(logits.float(), bins=bins, rules=rules)
-        return torch.stack([slots.sum(), (slots * in_prefix).sum(), gates.sum()])
-
-    add_up = _sum_of_chunks if head else _sum_at_once
-    ce_sum = add_up(text_sum, states[targets.text_rows], targets.labels, targets.weights)
-    sums = add_up(slot_sums, states[targets.slot_rows], targets.bins, targets.in_prefix)
+def _score(logits: Logits, *, targets: _Targets, rules: LossRules, totals: LossTotals) -> LossTerms:
+    logprobs = logprobs_of(logits[targets.text_rows], targets.labels)
+    ce_sum = (targets.weights * -logprobs).sum()
+    slots, gates = _slots_of(logits[targets.slot_rows], bins=targets.bins, rules=rules)
+    sums = torch.stack([slots.sum(), (slots * targets.in_prefix).sum(), gates.sum()])
     # Totals of zero mean sums of zero: any divisor will do.
     ce = ce_sum / (totals.text_weight or 1.0)
     coord, coord_prefix, gate = sums / (totals.num_slots or 1)
@@ -265,12 +253,12 @@ def _score(
     )
 
 
-def _sum_at_once(score: Callable[..., Tensor], *columns: Tensor) -> Tensor:
-    return score(*columns)
+def _slots_of(logits: Logits, *, bins: Tensor, rules: LossRules) -> tuple[Tensor, Tensor]:
+    if isinstance(logits, Tensor):
+        return slot_losses(widened(logits), bins=bins, rules=rules)
 
+    def score(coord: Tensor, total: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+        return coord_losses(coord, total, bins=truth, rules=rules)
 
-def _sum_of_chunks(score: Callable[..., Tensor], *columns: Tensor) -> Tensor:
-    """Sum ``score`` over chunks of equally long columns; empty columns make one empty chunk, for the graph."""
-    pieces = zip(*(torch.split(column, CHUNK_LEN) for column in columns), strict=True)
-    parts = [checkpoint(score, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
-    return torch.stack(parts).sum(0)
+    columns = torch.tensor(rules.coord_ids, device=logits.device)
+    return column_scores(logits, columns, bins, score=score, temperature=rules.temperature_coord)

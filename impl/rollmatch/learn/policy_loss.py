@@ -29,9 +29,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rollmatch.errors import LearnError
+from rollmatch.learn.head import Logits, logprobs_of
 from rollmatch.records import PolicyTarget, Segment
 
 Normalize = Literal["token", "sequence", "constant"]
@@ -161,9 +161,9 @@ def count_policy_totals(
 
 
 def policy_loss(
-    logits: Tensor, *, supervision: PolicySupervision, rules: PolicyRules, totals: PolicyTotals, is_kept: bool
+    logits: Logits, *, supervision: PolicySupervision, rules: PolicyRules, totals: PolicyTotals, is_kept: bool
 ) -> PolicyTerms:
-    """Score logits: [K, V] at ``policy_logit_indices`` where ``is_kept``, else [T, V] of all places.
+    """Score logits, or what stands for them: [K, V] at ``policy_logit_indices`` where ``is_kept``, else [T, V] of all.
 
     Errors: ``LogitsMisfit``.
     """
@@ -171,7 +171,7 @@ def policy_loss(
     if not is_kept:
         logits = logits[torch.tensor(policy_logit_indices(supervision), dtype=torch.int64, device=logits.device)]
     ids = torch.tensor(supervision.token_ids, dtype=torch.int64, device=logits.device)
-    logprobs = -functional.cross_entropy(logits.float() / rules.temperature, ids, reduction="none")
+    logprobs = logprobs_of(logits, ids, temperature=rules.temperature)
     return score_tokens(logprobs, supervision=supervision, rules=rules, totals=totals)
 
 

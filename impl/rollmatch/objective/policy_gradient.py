@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from rollmatch.learn.batch import MicroBatch
+from rollmatch.learn.head import Logits
 from rollmatch.learn.policy_loss import (
     TERM_NAMES,
     PolicyRules,
@@ -67,7 +66,7 @@ class PolicyGradient:
         """Tokens and segments."""
         return count_policy_totals(supervisions, sum_over_ranks)
 
-    def loss(self, logits: Tensor, batch: MicroBatch, *, totals: PolicyTotals) -> PolicyTerms:
+    def loss(self, logits: Logits, batch: MicroBatch, *, totals: PolicyTotals) -> PolicyTerms:
         """The clipped loss. Errors: as ``policy_loss``."""
         return policy_loss(
             logits, supervision=batch.supervision, rules=self.policy_rules, totals=totals, is_kept=batch.is_packed

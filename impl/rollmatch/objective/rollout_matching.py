@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rollmatch.evaluation import describe_scene, score
 from rollmatch.learn.batch import MicroBatch
+from rollmatch.learn.head import Logits
 from rollmatch.learn.loss import (
     LossRules,
     LossTerms,
@@ -57,12 +58,12 @@ class RolloutMatchingObjective:
         text_weight, num_slots = sum_over_ranks([mine.text_weight, float(mine.num_slots)])
         return LossTotals(text_weight=text_weight, num_slots=round(num_slots))
 
-    def loss(self, logits: Tensor, batch: MicroBatch, *, totals: LossTotals) -> LossTerms:
+    def loss(self, logits: Logits, batch: MicroBatch, *, totals: LossTotals) -> LossTerms:
         """Cross-entropy of text, and the loss of coordinate slots. Errors: as ``masked_loss``."""
         score_logits = masked_loss_of_kept if batch.is_packed else masked_loss
         return score_logits(logits, supervision=batch.supervision, rules=self.loss_rules, totals=totals)
 
-    def undivided(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, ...]:
+    def undivided(self, logits: Logits, batch: MicroBatch) -> tuple[Tensor, ...]:
         """The parts of a micro-batch's loss before they are divided by what the step supervises."""
         own = count_totals([batch.supervision])
         parts = self.loss(logits, batch, totals=own).parts

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rollmatch.learn.batch import MicroBatch
+from rollmatch.learn.head import Logits
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample, Segment
 from rollmatch.rollout.backend import Decoding
@@ -98,9 +99,9 @@ class Objective(Protocol):
     def total_of(self, supervisions: Sequence[Any], sum_over_ranks: Callable[[Sequence[float]], list[float]]) -> Any:
         """What the whole optimizer step supervises: all micro-batches of all ranks. Not None."""
 
-    def loss(self, logits: Tensor, batch: MicroBatch, *, totals: Any) -> Terms:
-        """The share of a micro-batch; shares add up over micro-batches and ranks. ``logits`` are [K, V] at
-        ``logit_indices`` where the batch is packed, [B * L, V] else."""
+    def loss(self, logits: Logits, batch: MicroBatch, *, totals: Any) -> Terms:
+        """The share of a micro-batch; shares add up over micro-batches and ranks. ``logits``, or what stands for them,
+        are [K, V] at ``logit_indices`` where the batch is packed, [B * L, V] else."""
 
     def summarize(self, reports: Sequence[Any]) -> dict[str, float]:
         """Figures of a window's rollouts; the same keys whatever they hold."""

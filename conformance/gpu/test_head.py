@@ -1,0 +1,65 @@
+"""The loss inside the head on a GPU: in bfloat16 as good as whole logits, in half a gigabyte."""
+
+import pytest
+import torch
+
+from rollmatch.learn.head import HeadStates, logprobs_of
+from rollmatch.learn.loss import LossRules, count_totals, masked_loss_from_hidden
+from rollmatch.learn.mask import IGNORED
+from rollmatch.records import Supervision
+
+NUM_IDS, HIDDEN_LEN, NUM_ROWS = 151_936, 1024, 2048
+
+pytestmark = pytest.mark.gpu(1)
+
+
+@pytest.fixture(scope="module")
+def head():
+    torch.manual_seed(0)
+    made = torch.nn.Linear(HIDDEN_LEN, NUM_IDS, bias=False, device="cuda", dtype=torch.bfloat16)
+    return made.requires_grad_(False)
+
+
+def hidden_of(num_rows):
+    torch.manual_seed(1)
+    return torch.randn(num_rows, HIDDEN_LEN, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_slopes_are_as_close_to_the_truth_as_those_of_whole_logits(head, temperature):
+    hidden, ids = hidden_of(600), torch.arange(600, device="cuda") * 200
+
+    def graded(logits, states):
+        scores = logprobs_of(logits, ids, temperature=temperature)
+        return scores.detach(), torch.autograd.grad(scores.sum(), states)[0].float()
+
+    ours = graded(HeadStates.of(hidden, head), hidden)
+    plain = graded(head(hidden), hidden)
+    exact_states = hidden.detach().float().requires_grad_()
+    exact = graded(exact_states @ head.weight.float().T, exact_states)
+    for mine, other, true in zip(ours, plain, exact, strict=True):
+        assert (mine - true).norm() < 1.2 * (other - true).norm() + 1e-6 * true.norm()
+
+
+def test_a_row_of_large_vocabulary_takes_half_a_gigabyte(head):
+    labels = tuple(7 if place % 4 == 1 else IGNORED for place in range(NUM_ROWS * 4))
+    coords = tuple(range(2, NUM_ROWS * 4, 16))
+    supervision = Supervision(
+        labels=labels,
+        weights=tuple(float(label != IGNORED) for label in labels),
+        coord_positions=coords,
+        coord_bins=tuple(place % 1000 for place in coords),
+        coord_in_prefix=(False,) * len(coords),
+    )
+    rules = LossRules(coord_ids=tuple(range(150_000, 151_000)), gate_weight=0.5)
+    hidden = hidden_of(len(labels))
+    hidden.grad = torch.zeros_like(hidden)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    terms = masked_loss_from_hidden(
+        hidden, lm_head=head, supervision=supervision, rules=rules, totals=count_totals([supervision])
+    )
+    terms.total.backward()
+    assert terms.total.isfinite()
+    assert torch.cuda.max_memory_allocated() - before < 0.5e9

@@ -1,0 +1,123 @@
+"""A loss in the place of the output head: the same loss, within the model's own forward pass."""
+
+import pytest
+import torch
+
+from conformance.doubles.tiny_qwen3_vl import VOCAB_LEN, make_tiny_qwen3
+from conformance.learn.loss_cases import MASK, RULES
+from conformance.learn.models import TOLERANCE, assert_same_gradients, gradients, make_packed_model
+from conformance.learn.segments import make_segment
+from rollmatch.learn import scoring as scoring_file
+from rollmatch.learn.batch import Batcher
+from rollmatch.learn.collate import NO_IMAGES
+from rollmatch.learn.head import HeadStates
+from rollmatch.learn.loss import count_totals, logit_indices, masked_loss, masked_loss_of_kept
+from rollmatch.learn.mask import mask_segment, place_supervisions
+from rollmatch.learn.pack import Packer
+from rollmatch.learn.scoring import Scoring, head_worth_avoiding, losing_logits
+
+
+class Supervisor:
+    logit_indices = staticmethod(logit_indices)
+
+    @staticmethod
+    def supervise(segments, *, starts, num_tokens):
+        return place_supervisions(
+            [mask_segment(segment, **MASK) for segment in segments], starts=starts, num_tokens=num_tokens
+        )
+
+
+def micro_batch(model, *, packed):
+    pairs = [make_segment(seed, num_images=count) for seed, count in enumerate((1, 0, 2))]
+    images = {segment.sample.sample_id: some for segment, some in pairs}
+    packer = Packer(10_000, max_buffered=8, min_fill_ratio=0.01) if packed else None
+    batcher = Batcher(model, Supervisor(), packer=packer, pad_id=0)
+    (batch,) = batcher.make([s for s, _ in pairs], lambda sample: images[sample.sample_id], num_batches=1)
+    return batch
+
+
+def score_of(batch):
+    score = masked_loss_of_kept if batch.is_packed else masked_loss
+    totals = count_totals([batch.supervision])
+    return lambda logits: score(logits, supervision=batch.supervision, rules=RULES, totals=totals).total
+
+
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
+def test_scored_in_the_head_a_batch_has_the_loss_and_gradient_of_its_logits(packed, learns):
+    """A tied head that learns is called again by backward; one that does not has its slopes made in forward."""
+    model = make_packed_model()
+    model.lm_head.weight.requires_grad_(learns)
+    batch = micro_batch(model, packed=packed)
+
+    def learnt(head):
+        model.zero_grad()
+        loss, _ = Scoring(head)(model, batch, score_of(batch))
+        loss.backward()
+        return loss.item(), gradients(model)
+
+    plain, in_head = learnt(None), learnt(model.lm_head)
+    assert in_head[0] == pytest.approx(plain[0], rel=TOLERANCE)
+    assert_same_gradients(in_head[1], plain[1])
+    assert model.lm_head(torch.zeros(1, 128)).shape == (1, VOCAB_LEN)
+
+
+def test_no_logits_are_made_where_the_loss_takes_their_place():
+    model = make_packed_model()
+    seen = []
+    batch = micro_batch(model, packed=True)
+    Scoring(model.lm_head)(model, batch, lambda logits: seen.append(logits) or logits.hidden.sum())
+    assert [type(one) for one in seen] == [HeadStates]
+    assert seen[0].hidden.shape == (len(logit_indices(batch.supervision)), 128)
+
+
+class Capped(torch.nn.Module):
+    """A model that does something to its logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = make_tiny_qwen3()
+
+    def forward(self, **inputs):
+        out = self.inner(**inputs)
+        out.logits = 30 * torch.tanh(out.logits / 30)
+        return out
+
+
+def test_a_model_that_does_something_to_its_logits_is_scored_on_them():
+    model = Capped()
+    batch = text_batch(model.inner)
+    scoring = Scoring(model.inner.lm_head)
+    loss, _ = scoring(model, batch, score_of(batch))
+    plain, _ = Scoring(None)(model, batch, score_of(batch))
+    assert torch.equal(loss, plain)
+    assert scoring.head is None
+
+
+def text_batch(model):
+    batcher = Batcher(model, Supervisor(), packer=None, pad_id=0)
+    (batch,) = batcher.make([make_segment(0)[0]], lambda sample: NO_IMAGES, num_batches=1)
+    return batch
+
+
+def test_the_head_is_itself_again_whatever_happens():
+    model = make_tiny_qwen3()
+
+    def fails(logits):
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError), losing_logits(model.lm_head, fails):
+        model(input_ids=torch.tensor([[1, 2]]))
+    assert "forward" not in model.lm_head.__dict__
+    own = model.lm_head.forward = lambda hidden: hidden
+    with losing_logits(model.lm_head, lambda logits: logits.hidden.sum()) as made:
+        model(input_ids=torch.tensor([[1, 2]]))
+    assert len(made) == 1
+    assert model.lm_head.forward is own
+
+
+def test_logits_are_worth_avoiding_where_they_are_large(monkeypatch):
+    model = make_tiny_qwen3()
+    assert head_worth_avoiding(model) is None
+    monkeypatch.setattr(scoring_file, "LARGE_VOCABULARY", VOCAB_LEN)
+    assert head_worth_avoiding(model) is model.lm_head

@@ -1,0 +1,218 @@
+"""The output head, met a chunk of rows at a time: scores of rows whose logits never exist all at once.
+
+Every score here is of one row: what it owes to its hidden state, its slope, has that state's size. With a linear head
+that does not learn (adapters are trained, or the language model is frozen), slopes are made right where the logits are,
+in the forward pass; backward scales them, and no logits are made twice. Any other head is called again by backward.
+Source of making gradients in forward: Liger kernel (arXiv 2410.10989), cut cross-entropy (2411.09009).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+CHUNK_LEN = 256
+"""Rows at once of a head that is called again by backward: half a GB for 152k ids."""
+CHUNK_BYTES = 380_000_000
+"""What a chunk of logits may take of a head whose slopes are made in forward."""
+ROWS_STEP = 128
+"""Rows of a tile of a matrix product; chunks are made of whole ones."""
+
+Head = Callable[[Tensor], Tensor]
+"""[K, H] hidden states -> [K, V] logits."""
+ColumnScore = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""([n, C] logits of chosen ids, [n] logsumexp of all, [n] truth) -> [n] scores, [n] figures without a graph; every row
+by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadStates:
+    """What goes into the head, [N, H]; stands for logits [N, V] that are not made whole."""
+
+    hidden: Tensor
+    head: Head
+    weight: Tensor | None = None
+    """[V, H] of a linear head that does not learn."""
+    bias: Tensor | None = None
+
+    @classmethod
+    def of(cls, hidden: Tensor, head: Head, *, forward: Head | None = None) -> "HeadStates":
+        """``forward``: how to call the head, where that is not the head itself."""
+        learns = isinstance(head, nn.Module) and any(part.requires_grad for part in head.parameters())
+        linear = head if type(head) is nn.Linear and not learns else None
+        weight, bias = (linear.weight, linear.bias) if linear is not None else (None, None)
+        return cls(hidden=hidden, head=forward or head, weight=weight, bias=bias)
+
+    def __len__(self) -> int:
+        return len(self.hidden)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the hidden states are."""
+        return self.hidden.device
+
+    def __getitem__(self, rows: Tensor) -> "HeadStates":
+        return HeadStates(hidden=self.hidden[rows], head=self.head, weight=self.weight, bias=self.bias)
+
+
+Logits = Tensor | HeadStates
+"""Logits, or what stands for them."""
+
+
+def logprobs_of(logits: Logits, ids: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """[n] log-probabilities of ids [n] under softmax(logits / temperature), in float32 at least.
+
+    >>> head = torch.nn.Linear(2, 4, bias=False).requires_grad_(False)
+    >>> states = HeadStates.of(torch.zeros(1, 2), head)
+    >>> logprobs_of(states, torch.tensor([3])).exp().tolist()
+    [0.25]
+    """
+    if isinstance(logits, Tensor):
+        return -functional.cross_entropy(widened(logits) / temperature, ids, reduction="none")
+    if logits.weight is None:
+
+        def score(hidden: Tensor, some: Tensor) -> Tensor:
+            return logprobs_of(logits.head(hidden), some, temperature=temperature)
+
+        (scores,) = _in_chunks(score, logits.hidden, ids)
+        return scores
+    hidden, weight, bias = _as_computed(logits)
+    logprobs: Tensor = _Logprobs.apply(hidden, (weight, bias), ids, temperature)  # type: ignore[no-untyped-call]
+    return logprobs
+
+
+def column_scores(
+    logits: HeadStates, columns: Tensor, truth: Tensor, *, score: ColumnScore, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """``score`` of logits / temperature at the ids ``columns`` [C], for rows with ``truth`` [n]: [n], [n]."""
+    if logits.weight is None:
+
+        def of_logits(hidden: Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
+            scaled = widened(logits.head(hidden)) / temperature
+            return score(scaled[:, columns], scaled.logsumexp(-1), some)
+
+        scores, figures = _in_chunks(of_logits, logits.hidden, truth)
+        return scores, figures
+    hidden, weight, bias = _as_computed(logits)
+    told = (columns, truth, score, temperature)
+    scores, figures = _ColumnScores.apply(hidden, (weight, bias), told)  # type: ignore[no-untyped-call]
+    return scores, figures
+
+
+def widened(logits: Tensor) -> Tensor:
+    """In float32, or wider where they are."""
+    return logits.to(_wide(logits))
+
+
+def _wide(logits: Tensor) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32)
+
+
+def _in_chunks(score: Callable[..., Any], *columns: Tensor) -> tuple[Tensor, ...]:
+    """Rows of ``score`` over chunks of equally long columns; empty columns make one empty chunk, for the graph."""
+    pieces = zip(*(torch.split(column, CHUNK_LEN) for column in columns), strict=True)
+    parts = [checkpoint(score, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
+    rows = [part if isinstance(part, tuple) else (part,) for part in parts]
+    return tuple(torch.cat(column) for column in zip(*rows, strict=True))
+
+
+def _as_computed(states: HeadStates) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Hidden states, weight and bias in the dtype of the matrix product, converted once and not chunk by chunk."""
+    assert states.weight is not None
+    kind = states.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.weight.dtype
+    return states.hidden.to(dtype), states.weight.to(dtype), None if states.bias is None else states.bias.to(dtype)
+
+
+def _chunks(hidden: Tensor, weight: Tensor, *columns: Tensor) -> list[tuple[Tensor, ...]]:
+    """Chunks of rows so long that their logits, as they are and widened, take ``CHUNK_BYTES``."""
+    bytes_per_row = len(weight) * (weight.element_size() + _wide(weight).itemsize)
+    size = max(1, CHUNK_BYTES // bytes_per_row)
+    size -= size % ROWS_STEP if size > ROWS_STEP else 0
+    return list(zip(*(torch.split(column, size) for column in (hidden, *columns)), strict=True))
+
+
+class _Logprobs(torch.autograd.Function):
+    """Log-probabilities with their slopes: (onehot - p) @ weight / temperature."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, linear: Any, ids: Tensor, temperature: float) -> Tensor:
+        scores, slopes = [], []
+        with torch.autocast(hidden.device.type, enabled=False):
+            for rows, some in _chunks(hidden, linear[0], ids):
+                score, slope = _logprobs_of_chunk(rows, linear, some, temperature)
+                scores.append(score)
+                slopes.append(slope)
+        ctx.save_for_backward(torch.cat(slopes))
+        return torch.cat(scores)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (slopes,) = ctx.saved_tensors
+        return (grad[:, None] * slopes).to(slopes.dtype), None, None, None
+
+
+def _logprobs_of_chunk(rows: Tensor, linear: Any, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    weight, bias = linear
+    logits, ids = functional.linear(rows, weight, bias), ids[:, None]
+    scaled = logits if temperature == 1 else widened(logits) / temperature
+    largest, where = scaled.max(-1, keepdim=True)
+    chosen = widened(scaled.gather(-1, ids))
+    shares = torch.softmax(scaled, -1, dtype=_wide(logits))
+    del logits, scaled
+    # The largest share is at least 1 / V: its logarithm is safe where that of the chosen one is not.
+    score = chosen - widened(largest) + shares.gather(-1, where).log()
+    shares.scatter_add_(-1, ids, torch.full_like(score, -1.0))
+    slope = shares.to(weight.dtype) @ weight
+    return score[:, 0], slope / -temperature
+
+
+class _ColumnScores(torch.autograd.Function):
+    """Scores of some columns and the logsumexp of all, with their slopes."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, linear: Any, told: Any) -> tuple[Tensor, Tensor]:
+        columns, truth, *rest = told
+        scores: list[Tensor] = []
+        figures: list[Tensor] = []
+        slopes: list[Tensor] = []
+        with torch.autocast(hidden.device.type, enabled=False):
+            for rows, some in _chunks(hidden, linear[0], truth):
+                parts = _columns_of_chunk(rows, linear, (columns, some, *rest))
+                for whole, part in zip((scores, figures, slopes), parts, strict=True):
+                    whole.append(part)
+        figure = torch.cat(figures)
+        ctx.save_for_backward(torch.cat(slopes))
+        ctx.mark_non_differentiable(figure)
+        return torch.cat(scores), figure
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        (slopes,) = ctx.saved_tensors
+        return (grad[:, None] * slopes).to(slopes.dtype), None, None
+
+
+def _columns_of_chunk(rows: Tensor, linear: Any, told: Any) -> tuple[Tensor, Tensor, Tensor]:
+    (weight, bias), (columns, truth, score, temperature) = linear, told
+    # In place from here on: one wide copy of the chunk's logits, no second one.
+    powers = widened(functional.linear(rows, weight, bias)).div_(temperature)
+    chosen = powers[:, columns].requires_grad_()
+    largest = powers.amax(-1, keepdim=True)
+    powers.sub_(largest).exp_()
+    total = powers.sum(-1)
+    everything = (largest[:, 0] + total.log()).requires_grad_()
+    with torch.enable_grad():
+        scores, figures = score(chosen, everything, truth)
+        of_chosen, of_all = torch.autograd.grad(scores.sum(), (chosen, everything), allow_unused=True)
+    assert of_chosen is not None
+    slope = of_chosen.to(weight.dtype) @ weight[columns]
+    if of_all is not None:
+        slope = slope + powers.mul_((of_all / total)[:, None]).to(weight.dtype) @ weight
+    return scores.detach(), figures.detach(), slope / temperature
