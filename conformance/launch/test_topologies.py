@@ -5,59 +5,119 @@ Three and one run rollout matching; six and two run GRPO with DoRA on all parts 
 
 import json
 import shlex
-import sys
-from itertools import chain
 
-import psutil
 import pytest
-import requests
 from safetensors import safe_open
 
 from conformance.harness.judge import judge
-from conformance.launch.started import finish, journal_of, started
-from conformance.rollout.digits import CONFIG, ROOT, absolute
-from conformance.wire.instance import free_port
+from conformance.launch.division import GRPO, named, run_division
+from conformance.rollout.digits import CONFIG, absolute
 from rollmatch.launch.cli import main
 
-VLLM = "custom.extra.rollout_matching.vllm"
-GRPO = ROOT / "fixtures/digits/grpo-6v2.yaml"
-STEPS = 2
+STEPS = 10
 
 
-def names_of(config, http, group):
-    """The server, as each YAML names it."""
-    if config == GRPO:
-        return (
-            f"model.model={ROOT}/fixtures/models/digits-summary",
-            f"rlhf.vllm_server_port=[{http}]",
-            f"rlhf.vllm_server_group_port={group}",
-            "training.per_device_train_batch_size=2",
-        )
-    return (
-        f"{VLLM}.mode=server",
-        f"{VLLM}.server.base_url=http://127.0.0.1:{http}",
-        f"{VLLM}.server.group_port={group}",
-        "training.per_device_train_batch_size=6",
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """Three replicas and one learner, ten steps of rollout matching."""
+    return run_division(tmp_path_factory.mktemp("three"), CONFIG, replicas="0,1,2", learners="3", steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory):
+    """Six replicas and two learner ranks, one step of GRPO."""
+    return run_division(tmp_path_factory.mktemp("six"), GRPO, replicas="0,1,2,3,4,5", learners="6,7", steps=1)
+
+
+def first_step(events):
+    """What happened up to the end of the first optimizer step."""
+    return events[: [event["event"] for event in events].index("step") + 1]
+
+
+def kinds_of(events, kind):
+    return [event for event in events if event["event"] == kind]
+
+
+def check_who_did_what(division, *, num_replicas, num_ranks):
+    """Every replica generates and none learns; every rank learns and none generates."""
+    assert (division.health["replicas"], division.health["world_size"]) == (num_replicas, num_replicas)
+    tokens = division.replica_tokens()
+    assert len(tokens) == num_replicas
+    assert min(tokens) > 0
+    asked = sum(len(division.events("called", rank=rank)) for rank in range(num_ranks))
+    assert division.num_calls("/native/infer/") == asked > 0
+    written = [event for rank in range(num_ranks) for event in division.events("generated", rank=rank)]
+    num_stops = sum(event["num_rollouts"] for event in written)  # the server counts stop tokens, which are trimmed here
+    assert 0 <= sum(tokens) - sum(event["num_tokens"] for event in written) <= num_stops
+    for rank in range(num_ranks):
+        for step in division.events("step", rank=rank):
+            assert step["learn_tokens"] > 0
+            assert step["phase_s"]["learn"] > 0
+            assert step["grad_norm"] > 0
+    learning = {"rollmatch.trainer", "rollmatch.learn.loss", "rollmatch.sync.fence"}
+    assert learning <= division.learner_modules
+    assert not learning & division.server_modules
+    assert "rollmatch.wire.server.replica" in division.server_modules
+    engines = {name for name in division.learner_modules if name.split(".")[0] == "vllm"}
+    assert not engines | (
+        {"rollmatch.wire.server.replica", "rollmatch.rollout.vllm_colocate"} & division.learner_modules
     )
+    assert not division.orphans, "the server leaves nobody behind"
 
 
-def overrides_for(config, out, num_replicas):
-    http = free_port()
-    return http, (
-        *names_of(config, http, free_port()),
-        f"{VLLM}.kv_cache_memory_mib=64",
-        f"custom.extra.rollout_server.vllm_data_parallel_size={num_replicas}",
-        f"training.output_dir={out}",
-        f"training.max_steps={STEPS}",
-        "training.save_steps=1000",
-        "training.eval_scenes=6",
-        "training.report_to=none",
-    )
+@pytest.mark.engine
+@pytest.mark.scenario("topologies/one-optimizer-step-on-three-and-one")
+@pytest.mark.scenario("rollout-backends/server-mode-starts-no-engine")
+@pytest.mark.clause("topologies/three-rollout-gpus-and-one-learner-gpu-work-together#1,2,3,4")
+@pytest.mark.clause("rollout-server/a-rollout-server-only-generates#1,2")
+@pytest.mark.clause("rollout-backends/the-vllm-backend-offers-colocate-and-server-mode#5,6")
+@pytest.mark.kills("one-replica-works")
+@pytest.mark.kills("engine-in-the-learner")
+def test_three_replicas_only_generate_and_one_learner_only_learns(three):
+    check_who_did_what(three, num_replicas=3, num_ranks=1)
+    events = first_step(three.journal(num_ranks=1))
+    assert [(each["version"], each["mode"]) for each in kinds_of(events, "synced")] == [(1, "full")]
+    assert {each["policy_version"] for each in kinds_of(events, "generated")} == {1}
+    assert len(kinds_of(events, "packed")) == 1
+    assert {path.parts[0] for path in three.weight_files} == {f"checkpoint-{STEPS}"}, "weights went over the wire only"
 
 
-def command(name, config, gpus, overrides):
-    sets = [part for override in absolute(*overrides) for part in ("--set", override)]
-    return [sys.executable, "-m", "rollmatch.launch.cli", name, str(config), "--gpus", gpus, *sets]
+@pytest.mark.engine
+@pytest.mark.scenario("topologies/three-and-one-on-a-laptop")
+@pytest.mark.clause("topologies/every-topology-runs-without-gpus#1")
+@pytest.mark.kills("weights-sent-every-other-step")
+def test_ten_steps_each_learn_from_rollouts_of_their_own_version(three):
+    assert three.code == 0
+    events = three.journal(num_ranks=1)
+    assert judge(events) == []
+    synced = kinds_of(events, "synced")
+    assert [(each["step"], each["version"], each["mode"]) for each in synced] == [
+        (step, step + 1, "full") for step in range(STEPS + 1)
+    ]
+    written = [(e["step"], e["policy_version"]) for e in kinds_of(events, "generated") if e["purpose"] == "train"]
+    assert written == [(step, step + 1) for step in range(STEPS)]
+    assert [each["step"] for each in kinds_of(events, "step")] == list(range(1, STEPS + 1))
+    assert three.health["policy_version"] == STEPS + 1
+    assert [each["step"] for each in kinds_of(events, "finished")] == [STEPS]
+
+
+@pytest.mark.engine
+@pytest.mark.scenario("topologies/one-optimizer-step-on-six-and-two")
+@pytest.mark.clause("topologies/six-rollout-gpus-and-two-learner-gpus-work-together#1")
+@pytest.mark.clause("rollout-backends/the-vllm-backend-offers-colocate-and-server-mode#7")
+@pytest.mark.kills("one-replica-works")
+def test_six_replicas_generate_for_two_ranks_of_which_one_sends_weights(six):
+    check_who_did_what(six, num_replicas=6, num_ranks=2)
+    assert judge(six.journal(num_ranks=2)) == []
+    for rank in (0, 1):
+        synced = kinds_of(first_step(six.events(None, rank=rank)), "synced")
+        assert [(each["step"], each["version"]) for each in synced] == [(0, 1)]
+        assert (synced[0]["num_bytes"] > 0) == (rank == 0), "only rank 0 sends"
+        assert [e["policy_version"] for e in six.events("generated", rank=rank) if e["purpose"] == "train"] == [1]
+    assert six.num_calls("/native/communicator/") == 1
+    assert six.num_calls("/native/sync/") == len(six.events("synced")) == six.health["policy_version"]
+    assert {path.parts[0] for path in six.weight_files} == {"checkpoint-1"}
+    assert adapted_parts(six.out / "checkpoint-1") == {"vision", "aligner", "language"}
 
 
 def adapted_parts(checkpoint):
@@ -68,40 +128,7 @@ def adapted_parts(checkpoint):
     return {part for part, infix in parts for name in names if infix in name}
 
 
-@pytest.mark.engine
-@pytest.mark.clause("topologies/three-rollout-gpus-and-one-learner-gpu-work-together#4")
-@pytest.mark.clause("rollout-server/a-rollout-server-only-generates#1")
-@pytest.mark.parametrize(
-    ("config", "replicas", "learners"),
-    [(CONFIG, "0,1,2", "3"), (GRPO, "0,1,2,3,4,5", "6,7")],
-    ids=["three-and-one", "six-and-two"],
-)
-def test_replicas_only_generate_and_learners_only_learn(tmp_path, config, replicas, learners):
-    out, num_replicas, num_ranks = tmp_path / "run", len(replicas.split(",")), len(learners.split(","))
-    http, overrides = overrides_for(config, out, num_replicas)
-    weights_before = set(tmp_path.rglob("*.safetensors"))
-    with started(command("serve", config, replicas, overrides), tmp_path / "server.txt") as server:
-        code, told = finish(command("train", config, learners, overrides), tmp_path / "learner.txt")
-        assert code == 0, told[-3000:] + server.told()[-3000:]
-        health = requests.get(f"http://127.0.0.1:{http}/health/", timeout=10).json()
-        family = psutil.Process(server.process.pid).children(recursive=True)
-    assert (health["replicas"], health["world_size"]) == (num_replicas, num_replicas)
-    names = ["journal.jsonl", *(f"journal-rank{rank}.jsonl" for rank in range(1, num_ranks))]
-    per_rank = [journal_of(out, None, name=name) for name in names]
-    assert judge(sorted(chain(*per_rank), key=lambda event: event["time"])) == []
-    synced = [(event["version"], event["mode"]) for event in per_rank[0] if event["event"] == "synced"]
-    assert synced == [(version, "full") for version in range(1, STEPS + 2)]
-    assert health["policy_version"] == STEPS + 1
-    for events in per_rank:
-        assert [e["policy_version"] for e in events if e["event"] == "generated" and e["purpose"] == "train"] == [1, 2]
-    checkpoint = {path for path in tmp_path.rglob("*.safetensors") if f"checkpoint-{STEPS}" in path.parts}
-    assert set(tmp_path.rglob("*.safetensors")) - weights_before == checkpoint, "weights went over the wire only"
-    if config == GRPO:
-        assert adapted_parts(out / f"checkpoint-{STEPS}") == {"vision", "aligner", "language"}
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert not alive, "the server leaves nobody behind"
-
-
+@pytest.mark.clause("topologies/six-rollout-gpus-and-two-learner-gpus-work-together#2")
 @pytest.mark.parametrize(
     ("replicas", "learners"),
     [("0", "1"), ("0,1", "2,3"), ("0,1,2", "3"), ("0,1,2,3,4,5", "6,7")],
@@ -109,7 +136,7 @@ def test_replicas_only_generate_and_learners_only_learn(tmp_path, config, replic
 )
 def test_one_file_makes_every_division_by_its_gpus_alone(capsys, monkeypatch, replicas, learners):
     monkeypatch.setattr("rollmatch.launch.rollout_server.has_gpu", lambda: True)
-    sets = [part for override in absolute(*names_of(GRPO, 8080, 51216)) for part in ("--set", override)]
+    sets = [part for override in absolute(*named(GRPO, 8080, 51216)) for part in ("--set", override)]
     assert main(["serve", str(GRPO), "--gpus", replicas, "--dry-run", *sets]) == 0
     served = shlex.split(capsys.readouterr().out)
     assert f"CUDA_VISIBLE_DEVICES={replicas}" in served

@@ -12,9 +12,11 @@ from conformance.learn.segments import make_row, plain_segments
 from conformance.rollout.digits import load_digits, load_model, template_of
 from conformance.target.answers import answer, element, ids
 from conformance.trainer.small_run import events, make_trainer
+from rollmatch.config import load
 from rollmatch.journal import Journal, read_journal
-from rollmatch.launch.run import describe
-from rollmatch.launch.watch import UNDERFULL_STEPS, RunWatcher
+from rollmatch.launch.run import _announce, describe
+from rollmatch.launch.run_directory import RESOLVED
+from rollmatch.launch.watch import UNDERFULL_STEPS, RunWatcher, make_step_fields
 from rollmatch.learn.pack import Packer
 from rollmatch.model import merged_weights
 from rollmatch.ranks import Ranks
@@ -68,9 +70,10 @@ def test_a_sync_is_written_down(trained, tmp_path, monkeypatch):
 
 
 @pytest.mark.scenario("observability/the-phases-of-a-step-add-up")
-@pytest.mark.clause("observability/time-is-measured-by-phase#1,2")
+@pytest.mark.clause("observability/time-is-measured-by-phase#1,2,3")
 @pytest.mark.kills("learning-untimed")
 @pytest.mark.kills("phase-counted-twice")
+@pytest.mark.kills("ranks-untimed")
 def test_the_phases_of_a_step_add_up(trained):
     steps = events(trained, "step")
     assert len(steps) == 3
@@ -78,6 +81,7 @@ def test_the_phases_of_a_step_add_up(trained):
         assert step["phase_s"].keys() == set(PHASES) == {"sync", "rollout", "target", "pack", "learn"}
         assert step["phase_s"]["rollout"] > 0
         assert sum(step["phase_s"].values()) <= step["step_s"] + 0.01
+        assert step["rollout_s_by_rank"] == [step["phase_s"]["rollout"]]
         assert step["rollout_tok_s"] == pytest.approx(step["rollout_tokens"] / step["phase_s"]["rollout"], rel=0.01)
 
 
@@ -160,6 +164,33 @@ def test_the_servers_are_written_down():
     told = (mode, f"{server}.base_url=[{', '.join(urls)}]", f"{server}.group_port=51216")
     assert describe(load_digits(*told), nn.Linear(2, 2), Ranks())["servers"] == urls
     assert describe(load_digits(), nn.Linear(2, 2), Ranks())["servers"] == []
+
+
+class OfTwo(Ranks):
+    """Rank 0 beside one that waited for its rollouts for 2.5 s."""
+
+    def gather(self, item):
+        return [item, 2.5]
+
+
+@pytest.mark.clause("observability/time-is-measured-by-phase#3")
+def test_a_step_tells_how_long_each_rank_waited_for_its_rollouts(tmp_path):
+    trainer = make_trainer(tmp_path)
+    object.__setattr__(trainer.ring, "ranks", OfTwo(rank=0, learner_world_size=2))
+    trainer.report.phase_s["rollout"] = 1.25
+    logs = {"loss": 0.5}
+    trainer.log(logs)
+    assert make_step_fields(logs, step=1, step_s=4.0)["rollout_s_by_rank"] == [1.25, 2.5]
+
+
+@pytest.mark.clause("observability/a-run-keeps-a-journal#4")
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_resolved_config_is_kept_in_the_run_directory(tmp_path, resumed, capsys):
+    config = load_digits(f"training.output_dir={tmp_path}", "training.learning_rate=0.5")
+    (tmp_path / RESOLVED).write_text("training: {learning_rate: 0.25}\n")
+    _announce({"event": "run"} | describe(config, nn.Linear(2, 2), Ranks()), config, resumed=resumed)
+    assert load(tmp_path / RESOLVED) == config
+    assert ("learning_rate" in capsys.readouterr().out) == resumed
 
 
 @pytest.mark.scenario("observability/the-age-of-carried-segments-is-seen")

@@ -103,6 +103,7 @@ def _trials(claimed: Any, judged: list[str], only: str) -> Iterator[tuple[str, l
 
 def _try_all(trials: Iterator[Any], *, workers: int) -> Iterator[tuple[str, Any]]:
     """(name, test -> outcome), as trials end."""
+    from conformance.harness.faults.bank import BANK
     from conformance.harness.faults.trial import read_trial, start_trial
 
     running: dict[int, tuple[str, list[str], Path]] = {}
@@ -113,7 +114,8 @@ def _try_all(trials: Iterator[Any], *, workers: int) -> Iterator[tuple[str, Any]
                 name, tests, change_of = waiting.pop(0)
                 out = Path(folder) / f"{name}.json"
                 if tests:
-                    running[start_trial(tests, change_of, out)] = (name, tests, out)
+                    fault_id = name if name in BANK else ""
+                    running[start_trial(tests, change_of, out, fault_id=fault_id)] = (name, tests, out)
                 else:
                     yield name, {}
             if running:

@@ -66,4 +66,43 @@ SERVER_MODE = (
         old="time.monotonic() + self.meeting.join_timeout_s\n",
         new="time.monotonic() + self.meeting.join_timeout_s + 4\n",
     ),
+    Fault(
+        fault_id="one-replica-works",
+        what="All responses are written by the first replica.",
+        seam="wire.server.front",
+        old="        share, extra = divmod(num_draws, len(order))\n",
+        new="        order = [0]\n        share, extra = divmod(num_draws, len(order))\n",
+    ),
+    Fault(
+        fault_id="engine-in-the-learner",
+        what="The learner loads the engine, too.",
+        seam="launch.assemble",
+        old="    if uses_servers(config):\n        return connect_servers(",
+        new=(
+            "    if uses_servers(config):\n"
+            "        import rollmatch.rollout.vllm_colocate\n"
+            "        return connect_servers("
+        ),
+    ),
+    Fault(
+        fault_id="weights-sent-every-other-step",
+        what="Every other step generates with the weights of the one before.",
+        seam="sync.fence",
+        old="        is_due = step != self.synced_step or not",
+        new="        is_due = step - step % 2 != self.synced_step or not",
+    ),
+    Fault(
+        fault_id="missing-engine-passed-over",
+        what="Whether the engine is installed is not looked at.",
+        seam="launch.learner",
+        old='    if backend == "vllm" and importlib.util.find_spec("vllm") is None:',
+        new="    if False:",
+    ),
+    Fault(
+        fault_id="ranks-untimed",
+        what="A step tells nothing of how long each rank waited.",
+        seam="launch.watch",
+        old='n.startswith("time/rollout_s/rank")]',
+        new='n.startswith("time/none")]',
+    ),
 )

@@ -16,7 +16,7 @@ import pytest
 
 from conformance.harness.faults.importer import Change, install
 
-TIMEOUT_S = 90
+TIMEOUT_S = 400
 PRELOADED = ("numpy", "scipy.optimize", "scipy.special", "pydantic", "hypothesis", "PIL.Image", "pycocotools.mask")
 HEAVY = (
     *("torch", "torch.distributed", "torch.utils.checkpoint", "peft", "accelerate", "rich.console", "jinja2", "yaml"),
@@ -27,6 +27,7 @@ HEAVY = (
 )
 PLUGIN = "conformance.harness.binding.plugin"
 """Not needed here, and slow: it reads the whole specification."""
+REACH = Path(__file__).with_name("reach")
 ASSERTIONS = ("AssertionError", "Failed")
 """What an assertion raises; pytest's ``raises`` fails by the second. Anything else is a crash and shows little."""
 
@@ -80,14 +81,25 @@ def preload() -> None:
     gc.freeze()
 
 
-def start_trial(tests: Sequence[str], change_of: Callable[[str], Change | None], out: Path) -> int:
+def reach_children(fault_id: str) -> None:
+    """Let processes that are started from here have the fault, too; engines that they fork have it anyway."""
+    os.environ["ROLLMATCH_FAULT"] = fault_id
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(REACH), os.environ.get("PYTHONPATH"))))
+
+
+def start_trial(
+    tests: Sequence[str], change_of: Callable[[str], Change | None], out: Path, *, fault_id: str = ""
+) -> int:
     """Fork; the child runs the tests, writes what they said to ``out`` and ends. Returns the child's id."""
     child = os.fork()
     if child:
         return child
     status = 1
     try:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)  # so that what a test has started is ended
         signal.alarm(TIMEOUT_S)
+        if fault_id:
+            reach_children(fault_id)
         told = io.StringIO()
         with redirect_stdout(told), redirect_stderr(told):
             outcomes = _run(tests, change_of)

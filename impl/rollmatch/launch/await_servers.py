@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -10,6 +11,7 @@ from rollmatch.config import RunConfig
 from rollmatch.config.pairing import pair_servers
 from rollmatch.config.servers import server_section
 from rollmatch.errors import LaunchError
+from rollmatch.launch.served import check_gpus, check_model
 from rollmatch.wire.client.http import ServerRefused
 from rollmatch.wire.client.session import ClientSettings, RolloutServer, ServerUnreachable
 from rollmatch.wire.server.settings import KEY_VARIABLE
@@ -40,11 +42,11 @@ class Patience:
     """A process whose end ends the waiting."""
 
 
-def await_servers(config: RunConfig, patience: Patience) -> None:
-    """Wait until all are healthy.
+def await_servers(config: RunConfig, patience: Patience, *, gpus: Sequence[str] = ()) -> None:
+    """Wait until all are healthy; ``gpus`` are the learner's, where it was told which.
 
-    Errors: ``ServerUnreachable``, ``ServerProcessDied``, ``WorldSizeMismatch``, and the refusal of a server whose
-    workers are dead or that wants another key.
+    Errors: ``ServerUnreachable``, ``ServerProcessDied``, ``WorldSizeMismatch``, those of ``served``, and the refusal
+    of a server whose workers are dead or that wants another key.
     """
     told = server_section(config)
     limit_s = told.timeout_s if patience.timeout_s is None else patience.timeout_s
@@ -54,6 +56,8 @@ def await_servers(config: RunConfig, patience: Patience) -> None:
         server = RolloutServer(address.base_url, settings)
         _await_health(server, deadline=deadline, limit_s=limit_s, server_pid=patience.server_pid)
         _check_world_size(server, config)
+        check_gpus(server, gpus)
+        check_model(server, config)
 
 
 def _await_health(server: RolloutServer, *, deadline: float, limit_s: float, server_pid: int | None) -> None:

@@ -57,7 +57,8 @@ def train(
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     sync_mode(config, learner_world_size=world_size)
     if uses_servers(config):
-        await_servers(config, patience or Patience())
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        await_servers(config, patience or Patience(), gpus=[gpu for gpu in shown.split(",") if gpu])
     else:
         tensor_parallel_size(config, learner_world_size=world_size)
         _check_engine(config.custom.extra.rollout_matching.rollout_backend)

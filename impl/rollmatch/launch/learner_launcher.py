@@ -46,7 +46,7 @@ def launch(
     config = load(path, overrides)
     check_files(config)
     if uses_servers(config):
-        await_servers(config, patience)
+        await_servers(config, patience, gpus=gpus)
     environment = dict(visible(gpus))
     if "OMP_NUM_THREADS" not in os.environ:  # torchrun would warn and set it
         environment["OMP_NUM_THREADS"] = "1"

@@ -53,7 +53,7 @@ def train_by_swift(
     if not dry_run:
         check_files(config)
         train, val = load_data(config)
-        await_servers(config, patience)
+        await_servers(config, patience, gpus=gpus)
         for name, samples in (("train", train), ("val", val)):
             _write(_data_path(config, name), swift_rows(samples, config))
         become(command)

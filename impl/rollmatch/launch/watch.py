@@ -92,6 +92,8 @@ def make_step_fields(logs: dict[str, float], *, step: int, step_s: float) -> dic
     fields: dict[str, Any] = {name: value for name, value in logs.items() if not name.startswith(groups)}
     fields["drops"] = {n.removeprefix("drop/"): int(v) for n, v in logs.items() if n.startswith("drop/") and v}
     fields["phase_s"] = {phase: round(logs[f"time/{phase}_s"], 4) for phase in PHASES if f"time/{phase}_s" in logs}
+    by_rank = [v for n, v in logs.items() if n.startswith("time/rollout_s/rank")]
+    fields["rollout_s_by_rank"] = [round(seconds, 4) for seconds in by_rank]
     fields["overlap"] = {n.removeprefix("overlap/"): round(v, 4) for n, v in logs.items() if n.startswith("overlap/")}
     fields["staleness"] = {n.removeprefix("staleness/"): int(v) for n, v in logs.items() if n.startswith("staleness/")}
     return fields | {"step": step, "step_s": round(step_s, 4)}

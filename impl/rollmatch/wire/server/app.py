@@ -121,6 +121,7 @@ def _add_state(app: FastAPI, parts: Parts) -> None:
             "world_size": parts.settings.world_size,
             "running": front.num_running,
             "instance": parts.instance,
+            "gpus": list(parts.settings.gpus),
         }
         if front.is_dead or any(replica.is_dead() for replica in front.replicas):
             return answer(request, told | failure_of(dead()).model_dump() | {"status": "dead"}, status=503)

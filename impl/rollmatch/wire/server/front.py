@@ -37,7 +37,8 @@ class Front:
         self.policy_version = 0
         self.state = SERVING if weights_set else NOT_SET
         self.is_dead = False
-        self.num_generated_tokens = 0
+        self.tokens_by_replica = [0] * len(self.replicas)
+        """Response tokens that each has written since the start."""
         self.num_restarted = 0
         self._loads = [0] * len(self.replicas)
         self._gate = asyncio.Event()
@@ -45,6 +46,11 @@ class Front:
         self._running: set[asyncio.Task[Any]] = set()
         self._restarted: set[asyncio.Task[Any]] = set()
         self._counter = itertools.count()
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Of all replicas."""
+        return sum(self.tokens_by_replica)
 
     @property
     def num_running(self) -> int:
@@ -141,7 +147,7 @@ class Front:
                 task = asyncio.create_task(self.replicas[index].draw(draw, f"{next(self._counter)}"))
                 drawn = await self._kept(task)
                 if drawn is not None:
-                    self.num_generated_tokens += len(drawn.response_token_ids)
+                    self.tokens_by_replica[index] += len(drawn.response_token_ids)
                     return drawn, version
         finally:
             self._loads[index] -= 1

@@ -1,6 +1,7 @@
 """What the server counts, for Prometheus."""
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -24,6 +25,9 @@ class Metrics:
         }
         for name, (told, value) in named.items():
             Gauge(f"rollmatch_{name}", told, registry=self.registry).set_function(value)
+        by_replica = Gauge("rollmatch_replica_tokens", "The same of each replica", ["replica"], registry=self.registry)
+        for index in range(len(front.replicas)):
+            by_replica.labels(index).set_function(partial(front.tokens_by_replica.__getitem__, index))
         self.requests = Counter(
             "rollmatch_requests", "Calls by route and status", ["route", "status"], registry=self.registry
         )

@@ -1,0 +1,79 @@
+"""What a rollout server says of itself, held against what is about to be trained."""
+
+import ipaddress
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from rollmatch.config import RunConfig
+from rollmatch.errors import LaunchError
+from rollmatch.wire.client.http import ServerRefused
+from rollmatch.wire.client.session import RolloutServer
+from rollmatch.wire.server.identity import load_model_identity
+
+HEALTH_TIMEOUT_S = 10.0
+
+
+class GpusOverlap(LaunchError):
+    """No GPU of a machine is used by a server and a learner both."""
+
+    code = "gpus-overlap"
+
+
+class ServedModelDiffers(LaunchError):
+    """A server holds the tensors of the model that is trained."""
+
+    code = "served-model-differs"
+
+
+def check_gpus(server: RolloutServer, gpus: Sequence[str]) -> None:
+    """Raise ``GpusOverlap`` where a server on this machine works on one of the learner's ``gpus``."""
+    if not is_loopback(server.base_url):
+        return
+    theirs = server.health(timeout_s=HEALTH_TIMEOUT_S).get("gpus") or ()
+    shared = [gpu for gpu in gpus if gpu in theirs]
+    if shared:
+        raise GpusOverlap(
+            f"{server.base_url} works on {', '.join(theirs)}, the learner was given {', '.join(gpus)}",
+            key="--gpus",
+            remedy=f"Name other GPUs than {', '.join(shared)} for one of them.",
+        )
+
+
+def check_model(server: RolloutServer, config: RunConfig) -> None:
+    """Raise ``ServedModelDiffers`` where a server that tells its tensors has others than ``model.model``."""
+    told = _identity(server)
+    digest = told.get("model_digest")
+    if digest is None:
+        return
+    model = load_model_identity(config.model.model, dtype=config.model.torch_dtype)
+    if digest != model.digest:
+        raise ServedModelDiffers(
+            f"{server.base_url} serves {told.get('model')}, with tensors of other names, shapes or types",
+            key="model.model",
+            remedy="Serve and train with the same YAML.",
+        )
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL leads to this machine by its own address.
+
+    >>> [is_loopback(f"http://{host}:8000") for host in ("127.0.0.1", "localhost", "[::1]", "10.0.0.7", "node1")]
+    [True, True, True, False, False]
+    """
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _identity(server: RolloutServer) -> dict[str, Any]:
+    """Empty where a server has no such route."""
+    try:
+        told = server.get("/native/identity")
+    except ServerRefused as refusal:
+        if refusal.status == 404:
+            return {}
+        raise
+    return told if isinstance(told, dict) else {}
