@@ -12,13 +12,15 @@ import psutil
 import requests
 
 from conformance.launch.started import finish, journal_of, started
-from conformance.rollout.digits import CONFIG, ROOT, absolute
+from conformance.rollout.digits import ROOT, absolute
 from conformance.wire.instance import free_port
 
 VLLM = "custom.extra.rollout_matching.vllm"
+MATCHING = ROOT / "fixtures/digits/3v1.yaml"
 GRPO = ROOT / "fixtures/digits/grpo-6v2.yaml"
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 IMPORTED = re.compile(r"^import time: .*\| +([\w.]+)$", re.MULTILINE)
+REPLICA_TOKENS = re.compile(r'^rollmatch_replica_tokens{replica="\d+"} (\S+)$', re.MULTILINE)
 SMALL = (
     f"{VLLM}.kv_cache_memory_mib=64",
     "training.save_steps=1000",
@@ -57,13 +59,13 @@ class Division:
 
     def replica_tokens(self) -> list[float]:
         """Response tokens that each replica has written."""
-        return [
-            float(told) for told in re.findall(r'^rollmatch_replica_tokens{replica="\d+"} (\S+)$', self.metrics, re.M)
-        ]
+        return [float(told) for told in REPLICA_TOKENS.findall(self.metrics)]
 
     def num_calls(self, route: str) -> int:
         """Calls of a route that were answered with 200."""
-        told = re.search(rf'^rollmatch_requests_total{{route="{route}",status="200"}} (\S+)$', self.metrics, re.M)
+        told = re.search(
+            rf'^rollmatch_requests_total{{route="{route}",status="200"}} (\S+)$', self.metrics, re.MULTILINE
+        )
         return int(float(told[1])) if told else 0
 
 

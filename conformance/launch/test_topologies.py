@@ -10,8 +10,8 @@ import pytest
 from safetensors import safe_open
 
 from conformance.harness.judge import judge
-from conformance.launch.division import GRPO, named, run_division
-from conformance.rollout.digits import CONFIG, absolute
+from conformance.launch.division import GRPO, MATCHING, named, run_division
+from conformance.rollout.digits import absolute
 from rollmatch.launch.cli import main
 
 STEPS = 10
@@ -20,7 +20,7 @@ STEPS = 10
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
     """Three replicas and one learner, ten steps of rollout matching."""
-    return run_division(tmp_path_factory.mktemp("three"), CONFIG, replicas="0,1,2", learners="3", steps=STEPS)
+    return run_division(tmp_path_factory.mktemp("three"), MATCHING, replicas="0,1,2", learners="3", steps=STEPS)
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,10 @@ class Ring:
         )
 
     def times_of(self, report: StepReport) -> tuple[dict[str, float], dict[str, Any]]:
-        """When learner and servers were busy in a step that has ended: figures for the log, and its timeline."""
+        """When learner and servers were busy in a step that has ended: figures for the log, and its timeline.
+
+        Called by all ranks: each one's seconds of rollout are among the figures.
+        """
         now, calls = time.time(), self.prefetch.take_calls() if self.prefetch else []
         waits = [(begin, end) for name, begin, end in report.spans if name == "rollout"]
         busy = self.prefetch.spans_of(calls, now=now) if self.prefetch else [waits]
@@ -149,6 +152,8 @@ class Ring:
         }
         ages = report.staleness or {0: len(report.rollouts)}
         figures = times.figures() | {f"staleness/{age}": float(number) for age, number in ages.items()}
+        by_rank = self.ranks.gather(report.phase_s["rollout"])
+        figures |= {f"time/rollout_s/rank{rank}": seconds for rank, seconds in enumerate(by_rank)}
         return figures, timeline
 
     def begin_learning(self, report: StepReport) -> None:

@@ -169,9 +169,7 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
             self.report.end_learning()
             figures, timeline = self.ring.times_of(self.report)
             phases = {f"time/{phase}_s": seconds for phase, seconds in self.report.phase_s.items()}
-            waits = self.ring.ranks.gather(self.report.phase_s["rollout"])
-            by_rank = {f"time/rollout_s/rank{rank}": seconds for rank, seconds in enumerate(waits)}
-            logs |= self.report.figures() | figures | phases | by_rank
+            logs |= self.report.figures() | figures | phases
         super().log(logs, start_time)
         if timeline:
             self.ring.journal.write("timeline", **timeline)

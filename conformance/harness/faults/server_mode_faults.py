@@ -105,4 +105,25 @@ SERVER_MODE = (
         old='n.startswith("time/rollout_s/rank")]',
         new='n.startswith("time/none")]',
     ),
+    Fault(
+        fault_id="group-port-tested",
+        what="The server's launcher tries the group port, too.",
+        seam="launch.rollout_server",
+        old="        become(command)\n",
+        new='        bind_http("127.0.0.1", address.group_port).close()\n        become(command)\n',
+    ),
+    Fault(
+        fault_id="shared-gpus-untold",
+        what="A GPU may be used by server and learner.",
+        seam="launch.served",
+        old="    if shared:\n",
+        new="    if False:\n",
+    ),
+    Fault(
+        fault_id="any-model-served",
+        what="A server may hold any model.",
+        seam="launch.served",
+        old="    if digest != model.digest:\n",
+        new="    if False:\n",
+    ),
 )
