@@ -29,7 +29,7 @@ class Sender:
     """Takes weights without a network; ``broken`` is raised after the first tensor."""
 
     def __init__(self, doubles, broken=None):
-        self.doubles, self.broken, self.took = doubles, broken, []
+        self.doubles, self.broken, self.took, self.instances = doubles, broken, [], None
 
     def send(self, weights, *, version):
         for pair in weights:
@@ -252,4 +252,16 @@ def test_an_adapter_that_failed_half_way_is_counted(make_backend, doubles):
     with pytest.raises(SyncError):
         backend.push_adapter("adapter", version=4)
     assert backend.policy_version == 4
+    assert not backend.is_current()
+
+
+def test_a_sync_that_tells_who_took_it_needs_no_other_health_call(make_backend, doubles):
+    backend = make_backend(synced=False)
+    backend.sender.instances = tuple(double.instance for double in doubles)
+    for double in doubles:
+        double.calls = []
+    backend.push([("a", torch.zeros(1))], version=1)
+    assert [double.calls for double in doubles] == [[], [], []]
+    assert backend.is_current()
+    doubles[1].restart({"a": torch.zeros(1)})
     assert not backend.is_current()

@@ -11,7 +11,7 @@ from conformance.wire.instance import free_port
 from rollmatch.errors import RollmatchError
 from rollmatch.sync.digest import digests_of
 from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.native_sender import NativeSender
+from rollmatch.sync.native_sender import NativeSender, SyncUnconfirmed
 from rollmatch.wire.client.session import ClientSettings, RolloutServer
 
 TIMEOUT_S = 2.0
@@ -87,6 +87,29 @@ def test_one_announcement_carries_all_tensors_and_the_version_and_digests_follow
         first += count
     assert all(len(kind) == 1 for kind in kinds)
     assert len(body["buckets"]) > 2
+
+
+def test_a_server_is_asked_once_a_sync_who_it_is(start):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
+    sender = start(*doubles)
+    for version in (1, 2):
+        for double in doubles:
+            double.calls = []
+        sender.send(tensors_of(version).items(), version=version)
+        asked = [[name for name, _ in double.calls if name in ("health", "identity")] for double in doubles]
+        assert asked == [["identity"] if version == 1 else ["health"]] * 2
+        assert sender.instances == ("0", "0")
+
+
+def test_a_reply_of_another_instance_confirms_nothing(start):
+    double = NativeDouble(tensors_of(0))
+    commit = double.commit
+    double.commit = lambda body: commit(body) | {"instance": "another"}
+    with pytest.raises(SyncUnconfirmed) as told:
+        start(double).send(tensors_of(1).items(), version=1)
+    assert told.value.code == "sync-unconfirmed"
+    double.commit = lambda body: commit(body) | {"instance": double.instance}
+    start(double).send(tensors_of(1).items(), version=2)
 
 
 def test_several_servers_commit_after_all_have_proven(start):

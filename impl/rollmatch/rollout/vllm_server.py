@@ -41,6 +41,10 @@ class PolicyVersionMismatch(RolloutError):
 class WeightSender(Protocol):
     """Carries weights to all servers as one version, or fails as a whole. Made in ``sync``."""
 
+    @property
+    def instances(self) -> tuple[str, ...] | None:
+        """What each server that took the last sync calls itself since its start; None where a sync does not tell."""
+
     def send(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
         """All weights, committed as ``version`` by every server."""
 
@@ -97,7 +101,7 @@ class VllmServerBackend:
             if getattr(weights, "is_sharded", True):
                 for _ in passing:  # other ranks wait inside the same collectives, also when sending has failed
                     pass
-        self.policy_version, self._instances = version, self._read_instances()
+        self.policy_version, self._instances = version, self._took_instances()
 
     def push_adapter(self, adapter: Any, *, version: int) -> None:
         """Send an adapter, to be merged there. One rank only."""
@@ -108,7 +112,7 @@ class VllmServerBackend:
         except RollmatchError:
             self.policy_version = max(self.policy_version, self._read_version())  # some server may have committed
             raise
-        self.policy_version, self._instances = version, self._read_instances()
+        self.policy_version, self._instances = version, self._took_instances()
 
     def is_current(self) -> bool:
         """Whether the servers are those that got the weights: one that was started again has lost them."""
@@ -253,6 +257,11 @@ class VllmServerBackend:
     def _read_version(self) -> int:
         """The highest policy version of any server; 0 where a dialect tells none."""
         return max(int(s.health(timeout_s=HEALTH_TIMEOUT_S).get("policy_version", 0)) for s in self.servers)
+
+    def _took_instances(self) -> tuple[str, ...]:
+        """Of the servers that took a sync which has just ended."""
+        told = self.sender.instances if self.sender else None
+        return self._read_instances() if told is None else told
 
     def _read_instances(self) -> tuple[str, ...]:
         """What each server calls itself since its start; empty where a dialect has no such name."""

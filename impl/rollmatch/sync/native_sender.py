@@ -52,6 +52,11 @@ class NativeSender:
         self._buffers = [Buffer() for _ in range(MAX_IN_FLIGHT + 1)]
         self._num_syncs = 0
 
+    @property
+    def instances(self) -> tuple[str, ...] | None:
+        """As the last sync met the servers."""
+        return tuple(str(identity["instance"]) for identity in self._identities) or None
+
     def send(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
         """All weights, as one version. Errors: those of ``plan``, ``gloo`` and ``digest``, and the servers' own."""
         named = list(weights)
@@ -116,8 +121,9 @@ class NativeSender:
         except RollmatchError as error:
             self._give_up(sync_id)
             raise _better(error, calls) from error
-        for server, reply in zip(self.servers, replies, strict=True):
+        for server, identity, reply in zip(self.servers, self._identities, replies, strict=True):
             _check_committed(server, reply, version)
+            _check_instance(server, reply, identity["instance"])
 
     def _announcement(self, shipment: Shipment, sync_id: str, version: int) -> dict[str, Any]:
         return {
@@ -175,6 +181,13 @@ def _check_committed(server: RolloutServer, reply: dict[str, Any], version: int)
     if reply.get("committed") is not True or reply.get("policy_version") != version:
         problem = f"{server.base_url} serves version {reply.get('policy_version')}, {version} was sent"
         raise SyncUnconfirmed(problem, key=server.base_url, remedy="Look at the server's output and sync again.")
+
+
+def _check_instance(server: RolloutServer, reply: dict[str, Any], instance: str) -> None:
+    """It is the one that was met: no other health call is needed after a sync."""
+    if reply.get("instance", instance) != instance:
+        problem = f"{server.base_url} was {instance} and answers as {reply['instance']}"
+        raise SyncUnconfirmed(problem, key=server.base_url, remedy="Let one server stand behind each URL.")
 
 
 def _better(error: RollmatchError, calls: Sequence[Pending[Any]]) -> RollmatchError:

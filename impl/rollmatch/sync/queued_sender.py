@@ -41,6 +41,11 @@ class QueuedSender:
         self.servers, self.ports, self.meeting = tuple(servers), tuple(ports), meeting
         self._groups: tuple[QueuedGroup, ...] = ()
 
+    @property
+    def instances(self) -> None:
+        """Nothing in a sync of this dialect tells."""
+        return None
+
     def send(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
         """All weights, to all servers at the same time; the servers count versions themselves, if they do."""
         named = list(weights)

@@ -36,6 +36,11 @@ class StockSender:
         self._versions: tuple[str, ...] = ()
         self._buffers = [Buffer() for _ in range(MAX_IN_FLIGHT + 1)]
 
+    @property
+    def instances(self) -> None:
+        """Nothing in a sync of this dialect tells."""
+        return None
+
     def send(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
         """All weights, to all servers at the same time. Errors: ``TransferFailed``, and the servers' own."""
         named = list(weights)
