@@ -8,7 +8,6 @@ from conformance.rollout.digits import CONFIG, absolute
 from rollmatch.launch import learner
 from rollmatch.launch.learner import EngineMissing
 
-
 BEGUN = "checks are over"
 
 
