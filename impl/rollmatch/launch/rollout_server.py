@@ -24,7 +24,9 @@ from rollmatch.wire.server.port import bind_http
 from rollmatch.wire.server.settings import ServerSettings
 
 _SECTION = "custom.extra.rollout_server"
-SERVER_ENVIRONMENT = ENVIRONMENT | {"PYTHONWARNINGS": "ignore::FutureWarning,ignore:resource_tracker:UserWarning"}
+SERVER_ENVIRONMENT = ENVIRONMENT | {
+    "PYTHONWARNINGS": "ignore::FutureWarning,ignore:resource_tracker:UserWarning,ignore:TensorFloat32:UserWarning"
+}
 
 
 class GpuCountMismatch(LaunchError):

@@ -56,6 +56,7 @@ class VllmColocateBackend:
         self.template = template
         self.policy_version = 0
         self._tensor_group = _open_tensor_group(ranks, settings.tensor_parallel_size)
+        self._is_alone = not dist.is_initialized()
         self._engine = _open_engine(settings, ranks)
         self._asleep: list[str] = []
         """What of the engine's memory is the learner's at present."""
@@ -88,8 +89,10 @@ class VllmColocateBackend:
             self._asleep = ["weights", "kv_cache"]
 
     def close(self) -> None:
-        """Stop the engine."""
+        """Stop the engine, and leave the process group if it opened one for itself alone."""
         del self._engine
+        if self._is_alone and dist.is_initialized():
+            dist.destroy_process_group()
 
     def _wake(self, part: str) -> None:
         if part in self._asleep:
@@ -183,6 +186,7 @@ def _open_engine(settings: EngineSettings, ranks: Ranks) -> Any:
     logging.getLogger("vllm").setLevel(level)  # some lines come before vLLM reads the variable itself
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about vLLM's own use of torch
+        warnings.filterwarnings("ignore", message="TensorFloat32")  # float32 is asked for to be exact
         from vllm import LLM
 
         keep_weights_loadable()

@@ -1,0 +1,28 @@
+"""Greedy answers of an engine that reads a checkpoint, one scene at a time.
+
+python -m conformance.gpu.fresh_engine CHECKPOINT NUM_SCENES   (prints one line of JSON)
+"""
+
+import json
+import sys
+
+from rollmatch.launch.learner import set_environment
+
+
+def answers(checkpoint, num_scenes):
+    from conformance.rollout.digits import GREEDY, requests_for, scenes, template_of
+    from rollmatch.ranks import Ranks
+    from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
+
+    arguments = {"kv_cache_memory_bytes": 2**30, "max_num_seqs": 64, "limit_mm_per_prompt": {"image": 1, "video": 0}}
+    settings = EngineSettings(model=checkpoint, dtype="float32", max_model_len=512, engine_arguments=arguments)
+    backend = VllmColocateBackend(settings, template_of(), Ranks())
+    backend.policy_version = 1  # what it read is what is asked for
+    return [
+        backend.generate([request], GREEDY)[0].response_token_ids for request in requests_for(scenes()[:num_scenes])
+    ]
+
+
+if __name__ == "__main__":
+    set_environment()
+    print(json.dumps(answers(sys.argv[1], int(sys.argv[2]))), flush=True)  # noqa: T201

@@ -1,0 +1,93 @@
+"""A colocated engine on one GPU gives its memory to the learner, at the shape of 8B."""
+
+import subprocess
+import sys
+import time
+from threading import Event, Thread
+
+import pytest
+
+from conformance.gpu.big_model import config_of, make_model
+from conformance.launch.started import finish, journal_of
+from conformance.launch.test_topologies import VLLM, command
+from conformance.rollout.digits import CONFIG, ROOT
+
+STEPS, SHARE = 20, 0.8
+NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits", "--id=0")
+
+
+class MemoryWatch:
+    """Used shares of the first GPU's memory, four times a second."""
+
+    def __enter__(self):
+        self.shares, self._end = [], Event()
+        self._thread = Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception):
+        self._end.set()
+        self._thread.join()
+
+    def _look(self):
+        while not self._end.wait(0.25):
+            told = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, check=True).stdout
+            used, total = map(float, told.split(","))
+            self.shares.append((time.time(), used / total))
+
+
+def overrides_for(model, out):
+    return (
+        f"model.model={model}",
+        "model.torch_dtype=bfloat16",
+        "tuner.train_type=lora",
+        "tuner.lora_rank=16",
+        "tuner.freeze_vit=true",
+        "tuner.freeze_aligner=true",
+        "training.gradient_checkpointing=true",
+        "training.per_device_train_batch_size=40",
+        f"training.max_steps={STEPS}",
+        "training.eval_scenes=16",
+        "training.save_steps=1000",
+        "training.report_to=none",
+        f"training.output_dir={out}",
+        "global_max_length=12000",
+        f"{VLLM}.gpu_memory_utilization={SHARE}",
+        f"{VLLM}.kv_cache_memory_mib=null",
+        f"{VLLM}.sleep_level=1",
+    )
+
+
+@pytest.mark.gpu(1)
+def test_a_learner_of_8b_uses_the_memory_that_the_engine_has_while_it_writes(tmp_path, record_property):
+    """The engine takes 0.8 of the GPU; the learner needs more than what is left."""
+    model, out = tmp_path / "model", tmp_path / "run"
+    subprocess.run([sys.executable, "-m", "conformance.gpu.big_model", str(model)], cwd=ROOT, check=True, timeout=200)
+    with MemoryWatch() as watch:
+        code, text = finish(command("train", CONFIG, "0", overrides_for(model, out)), tmp_path / "learner.txt")
+    assert code == 0, text[-3000:]
+    assert len(journal_of(out, "step")) == STEPS
+    rests = [
+        min(share for at, share in watch.shares if begin <= at <= end)
+        for timeline in journal_of(out, "timeline")
+        for name, begin, end in timeline["learner"]
+        if name == "learn" and any(begin <= at <= end for at, _ in watch.shares)
+    ]
+    record_property("least_share_while_learning", [round(share, 2) for share in rests])
+    record_property("greatest_share", round(max(share for _, share in watch.shares), 2))
+    assert max(share for _, share in watch.shares) > SHARE
+    assert min(rests) < SHARE - 0.2
+
+
+def test_the_big_model_is_one_that_loads_where_it_is_small(tmp_path):
+    """The same file with small sizes, so that no GPU time is lost to a wrong one."""
+    from rollmatch.config.policy import ModelConfig, TunerConfig
+    from rollmatch.model import load_policy
+
+    text = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 32}
+    text |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    vision = {"hidden_size": 32, "intermediate_size": 32, "depth": 2, "num_heads": 2, "out_hidden_size": 64}
+    vision |= {"deepstack_visual_indexes": [1]}
+    make_model(tmp_path / "model", device="cpu", text=text, vision=vision)
+    load_policy(ModelConfig(model=str(tmp_path / "model"), torch_dtype="bfloat16"), TunerConfig())
+    assert sum(config_of()["text_config"]["rope_parameters"]["mrope_section"]) == 64

@@ -1,0 +1,158 @@
+"""Whole runs on real GPUs, by the commands people type: a policy that learns, from rollouts by the weights it has."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import requests
+
+from conformance.harness.judge import judge
+from conformance.launch.started import finish, journal_of, started
+from conformance.launch.test_topologies import VLLM, command
+from conformance.rollout.digits import CONFIG, GREEDY, ROOT, absolute, requests_for, scenes, template_of
+from conformance.wire.calls import Server
+from conformance.wire.instance import free_port
+from rollmatch.vocabulary import trim_stop
+from rollmatch.wire.ids import pack_ids
+
+STEPS, NUM_ASKED = 60, 8
+SERVER = "custom.extra.rollout_server"
+KEPT = os.environ.get("ROLLMATCH_TRACES")
+"""Where journals are copied to, to be committed and judged again on machines without GPUs."""
+
+
+def overrides_for(out):
+    return (
+        f"training.output_dir={out}",
+        f"training.max_steps={STEPS}",
+        "training.save_steps=1000",
+        "training.report_to=none",
+        f"{VLLM}.kv_cache_memory_mib=1024",
+    )
+
+
+def server_overrides(ports, groups, **sizes):
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    named = (
+        {"base_url": urls, "group_port": groups} if len(ports) > 1 else {"base_url": urls[0], "group_port": groups[0]}
+    )
+    return (
+        f"{VLLM}.mode=server",
+        *(f"{VLLM}.server.{key}={value}".replace("'", "") for key, value in named.items()),
+        *(f"{SERVER}.vllm_{name}_parallel_size={size}" for name, size in sizes.items()),
+    )
+
+
+def check_run(out, num_ranks, *, max_gap=0.0):
+    """It learnt, every rollout came from the newest weights, and the journal holds nothing that is forbidden."""
+    names = ["journal.jsonl", *(f"journal-rank{rank}.jsonl" for rank in range(1, num_ranks))]
+    per_rank = [journal_of(out, None, name=name) for name in names]
+    if KEPT:
+        for name in names:
+            Path(KEPT).mkdir(parents=True, exist_ok=True)
+            shutil.copy(out / name, Path(KEPT) / f"{out.name}-{name}")
+    assert judge(sorted(chain(*per_rank), key=lambda event: event["time"])) == []
+    assert [event["version"] for event in per_rank[0] if event["event"] == "synced"] == list(range(1, STEPS + 2))
+    first, *_, last = [event["metrics"]["f1"] for event in per_rank[0] if event["event"] == "evaluated"]
+    assert last > first + 0.05
+    assert "cuda" in str(per_rank[0][0]).lower() or "nvidia" in str(per_rank[0][0]["device"]).lower()
+
+
+@pytest.mark.gpu(1)
+@pytest.mark.parametrize("sleep_level", [0, 1], ids=["awake", "asleep"])
+def test_a_colocated_run_learns(tmp_path, sleep_level):
+    out = tmp_path / f"colocate-{sleep_level}"
+    told = (*overrides_for(out), f"{VLLM}.sleep_level={sleep_level}")
+    code, text = finish(command("train", CONFIG, "0", told), tmp_path / "learner.txt")
+    assert code == 0, text[-3000:]
+    check_run(out, 1)
+
+
+def answer_of(server, request):
+    """Alone: the last bit of a logit depends on how many are computed beside it."""
+    batch = [
+        {
+            "request_id": request.request_id,
+            "prompt_token_ids": pack_ids(request.prompt_token_ids),
+            "images": [Path(request.sample.images[0]).read_bytes()],
+        }
+    ]
+    template = template_of()
+    (ids,), _ = server.infer(
+        batch,
+        max_tokens=GREEDY.max_new_tokens,
+        temperature=0.0,
+        stop_token_ids=[template.vocabulary.stop_id],
+        logit_bias=dict.fromkeys(template.banned_ids, -100.0),
+    )
+    return trim_stop(ids, {template.vocabulary.stop_id})
+
+
+def fresh_answers(checkpoint):
+    """Of an engine that reads the learner's last checkpoint, in a process that ends with it."""
+    command = [sys.executable, "-m", "conformance.gpu.fresh_engine", str(checkpoint), str(NUM_ASKED)]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0"}
+    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert told.returncode == 0, told.stderr[-3000:]
+    return [tuple(ids) for ids in json.loads(told.stdout.splitlines()[-1])]
+
+
+CASES = {
+    "one-and-one": ("0", "1", {"data": 1}),
+    "tensor-parallel-and-one": ("0,1", "2", {"tensor": 2, "data": 1}),
+    "three-and-one": ("0,1,2", "3", {"data": 3}),
+    "two-and-two": ("0,1", "2,3", {"data": 2}),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("one-and-one", marks=pytest.mark.gpu(2)),
+        pytest.param("tensor-parallel-and-one", marks=pytest.mark.gpu(3)),
+        pytest.param("three-and-one", marks=pytest.mark.gpu(4)),
+        pytest.param("two-and-two", marks=pytest.mark.gpu(4)),
+    ],
+)
+def test_a_server_rolls_out_and_a_learner_learns(tmp_path, name):
+    replicas, learners, sizes = CASES[name]
+    out, port = tmp_path / name, free_port()
+    told = (*overrides_for(out), *server_overrides([port], [free_port()], **sizes))
+    with started(command("serve", CONFIG, replicas, told), tmp_path / "server.txt") as server:
+        code, text = finish(command("train", CONFIG, learners, told), tmp_path / "learner.txt")
+        assert code == 0, text[-3000:] + server.told()[-3000:]
+        health = requests.get(f"http://127.0.0.1:{port}/health/", timeout=10).json()
+        served = [
+            answer_of(Server(f"http://127.0.0.1:{port}"), request) for request in requests_for(scenes()[:NUM_ASKED])
+        ]
+    assert served == fresh_answers(out / f"checkpoint-{STEPS}")
+    assert health["world_size"] == len(replicas.split(","))
+    assert health["policy_version"] == STEPS + 1
+    check_run(out, len(learners.split(",")))
+
+
+@pytest.mark.gpu(3)
+def test_two_servers_with_paired_ports_feed_one_learner(tmp_path):
+    out, ports = tmp_path / "two-servers", [free_port(), free_port()]
+    told = (*overrides_for(out), *server_overrides(ports, [free_port(), free_port()], data=1))
+    first, second = (
+        [*command("serve", CONFIG, str(place), told), "--server", str(place)] for place in range(len(ports))
+    )
+    with started(first, tmp_path / "first.txt") as one, started(second, tmp_path / "second.txt") as two:
+        code, text = finish(command("train", CONFIG, "2", told), tmp_path / "learner.txt")
+        assert code == 0, text[-3000:] + one.told()[-2000:] + two.told()[-2000:]
+    check_run(out, 1)
+
+
+def test_the_overrides_of_these_runs_are_good():
+    """Known without a GPU, so that no GPU time is lost to a typing error."""
+    from rollmatch.config import load
+
+    for ports, sizes in (([8000], {"data": 3}), ([8000, 8001], {"data": 1}), ([8000], {"tensor": 2, "data": 1})):
+        told = (*overrides_for("runs/x"), *server_overrides(ports, [51216, 51217][: len(ports)], **sizes))
+        assert load(str(CONFIG), absolute(*told)).custom.extra.rollout_matching.vllm.mode == "server"
