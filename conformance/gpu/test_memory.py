@@ -8,8 +8,8 @@ from threading import Event, Thread
 import pytest
 
 from conformance.gpu.big_model import config_of, make_model
+from conformance.gpu.command_lines import VLLM, command
 from conformance.launch.started import finish, journal_of
-from conformance.launch.test_topologies import VLLM, command
 from conformance.rollout.digits import CONFIG, ROOT
 
 STEPS, SHARE = 20, 0.8

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import requests
 
+from conformance.gpu.command_lines import VLLM, command
 from conformance.harness.judge import judge
 from conformance.launch.started import finish, journal_of, started
-from conformance.launch.test_topologies import VLLM, command
 from conformance.rollout.digits import CONFIG, GREEDY, ROOT, absolute, requests_for, scenes, template_of
 from conformance.wire.calls import Server
 from conformance.wire.instance import free_port
