@@ -35,6 +35,23 @@ def describe_scene(sample: Sample, rollout: Rollout, *, vocabulary: Vocabulary, 
     }
 
 
+def describe_answers(
+    samples: Sequence[Sample], rollouts: Sequence[Rollout], rewards: Sequence[float | None], *, vocabulary: Vocabulary
+) -> dict[str, Any]:
+    """The record of an evaluation by rewards: the first answers, as many as there are ``rewards``."""
+    return {
+        "scenes": [],
+        "answers": [
+            {
+                "sample_id": sample.sample_id,
+                "response_text": vocabulary.text(rollout.response_token_ids),
+                "reward": reward,
+            }
+            for sample, rollout, reward in zip(samples, rollouts, rewards, strict=False)
+        ],
+    }
+
+
 def score(samples: Sequence[Sample], rollouts: Sequence[Rollout], target: RolloutMatching) -> dict[str, float]:
     """Precision, recall, f1 and their like over all samples."""
     _, reports = target.make_segments(samples, rollouts)

@@ -127,8 +127,7 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
 
     def _asked_of(self, window: Window) -> list[Sample]:
         """A place per rollout of a window."""
-        samples = self._samples_of(window.sample_indices)
-        return [sample for sample in samples for _ in range(self.ring.objective.reuse.num_rollouts)]
+        return self.ring.objective.reuse.repeat(self._samples_of(window.sample_indices))
 
     def _windows_from(self, window: Window, *, lead: int) -> Iterator[Wanted]:
         """A window and those that begin up to ``lead`` optimizer steps after this one, within the run."""

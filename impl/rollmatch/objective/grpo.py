@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from rollmatch.evaluation import describe_answers
 from rollmatch.learn.policy_loss import PolicyRules
 from rollmatch.objective.policy_gradient import LogprobRules, PolicyGradient
 from rollmatch.objective.seam import Evaluated, Harvest, Means, Reuse
@@ -47,8 +47,7 @@ class GrpoObjective(PolicyGradient):
 
     def make_segments(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Harvest:
         """``num_rollouts`` segments per sample. Errors: ``RewardsAllFailed``, ``LogprobsMisfit``."""
-        size = self.reuse.num_rollouts
-        asked = [sample for sample in samples for _ in range(size)]
+        asked = self.reuse.repeat(samples)
         judged, timing = self._judge(asked, rollouts)
         advantages = self._advantages(judged, means)
         segments = [self._segment(*four) for four in zip(asked, rollouts, judged, advantages, strict=True)]
@@ -60,8 +59,8 @@ class GrpoObjective(PolicyGradient):
             rewards=[judgement.total for judgement in judged],
             failures=[failure for judgement in judged for failure in judgement.failures][:NUM_FAILURES],
         )
-        groups = tuple(tuple(segments[start : start + size]) for start in range(0, len(segments), size))
-        return Harvest(segments=groups, reports=tuple(make_reports(rollouts, judged, group_size=size)))
+        reports = make_reports(rollouts, judged, group_size=self.reuse.num_rollouts)
+        return Harvest(segments=self.reuse.group(segments), reports=tuple(reports))
 
     def summarize(self, reports: Sequence[CompletionReport]) -> dict[str, float]:
         """Rewards, lengths and rates."""
@@ -72,17 +71,9 @@ class GrpoObjective(PolicyGradient):
         judged, _ = self._judge(samples, rollouts)
         metrics = self.summarize(make_reports(rollouts, judged, group_size=1))
         metrics.pop("flat_group_rate", None)
-        answers: list[dict[str, Any]] = [
-            {
-                "sample_id": sample.sample_id,
-                "response_text": self.vocabulary.text(rollout.response_token_ids),
-                "reward": judgement.total,
-            }
-            for sample, rollout, judgement in zip(samples[:NUM_SHOWN], rollouts, judged, strict=False)
-        ]
-        return Evaluated(
-            metrics=metrics | {"num_scenes": float(len(samples))}, record={"scenes": [], "answers": answers}
-        )
+        totals = [judgement.total for judgement in judged[:NUM_SHOWN]]
+        record = describe_answers(samples, rollouts, totals, vocabulary=self.vocabulary)
+        return Evaluated(metrics=metrics | {"num_scenes": float(len(samples))}, record=record)
 
     def _judge(self, samples: Sequence[Sample], rollouts: Sequence[Rollout]) -> tuple[list[Judgement], Timing]:
         timing = Timing()
@@ -91,9 +82,7 @@ class GrpoObjective(PolicyGradient):
 
     def _advantages(self, judged: Sequence[Judgement], means: Means) -> list[float]:
         """Of each completion. The standard deviation of all rewards is over all ranks."""
-        size = self.reuse.num_rollouts
-        totals = [judgement.total for judgement in judged]
-        mine = [totals[start : start + size] for start in range(0, len(totals), size)]
+        mine = self.reuse.group([judgement.total for judgement in judged])
         ranks = means.ranks.gather(mine) if self.group_rules.scale == "batch" else [mine]
         place = means.ranks.rank if self.group_rules.scale == "batch" else 0
         first = sum(len(groups) for groups in ranks[:place])

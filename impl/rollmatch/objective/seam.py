@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample, Segment
 from rollmatch.rollout.backend import Decoding
 
+Item = TypeVar("Item")
 Ask = Callable[[Sequence[RolloutRequest], Decoding], list[Rollout]]
 """More rollouts by the same weights, in order; never a sync."""
 ScoreSegments = Callable[..., list[tuple[float, ...]]]
@@ -53,6 +54,19 @@ class Reuse:
     """Optimizer steps whose samples are rolled out together."""
     num_iterations: int = 1
     """Passes over them."""
+
+    def repeat(self, samples: Sequence[Sample]) -> list[Sample]:
+        """A place per rollout: each sample as often as it is answered."""
+        return [sample for sample in samples for _ in range(self.num_rollouts)]
+
+    def group(self, items: Sequence[Item]) -> tuple[tuple[Item, ...], ...]:
+        """One item per rollout -> those of each sample together.
+
+        >>> Reuse(num_rollouts=2).group([5, 6, 7, 8])
+        ((5, 6), (7, 8))
+        """
+        size = self.num_rollouts
+        return tuple(tuple(items[start : start + size]) for start in range(0, len(items), size))
 
 
 class Terms(Protocol):

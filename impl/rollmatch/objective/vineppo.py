@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from rollmatch.evaluation import describe_answers
 from rollmatch.learn.policy_loss import PolicyRules
 from rollmatch.objective.policy_gradient import LogprobRules, PolicyGradient
 from rollmatch.objective.seam import Evaluated, Harvest, Means, Reuse
@@ -72,7 +73,7 @@ class VinePpoObjective(PolicyGradient):
 
     def make_segments(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Harvest:
         """``num_rollouts`` segments per sample. Errors: those of splitters, values and rewards."""
-        asked = [sample for sample in samples for _ in range(self.reuse.num_rollouts)]
+        asked = self.reuse.repeat(samples)
         trajectories = self.pay.trajectories(starts(asked, rollouts, self.prompt_of), rollouts)
         cuts = [self.splitter.cuts(trajectory) for trajectory in trajectories]
         counted = Counted(SingleTurn(self.pay, means, logprobs=self.reads_logprobs))
@@ -83,9 +84,7 @@ class VinePpoObjective(PolicyGradient):
         segments = self.with_logprobs(segments, rollouts, means)
         cost = counted.report(num_states=sum(len(one.values) for one in valued))
         self._note(means, samples, reports, cost)
-        size = self.reuse.num_rollouts
-        groups = tuple(tuple(segments[start : start + size]) for start in range(0, len(segments), size))
-        return Harvest(segments=groups, reports=(*reports, cost))
+        return Harvest(segments=self.reuse.group(segments), reports=(*reports, cost))
 
     def summarize(self, reports: Sequence[Any]) -> dict[str, float]:
         """Returns, lengths, what values were and what they cost."""
@@ -109,12 +108,9 @@ class VinePpoObjective(PolicyGradient):
         """Returns of one response each; some are written down."""
         made = self.pay.trajectories(starts(samples, rollouts, self.prompt_of), rollouts)
         returns = [trajectory.total_return for trajectory in made]
-        answers = [
-            {"sample_id": s.sample_id, "response_text": self.vocabulary.text(r.response_token_ids), "reward": total}
-            for s, r, total in zip(samples[:NUM_SHOWN], rollouts, returns, strict=False)
-        ]
         metrics = {"reward": fmean(returns), "num_scenes": float(len(samples))}
-        return Evaluated(metrics=metrics, record={"scenes": [], "answers": answers})
+        record = describe_answers(samples, rollouts, returns[:NUM_SHOWN], vocabulary=self.vocabulary)
+        return Evaluated(metrics=metrics, record=record)
 
     def _segments(
         self,
@@ -138,7 +134,7 @@ class VinePpoObjective(PolicyGradient):
             num_states=cost.num_states,
             num_continuations=cost.num_continuations,
             continuation_tokens=cost.continuation_tokens,
-            sample_ids=[sample.sample_id for sample in samples for _ in range(self.reuse.num_rollouts)],
+            sample_ids=[sample.sample_id for sample in self.reuse.repeat(samples)],
             returns=[report.total_return for report in reports],
             values=[[round(value, 4) for value in report.values] for report in shown],
             advantages=[[round(a, 4) for a in report.step_advantages] for report in shown],
