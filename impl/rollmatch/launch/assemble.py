@@ -17,7 +17,7 @@ from rollmatch.config.servers import uses_servers
 from rollmatch.errors import ConfigError
 from rollmatch.journal import Journal
 from rollmatch.launch.connect import connect_servers
-from rollmatch.launch.objectives import make_objective, wants_logprobs
+from rollmatch.launch.objectives import make_objective
 from rollmatch.learn.attention import PACKED_ATTENTION
 from rollmatch.learn.batch import Batcher
 from rollmatch.learn.pack import Packer
@@ -121,7 +121,7 @@ def make_ring(config: RunConfig, model: torch.nn.Module, template: Template, *, 
     carried = effective.sync_mode(config, learner_world_size=ranks.learner_world_size)
     mode = SyncMode(carried, fallback_to_full=rules.vllm.sync.fallback_to_full)
     decoding, objective = _make_decoding(rules), make_objective(config, template)
-    decoding = replace(decoding, logprobs=wants_logprobs(objective))
+    decoding = replace(decoding, logprobs=objective.wants_logprobs)
     backend = make_backend(config, model, template, ranks=ranks, journal=journal)
     prefetch, ahead = make_overlap(config, backend, decoding)
     fence = Fence(backend, ranks, journal, mode=mode)

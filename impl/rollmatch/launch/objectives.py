@@ -11,7 +11,7 @@ from rollmatch.learn.loss import LossRules
 from rollmatch.learn.mask import MaskRules
 from rollmatch.learn.policy_loss import PolicyRules
 from rollmatch.objective.grpo import GroupRules, GrpoObjective
-from rollmatch.objective.policy_gradient import LogprobRules, PolicyGradient
+from rollmatch.objective.policy_gradient import LogprobRules
 from rollmatch.objective.rollout_matching import RolloutMatchingObjective
 from rollmatch.objective.seam import Objective, Reuse
 from rollmatch.target.match import MatchRules
@@ -33,11 +33,6 @@ def make_objective(config: RunConfig, template: Template) -> Objective:
             logprob_rules=_logprob_rules(config),
         )
     return _rollout_matching(config, template)
-
-
-def wants_logprobs(objective: Objective) -> bool:
-    """Whether the engine is to tell each sampled token's log-probability."""
-    return isinstance(objective, PolicyGradient) and objective.wants_logprobs
 
 
 def _grpo(config: RunConfig, template: Template) -> GrpoObjective:

@@ -35,6 +35,7 @@ class RolloutMatchingObjective:
     bin_of: BinOf
     reuse: ClassVar[Reuse] = Reuse()
     term_names: ClassVar[tuple[str, ...]] = ("loss_ce", "loss_coord")
+    wants_logprobs: ClassVar[bool] = False
 
     def make_segments(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Harvest:
         """One segment and one report per sample."""

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from rollmatch.learn.batch import MicroBatch
+from rollmatch.learn.batch import MicroBatch, Supervisor
 from rollmatch.learn.head import Logits
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample, Segment
@@ -90,8 +90,8 @@ class Evaluated:
     """What the evaluation's file holds besides."""
 
 
-class Objective(Protocol):
-    """Rollouts in, gradients out. Its ``supervise`` and ``logit_indices`` are those of ``learn.batch.Supervisor``."""
+class Objective(Supervisor, Protocol):
+    """Rollouts in, gradients out."""
 
     @property
     def reuse(self) -> Reuse:
@@ -101,14 +101,12 @@ class Objective(Protocol):
     def term_names(self) -> tuple[str, ...]:
         """Names of ``Terms.figures``."""
 
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the engine is to tell each sampled token's log-probability."""
+
     def make_segments(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Harvest:
         """Rollouts of a whole window: ``num_rollouts`` for each sample, one after the other."""
-
-    def supervise(self, segments: Sequence[Segment], *, starts: Sequence[int], num_tokens: int) -> Any:
-        """What a list of ``num_tokens`` tokens is to learn in which segment i starts at ``starts[i]``."""
-
-    def logit_indices(self, supervision: Any) -> Sequence[int]:
-        """Where the logits stand that it needs, ascending."""
 
     def total_of(self, supervisions: Sequence[Any], sum_over_ranks: Callable[[Sequence[float]], list[float]]) -> Any:
         """What the whole optimizer step supervises: all micro-batches of all ranks. Not None."""
