@@ -20,14 +20,14 @@ THIRD = (
     Fault(
         fault_id="fields-of-any-name",
         what="Fields that nobody knows are ignored.",
-        seam="samples.record",
+        seam="samples.fields",
         old="        if name not in known:",
         new="        if False:",
     ),
     Fault(
         fault_id="images-unchecked",
         what="Images are not looked at before training.",
-        seam="samples.record",
+        seam="samples.fields",
         old="        yield from check_image(image_path(image, place.image_root), size=size, key=place.key)",
         new="        yield from ()",
     ),

@@ -5,8 +5,8 @@ from typing import Any
 
 from rollmatch.errors import DataError
 from rollmatch.records import Sample
-from rollmatch.samples.image import check_image
-from rollmatch.samples.place import FieldUnknown, Place, image_path, is_side, wrong_type
+from rollmatch.samples.fields import check_images, check_metadata, check_names, check_sides
+from rollmatch.samples.place import Place, image_path, wrong_type
 
 ROLES = ("system", "user", "assistant", "tool")
 OPTIONAL = ("images", "width", "height", "metadata")
@@ -42,14 +42,11 @@ def check_chat(record: Mapping[str, Any], place: Place) -> Iterator[DataError]:
     key = place.key
     if "messages" in record and "prompt" in record:
         yield TwoQuestions("there are messages and a prompt", key=key, remedy="Keep one of them.")
-    for name in record:
-        if name not in ("messages", "prompt", *OPTIONAL):
-            remedy = f"Remove it, or put it below metadata; known are messages, prompt, {', '.join(OPTIONAL)}."
-            yield FieldUnknown(f"{name!r} is not a known field", key=key, remedy=remedy)
+    yield from check_names(record, ("messages", "prompt", *OPTIONAL), key)
     yield from _check_question(record, key)
-    yield from _check_images(record, place)
-    if not isinstance(record.get("metadata", {}), dict):
-        yield wrong_type("metadata", "a mapping", record["metadata"], key)
+    yield from check_sides(record, key)
+    yield from check_images(record, place, at_least_one=False)
+    yield from check_metadata(record, key)
 
 
 def make_chat_sample(record: Mapping[str, Any], place: Place) -> Sample:
@@ -120,17 +117,3 @@ def _check_tags(record: Mapping[str, Any], text: str, key: str) -> Iterator[Data
     if isinstance(images, list) and images and num_tags not in (0, len(images)):
         problem = f"{num_tags} tags {IMAGE_TAG} for {len(images)} images"
         yield TagsMisfit(problem, key=key, remedy="Tag each image once, or none: then they stand before the question.")
-
-
-def _check_images(record: Mapping[str, Any], place: Place) -> Iterator[DataError]:
-    for name in ("width", "height"):
-        if name in record and not is_side(record[name]):
-            yield wrong_type(name, "a whole number above 0", record[name], place.key)
-    images = record.get("images", [])
-    if not isinstance(images, list) or not all(isinstance(image, str) and image for image in images):
-        yield wrong_type("images", "a list of paths", images, place.key)
-        return
-    sides = (record.get("width"), record.get("height"))
-    size = sides if all(map(is_side, sides)) else None
-    for image in images:
-        yield from check_image(image_path(image, place.image_root), size=size, key=place.key)  # type: ignore[arg-type]
