@@ -220,7 +220,11 @@ VINEPPO_OBJECTIVE = (
         old="        cost = counted.report(",
         new="        from rollmatch.target.vineppo.trajectory import state_at\n"
         "        more = waves.go_on([waves.wish(state_at(one, 1), 99) for one in trajectories])\n"
-        "        segments += [_segment(one, (0.0,) * len(one.token_ids)) for one in more]\n"
+        "        whole = [rollouts[0].__class__(request_id='', prompt_token_ids=one.prompt_token_ids,\n"
+        "                                       response_token_ids=one.token_ids, finish_reason='length',\n"
+        "                                       policy_version=one.policy_version) for one in more]\n"
+        "        segments += [self._segment(one.sample, made, (0.0,) * len(one.token_ids))\n"
+        "                     for one, made in zip(more, whole)]\n"
         "        cost = counted.report(",
     ),
     Fault(

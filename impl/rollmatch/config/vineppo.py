@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-from pydantic import Field
-
 from rollmatch.config.section import Count, Index, PositiveShare, Section, Weight
 
 
@@ -43,7 +41,7 @@ class VinePpoConfig(Section):
     """Every so manieth of these begins a step."""
     answer_mark: str = ""
     """What begins a last line that belongs to the step before it, such as "#### "; empty for none."""
-    max_steps: Count | None = Field(default=None)
+    max_steps: Count | None = None
     """Most steps of a response; neighbours are joined. null is no limit."""
     normalization: Literal["whiten", "scale", "none"] = "whiten"
     """Advantages of all tokens of all ranks: mean 0 and deviation 1, only scaled, or left alone."""

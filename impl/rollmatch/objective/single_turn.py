@@ -42,7 +42,8 @@ class Pay:
         self, states: Sequence[State], rollouts: Sequence[Rollout], timing: Timing | None = None
     ) -> list[Trajectory]:
         """What rollouts made of the states they went on from. Errors: as ``totals``."""
-        whole = [state.prefix_token_ids + rollout.response_token_ids for state, rollout in _pairs(states, rollouts)]
+        pairs = zip(states, rollouts, strict=True)
+        whole = [state.prefix_token_ids + rollout.response_token_ids for state, rollout in pairs]
         totals = self.totals(whole, [state.sample for state in states], timing or Timing())
         return [self._trajectory(*three) for three in zip(states, rollouts, totals, strict=True)]
 
@@ -60,7 +61,6 @@ class Pay:
             policy_version=rollout.policy_version,
             is_finished=is_finished,
             logprobs=None if told is None else (0.0,) * state.position + told,
-            expanded_prompt=rollout.prompt_token_ids[: len(rollout.prompt_token_ids) - state.position],
         )
 
 
@@ -106,7 +106,3 @@ def starts(
         )
         for sample, rollout in zip(samples, rollouts, strict=True)
     ]
-
-
-def _pairs(states: Sequence[State], rollouts: Sequence[Rollout]) -> list[tuple[State, Rollout]]:
-    return list(zip(states, rollouts, strict=True))

@@ -15,6 +15,7 @@ from rollmatch.objective.policy_gradient import LogprobRules, PolicyGradient
 from rollmatch.objective.seam import Evaluated, Harvest, Means, Reuse
 from rollmatch.objective.single_turn import Pay, SingleTurn, starts
 from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
+from rollmatch.target.grpo import policy_segment
 from rollmatch.target.vineppo.advantage import Normalization, normalize, spread, step_advantages
 from rollmatch.target.vineppo.continuation import Waves
 from rollmatch.target.vineppo.split import Splitter
@@ -80,7 +81,8 @@ class VinePpoObjective(PolicyGradient):
         waves = Waves(counted, means.ranks, run_seed=self.run_seed, step=means.step)
         valued = self.valuer.values_of(trajectories, cuts, waves)
         reports = [_report(*three) for three in zip(trajectories, cuts, valued, strict=True)]
-        segments = self._segments(trajectories, cuts, reports, means)
+        advantages = self._advantages(trajectories, cuts, reports, means)
+        segments = [self._segment(*three) for three in zip(asked, rollouts, advantages, strict=True)]
         segments = self.with_logprobs(segments, rollouts, means)
         cost = counted.report(num_states=sum(len(one.values) for one in valued))
         self._note(means, samples, reports, cost)
@@ -112,17 +114,21 @@ class VinePpoObjective(PolicyGradient):
         record = describe_answers(samples, rollouts, returns[:NUM_SHOWN], vocabulary=self.vocabulary)
         return Evaluated(metrics=metrics, record=record)
 
-    def _segments(
+    def _advantages(
         self,
         trajectories: Sequence[Trajectory],
         cuts: Sequence[Cuts],
         reports: Sequence[TrajectoryReport],
         means: Means,
-    ) -> list[Segment]:
+    ) -> list[tuple[float, ...]]:
+        """Of each token of each response."""
         rows = [spread(report.step_advantages, bounds) for report, bounds in zip(reports, cuts, strict=True)]
         masks = [tuple(map(one.is_written, range(len(one.token_ids)))) for one in trajectories]
-        rows = normalize(rows, masks, self.normalization, means.ranks.sum)
-        return [_segment(*pair) for pair in zip(trajectories, rows, strict=True)]
+        return normalize(rows, masks, self.normalization, means.ranks.sum)
+
+    def _segment(self, sample: Sample, rollout: Rollout, advantages: tuple[float, ...]) -> Segment:
+        policy = PolicyTarget(advantages=advantages)
+        return policy_segment(sample, rollout, policy, stop_id=self.vocabulary.stop_id)
 
     def _note(
         self, means: Means, samples: Sequence[Sample], reports: Sequence[TrajectoryReport], cost: WindowReport
@@ -175,18 +181,6 @@ def _report(trajectory: Trajectory, cuts: Cuts, valued: Valued) -> TrajectoryRep
         is_truncated=not trajectory.is_finished,
         values=valued.values,
         step_advantages=step_advantages(valued.values, trajectory.step_rewards(cuts)),
-    )
-
-
-def _segment(trajectory: Trajectory, advantages: tuple[float, ...]) -> Segment:
-    prompt = trajectory.expanded_prompt or trajectory.prompt_token_ids
-    return Segment(
-        sample=trajectory.sample,
-        policy_version=trajectory.policy_version,
-        token_ids=prompt + trajectory.token_ids,
-        prompt_len=len(prompt),
-        prefix_len=len(trajectory.token_ids),
-        policy=PolicyTarget(advantages=advantages),
     )
 
 

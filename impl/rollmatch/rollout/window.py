@@ -44,15 +44,19 @@ class Window:
         self.rollouts[lot.start : lot.stop] = list(rollouts)
 
     def complete_parts(self) -> list[int]:
-        """Indices of the parts whose every request has been answered."""
+        """Indices of the parts whose every request has been answered.
+
+        >>> Window(step=0, requests=(), parts=()).complete_parts()
+        []
+        """
         ends = pairwise(accumulate(self.parts, initial=0))
         return [part for part, (start, stop) in enumerate(ends) if None not in self.rollouts[start:stop]]
 
     def span(self, part: int) -> tuple[int, int]:
         """First index of a part and the index after its last.
 
-        >>> Window(step=0, requests=(), parts=()).complete_parts()
-        []
+        >>> Window(step=0, requests=("a", "b", "c"), parts=(2, 1)).span(1)
+        (2, 3)
         """
         start = sum(self.parts[:part])
         return start, start + self.parts[part]

@@ -16,7 +16,8 @@ _MATH = re.compile(
     rb"\[asy\].*?\[/asy\]|\\begin\{([A-Za-z]+\*?)\}.*?\\end\{\1\}|\\\[.*?\\\]|\\\(.*?\\\)|\$\$.+?\$\$|(?<!\\)\$[^$]+\$",
     re.DOTALL,
 )
-_LINE = re.compile(rb"\n\s*(?=\S)")
+LINE_START = re.compile(rb"\n\s*(?=\S)")
+"""A line begins at the line feed before it; empty lines belong to the one that follows them."""
 _STOP = re.compile(rb"(?<!\b[A-Za-z])(?<!\.[A-Za-z])\.(?=\s+[A-Z\\$])")
 _ENDED_FORMULA = re.compile(rb"\.\s*(?:\$\$|\$|\\\]|\\\)|\\end\{[A-Za-z]+\*?\})\Z")
 _WORD_BREAKS = (rb", ", rb" and ", rb": ", rb" to ")
@@ -31,12 +32,12 @@ def sentence_starts(text: bytes) -> list[int]:
     [b'We know that $f(x. Y) = 2$ holds.', b' Then we can add 1 to it.', b'\nSo it is 3.']
     """
     formulas = [found.span() for found in _MATH.finditer(text)]
-    starts = _outside(formulas, [found.start() for found in _LINE.finditer(text)])
+    starts = _outside(formulas, [found.start() for found in LINE_START.finditer(text)])
     starts += _outside(formulas, [found.end() for found in _STOP.finditer(text)])
     starts += [stop for start, stop in formulas if _ENDED_FORMULA.search(text, start, stop)]
     for start, stop in formulas:
         if stop - start > LONGEST:
-            starts += [found.start() for found in _LINE.finditer(text, start, stop)]
+            starts += [found.start() for found in LINE_START.finditer(text, start, stop)]
     return _broken(text, _joined(text, sorted(set(starts))))
 
 

@@ -1,6 +1,5 @@
 """Where a response is cut into steps; every way of it tiles the sampled ids exactly."""
 
-import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,11 +8,9 @@ from math import log
 from typing import Protocol
 
 from rollmatch.errors import TargetError
-from rollmatch.target.vineppo.prose import sentence_starts
+from rollmatch.target.vineppo.prose import LINE_START, sentence_starts
 from rollmatch.target.vineppo.trajectory import Cuts, Trajectory
 from rollmatch.vocabulary import Vocabulary
-
-_LINE_START = re.compile(rb"\n\s*(?=\S)")
 
 
 class LogprobsMissing(TargetError):
@@ -141,7 +138,7 @@ def line_starts(text: bytes, answer_mark: bytes = b"") -> list[int]:
     ([3, 5], [1])
     """
     first = len(text) - len(text.lstrip())
-    starts = [found.start() for found in _LINE_START.finditer(text) if found.start() > first]
+    starts = [found.start() for found in LINE_START.finditer(text) if found.start() > first]
     if answer_mark and starts and text[starts[-1] :].lstrip().startswith(answer_mark):
         starts.pop()
     return starts

@@ -46,8 +46,6 @@ class Trajectory:
     """Whether it ended by itself, not at its token limit."""
     logprobs: tuple[float, ...] | None = None
     """[R] of the sampled ids, 0.0 for ids of an environment."""
-    expanded_prompt: tuple[int, ...] | None = None
-    """[P] as the engine saw the prompt, image placeholders expanded."""
 
     @property
     def total_return(self) -> float:
