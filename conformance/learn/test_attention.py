@@ -19,8 +19,9 @@ from rollmatch.learn.attention import (
     spans_of,
     use_packed_attention,
 )
-from rollmatch.learn.collate import NO_IMAGES, make_model_inputs
+from rollmatch.learn.collate import make_model_inputs
 from rollmatch.records import Segment
+from rollmatch.template import NO_IMAGES
 
 
 @pytest.fixture(scope="module")

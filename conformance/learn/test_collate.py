@@ -9,8 +9,6 @@ from conformance.doubles.tiny_qwen3_vl import IMAGE_ID, PAD_ID, VIDEO_ID, make_t
 from conformance.learn.models import TOLERANCE, make_packed_model, padded_logits, single_logits
 from conformance.learn.segments import make_row, make_segment
 from rollmatch.learn.collate import (
-    NO_IMAGES,
-    ImageFeatures,
     ImagesNotAligned,
     ImageTokensMismatch,
     VideoTokens,
@@ -18,6 +16,7 @@ from rollmatch.learn.collate import (
     make_padded_inputs,
     row_metadata,
 )
+from rollmatch.template import NO_IMAGES, ImageFeatures
 
 
 @pytest.fixture(scope="module")

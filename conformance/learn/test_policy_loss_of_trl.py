@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from rollmatch.learn import head
 from rollmatch.learn.policy_loss import PolicyRules, count_policy_totals, policy_loss, supervise_policy
-from rollmatch.learn.score import token_logprobs
 from rollmatch.records import PolicyTarget, Sample, Segment
 from rollmatch.target.advantage import group_advantages
 
@@ -44,7 +44,7 @@ def advantages_of(told):
 
 def logprobs_of(name, place, temperature):
     ids, rows = RECORDED["completions"][place], RECORDED["logits"][name][place]
-    return tuple(token_logprobs(torch.tensor(rows), torch.tensor(ids), temperature=temperature).tolist())
+    return tuple(head.logprobs_of(torch.tensor(rows), torch.tensor(ids), temperature=temperature).tolist())
 
 
 def segment_of(place, told, advantage):

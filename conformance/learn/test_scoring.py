@@ -9,12 +9,12 @@ from conformance.learn.models import TOLERANCE, assert_same_gradients, gradients
 from conformance.learn.segments import make_segment
 from rollmatch.learn import scoring as scoring_file
 from rollmatch.learn.batch import Batcher
-from rollmatch.learn.collate import NO_IMAGES
 from rollmatch.learn.head import HeadStates
 from rollmatch.learn.loss import count_totals, logit_indices, masked_loss, masked_loss_of_kept
 from rollmatch.learn.mask import mask_segment, place_supervisions
 from rollmatch.learn.pack import Packer
 from rollmatch.learn.scoring import Scoring, head_worth_avoiding, losing_logits
+from rollmatch.template import NO_IMAGES
 
 
 class Supervisor:

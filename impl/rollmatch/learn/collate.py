@@ -14,9 +14,7 @@ from torch import Tensor
 
 from rollmatch.errors import LearnError
 from rollmatch.records import Row, Segment
-from rollmatch.template import NO_IMAGES, ImageFeatures
-
-__all__ = ["NO_IMAGES", "make_model_inputs", "make_padded_inputs", "row_metadata"]
+from rollmatch.template import ImageFeatures
 
 
 class ImagesNotAligned(LearnError):

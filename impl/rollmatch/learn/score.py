@@ -3,25 +3,15 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rollmatch.learn.collate import make_padded_inputs
+from rollmatch.learn.head import logprobs_of
 from rollmatch.records import Sample, Segment
 from rollmatch.template import ImageFeatures
 
 CHUNK_LEN = 2048
 """Target tokens whose logits exist at once in float32."""
-
-
-def token_logprobs(logits: Tensor, token_ids: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """[K, V] logits and [K] ids -> [K] log-probabilities under softmax(logits / temperature), in float32.
-
-    >>> token_logprobs(torch.zeros(2, 4), torch.tensor([1, 3])).exp().tolist()
-    [0.25, 0.25]
-    """
-    scaled = logits.float() / temperature
-    chosen: Tensor = scaled.gather(-1, token_ids[:, None])[:, 0] - scaled.logsumexp(-1)
-    return chosen
 
 
 @torch.no_grad()
@@ -60,5 +50,5 @@ def _score_batch(
         first = segment.prompt_len - 1 - earliest
         kept = row[first : first + len(target)]
         parts = zip(torch.split(kept, CHUNK_LEN), torch.split(target, CHUNK_LEN), strict=True)
-        rows.append(tuple(torch.cat([token_logprobs(*part, temperature=temperature) for part in parts]).tolist()))
+        rows.append(tuple(torch.cat([logprobs_of(*part, temperature=temperature) for part in parts]).tolist()))
     return rows
