@@ -11,6 +11,8 @@ from rollmatch.launch.learner import set_environment
 
 set_environment()  # before torch and vLLM load
 
+pytest_plugins = ["conformance.gpus"]
+
 RATIOS = pytest.StashKey[list[str]]()
 
 

@@ -142,13 +142,11 @@ class _Logprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, linear: Any, ids: Tensor, temperature: float) -> Tensor:
-        scores, slopes = [], []
+        scores, slopes = [], torch.empty_like(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
-            for rows, some in _chunks(hidden, linear[0], ids):
-                score, slope = _logprobs_of_chunk(rows, linear, some, temperature)
-                scores.append(score)
-                slopes.append(slope)
-        ctx.save_for_backward(torch.cat(slopes))
+            for rows, some, place in _chunks(hidden, linear[0], ids, slopes):
+                scores.append(_logprobs_of_chunk(rows, linear, (some, temperature), place))
+        ctx.save_for_backward(slopes)
         return torch.cat(scores)
 
     @staticmethod
@@ -158,8 +156,9 @@ class _Logprobs(torch.autograd.Function):
         return (grad[:, None] * slopes).to(slopes.dtype), None, None, None
 
 
-def _logprobs_of_chunk(rows: Tensor, linear: Any, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    weight, bias = linear
+def _logprobs_of_chunk(rows: Tensor, linear: Any, told: Any, slopes: Tensor) -> Tensor:
+    """Scores; their slopes are written to their place."""
+    (weight, bias), (ids, temperature) = linear, told
     logits, ids = functional.linear(rows, weight, bias), ids[:, None]
     scaled = logits if temperature == 1 else widened(logits) / temperature
     largest, where = scaled.max(-1, keepdim=True)
@@ -169,8 +168,8 @@ def _logprobs_of_chunk(rows: Tensor, linear: Any, ids: Tensor, temperature: floa
     # The largest share is at least 1 / V: its logarithm is safe where that of the chosen one is not.
     score = chosen - widened(largest) + shares.gather(-1, where).log()
     shares.scatter_add_(-1, ids, torch.full_like(score, -1.0))
-    slope = shares.to(weight.dtype) @ weight
-    return score[:, 0], slope / -temperature
+    slopes.copy_((shares.to(weight.dtype) @ weight).div_(-temperature))
+    return score[:, 0]
 
 
 class _ColumnScores(torch.autograd.Function):
@@ -181,14 +180,14 @@ class _ColumnScores(torch.autograd.Function):
         columns, truth, *rest = told
         scores: list[Tensor] = []
         figures: list[Tensor] = []
-        slopes: list[Tensor] = []
+        slopes = torch.empty_like(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
-            for rows, some in _chunks(hidden, linear[0], truth):
-                parts = _columns_of_chunk(rows, linear, (columns, some, *rest))
-                for whole, part in zip((scores, figures, slopes), parts, strict=True):
-                    whole.append(part)
+            for rows, some, place in _chunks(hidden, linear[0], truth, slopes):
+                score, told_beside = _columns_of_chunk(rows, linear, (columns, some, *rest), place)
+                scores.append(score)
+                figures.append(told_beside)
         figure = torch.cat(figures)
-        ctx.save_for_backward(torch.cat(slopes))
+        ctx.save_for_backward(slopes)
         ctx.mark_non_differentiable(figure)
         return torch.cat(scores), figure
 
@@ -199,7 +198,8 @@ class _ColumnScores(torch.autograd.Function):
         return (grad[:, None] * slopes).to(slopes.dtype), None, None
 
 
-def _columns_of_chunk(rows: Tensor, linear: Any, told: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _columns_of_chunk(rows: Tensor, linear: Any, told: Any, slopes: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and figures; the slopes of scores are written to their place."""
     (weight, bias), (columns, truth, score, temperature) = linear, told
     # In place from here on: one wide copy of the chunk's logits, no second one.
     powers = widened(functional.linear(rows, weight, bias)).div_(temperature)
@@ -215,4 +215,5 @@ def _columns_of_chunk(rows: Tensor, linear: Any, told: Any) -> tuple[Tensor, Ten
     slope = of_chosen.to(weight.dtype) @ weight[columns]
     if of_all is not None:
         slope = slope + powers.mul_((of_all / total)[:, None]).to(weight.dtype) @ weight
-    return scores.detach(), figures.detach(), slope / temperature
+    slopes.copy_(slope.div_(temperature))
+    return scores.detach(), figures.detach()

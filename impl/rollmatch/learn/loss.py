@@ -30,6 +30,7 @@ from torch import Tensor
 from rollmatch.errors import LearnError
 from rollmatch.learn.head import Head, HeadStates, Logits, column_scores, logprobs_of, widened
 from rollmatch.learn.mask import IGNORED
+from rollmatch.learn.sent import sent
 from rollmatch.records import NUM_BINS, Supervision
 
 
@@ -131,7 +132,7 @@ def masked_loss_of_kept(logits: Logits, *, supervision: Supervision, rules: Loss
     kept = logit_indices(supervision)
     _check_num_rows(len(logits), len(kept))
     targets = _targets_of(supervision, totals=totals, device=logits.device)
-    order = torch.tensor(kept, dtype=torch.int64, device=logits.device)
+    order = sent(kept, dtype=torch.int64, device=logits.device)
     targets = replace(
         targets,
         text_rows=torch.searchsorted(order, targets.text_rows),
@@ -167,7 +168,7 @@ def gaussian_targets(bins: Tensor, *, rules: LossRules) -> Tensor:
 def slot_losses(logits: Tensor, *, bins: Tensor, rules: LossRules) -> tuple[Tensor, Tensor]:
     """[K, V] float32 logits and [K] true bins -> [K] slot losses, [K] gates (unweighted, detached)."""
     scaled = logits / rules.temperature_coord
-    coord = scaled[:, torch.tensor(rules.coord_ids, device=logits.device)]
+    coord = scaled[:, sent(rules.coord_ids, dtype=torch.int64, device=logits.device)]
     with torch.set_grad_enabled(torch.is_grad_enabled() and rules.gate_weight != 0):
         total = scaled.logsumexp(-1)
     return coord_losses(coord, total, bins=bins, rules=rules)
@@ -207,15 +208,18 @@ def _targets_of(supervision: Supervision, *, totals: LossTotals, device: torch.d
     _check_totals(supervision, totals)
 
     def whole(numbers: Iterable[int]) -> Tensor:
-        return torch.tensor(list(numbers), dtype=torch.int64, device=device)
+        return sent(numbers, dtype=torch.int64, device=device)
+
+    def real(numbers: Iterable[float]) -> Tensor:
+        return sent(numbers, dtype=torch.float32, device=device)
 
     return _Targets(
         text_rows=whole(position - 1 for position in text),
         labels=whole(supervision.labels[position] for position in text),
-        weights=torch.tensor([supervision.weights[position] for position in text], device=device),
+        weights=real(supervision.weights[position] for position in text),
         slot_rows=whole(position - 1 for position in supervision.coord_positions),
         bins=whole(supervision.coord_bins),
-        in_prefix=torch.tensor(supervision.coord_in_prefix, dtype=torch.float32, device=device),
+        in_prefix=real(supervision.coord_in_prefix),
     )
 
 
@@ -260,5 +264,5 @@ def _slots_of(logits: Logits, *, bins: Tensor, rules: LossRules) -> tuple[Tensor
     def score(coord: Tensor, total: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
         return coord_losses(coord, total, bins=truth, rules=rules)
 
-    columns = torch.tensor(rules.coord_ids, device=logits.device)
+    columns = sent(rules.coord_ids, dtype=torch.int64, device=logits.device)
     return column_scores(logits, columns, bins, score=score, temperature=rules.temperature_coord)

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from rollmatch.errors import LearnError
 from rollmatch.learn.head import Logits, logprobs_of
+from rollmatch.learn.sent import sent
 from rollmatch.records import PolicyTarget, Segment
 
 Normalize = Literal["token", "sequence", "constant"]
@@ -169,8 +170,8 @@ def policy_loss(
     """
     _check_num_rows(len(logits), len(supervision.positions) if is_kept else supervision.num_places)
     if not is_kept:
-        logits = logits[torch.tensor(policy_logit_indices(supervision), dtype=torch.int64, device=logits.device)]
-    ids = torch.tensor(supervision.token_ids, dtype=torch.int64, device=logits.device)
+        logits = logits[sent(policy_logit_indices(supervision), dtype=torch.int64, device=logits.device)]
+    ids = sent(supervision.token_ids, dtype=torch.int64, device=logits.device)
     logprobs = logprobs_of(logits, ids, temperature=rules.temperature)
     return score_tokens(logprobs, supervision=supervision, rules=rules, totals=totals)
 
@@ -180,7 +181,7 @@ def score_tokens(
 ) -> PolicyTerms:
     """[K] log-probabilities of the supervision's tokens -> the share of the loss."""
     now = logprobs.detach()
-    advantages = torch.tensor(supervision.advantages, device=now.device)
+    advantages = sent(supervision.advantages, dtype=torch.float32, device=now.device)
     old = _column(supervision.old_logprobs, otherwise=now)
     ratio = torch.exp(logprobs - old)
     low, high = 1 - rules.epsilon, 1 + (rules.epsilon if rules.epsilon_high is None else rules.epsilon_high)

@@ -1,0 +1,50 @@
+"""The learner's two hot paths on one GPU: ``python -m benchmarks.gpu.learner --out DIR``; ``--tiny`` runs anywhere.
+
+Writes one JSON per path with every sample, hardware and versions. Ends with 1 where a bar is missed.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.gpu import masked_loss, packed_pass
+from benchmarks.gpu.measure import on_gpu, say, surroundings
+
+PATHS = {"masked_loss": masked_loss, "packed_pass": packed_pass}
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def run(name, *, tiny, rounds, limit_s, out):
+    """Measure one path and write it down; returns its bars."""
+    began, path = time.perf_counter(), PATHS[name]
+    told = path.measure(path.TINY if tiny else path.SHAPE, rounds=rounds, limit_s=limit_s)
+    told = {"benchmark": name, "tiny": tiny, "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())} | told
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / f"{name}{'-tiny' if tiny else ''}.json"
+    file.write_text(json.dumps(told | {"on": surroundings()}, indent=1) + "\n")
+    say(f"{name}: {time.perf_counter() - began:.0f} s, {file}")
+    return told["bars"]
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--only", choices=PATHS)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--limit-s", type=float, default=25.0, help="of the samples of one comparison")
+    options = parser.parse_args(arguments)
+    if not (on_gpu() or options.tiny):
+        parser.error("not testable: needs a GPU, has none (--tiny runs anywhere)")
+    bars = {}
+    for name in [options.only] if options.only else PATHS:
+        bars |= run(name, tiny=options.tiny, rounds=options.rounds, limit_s=options.limit_s, out=options.out)
+    missed = [] if options.tiny else [name for name, bar in bars.items() if not bar["met"]]
+    say(f"{len(bars) - len(missed)} of {len(bars)} bars met" if not options.tiny else "tiny: bars say nothing")
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
