@@ -15,13 +15,13 @@ from benchmarks.gpu.measure import device, judge, matmul_tflops, on_gpu, say, ta
 from rollmatch.learn import attention
 from rollmatch.learn.attention import PACKED_ATTENTION
 from rollmatch.learn.batch import Batcher
-from rollmatch.learn.collate import NO_IMAGES
 from rollmatch.learn.loss import LossRules, count_totals, logit_indices, masked_loss, masked_loss_of_kept
 from rollmatch.learn.mask import MaskRules, mask_segment, place_supervisions
 from rollmatch.learn.pack import Packer
 from rollmatch.learn.scoring import Scoring
 from rollmatch.learn.varlen import installed
 from rollmatch.records import Sample, Segment
+from rollmatch.template import NO_IMAGES
 
 SHAPE = {
     "num_layers": 36, "hidden_len": 4096, "inner_len": 12_288, "num_heads": 32, "num_groups": 8, "head_len": 128,
