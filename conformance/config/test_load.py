@@ -1,4 +1,5 @@
 import copy
+import sys
 
 import pytest
 
@@ -166,3 +167,12 @@ def test_required_keys_carry_a_stand_in():
     assert len(required) == 6
     assert all(field.examples for field in required)
     assert RunConfig.model_fields["custom"].is_required()
+
+
+def test_a_stand_in_that_its_own_key_refuses_is_told_and_not_tried_for_ever(monkeypatch, required):
+    variant = copy.copy(fields()["custom.trainer_variant"])
+    variant.examples = ["none of the choices"]
+    monkeypatch.setattr(sys.modules[load.__module__], "fields", lambda: fields() | {"custom.trainer_variant": variant})
+    with pytest.raises(AssertionError, match=r"custom\.trainer_variant"):
+        make({})
+    assert make(required).custom.trainer_variant

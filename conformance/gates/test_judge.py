@@ -35,10 +35,19 @@ def test_runs_of_one_and_two_ranks_that_kept_the_fence():
     assert judge(resumed) == []
 
 
+def test_versions_go_on_from_those_of_an_earlier_run_and_are_the_same_for_all_ranks():
+    served = [*step(0, time=0, version=4), *step(1, time=10, version=5)]
+    other = [*step(0, time=0, rank=1, version=4), *step(1, time=10, rank=1, version=5)]
+    assert judge(served) == judge([*served, *other]) == []
+    assert rules_of([*served, *step(0, time=0, rank=1), *step(1, time=10, rank=1)]) == {"version"}
+
+
 @pytest.mark.parametrize(
     ("place", "changes", "rule"),
     [
         (1, {"version": 2}, "version"),
+        (1, {"version": 0}, "version"),
+        (6, {"version": 3}, "version"),
         (6, {"step": 0}, "once-per-step"),
         (3, {"event": ""}, "needless-sync"),
         (6, {"event": ""}, "sync-before-request"),

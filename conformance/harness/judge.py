@@ -13,7 +13,7 @@ Events are lines of a journal (``rollmatch.journal`` writes them), of all ranks 
 =============  ==============================================  ==================================================
 
 With ``max_staleness`` above 0, steps may be asked for and weights may be old by as much. Other events are passed
-over. A ``run`` event begins anew: a resumed run counts its versions from 1.
+over. A ``run`` event begins anew: versions go on from what the servers held, which is the same for all ranks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -48,6 +48,7 @@ class Breach:
 class _Seen:
     """What one rank has done so far."""
 
+    first_version: int | None = None
     version: int = 0
     step: int | None = None
     asked_since: bool = True
@@ -71,7 +72,7 @@ def judge(events: Iterable[Event], *, max_staleness: int = 0) -> list[Breach]:
             Breach(rule=rule, rank=rank, index=index, problem=problem)
             for rule, problem in _take(event, seen, index, max_staleness)
         ]
-    return [*breaches, *_check_barriers(ranks), *_check_overlaps(ranks)]
+    return [*breaches, *_check_first_versions(ranks), *_check_barriers(ranks), *_check_overlaps(ranks)]
 
 
 def _check_schema(events: list[Event]) -> Iterator[Breach]:
@@ -92,7 +93,9 @@ def _take(event: Event, seen: _Seen, index: int, staleness: int) -> Iterator[tup
     if kind == "barrier":
         seen.barriers += 1
     elif kind == "synced":
-        if event["version"] != seen.version + 1:
+        if seen.first_version is None:
+            seen.first_version = event["version"]
+        elif event["version"] != seen.version + 1:
             yield "version", f"version {event['version']} follows version {seen.version}"
         if event["step"] == seen.step:
             yield "once-per-step", f"step {event['step']} was synced before"
@@ -105,6 +108,13 @@ def _take(event: Event, seen: _Seen, index: int, staleness: int) -> Iterator[tup
         seen.asked_since = True
     elif kind == "generated" and not 0 <= seen.version - event["policy_version"] <= staleness:
         yield "newest-weights", f"version {event['policy_version']} wrote, version {seen.version} was synced"
+
+
+def _check_first_versions(ranks: Mapping[int, _Seen]) -> Iterator[Breach]:
+    """Above 0, which no sync has made, and the same everywhere."""
+    told = {rank: seen.first_version for rank, seen in ranks.items() if seen.first_version is not None}
+    if len(set(told.values())) > 1 or min(told.values(), default=1) < 1:
+        yield Breach(rule="version", rank=min(told), index=-1, problem=f"first versions by rank: {told}")
 
 
 def _check_barriers(ranks: Mapping[int, _Seen]) -> Iterator[Breach]:

@@ -79,6 +79,8 @@ def test_json_and_msgpack_say_the_same(stand_in):
         (batch([5], max_tokens=-1), 400, "sampling-value-invalid", "max_tokens", None),
         (batch([5], max_tokens=0), 400, "sampling-value-invalid", "max_tokens", None),
         (batch([5], temperature=-0.1), 400, "sampling-value-invalid", "temperature", None),
+        (batch([5], temperature=2.1), 400, "sampling-value-invalid", "temperature", None),
+        (batch([5], max_tokens=3, min_tokens=4), 400, "sampling-value-invalid", "min_tokens", None),
         (batch([5], top_p=0), 400, "sampling-value-invalid", "top_p", None),
         (batch([5], top_k=-2), 400, "sampling-value-invalid", "top_k", None),
         (batch([5], nonsense=1), 400, "sampling-value-invalid", "nonsense", None),
@@ -103,6 +105,7 @@ def test_a_bad_call_is_refused_whole_and_a_good_one_served(post, num_drawn, body
     assert num_drawn() == 0
     assert post("/native/infer/", batch([5], [6] * 61, [8], max_tokens=3, temperature=0.1, top_p=1, top_k=-1))[0] == 200
     assert num_drawn() == 3
+    assert post("/native/infer/", batch([5], max_tokens=3, min_tokens=3, temperature=2.0))[0] == 200
 
 
 def test_two_requests_of_one_name_are_refused(post):

@@ -60,12 +60,16 @@ def _validate(tree: Tree) -> tuple[RunConfig, list[ConfigError]]:
     Each round takes out what pydantic found, until it finds nothing: so rules over several keys can still be judged.
     """
     errors: dict[str, ConfigError] = {}
+    stand_ins: set[str] = set()
     while True:
         try:
             return RunConfig.model_validate(_with_sections(tree)), list(errors.values())
         except ValidationError as found:
             for detail in found.errors(include_url=False):
                 error = translate(detail)
+                if detail["type"] == "missing":
+                    stand_ins.add(error.key)
+                assert detail["type"] == "missing" or error.key not in stand_ins, f"{error.key} refuses its own example"
                 if not any(f"{error.key}.".startswith(f"{known}.") for known in errors):
                     errors[error.key] = error
                 tree = _mended(_with_sections(tree), detail)

@@ -6,7 +6,7 @@ Bodies are msgpack or JSON; token ids are int32 bytes in the first (see ``ids``)
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from rollmatch.wire.ids import PackedIds, unpack_ids
 
@@ -24,7 +24,7 @@ class Sampling(Payload):
     """How a response is sampled; names and defaults are vLLM's, but greedy."""
 
     max_tokens: Annotated[int, Field(ge=1)]
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1)] = -1
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -37,6 +37,13 @@ class Sampling(Payload):
     logit_bias: dict[int, float] = {}
     logprobs: bool = False
     """Whether each sampled token's log-probability comes back."""
+
+    @field_validator("min_tokens")
+    @classmethod
+    def _fits_into_max_tokens(cls, value: int, info: ValidationInfo) -> int:
+        if value > info.data.get("max_tokens", value):
+            raise ValueError(f"is {value}, more than max_tokens")
+        return value
 
 
 class InferRequest(Payload):
