@@ -2,6 +2,7 @@ import pytest
 
 from rollmatch.config.effective import (
     TensorParallelMismatch,
+    chunked_prefill,
     enforce_eager,
     kv_cache_memory_mib,
     max_model_len,
@@ -39,6 +40,22 @@ def test_the_rule_is_told_in_words(make_with):
 def test_eager_running(make_with, told, on_cpu, on_gpu):
     config = make_with(f"~.vllm.enforce_eager={told}")
     assert (enforce_eager(config, on_gpu=False), enforce_eager(config, on_gpu=True)) == (on_cpu, on_gpu)
+
+
+@pytest.mark.parametrize(
+    ("told", "on_cpu", "on_gpu"),
+    [
+        ("enable_chunked_prefill=null", False, None),
+        ("enable_chunked_prefill=true", True, True),
+        ("enable_chunked_prefill=false", False, False),
+        ("max_num_batched_tokens=1024", False, None),
+        ("max_num_batched_tokens=1023", None, None),
+    ],
+)
+def test_prompts_are_not_split_on_a_cpu_where_a_step_can_hold_a_sequence(make_with, told, on_cpu, on_gpu):
+    config = make_with(f"~.vllm.{told}")
+    found = [chunked_prefill(config, on_gpu=where, max_model_len=1024) for where in (False, True)]
+    assert found == [on_cpu, on_gpu]
 
 
 def test_lengths_threads_and_cache_have_a_meaning_when_null(make_with):

@@ -20,10 +20,16 @@ WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 
 
 ADAPTERS = ("tuner.train_type=lora", "tuner.lora_rank=4", "training.max_steps=1", "training.warmup_steps=0")
+VLLM = "custom.extra.rollout_matching.vllm"
+SHORT_STEPS = (f"{VLLM}.max_model_len=512", f"{VLLM}.max_num_batched_tokens=512", f"{VLLM}.max_num_seqs=64")
 RUNS = {
     "full": ("training.max_steps=2", "training.save_steps=100"),
     "lora": (*ADAPTERS, "training.learning_rate=0.05"),
     "dora": (*ADAPTERS, "training.learning_rate=0.05", "tuner.use_dora=true"),
+    "sampled": (
+        *("training.max_steps=1", "training.per_device_train_batch_size=16", "training.save_steps=100"),
+        *(*SHORT_STEPS, "custom.extra.rollout_matching.decoding.temperature=1"),
+    ),
 }
 
 
@@ -84,6 +90,15 @@ def test_weights_go_to_the_engine_before_the_first_rollout_of_every_step(run):
 def test_no_weights_touch_the_disk_between_checkpoints(run):
     files = [path.relative_to(run) for pattern in WEIGHT_FILES for path in run.rglob(pattern)]
     assert {path.parts[0] for path in files} == {"checkpoint-2"}
+
+
+def test_sampled_prompts_that_do_not_fit_into_a_step_together_are_not_split(runs):
+    """A CPU's engine would die of it."""
+    (generated,) = [line for line in journal_of(runs / "sampled", "generated") if line["purpose"] == "train"]
+    assert generated["num_rollouts"] == 16
+    samples, template = scenes()[:16], template_of()
+    prompts = [template.expand(template.prompt_token_ids(s), template.image_features(s)) for s in samples]
+    assert sum(map(len, prompts)) > 512 > max(map(len, prompts)) + MAX_NEW_TOKENS
 
 
 @pytest.mark.parametrize("name", ["lora", "dora"])

@@ -69,6 +69,17 @@ def enforce_eager(config: RunConfig, *, on_gpu: bool) -> bool:
     return not on_gpu if told is None else told
 
 
+def chunked_prefill(config: RunConfig, *, on_gpu: bool, max_model_len: int) -> bool | None:
+    """Whether prompts are split over several engine steps; None leaves it to vLLM.
+
+    On a CPU they go in whole, unless a step is to be shorter than a sequence may be: vLLM 0.32 turns the random numbers
+    of a seeded request back after each part of its prompt, which a CPU's generator cannot do, and the engine dies.
+    """
+    vllm = config.custom.extra.rollout_matching.vllm
+    fits = vllm.max_num_batched_tokens is None or vllm.max_num_batched_tokens >= max_model_len
+    return False if vllm.enable_chunked_prefill is None and fits and not on_gpu else vllm.enable_chunked_prefill
+
+
 def kv_cache_memory_mib(config: RunConfig, *, on_gpu: bool) -> int | None:
     """The engine's attention cache in MiB; None leaves it to gpu_memory_utilization."""
     told = config.custom.extra.rollout_matching.vllm.kv_cache_memory_mib

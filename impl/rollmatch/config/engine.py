@@ -39,7 +39,7 @@ class VllmConfig(Section):
     max_num_batched_tokens: Count | None = None
     """Most tokens of one engine step; null leaves it to vLLM."""
     enable_chunked_prefill: bool | None = None
-    """Split long prompts over several engine steps; null leaves it to vLLM."""
+    """Split prompts over several engine steps; null leaves it to vLLM, and on a CPU keeps them whole."""
     kv_cache_memory_mib: Count | None = None
     """Attention cache in MiB; null takes 512 on CPU and gpu_memory_utilization on GPU."""
     limit_mm_per_prompt: dict[str, Index] | None = None

@@ -50,7 +50,7 @@ def _engine_kwargs(config: RunConfig, *, on_gpu: bool) -> dict[str, Any]:
     arguments = {
         "kv_cache_memory_bytes": cache_mib * 2**20 if cache_mib else None,
         "max_num_batched_tokens": vllm.max_num_batched_tokens,
-        "enable_chunked_prefill": vllm.enable_chunked_prefill,
+        "enable_chunked_prefill": effective.chunked_prefill(config, on_gpu=on_gpu, max_model_len=max_model_len(config)),
         "load_format": None if vllm.load_format == "auto" else vllm.load_format,
     }
     told = {name: value for name, value in arguments.items() if value is not None}
