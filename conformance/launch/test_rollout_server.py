@@ -58,6 +58,14 @@ def test_without_gpus_the_list_counts_replicas():
     assert (settings_of(made).data_parallel_size, settings_of(made).gpus) == (3, [])
 
 
+def test_a_server_on_a_cpu_takes_prompts_in_whole_and_one_on_gpus_as_vllm_likes():
+    told = [settings_of(command(on_gpu=where)).engine_arguments for where in (False, True)]
+    assert [arguments.get("enable_chunked_prefill") for arguments in told] == [False, None]
+    assert settings_of(command(f"{VLLM}.enable_chunked_prefill=true", on_gpu=False)).engine_arguments[
+        "enable_chunked_prefill"
+    ]
+
+
 @pytest.mark.scenario("launchers/six-workers-on-six-gpus")
 @pytest.mark.clause("launchers/the-server-launcher-checks-before-it-starts#2")
 @pytest.mark.kills("gpus-uncounted")
