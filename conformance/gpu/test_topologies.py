@@ -100,6 +100,21 @@ def fresh_answers(checkpoint):
     return [tuple(ids) for ids in json.loads(told.stdout.splitlines()[-1])]
 
 
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize("tensor", [1, 2], ids=["an-engine-each", "one-engine-for-both"])
+def test_two_colocated_ranks_learn(tmp_path, tensor):
+    out = tmp_path / f"two-ranks-tp{tensor}"
+    told = (
+        *overrides_for(out),
+        f"{VLLM}.tensor_parallel_size={tensor}",
+        f"{VLLM}.sleep_level=1",
+        "training.per_device_train_batch_size=8",
+    )
+    code, text = finish(command("train", CONFIG, "0,1", told), tmp_path / "learner.txt")
+    assert code == 0, text[-3000:]
+    check_run(out, 2)
+
+
 CASES = {
     "one-and-one": ("0", "1", {"data": 1}),
     "tensor-parallel-and-one": ("0,1", "2", {"tensor": 2, "data": 1}),
