@@ -1,0 +1,129 @@
+"""The group that carries weights straight into the memory they are used in: NCCL between GPUs, gloo without.
+
+It meets as a gloo group, whose store also tells who is ready; NCCL is opened on the same store.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from rollmatch.wire.digest import bytes_of
+from rollmatch.wire.flight import Flight
+from rollmatch.wire.gloo_group import GlooGroup, TransferFailed
+
+DIRECT = "direct"
+NVLS = "NCCL_NVLS_ENABLE"
+"""Multicast in the switch of a machine: it fails on some virtual machines, and a broadcast is no faster by it."""
+_POLL_S = 0.0002
+
+
+class DirectGroup:
+    """Broadcasts from the last rank, into tensors as they lie. ``nccl`` is vLLM's communicator, None on a CPU."""
+
+    def __init__(self, meeting: GlooGroup, device: torch.device, nccl: Any = None) -> None:
+        self.meeting, self.device, self._nccl = meeting, device, nccl
+        self.rank, self.source = meeting.address.rank, meeting.address.world_size - 1
+        self._streams = [torch.cuda.Stream(device) for _ in range(2)] if nccl is not None else []
+
+    def set_ready(self, sync_id: str) -> None:
+        """Tell the learner that this rank waits for the bytes of a sync."""
+        self.meeting.set_ready(sync_id)
+
+    def is_ready(self, sync_id: str, ranks: Iterable[int]) -> bool:
+        """Whether all of these ranks wait for the bytes."""
+        return self.meeting.is_ready(sync_id, ranks)
+
+    def tell(self, sync_id: str, word: str) -> None:
+        """The learner's word on a sync: ``GO`` or ``DROP``."""
+        self.meeting.tell(sync_id, word)
+
+    def wait_word(self, sync_id: str) -> str:
+        """The learner's word. Errors: ``TransferFailed``."""
+        return self.meeting.wait_word(sync_id)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Inside, work on a GPU is queued behind all that was carried up to now, and beside what is carried next."""
+        if not self._streams:
+            yield
+            return
+        carrying, work = self._streams
+        work.wait_stream(carrying)
+        with torch.cuda.stream(work):
+            yield
+
+    def follow(self) -> None:
+        """What is carried next waits for all that is at work now, and for what its caller has queued."""
+        if self._streams:
+            carrying, work = self._streams
+            carrying.wait_stream(work)
+            carrying.wait_stream(torch.cuda.current_stream(self.device))
+
+    def carry(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Begin to broadcast contiguous tensors, in order, as one group of calls. Errors: ``TransferFailed``."""
+        raw = [bytes_of(tensor) for tensor in tensors if tensor.numel()]
+        if self._nccl is None:
+            flight = Flight(lambda memory: self.meeting.begin(memory, source=self.source))
+            for memory in raw:
+                flight.add(memory)
+            flight.land()
+            return
+        self._nccl.group_start()
+        for memory in raw:
+            self._nccl.broadcast(memory, src=self.source, stream=self._streams[0])
+        self._nccl.group_end()
+
+    def mark(self) -> Any:
+        """A point in the work queued by now, to ``wait`` for; None on a CPU, where it is done."""
+        if not self._streams:
+            return None
+        with self.working():
+            return torch.cuda.current_stream(self.device).record_event()
+
+    def wait(self, point: Any, check: Callable[[], None] = lambda: None) -> None:
+        """Until all before the point is done; leaves the group when ``check`` raises, and after its time limit.
+
+        Errors: ``TransferFailed``, those of ``check``.
+        """
+        deadline = time.monotonic() + self.meeting.address.timeout_s
+        finished = point is None
+        try:
+            while not finished:
+                finished = point.query()
+                if not finished:
+                    check()
+                    if time.monotonic() > deadline:
+                        raise self._late()
+                    time.sleep(_POLL_S)
+        finally:
+            if not finished:
+                self.close()
+
+    def on_device(self) -> Any:
+        """Inside, the group's device is the thread's."""
+        return torch.cuda.device(self.device) if self._streams else nullcontext()
+
+    def close(self) -> None:
+        """Leave; what is under way is broken off."""
+        nccl, self._nccl = self._nccl, None
+        if nccl is not None:
+            nccl.destroy()
+        if hasattr(self.meeting, "store"):
+            self.meeting.close()
+
+    def _late(self) -> TransferFailed:
+        limit_s = self.meeting.address.timeout_s
+        return TransferFailed(
+            f"rank {self.rank}: the weights did not come through within {limit_s:g} s",
+            key="broadcast",
+            remedy="Look for the rank that died; then open a new communicator and sync again.",
+        )
+
+
+def forbid_multicast() -> None:
+    """Before the first NCCL call of a process or of its children; what the user has set stays."""
+    os.environ.setdefault(NVLS, "0")
