@@ -43,7 +43,7 @@ class ReceivingReplica(WorkerExtension):
     """A replica whose only worker is itself."""
 
     rank, device = 0, torch.device("cpu")
-    model_runner = SimpleNamespace(model=ForgetfulModel())
+    model_runner = SimpleNamespace(get_model=ForgetfulModel)
 
     async def call(self, method, *arguments):
         return [getattr(self, method)(*arguments)]

@@ -1,4 +1,4 @@
-"""The group of rank 0 and all workers of all servers, on machines without GPUs."""
+"""The group of rank 0 and all workers of all servers."""
 
 import socket
 import time
@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.sync.direct import DirectShipment
 from rollmatch.wire.client.http import MSGPACK, ServerRefused
 from rollmatch.wire.client.pending import Pending
 from rollmatch.wire.client.session import RolloutServer
+from rollmatch.wire.digest_kinds import DIRECT, GLOO
+from rollmatch.wire.direct_group import DirectGroup
 from rollmatch.wire.flight import broadcast_all
 from rollmatch.wire.gloo_group import DROP, GO, CommunicatorTimeout, GlooGroup, GroupAddress, GroupPortInUse
 
@@ -45,16 +49,28 @@ class Meeting:
 class Communicator:
     """An open group; the learner is its last rank and the source of every broadcast."""
 
-    def __init__(self, servers: Sequence[RolloutServer], sizes: Sequence[int], meeting: Meeting) -> None:
+    def __init__(
+        self, servers: Sequence[RolloutServer], sizes: Sequence[int], meeting: Meeting, *, transport: str = GLOO
+    ) -> None:
         """``sizes``: workers of each server. Errors: those of the servers, ``CommunicatorTimeout``."""
-        self.servers, self.meeting = tuple(servers), meeting
+        self.servers, self.meeting, self.transport = tuple(servers), meeting, transport
         self.rank = sum(sizes)
-        self._group = self._join(sizes)
+        self._group: Any = self._join(sizes)
 
     def send(self, sync_id: str, calls: Sequence[Pending[Any]], pieces: Iterable[Tensor]) -> None:
-        """Broadcast once every worker is ready; a server that refuses costs the others nothing.
+        """Broadcast once every worker is ready. Errors: those of ``begin``, ``TransferFailed``."""
+        self.begin(sync_id, calls)
+        broadcast_all(pieces, partial(self._group.begin, source=self.rank))
 
-        Errors: the first server's that refused, ``NotReady``, ``TransferFailed``.
+    def send_direct(self, sync_id: str, calls: Sequence[Pending[Any]], shipment: DirectShipment) -> None:
+        """The same, straight into what the servers serve."""
+        self.begin(sync_id, calls)
+        shipment.carry(self._group, partial(_tell_refusals, calls))
+
+    def begin(self, sync_id: str, calls: Sequence[Pending[Any]]) -> None:
+        """Give the word once every worker is ready; a server that refuses costs the others nothing.
+
+        Errors: the first server's that refused, ``NotReady``.
         """
         try:
             self._wait_ready(sync_id, calls)
@@ -62,14 +78,13 @@ class Communicator:
             self._group.tell(sync_id, DROP)
             raise
         self._group.tell(sync_id, GO)
-        broadcast_all(pieces, partial(self._group.begin, source=self.rank))
 
     def close(self) -> None:
         """Leave, and tell the servers."""
         self._group.close()
         close_everywhere(self.servers, self.meeting)
 
-    def _join(self, sizes: Sequence[int]) -> GlooGroup:
+    def _join(self, sizes: Sequence[int]) -> Any:
         """Servers join while we do; the first one's first worker holds the store.
 
         What an earlier process of the same name left open is closed first, or members could meet in its store.
@@ -79,7 +94,7 @@ class Communicator:
         wait_until_free(meeting.host, meeting.port)
         offsets = [sum(sizes[:place]) for place in range(len(sizes))]
         calls = [
-            Pending(partial(_ask_to_join, server, meeting, world_size, offset))
+            Pending(partial(_ask_to_join, server, meeting, (world_size, offset), self.transport))
             for server, offset in zip(self.servers, offsets, strict=True)
         ]
         try:
@@ -88,7 +103,7 @@ class Communicator:
             close_everywhere(self.servers, meeting)
             raise
 
-    def _join_store(self, calls: Sequence[Pending[Any]], world_size: int) -> GlooGroup:
+    def _join_store(self, calls: Sequence[Pending[Any]], world_size: int) -> Any:
         """Begins once somebody listens: an attempt that is left behind in native code could break the process's end."""
         meeting, deadline = self.meeting, time.monotonic() + self.meeting.join_timeout_s
         calls[0].is_done(within_s=_REFUSAL_S)  # a server that cannot listen says so at once, whoever else does
@@ -106,7 +121,7 @@ class Communicator:
             timeout_s=meeting.timeout_s,
             join_timeout_s=meeting.join_timeout_s,
         )
-        joining = Pending(partial(GlooGroup.open, address))
+        joining: Pending[Any] = Pending(partial(_open_group, address, self.transport))
         while not joining.is_done(within_s=_POLL_S):
             _tell_refusals(calls)
         try:
@@ -134,6 +149,15 @@ class Communicator:
                 problem = f"some worker was not ready for the weights within {self.meeting.timeout_s:g} s"
                 raise NotReady(problem, key=sync_id, remedy="Look at the servers' output.")
             time.sleep(_POLL_S)
+
+
+def _open_group(address: GroupAddress, transport: str) -> GlooGroup | DirectGroup:
+    if transport != DIRECT:
+        return GlooGroup.open(address)
+    from rollmatch.wire.worker.direct import open_direct
+
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return open_direct(address, device)
 
 
 def close_everywhere(servers: Sequence[RolloutServer], meeting: Meeting) -> None:
@@ -167,14 +191,15 @@ def _is_taken(host: str, port: int) -> bool:
     return True
 
 
-def _ask_to_join(server: RolloutServer, meeting: Meeting, world_size: int, offset: int) -> Any:
+def _ask_to_join(server: RolloutServer, meeting: Meeting, place: tuple[int, int], transport: str) -> Any:
+    """``place``: world size, and rank of the server's first worker."""
     body = {
         "client": meeting.client,
         "host": meeting.host,
         "port": meeting.port,
-        "world_size": world_size,
-        "rank_offset": offset,
-        "transport": "gloo",
+        "world_size": place[0],
+        "rank_offset": place[1],
+        "transport": transport,
         "timeout_s": meeting.timeout_s,
         "join_timeout_s": meeting.join_timeout_s,
         "replace": True,

@@ -1,26 +1,33 @@
 """Weights to servers of the native dialect: one control call each, one broadcast for all.
 
-Several servers stage first and commit when all have proven what they hold, so that one that fails leaves the others
-on the old version. A sync that failed half-way leaves no group behind; the next one meets anew.
+Over gloo several servers stage first and commit when all have proven what they hold, so that one that fails leaves
+the others on the old version; weights in place are committed by each as soon as it has proven them. A sync that failed
+half-way leaves no group behind; the next one meets anew.
 """
 
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
+
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.sync.adapter import Adapter
 from rollmatch.sync.bucket import Buffer
 from rollmatch.sync.digest import DigestMismatch, check_digests, digests_of
+from rollmatch.sync.direct import BUCKET_BYTES as DIRECT_BUCKET_BYTES
+from rollmatch.sync.direct import DirectShipment, mixed_digests_of
 from rollmatch.sync.gloo import Communicator, Meeting
 from rollmatch.sync.plan import Plan, Spec, fit, make_plan, spec_of
 from rollmatch.sync.shipment import Shipment
 from rollmatch.wire.client.http import MSGPACK
 from rollmatch.wire.client.pending import Pending
 from rollmatch.wire.client.session import RolloutServer
+from rollmatch.wire.digest_kinds import DIGEST_KINDS, DIRECT, GLOO
 from rollmatch.wire.flight import MAX_IN_FLIGHT
 from rollmatch.wire.gloo_group import TransferFailed
 
+AUTO = "auto"
 BUCKET_BYTES = 4 * 2**20
 """Larger tensors travel alone, without a copy; smaller ones are copied together while they fit into a cache."""
 IDENTITY, SYNC, COMMIT, DROP = ("/native/identity", "/native/sync", "/native/sync/commit", "/native/sync/drop")
@@ -44,8 +51,12 @@ class SyncUnconfirmed(SyncError):
 class NativeSender:
     """Rank 0's way to its servers; opens the group when it first sends."""
 
-    def __init__(self, servers: Sequence[RolloutServer], meeting: Meeting, *, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(
+        self, servers: Sequence[RolloutServer], meeting: Meeting, *, bucket_bytes: int = 0, transport: str = AUTO
+    ) -> None:
+        """``transport``: ``gloo``, ``direct``, or by itself the second where both sides have GPUs."""
         self.servers, self.meeting, self.bucket_bytes = tuple(servers), meeting, bucket_bytes
+        self.wanted, self.transport = transport, GLOO
         self._communicator: Communicator | None = None
         self._identities: tuple[dict[str, Any], ...] = ()
         self._plans: dict[tuple[Spec, ...], Plan] = {}
@@ -62,15 +73,16 @@ class NativeSender:
         named = list(weights)
         with_servers = self._meet()
         plan = self._plan([spec_of(*pair) for pair in named], whole=True)
-        self._ship(with_servers, Shipment(plan, [tensor for _, tensor in named]), version)
+        self._ship(with_servers, self._pack(plan, [tensor for _, tensor in named]), version)
 
     def send_adapter(self, adapter: Adapter, *, version: int) -> None:
         """An adapter, merged by the servers and proven by the digests of the learner's own merge. Errors as above."""
         with_servers = self._meet()
         plan = self._plan([spec_of(*pair) for pair in adapter.tensors], whole=False)
-        merged = dict(zip(adapter.merged_names, digests_of(adapter.merged), strict=True))
+        proof = mixed_digests_of(adapter.merged) if self.transport == DIRECT else digests_of(adapter.merged)
+        merged = dict(zip(adapter.merged_names, proof, strict=True))
         about = {"merges": [dict(merge) for merge in adapter.merges], "merged_digests": merged}
-        self._ship(with_servers, Shipment(plan, [tensor for _, tensor in adapter.tensors], adapter=about), version)
+        self._ship(with_servers, self._pack(plan, [tensor for _, tensor in adapter.tensors], about), version)
 
     def close(self) -> None:
         """Leave the group."""
@@ -85,11 +97,12 @@ class NativeSender:
             return self._communicator
         self.close()
         identities = tuple(server.get(IDENTITY, timeout_s=_IDENTITY_TIMEOUT_S) for server in self.servers)
+        self.transport = _best_of(identities) if self.wanted == AUTO else self.wanted
         for server, identity in zip(self.servers, identities, strict=True):
-            _check_protocol(server, identity)
+            _check_protocol(server, identity, self.transport)
         self._identities, self._plans = identities, {}
         sizes = [identity["world_size"] for identity in identities]
-        self._communicator = Communicator(self.servers, sizes, self.meeting)
+        self._communicator = Communicator(self.servers, sizes, self.meeting, transport=self.transport)
         return self._communicator
 
     def _instances(self) -> list[Any]:
@@ -104,16 +117,25 @@ class NativeSender:
             for server, identity in zip(self.servers if whole else (), self._identities, strict=False):
                 held = {t["name"]: Spec(t["name"], t["dtype"], tuple(t["shape"])) for t in identity["tensors"]}
                 fitted = fit(fitted, held, identity["aliases"], server=server.base_url)
-            found = self._plans[tuple(specs)] = make_plan(fitted, bucket_bytes=self.bucket_bytes)
+            usual = DIRECT_BUCKET_BYTES if self.transport == DIRECT else BUCKET_BYTES
+            found = self._plans[tuple(specs)] = make_plan(fitted, bucket_bytes=self.bucket_bytes or usual)
         return found
 
-    def _ship(self, communicator: Communicator, shipment: Shipment, version: int) -> None:
+    def _pack(self, plan: Plan, tensors: Sequence[Any], adapter: Any = None) -> Shipment | DirectShipment:
+        if self.transport == DIRECT:
+            return DirectShipment(plan, tensors, adapter=adapter)
+        return Shipment(plan, tensors, adapter=adapter)
+
+    def _ship(self, communicator: Communicator, shipment: Shipment | DirectShipment, version: int) -> None:
         self._num_syncs += 1
         sync_id = f"{version}-{self._num_syncs}"
         body = self._announcement(shipment, sync_id, version)
         calls = [Pending(partial(_tell, server, SYNC, body)) for server in self.servers]
         try:
-            communicator.send(sync_id, calls, shipment.pieces(self._buffers))
+            if isinstance(shipment, DirectShipment):
+                communicator.send_direct(sync_id, calls, shipment)
+            else:
+                communicator.send(sync_id, calls, shipment.pieces(self._buffers))
             replies = [call.result() for call in calls]
             self._check(shipment, replies)
             if not body["commit"]:
@@ -125,7 +147,7 @@ class NativeSender:
             _check_committed(server, reply, version)
             _check_instance(server, reply, identity["instance"])
 
-    def _announcement(self, shipment: Shipment, sync_id: str, version: int) -> dict[str, Any]:
+    def _announcement(self, shipment: Shipment | DirectShipment, sync_id: str, version: int) -> dict[str, Any]:
         return {
             "client": self.meeting.client,
             "sync_id": sync_id,
@@ -133,11 +155,11 @@ class NativeSender:
             "tensors": [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in shipment.plan.specs],
             "buckets": [bucket.stop - bucket.start for bucket in shipment.plan.buckets],
             "digests": None,  # they follow the tensors
-            "commit": len(self.servers) == 1,
+            "commit": len(self.servers) == 1 or self.transport == DIRECT,
             "adapter": shipment.adapter,
         }
 
-    def _check(self, shipment: Shipment, replies: Sequence[Any]) -> None:
+    def _check(self, shipment: Shipment | DirectShipment, replies: Sequence[Any]) -> None:
         names = [spec.name for spec in shipment.plan.specs]
         for server, reply in zip(self.servers, replies, strict=True):
             check_digests(names, shipment.digests, reply["digests"], server=server.base_url)
@@ -162,9 +184,19 @@ def _tell(server: RolloutServer, route: str, body: dict[str, Any], timeout_s: fl
     return server.control(route, body, timeout_s=timeout_s, content_type=MSGPACK)
 
 
-def _check_protocol(server: RolloutServer, identity: dict[str, Any]) -> None:
-    if identity.get("protocol") != 1 or identity.get("digest") != "blake3-16":
+def _best_of(identities: Sequence[dict[str, Any]]) -> str:
+    """What all servers put first; straight into GPUs only from a GPU."""
+    first = {identity["transports"][0] for identity in identities}
+    return DIRECT if first == {DIRECT} and torch.cuda.is_available() else GLOO
+
+
+def _check_protocol(server: RolloutServer, identity: dict[str, Any], transport: str) -> None:
+    """The digest that a server names is that of the first of its transports."""
+    transports = identity["transports"]
+    known = identity.get("protocol") == 1 and transport in transports
+    if not known or identity.get("digest") != DIGEST_KINDS.get(transports[0]):
         problem = f"{server.base_url} speaks protocol {identity.get('protocol')} with {identity.get('digest')}"
+        problem += f" over {' and '.join(transports)}; {transport} is wanted"
         raise ProtocolUnknown(problem, key=server.base_url, remedy="Install the same rollmatch on both sides.")
 
 

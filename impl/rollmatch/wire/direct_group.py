@@ -7,15 +7,15 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
 from rollmatch.wire.digest import bytes_of
-from rollmatch.wire.flight import Flight
+from rollmatch.wire.flight import broadcast_all
 from rollmatch.wire.gloo_group import GlooGroup, TransferFailed
 
-DIRECT = "direct"
 NVLS = "NCCL_NVLS_ENABLE"
 """Multicast in the switch of a machine: it fails on some virtual machines, and a broadcast is no faster by it."""
 _POLL_S = 0.0002
@@ -27,7 +27,7 @@ class DirectGroup:
     def __init__(self, meeting: GlooGroup, device: torch.device, nccl: Any = None) -> None:
         self.meeting, self.device, self._nccl = meeting, device, nccl
         self.rank, self.source = meeting.address.rank, meeting.address.world_size - 1
-        self._streams = [torch.cuda.Stream(device) for _ in range(2)] if nccl is not None else []
+        self._streams = [_stream(device), _stream(device)] if nccl is not None else []
 
     def set_ready(self, sync_id: str) -> None:
         """Tell the learner that this rank waits for the bytes of a sync."""
@@ -56,21 +56,18 @@ class DirectGroup:
         with torch.cuda.stream(work):
             yield
 
-    def follow(self) -> None:
-        """What is carried next waits for all that is at work now, and for what its caller has queued."""
+    def follow(self, *, work: bool = False) -> None:
+        """What is carried next waits for what its caller has queued, and for all that is at ``work`` if asked to."""
         if self._streams:
-            carrying, work = self._streams
-            carrying.wait_stream(work)
-            carrying.wait_stream(torch.cuda.current_stream(self.device))
+            self._streams[0].wait_stream(torch.cuda.current_stream(self.device))
+            if work:
+                self._streams[0].wait_stream(self._streams[1])
 
     def carry(self, tensors: Sequence[torch.Tensor]) -> None:
         """Begin to broadcast contiguous tensors, in order, as one group of calls. Errors: ``TransferFailed``."""
         raw = [bytes_of(tensor) for tensor in tensors if tensor.numel()]
         if self._nccl is None:
-            flight = Flight(lambda memory: self.meeting.begin(memory, source=self.source))
-            for memory in raw:
-                flight.add(memory)
-            flight.land()
+            broadcast_all(raw, partial(self.meeting.begin, source=self.source))
             return
         self._nccl.group_start()
         for memory in raw:
@@ -103,6 +100,11 @@ class DirectGroup:
             if not finished:
                 self.close()
 
+    def finish(self) -> None:
+        """Wait for what the calling thread has queued on a GPU."""
+        if self._streams:
+            torch.cuda.current_stream(self.device).synchronize()
+
     def on_device(self) -> Any:
         """Inside, the group's device is the thread's."""
         return torch.cuda.device(self.device) if self._streams else nullcontext()
@@ -127,3 +129,7 @@ class DirectGroup:
 def forbid_multicast() -> None:
     """Before the first NCCL call of a process or of its children; what the user has set stays."""
     os.environ.setdefault(NVLS, "0")
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -36,8 +36,8 @@ def add_mixed(raw: Sequence[torch.Tensor], sums: torch.Tensor) -> None:
 def mixed_digest_of(tensor: torch.Tensor) -> bytes:
     """[16] of a tensor's bytes in C order.
 
-    >>> mixed_digest_of(torch.zeros(1, dtype=torch.int64)).hex()[:16] == (0xE220A8397B1DCDAF).to_bytes(8, "little").hex()
-    True
+    >>> mixed_digest_of(torch.zeros(1, dtype=torch.int64))[7::-1].hex()
+    'e220a8397b1dcdaf'
     """
     sums = torch.zeros(1, 2, dtype=torch.int64, device=tensor.device)
     add_mixed([tensor.detach().contiguous().reshape(-1).view(torch.uint8)], sums)

@@ -17,7 +17,7 @@ _FURTHER, _SECOND = tl.constexpr(mixed_digest.FURTHER), tl.constexpr(mixed_diges
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _add_mixed(table, sums, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803
+def _add_mixed(table, sums, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """``table``: address of a tensor, first word, number of words, row of ``sums``; one line per program."""
     line = table + tl.program_id(0) * 4
     words = tl.load(line).to(tl.pointer_type(tl.int64))

@@ -98,15 +98,16 @@ class Communicator:
             raise
         return ranks
 
-    async def settle(self) -> list[dict[str, str]]:
+    async def settle(self, *, wait_s: float = 0.0) -> list[dict[str, str]]:
         """Wait until no worker joins or receives; digests that each worker has.
 
+        ``wait_s``: how long workers themselves wait before they answer; they do nothing else meanwhile.
         Errors: what the workers tell; where the group itself failed, it is closed.
         """
         began = time.monotonic()
         try:
             while True:
-                told = await self.front.call_all("rollmatch_poll")
+                told = await self.front.call_all("rollmatch_poll", *([wait_s] if wait_s else []))
                 if all(answer["state"] == "idle" for answer in told):
                     return [answer["digests"] for answer in told]
                 waited_s = time.monotonic() - began

@@ -11,6 +11,8 @@ from rollmatch.wire.server.failures import BadItem, WorkerFailure
 from rollmatch.wire.server.replica import Draw, Drawn, Replica, dead
 
 SERVING, NOT_SET, BROKEN, UPDATING = "serving", "weights-not-set", "weights-broken", "updating"
+WRITING = "update-in-progress"
+"""Weights are being written in place."""
 _WATCH_S, _ABORT_S = 0.5, 30.0
 _T = TypeVar("_T")
 
@@ -26,6 +28,13 @@ class WeightsBroken(RolloutError):
     """An update that failed half way is repaired by a full one before anything is generated."""
 
     code = "weights-broken"
+    status = 409
+
+
+class WrittenInPlace(RolloutError):
+    """Weights that are being written in place are not generated with."""
+
+    code = "update-in-progress"
     status = 409
 
 
@@ -58,12 +67,18 @@ class Front:
         return sum(self._loads)
 
     def check(self) -> None:
-        """Raise unless responses can be drawn. Errors: ``WorkerDead``, ``WeightsNotSet``, ``WeightsBroken``."""
+        """Raise unless responses can be drawn.
+
+        Errors: ``WorkerDead``, ``WeightsNotSet``, ``WrittenInPlace``, ``WeightsBroken``.
+        """
         if self.is_dead or any(replica.is_dead() for replica in self.replicas):
             raise dead()
         if self.state == NOT_SET:
             problem = "the server was started with placeholder weights and got no others yet"
             raise WeightsNotSet(problem, key="weights", remedy="Sync first.")
+        if self.state == WRITING:
+            problem = "weights are being written in place of those that were served"
+            raise WrittenInPlace(problem, key="weights", remedy="Ask again when the update is committed.")
         if self.state == BROKEN:
             problem = "an update failed while it was being loaded"
             raise WeightsBroken(problem, key="weights", remedy="Run a full sync.")

@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from rollmatch.wire.digest import DIGEST_KIND
+from rollmatch.wire.digest_kinds import DIGEST_KINDS, DIRECT, GLOO
 from rollmatch.wire.gloo_group import GroupAddress
 from rollmatch.wire.payloads import (
     CommunicatorClose,
@@ -17,10 +17,10 @@ from rollmatch.wire.payloads import (
     SyncRequest,
 )
 from rollmatch.wire.server.http import answer, read_body, unless_gone
+from rollmatch.wire.server.in_place import write_in_place
 from rollmatch.wire.server.parts import Parts
+from rollmatch.wire.server.settings import ServerSettings
 from rollmatch.wire.server.update import Committed, Staged
-
-TRANSPORTS = ("gloo",)
 
 
 def native_routes(parts: Parts) -> APIRouter:
@@ -47,10 +47,15 @@ def identity_of(parts: Parts) -> Identity:
         world_size=settings.world_size,
         max_model_len=settings.max_model_len,
         vllm_version=_vllm_version(),
-        transports=TRANSPORTS,
-        digest=DIGEST_KIND,
+        transports=transports_of(settings),
+        digest=DIGEST_KINDS[transports_of(settings)[0]],
         adapter_merge=True,
     )
+
+
+def transports_of(settings: ServerSettings) -> tuple[str, ...]:
+    """The best first."""
+    return (DIRECT, GLOO) if settings.gpus else (GLOO, DIRECT)
 
 
 def _add_generation(router: APIRouter, parts: Parts) -> None:
@@ -107,6 +112,9 @@ def _add_sync(router: APIRouter, parts: Parts) -> None:
     @router.post("/sync/")
     async def sync(request: Request) -> Response:
         wish = await read_body(request, SyncRequest)
+        if communicator.attached is not None and communicator.attached.transport == DIRECT:
+            written = await unless_gone(request, write_in_place(update, wish))
+            return written if isinstance(written, Response) else answer(request, _commit_reply(parts, written))
         staged = await unless_gone(request, update.stage(wish))
         if isinstance(staged, Response):
             return staged

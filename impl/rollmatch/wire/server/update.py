@@ -77,7 +77,7 @@ class Update:
     def __init__(self, front: Front, communicator: Communicator, model: Model, *, drain_s: float) -> None:
         self.front, self.communicator, self.model, self.drain_s = front, communicator, model, drain_s
         self.staged: Staged | None = None
-        self._busy = False
+        self.is_busy = False
         self._cleanups: set[asyncio.Task[Any]] = set()
 
     async def stage(self, request: SyncRequest) -> Staged:
@@ -86,24 +86,24 @@ class Update:
         Errors: ``UpdateInProgress``, ``VersionNotNewer``, those of ``announced`` and of the workers.
         """
         attached = self.communicator.check_attached(request.client)
-        self._check_order(request)
+        self.check_order(request)
         check_sync(request, self.model)
-        self._busy, began = True, time.perf_counter()
+        self.is_busy, began = True, time.perf_counter()
         try:
-            await self.front.call_all("rollmatch_receive", _plan(request))
+            await self.front.call_all("rollmatch_receive", plan_of(request))
             digests = agreed(await self.communicator.settle())
-            _check_received(digests, request)
+            check_received(digests, request)
             check_aliases(digests, self.model)
-            merged = await self._merge(request)
+            merged = await self.merge(request)
         except asyncio.CancelledError:  # the learner hung up: its group is of no more use
-            self._clean(self.communicator.close())
+            self.clean(self.communicator.close())
             raise
         except RollmatchError:
             if self.communicator.attached is attached:
                 await self.drop()
             raise
         finally:
-            self._busy = False
+            self.is_busy = False
         self.staged = Staged(
             sync_id=request.sync_id,
             version=request.version,
@@ -150,7 +150,7 @@ class Update:
 
     async def drop(self) -> bool:
         """Throw away what is staged or on its way; whether there was anything."""
-        dropped = self._busy or self.staged is not None
+        dropped = self.is_busy or self.staged is not None
         self.staged = None
         await self.front.call_all("rollmatch_drop")
         return dropped
@@ -160,28 +160,29 @@ class Update:
         self.staged = None
         return await self.communicator.close()
 
-    async def _merge(self, request: SyncRequest) -> dict[str, str]:
+    async def merge(self, request: SyncRequest) -> dict[str, str]:
         if request.adapter is None:
             return {}
-        told = await self.front.call_all("rollmatch_merge", request.adapter.model_dump())
+        held = [[spec.name, spec.dtype, list(spec.shape)] for spec in self.model.tensors.values()]
+        told = await self.front.call_all("rollmatch_merge", request.adapter.model_dump() | {"model": held})
         return agreed([answer["digests"] for answer in told])
 
-    def _check_order(self, request: SyncRequest) -> None:
-        if self._busy or self.staged is not None:
-            told = "is on its way" if self._busy else "is staged"
+    def check_order(self, request: SyncRequest) -> None:
+        if self.is_busy or self.staged is not None:
+            told = "is on its way" if self.is_busy else "is staged"
             raise UpdateInProgress(f"an update {told}", key="sync_id", remedy="Commit or drop it first.")
         if request.version <= self.front.policy_version:
             problem = f"is {request.version}, served is {self.front.policy_version}"
             raise VersionNotNewer(problem, key="version", remedy="Count on from the highest version of all servers.")
 
-    def _clean(self, work: Awaitable[Any]) -> None:
+    def clean(self, work: Awaitable[Any]) -> None:
         """Run beside what goes on; kept so that it is not collected."""
         task = asyncio.ensure_future(work)
         self._cleanups.add(task)
         task.add_done_callback(self._cleanups.discard)
 
 
-def _plan(request: SyncRequest) -> dict[str, Any]:
+def plan_of(request: SyncRequest) -> dict[str, Any]:
     return {
         "sync_id": request.sync_id,
         "tensors": [[spec.name, spec.dtype.removeprefix("torch."), list(spec.shape)] for spec in request.tensors],
@@ -191,7 +192,7 @@ def _plan(request: SyncRequest) -> dict[str, Any]:
     }
 
 
-def _check_received(digests: dict[str, str], request: SyncRequest) -> None:
+def check_received(digests: dict[str, str], request: SyncRequest) -> None:
     if any(spec.name not in digests for spec in request.tensors):
         raise SyncDropped("it was dropped while it ran", key=request.sync_id, remedy="Sync again.")
 

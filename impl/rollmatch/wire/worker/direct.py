@@ -8,9 +8,7 @@ from rollmatch.wire.direct_group import DirectGroup, forbid_multicast
 from rollmatch.wire.gloo_group import GlooGroup, GroupAddress, not_joined
 
 
-def open_direct(
-    address: GroupAddress, device: torch.device, *, listener: socket.socket | None = None
-) -> DirectGroup:
+def open_direct(address: GroupAddress, device: torch.device, *, listener: socket.socket | None = None) -> DirectGroup:
     """Join; returns when all ranks have. Errors: ``CommunicatorTimeout``."""
     meeting = GlooGroup.open(address, listener=listener)
     if device.type != "cuda":

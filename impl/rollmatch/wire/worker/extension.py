@@ -13,6 +13,10 @@ from functools import wraps
 from typing import Any
 
 from rollmatch.errors import RollmatchError
+from rollmatch.wire.digest_kinds import DIRECT
+from rollmatch.wire.worker.base_weights import BaseWeights
+from rollmatch.wire.worker.groups import parse_address
+from rollmatch.wire.worker.in_place import InPlaceReceiver, Served
 from rollmatch.wire.worker.loading import addresses_of, keep_weights_loadable, load_into
 from rollmatch.wire.worker.receiver import NothingReceived, Receiver
 
@@ -40,6 +44,10 @@ class WorkerExtension:
     """Mixed into the worker; the names must not clash with the worker's own."""
 
     rollmatch_receiver: Receiver | None = None
+    rollmatch_served: Served | None = None
+    rollmatch_base: BaseWeights | None = None
+    rollmatch_serves_base = True
+    """Whether nothing was loaded since the start."""
 
     def rollmatch_describe(self) -> Told:
         """Where this worker stands among the tensor parallel ranks of its engine."""
@@ -50,24 +58,41 @@ class WorkerExtension:
         """Begin to join a group as ``address['rank'] + rank``; the port is bound when this returns."""
         self.rollmatch_close()
         address = address | {"rank": address["rank"] + int(self.rank)}  # type: ignore[attr-defined]
-        self.rollmatch_receiver = Receiver.start(address, transport=transport, device=self.device)  # type: ignore[attr-defined]
+        device = self.device  # type: ignore[attr-defined]
+        if transport == DIRECT:
+            self.rollmatch_served = self.rollmatch_served or Served()
+            receiver: Receiver = InPlaceReceiver.start_in(
+                self._rollmatch_model(), self.rollmatch_served, parse_address(address), device=device
+            )
+        else:
+            receiver = Receiver.start(address, transport=transport, device=device)
+        self.rollmatch_receiver = receiver
         return {"rank": address["rank"]}
 
     @_telling
     def rollmatch_receive(self, plan: Told) -> Told:
         """Begin to receive what is announced."""
         self._rollmatch_needed().begin(plan)
+        if not plan.get("beside", True):
+            self._rollmatch_forget_base()
         return {}
 
     @_telling
-    def rollmatch_poll(self) -> Told:
+    def rollmatch_poll(self, wait_s: float = 0.0) -> Told:
         """How far joining and receiving are: ``busy``, or ``idle`` with the digests of all that came."""
+        self._rollmatch_needed().wait(wait_s)
         return self._rollmatch_needed().poll()
+
+    @_telling
+    def rollmatch_whole(self) -> Told:
+        """Whether the model holds the weights of one version."""
+        return {"whole": self.rollmatch_served is None or self.rollmatch_served.is_whole}
 
     @_telling
     def rollmatch_load(self, aliases: list[str]) -> Told:
         """Put what was received into the model, but for tied tensors, which come with what they are tied to."""
-        receiver, model = self._rollmatch_needed(), self.model_runner.model  # type: ignore[attr-defined]
+        receiver, model = self._rollmatch_needed(), self._rollmatch_model()
+        self._rollmatch_forget_base()
         load_into(model, {name: tensor for name, tensor in receiver.take().items() if name not in aliases})
         receiver.reuse(addresses_of(model))
         return {"loaded": True}
@@ -75,6 +100,11 @@ class WorkerExtension:
     @_telling
     def rollmatch_merge(self, plan: Told) -> Told:
         """Turn received adapter tensors into merged weights, ready to be loaded."""
+        receiver = self._rollmatch_needed()
+        if isinstance(receiver, InPlaceReceiver):
+            from rollmatch.wire.worker.merging_in_place import merge_in_place
+
+            return merge_in_place(receiver, plan, self._rollmatch_kept_base(), self._rollmatch_model())
         from rollmatch.wire.worker.merging import merge_received
 
         return merge_received(self._rollmatch_needed(), plan, model_runner=self.model_runner)  # type: ignore[attr-defined]
@@ -92,6 +122,25 @@ class WorkerExtension:
             self.rollmatch_receiver.close()
         self.rollmatch_receiver = None
         return {}
+
+    def _rollmatch_model(self) -> Any:
+        """Without what vLLM wraps around it for CUDA graphs."""
+        return self.model_runner.get_model()  # type: ignore[attr-defined]
+
+    def _rollmatch_kept_base(self) -> BaseWeights:
+        """Made when first needed; what the engine was started with is the base, unless it was placeholders."""
+        if self.rollmatch_base is None:
+            config = self.vllm_config.model_config  # type: ignore[attr-defined]
+            self.rollmatch_base = BaseWeights(config.model, dtype=config.dtype, device=self.device)  # type: ignore[attr-defined]
+            if self.rollmatch_serves_base and self.vllm_config.load_config.load_format != "dummy":  # type: ignore[attr-defined]
+                self.rollmatch_base.changed = set()
+        return self.rollmatch_base
+
+    def _rollmatch_forget_base(self) -> None:
+        """Something else is being loaded."""
+        self.rollmatch_serves_base = False
+        if self.rollmatch_base is not None:
+            self.rollmatch_base.changed = None
 
     def _rollmatch_needed(self) -> Receiver:
         if self.rollmatch_receiver is None:

@@ -41,7 +41,7 @@ def merge_received(receiver: Receiver, plan: dict[str, Any], *, model_runner: An
             problem = str(error).splitlines()[0]
             raise AdapterMisfit(problem, key=merge["name"], remedy="Send the adapter of this model.") from error
     digests = {name: digest_of(tensor).hex() for name, tensor in merged.items()}
-    _check(digests, plan.get("merged_digests"))
+    check_merged(digests, plan.get("merged_digests"))
     receiver.put_back(base | merged)
     return {"digests": digests}
 
@@ -75,7 +75,7 @@ def merge_adapter(weight: torch.Tensor, parts: Mapping[str, torch.Tensor], merge
 def _delta(weight: torch.Tensor, lora_a: torch.Tensor, lora_b: torch.Tensor, scaling: float) -> torch.Tensor:
     """Half precision is multiplied in float32 on a CPU, as peft does."""
     dtype = lora_b.dtype
-    if dtype in (torch.float16, torch.bfloat16):
+    if lora_b.device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
         lora_a, lora_b = lora_a.float(), lora_b.float()
     if weight.dim() > 2:
         convolve = {4: functional.conv2d, 5: functional.conv3d}[weight.dim()]
@@ -95,7 +95,7 @@ def _with_magnitude(weight: torch.Tensor, delta: torch.Tensor, magnitude: torch.
     return (factor * summed).to(weight.dtype)
 
 
-def _check(digests: dict[str, str], wanted: dict[str, str] | None) -> None:
+def check_merged(digests: dict[str, str], wanted: dict[str, str] | None) -> None:
     for name, digest in (wanted or {}).items():
         if digests.get(name) != digest:
             problem = f"merged with digest {digests.get(name)}, the learner's merge has {digest}"

@@ -89,7 +89,7 @@ def _joined(copies: Sequence[Copy], length: int, dtype: torch.dtype) -> torch.Te
     if not follows or parts[0].offset or ends[-1] != length:
         return None
     flat = torch.empty(0, dtype=dtype, device=first.device)
-    return flat.set_(first.untyped_storage(), first.storage_offset(), (length,), (1,))  # type: ignore[call-overload,no-any-return]
+    return flat.set_(first.untyped_storage(), first.storage_offset(), (length,), (1,))
 
 
 def _is_plain(copy: Copy, dtype: torch.dtype) -> bool:

@@ -4,7 +4,7 @@ import queue
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -14,7 +14,7 @@ from rollmatch.wire.digester import Digester
 from rollmatch.wire.flight import Flight
 from rollmatch.wire.gloo_group import GO, bind
 from rollmatch.wire.worker.blocks import Blocks
-from rollmatch.wire.worker.groups import Group, open_group, parse_address
+from rollmatch.wire.worker.groups import open_group, parse_address
 
 
 class NothingReceived(SyncError):
@@ -53,10 +53,12 @@ class Receiver:
     """One member of one group; jobs run one after the other."""
 
     def __init__(self) -> None:
-        self._group: Group | None = None
+        self._group: Any = None
+        """A ``Group``, or what a subclass needs."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._num_begun = 0
         self._num_ended = 0
+        self._ended = threading.Condition()
         self._failure: RollmatchError | None = None
         self._received = _Received()
         self._blocks = Blocks()
@@ -70,7 +72,7 @@ class Receiver:
         return cls.joining(lambda: open_group(address, transport=transport, listener=listener, device=device))
 
     @classmethod
-    def joining(cls, open_it: Callable[[], Group]) -> "Receiver":
+    def joining(cls, open_it: Callable[[], Any]) -> Self:
         """Begin to join the group that ``open_it`` opens."""
         receiver = cls()
 
@@ -100,6 +102,11 @@ class Receiver:
     def has_failed(self) -> bool:
         """Whether a job failed since the last ``drop``."""
         return self._failure is not None
+
+    def wait(self, within_s: float) -> None:
+        """Until nothing is under way, for so long at most."""
+        with self._ended:
+            self._ended.wait_for(lambda: self._num_ended == self._num_begun, timeout=within_s)
 
     def poll(self) -> dict[str, Any]:
         """Errors: whatever a job failed with, until ``drop``."""
@@ -152,17 +159,16 @@ class Receiver:
             except RollmatchError as error:
                 self._failure = error
             finally:
-                self._num_ended += 1
+                with self._ended:
+                    self._num_ended += 1
+                    self._ended.notify_all()
         if self._group is not None:
             self._group.close()
 
     def _receive(self, plan: dict[str, Any], received: _Received) -> None:
-        group, tensors = self._group, plan["tensors"]
+        tensors, group = plan["tensors"], self._group
         assert group is not None
-        if sync_id := plan.get("sync_id"):
-            group.set_ready(sync_id)
-            if group.wait_word(sync_id) != GO:
-                raise SyncDropped("the learner dropped the sync", key=sync_id)
+        wait_go(group, plan)
         with Digester() as digester:
             flight, first = Flight(group.begin), 0
             for num_tensors in plan["buckets"]:
@@ -197,6 +203,14 @@ class Receiver:
                     key=name,
                     remedy="Sync again; if it happens again, look for a tensor that changes while it is sent.",
                 )
+
+
+def wait_go(group: Any, plan: dict[str, Any]) -> None:
+    """Where there is a hand-shake, wait for the learner's word. Errors: ``SyncDropped``, ``TransferFailed``."""
+    if sync_id := plan.get("sync_id"):
+        group.set_ready(sync_id)
+        if group.wait_word(sync_id) != GO:
+            raise SyncDropped("the learner dropped the sync", key=sync_id)
 
 
 def _digests_in(trailer: torch.Tensor) -> list[str]:

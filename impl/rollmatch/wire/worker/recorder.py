@@ -42,12 +42,12 @@ class Recording:
     fills: list[tuple[torch.Tensor, float]] = field(default_factory=list)
 
 
-def record(model: Any, tensors: Iterable[tuple[str, torch.dtype, Sequence[int]]]) -> Recording:
+def record(model: Any, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> Recording:
     """Let ``model.load_weights`` have placeholders of all tensors. Errors: ``PlacesUnknown``."""
     recorder = _Recorder(memory_of(model))
     try:
         with torch.no_grad(), recorder:
-            model.load_weights((name, recorder.placeholder(name, *rest)) for name, *rest in tensors)
+            model.load_weights((name, recorder.placeholder(name, dtype, shape)) for name, dtype, shape in tensors)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
         raise _unknown(f"vLLM's loader: {type(error).__name__}: {error}") from error
     return recorder.recording
@@ -64,11 +64,11 @@ def storage_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows placeholders by their storages through whatever a loader does."""
 
     def __init__(self, memory: Iterable[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self._memory = {storage_of(tensor) for tensor in memory}
         self._names: dict[int, str] = {}
@@ -118,7 +118,7 @@ class _Recorder(TorchDispatchMode):
                 self.recording.changed.setdefault(made_of, []).append(target)
         else:
             shape, strides = tuple(source.shape), source.stride()
-            copy = Copy(offset=source.storage_offset(), shape=shape, strides=strides, target=target)
+            copy = Copy(offset=int(source.storage_offset()), shape=shape, strides=strides, target=target)
             self.recording.copies.setdefault(name, []).append(copy)
 
     def _mark(self, tensor: torch.Tensor, sources: frozenset[str]) -> None:

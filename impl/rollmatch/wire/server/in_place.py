@@ -1,0 +1,96 @@
+"""Updates that are written in place of the served weights: nothing is generated from the first byte to the commit."""
+
+import asyncio
+import time
+
+from rollmatch.errors import SyncError
+from rollmatch.wire.payloads import SyncRequest
+from rollmatch.wire.server.announced import check_aliases, check_sync
+from rollmatch.wire.server.front import BROKEN, SERVING, UPDATING, WRITING
+from rollmatch.wire.server.update import CachesKept, Committed, Staged, Update, agreed, check_received, plan_of
+
+_WAIT_S = 0.25
+"""Between two looks at what else is asked of a worker."""
+
+
+class NothingKeptBeside(SyncError):
+    """What is written in place is committed in the same call."""
+
+    code = "in-place-not-staged"
+    status = 400
+
+
+async def write_in_place(update: Update, request: SyncRequest) -> Committed:
+    """Receive, verify, serve; goes through to its end even if the caller hangs up, whose group is closed then.
+
+    Errors: ``NothingKeptBeside``, those of ``Update.stage``; afterwards the old weights serve if none was touched,
+    else none do.
+    """
+    update.communicator.check_attached(request.client)
+    if not request.commit:
+        remedy = "Announce with commit: true, or open a communicator with transport gloo."
+        raise NothingKeptBeside("weights in place cannot be kept beside", key="commit", remedy=remedy)
+    update.check_order(request)
+    check_sync(request, update.model)
+    update.is_busy = True
+    task = asyncio.ensure_future(_write(update, request))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        update.clean(_leave(update, task))
+        raise
+
+
+async def _leave(update: Update, task: asyncio.Task[Committed]) -> None:
+    await update.communicator.close()
+    await asyncio.wait([task])
+    task.exception()  # told to nobody: the caller is gone
+
+
+async def _write(update: Update, request: SyncRequest) -> Committed:
+    front = update.front
+    try:
+        async with front.quiet(drain_s=update.drain_s) as num_restarted:
+            front.state = WRITING
+            try:
+                staged = await _receive(update, request)
+                began = time.perf_counter()
+                await _forget(update)
+            except BaseException:
+                front.state = BROKEN  # whatever asking for it brings
+                front.state = UPDATING if await _is_whole(update) else BROKEN
+                raise
+            front.policy_version, front.state = request.version, SERVING
+        return Committed(staged=staged, commit_s=time.perf_counter() - began, num_restarted=num_restarted)
+    finally:
+        update.is_busy = False
+
+
+async def _receive(update: Update, request: SyncRequest) -> Staged:
+    began = time.perf_counter()
+    plan = plan_of(request) | {"beside": request.adapter is not None, "aliases": sorted(update.model.aliases)}
+    await update.front.call_all("rollmatch_receive", plan)
+    digests = agreed(await update.communicator.settle(wait_s=_WAIT_S))
+    check_received(digests, request)
+    check_aliases(digests, update.model)
+    return Staged(
+        sync_id=request.sync_id,
+        version=request.version,
+        digests=tuple(digests[spec.name] for spec in request.tensors),
+        merged_digests=await update.merge(request),
+        receive_s=time.perf_counter() - began,
+    )
+
+
+async def _forget(update: Update) -> None:
+    if not await update.front.reset_caches():
+        problem = "the engine would not give up caches of the old weights"
+        raise CachesKept(problem, key="caches", remedy="Run a full sync.")
+
+
+async def _is_whole(update: Update) -> bool:
+    """Whether every worker holds weights of one version; forgets what failed."""
+    told = await update.front.call_all("rollmatch_whole")
+    if update.communicator.attached is not None:
+        await update.front.call_all("rollmatch_drop")
+    return all(answer["whole"] for answer in told)
