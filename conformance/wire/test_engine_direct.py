@@ -96,9 +96,7 @@ def test_nothing_is_generated_from_the_first_byte_to_the_commit(sender, server, 
     refusals = []
 
     def carry(self, tensors, real=DirectGroup.carry):
-        answer = server.post_packed(
-            "/native/infer/", {"requests": text_batch([[5]]), "sampling": {"max_tokens": 2}}
-        )
+        answer = server.post_packed("/native/infer/", {"requests": text_batch([[5]]), "sampling": {"max_tokens": 2}})
         refusals.append((answer[0], answer[1]["code"]))
         return real(self, tensors)
 
@@ -125,7 +123,9 @@ def test_what_runs_is_written_whole_under_one_version(sender, server, policies):
     assert server.version in versions
 
 
-def test_a_changed_number_is_found_and_the_next_sync_repairs(sender, server, policies, scene_batch, greedy, monkeypatch):
+def test_a_changed_number_is_found_and_the_next_sync_repairs(
+    sender, server, policies, scene_batch, greedy, monkeypatch
+):
     push(sender, server, policies[0].weights)
     version, name = server.version, "model.visual.patch_embed.proj.weight"
     weights = {key: tensor.clone() for key, tensor in policies[1].weights.items()}

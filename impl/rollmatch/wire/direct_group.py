@@ -66,13 +66,16 @@ class DirectGroup:
     def carry(self, tensors: Sequence[torch.Tensor]) -> None:
         """Begin to broadcast contiguous tensors, in order, as one group of calls. Errors: ``TransferFailed``."""
         raw = [bytes_of(tensor) for tensor in tensors if tensor.numel()]
-        if self._nccl is None:
+        if not self._streams:
             broadcast_all(raw, partial(self.meeting.begin, source=self.source))
             return
-        self._nccl.group_start()
-        for memory in raw:
-            self._nccl.broadcast(memory, src=self.source, stream=self._streams[0])
-        self._nccl.group_end()
+        if self._nccl is None:
+            raise TransferFailed("the group is closed", remedy="Open a communicator.")
+        with failing(f"rank {self.rank}"):
+            self._nccl.group_start()
+            for memory in raw:
+                self._nccl.broadcast(memory, src=self.source, stream=self._streams[0])
+            self._nccl.group_end()
 
     def mark(self) -> Any:
         """A point in the work queued by now, to ``wait`` for; None on a CPU, where it is done."""
@@ -124,6 +127,17 @@ class DirectGroup:
             key="broadcast",
             remedy="Look for the rank that died; then open a new communicator and sync again.",
         )
+
+
+@contextmanager
+def failing(where: str) -> Iterator[None]:
+    """What torch, CUDA or NCCL raise, as an error of ours."""
+    try:
+        yield
+    except RuntimeError as error:
+        problem = f"{where}: {str(error).splitlines()[0]}"
+        remedy = "Look for the rank that died; then open a new communicator and sync again."
+        raise TransferFailed(problem, key="broadcast", remedy=remedy) from error
 
 
 def forbid_multicast() -> None:

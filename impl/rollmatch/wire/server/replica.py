@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rollmatch.wire.direct_group import forbid_multicast
 from rollmatch.wire.payloads import Sampling
 from rollmatch.wire.server.failures import BadItem, WorkerDead
 from rollmatch.wire.server.prompts import Prompt
@@ -88,6 +89,7 @@ class VllmReplica:
             "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
         } | ({"distributed_executor_backend": "uni"} if size == 1 else {})
         if settings.gpus:
+            forbid_multicast()
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(settings.gpus[index * size : (index + 1) * size])
         config = AsyncEngineArgs(**(arguments | settings.engine_arguments)).create_engine_config()
         if not settings.gpus:

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 
 from rollmatch.wire.digest import bytes_of
-from rollmatch.wire.direct_group import DirectGroup
+from rollmatch.wire.direct_group import DirectGroup, failing
 from rollmatch.wire.gloo_group import GroupAddress, bind
 from rollmatch.wire.mixed_digest import add_mixed, mixed_digests
 from rollmatch.wire.worker.direct import open_direct
@@ -70,7 +70,7 @@ class InPlaceReceiver(Receiver):
 
     def _receive(self, plan: dict[str, Any], received: _Received) -> None:
         wait_go(self.group, plan)
-        with self.group.on_device(), torch.no_grad():
+        with failing(f"rank {self.group.rank}"), self.group.on_device(), torch.no_grad():
             self.served.is_whole = self.served.is_whole and plan["beside"]
             brought = self._carry_all(plan, received)
             if plan["beside"]:

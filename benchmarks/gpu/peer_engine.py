@@ -1,0 +1,113 @@
+"""An engine without HTTP in a process of its own, driven through a pipe; its worker knows every way of weights."""
+
+import multiprocessing
+import os
+import traceback
+from types import SimpleNamespace
+
+import torch
+
+from rollmatch.wire.worker.extension import WorkerExtension
+
+WORKER = "benchmarks.gpu.peer_engine.PeerWorker"
+
+
+class PeerWorker(WorkerExtension):
+    """Ours, and what the peers need."""
+
+    def peer_floor(self, num_bytes, num_pieces):
+        """Receive so many bytes and do nothing with them."""
+        group = self.rollmatch_receiver.group
+        if getattr(self, "peer_memory", None) is None:
+            self.peer_memory = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+        for _ in range(num_pieces):
+            group.carry([self.peer_memory])
+        group.wait(group.mark())
+
+    def peer_forget(self):
+        self.peer_memory = None
+        torch.cuda.empty_cache()
+
+    def peer_load_one(self, name, shape):
+        """One tensor, through vLLM's loader."""
+        group = self.rollmatch_receiver.group
+        tensor = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
+        group.follow()
+        group.carry([tensor])
+        group.wait(group.mark())
+        self._rollmatch_model().load_weights([(name, tensor)])
+        group.finish()
+
+    def peer_held(self):
+        """Something of every parameter, to be compared."""
+        told = self._rollmatch_model().named_parameters()
+        return {name: int(weight.view(torch.int16).long().sum()) for name, weight in told}
+
+
+def run_engine(directory, gpu, pipe, arguments):
+    """Of a child: answer what comes through the pipe."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    from vllm import LLM
+
+    llm = LLM(
+        directory,
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        dtype="bfloat16",
+        max_model_len=2048,
+        worker_extension_cls=WORKER,
+        **arguments,
+    )
+    pipe.send("ready")
+    while (told := pipe.recv()) is not None:
+        method, *arguments = told
+        try:
+            if method.startswith("llm."):
+                answer = getattr(llm, method[4:])(*arguments)
+            else:
+                answer = llm.collective_rpc(method, args=tuple(arguments))
+        except Exception as error:  # noqa: BLE001 - told to the other side
+            answer = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-2000:]}
+        pipe.send(answer)
+
+
+class Engines:
+    """All of them, on GPUs 0 to n - 1; every call goes to all at the same time."""
+
+    def __init__(self, directory, num_engines, arguments):
+        """``arguments``: vLLM's further ones."""
+        context = multiprocessing.get_context("spawn")
+        self.engines = []
+        for gpu in range(num_engines):
+            pipe, theirs = context.Pipe()
+            process = context.Process(target=run_engine, args=(directory, gpu, theirs, arguments), daemon=False)
+            process.start()
+            self.engines.append(SimpleNamespace(pipe=pipe, process=process))
+
+    def begin(self, method, *arguments):
+        for engine in self.engines:
+            engine.pipe.send((method, *arguments))
+
+    def begin_one(self, index, method, *arguments):
+        self.engines[index].pipe.send((method, *arguments))
+
+    def answers(self, *, within_s=60.0):
+        """Of all, in order; raises what an engine was told to raise."""
+        told = []
+        for engine in self.engines:
+            if not engine.pipe.poll(within_s):
+                raise TimeoutError(f"an engine did not answer within {within_s} s")
+            told.append(engine.pipe.recv())
+        for answer in told:
+            first = answer[0] if isinstance(answer, list) and answer else answer
+            if isinstance(first, dict) and ("error" in first or "failure" in first):
+                raise RuntimeError(str(first))
+        return told
+
+    def call(self, method, *arguments, within_s=60.0):
+        self.begin(method, *arguments)
+        return self.answers(within_s=within_s)
+
+    def end(self):
+        for engine in self.engines:
+            engine.process.kill()

@@ -1,0 +1,192 @@
+"""Ways of weights from this process to engines, each a call that returns when the weights are in place."""
+
+import itertools
+import time
+from types import SimpleNamespace
+
+import torch
+
+from benchmarks.gpu.eight_billion import random_adapter, shapes
+from conformance.wire.instance import Instance, settings_for
+from rollmatch.sync.direct import BUCKET_BYTES, DirectShipment, mixed_digests_of
+from rollmatch.sync.gloo import Meeting
+from rollmatch.sync.native_sender import NativeSender
+from rollmatch.sync.plan import make_plan, spec_of
+from rollmatch.wire.client.session import ClientSettings, RolloutServer
+from rollmatch.wire.gloo_group import GO, GroupAddress
+from rollmatch.wire.worker.direct import open_direct
+from rollmatch.wire.worker.merging import merge_adapter
+
+HOST, TIMEOUT_S = "127.0.0.1", 30.0
+ENGINE = {"enforce_eager": True, "kv_cache_memory_bytes": 4 << 30, "gpu_memory_utilization": 0.3}
+PACKED = {"weight_transfer_config": {"backend": "nccl"}}
+
+
+class Direct:
+    """Straight into the engines' parameters, with digests; announced through pipes."""
+
+    def __init__(self, engines, weights, *, port):
+        self.engines, self.weights = engines, weights
+        self.num_engines = len(engines.engines)
+        world_size = self.num_engines + 1
+        told = {"host": HOST, "port": port, "world_size": world_size, "timeout_s": TIMEOUT_S, "join_timeout_s": 60.0}
+        for index in range(self.num_engines):
+            engines.begin_one(index, "rollmatch_open", told | {"rank": index}, "direct")
+        engines.answers()
+        device = next(iter(weights.values())).device
+        self.group = open_direct(GroupAddress(**told, rank=self.num_engines), device)
+        engines.call("rollmatch_poll", 30.0)
+        self.plan = make_plan([spec_of(*pair) for pair in weights.items()], bucket_bytes=BUCKET_BYTES)
+        self.counter = itertools.count()
+
+    def __call__(self):
+        sync_id = f"s{next(self.counter)}"
+        shipment = DirectShipment(self.plan, list(self.weights.values()))
+        self.engines.call("rollmatch_receive", self._announcement(sync_id))
+        while not self.group.is_ready(sync_id, range(self.num_engines)):
+            time.sleep(0.0002)
+        self.group.tell(sync_id, GO)
+        self.engines.begin("rollmatch_poll", TIMEOUT_S)
+        shipment.carry(self.group, lambda: None)
+        names = [spec.name for spec in self.plan.specs]
+        for told in self.engines.answers():
+            assert [told[0]["digests"][name] for name in names] == list(shipment.digests)
+
+    def total_is_right(self):
+        """Whether all parameters of every engine together hold what was sent."""
+        held = self.engines.call("peer_held")
+        sent = sum(int(tensor.view(torch.int16).long().sum()) for tensor in self.weights.values())
+        return all(sum(told[0].values()) == sent for told in held) and all(told == held[0] for told in held)
+
+    def _announcement(self, sync_id):
+        return {
+            "sync_id": sync_id,
+            "tensors": [[spec.name, spec.dtype, list(spec.shape)] for spec in self.plan.specs],
+            "buckets": [bucket.stop - bucket.start for bucket in self.plan.buckets],
+            "trailer": True,
+            "beside": False,
+            "aliases": [],
+        }
+
+
+class Floor:
+    """So many bytes from one piece of memory into another, on the same group."""
+
+    NUM_PIECES = 16
+
+    def __init__(self, direct, num_bytes):
+        self.direct, self.piece_bytes = direct, num_bytes // self.NUM_PIECES
+        self.memory = torch.zeros(self.piece_bytes, dtype=torch.uint8, device=direct.group.device)
+
+    def __call__(self):
+        group = self.direct.group
+        self.direct.engines.begin("peer_floor", self.piece_bytes, self.NUM_PIECES)
+        for _ in range(self.NUM_PIECES):
+            group.carry([self.memory])
+        group.wait(group.mark())
+        self.direct.engines.answers()
+
+    def forget(self):
+        self.memory = None
+        self.direct.engines.call("peer_forget")
+
+
+class OneByOne:
+    """One call, one broadcast and one load per tensor, without HTTP."""
+
+    def __init__(self, direct):
+        self.direct = direct
+
+    def __call__(self):
+        group, engines = self.direct.group, self.direct.engines
+        for name, tensor in self.direct.weights.items():
+            engines.begin("peer_load_one", name, list(tensor.shape))
+            group.carry([tensor])
+            group.wait(group.mark())
+            engines.answers()
+
+
+class Packed:
+    """vLLM's own weight transfer."""
+
+    def __init__(self, engines, weights, *, port):
+        from vllm.distributed.weight_transfer.nccl_common import trainer_init
+
+        self.engines, self.weights = engines, weights
+        world_size = len(engines.engines) + 1
+        meeting = {"master_address": HOST, "master_port": port, "world_size": world_size}
+        for index in range(world_size - 1):
+            told = {"init_info": meeting | {"rank_offset": index + 1}}
+            engines.begin_one(index, "llm.init_weight_transfer_engine", told)
+        self.group = trainer_init(meeting)
+        engines.answers()
+
+    def __call__(self):
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+
+        self.engines.call("llm.start_weight_update")
+        names, shapes_ = list(self.weights), [list(tensor.shape) for tensor in self.weights.values()]
+        about = {"names": names, "dtype_names": ["bfloat16"] * len(names), "shapes": shapes_, "packed": True}
+        self.engines.begin("llm.update_weights", {"update_info": about})
+        how = {"group": self.group, "packed": True}
+        NCCLWeightTransferEngine.trainer_send_weights(iter(self.weights.items()), how)
+        self.engines.answers()
+        self.engines.call("llm.finish_weight_update")
+
+
+class OurServers:
+    """Over HTTP, as a run does it."""
+
+    def __init__(self, directory, num_servers, folder, arguments=ENGINE):
+        told = {"model": str(directory), "dtype": "bfloat16", "max_model_len": 2048, "load_format": "dummy"}
+        told |= {"engine_arguments": arguments, "drain_s": 0.0}
+        settings = [settings_for(**told, gpus=(str(gpu),)) for gpu in range(num_servers)]
+        pairs = enumerate(settings)
+        self.instances = [Instance(one, folder / f"server{place}.log") for place, one in pairs]
+
+    def connect(self, weights):
+        self.weights, self.versions = weights, itertools.count(1)
+        clients = [RolloutServer(instance.wait_ready().url, ClientSettings()) for instance in self.instances]
+        for client in clients:
+            client.connect()
+        meeting = Meeting(
+            host=HOST, port=settings_for().port, client="learner", timeout_s=TIMEOUT_S, join_timeout_s=60.0
+        )
+        self.sender = NativeSender(clients, meeting, transport="direct")
+
+    def __call__(self):
+        self.sender.send(self.weights.items(), version=next(self.versions))
+
+    def end(self):
+        for instance in self.instances:
+            instance.end()
+
+
+class Adapters:
+    """A DoRA on every linear, merged by our servers. The base is all zeros: the directory's file is a hole."""
+
+    def __init__(self, servers, num_layers):
+        self.servers = servers
+        self.device = next(iter(servers.weights.values())).device
+        self.tensors, self.merges = random_adapter(self.device, num_layers)
+        self.shapes, self.merged = shapes(num_layers), []
+        self.num_bytes = sum(tensor.nbytes for _, tensor in self.tensors)
+
+    def merge(self):
+        """The learner's own."""
+        parts, self.merged = dict(self.tensors), []
+        for merge in self.merges:
+            base = torch.zeros(self.shapes[merge["name"]], dtype=torch.bfloat16, device=self.device)
+            self.merged.append(merge_adapter(base, parts, merge))
+
+    def prove(self):
+        mixed_digests_of(self.merged)
+
+    def __call__(self):
+        adapter = SimpleNamespace(
+            tensors=self.tensors,
+            merges=self.merges,
+            merged_names=[merge["name"] for merge in self.merges],
+            merged=self.merged,
+        )
+        self.servers.sender.send_adapter(adapter, version=next(self.servers.versions))

@@ -1,0 +1,147 @@
+"""Weights from one GPU straight into the parameters of an engine on another, by NCCL."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from conformance.rollout.digits import GREEDY, MODEL, load_model, perturb, requests_for, scenes, template_of
+from conformance.wire.calls import text_batch
+from conformance.wire.instance import ENGINE, free_port, running
+from rollmatch.errors import RollmatchError
+from rollmatch.model import merged_weights
+from rollmatch.sync.gloo import Meeting
+from rollmatch.sync.native_sender import NativeSender
+from rollmatch.wire.client.session import ClientSettings, RolloutServer
+from rollmatch.wire.direct_group import DirectGroup
+from rollmatch.wire.ids import pack_ids
+from rollmatch.wire.mixed_digest import mixed_digest_of
+
+NUM_SCENES, TIMEOUT_S = 4, 20.0
+SMALL = ENGINE | {"kv_cache_memory_bytes": 2**30, "gpu_memory_utilization": 0.05}
+
+
+@pytest.mark.gpu(1)
+@pytest.mark.parametrize("num_bytes", [8, 4096, 2**20 + 24, 3 * 2**20 + 5])
+def test_a_gpu_makes_the_digest_that_a_cpu_makes(num_bytes):
+    torch.manual_seed(1)
+    raw = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8)
+    for part in (raw, raw[2:]):
+        assert mixed_digest_of(part.cuda()) == mixed_digest_of(part)
+    other = raw.clone()
+    other[num_bytes // 2] ^= 1
+    assert mixed_digest_of(other.cuda()) != mixed_digest_of(raw)
+
+
+def weights_of(seed, device):
+    model = load_model()
+    if seed:
+        perturb(model, seed=seed, scale=0.05)
+    return {name: tensor.to(device) for name, tensor in merged_weights(model)}
+
+
+def answers(server):
+    """Greedy ones, a scene at a time, so that no batch rounds otherwise than another."""
+    template = template_of()
+    sampling = {
+        "max_tokens": GREEDY.max_new_tokens,
+        "stop_token_ids": [template.vocabulary.stop_id],
+        "logit_bias": dict.fromkeys(template.banned_ids, -100.0),
+    }
+    written = []
+    for request in requests_for(scenes()[:NUM_SCENES]):
+        image = open(request.sample.images[0], "rb").read()
+        told = {"request_id": "x", "prompt_token_ids": pack_ids(request.prompt_token_ids), "images": [image]}
+        written += server.infer([told], **sampling)[0]
+    return written
+
+
+@pytest.fixture
+def fresh_answers(tmp_path):
+    """Those of an engine of the same settings that reads the weights from a checkpoint."""
+
+    def ask(weights, **fields):
+        directory = tmp_path / "checkpoint"
+        shutil.copytree(MODEL, directory)
+        save_file(
+            {name: tensor.cpu().contiguous() for name, tensor in weights.items()}, directory / "model.safetensors"
+        )
+        with running(tmp_path / "fresh.log", model=str(directory), engine_arguments=SMALL, **fields) as fresh:
+            return answers(fresh.server)
+
+    return ask
+
+
+@pytest.fixture
+def learner_device():
+    """The last GPU."""
+    device = torch.device("cuda", torch.cuda.device_count() - 1)
+    torch.cuda.set_device(device)
+    return device
+
+
+def sender_to(server):
+    client = RolloutServer(server.url, ClientSettings())
+    client.connect()
+    meeting = Meeting(host="127.0.0.1", port=free_port(), client="learner", timeout_s=TIMEOUT_S, join_timeout_s=60.0)
+    return NativeSender([client], meeting)
+
+
+def push(sender, server, weights):
+    version = server.version + 1
+    sender.send(weights.items(), version=version)
+    assert server.version == version
+    assert sender.transport == "direct"
+
+
+@pytest.mark.gpu(2)
+def test_a_synced_server_writes_what_a_fresh_one_writes_and_repairs_what_was_broken_off(
+    tmp_path, learner_device, fresh_answers, monkeypatch
+):
+    fields = {"gpus": ("0",), "drain_s": 0.1}
+    weights = weights_of(1, learner_device)
+    wanted = fresh_answers(weights, **fields)
+    with running(tmp_path / "log", load_format="dummy", engine_arguments=SMALL, **fields) as instance:
+        server, sender = instance.server, sender_to(instance.server)
+        push(sender, server, weights_of(0, learner_device))
+        before = answers(server)
+        push(sender, server, weights)
+        assert answers(server) == wanted != before
+        break_off(sender, server, weights, monkeypatch)
+        push(sender, server, weights)
+        assert answers(server) == wanted
+        sender.close()
+
+
+def break_off(sender, server, weights, monkeypatch):
+    """The learner leaves after two buckets; the server tells so and generates nothing."""
+    sender.close()
+    sender.bucket_bytes, carried = 2**16, []
+
+    def carry(self, tensors, real=DirectGroup.carry):
+        if len(carried) == 2:
+            self.close()
+        carried.append(tensors)
+        return real(self, tensors)
+
+    with monkeypatch.context() as patched, pytest.raises(RollmatchError) as caught:
+        patched.setattr(DirectGroup, "carry", carry)
+        sender.send(weights.items(), version=server.version + 1)
+    assert caught.value.code == "transfer-failed"
+    body = {"requests": text_batch([[5]]), "sampling": {"max_tokens": 2}}
+    status, told = server.post_packed("/native/infer/", body)
+    assert (status, told["code"]) == (409, "weights-broken")
+    sender.bucket_bytes = 0
+
+
+@pytest.mark.gpu(3)
+def test_two_tensor_parallel_ranks_keep_their_parts(tmp_path, learner_device, fresh_answers):
+    fields = {"gpus": ("0", "1"), "tensor_parallel_size": 2}
+    weights = weights_of(1, learner_device)
+    wanted = fresh_answers(weights, **fields)
+    with running(tmp_path / "log", load_format="dummy", engine_arguments=SMALL, **fields) as instance:
+        sender = sender_to(instance.server)
+        push(sender, instance.server, weights)
+        assert answers(instance.server) == wanted
+        sender.close()
