@@ -1,6 +1,7 @@
 """Weights from one GPU straight into the parameters of an engine on another, by NCCL."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def answers(server):
     }
     written = []
     for request in requests_for(scenes()[:NUM_SCENES]):
-        image = open(request.sample.images[0], "rb").read()
+        image = Path(request.sample.images[0]).read_bytes()
         told = {"request_id": "x", "prompt_token_ids": pack_ids(request.prompt_token_ids), "images": [image]}
         written += server.infer([told], **sampling)[0]
     return written
@@ -125,9 +126,11 @@ def break_off(sender, server, weights, monkeypatch):
         carried.append(tensors)
         return real(self, tensors)
 
-    with monkeypatch.context() as patched, pytest.raises(RollmatchError) as caught:
+    version = server.version + 1
+    with monkeypatch.context() as patched:
         patched.setattr(DirectGroup, "carry", carry)
-        sender.send(weights.items(), version=server.version + 1)
+        with pytest.raises(RollmatchError) as caught:
+            sender.send(weights.items(), version=version)
     assert caught.value.code == "transfer-failed"
     body = {"requests": text_batch([[5]]), "sampling": {"max_tokens": 2}}
     status, told = server.post_packed("/native/infer/", body)

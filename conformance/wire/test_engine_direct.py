@@ -29,6 +29,11 @@ def sender(server):
     made.close()
 
 
+def ask(server):
+    """A short call, and what becomes of it."""
+    return server.post_packed("/native/infer/", {"requests": text_batch([[5]]), "sampling": {"max_tokens": 2}})
+
+
 def push(sender, server, weights):
     version = server.version + 1
     sender.send(weights.items(), version=version)
@@ -51,16 +56,8 @@ def test_a_tied_head_may_be_sent_too(sender, server, policies, scene_batch, gree
     assert policies[2].wrote(server.infer(scene_batch, **greedy)[0])
 
 
-def test_half_precision_is_cast_on_its_way(sender, server, policies, scene_batch, greedy):
-    push(sender, server, {name: tensor.double().float() for name, tensor in policies[1].weights.items()})
-    assert policies[1].wrote(server.infer(scene_batch, **greedy)[0])
-
-
-class Failing(DirectGroup):
-    """Breaks off after the second bucket."""
-
-
-def broken_after(sender, num_buckets, monkeypatch):
+def break_after(num_buckets, monkeypatch):
+    """The learner leaves after so many buckets."""
     carried = []
 
     def carry(self, tensors, real=DirectGroup.carry):
@@ -79,11 +76,12 @@ def test_what_was_broken_off_is_refused_until_a_full_sync(sender, server, polici
     version = server.version
     sender.bucket_bytes = 2**16
     sender.close()
-    with monkeypatch.context() as patched, pytest.raises(RollmatchError) as caught:
-        broken_after(sender, 2, patched)
-        sender.send(policies[1].weights.items(), version=version + 1)
+    with monkeypatch.context() as patched:
+        break_after(2, patched)
+        with pytest.raises(RollmatchError) as caught:
+            sender.send(policies[1].weights.items(), version=version + 1)
     assert caught.value.code == "transfer-failed"
-    status, body = server.post_packed("/native/infer/", {"requests": text_batch([[5]]), "sampling": {"max_tokens": 2}})
+    status, body = ask(server)
     assert (status, body["code"]) == (409, "weights-broken")
     assert server.version == version
     push(sender, server, policies[1].weights)
@@ -96,7 +94,7 @@ def test_nothing_is_generated_from_the_first_byte_to_the_commit(sender, server, 
     refusals = []
 
     def carry(self, tensors, real=DirectGroup.carry):
-        answer = server.post_packed("/native/infer/", {"requests": text_batch([[5]]), "sampling": {"max_tokens": 2}})
+        answer = ask(server)
         refusals.append((answer[0], answer[1]["code"]))
         return real(self, tensors)
 
@@ -136,11 +134,12 @@ def test_a_changed_number_is_found_and_the_next_sync_repairs(
             tensors[0][place, 0] += 1
         return real(self, tensors)
 
-    with monkeypatch.context() as patched, pytest.raises(RollmatchError) as caught:
+    with monkeypatch.context() as patched:
         patched.setattr(DirectGroup, "carry", carry)
-        sender.send(weights.items(), version=version + 1)
+        with pytest.raises(RollmatchError) as caught:
+            sender.send(weights.items(), version=version + 1)
     assert (caught.value.code, caught.value.key) == ("digest-mismatch", name)
-    status, body = server.post_packed("/native/infer/", {"requests": text_batch([[5]]), "sampling": {"max_tokens": 2}})
+    status, body = ask(server)
     assert (status, body["code"], server.version) == (409, "weights-broken", version)
     push(sender, server, weights)
     assert policies[1].wrote(server.infer(scene_batch, **greedy)[0])

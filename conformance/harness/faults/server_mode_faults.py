@@ -32,6 +32,13 @@ SERVER_MODE = (
         new="            waiting.remove(call)\n",
     ),
     Fault(
+        fault_id="in-place-not-refused",
+        what="Calls wait while weights are written in place, in place of being refused.",
+        seam="wire.server.in_place",
+        old="            front.state = WRITING\n",
+        new="            pass\n",
+    ),
+    Fault(
         fault_id="stop-token-left-to-the-server",
         what="The stop token is left to the server.",
         seam="wire.client.swift",

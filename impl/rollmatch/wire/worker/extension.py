@@ -14,7 +14,7 @@ from typing import Any
 
 from rollmatch.errors import RollmatchError
 from rollmatch.wire.digest_kinds import DIRECT
-from rollmatch.wire.worker.base_weights import BaseWeights
+from rollmatch.wire.worker.frozen_weights import FrozenWeights
 from rollmatch.wire.worker.groups import parse_address
 from rollmatch.wire.worker.in_place import InPlaceReceiver, Served
 from rollmatch.wire.worker.loading import addresses_of, keep_weights_loadable, load_into
@@ -45,7 +45,7 @@ class WorkerExtension:
 
     rollmatch_receiver: Receiver | None = None
     rollmatch_served: Served | None = None
-    rollmatch_base: BaseWeights | None = None
+    rollmatch_base: FrozenWeights | None = None
     rollmatch_serves_base = True
     """Whether nothing was loaded since the start."""
 
@@ -127,11 +127,11 @@ class WorkerExtension:
         """Without what vLLM wraps around it for CUDA graphs."""
         return self.model_runner.get_model()  # type: ignore[attr-defined]
 
-    def _rollmatch_kept_base(self) -> BaseWeights:
+    def _rollmatch_kept_base(self) -> FrozenWeights:
         """Made when first needed; what the engine was started with is the base, unless it was placeholders."""
         if self.rollmatch_base is None:
             config = self.vllm_config.model_config  # type: ignore[attr-defined]
-            self.rollmatch_base = BaseWeights(config.model, dtype=config.dtype, device=self.device)  # type: ignore[attr-defined]
+            self.rollmatch_base = FrozenWeights(config.model, dtype=config.dtype, device=self.device)  # type: ignore[attr-defined]
             if self.rollmatch_serves_base and self.vllm_config.load_config.load_format != "dummy":  # type: ignore[attr-defined]
                 self.rollmatch_base.changed = set()
         return self.rollmatch_base

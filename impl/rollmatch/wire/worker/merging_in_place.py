@@ -6,14 +6,14 @@ import torch
 
 from rollmatch.wire.digest import bytes_of
 from rollmatch.wire.mixed_digest import add_mixed, mixed_digests
-from rollmatch.wire.worker.base_weights import BaseWeights
+from rollmatch.wire.worker.frozen_weights import FrozenWeights
 from rollmatch.wire.worker.in_place import InPlaceReceiver
 from rollmatch.wire.worker.merging import AdapterMisfit, check_merged, merge_adapter
 from rollmatch.wire.worker.writing import write_tensors
 
 
 @torch.no_grad()
-def merge_in_place(receiver: InPlaceReceiver, plan: dict[str, Any], base: BaseWeights, model: Any) -> dict[str, Any]:
+def merge_in_place(receiver: InPlaceReceiver, plan: dict[str, Any], base: FrozenWeights, model: Any) -> dict[str, Any]:
     """Write merged weights, and the base's where something else is. Returns the digests of all that was merged.
 
     Errors: ``AdapterMisfit``, ``DigestMismatch``, ``PlacesUnknown``; the model may then hold a mixture.
@@ -37,7 +37,7 @@ def merge_in_place(receiver: InPlaceReceiver, plan: dict[str, Any], base: BaseWe
     return {"digests": digests}
 
 
-def _merged(base: BaseWeights, parts: Any, merge: dict[str, Any]) -> torch.Tensor:
+def _merged(base: FrozenWeights, parts: Any, merge: dict[str, Any]) -> torch.Tensor:
     try:
         return merge_adapter(base.take(merge["name"]), parts, merge)
     except RuntimeError as error:

@@ -10,7 +10,7 @@ _SPARE_BYTES = 4 * 2**30
 """Of a GPU's memory, left to the engine and to merging."""
 
 
-class BaseWeights:
+class FrozenWeights:
     """Read on demand; floating ones in the served type. On a GPU while it has room, else in pinned memory."""
 
     def __init__(self, directory: str, *, dtype: torch.dtype, device: torch.device) -> None:
