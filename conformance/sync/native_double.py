@@ -62,6 +62,7 @@ class NativeDouble:
         return self.health(None) | {
             "protocol": 1,
             "digest": "blake3-16",
+            "transports": ["gloo"],
             "tensors": tensors,
             "aliases": self.aliases,
         }
