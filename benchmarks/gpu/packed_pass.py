@@ -133,7 +133,7 @@ class Pass:
             losses = []
             for batch in batches:
                 with torch.autocast(device().type, dtype=torch.bfloat16, enabled=on_gpu()):
-                    loss, _ = self.scoring(self.model, batch, score(batch))
+                    loss, _ = self.scoring(self.model, batch.inputs, score(batch))
                 loss.backward()
                 losses.append(loss.detach())
             self.losses[name] = torch.stack(losses).sum()

@@ -13,6 +13,7 @@ from rollmatch.learn.head import HeadStates
 from rollmatch.learn.loss import count_totals, logit_indices, masked_loss, masked_loss_of_kept
 from rollmatch.learn.mask import mask_segment, place_supervisions
 from rollmatch.learn.pack import Packer
+from rollmatch.learn.score import score_segments
 from rollmatch.learn.scoring import Scoring, head_worth_avoiding, losing_logits
 from rollmatch.template import NO_IMAGES
 
@@ -52,7 +53,7 @@ def test_scored_in_the_head_a_batch_has_the_loss_and_gradient_of_its_logits(pack
 
     def learnt(head):
         model.zero_grad()
-        loss, _ = Scoring(head)(model, batch, score_of(batch))
+        loss, _ = Scoring(head)(model, batch.inputs, score_of(batch))
         loss.backward()
         return loss.item(), gradients(model)
 
@@ -66,7 +67,7 @@ def test_no_logits_are_made_where_the_loss_takes_their_place():
     model = make_packed_model()
     seen = []
     batch = micro_batch(model, packed=True)
-    Scoring(model.lm_head)(model, batch, lambda logits: seen.append(logits) or logits.hidden.sum())
+    Scoring(model.lm_head)(model, batch.inputs, lambda logits: seen.append(logits) or logits.hidden.sum())
     assert [type(one) for one in seen] == [HeadStates]
     assert seen[0].hidden.shape == (len(logit_indices(batch.supervision)), 128)
 
@@ -88,8 +89,8 @@ def test_a_model_that_does_something_to_its_logits_is_scored_on_them():
     model = Capped()
     batch = text_batch(model.inner)
     scoring = Scoring(model.inner.lm_head)
-    loss, _ = scoring(model, batch, score_of(batch))
-    plain, _ = Scoring(None)(model, batch, score_of(batch))
+    loss, _ = scoring(model, batch.inputs, score_of(batch))
+    plain, _ = Scoring(None)(model, batch.inputs, score_of(batch))
     assert torch.equal(loss, plain)
     assert scoring.head is None
 
@@ -121,3 +122,18 @@ def test_logits_are_worth_avoiding_where_they_are_large(monkeypatch):
     assert head_worth_avoiding(model) is None
     monkeypatch.setattr(scoring_file, "LARGE_VOCABULARY", VOCAB_LEN)
     assert head_worth_avoiding(model) is model.lm_head
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_log_probabilities_without_gradients_are_those_of_logits(learns, monkeypatch):
+    model, pairs = make_tiny_qwen3(), [make_segment(seed, num_images=0)[0] for seed in range(3)]
+    model.lm_head.weight.requires_grad_(learns)
+
+    def scored():
+        return score_segments(model, pairs, lambda sample: NO_IMAGES, temperature=0.7, batch_size=2)
+
+    plain = scored()
+    monkeypatch.setattr(scoring_file, "LARGE_VOCABULARY", 0)
+    assert [len(one) for one in plain] == [segment.train_len for segment in pairs]
+    for ours, theirs in zip(scored(), plain, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)

@@ -14,6 +14,7 @@ from conformance.trainer.small_run import events, make_trainer, requested, step_
 from rollmatch.learn import scoring
 from rollmatch.records import Segment
 from rollmatch.step_report import PHASES
+from rollmatch.sync.named_weights import named_weights
 from rollmatch.target.verdict import DropReason
 from rollmatch.template import PromptMismatch
 
@@ -62,6 +63,35 @@ def test_scored_in_the_head_a_step_is_the_same(packing, whole, tmp_path, monkeyp
     ours, theirs = (some.state.log_history[0] for some in (trainer, reference))
     for name in ("loss", "loss_ce", "loss_coord", "grad_norm"):
         assert ours[name] == pytest.approx(theirs[name], rel=1e-5)
+
+
+LORA = ("training.packing=true", "tuner.train_type=lora", "tuner.lora_rank=4", "tuner.target_regex=.*(q_proj|up_proj)")
+
+
+def test_adapters_learn_the_same_with_activations_computed_again(tmp_path):
+    (_, plain), (again, checkpointed) = (
+        trained(tmp_path / kept, LONG_STEP, *LORA, f"training.gradient_checkpointing={kept}")
+        for kept in ("false", "true")
+    )
+    assert again.model.get_base_model().is_gradient_checkpointing
+    assert plain.norm() > 0
+    assert (checkpointed - plain).norm() < TOLERANCE * plain.norm()
+
+
+@pytest.mark.parametrize("in_head", [False, True])
+def test_a_frozen_base_in_bfloat16_learns_float32_adapters(in_head, tmp_path, monkeypatch):
+    """As a large model on a GPU: half the memory for what does not move, whole numbers for what does."""
+    if in_head:
+        monkeypatch.setattr(scoring, "LARGE_VOCABULARY", 0)
+    halves = ("model.torch_dtype=bfloat16", "training.bf16=true", "training.gradient_checkpointing=true")
+    _, exact = trained(tmp_path / "exact", LONG_STEP, *LORA)
+    trainer, step = trained(tmp_path / "halves", LONG_STEP, *LORA, *halves)
+    dtypes = {weight.requires_grad: weight.dtype for weight in trainer.model.parameters()}
+    assert dtypes == {True: torch.float32, False: torch.bfloat16}
+    assert torch.nn.functional.cosine_similarity(step.float(), exact.float(), dim=0) > 0.5
+    sent = dict(named_weights(trainer.model))
+    assert {weight.dtype for weight in sent.values()} == {torch.bfloat16}
+    assert not any("lora" in name for name in sent)
 
 
 def test_a_step_moves_the_language_model_the_vision_tower_and_the_tied_head(whole, tmp_path):

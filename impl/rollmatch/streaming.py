@@ -65,7 +65,7 @@ class StreamedLearning:
             terms.append(self.ring.objective.loss(logits, batch, totals=num_items_in_batch))
             return terms[-1].total
 
-        total, outputs = self.scoring(model, batch, score)
+        total, outputs = self.scoring(model, batch.inputs, score)
         self.report.add_terms(terms[-1].figures)
         loss = total * self.ring.ranks.learner_world_size
         return (loss, outputs) if return_outputs else loss
@@ -74,7 +74,7 @@ class StreamedLearning:
         self._early = self._early or EarlyGradients(self.model.parameters())
         model.train()
         with self.compute_loss_context_manager():  # type: ignore[attr-defined]  # the trainer's
-            parts, _ = self.scoring(model, batch, lambda logits: torch.stack(step.undivided(logits, batch)))
+            parts, _ = self.scoring(model, batch.inputs, lambda logits: torch.stack(step.undivided(logits, batch)))
         self._early.add(parts.unbind())
         return torch.zeros((), device=parts.device)
 

@@ -74,7 +74,7 @@ def logprobs_of(logits: Logits, ids: Tensor, *, temperature: float = 1.0) -> Ten
     """
     if isinstance(logits, Tensor):
         return -functional.cross_entropy(widened(logits) / temperature, ids, reduction="none")
-    if logits.weight is None:
+    if logits.weight is None or not torch.is_grad_enabled():  # without gradients, slopes are not worth making
 
         def score(hidden: Tensor, some: Tensor) -> Tensor:
             return logprobs_of(logits.head(hidden), some, temperature=temperature)

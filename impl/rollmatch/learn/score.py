@@ -1,12 +1,16 @@
 """Log-probabilities of segments' target tokens by a forward pass without gradients."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rollmatch.learn.collate import make_padded_inputs
-from rollmatch.learn.head import logprobs_of
+from rollmatch.learn.head import Logits, logprobs_of
+from rollmatch.learn.scoring import Scoring, head_worth_avoiding
+from rollmatch.learn.sent import sent
+from rollmatch.model import unwrap
 from rollmatch.records import Sample, Segment
 from rollmatch.template import ImageFeatures
 
@@ -43,12 +47,21 @@ def _score_batch(
     images = [features_of(segment.sample) for segment in batch]
     inputs = make_padded_inputs(batch, images=images, model=model, pad_id=0)
     earliest = min(segment.prompt_len for segment in batch) - 1
-    logits = model(**inputs, logits_to_keep=inputs["input_ids"].shape[1] - earliest).logits
-    rows = []
-    for row, segment in zip(logits, batch, strict=True):
-        target = torch.tensor(segment.token_ids[segment.prompt_len :], device=row.device)
-        first = segment.prompt_len - 1 - earliest
-        kept = row[first : first + len(target)]
-        parts = zip(torch.split(kept, CHUNK_LEN), torch.split(target, CHUNK_LEN), strict=True)
-        rows.append(tuple(torch.cat([logprobs_of(*part, temperature=temperature) for part in parts]).tolist()))
-    return rows
+    num_kept = inputs["input_ids"].shape[1] - earliest
+    lens = [segment.train_len for segment in batch]
+    firsts = [place * num_kept + segment.prompt_len - 1 - earliest for place, segment in enumerate(batch)]
+    device = inputs["input_ids"].device
+    rows = sent(chain(*map(_count_from, firsts, lens)), dtype=torch.int64, device=device)
+    ids = sent(chain(*(s.token_ids[s.prompt_len :] for s in batch)), dtype=torch.int64, device=device)
+
+    def score(logits: Logits) -> Tensor:
+        parts = zip(torch.split(rows, CHUNK_LEN), torch.split(ids, CHUNK_LEN), strict=True)
+        return torch.cat([logprobs_of(logits[some], of, temperature=temperature) for some, of in parts])
+
+    scoring = Scoring(head_worth_avoiding(unwrap(model)))
+    scores, _ = scoring(model, inputs | {"logits_to_keep": num_kept}, score)
+    return [tuple(part.tolist()) for part in torch.split(scores, lens)]
+
+
+def _count_from(first: int, num: int) -> range:
+    return range(first, first + num)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.head import HeadStates, Logits
 
 LARGE_VOCABULARY = 32_768
@@ -39,15 +38,15 @@ class Scoring:
         self.head = head
         self._is_proven = False
 
-    def __call__(self, model: nn.Module, batch: MicroBatch, score: Score) -> tuple[Tensor, Any]:
-        """What ``score`` makes of the logits of a micro-batch, with its graph, and the model's output."""
+    def __call__(self, model: nn.Module, inputs: dict[str, Any], score: Score) -> tuple[Tensor, Any]:
+        """What ``score`` makes of the logits of one forward pass, with its graph, and the model's output."""
         if self.head is not None:
             with losing_logits(self.head, score) as made:
-                outputs = model(**batch.inputs)
+                outputs = model(**inputs)
             if self._ends_in(made, outputs.logits):
                 return outputs.logits, outputs
             self.head = None
-        outputs = model(**batch.inputs)
+        outputs = model(**inputs)
         return score(outputs.logits.flatten(0, -2)), outputs
 
     def _ends_in(self, made: list[Tensor], logits: Tensor) -> bool:
