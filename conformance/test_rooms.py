@@ -13,11 +13,22 @@ PACKAGE = ROOT / "impl" / "rollmatch"
 ROOMS = (
     *("errors", "records", "vocabulary", "journal", "ranks", "config", "samples", "template", "model", "wire"),
     *("rollout", "target", "learn", "sync", "evaluation", "objective", "step_report", "carry", "overlap"),
-    *("ring", "streaming", "trainer", "report", "launch"),
+    *("ring", "streaming", "trainer", "report", "plan", "launch"),
 )
 DOORS = {"vllm": ("rollout.vllm_colocate", "wire.server", "wire.worker"), "peft": ("model",)}
 """Heavy package -> the only modules that may import it."""
-TORCHLESS = ("errors", "config", "records", "vocabulary", "samples", "target", "learn.pack", "learn.mask", "report")
+TORCHLESS = (
+    "errors",
+    "config",
+    "records",
+    "vocabulary",
+    "samples",
+    "target",
+    "learn.pack",
+    "learn.mask",
+    "report",
+    "plan",
+)
 LIGHT = (*TORCHLESS, "launch.cli")
 """Loading these loads none of HEAVY."""
 HEAVY = ("torch", "transformers", "vllm", "peft")

@@ -16,13 +16,13 @@ PATHS = {"masked_loss": masked_loss, "packed_pass": packed_pass}
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-def run(name, *, tiny, rounds, limit_s, out):
-    """Measure one path and write it down; returns its bars."""
+def run(name, *, kind, rounds, limit_s, out):
+    """Measure one path at one of its shapes and write it down; returns its bars."""
     began, path = time.perf_counter(), PATHS[name]
-    told = path.measure(path.TINY if tiny else path.SHAPE, rounds=rounds, limit_s=limit_s)
-    told = {"benchmark": name, "tiny": tiny, "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())} | told
+    told = path.measure(path.SHAPES[kind], rounds=rounds, limit_s=limit_s)
+    told = {"benchmark": name, "kind": kind, "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())} | told
     out.mkdir(parents=True, exist_ok=True)
-    file = out / f"{name}{'-tiny' if tiny else ''}.json"
+    file = out / f"{name}{'' if kind == 'full' else '-' + kind}.json"
     file.write_text(json.dumps(told | {"on": surroundings()}, indent=1) + "\n")
     say(f"{name}: {time.perf_counter() - began:.0f} s, {file}")
     return told["bars"]
@@ -33,6 +33,7 @@ def main(arguments=None):
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--only", choices=PATHS)
+    parser.add_argument("--lengths", choices=("full", "short"), default="full", help="of the segments of the pass")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--limit-s", type=float, default=25.0, help="of the samples of one comparison")
     options = parser.parse_args(arguments)
@@ -40,7 +41,9 @@ def main(arguments=None):
         parser.error("not testable: needs a GPU, has none (--tiny runs anywhere)")
     bars = {}
     for name in [options.only] if options.only else PATHS:
-        bars |= run(name, tiny=options.tiny, rounds=options.rounds, limit_s=options.limit_s, out=options.out)
+        short = options.lengths == "short" and "short" in PATHS[name].SHAPES
+        kind = "tiny" if options.tiny else "short" if short else "full"
+        bars |= run(name, kind=kind, rounds=options.rounds, limit_s=options.limit_s, out=options.out)
     missed = [] if options.tiny else [name for name, bar in bars.items() if not bar["met"]]
     say(f"{len(bars) - len(missed)} of {len(bars)} bars met" if not options.tiny else "tiny: bars say nothing")
     return int(bool(missed))

@@ -14,6 +14,7 @@ from rollmatch.records import Supervision
 
 SHAPE = {"num_tokens": 12_000, "num_ids": 151_936, "hidden_len": 4096, "dtype": torch.bfloat16}
 TINY = {"num_tokens": 64, "num_ids": 1500, "hidden_len": 32, "dtype": torch.float32}
+SHAPES = {"full": SHAPE, "tiny": TINY}
 SHARES = (0.2, 0.05, 1.0)
 JUDGED = 0.2
 FASTER_BAR, PEAK_BAR, PROPORTION_BAR = 5.0, 0.5e9, 1.15

@@ -31,6 +31,9 @@ TINY = {
     "num_layers": 2, "hidden_len": 64, "inner_len": 96, "num_heads": 4, "num_groups": 2, "head_len": 16,
     "num_ids": 1500, "capacity": 120, "lengths": (40, 31, 25, 20), "matmul": 64,
 }  # fmt: skip
+SHORT = SHAPE | {"lengths": (420, 260, 500, 340, 190, 610, 280, 388) * 3 + (450, 310, 520, 365, 287, 743)}
+"""30 segments, as of small scenes."""
+SHAPES = {"full": SHAPE, "short": SHORT, "tiny": TINY}
 SUPERVISED, PROPORTIONAL_BAR, LOSS_BAR = 0.2, 0.97, 5e-3
 
 

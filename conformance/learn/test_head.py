@@ -17,7 +17,7 @@ from rollmatch.learn.loss import coord_losses, count_totals, logit_indices, mask
 from rollmatch.learn.mask import mask_row
 
 HIDDEN_LEN = 16
-SMALL = 9 * VOCAB_LEN * 8
+SMALL = 9 * VOCAB_LEN * 4
 """Bytes of a chunk of 9 rows in float32."""
 
 
@@ -63,7 +63,7 @@ def test_a_head_that_does_not_learn_gives_the_loss_and_gradient_of_whole_logits(
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_slopes_of_logprobs_pass_gradcheck(temperature, monkeypatch):
-    monkeypatch.setattr(head_file, "CHUNK_BYTES", 2 * 16 * 12)
+    monkeypatch.setattr(head_file, "CHUNK_BYTES", 2 * 8 * 12)
     head, hidden = make_head(dtype=torch.float64, num_ids=12), torch.randn(5, HIDDEN_LEN).double().requires_grad_()
     ids = torch.tensor([0, 11, 3, 3, 7])
 
@@ -77,7 +77,7 @@ def test_slopes_of_logprobs_pass_gradcheck(temperature, monkeypatch):
 
 @pytest.mark.parametrize("gate_weight", [0.0, 0.5])
 def test_slopes_of_coordinates_pass_gradcheck(gate_weight, monkeypatch):
-    monkeypatch.setattr(head_file, "CHUNK_BYTES", 2 * 16 * VOCAB_LEN)
+    monkeypatch.setattr(head_file, "CHUNK_BYTES", 2 * 8 * VOCAB_LEN)
     rules = replace(RULES, gate_weight=gate_weight)
     head, hidden = make_head(dtype=torch.float64), torch.randn(3, HIDDEN_LEN).double().requires_grad_()
     columns, bins = torch.tensor(COORD_IDS), torch.tensor([0, 500, 999])
@@ -111,9 +111,25 @@ def test_logits_exist_for_a_chunk_at_a_time_and_are_made_once(pairs, monkeypatch
 
 def test_rows_of_a_chunk_fill_whole_tiles():
     weight = torch.empty(151_936, 1, dtype=torch.bfloat16)
-    chunks = head_file._chunks(torch.empty(1000, 1), weight)
-    assert [len(rows) for (rows,) in chunks] == [384, 384, 232]
-    assert head_file.CHUNK_BYTES >= 384 * 151_936 * (2 + 4)
+    chunks = head_file._chunks(torch.empty(2400, 1), weight)
+    assert [len(rows) for (rows,) in chunks] == [896, 896, 608]
+    assert head_file.CHUNK_BYTES >= 896 * 151_936 * 2
+
+
+@pytest.mark.parametrize("rows_step", [1, 4])
+def test_blocks_of_a_chunk_are_scored_like_one(rows_step, pairs, monkeypatch):
+    row, _ = row_of(pairs)
+    supervision = mask_row(row, **MASK)
+    scoring = {"supervision": supervision, "rules": RULES, "totals": count_totals([supervision])}
+    head, hidden = make_head(), torch.randn(row.num_tokens, HIDDEN_LEN)
+
+    def scored():
+        return graded(lambda states: masked_loss_from_hidden(states, lm_head=head, **scoring).total, hidden)
+
+    whole = scored()
+    monkeypatch.setattr(head_file, "ROWS_STEP", rows_step)
+    for ours, theirs in zip(scored(), whole, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_a_head_that_learns_is_called_again_and_gets_its_gradient(monkeypatch):
@@ -164,3 +180,10 @@ def test_a_very_unlikely_token_keeps_its_logprob():
     head.weight.copy_(torch.tensor([[0.0], [500.0], [-500.0]]))
     states = HeadStates.of(torch.ones(1, 1), head)
     assert logprobs_of(states, torch.tensor([2])).tolist() == [-1000.0]
+
+
+def test_no_rows_have_no_scores_but_a_graph():
+    hidden = torch.zeros(0, HIDDEN_LEN, requires_grad=True)
+    scores = logprobs_of(HeadStates.of(hidden, make_head()), torch.zeros(0, dtype=torch.int64))
+    scores.sum().backward()
+    assert (scores.shape, hidden.grad.shape) == ((0,), (0, HIDDEN_LEN))

@@ -1,4 +1,4 @@
-"""``rollmatch``: check, train, serve, schema, doctor. Heavy rooms are imported only by the commands that need them."""
+"""``rollmatch``: check, plan, train, serve, schema, doctor. Heavy rooms are imported only by what needs them."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from rollmatch import __version__
 from rollmatch.config import RunConfig, check_files, json_schema, load, resolved_yaml
 from rollmatch.config.effective import max_model_len, tensor_parallel_rule
 from rollmatch.errors import ErrorList, LaunchError, RollmatchError
-from rollmatch.launch import server_arguments
+from rollmatch.launch import planning, server_arguments
 from rollmatch.launch import vllm_serve as vllm_serving
 from rollmatch.launch.gpus import parse_gpus, visible
 from rollmatch.records import Sample
@@ -72,6 +72,9 @@ def _make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     check = commands.add_parser("check", help="check configuration, files and samples; starts nothing")
     _add_config(check, _check)
+    plan = commands.add_parser("plan", help="how to split GPUs between servers and learners; starts nothing")
+    _add_config(plan, planning.plan)
+    planning.add_arguments(plan)
     train = commands.add_parser("train", help="train")
     _add_config(train, _train)
     train.add_argument("--resume", action="store_true", help="go on from the last checkpoint in training.output_dir")

@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 CHUNK_LEN = 256
 """Rows at once of a head that is called again by backward: half a GB for 152k ids."""
-CHUNK_BYTES = 380_000_000
-"""What a chunk of logits may take of a head whose slopes are made in forward."""
+CHUNK_BYTES = 280_000_000
+"""Of a chunk's logits, for a head whose slopes are made in forward: rows enough for matrix products at full speed."""
 ROWS_STEP = 128
-"""Rows of a tile of a matrix product; chunks are made of whole ones."""
+"""Rows of a tile of a matrix product, of which chunks are made; so many are widened to float32 at a time."""
 
 Head = Callable[[Tensor], Tensor]
 """[K, H] hidden states -> [K, V] logits."""
@@ -130,11 +130,15 @@ def _as_computed(states: HeadStates) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def _chunks(hidden: Tensor, weight: Tensor, *columns: Tensor) -> list[tuple[Tensor, ...]]:
-    """Chunks of rows so long that their logits, as they are and widened, take ``CHUNK_BYTES``."""
-    bytes_per_row = len(weight) * (weight.element_size() + _wide(weight).itemsize)
-    size = max(1, CHUNK_BYTES // bytes_per_row)
+    """Chunks of rows whose logits take ``CHUNK_BYTES`` at most."""
+    size = max(1, CHUNK_BYTES // (len(weight) * weight.element_size()))
     size -= size % ROWS_STEP if size > ROWS_STEP else 0
     return list(zip(*(torch.split(column, size) for column in (hidden, *columns)), strict=True))
+
+
+def _blocks(*columns: Tensor) -> list[tuple[Tensor, ...]]:
+    """Parts of a chunk that exist in float32 at a time."""
+    return list(zip(*(torch.split(column, ROWS_STEP) for column in columns), strict=True))
 
 
 class _Logprobs(torch.autograd.Function):
@@ -160,16 +164,22 @@ def _logprobs_of_chunk(rows: Tensor, linear: Any, told: Any, slopes: Tensor) -> 
     """Scores; their slopes are written to their place."""
     (weight, bias), (ids, temperature) = linear, told
     logits, ids = functional.linear(rows, weight, bias), ids[:, None]
-    scaled = logits if temperature == 1 else widened(logits) / temperature
-    largest, where = scaled.max(-1, keepdim=True)
-    chosen = widened(scaled.gather(-1, ids))
-    shares = torch.softmax(scaled, -1, dtype=_wide(logits))
-    del logits, scaled
-    # The largest share is at least 1 / V: its logarithm is safe where that of the chosen one is not.
-    score = chosen - widened(largest) + shares.gather(-1, where).log()
-    shares.scatter_add_(-1, ids, torch.full_like(score, -1.0))
-    slopes.copy_((shares.to(weight.dtype) @ weight).div_(-temperature))
-    return score[:, 0]
+    scores = [_to_slopes(block, some, temperature) for block, some in _blocks(logits, ids)]
+    slopes.copy_((logits @ weight).div_(-temperature))
+    return torch.cat(scores)[:, 0]
+
+
+def _to_slopes(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
+    """Scores [n, 1]; p - onehot takes the place of the logits."""
+    if temperature == 1:
+        logs = torch.log_softmax(logits, -1, dtype=_wide(logits))
+    else:
+        logs = (logits.to(_wide(logits), copy=True).div_(temperature)).log_softmax(-1)
+    scores = logs.gather(-1, ids)
+    torch.exp(logs, out=logits)
+    # The chosen share anew: less 1, it must not be rounded before.
+    logits.scatter_(-1, ids, (scores.exp() - 1).to(logits.dtype))
+    return scores
 
 
 class _ColumnScores(torch.autograd.Function):
@@ -201,8 +211,20 @@ class _ColumnScores(torch.autograd.Function):
 def _columns_of_chunk(rows: Tensor, linear: Any, told: Any, slopes: Tensor) -> tuple[Tensor, Tensor]:
     """Scores and figures; the slopes of scores are written to their place."""
     (weight, bias), (columns, truth, score, temperature) = linear, told
-    # In place from here on: one wide copy of the chunk's logits, no second one.
-    powers = widened(functional.linear(rows, weight, bias)).div_(temperature)
+    logits = functional.linear(rows, weight, bias)
+    parts = [_score_columns(block, some, (columns, score, temperature)) for block, some in _blocks(logits, truth)]
+    slope = torch.cat([of_chosen for _, _, of_chosen, _ in parts]).to(weight.dtype) @ weight[columns]
+    if all(moves for *_, moves in parts):
+        slope += logits @ weight
+    slopes.copy_(slope.div_(temperature))
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def _score_columns(logits: Tensor, truth: Tensor, told: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """Scores, figures, slopes by the chosen logits, and whether the others count, too: then the slopes by all of them,
+    through the logsumexp, take the place of the logits."""
+    columns, score, temperature = told
+    powers = logits.to(_wide(logits), copy=True).div_(temperature)
     chosen = powers[:, columns].requires_grad_()
     largest = powers.amax(-1, keepdim=True)
     powers.sub_(largest).exp_()
@@ -212,8 +234,6 @@ def _columns_of_chunk(rows: Tensor, linear: Any, told: Any, slopes: Tensor) -> t
         scores, figures = score(chosen, everything, truth)
         of_chosen, of_all = torch.autograd.grad(scores.sum(), (chosen, everything), allow_unused=True)
     assert of_chosen is not None
-    slope = of_chosen.to(weight.dtype) @ weight[columns]
     if of_all is not None:
-        slope = slope + powers.mul_((of_all / total)[:, None]).to(weight.dtype) @ weight
-    slopes.copy_(slope.div_(temperature))
-    return scores.detach(), figures.detach()
+        logits.copy_(powers.mul_((of_all / total)[:, None]))
+    return scores.detach(), figures.detach(), of_chosen, of_all is not None

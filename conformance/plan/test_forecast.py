@@ -1,0 +1,201 @@
+"""Memory and seconds of a split: by hand on round numbers, and in the right direction."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from conformance.plan.shapes import QWEN3_8B, model_directory
+from conformance.rollout.digits import ROOT
+from rollmatch.config import load
+from rollmatch.plan.forecast import SYNC_LATENCY_S, Forecaster, Site
+from rollmatch.plan.proposal import NothingFits, TooFewGpus, propose
+from rollmatch.plan.rates import Rates, load_rates
+from rollmatch.plan.shape import read_shape
+from rollmatch.plan.split import Split, splits_of
+from rollmatch.plan.workload import make_workload
+
+RULES = "custom.extra.rollout_matching"
+LARGE = (
+    *("model.torch_dtype=auto", "tuner.train_type=lora", "tuner.lora_rank=16", "training.packing=true"),
+    *("global_max_length=12000", "training.gradient_checkpointing=true", "training.bf16=true"),
+    *(f"{RULES}.max_new_tokens=1000", f"{RULES}.vllm.max_model_len=4096", f"{RULES}.vllm.max_num_seqs=256"),
+    *("training.per_device_train_batch_size=16", "training.gradient_accumulation_steps=4"),
+)
+"""An 8B model's, three rollout servers to one learner or any other way."""
+
+
+@pytest.fixture
+def forecaster(tmp_path):
+    directory = model_directory(tmp_path, QWEN3_8B)
+
+    def make(*overrides, num_gpus=4, num_nodes=1, gpu="H200", rates=None):
+        config = load(str(ROOT / "fixtures/digits/3v1.yaml"), [f"model.model={directory}", *LARGE, *overrides])
+        return Forecaster(
+            config=config,
+            shape=read_shape(directory, dtype=config.model.torch_dtype),
+            work=make_workload(config, prompt_len=1500, response_len=None),
+            rates=rates or load_rates(),
+            site=Site(gpu=gpu, num_gpus=num_gpus, num_nodes=num_nodes),
+        )
+
+    return make
+
+
+def split(num_serving, num_learning, **others):
+    return Split(num_serving=num_serving, num_learning=num_learning, **others)
+
+
+ROUND = {
+    "decoded": {"weight_bytes": 16.38e9, "kv_bytes_per_token": 147_456, "context": 2000},
+    "gpus": {"G": {"memory_bytes": 1e11, "copy_bytes_s": 1e12, "matmul_flops_s": 1e15, "decode_tok_s": {1: 100}}},
+    "links": {"inside_node_bytes_s": 1e11, "between_nodes_bytes_s": 1e10},
+    "learn_share": 0.5,
+}
+
+
+def test_seconds_by_hand(forecaster):
+    """64 rollouts of 1500 + 1000 tokens; one engine decodes 100 tokens a second whatever it is asked."""
+    one = forecaster(rates=Rates.model_validate(ROUND), gpu="G")
+    told = one.forecast(split(1, 1))
+    weights = 6.946e9
+    attention = 2 * 2500 * 36 * 32 * 128
+    learn = 64 * (2500 * 3 * (2 * weights + attention) + 3 * 2 * 1000 * 151_936 * 4096) / 5e14
+    assert told.learn_s == pytest.approx(learn, rel=1e-3)
+    assert told.sync_s == pytest.approx(SYNC_LATENCY_S + 2 * 8.19e9 / 1e11, rel=1e-3)
+    at_once = min(64, told.server.num_requests)
+    context_ours = (weights + 151_936 * 4096) * 2 + at_once * 2000 * 147_456
+    theirs = 16.38e9 + at_once * 2000 * 147_456
+    rollout = 64 * 1000 / (100 * theirs / context_ours) + 64 * 1500 * 2 * weights / 5e14
+    assert told.rollout_s == pytest.approx(rollout, rel=1e-3)
+    assert told.step_s == pytest.approx(told.rollout_s + told.learn_s + told.sync_s)
+    assert told.rollouts_per_s == pytest.approx(64 / told.step_s)
+
+
+def test_memory_by_hand(forecaster):
+    told = forecaster().forecast(split(3, 1))
+    assert told.learner.weights == pytest.approx(2 * 8.19e9, rel=1e-3)
+    per_layer = 16 * ((4096 + 4096) * 2 + 2 * (4096 + 1024) + 3 * (4096 + 12_288))
+    assert told.learner.learning == 36 * per_layer * (4 + 4 + 8)
+    layer = 2 * 12_000 * (8 * 4096 + 4 * 12_288 + (3 * 32 + 4 * 8) * 128)
+    assert told.learner.activations == pytest.approx(2 * 12_000 * 4096 * 36 + 2 * layer)
+    assert told.server.cache == pytest.approx(0.9 * 150.1e9 - told.learner.weights - 4e9)
+    assert told.server.num_requests == 256
+
+
+@pytest.mark.parametrize(
+    "heavier",
+    [
+        ("tuner.train_type=full",),
+        ("tuner.lora_rank=64",),
+        ("training.gradient_checkpointing=false",),
+        ("model.torch_dtype=float32",),
+        ("global_max_length=24000",),
+    ],
+)
+def test_what_takes_more_memory_is_forecast_to(forecaster, heavier):
+    plain, more = (forecaster(*overrides).forecast(split(3, 1)).learner.total for overrides in ((), heavier))
+    assert more > plain
+
+
+def test_several_learners_keep_a_second_copy_of_gradients_and_exchange_them(forecaster):
+    alone, two = (forecaster("tuner.train_type=full").forecast(split(2, number)) for number in (1, 2))
+    assert two.learner.learning == pytest.approx(alone.learner.learning * 4 / 3, rel=1e-3)
+    assert two.learn_s > alone.learn_s
+    assert two.num_rollouts == 2 * alone.num_rollouts
+
+
+def test_more_engines_generate_faster_and_nodes_slow_the_sync(forecaster):
+    one, three = (forecaster().forecast(split(number, 1)) for number in (1, 3))
+    assert three.rollout_s < one.rollout_s
+    assert forecaster(num_nodes=2).forecast(split(3, 1)).sync_s > three.sync_s
+    adapter = forecaster(f"{RULES}.vllm.sync.mode=auto", f"{RULES}.vllm.enable_lora=true").forecast(split(3, 1))
+    assert adapter.sync_s < three.sync_s
+
+
+def test_overlap_hides_the_shorter_of_both(forecaster):
+    off = forecaster().forecast(split(3, 1))
+    ahead = forecaster(f"{RULES}.overlap=ahead", f"{RULES}.max_staleness=2").forecast(split(3, 1))
+    assert ahead.step_s == pytest.approx(max(off.rollout_s, off.learn_s) + off.sync_s)
+    stream = forecaster(f"{RULES}.overlap=stream", "training.packing=false").forecast(split(3, 1))
+    assert stream.step_s < stream.rollout_s + stream.learn_s + stream.sync_s
+
+
+def test_the_split_with_most_rollouts_a_second_is_proposed(forecaster):
+    proposal = propose(forecaster(num_gpus=8))
+    assert [str(one.split) for one in proposal.forecasts] == [f"{n}v{8 - n}" for n in range(1, 8)]
+    assert proposal.best.rollouts_per_s == max(one.rollouts_per_s for one in proposal.forecasts)
+    fast = Rates.model_validate(load_rates().model_dump() | {"learn_share": 1.0})
+    slow = Rates.model_validate(load_rates().model_dump() | {"learn_share": 0.02})
+    learners = [
+        propose(forecaster(num_gpus=8, rates=rates)).best.split.num_learning
+        for rates in (fast, slow)
+        if all(gpu.learn_flops_s is None for gpu in rates.gpus.values())
+    ]
+    assert learners == sorted(learners)
+
+
+def test_a_split_that_does_not_fit_is_never_proposed(forecaster):
+    full = ("tuner.train_type=full", "model.torch_dtype=float32", "training.gradient_checkpointing=false")
+    with pytest.raises(NothingFits, match="the learner lacks") as caught:
+        propose(forecaster(*full, num_gpus=2))
+    assert (caught.value.code, caught.value.key) == ("nothing-fits", "--gpus")
+    assert propose(forecaster(num_gpus=2)).best.problem == ""
+    crowded = forecaster("custom.extra.rollout_server.vllm_gpu_memory_utilization=0.12")
+    assert "no room for one request" in crowded.forecast(split(1, 1)).problem
+
+
+def test_engines_of_several_gpus_hold_a_share_each(forecaster):
+    one, two = (forecaster().forecast(split(2, 2, tp=tp)) for tp in (1, 2))
+    assert two.server.weights == pytest.approx(one.server.weights / 2)
+    assert two.split.num_engines == 1
+
+
+def test_gpus_that_cannot_be_split_are_refused(forecaster):
+    with pytest.raises(TooFewGpus) as caught:
+        propose(forecaster(num_gpus=1))
+    assert (caught.value.code, caught.value.key) == ("too-few-gpus", "--gpus")
+    propose(forecaster(num_gpus=2))
+    with pytest.raises(TooFewGpus):
+        propose(forecaster("custom.extra.rollout_server.vllm_tensor_parallel_size=2", num_gpus=2))
+
+
+def test_an_engine_in_the_learners_process_leaves_it_what_it_does_not_take(forecaster):
+    colocated = (f"{RULES}.vllm.mode=colocate", f"{RULES}.vllm.gpu_memory_utilization=0.4")
+    kept = propose(forecaster(*colocated)).best
+    assert str(kept.split) == "4 colocated"
+    assert kept.learner_bytes == pytest.approx(0.6 * kept.gpu_bytes)
+    slept = propose(forecaster(*colocated, f"{RULES}.vllm.sleep_level=1")).best
+    assert slept.learner_bytes == slept.gpu_bytes
+
+
+def test_assumptions_say_what_was_not_measured_and_more_nodes(forecaster):
+    told = propose(forecaster(num_nodes=2)).assumptions
+    assert any("more than one node" in line and "45 GB/s" in line for line in told)
+    assert any("1500 tokens of prompt, 1000 of response" in line for line in told)
+    assert not any("more than one node" in line for line in propose(forecaster()).assumptions)
+
+
+def test_splits_use_every_gpu_once():
+    for num_gpus in range(2, 17):
+        for tp in (1, 2, 4):
+            for one in splits_of(num_gpus, tp=tp, colocated=False):
+                assert one.num_serving + one.num_learning == num_gpus
+                assert one.num_serving % tp == 0
+                assert one.num_learning >= 1 <= one.num_engines
+
+
+def test_a_measured_pass_is_forecast_within_a_quarter(forecaster):
+    """Seconds (from which the rate was taken) and, by formulas alone, the memory beside the weights."""
+    told = json.loads((ROOT / "benchmarks/results/packed_pass.json").read_text())
+    assert "H200" in told["on"]["gpu"]["name"]
+    overrides = (f"global_max_length={told['num_tokens']}", "training.gradient_accumulation_steps=1")
+    one = forecaster(*overrides, "training.per_device_train_batch_size=5")
+    work = replace(one.work, prompt_len=1862, response_len=466)  # five segments of 2,328 tokens on average
+    forecast = replace(one, work=work).forecast(split(3, 1))
+    measured = told["measured"]["packed"]
+    assert work.num_tokens == told["num_tokens"]
+    assert forecast.learn_s == pytest.approx(measured["median_s"], rel=0.25)
+    gradients = 4 * told["num_weights"] - 4 * 8.19e9
+    beside = forecast.learner.activations + forecast.learner.head + gradients
+    assert beside == pytest.approx(measured["peak_bytes"], rel=0.25)

@@ -1,0 +1,66 @@
+"""Rates as measured, between measured points, and of one's own."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollmatch.plan.rates import MEASURED, RatesInvalid, decode_source, decode_tok_s, gpu_of, load_rates
+
+
+def test_measured_points_are_met():
+    rates = load_rates()
+    for number, speed in gpu_of(rates, "H100").decode_tok_s.items():
+        assert decode_tok_s(rates, "H100", num_requests=number) == pytest.approx(speed)
+
+
+@given(st.integers(1, 400))
+def test_more_requests_are_never_slower_together_nor_faster_each(number):
+    rates = load_rates()
+    some, more = (decode_tok_s(rates, "H100", num_requests=one) for one in (number, number + 1))
+    assert some <= more * (1 + 1e-9)
+    assert more / (number + 1) <= some / number * (1 + 1e-9)
+
+
+def test_a_gpu_that_was_not_measured_goes_by_memory_speed(tmp_path):
+    file = tmp_path / "rates.yaml"
+    text = MEASURED.read_text()
+    file.write_text(text.replace("memory_bytes: 150.7e9", "memory_bytes: 150.7e9\n    decode_tok_s: null", 1))
+    lines = [line for line in text.splitlines() if not line.strip().startswith("decode_tok_s: {1: 1") or "145" in line]
+    file.write_text("\n".join(lines))
+    rates = load_rates(file)
+    if gpu_of(rates, "H200").decode_tok_s is None:
+        ratio = gpu_of(rates, "H200").copy_bytes_s / gpu_of(rates, "H100").copy_bytes_s
+        ours, theirs = (decode_tok_s(rates, name, num_requests=32) for name in ("H200", "H100"))
+        assert ours == pytest.approx(ratio * theirs)
+        assert decode_source(rates, "H200") == "H100"
+    assert decode_source(rates, "H100") == "H100"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where"),
+    [
+        ("learn_share: 0.5", "learn_share: 1.5", "learn_share"),
+        ("copy_bytes_s: 3.0e12", "copy_bytes_s: fast", "gpus.H100.copy_bytes_s"),
+        ("links:", "ways:", "links"),
+        ("gpus:", "gpus: [", ""),
+    ],
+)
+def test_a_malformed_file_is_refused_with_its_place(old, new, where, tmp_path):
+    file = tmp_path / "rates.yaml"
+    assert old in MEASURED.read_text()
+    file.write_text(MEASURED.read_text().replace(old, new, 1))
+    with pytest.raises(RatesInvalid) as caught:
+        load_rates(file)
+    assert (caught.value.code, caught.value.key) == ("rates-invalid", f"{file}:{where}" if where else str(file))
+    file.write_text(MEASURED.read_text())
+    assert load_rates(file) == load_rates()
+
+
+def test_a_file_that_is_not_there_and_a_gpu_that_is_not_known_are_refused(tmp_path):
+    with pytest.raises(RatesInvalid) as caught:
+        load_rates(tmp_path / "none.yaml")
+    assert caught.value.key == str(tmp_path / "none.yaml")
+    with pytest.raises(RatesInvalid, match="B200") as caught:
+        gpu_of(load_rates(), "B200")
+    assert (caught.value.code, caught.value.key) == ("rates-invalid", "--gpu")
+    assert gpu_of(load_rates(), "H200").memory_bytes > 1e11

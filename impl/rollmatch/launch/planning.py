@@ -1,0 +1,97 @@
+"""``rollmatch plan``: how many GPUs generate and how many learn, with memory and seconds of each way."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rollmatch.config import load
+from rollmatch.plan.forecast import Forecast, Forecaster, Site
+from rollmatch.plan.proposal import Proposal, propose
+from rollmatch.plan.rates import gpu_of, load_rates
+from rollmatch.plan.shape import read_shape
+from rollmatch.plan.workload import make_workload
+
+
+def positive(text: str) -> int:
+    """An argument that is a whole number from 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a plan is told beside the YAML."""
+    parser.add_argument("--gpus", type=positive, required=True, metavar="N", help="GPUs of a node")
+    parser.add_argument("--nodes", type=positive, default=1, metavar="N", help="nodes (default: 1)")
+    parser.add_argument("--gpu", default="H200", metavar="NAME", help="kind of GPU in the rates (default: H200)")
+    parser.add_argument("--rates", type=Path, metavar="FILE", help="measured rates of your own")
+    parser.add_argument("--prompt-tokens", type=positive, metavar="N", help="default: all that responses leave")
+    parser.add_argument("--response-tokens", type=positive, metavar="N", help="default: max_new_tokens")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Print the plan. Errors: those of the configuration, ``ShapeUnknown``, ``RatesInvalid``, ``NothingFits``."""
+    config, rates = load(options.config, options.overrides), load_rates(options.rates)
+    gpu_of(rates, options.gpu)
+    forecaster = Forecaster(
+        config=config,
+        shape=read_shape(config.model.model, dtype=config.model.torch_dtype),
+        work=make_workload(config, prompt_len=options.prompt_tokens, response_len=options.response_tokens),
+        rates=rates,
+        site=Site(gpu=options.gpu, num_gpus=options.gpus, num_nodes=options.nodes),
+    )
+    proposal = propose(forecaster)
+    if options.json:
+        print(json.dumps(_as_json(proposal), indent=2))
+    else:
+        tell(proposal, Console(width=120, highlight=False))
+    return 0
+
+
+def tell(proposal: Proposal, console: Console) -> None:
+    """A table of all splits, the best one, and what it rests on."""
+    table = Table("split", "engine", "requests", "learner", "rollout", "learn", "sync", "step", "rollouts/s", "")
+    for forecast in proposal.forecasts:
+        table.add_row(*_row(forecast, is_best=forecast is proposal.best))
+    console.print(table)
+    learner = proposal.best.learner
+    parts = ("weights", "learning", "activations", "head", "overhead")
+    console.print(f"take {proposal.best.split}: {proposal.best.rollouts_per_s:.2f} rollouts/s")
+    console.print("learner: " + ", ".join(f"{name} {getattr(learner, name) / 1e9:.1f} GB" for name in parts))
+    console.print("assumed:")
+    for line in proposal.assumptions:
+        console.print(f"  - {line}")
+
+
+def _row(forecast: Forecast, *, is_best: bool) -> list[str]:
+    server, size = forecast.server, forecast.gpu_bytes / 1e9
+    return [
+        str(forecast.split),
+        f"{(server.weights + max(0.0, server.cache)) / 1e9:.0f} of {size:.0f} GB",
+        str(server.num_requests),
+        f"{forecast.learner.total / 1e9:.0f} of {forecast.learner_bytes / 1e9:.0f} GB",
+        *(f"{seconds:.1f} s" for seconds in (forecast.rollout_s, forecast.learn_s)),
+        f"{forecast.sync_s:.2f} s",
+        f"{forecast.step_s:.1f} s",
+        f"{forecast.rollouts_per_s:.2f}",
+        forecast.problem or ("take" if is_best else ""),
+    ]
+
+
+def _as_json(proposal: Proposal) -> dict[str, Any]:
+    def one(forecast: Forecast) -> dict[str, Any]:
+        told = {"name": str(forecast.split), "rollouts_per_s": forecast.rollouts_per_s, "problem": forecast.problem}
+        return told | asdict(forecast)
+
+    return {
+        "best": str(proposal.best.split),
+        "forecasts": [one(forecast) for forecast in proposal.forecasts],
+        "assumptions": list(proposal.assumptions),
+    }

@@ -1,0 +1,176 @@
+"""Seconds of an optimizer step and bytes per GPU, for one way of splitting GPUs between servers and learners."""
+
+import math
+from dataclasses import dataclass
+
+from rollmatch.config import RunConfig
+from rollmatch.config.servers import memory_share
+from rollmatch.plan.memory import LearnerMemory, ServerMemory, learner_memory, learning_weights, server_memory
+from rollmatch.plan.rates import GpuRates, Rates, decode_tok_s, gpu_of
+from rollmatch.plan.shape import ModelShape
+from rollmatch.plan.split import Split
+from rollmatch.plan.workload import Workload
+
+SYNC_LATENCY_S = 0.05
+"""Announcement, fence and commit of a sync."""
+
+
+SHORTEST_STEP_S = 0.003
+"""Of an engine, however small its model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where the run would be."""
+
+    gpu: str
+    num_gpus: int
+    """Of a node."""
+    num_nodes: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Of one split."""
+
+    split: Split
+    server: ServerMemory
+    learner: LearnerMemory
+    gpu_bytes: float
+    learner_bytes: float
+    """That a learner's GPU has for it."""
+    rollout_s: float
+    learn_s: float
+    sync_s: float
+    step_s: float
+    num_rollouts: int
+    """Of a step, all ranks."""
+
+    @property
+    def rollouts_per_s(self) -> float:
+        """What splits are compared by: their steps differ in size."""
+        return self.num_rollouts / self.step_s if self.step_s else 0.0
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot run; empty where it can."""
+        if self.server.num_requests < 1:
+            return "an engine's weights leave no room for one request"
+        if self.learner.total > self.learner_bytes:
+            return f"the learner lacks {(self.learner.total - self.learner_bytes) / 1e9:.0f} GB"
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecaster:
+    """Predicts splits of one run on one site."""
+
+    config: RunConfig
+    shape: ModelShape
+    work: Workload
+    rates: Rates
+    site: Site
+
+    @property
+    def gpu(self) -> GpuRates:
+        """Rates of the site's GPUs."""
+        return gpu_of(self.rates, self.site.gpu)
+
+    def forecast(self, split: Split) -> Forecast:
+        """Memory and seconds. Errors: ``RatesInvalid``."""
+        server, num_rollouts = self._server(split), self.work.num_rollouts * split.num_learning
+        learner = learner_memory(self.config, self.shape, self.work, num_learners=split.num_learning)
+        rollout = self._rollout_s(split, server, num_rollouts)
+        learn, sync = self._learn_s(split), self._sync_s(split)
+        return Forecast(
+            split=split,
+            server=server,
+            learner=learner,
+            gpu_bytes=self.gpu.memory_bytes,
+            learner_bytes=self.gpu.memory_bytes - (self._resident(server) if split.is_colocated else 0.0),
+            rollout_s=rollout,
+            learn_s=learn,
+            sync_s=sync,
+            step_s=self._step_s(rollout, learn) + sync,
+            num_rollouts=num_rollouts,
+        )
+
+    def _server(self, split: Split) -> ServerMemory:
+        vllm = self.config.custom.extra.rollout_matching.vllm
+        share = vllm.gpu_memory_utilization if split.is_colocated else memory_share(self.config)
+        budget, seqs = share * self.gpu.memory_bytes, vllm.max_num_seqs
+        return server_memory(self.shape, self.work, budget=budget, tp=split.tp, max_num_seqs=seqs)
+
+    def _resident(self, server: ServerMemory) -> float:
+        """What a colocated engine keeps while the learner works."""
+        vllm = self.config.custom.extra.rollout_matching.vllm
+        return 0.0 if vllm.sleep_level else vllm.gpu_memory_utilization * self.gpu.memory_bytes
+
+    def _rollout_s(self, split: Split, server: ServerMemory, num_rollouts: int) -> float:
+        """Prompts by arithmetic, responses by the measured curve, waves of as many requests as run at once."""
+        if server.num_requests < 1:
+            return math.inf
+        per_engine = math.ceil(num_rollouts / split.num_engines)
+        at_once = min(per_engine, server.num_requests)
+        tokens = per_engine * self.work.response_len
+        prefill = per_engine * self.work.prompt_len * 2 * self.shape.active_weights / (self.flops_s * split.tp)
+        return prefill + tokens / self._decode_tok_s(split, at_once)
+
+    def _decode_tok_s(self, split: Split, at_once: int) -> float:
+        """The measured rate, by the bytes that a step of this model reads instead of the measured one's."""
+        measured = decode_tok_s(self.rates, self.site.gpu, num_requests=at_once)
+        told = self.rates.decoded
+        theirs = told.weight_bytes + at_once * told.context * told.kv_bytes_per_token
+        context = self.work.prompt_len + self.work.response_len / 2
+        active = (self.shape.active_weights + self.shape.num_ids * self.shape.hidden_len) * self.shape.weight_bytes
+        ours = active + at_once * context * self.shape.kv_bytes_per_token
+        return min(measured * split.tp * theirs / ours, at_once / SHORTEST_STEP_S)
+
+    def _learn_s(self, split: Split) -> float:
+        """Two operations per weight and token forward, as many again for gradients of inputs and of weights."""
+        passes = 1 + 1 + (self.config.tuner.train_type == "full") + self.config.training.gradient_checkpointing
+        tokens = self.work.num_tokens
+        attention = 2 * self.work.segment_len * self.shape.num_layers * self.shape.num_heads * self.shape.head_len
+        flops = tokens * passes * (2 * self.shape.active_weights + attention)
+        head = 3 * 2 * tokens * self.work.response_len / self.work.segment_len * self.shape.num_ids
+        seconds = (flops + head * self.shape.hidden_len) / self.flops_s
+        return seconds + self._exchange_s(split)
+
+    def _exchange_s(self, split: Split) -> float:
+        """Gradients among learner ranks, in a ring."""
+        if split.num_learning == 1:
+            return 0.0
+        size = 4 if self.config.tuner.train_type == "lora" else self.shape.weight_bytes
+        return 2 * size * learning_weights(self.config, self.shape) / self.link_bytes_s
+
+    def _sync_s(self, split: Split) -> float:
+        """All weights, or the adapters, once through the slowest link."""
+        if split.is_colocated:
+            return SYNC_LATENCY_S + 2 * self.shape.num_weights * self.shape.weight_bytes / self.gpu.copy_bytes_s
+        vllm = self.config.custom.extra.rollout_matching.vllm
+        adapter = vllm.sync.mode == "adapter" or (vllm.sync.mode == "auto" and vllm.enable_lora)
+        carried = self.shape.num_weights * self.shape.weight_bytes
+        merge = 0.0
+        if adapter and self.config.tuner.train_type == "lora":
+            merge = 2 * carried / self.gpu.copy_bytes_s
+            carried = 4 * learning_weights(self.config, self.shape)
+        return SYNC_LATENCY_S + merge + carried / self.link_bytes_s
+
+    def _step_s(self, rollout: float, learn: float) -> float:
+        overlap = self.config.custom.extra.rollout_matching.overlap
+        if overlap == "ahead":
+            return max(rollout, learn)
+        if overlap == "stream":
+            return max(learn, rollout + learn / self.config.training.gradient_accumulation_steps)
+        return rollout + learn
+
+    @property
+    def link_bytes_s(self) -> float:
+        """Of the slowest link that weights cross."""
+        links = self.rates.links
+        return links.inside_node_bytes_s if self.site.num_nodes == 1 else links.between_nodes_bytes_s
+
+    @property
+    def flops_s(self) -> float:
+        """Of forward and backward."""
+        return self.gpu.learn_flops_s or self.rates.learn_share * self.gpu.matmul_flops_s

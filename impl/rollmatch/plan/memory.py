@@ -1,0 +1,94 @@
+"""Bytes per GPU: of a learner rank, and of a rollout engine.
+
+A learner holds weights, what learns (gradients and two moments of Adam), activations and the head's chunk. With
+activations computed again, each layer keeps its input, and one layer at a time keeps everything. What a layer keeps for
+backward, per token, in numbers of two bytes: 8 hidden states, queries and outputs 3 times, keys and values 4 times, the
+inner width 4 times; as transformers' decoders with a flash kernel do.
+"""
+
+from dataclasses import dataclass
+
+from rollmatch.config import RunConfig
+from rollmatch.plan.shape import ModelShape
+from rollmatch.plan.workload import Workload
+
+HEAD_BYTES = 0.5e9
+"""The chunk of logits."""
+OVERHEAD_BYTES = 2.5e9
+"""CUDA context, libraries, workspaces, holes."""
+ENGINE_BYTES = 4.0e9
+"""Graphs, activations and sampling of an engine, beside weights and cache."""
+ADAM_BYTES = 8
+"""Of a float32 weight that learns, beside its gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerMemory:
+    """Bytes of one learner rank."""
+
+    weights: float
+    learning: float
+    """Adapters (or what learns of the weights), gradients, moments."""
+    activations: float
+    head: float = HEAD_BYTES
+    overhead: float = OVERHEAD_BYTES
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.weights + self.learning + self.activations + self.head + self.overhead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerMemory:
+    """Bytes of one engine's GPU, and what fits into its cache."""
+
+    weights: float
+    cache: float
+    """Negative: the weights alone do not fit."""
+    num_requests: int
+    """That run at once."""
+
+
+def learner_memory(config: RunConfig, shape: ModelShape, work: Workload, *, num_learners: int) -> LearnerMemory:
+    """Of one rank; several ranks keep a second copy of gradients, to exchange them."""
+    size = shape.weight_bytes
+    copies = 1 + (num_learners > 1)
+    if config.tuner.train_type == "lora":
+        learning = learning_weights(config, shape) * (4 + 4 * copies + ADAM_BYTES)
+    else:
+        learning = learning_weights(config, shape) * size * (copies + 2)
+    return LearnerMemory(
+        weights=shape.num_weights * size,
+        learning=learning,
+        activations=_activations(config, shape, work.row_len),
+    )
+
+
+def learning_weights(config: RunConfig, shape: ModelShape) -> int:
+    """Weights that learn: adapters, or what is not frozen."""
+    tuner = config.tuner
+    if tuner.train_type == "lora":
+        with_vision = not tuner.freeze_vit
+        return shape.adapter_weights(rank=tuner.lora_rank, is_dora=tuner.use_dora, with_vision=with_vision)
+    return shape.text_weights * (not tuner.freeze_llm) + shape.vision_weights * (not tuner.freeze_vit)
+
+
+def _activations(config: RunConfig, shape: ModelShape, num_tokens: int) -> float:
+    width = 8 * shape.hidden_len + 4 * shape.inner_len
+    width += (3 * shape.num_heads + 4 * shape.num_groups) * shape.head_len
+    size = 2 if config.training.bf16 or shape.dtype != "float32" else 4
+    layer = size * num_tokens * width
+    if not config.training.gradient_checkpointing:
+        return layer * shape.num_layers
+    return size * num_tokens * shape.hidden_len * shape.num_layers + 2 * layer
+
+
+def server_memory(shape: ModelShape, work: Workload, *, budget: float, tp: int, max_num_seqs: int) -> ServerMemory:
+    """Of each GPU of an engine of ``tp``, which may take ``budget`` bytes."""
+    size = shape.weight_bytes
+    weights = shape.num_weights * size / tp
+    cache = budget - weights - ENGINE_BYTES
+    per_request = work.segment_len * shape.kv_bytes_per_token / min(tp, shape.num_groups)
+    num_requests = min(max_num_seqs, int(max(0.0, cache) // per_request))
+    return ServerMemory(weights=weights, cache=cache, num_requests=num_requests)

@@ -1,0 +1,81 @@
+"""All splits of a site with the one to take, and what they rest on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollmatch.config.servers import uses_servers
+from rollmatch.errors import LaunchError
+from rollmatch.plan.forecast import SHORTEST_STEP_S, SYNC_LATENCY_S, Forecast, Forecaster
+from rollmatch.plan.memory import ENGINE_BYTES, HEAD_BYTES, OVERHEAD_BYTES
+from rollmatch.plan.rates import decode_source
+from rollmatch.plan.split import splits_of
+
+
+class TooFewGpus(LaunchError):
+    """A rollout server and a learner need a GPU each, an engine as many as it is told to use."""
+
+    code = "too-few-gpus"
+
+
+class NothingFits(LaunchError):
+    """Some split of the GPUs has room for engine and learner."""
+
+    code = "nothing-fits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What to tell."""
+
+    forecasts: Sequence[Forecast]
+    best: Forecast
+    assumptions: Sequence[str]
+
+
+def propose(forecaster: Forecaster) -> Proposal:
+    """The split with most rollouts a second among those that fit. Errors: ``TooFewGpus``, ``NothingFits``."""
+    config, site = forecaster.config, forecaster.site
+    colocated = not uses_servers(config)
+    told = config.custom.extra.rollout_matching.vllm.tensor_parallel_size
+    tp = (told or 1) if colocated else config.custom.extra.rollout_server.vllm_tensor_parallel_size
+    num_gpus = site.num_gpus * site.num_nodes
+    forecasts = [forecaster.forecast(split) for split in splits_of(num_gpus, tp=tp, colocated=colocated)]
+    if not forecasts:
+        remedy = "Give more GPUs, or set vllm.mode to colocate." if not colocated else "Choose a divisor for tp."
+        problem = f"{num_gpus} GPUs cannot be split into engines of {tp} and learners"
+        raise TooFewGpus(problem, key="--gpus", remedy=remedy)
+    fitting = [forecast for forecast in forecasts if not forecast.problem]
+    if not fitting:
+        remedy = "Train adapters, compute activations again (training.gradient_checkpointing), or shorten rows."
+        raise NothingFits(f"{forecasts[-1].split}: {forecasts[-1].problem}", key="--gpus", remedy=remedy)
+    best = max(fitting, key=lambda forecast: forecast.rollouts_per_s)
+    return Proposal(forecasts=forecasts, best=best, assumptions=list(_assumptions(forecaster)))
+
+
+def _assumptions(forecaster: Forecaster) -> list[str]:
+    work, rates, site, shape = forecaster.work, forecaster.rates, forecaster.site, forecaster.shape
+    gpu, source = forecaster.gpu, decode_source(forecaster.rates, site.gpu)
+    overlap = forecaster.config.custom.extra.rollout_matching.overlap
+    learnt = "measured" if gpu.learn_flops_s else f"{rates.learn_share:g} of its matrix products, not measured"
+    size, cache = shape.num_weights / 1e9, shape.kv_bytes_per_token
+    lines = [
+        f"model: {size:.2f} B weights in {shape.dtype}, {cache} bytes of cache a token",
+        f"a rollout: {work.prompt_len} tokens of prompt, {work.response_len} of response; no continuations (VinePPO)",
+        f"a forward pass: {work.row_len} places, {work.fill:.0%} of them tokens; images count as their tokens",
+        f"learning: {forecaster.flops_s / 1e12:.0f} TFLOP/s of a {site.gpu} ({learnt}); prompts are read as fast",
+        f"decoding: as measured on {source}" + ("" if source == site.gpu else f", by memory speed for {site.gpu}"),
+        "decoding of another model or context: by the bytes that a step reads, a step taking "
+        f"{SHORTEST_STEP_S * 1000:g} ms at least; tensor parallel engines are as much faster as they have GPUs",
+        f"sync: {forecaster.link_bytes_s / 1e9:.0f} GB/s over one communicator, plus {SYNC_LATENCY_S:g} s",
+        f"step: overlap {overlap}; adapters on every matrix that is not frozen, the head left out",
+        f"per GPU: {OVERHEAD_BYTES / 1e9:g} GB beside the learner, {HEAD_BYTES / 1e9:g} GB of logits, "
+        f"{ENGINE_BYTES / 1e9:g} GB beside an engine's weights and cache",
+        "gradients are exchanged after the last backward, not beside it; parsing, matching and packing take no time",
+    ]
+    if site.num_nodes > 1:
+        between = rates.links.between_nodes_bytes_s / 1e9
+        lines.append(
+            f"{site.num_nodes} nodes of {site.num_gpus}: every sync and exchange crosses {between:.0f} GB/s; nothing "
+            "of this was measured on more than one node"
+        )
+    return lines

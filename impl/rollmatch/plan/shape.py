@@ -1,0 +1,176 @@
+"""A model's sizes, read from its ``config.json``; nothing of the model is loaded."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollmatch.errors import ConfigError
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class ShapeUnknown(ConfigError):
+    """The model directory's config.json tells layers, widths, heads and ids."""
+
+    code = "shape-unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """A matrix, and how many of its kind a model has."""
+
+    num_in: int
+    num_out: int
+    count: int = 1
+    num_active: int | None = None
+    """How many of them a token meets; None: all."""
+
+    @property
+    def num_weights(self) -> int:
+        """Of all of them."""
+        return self.num_in * self.num_out * self.count
+
+    @property
+    def num_active_weights(self) -> int:
+        """That one token meets."""
+        return self.num_in * self.num_out * (self.count if self.num_active is None else self.num_active)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Sizes that memory and time follow from."""
+
+    hidden_len: int
+    inner_len: int
+    num_layers: int
+    num_heads: int
+    num_groups: int
+    head_len: int
+    num_ids: int
+    is_tied: bool
+    text: tuple[Linear, ...]
+    """Matrices of the language model, without embedding and head."""
+    vision: tuple[Linear, ...]
+    """Those of the vision tower and its projectors."""
+    dtype: str
+
+    @property
+    def embedding_weights(self) -> int:
+        """Embedding and head."""
+        return self.num_ids * self.hidden_len * (1 if self.is_tied else 2)
+
+    @property
+    def text_weights(self) -> int:
+        """Of the language model, norms left out."""
+        return sum(linear.num_weights for linear in self.text) + self.embedding_weights
+
+    @property
+    def vision_weights(self) -> int:
+        """Of the vision tower and its projectors."""
+        return sum(linear.num_weights for linear in self.vision)
+
+    @property
+    def num_weights(self) -> int:
+        """Of the whole model."""
+        return self.text_weights + self.vision_weights
+
+    @property
+    def active_weights(self) -> int:
+        """That one token of text meets on its way, the head left out (it is met where something is supervised)."""
+        return sum(linear.num_active_weights for linear in self.text)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of one weight."""
+        return BYTES.get(self.dtype, 2)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of all layers in two bytes each."""
+        return 2 * 2 * self.num_layers * self.num_groups * self.head_len
+
+    def adapter_weights(self, *, rank: int, is_dora: bool, with_vision: bool) -> int:
+        """Of adapters on every matrix but the head."""
+        linears = self.text + (self.vision if with_vision else ())
+        return sum((rank * (one.num_in + one.num_out) + is_dora * one.num_out) * one.count for one in linears)
+
+
+def read_shape(directory: str, *, dtype: str = "auto") -> ModelShape:
+    """Of the model in a directory. Errors: ``ShapeUnknown``."""
+    path = Path(directory) / "config.json"
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        remedy = "Name the directory of a saved Hugging Face model."
+        raise ShapeUnknown(f"no readable config.json: {error}", key="model.model", remedy=remedy) from error
+    text = told.get("text_config", told)
+    hidden, layers, heads = (_size(text, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    groups, head_len = text.get("num_key_value_heads") or heads, text.get("head_dim") or hidden // heads
+    told_dtype = str(told.get("dtype") or told.get("torch_dtype") or text.get("dtype") or "float32")
+    return ModelShape(
+        hidden_len=hidden,
+        inner_len=_size(text, "intermediate_size"),
+        num_layers=layers,
+        num_heads=heads,
+        num_groups=groups,
+        head_len=head_len,
+        num_ids=_size(text, "vocab_size"),
+        is_tied=bool(told.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
+        text=(*_attention(hidden, heads * head_len, groups * head_len, layers), *_mlp(text, hidden, layers)),
+        vision=_vision(told.get("vision_config")),
+        dtype=told_dtype if dtype == "auto" else dtype,
+    )
+
+
+def _size(told: Mapping[str, Any], name: str) -> int:
+    value = told.get(name)
+    if not isinstance(value, int) or value < 1:
+        remedy = "The planner knows decoders with the keys of Qwen3, Qwen3-VL, Llama and Mixtral-like experts."
+        raise ShapeUnknown(f"config.json has no {name}", key="model.model", remedy=remedy)
+    return value
+
+
+def _attention(hidden: int, wide: int, narrow: int, layers: int) -> tuple[Linear, ...]:
+    return (
+        Linear(num_in=hidden, num_out=wide, count=layers),
+        Linear(num_in=hidden, num_out=narrow, count=2 * layers),
+        Linear(num_in=wide, num_out=hidden, count=layers),
+    )
+
+
+def _mlp(text: Mapping[str, Any], hidden: int, layers: int) -> tuple[Linear, ...]:
+    experts = text.get("num_experts") or text.get("num_local_experts") or 0
+    if not experts:
+        inner = _size(text, "intermediate_size")
+        up = Linear(num_in=hidden, num_out=inner, count=2 * layers)
+        return up, Linear(num_in=inner, num_out=hidden, count=layers)
+    inner, met = (
+        text.get("moe_intermediate_size") or _size(text, "intermediate_size"),
+        _size(text, "num_experts_per_tok"),
+    )
+    return (
+        Linear(num_in=hidden, num_out=inner, count=2 * layers * experts, num_active=2 * layers * met),
+        Linear(num_in=inner, num_out=hidden, count=layers * experts, num_active=layers * met),
+        Linear(num_in=hidden, num_out=experts, count=layers),
+    )
+
+
+def _vision(told: Mapping[str, Any] | None) -> tuple[Linear, ...]:
+    """Blocks, patches, positions and projectors of Qwen3-VL's tower."""
+    if told is None:
+        return ()
+    wide, inner, depth = (_size(told, name) for name in ("hidden_size", "intermediate_size", "depth"))
+    merged = wide * told.get("spatial_merge_size", 2) ** 2
+    mergers = 1 + len(told.get("deepstack_visual_indexes", ()))
+    patch = told.get("in_channels", 3) * told.get("temporal_patch_size", 2) * told.get("patch_size", 16) ** 2
+    return (
+        Linear(num_in=wide, num_out=3 * wide, count=depth),
+        Linear(num_in=wide, num_out=wide, count=depth),
+        Linear(num_in=wide, num_out=inner, count=2 * depth),
+        Linear(num_in=patch, num_out=wide),
+        Linear(num_in=told.get("num_position_embeddings", 0), num_out=wide),
+        Linear(num_in=merged, num_out=merged, count=mergers),
+        Linear(num_in=merged, num_out=told.get("out_hidden_size", wide), count=mergers),
+    )
