@@ -13,6 +13,7 @@ from torch import Tensor
 from conformance.servers.exchange import Call
 from conformance.servers.talk import Stopped, Talk
 from conformance.wire.calls import Learner, Server
+from conformance.wire.flat_bucket import flat_metadata
 from rollmatch.sync.queued_group import QueuedGroup
 from rollmatch.wire.digest import bytes_of
 from rollmatch.wire.gloo_group import GlooGroup, GroupAddress
@@ -116,13 +117,8 @@ class SwiftPeer(QueuedPeer):
     endings = ("/process_weights_after_loading/", "/reset_prefix_cache/")
 
     def announce(self, tensors: Mapping[str, Tensor], label: str = "update", **fields: Any) -> Call:
-        told, start = [], 0
-        for name, tensor in tensors.items():
-            size = tensor.numel() * tensor.element_size()
-            place = {"start_idx": start, "end_idx": start + size, "numel": size}
-            told.append({"name": name, "dtype": str(tensor.dtype), "shape": list(tensor.shape)} | place | fields)
-            start += size
-        return self.talk.post(label, "/update_flattened_params/", {"metadatas": told})
+        body = {"metadatas": flat_metadata(tensors, **fields)}
+        return self.talk.post(label, "/update_flattened_params/", body)
 
     def send(self, tensors: Mapping[str, Tensor], label: str = "update") -> None:
         """In two buckets; ``Stopped`` where one is refused."""

@@ -6,12 +6,12 @@ digest``, ``lie`` (a commit that is none), ``stall`` (nothing is received after 
 
 import json
 import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import msgspec
 import torch
 
+from conformance.sync.fronts import running
 from rollmatch.errors import RollmatchError
 from rollmatch.wire.digest import NUM_DIGEST_BYTES, cut, digest_of
 from rollmatch.wire.gloo_group import GO, GlooGroup, GroupAddress
@@ -202,16 +202,6 @@ def _answering_for(double):
     return Answering
 
 
-@contextmanager
 def serving(*doubles):
     """URLs of running doubles."""
-    fronts = [ThreadingHTTPServer(("127.0.0.1", 0), _answering_for(double)) for double in doubles]
-    for front in fronts:
-        front.daemon_threads = True
-        threading.Thread(target=front.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
-        yield [f"http://127.0.0.1:{front.server_port}" for front in fronts]
-    finally:
-        for front in fronts:
-            front.shutdown()
-            front.server_close()
+    return running(*map(_answering_for, doubles))

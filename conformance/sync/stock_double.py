@@ -4,11 +4,10 @@
 """
 
 import json
-import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
+from conformance.sync.fronts import running
 from rollmatch.errors import RollmatchError
 from rollmatch.wire.gloo_group import GlooGroup, GroupAddress
 from rollmatch.wire.worker.groups import GlooMember
@@ -89,19 +88,9 @@ class StockDouble:
             time.sleep(0.001)
 
 
-@contextmanager
 def serving(*doubles):
     """URLs of running doubles."""
-    fronts = [ThreadingHTTPServer(("127.0.0.1", 0), _answering_for(double)) for double in doubles]
-    for front in fronts:
-        front.daemon_threads = True
-        threading.Thread(target=front.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
-        yield [f"http://127.0.0.1:{front.server_port}" for front in fronts]
-    finally:
-        for front in fronts:
-            front.shutdown()
-            front.server_close()
+    return running(*map(_answering_for, doubles))
 
 
 def _answering_for(double):

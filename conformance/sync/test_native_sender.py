@@ -12,7 +12,6 @@ from rollmatch.errors import RollmatchError
 from rollmatch.sync.digest import digests_of
 from rollmatch.sync.gloo import Meeting
 from rollmatch.sync.native_sender import NativeSender, SyncUnconfirmed
-from rollmatch.wire.client.session import ClientSettings, RolloutServer
 
 TIMEOUT_S = 2.0
 
@@ -29,25 +28,14 @@ def tensors_of(seed, *, dtype=torch.float32):
 
 
 @pytest.fixture
-def start():
+def start(open_sender):
     """Doubles -> a sender to them; ends both."""
-    opened = []
 
     def begin(*doubles, client="learner", bucket_bytes=64):
-        front = serving(*doubles)
-        urls = front.__enter__()
-        servers = [RolloutServer(url, ClientSettings(timeout_s=5)) for url in urls]
-        for server in servers:
-            server.connect()
         meeting = Meeting(host="127.0.0.1", port=free_port(), client=client, timeout_s=TIMEOUT_S, join_timeout_s=5)
-        sender = NativeSender(servers, meeting, bucket_bytes=bucket_bytes)
-        opened.append((front, sender))
-        return sender
+        return open_sender(serving(*doubles), lambda servers: NativeSender(servers, meeting, bucket_bytes=bucket_bytes))
 
-    yield begin
-    for front, sender in opened:
-        sender.close()
-        front.__exit__(None, None, None)
+    return begin
 
 
 def equal(one, other):

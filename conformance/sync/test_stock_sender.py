@@ -10,7 +10,6 @@ from rollmatch.errors import RollmatchError
 from rollmatch.sync.gloo import Meeting
 from rollmatch.sync.sender import make_sender
 from rollmatch.sync.stock_sender import StockSender
-from rollmatch.wire.client.session import ClientSettings, RolloutServer
 
 UPDATE = ["/pause", "/start_weight_update", "/update_weights"]
 GOOD = [*UPDATE, "/finish_weight_update", "/reset_prefix_cache", "/resume"]
@@ -25,24 +24,14 @@ def equal(held, sent):
 
 
 @pytest.fixture
-def start():
+def start(open_sender):
     """Doubles -> a sender to them; ends both."""
-    opened = []
 
     def begin(*doubles):
-        front = serving(*doubles)
-        servers = [RolloutServer(url, ClientSettings(timeout_s=5)) for url in front.__enter__()]
-        for server in servers:
-            server.connect()
         meeting = Meeting(host="127.0.0.1", port=free_port(), client="me", timeout_s=3, join_timeout_s=5)
-        sender = make_sender(servers, [0] * len(servers), meeting)
-        opened.append((front, sender))
-        return sender
+        return open_sender(serving(*doubles), lambda servers: make_sender(servers, [0] * len(servers), meeting))
 
-    yield begin
-    for front, sender in opened:
-        sender.close()
-        front.__exit__(None, None, None)
+    return begin
 
 
 @pytest.mark.clause("server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#1")

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from vllm.distributed.utils import StatelessProcessGroup
 
+from conformance.wire.flat_bucket import flat_metadata
 from rollmatch.wire.digest import bytes_of
 
 
@@ -51,13 +52,8 @@ class QueuedLearner:
 
     def update_flattened(self, tensors, **fields):
         """ms-swift's way: one bucket of bytes; the refusal, or None."""
-        told, start = [], 0
-        for name, tensor in tensors.items():
-            size = tensor.numel() * tensor.element_size()
-            place = {"start_idx": start, "end_idx": start + size, "numel": size}
-            told.append({"name": name, "dtype": str(tensor.dtype), "shape": list(tensor.shape)} | place | fields)
-            start += size
-        status, body = self.server.post("/update_flattened_params/", {"metadatas": told})
+        told = {"metadatas": flat_metadata(tensors, **fields)}
+        status, body = self.server.post("/update_flattened_params/", told)
         if status != 200:
             return status, body
         self.broadcast(torch.cat([bytes_of(tensor) for tensor in tensors.values()]))
