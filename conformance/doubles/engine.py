@@ -73,11 +73,16 @@ class RememberingEngine:
         return SimpleNamespace(prompt_token_ids=list(expanded), outputs=[answer])
 
 
-def make_remembering_backend(model: Any, template: Any, ranks: Any, monkeypatch: Any) -> VllmColocateBackend:
-    """The backend as it is, in front of such an engine."""
+def install(model: Any, template: Any, monkeypatch: Any) -> None:
+    """From now on, whoever opens a colocated engine gets such a one."""
     stub = ModuleType("vllm")
     stub.SamplingParams = SimpleNamespace  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", stub)
     monkeypatch.setattr(vllm_colocate, "_open_engine", lambda settings, ranks: RememberingEngine(model, template))
+
+
+def make_remembering_backend(model: Any, template: Any, ranks: Any, monkeypatch: Any) -> VllmColocateBackend:
+    """The backend as it is, in front of such an engine."""
+    install(model, template, monkeypatch)
     settings = EngineSettings(model="digits", dtype="float32", max_model_len=768)
     return VllmColocateBackend(settings, template, ranks)

@@ -87,10 +87,15 @@ def named(config, http, group):
     )
 
 
-def command(name, config, gpus, overrides):
+def typed(name, config, gpus, overrides, *flags):
+    """A command line as one would type it."""
     sets = [part for override in absolute(*overrides) for part in ("--set", override)]
-    python = ["env", "PYTHONPROFILEIMPORTTIME=1", sys.executable]
-    return [*python, "-m", "rollmatch.launch.cli", name, str(config), "--gpus", gpus, *sets]
+    return [sys.executable, "-m", "rollmatch.launch.cli", name, str(config), "--gpus", gpus, *flags, *sets]
+
+
+def command(name, config, gpus, overrides):
+    """The same, with a line for every module that is imported."""
+    return ["env", "PYTHONPROFILEIMPORTTIME=1", *typed(name, config, gpus, overrides)]
 
 
 def run_division(folder: Path, config: Path, *, replicas: str, learners: str, steps: int) -> Division:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from conformance.rollout.digits import CONFIG, ROOT, absolute
@@ -62,10 +62,10 @@ class Started:
             time.sleep(0.02)
 
     def end(self) -> None:
-        """With all its children."""
-        if self.process.poll() is None:
+        """With all its children, also those that it has left behind."""
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        self.process.wait()
 
 
 @contextmanager

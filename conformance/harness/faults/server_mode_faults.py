@@ -133,4 +133,30 @@ SERVER_MODE = (
         old="    if digest != model.digest:\n",
         new="    if False:\n",
     ),
+    Fault(
+        fault_id="launcher-beside-its-server",
+        what="The launcher stays beside the server that it starts, and keeps signals to itself.",
+        seam="launch.command",
+        old="    os.execve(program, command.words, environment)",
+        new="    import subprocess, sys\n    sys.exit(subprocess.Popen(command.words, env=environment).wait())",
+    ),
+    Fault(
+        fault_id="gone-ranks-agree",
+        what="A rank that is gone is taken to agree.",
+        seam="ranks",
+        old="        dist.all_gather_object(items, item)\n",
+        new=(
+            "        try:\n"
+            "            dist.all_gather_object(items, item)\n"
+            "        except RuntimeError:\n"
+            "            items = [item] * self.learner_world_size\n"
+        ),
+    ),
+    Fault(
+        fault_id="servers-answers-cut",
+        what="The last id of a response at its limit is lost on the way from the server.",
+        seam="rollout.vllm_server",
+        old="        response = reply.response_token_ids[:max_new_tokens]\n",
+        new="        response = reply.response_token_ids[: max_new_tokens - 1]\n",
+    ),
 )

@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +19,15 @@ from rollmatch.wire.client.session import RolloutServer
 from rollmatch.wire.digest_kinds import DIRECT, GLOO
 from rollmatch.wire.direct_group import DirectGroup
 from rollmatch.wire.flight import broadcast_all
-from rollmatch.wire.gloo_group import DROP, GO, CommunicatorTimeout, GlooGroup, GroupAddress, GroupPortInUse
+from rollmatch.wire.gloo_group import (
+    DROP,
+    GO,
+    CommunicatorTimeout,
+    GlooGroup,
+    GroupAddress,
+    GroupPortInUse,
+    TransferFailed,
+)
 
 COMMUNICATOR, CLOSE = "/native/communicator", "/native/communicator/close"
 _POLL_S = 0.001
@@ -75,7 +84,8 @@ class Communicator:
         try:
             self._wait_ready(sync_id, calls)
         except RollmatchError:
-            self._group.tell(sync_id, DROP)
+            with suppress(TransferFailed):  # with the first server its store is gone, too
+                self._group.tell(sync_id, DROP)
             raise
         self._group.tell(sync_id, GO)
 

@@ -108,7 +108,7 @@ class GlooGroup:
         """The same, under way when this returns; all ranks begin their broadcasts in one order."""
         if self._group is None:
             raise TransferFailed("the group is closed", remedy="Open a communicator.")
-        with self._failing():
+        with self._failing("broadcast"):
             held = [begin_on(self._group, tensor, source=source, timeout_s=self.address.timeout_s)]
         self._under_way.append(held)
         if self._group is None:  # closed meanwhile
@@ -118,35 +118,38 @@ class GlooGroup:
             self._under_way.remove(held)
             if not held:
                 raise TransferFailed("the group is closed", remedy="Open a communicator.")
-            with self._failing():
+            with self._failing("broadcast"):
                 held.pop().wait()
 
         return land
 
     @contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _failing(self, what: str) -> Iterator[None]:
         """torch's error as ours."""
         try:
             yield
         except RuntimeError as error:
             raise TransferFailed(
                 f"rank {self.address.rank} of {self.address.world_size}: {str(error).splitlines()[0]}",
-                key="broadcast",
+                key=what,
                 remedy="Look for the rank that died; then open a new communicator and sync again.",
             ) from error
 
     def set_ready(self, sync_id: str) -> None:
         """Tell the learner that this rank waits for the bytes of a sync."""
-        self.store.set(f"sync/{sync_id}/ready/{self.address.rank}", "1")
+        with self._failing("ready"):
+            self.store.set(f"sync/{sync_id}/ready/{self.address.rank}", "1")
 
     def is_ready(self, sync_id: str, ranks: Iterable[int]) -> bool:
         """Whether all of these ranks wait for the bytes."""
-        ready: bool = self.store.check([f"sync/{sync_id}/ready/{rank}" for rank in ranks])
+        with self._failing("ready"):
+            ready: bool = self.store.check([f"sync/{sync_id}/ready/{rank}" for rank in ranks])
         return ready
 
     def tell(self, sync_id: str, word: str) -> None:
         """The learner's word on a sync: ``GO`` or ``DROP``."""
-        self.store.set(f"sync/{sync_id}/go", word)
+        with self._failing(word):
+            self.store.set(f"sync/{sync_id}/go", word)
 
     def wait_word(self, sync_id: str) -> str:
         """The learner's word, as soon as there is one."""

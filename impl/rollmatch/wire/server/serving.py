@@ -17,7 +17,6 @@ from rollmatch.wire.server.front import Front
 from rollmatch.wire.server.identity import load_model_identity
 from rollmatch.wire.server.images import ImageReader
 from rollmatch.wire.server.parts import assemble
-from rollmatch.wire.server.port import bind_http
 from rollmatch.wire.server.prompts import Prompt, PromptMaker
 from rollmatch.wire.server.replica import Draw, VllmReplica
 from rollmatch.wire.server.settings import ServerSettings
@@ -25,9 +24,8 @@ from rollmatch.wire.server.settings import ServerSettings
 _GRACE_S = 3
 
 
-def serve(settings: ServerSettings) -> None:
-    """Start all replicas, listen, and go on until a signal. Errors: ``PortInUse``, ``CheckpointMissing``."""
-    listener = bind_http(settings.host, settings.port)
+def serve(settings: ServerSettings, listener: socket.socket) -> None:
+    """Start all replicas, listen, and go on until a signal. Errors: ``CheckpointMissing``."""
     os.register_at_fork(after_in_child=listener.close)  # an engine that outlives the front must not hold its port
     signal.signal(signal.SIGTERM, _leave)
     asyncio.run(_serve(settings, listener))

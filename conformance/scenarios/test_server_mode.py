@@ -1,0 +1,105 @@
+"""One configuration with the engine in the learner's process, and with a server: the same samples, ids and targets.
+
+Both engines are transformers, so that both write the same ids and whatever else differs is the mode's.
+"""
+
+from contextlib import ExitStack
+from itertools import chain
+
+import pytest
+
+from conformance.doubles.answering_server import AnsweringServer
+from conformance.doubles.engine import install
+from conformance.rollout.digits import load_model, template_of
+from conformance.scenarios.configs import not_refused
+from conformance.sync.native_double import serving
+from conformance.trainer.small_run import events, make_trainer
+from conformance.wire.instance import free_port
+from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.template import PromptMismatch
+
+VLLM = "custom.extra.rollout_matching.vllm"
+STEPS = 4
+SHORT = (
+    "custom.extra.rollout_matching.rollout_backend=vllm",
+    f"{VLLM}.max_model_len=512",
+    "custom.extra.rollout_matching.max_new_tokens=40",
+    "training.per_device_train_batch_size=2",
+    f"training.max_steps={STEPS}",
+    "training.packing=true",
+)
+
+
+def server_overrides(url):
+    return (f"{VLLM}.mode=server", f"{VLLM}.server.base_url={url}", f"{VLLM}.server.group_port={free_port()}")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Trainers of both modes after four steps, the server, and the rollouts that the second was given."""
+    given = []
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as monkeypatch:
+        install(load_model(), template_of(), monkeypatch)
+        server = AnsweringServer(load_model(), template_of())
+        (url,) = stack.enter_context(serving(server))
+        colocate = make_trainer(tmp_path_factory.mktemp("colocate"), *SHORT, f"{VLLM}.mode=colocate")
+        served = make_trainer(tmp_path_factory.mktemp("served"), *SHORT, *server_overrides(url))
+        tell = served.ring.fence.backend.generate
+        monkeypatch.setattr(
+            served.ring.fence.backend, "generate", lambda *asked: given.append(tell(*asked)) or given[-1]
+        )
+        with not_refused():
+            colocate.train()
+            served.train()
+        served.ring.close()
+        yield colocate, served, server, given
+
+
+def told(trainer, event, *fields):
+    return [tuple(each[field] for field in fields) for each in events(trainer, event)]
+
+
+@pytest.mark.scenario("data-ownership/both-modes-see-the-same-samples")
+@pytest.mark.clause("data-ownership/the-learner-owns-the-order-of-the-data#3")
+@pytest.mark.kills("order-from-the-clock")
+def test_both_modes_see_the_same_samples(runs):
+    colocate, served, *_ = runs
+    asked = told(served, "requested", "step", "sample_ids", "seeds", "decoding")
+    assert asked == told(colocate, "requested", "step", "sample_ids", "seeds", "decoding")
+    assert [step for step, *_ in asked] == list(range(STEPS))
+    learnt = told(served, "packed", "step", "sample_ids")
+    assert learnt == told(colocate, "packed", "step", "sample_ids")
+    assert [sorted(chain(*rows)) for _, rows in learnt] == [sorted(ids) for _, ids, *_ in asked]
+
+
+@pytest.mark.scenario("rollout-backends/server-mode-hands-on-what-the-servers-said")
+@pytest.mark.kills("servers-answers-cut")
+def test_what_the_server_said_is_what_is_learnt_from_as_in_colocate_mode(runs, monkeypatch):
+    colocate, served, server, given = runs
+    stop_id = served.ring.template.vocabulary.stop_id
+    for rollout in (rollout for step in given for rollout in step):
+        prompt, written = server.answered[rollout.request_id]
+        assert rollout.prompt_token_ids == tuple(prompt)
+        assert rollout.response_token_ids == tuple(token_id for token_id in written if token_id != stop_id)
+    assert [len(step) for step in given] == [2] * STEPS
+    fields = ("step", "rows", "segments", "tokens", "fill", "carried", "oldest_policy_version")
+    assert told(served, "packed", *fields) == told(colocate, "packed", *fields)
+    assert told(served, "generated", "num_tokens", "policy_version") == told(
+        colocate, "generated", "num_tokens", "policy_version"
+    )
+    assert served.state.log_history[-1]["train_loss"] == pytest.approx(colocate.state.log_history[-1]["train_loss"])
+    assert isinstance(served.ring.fence.backend, VllmServerBackend)
+
+
+def test_a_prompt_that_the_server_read_otherwise_stops_the_run(tmp_path):
+    server = AnsweringServer(load_model(), template_of())
+    say = server._write
+    server._write = lambda *asked: ([5, *say(*asked)[0][1:]], say(*asked)[1])
+    with serving(server) as (url,):
+        trainer = make_trainer(tmp_path, *SHORT, *server_overrides(url))
+        with pytest.raises(PromptMismatch) as caught:
+            trainer.train()
+        trainer.ring.close()
+    assert caught.value.code == "prompt-mismatch"
+    assert "position 0" in caught.value.problem
+    assert events(trainer, "packed") == []
