@@ -61,7 +61,7 @@ def told(trainer, event, *fields):
 
 @pytest.mark.scenario("data-ownership/both-modes-see-the-same-samples")
 @pytest.mark.clause("data-ownership/the-learner-owns-the-order-of-the-data#3")
-@pytest.mark.kills("order-from-the-clock")
+@pytest.mark.kills("servers-have-an-order-of-their-own")
 def test_both_modes_see_the_same_samples(runs):
     colocate, served, *_ = runs
     asked = told(served, "requested", "step", "sample_ids", "seeds", "decoding")

@@ -159,4 +159,18 @@ SERVER_MODE = (
         old="        response = reply.response_token_ids[:max_new_tokens]\n",
         new="        response = reply.response_token_ids[: max_new_tokens - 1]\n",
     ),
+    Fault(
+        fault_id="every-rank-joins",
+        what="The group has room for a second learner rank, which never comes.",
+        seam="sync.gloo",
+        old="        meeting, world_size = self.meeting, self.rank + 1\n",
+        new="        meeting, world_size = self.meeting, self.rank + 2\n",
+    ),
+    Fault(
+        fault_id="servers-have-an-order-of-their-own",
+        what="Server mode walks through the samples in another order.",
+        seam="launch.assemble",
+        old='    named |= {\n        "report_to"',
+        new='    named["seed"] += uses_servers(config)\n    named |= {\n        "report_to"',
+    ),
 )

@@ -195,6 +195,7 @@ class VllmServerBackend:
                 origin = requests[error.item - start].sample.origin
                 error.remedy = f"It is the sample {origin}. {error.remedy}".strip()
             raise
+        log.note_replies(replies)
         for reply in replies:
             self._check_version(server, reply)
         return replies

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rollmatch.wire.client.prompt import Prompt
+from rollmatch.wire.client.prompt import Prompt, Reply
 
 
 class CallLog:
@@ -14,12 +14,19 @@ class CallLog:
         self.num_splits = 0
         self.sent: list[dict[str, Any]] = []
         """Each call that was sent and is not just a repetition: first request, their number, their seeds."""
+        self.policy_versions: list[int] = []
+        """Those that the replies named, where they did."""
 
     def note(self, prompts: Sequence[Prompt], *, start: int) -> None:
         """A call is about to be sent; ``start`` is its first prompt's index in the whole list."""
         seeds = [prompt.seed for prompt in prompts]
         self.sent.append({"first": start, "num_requests": len(prompts), "seeds": seeds})
 
+    def note_replies(self, replies: Sequence[Reply]) -> None:
+        """They have come."""
+        self.policy_versions = sorted({r.policy_version for r in replies if r.policy_version is not None})
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"num_retries": self.num_retries, "num_splits": self.num_splits, "sent": self.sent}
+        told = {"num_retries": self.num_retries, "num_splits": self.num_splits, "sent": self.sent}
+        return told | {"policy_versions": self.policy_versions}

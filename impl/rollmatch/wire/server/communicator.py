@@ -56,6 +56,11 @@ class Communicator:
         self.num_workers = num_workers
         self.attached: Attached | None = None
 
+    @property
+    def num_members(self) -> int:
+        """Of the open group, the learner counted; 0 where none is open."""
+        return self.attached.world_size if self.attached else 0
+
     def check_free(self, client: str) -> None:
         """Errors: ``CommunicatorAlreadyOpen``, ``ClientAlreadyAttached``."""
         if self.attached is None:

@@ -6,6 +6,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from rollmatch.wire.server.communicator import Communicator
 from rollmatch.wire.server.front import Front
 
 
@@ -14,7 +15,7 @@ class Metrics:
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Front, communicator: Communicator) -> None:
         self.registry = CollectorRegistry()
         named: dict[str, tuple[str, Callable[[], float]]] = {
             "running_requests": ("Responses being written or waiting", lambda: front.num_running),
@@ -22,6 +23,7 @@ class Metrics:
             "alive": ("1 while every worker is", lambda: float(not front.is_dead)),
             "generated_tokens": ("Response tokens since the start", lambda: front.num_generated_tokens),
             "restarted_requests": ("Responses begun anew because of a commit", lambda: front.num_restarted),
+            "group_members": ("Members of the open weight group", lambda: communicator.num_members),
         }
         for name, (told, value) in named.items():
             Gauge(f"rollmatch_{name}", told, registry=self.registry).set_function(value)

@@ -44,5 +44,5 @@ def assemble(settings: ServerSettings, *, model: Model, prompts: PromptMaker, fr
         update=update,
         queued=QueuedUpdate(front, communicator, update, model),
         generation=Generation(front, prompts, max_model_len=settings.max_model_len),
-        metrics=Metrics(front),
+        metrics=Metrics(front, communicator),
     )
