@@ -9,7 +9,7 @@ from rollmatch.launch.learner import set_environment
 
 pytest_plugins = [
     *("conformance.outside_tools", "conformance.gpus", "conformance.servers.plugin"),
-    "conformance.harness.binding.plugin",
+    *("conformance.harness.binding.plugin", "conformance.order"),
 ]
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -22,20 +22,6 @@ set_environment()  # before torch and vLLM load: some variables only count then
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
-
-ROOMS_OF_PROCESSES = ("launch", "trainer")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Quick tests first, then those that start processes, then those that start vLLM, whole runs before the others."""
-    items.sort(key=_how_slow)
-
-
-def _how_slow(item: pytest.Item) -> int:
-    starts_processes = item.path.parent.name in ROOMS_OF_PROCESSES
-    if item.get_closest_marker("engine"):
-        return 2 if starts_processes else 3  # the longest not last: two workers end at about the same time
-    return int(starts_processes)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,48 @@
+"""The order of tests, and which of them share a worker."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from conformance.order import SHARING, pytest_collection_modifyitems, pytest_xdist_make_scheduler
+
+
+def item(path, *fixtures, engine=False):
+    return SimpleNamespace(
+        nodeid=f"{path}::test_one",
+        path=Path(path),
+        fixturenames=fixtures,
+        get_closest_marker=lambda name: engine and name == "engine",
+    )
+
+
+QUICK, PROCESSES = item("conformance/learn/test_pack.py"), item("conformance/launch/test_train_resume.py")
+SHARER = item("conformance/wire/test_engine_sync.py", "instance", engine=True)
+OWN, WHOLE = (item(f"conformance/{name}", engine=True) for name in ("wire/test_engine_stock.py", "launch/test_run.py"))
+
+
+@pytest.mark.parametrize("worker", [None, "gw0"])
+def test_quick_tests_come_first_alone_and_last_among_workers(monkeypatch, worker):
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    if worker:
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
+    items = [WHOLE, SHARER, QUICK, OWN, PROCESSES]
+    pytest_collection_modifyitems(items)
+    expected = [QUICK, SHARER, PROCESSES, OWN, WHOLE]
+    assert items == (expected[::-1] if worker else expected)
+
+
+def test_a_file_that_shares_an_engine_and_does_not_say_so_is_refused():
+    with pytest.raises(pytest.UsageError, match=r"test_new\.py shares an engine"):
+        pytest_collection_modifyitems([item("conformance/wire/test_new.py", "instance")])
+    pytest_collection_modifyitems([item(path, "instance") for path in SHARING])
+
+
+def test_files_that_share_an_engine_have_one_worker():
+    told = {"dist": "loadfile", "tx": ["2*popen"]}
+    scheduler = pytest_xdist_make_scheduler(SimpleNamespace(getvalue=told.get), None)
+    assert {scheduler._split_scope(f"{path}::test_one") for path in SHARING} == {"engines"}
+    assert scheduler._split_scope(QUICK.nodeid) == "conformance/learn/test_pack.py"
+    assert all(Path(path).exists() for path in SHARING)
+    assert pytest_xdist_make_scheduler(SimpleNamespace(getvalue={"dist": "load"}.get), None) is None
