@@ -88,7 +88,8 @@ class LossTerms:
     @property
     def figures(self) -> dict[str, float]:
         """For the log."""
-        return {"loss_ce": float(self.ce), "loss_coord": float(self.coord)}
+        ce, coord = torch.stack([self.ce, self.coord]).tolist()  # at once: each look waits for the device
+        return {"loss_ce": ce, "loss_coord": coord}
 
 
 def count_totals(supervisions: Iterable[Supervision]) -> LossTotals:

@@ -200,14 +200,17 @@ def score_tokens(
     is_clipped = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
     columns = (kl, is_clipped, ratio, difference.abs(), correction, -now)
     num_tokens = totals.num_tokens or 1
-    means = [float(column.detach().float().sum()) / num_tokens for column in columns]
-    return PolicyTerms(total=total, figures=dict(zip(TERM_NAMES, [float(total.detach()), *means], strict=True)))
+    sums = [column.detach().float().sum() for column in columns]
+    loss, *told = torch.stack([total.detach(), *sums]).tolist()  # at once: each look waits for the device
+    means = [value / num_tokens for value in told]
+    return PolicyTerms(total=total, figures=dict(zip(TERM_NAMES, [loss, *means], strict=True)))
 
 
 def _coefficients(supervision: PolicySupervision, rules: PolicyRules, like: Tensor) -> Tensor:
     if rules.normalize != "sequence":
         return torch.ones_like(like)
-    return torch.tensor([1.0 / supervision.segment_lens[index] for index in supervision.segments], device=like.device)
+    shares = (1.0 / supervision.segment_lens[index] for index in supervision.segments)
+    return sent(shares, dtype=torch.float32, device=like.device)
 
 
 def _divisor(rules: PolicyRules, totals: PolicyTotals) -> int:
@@ -221,8 +224,8 @@ def _column(values: Sequence[float | None], *, otherwise: Tensor) -> Tensor:
     """[K] as told; where nothing is told, the other column's value."""
     if all(value is None for value in values):
         return otherwise
-    known = torch.tensor([0.0 if value is None else value for value in values], device=otherwise.device)
-    is_known = torch.tensor([value is not None for value in values], device=otherwise.device)
+    known = sent((value or 0.0 for value in values), dtype=torch.float32, device=otherwise.device)
+    is_known = sent((value is not None for value in values), dtype=torch.bool, device=otherwise.device)
     return torch.where(is_known, known, otherwise)
 
 
