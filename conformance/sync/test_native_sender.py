@@ -9,9 +9,12 @@ import torch
 from conformance.sync.native_double import NativeDouble, serving
 from conformance.wire.instance import free_port
 from rollmatch.errors import RollmatchError
+from rollmatch.sync import gloo
 from rollmatch.sync.digest import digests_of
+from rollmatch.sync.direct import device_of
 from rollmatch.sync.gloo import Meeting
 from rollmatch.sync.native_sender import NativeSender, SyncUnconfirmed
+from rollmatch.wire.gloo_group import CommunicatorTimeout
 
 TIMEOUT_S = 2.0
 
@@ -233,3 +236,27 @@ def test_another_learner_is_told_that_the_server_is_taken(start):
         start(double, client="another").send(tensors_of(2).items(), version=2)
     assert caught.value.code == "client-already-attached"
     assert equal(double.served, tensors_of(1))
+
+
+def test_a_group_that_fails_to_open_at_once_says_why(start, monkeypatch):
+    def fail(address, transport, device):
+        gloo.GlooGroup.open(address).close()  # or the double would wait beyond the test
+        raise CommunicatorTimeout("two ranks have one GPU", key="group_port", remedy="Give each its own.")
+
+    sender = start(NativeDouble(tensors_of(0)))
+    with monkeypatch.context() as patched:
+        patched.setattr(gloo, "_open_group", fail)
+        with pytest.raises(CommunicatorTimeout) as told:
+            sender.send(tensors_of(1).items(), version=1)
+    assert (told.value.problem, told.value.key) == ("two ranks have one GPU", "group_port")
+
+
+def test_a_group_opens_on_the_device_of_the_weights(monkeypatch):
+    class Weight:
+        device = torch.device("cuda", 3)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    on_cpu = ("a", torch.zeros(1))
+    assert device_of([on_cpu, ("b", Weight())]) == torch.device("cuda", 3)
+    assert device_of([on_cpu]) == torch.device("cuda", 1)

@@ -1,6 +1,6 @@
 """Weights on their way straight into the servers' parameters: the learner's part, from its word to the digests."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,16 @@ class DirectShipment:
         types = [getattr(torch, self.plan.specs[place].dtype) for place in places]
         pairs = zip(places, types, strict=True)
         return [self.tensors[place].detach().to(device, dtype).contiguous() for place, dtype in pairs]
+
+
+def device_of(weights: Iterable[tuple[str, Any]]) -> torch.device:
+    """Where a group of the learner is: on the GPU of its weights, else on the calling thread's, else on the CPU."""
+    for _, tensor in weights:
+        if tensor.device.type == "cuda":
+            return torch.device(tensor.device)
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def mixed_digests_of(tensors: Sequence[Tensor]) -> list[str]:

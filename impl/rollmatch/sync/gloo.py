@@ -34,6 +34,7 @@ _POLL_S = 0.001
 _GRACE_S = 5.0
 _FREE_POLL_S = 0.1
 _REFUSAL_S = 0.3
+_CPU = torch.device("cpu")
 
 
 class NotReady(SyncError):
@@ -59,10 +60,19 @@ class Communicator:
     """An open group; the learner is its last rank and the source of every broadcast."""
 
     def __init__(
-        self, servers: Sequence[RolloutServer], sizes: Sequence[int], meeting: Meeting, *, transport: str = GLOO
+        self,
+        servers: Sequence[RolloutServer],
+        sizes: Sequence[int],
+        meeting: Meeting,
+        *,
+        transport: str = GLOO,
+        device: torch.device = _CPU,
     ) -> None:
-        """``sizes``: workers of each server. Errors: those of the servers, ``CommunicatorTimeout``."""
-        self.servers, self.meeting, self.transport = tuple(servers), meeting, transport
+        """``sizes``: workers of each server; ``device``: the learner's weights'.
+
+        Errors: those of the servers, ``CommunicatorTimeout``, ``NcclNotOpened``.
+        """
+        self.servers, self.meeting, self.transport, self.device = tuple(servers), meeting, transport, device
         self.rank = sum(sizes)
         self._group: Any = self._join(sizes)
 
@@ -131,12 +141,14 @@ class Communicator:
             timeout_s=meeting.timeout_s,
             join_timeout_s=meeting.join_timeout_s,
         )
-        joining: Pending[Any] = Pending(partial(_open_group, address, self.transport))
+        joining: Pending[Any] = Pending(partial(_open_group, address, self.transport, self.device))
         while not joining.is_done(within_s=_POLL_S):
             _tell_refusals(calls)
         try:
             group = joining.result()
         except CommunicatorTimeout as error:
+            if time.monotonic() < deadline:
+                raise
             raise self._nobody(calls) from error
         for call in calls:
             call.result()
@@ -161,12 +173,12 @@ class Communicator:
             time.sleep(_POLL_S)
 
 
-def _open_group(address: GroupAddress, transport: str) -> GlooGroup | DirectGroup:
+def _open_group(address: GroupAddress, transport: str, device: torch.device) -> GlooGroup | DirectGroup:
+    """In a thread of its own, where the caller's GPU is not the current one."""
     if transport != DIRECT:
         return GlooGroup.open(address)
     from rollmatch.wire.worker.direct import open_direct
 
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     return open_direct(address, device)
 
 

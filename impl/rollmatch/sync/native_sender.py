@@ -16,7 +16,7 @@ from rollmatch.sync.adapter import Adapter
 from rollmatch.sync.bucket import Buffer
 from rollmatch.sync.digest import DigestMismatch, check_digests, digests_of
 from rollmatch.sync.direct import BUCKET_BYTES as DIRECT_BUCKET_BYTES
-from rollmatch.sync.direct import DirectShipment, mixed_digests_of
+from rollmatch.sync.direct import DirectShipment, device_of, mixed_digests_of
 from rollmatch.sync.gloo import Communicator, Meeting
 from rollmatch.sync.plan import Plan, Spec, fit, make_plan, spec_of
 from rollmatch.sync.shipment import Shipment
@@ -71,13 +71,13 @@ class NativeSender:
     def send(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
         """All weights, as one version. Errors: those of ``plan``, ``gloo`` and ``digest``, and the servers' own."""
         named = list(weights)
-        with_servers = self._meet()
+        with_servers = self._meet(named)
         plan = self._plan([spec_of(*pair) for pair in named], whole=True)
         self._ship(with_servers, self._pack(plan, [tensor for _, tensor in named]), version)
 
     def send_adapter(self, adapter: Adapter, *, version: int) -> None:
         """An adapter, merged by the servers and proven by the digests of the learner's own merge. Errors as above."""
-        with_servers = self._meet()
+        with_servers = self._meet(adapter.tensors)
         plan = self._plan([spec_of(*pair) for pair in adapter.tensors], whole=False)
         proof = mixed_digests_of(adapter.merged) if self.transport == DIRECT else digests_of(adapter.merged)
         merged = dict(zip(adapter.merged_names, proof, strict=True))
@@ -90,8 +90,8 @@ class NativeSender:
             self._communicator.close()
         self._communicator = None
 
-    def _meet(self) -> Communicator:
-        """The open group, met anew if a server was started again since."""
+    def _meet(self, weights: Iterable[tuple[str, Any]]) -> Communicator:
+        """The open group, met anew if a server was started again since; on the device of the weights."""
         known = [identity["instance"] for identity in self._identities]
         if self._communicator is not None and self._instances() == known:
             return self._communicator
@@ -102,7 +102,8 @@ class NativeSender:
             _check_protocol(server, identity, self.transport)
         self._identities, self._plans = identities, {}
         sizes = [identity["world_size"] for identity in identities]
-        self._communicator = Communicator(self.servers, sizes, self.meeting, transport=self.transport)
+        place = {"device": device_of(weights)} if self.transport == DIRECT else {}
+        self._communicator = Communicator(self.servers, sizes, self.meeting, transport=self.transport, **place)
         return self._communicator
 
     def _instances(self) -> list[Any]:

@@ -205,7 +205,7 @@ def not_joined(address: GroupAddress, error: Exception) -> CommunicatorTimeout:
     """What to say when a group does not come about."""
     return CommunicatorTimeout(
         f"rank {address.rank} of {address.world_size} saw no complete group at {address.host}:{address.port} "
-        f"within {address.join_timeout_s:g} s: {str(error).splitlines()[0]}",
+        f"(limit {address.join_timeout_s:g} s): {str(error).splitlines()[0]}",
         key=f"group_port {address.port}",
         remedy="Let every server and the learner open the communicator with the same host, port and world size.",
     )

@@ -4,12 +4,20 @@ import socket
 
 import torch
 
+from rollmatch.errors import SyncError
 from rollmatch.wire.direct_group import DirectGroup, forbid_multicast
-from rollmatch.wire.gloo_group import GlooGroup, GroupAddress, not_joined
+from rollmatch.wire.gloo_group import GlooGroup, GroupAddress
+
+
+class NcclNotOpened(SyncError):
+    """NCCL opens between the GPUs of all ranks, each of which is another."""
+
+    code = "nccl-not-opened"
+    status = 409
 
 
 def open_direct(address: GroupAddress, device: torch.device, *, listener: socket.socket | None = None) -> DirectGroup:
-    """Join; returns when all ranks have. Errors: ``CommunicatorTimeout``."""
+    """Join; returns when all ranks have. Errors: ``CommunicatorTimeout``, ``NcclNotOpened``."""
     meeting = GlooGroup.open(address, listener=listener)
     if device.type != "cuda":
         return DirectGroup(meeting, device)
@@ -23,8 +31,16 @@ def open_direct(address: GroupAddress, device: torch.device, *, listener: socket
             nccl = PyNcclCommunicator(group, device=device)
     except RuntimeError as error:
         meeting.close()
-        raise not_joined(address, error) from error
+        raise _not_opened(address, device, str(error)) from error
     if nccl.disabled:
         meeting.close()
-        raise not_joined(address, RuntimeError("vLLM finds no NCCL library"))
+        raise _not_opened(address, device, "vLLM finds no NCCL library")
     return DirectGroup(meeting, device, nccl)
+
+
+def _not_opened(address: GroupAddress, device: torch.device, why: str) -> NcclNotOpened:
+    return NcclNotOpened(
+        f"rank {address.rank} of {address.world_size} on {device}: {why.splitlines()[0]}",
+        key=f"group_port {address.port}",
+        remedy="Give the learner and every worker a GPU of its own; NCCL_DEBUG=WARN tells more.",
+    )
