@@ -1,5 +1,9 @@
 """The digest that GPUs make: it sees every change, and the kernel's table covers every word once."""
 
+import os
+import subprocess
+import sys
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,3 +59,22 @@ def test_a_large_tensor_is_the_sum_of_its_parts():
     moved = raw.clone()
     moved[[1, 2**20 + 1]] = moved[[2**20 + 1, 1]]
     assert mixed_digest_of(moved) != mixed_digest_of(raw)
+
+
+KERNEL = """
+import numpy, torch
+from rollmatch.wire.mixed_digest import mixed_digest_of, mixed_digests
+from rollmatch.wire.mixed_digest_kernel import _add_mixed, _BLOCK_WORDS, _CHUNK_WORDS, table_of
+words = [torch.randint(-2**62, 2**62, (num,)) for num in (1, _BLOCK_WORDS + 3, _CHUNK_WORDS + 7)]
+table = torch.from_numpy(table_of([part.data_ptr() for part in words], [len(part) for part in words]))
+sums = torch.zeros(len(words), 2, dtype=torch.int64)
+_add_mixed[(len(table),)](table, sums, BLOCK=_BLOCK_WORDS)
+assert mixed_digests(sums) == [mixed_digest_of(part) for part in words]
+"""
+
+
+def test_the_kernel_of_gpus_makes_the_same_numbers():
+    """In Triton's interpreter, which runs without a GPU."""
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", KERNEL], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]

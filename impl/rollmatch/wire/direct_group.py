@@ -27,7 +27,8 @@ class DirectGroup:
     def __init__(self, meeting: GlooGroup, device: torch.device, nccl: Any = None) -> None:
         self.meeting, self.device, self._nccl = meeting, device, nccl
         self.rank, self.source = meeting.address.rank, meeting.address.world_size - 1
-        self._streams = [_stream(device), _stream(device)] if nccl is not None else []
+        self._streams = [_stream(device, priority=-1), _stream(device)] if nccl is not None else []
+        """For what is carried, before all else; and for the work on what has come."""
 
     def set_ready(self, sync_id: str) -> None:
         """Tell the learner that this rank waits for the bytes of a sync."""
@@ -62,6 +63,16 @@ class DirectGroup:
             self._streams[0].wait_stream(torch.cuda.current_stream(self.device))
             if work:
                 self._streams[0].wait_stream(self._streams[1])
+
+    def scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory to be carried into; once nobody holds it, it is used again when all work on it is done."""
+        if not self._streams:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        carrying, work = self._streams
+        with torch.cuda.stream(carrying):
+            made = torch.empty(shape, dtype=dtype, device=self.device)
+        made.record_stream(work)
+        return made
 
     def carry(self, tensors: Sequence[torch.Tensor]) -> None:
         """Begin to broadcast contiguous tensors, in order, as one group of calls. Errors: ``TransferFailed``."""
@@ -145,5 +156,5 @@ def forbid_multicast() -> None:
     os.environ.setdefault(NVLS, "0")
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def _stream(device: torch.device, *, priority: int = 0) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]

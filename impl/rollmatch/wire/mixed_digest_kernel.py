@@ -45,8 +45,10 @@ def _add_mixed(table, sums, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def
 def add_mixed_on_gpu(words: Sequence[torch.Tensor], sums: torch.Tensor) -> None:
     """Add to [n, 2] ``sums`` those of n runs of int64 words; begun on the current stream."""
     table = table_of([part.data_ptr() for part in words], [len(part) for part in words])
-    if len(table):
-        on_device = torch.from_numpy(table).to(sums.device)
+    if not len(table):
+        return
+    with torch.cuda.device(sums.device):  # a kernel starts on the calling thread's, wherever its arguments are
+        on_device = torch.from_numpy(table).pin_memory().to(sums.device, non_blocking=True)
         _add_mixed[(len(table),)](on_device, sums, BLOCK=_BLOCK_WORDS)
 
 
@@ -56,9 +58,9 @@ def table_of(addresses: Sequence[int], lengths: Sequence[int]) -> np.ndarray[tup
     >>> table_of([64, 128], [2**17 + 1, 3]).tolist()
     [[64, 0, 131072, 0], [64, 131072, 1, 0], [128, 0, 3, 1]]
     """
-    lines = []
-    for row, (address, length) in enumerate(zip(addresses, lengths, strict=True)):
-        first = np.arange(0, length, _CHUNK_WORDS, dtype=np.int64)
-        count = np.minimum(length - first, _CHUNK_WORDS)
-        lines.append(np.stack([np.full_like(first, address), first, count, np.full_like(first, row)], axis=1))
-    return np.concatenate(lines) if lines else np.zeros((0, 4), dtype=np.int64)
+    told = np.array([addresses, lengths], dtype=np.int64).reshape(2, -1)
+    nums = -(-told[1] // _CHUNK_WORDS)
+    row = np.repeat(np.arange(len(nums)), nums)
+    line_in_row = np.arange(len(row)) - np.repeat(np.cumsum(nums) - nums, nums)
+    first = line_in_row * _CHUNK_WORDS
+    return np.stack([told[0][row], first, np.minimum(told[1][row] - first, _CHUNK_WORDS), row], axis=1)

@@ -116,8 +116,7 @@ class InPlaceReceiver(Receiver):
         whole = self._place_of(name, plan).whole
         if whole is not None:
             return whole
-        with self.group.working():
-            return torch.empty(shape, dtype=dtype, device=self.group.device)
+        return self.group.scratch(shape, dtype)
 
     def _store(self, bucket: Sequence[Any], memory: Sequence[torch.Tensor], plan: dict[str, Any]) -> dict[str, Any]:
         """Copy parts to where they go; what is to be kept, by name."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollmatch.wire.worker.recorder import Copy, PlacesUnknown, Recording, memory_of, record, storage_of
+from rollmatch.wire.worker.recorder import Copy, PlacesUnknown, Recording, record, storage_of
 
 Spec = tuple[str, torch.dtype, tuple[int, ...]]
 Extent = NDArray[np.int64]
@@ -61,8 +61,9 @@ def learn_places(model: Any, specs: Sequence[Spec]) -> Places:
 
 
 def addresses_in(model: Any) -> tuple[int, ...]:
-    """Of parameters and buffers, in order."""
-    return tuple(tensor.data_ptr() for tensor in memory_of(model))
+    """Of parameters and buffers, in one walk: it is asked before every sync."""
+    held = (tensors for module in model.modules() for tensors in (module._parameters, module._buffers))
+    return tuple(tensor.data_ptr() for tensors in held for tensor in tensors.values() if tensor is not None)
 
 
 def _place_of(recording: Recording, name: str, length: int, dtype: torch.dtype) -> Place:
