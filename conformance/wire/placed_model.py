@@ -1,6 +1,7 @@
 """vLLM's model class alone, without an engine: what learnt places write beside what vLLM's own loader writes.
 
-Run as a script, once per tensor parallel rank: DIRECTORY RANK SIZE MEETING. Prints what was found as JSON.
+Run as a script, once per tensor parallel rank: RANK SIZE MEETING DIRECTORY... Prints what was found as JSON, a line
+per directory.
 """
 
 import json
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from vllm.config import set_current_vllm_config
-from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.distributed import init_distributed_environment, initialize_model_parallel, model_parallel_is_initialized
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
 
@@ -20,18 +21,24 @@ from rollmatch.wire.worker.places import learn_places
 from rollmatch.wire.worker.writing import write_tensors
 
 
-def build(directory, rank, size, meeting):
-    """On a CPU, not post-processed."""
-    os.environ["VLLM_DIST_IDENT"] = Path(meeting).name
+def configured(directory, size):
+    """vLLM's settings for a small model on a CPU."""
     arguments = EngineArgs(
         model=directory, dtype="float32", load_format="dummy", skip_tokenizer_init=True, enforce_eager=True,
         max_model_len=64, kv_cache_memory_bytes=1 << 24,
     )  # fmt: skip
     config = arguments.create_engine_config()
     config.parallel_config.tensor_parallel_size = size
+    return config
+
+
+def build(config, rank, size, meeting):
+    """Not post-processed; ranks meet with the first one."""
     with set_current_vllm_config(config):
-        init_distributed_environment(size, rank, f"file://{meeting}", rank, "gloo")
-        initialize_model_parallel(size)
+        if not model_parallel_is_initialized():
+            os.environ["VLLM_DIST_IDENT"] = Path(meeting).name
+            init_distributed_environment(size, rank, f"file://{meeting}", rank, "gloo")
+            initialize_model_parallel(size)
         return initialize_model(vllm_config=config)
 
 
@@ -46,7 +53,7 @@ def parameters_after(model, write):
 
 
 def compare(directory, rank, size, meeting):
-    model = build(directory, rank, size, meeting)
+    model = build(configured(directory, size), rank, size, meeting)
     tensors = {name: tensor.float() for name, tensor in load_file(f"{directory}/model.safetensors").items()}
     told = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
     before = parameters_after(model, lambda: None)
@@ -69,5 +76,6 @@ def compare(directory, rank, size, meeting):
 
 
 if __name__ == "__main__":
-    where, own_rank, num_ranks, file = sys.argv[1:]
-    print("FOUND " + json.dumps(compare(where, int(own_rank), int(num_ranks), file)), flush=True)  # noqa: T201
+    own_rank, num_ranks, file, *directories = sys.argv[1:]
+    for where in directories:
+        print("FOUND " + json.dumps(compare(where, int(own_rank), int(num_ranks), file)), flush=True)  # noqa: T201
