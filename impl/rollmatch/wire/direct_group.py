@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rollmatch.errors import RollmatchError
 from rollmatch.wire.digest import bytes_of
 from rollmatch.wire.flight import broadcast_all
 from rollmatch.wire.gloo_group import GlooGroup, TransferFailed
@@ -145,6 +146,8 @@ def failing(where: str) -> Iterator[None]:
     """What torch, CUDA or NCCL raise, as an error of ours."""
     try:
         yield
+    except RollmatchError:  # which may be a RuntimeError, too
+        raise
     except RuntimeError as error:
         problem = f"{where}: {str(error).splitlines()[0]}"
         remedy = "Look for the rank that died; then open a new communicator and sync again."
