@@ -119,7 +119,7 @@ def measure(report, weights, engines, servers, options):
     for name in ways:
         report.told["samples_s"].get(name, [None]).pop(0)  # the first of each sets things up
     if engines is not None:
-        report.note(total_is_right=direct.total_is_right())
+        report.note(total_is_right=direct.total_is_right(), phases_of_direct_s=direct.phases_s[1:])
         one_by_one = OneByOne(direct)
         for _ in range(2):
             attempt(report, "one by one", one_by_one)

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from itertools import pairwise
 from types import SimpleNamespace
 
 import torch
@@ -37,20 +38,27 @@ class Direct:
         self.group = open_direct(GroupAddress(**told, rank=self.num_engines), device)
         engines.call("rollmatch_poll", 30.0)
         self.plan = make_plan([spec_of(*pair) for pair in weights.items()], bucket_bytes=BUCKET_BYTES)
-        self.counter = itertools.count()
+        self.counter, self.phases_s = itertools.count(), []
 
     def __call__(self):
+        times = [time.perf_counter()]
         sync_id = f"s{next(self.counter)}"
         shipment = DirectShipment(self.plan, list(self.weights.values()))
         self.engines.call("rollmatch_receive", self._announcement(sync_id))
+        times.append(time.perf_counter())
         while not self.group.is_ready(sync_id, range(self.num_engines)):
             time.sleep(0.0002)
         self.group.tell(sync_id, GO)
         self.engines.begin("rollmatch_poll", TIMEOUT_S)
+        times.append(time.perf_counter())
         shipment.carry(self.group, lambda: None)
+        times.append(time.perf_counter())
         names = [spec.name for spec in self.plan.specs]
         for told in self.engines.answers():
             assert [told[0]["digests"][name] for name in names] == list(shipment.digests)
+        times.append(time.perf_counter())
+        steps = zip(("announce", "ready", "carry", "answers"), pairwise(times), strict=True)
+        self.phases_s.append({step: end - began for step, (began, end) in steps})
 
     def total_is_right(self):
         """Whether all parameters of every engine together hold what was sent."""
