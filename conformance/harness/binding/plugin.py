@@ -16,7 +16,6 @@ from conformance.harness.catalogue import Catalogue, load_catalogue
 from conformance.harness.faults.bank import BANK
 from conformance.harness.faults.claimed import unknown_faults
 from conformance.harness.matrix import write_matrix
-from conformance.servers.plugin import rows_of_servers
 
 MARKERS = (
     "scenario(id): shows a scenario, named by its id or as capability/scenario",
@@ -78,6 +77,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if evidence.findings() and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if (folder := session.config.getoption("matrix")) is not None:
+        from conformance.servers.plugin import rows_of_servers  # loads torch, which most runs of this need not
+
         subject, checks = session.config.getoption("subject"), rows_of_servers(session.config)
         write_matrix(folder, evidence, subject=subject, catalogue=catalogue(), checks=checks)
 
