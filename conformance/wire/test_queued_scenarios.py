@@ -5,9 +5,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from conformance.rollout.digits import load_model
 from conformance.wire.swift_double import error_of
-from conformance.wire.test_client_scenarios import MEETING, double
+from conformance.wire.test_client_scenarios import MEETING, TEMPLATE, double
+from rollmatch.config.policy import TunerConfig
+from rollmatch.model import merged_weights
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.sync import queued_sender
+from rollmatch.sync.adapter import adapter_of
+from rollmatch.sync.mode import SyncMode
+from rollmatch.sync.named_weights import named_weights
 from rollmatch.sync.plan import Spec
 from rollmatch.sync.queued_sender import QueuedSender, flat_metadata
 from rollmatch.wire.client.session import ClientSettings, RolloutServer
@@ -54,3 +62,25 @@ def test_the_trainer_is_the_last_rank(monkeypatch):
 def test_a_bucket_is_read_by_bytes():
     told = flat_metadata([Spec("a", "bfloat16", (6,)), Spec("b", "float32", (2,))])
     assert [(one["start_idx"], one["end_idx"]) for one in told] == [(0, 12), (12, 20)]
+
+
+@pytest.mark.clause("weight-sync/adapter-sync-sends-adapters-only#3")
+def test_a_server_that_would_apply_an_adapter_itself_gets_it_merged_with_a_warning(double, caplog, monkeypatch):
+    """Its engine would leave the vision tower out: adapters there are the reason not to leave merging to it."""
+    policy = load_model(TunerConfig(train_type="lora", lora_rank=4, freeze_vit=False))
+    adapted = [name for name, _ in adapter_of(policy).tensors]
+    assert any("visual" in name for name in adapted)
+    server, sent = RolloutServer(double.url, ClientSettings(timeout_s=3)), []
+    server.connect()
+    sender = QueuedSender([server], [23000], MEETING)
+    monkeypatch.setattr(sender, "send", lambda weights, *, version: sent.extend(weights))
+    backend, mode = VllmServerBackend([server], TEMPLATE, Ranks(), sender=sender), SyncMode("adapter")
+    with caplog.at_level("WARNING"):
+        carried = [mode.push(backend, named_weights(policy), version=version) for version in (1, 2)]
+    assert carried == ["full", "full"]
+    (warning,) = caplog.messages
+    assert double.url in warning
+    names = [name for name, _ in sent]
+    assert names == [name for name, _ in merged_weights(policy)] * 2
+    assert not set(names) & set(adapted)
+    backend.close()
