@@ -80,7 +80,7 @@ def _trl(python: Path, port: int) -> list[str]:
         "max_model_len": str(MAX_MODEL_LEN),
         "enforce_eager": "true",
     }
-    return [str(python), "-m", "trl.cli", "vllm-serve", *_flags(options)]
+    return [str(python.with_name("trl")), "vllm-serve", *_flags(options)]
 
 
 def _vllm(python: Path, port: int) -> list[str]:
