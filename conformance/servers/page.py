@@ -21,7 +21,7 @@ HEAD = """# What rollout servers do
 
 Made by `python -m conformance.servers.judge --all` from `fixtures/exchanges/`, where everything that was sent and came
 back is kept. Each server ran unmodified on a CPU with the digits model; NCCL was stood in for by gloo
-(`conformance/servers/plugged/rollmatch_cpu.py`). Gloo tells a worker at once that its learner is gone; NCCL does not, so
+(`conformance/servers/plugged/rollmatch_cpu.py`). Gloo tells a worker at once that its learner is gone; NCCL does not:
 "yes" at a dead learner says nothing about GPUs. "-": not asked in that dialect.
 """
 
