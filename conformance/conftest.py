@@ -1,6 +1,7 @@
 """What every room shares: the environment a run has, and the one vLLM engine a process may have."""
 
 import os
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,7 +15,8 @@ pytest_plugins = [
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Linux shares the processor among sessions: a worker of its own session does not starve while the other computes.
-    os.setsid()
+    with suppress(PermissionError):  # it leads one already
+        os.setsid()
 
 set_environment()  # before torch and vLLM load: some variables only count then
 
