@@ -8,13 +8,14 @@ import torch
 
 from conformance.sync.native_double import NativeDouble, serving
 from conformance.wire.instance import free_port
-from rollmatch.errors import RollmatchError
+from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.sync import gloo
 from rollmatch.sync.digest import digests_of
 from rollmatch.sync.direct import device_of
 from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.native_sender import NativeSender, SyncUnconfirmed
-from rollmatch.wire.gloo_group import CommunicatorTimeout
+from rollmatch.sync.native_sender import NativeSender, SyncUnconfirmed, _better
+from rollmatch.wire.client.pending import Pending
+from rollmatch.wire.gloo_group import CommunicatorTimeout, TransferFailed
 
 TIMEOUT_S = 2.0
 
@@ -260,3 +261,14 @@ def test_a_group_opens_on_the_device_of_the_weights(monkeypatch):
     on_cpu = ("a", torch.zeros(1))
     assert device_of([on_cpu, ("b", Weight())]) == torch.device("cuda", 3)
     assert device_of([on_cpu]) == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(("code", "explains"), [("communicator-missing", False), ("digest-mismatch", True)])
+def test_a_server_that_tells_only_that_the_learner_left_explains_nothing(code, explains):
+    def fail():
+        told = SyncError("a server's", key="x", remedy="Look.")
+        told.code = code
+        raise told
+
+    broken = TransferFailed("ours", key="broadcast", remedy="Look.")
+    assert (_better(broken, [Pending(fail)]) is not broken) == explains

@@ -34,6 +34,8 @@ IDENTITY, SYNC, COMMIT, DROP = ("/native/identity", "/native/sync", "/native/syn
 _REPLY_TIMEOUT_S = 600.0
 _GRACE_S = 5.0
 _IDENTITY_TIMEOUT_S = 10.0
+_LEFT = "communicator-missing"
+"""What a server tells of a sync that the learner itself has left."""
 
 
 class ProtocolUnknown(SyncError):
@@ -231,5 +233,6 @@ def _better(error: RollmatchError, calls: Sequence[Pending[Any]]) -> RollmatchEr
                 try:
                     call.result()
                 except RollmatchError as known:
-                    return known
+                    if getattr(known, "code", None) != _LEFT:
+                        return known
     return error
