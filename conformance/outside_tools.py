@@ -1,4 +1,4 @@
-"""Tests that need a browser, the openspec tool or ms-swift: left out, and said so, where the tool is missing.
+"""Tests that need a browser, the openspec tool, ms-swift or TRL: left out, and said so, where the tool is missing.
 
 With ``ROLLMATCH_STRICT=1``, as in CI, those of the first two run everywhere and fail where their tool is missing.
 ms-swift is large: what it says about itself is recorded, and ``swift`` tests compare with the installed one.
@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 import pytest
 
 from conformance.harness.openspec_tool import OpenspecMissing, package_folder
+from conformance.servers.install import folder_of_servers
 
 
 def has_browser() -> bool:
@@ -42,12 +43,24 @@ def has_swift() -> bool:
     return swift_python() is not None
 
 
+def trl_command() -> str | None:
+    """The ``trl`` of a TRL that has a server of its own: ``TRL_COMMAND``, or the one that the judge installed."""
+    installed = folder_of_servers() / "trl-1.10.0/bin/trl"
+    return os.environ.get("TRL_COMMAND") or (str(installed) if installed.exists() else None)
+
+
+def has_trl() -> bool:
+    """Whether there is such a TRL."""
+    return trl_command() is not None
+
+
 TOOLS: dict[str, tuple[Callable[[], bool], str]] = {
     "browser": (has_browser, "install Chromium or set CHROMIUM"),
     "openspec": (has_openspec, "run python -m conformance.harness.openspec_tool (needs Node and npm)"),
     "swift": (has_swift, "install rollmatch[swift], or set SWIFT_PYTHON to a Python that has ms-swift"),
+    "trl": (has_trl, "run python -m conformance.servers.judge trl, or set TRL_COMMAND to the trl of TRL 1.10"),
 }
-OPTIONAL = ("swift",)
+OPTIONAL = ("swift", "trl")
 """Tools that CI goes without."""
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
 
