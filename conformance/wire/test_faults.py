@@ -74,7 +74,7 @@ def test_a_learner_that_hangs_up_while_it_opens_leaves_room_for_the_next(server,
 def fragile(tmp_path_factory):
     """A server of its own, for what it does not survive: with placeholder weights and a key."""
     log = tmp_path_factory.mktemp("fragile") / "log"
-    with running(log, load_format="dummy", api_key="secret") as started:
+    with running(log, load_format="dummy", api_key="secret", data_parallel_size=2) as started:
         yield started
 
 
