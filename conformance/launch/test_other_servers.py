@@ -91,7 +91,7 @@ def test_a_step_on_text_with_trl_s_own_server(tmp_path):
         "max_model_len": "64",
         "enforce_eager": "true",
     }
-    learner_s = [word for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "TQDM_DISABLE") for word in ("-u", name)]
+    learner_s = ["-u", "VLLM_ENABLE_V1_MULTIPROCESSING"]
     variables = [f"{name}={value}" for name, value in known.variables().items()]
     words = [
         "env",

@@ -28,7 +28,6 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-    "TQDM_DISABLE": "1",  # bars of graph capture; the step lines tell what happens
 }
 CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # decoding with several is several times slower; the learner raises its own count later
