@@ -158,7 +158,7 @@ def test_there_is_no_combined_command(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     commands = re.findall(r"^    (\w+) ", capsys.readouterr().out, flags=re.MULTILINE)
-    assert set(commands) == {"check", "train", "serve", "schema", "doctor"}
+    assert set(commands) == {"check", "plan", "train", "serve", "schema", "doctor"}
     scripts = {path.name: path.read_text() for path in (ROOT / "scripts").glob("*.sh")}
     starting = {
         name: {word for word in ("serve", "train") if f'/with_equals" {word} ' in text}

@@ -141,7 +141,7 @@ def test_a_chat_stays_what_it_is_but_for_tags():
 def test_samples_are_written_down_before_swift_begins(tmp_path, monkeypatch):
     became: list[Command] = []
     monkeypatch.setattr(swift_learner, "become", became.append)
-    monkeypatch.setattr(swift_learner, "await_servers", lambda config, patience: None)
+    monkeypatch.setattr(swift_learner, "await_servers", lambda config, patience, gpus: None)
     overrides = [*absolute(), SUMMARY, f"training.output_dir={tmp_path}"]
     train_by_swift(str(CONFIG), overrides=overrides, gpus=["0"], patience=Patience())
     told = parse("rlhf", list(became[0].words[2:]))
