@@ -21,8 +21,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 set_environment()  # before torch and vLLM load: some variables only count then
 
 
-# How long an example takes says more about the machine than about the code.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says more about the machine than about the code. What decides about a change draws the same
+# examples every time; everyone else looks for new ones.
+settings.register_profile(
+    "any machine",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="ROLLMATCH_STRICT" in os.environ,
+)
 settings.load_profile("any machine")
 
 

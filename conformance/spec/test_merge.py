@@ -1,5 +1,7 @@
 """Our merge: what it makes of a delta, and what it refuses with which code."""
 
+import re
+
 import pytest
 from hypothesis import given
 
@@ -183,6 +185,17 @@ def test_a_file_without_requirements_ends_in_its_header():
     assert merged("## REMOVED Requirements\n### Requirement: Alpha\n", LOOSE_HEADER).endswith("\n\n##  requirements\n")
 
 
+def fences_close(text):
+    """Whether no block of code runs on into the next requirement, which would then be none."""
+    blocks = re.split(r"^###\s*requirement", text, flags=re.MULTILINE | re.IGNORECASE)
+    return all(len(re.findall(r"^\s*(?:```|~~~)", block, flags=re.MULTILINE)) % 2 == 0 for block in blocks)
+
+
+def test_a_block_of_code_that_runs_on_is_seen():
+    assert fences_close("### Requirement: A\n```\nx\n```\n### Requirement: B\n")
+    assert not fences_close("### Requirement: A\n```\nx\n### Requirement: B\n```\n")
+
+
 @given(edit=edits())
 def test_a_sound_result_ends_in_one_line_feed_and_is_left_alone_by_a_delta_about_something_else(edit):
     base, delta = edit
@@ -192,6 +205,6 @@ def test_a_sound_result_ends_in_one_line_feed_and_is_left_alone_by_a_delta_about
         return
     assert result.endswith("\n")
     assert not result.endswith("\n\n")
-    if not structure_flaws(result):
+    if not structure_flaws(result) and fences_close(result):
         untouched = "## REMOVED Requirements\n### Requirement: Nobody has this name\n"
         assert merged(untouched, result) == result
