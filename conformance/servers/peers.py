@@ -1,6 +1,5 @@
 """The learner's end of each dialect's weight transfer, step by step, as the trainers in the field take them."""
 
-import random
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -14,21 +13,13 @@ from conformance.servers.exchange import Call
 from conformance.servers.talk import Stopped, Talk
 from conformance.wire.calls import Learner, Server
 from conformance.wire.flat_bucket import flat_metadata
+from conformance.wire.instance import free_port
 from rollmatch.sync.queued_group import QueuedGroup
 from rollmatch.wire.digest import bytes_of
 from rollmatch.wire.gloo_group import GlooGroup, GroupAddress
 
 TIMEOUT_S = 20.0
 HOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    """Outside the range from which outgoing connections take theirs."""
-    while True:
-        port = random.randrange(20000, 30000)
-        with socket.socket() as probe:
-            if probe.connect_ex((HOST, port)):
-                return port
 
 
 def make_peer(talk: Talk) -> "QueuedPeer | VllmPeer | NativePeer":
