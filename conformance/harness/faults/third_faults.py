@@ -111,16 +111,16 @@ THIRD = (
     Fault(
         fault_id="auto-is-full",
         what="Auto means full whatever the engine takes.",
-        seam="config.effective",
-        old='    if vllm.sync.mode == "full" or (vllm.sync.mode == "auto" and not vllm.enable_lora):',
-        new='    if vllm.sync.mode in ("full", "auto"):',
+        seam="config.engine",
+        old='        return self.sync.mode == "adapter" or (self.sync.mode == "auto" and self.enable_lora)',
+        new='        return self.sync.mode == "adapter"',
     ),
     Fault(
         fault_id="auto-is-adapter",
         what="Auto means adapter whatever the engine takes.",
-        seam="config.effective",
-        old='    if vllm.sync.mode == "full" or (vllm.sync.mode == "auto" and not vllm.enable_lora):',
-        new='    if vllm.sync.mode == "full":',
+        seam="config.engine",
+        old='        return self.sync.mode == "adapter" or (self.sync.mode == "auto" and self.enable_lora)',
+        new='        return self.sync.mode != "full"',
     ),
     Fault(
         fault_id="adapter-without-lora",

@@ -26,7 +26,7 @@ class AdapterWithSeveralRanks(ConfigError):
 def sync_mode(config: RunConfig, *, learner_world_size: int) -> Literal["full", "adapter"]:
     """What a sync carries: auto is adapter exactly with enable_lora. Errors: ``AdapterWithSeveralRanks``."""
     vllm = config.custom.extra.rollout_matching.vllm
-    if vllm.sync.mode == "full" or (vllm.sync.mode == "auto" and not vllm.enable_lora):
+    if not vllm.carries_adapter:
         return "full"
     if learner_world_size > 1:
         raise AdapterWithSeveralRanks(

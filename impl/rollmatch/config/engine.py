@@ -52,3 +52,8 @@ class VllmConfig(Section):
     """How new weights reach the engine."""
     server: ServerConfig = ServerConfig()
     """Where the rollout servers of mode server are."""
+
+    @property
+    def carries_adapter(self) -> bool:
+        """Whether a sync is to carry adapters alone: auto does exactly with enable_lora."""
+        return self.sync.mode == "adapter" or (self.sync.mode == "auto" and self.enable_lora)

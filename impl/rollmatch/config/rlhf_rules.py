@@ -106,8 +106,7 @@ def _engine_length(config: RunConfig) -> Iterator[ConfigError]:
 
 def _merged(config: RunConfig) -> Iterator[ConfigError]:
     vllm = config.custom.extra.rollout_matching.vllm
-    is_adapter = vllm.sync.mode == "adapter" or (vllm.sync.mode == "auto" and vllm.enable_lora)
-    if is_named_in_rlhf(config) and is_adapter:
+    if is_named_in_rlhf(config) and vllm.carries_adapter:
         problem = f"{vllm.sync.mode} means adapter here, and GRPO sends merged weights"
         yield AdapterSyncInGrpo(problem, key=f"{ROLLOUT_MATCHING}.vllm.sync.mode", remedy="Set it to full.")
 

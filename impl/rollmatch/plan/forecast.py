@@ -147,8 +147,7 @@ class Forecaster:
         """All weights, or the adapters, once through the slowest link."""
         if split.is_colocated:
             return SYNC_LATENCY_S + 2 * self.shape.num_weights * self.shape.weight_bytes / self.gpu.copy_bytes_s
-        vllm = self.config.custom.extra.rollout_matching.vllm
-        adapter = vllm.sync.mode == "adapter" or (vllm.sync.mode == "auto" and vllm.enable_lora)
+        adapter = self.config.custom.extra.rollout_matching.vllm.carries_adapter
         carried = self.shape.num_weights * self.shape.weight_bytes
         merge = 0.0
         if adapter and self.config.tuner.train_type == "lora":
