@@ -208,8 +208,8 @@ SERVER = (
         fault_id="caches-of-old-weights-kept",
         what="Caches of older weights are kept.",
         seam="wire.server.update",
-        old="                fresh = await self.front.reset_caches()",
-        new="                fresh = True",
+        old="        if not await self.front.reset_caches():",
+        new="        if False:",
     ),
     Fault(
         fault_id="shapes-unchecked",

@@ -5,9 +5,9 @@ import time
 
 from rollmatch.errors import SyncError
 from rollmatch.wire.payloads import SyncRequest
-from rollmatch.wire.server.announced import check_aliases, check_sync
+from rollmatch.wire.server.announced import check_sync
 from rollmatch.wire.server.front import BROKEN, SERVING, UPDATING, WRITING
-from rollmatch.wire.server.update import CachesKept, Committed, Staged, Update, agreed, check_received, plan_of
+from rollmatch.wire.server.update import Committed, Update, plan_of
 
 _WAIT_S = 0.25
 """Between two looks at what else is asked of a worker."""
@@ -53,9 +53,10 @@ async def _write(update: Update, request: SyncRequest) -> Committed:
         async with front.quiet(drain_s=update.drain_s) as num_restarted:
             front.state = WRITING
             try:
-                staged = await _receive(update, request)
+                about = {"beside": request.adapter is not None, "aliases": sorted(update.model.aliases)}
+                staged = await update.receive(request, plan_of(request) | about, wait_s=_WAIT_S)
                 began = time.perf_counter()
-                await _forget(update)
+                await update.forget_old()
             except BaseException:
                 front.state = BROKEN  # whatever asking for it brings
                 front.state = UPDATING if await _is_whole(update) else BROKEN
@@ -64,28 +65,6 @@ async def _write(update: Update, request: SyncRequest) -> Committed:
         return Committed(staged=staged, commit_s=time.perf_counter() - began, num_restarted=num_restarted)
     finally:
         update.is_busy = False
-
-
-async def _receive(update: Update, request: SyncRequest) -> Staged:
-    began = time.perf_counter()
-    plan = plan_of(request) | {"beside": request.adapter is not None, "aliases": sorted(update.model.aliases)}
-    await update.front.call_all("rollmatch_receive", plan)
-    digests = agreed(await update.communicator.settle(wait_s=_WAIT_S))
-    check_received(digests, request)
-    check_aliases(digests, update.model)
-    return Staged(
-        sync_id=request.sync_id,
-        version=request.version,
-        digests=tuple(digests[spec.name] for spec in request.tensors),
-        merged_digests=await update.merge(request),
-        receive_s=time.perf_counter() - began,
-    )
-
-
-async def _forget(update: Update) -> None:
-    if not await update.front.reset_caches():
-        problem = "the engine would not give up caches of the old weights"
-        raise CachesKept(problem, key="caches", remedy="Run a full sync.")
 
 
 async def _is_whole(update: Update) -> bool:

@@ -88,13 +88,9 @@ class Update:
         attached = self.communicator.check_attached(request.client)
         self.check_order(request)
         check_sync(request, self.model)
-        self.is_busy, began = True, time.perf_counter()
+        self.is_busy = True
         try:
-            await self.front.call_all("rollmatch_receive", plan_of(request))
-            digests = agreed(await self.communicator.settle())
-            check_received(digests, request)
-            check_aliases(digests, self.model)
-            merged = await self.merge(request)
+            self.staged = await self.receive(request, plan_of(request))
         except asyncio.CancelledError:  # the learner hung up: its group is of no more use
             self.clean(self.communicator.close())
             raise
@@ -104,14 +100,22 @@ class Update:
             raise
         finally:
             self.is_busy = False
-        self.staged = Staged(
+        return self.staged
+
+    async def receive(self, request: SyncRequest, plan: dict[str, Any], *, wait_s: float = 0.0) -> Staged:
+        """What ``plan`` announces, on all workers, verified and merged; ``wait_s`` as ``Communicator.settle``."""
+        began = time.perf_counter()
+        await self.front.call_all("rollmatch_receive", plan)
+        digests = agreed(await self.communicator.settle(wait_s=wait_s))
+        _check_received(digests, request)
+        check_aliases(digests, self.model)
+        return Staged(
             sync_id=request.sync_id,
             version=request.version,
             digests=tuple(digests[spec.name] for spec in request.tensors),
-            merged_digests=merged,
+            merged_digests=await self._merge(request),
             receive_s=time.perf_counter() - began,
         )
-        return self.staged
 
     async def commit(self, sync_id: str | None) -> Committed:
         """Make what is staged the served version; goes through to its end even if the caller hangs up.
@@ -135,18 +139,20 @@ class Update:
         async with self.front.quiet(drain_s=self.drain_s) as num_restarted:
             try:
                 await self.front.call_all("rollmatch_load", sorted(self.model.aliases))
-                fresh = await self.front.reset_caches()
+                await self.forget_old()
             except WorkerDead:
                 raise
             except RollmatchError:
                 self.front.state = BROKEN
                 raise
-            if not fresh:
-                self.front.state = BROKEN
-                problem = "the engine would not give up caches of the old weights"
-                raise CachesKept(problem, key="caches", remedy="Run a full sync.")
             self.front.policy_version, self.front.state = version, SERVING
             return num_restarted
+
+    async def forget_old(self) -> None:
+        """Empty caches of the old weights. Errors: ``CachesKept``."""
+        if not await self.front.reset_caches():
+            problem = "the engine would not give up caches of the old weights"
+            raise CachesKept(problem, key="caches", remedy="Run a full sync.")
 
     async def drop(self) -> bool:
         """Throw away what is staged or on its way; whether there was anything."""
@@ -160,7 +166,7 @@ class Update:
         self.staged = None
         return await self.communicator.close()
 
-    async def merge(self, request: SyncRequest) -> dict[str, str]:
+    async def _merge(self, request: SyncRequest) -> dict[str, str]:
         if request.adapter is None:
             return {}
         held = [[spec.name, spec.dtype, list(spec.shape)] for spec in self.model.tensors.values()]
@@ -192,7 +198,7 @@ def plan_of(request: SyncRequest) -> dict[str, Any]:
     }
 
 
-def check_received(digests: dict[str, str], request: SyncRequest) -> None:
+def _check_received(digests: dict[str, str], request: SyncRequest) -> None:
     if any(spec.name not in digests for spec in request.tensors):
         raise SyncDropped("it was dropped while it ran", key=request.sync_id, remedy="Sync again.")
 
