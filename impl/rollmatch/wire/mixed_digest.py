@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import torch
 
+from rollmatch.wire.digest import bytes_of
+
 MIXED_KIND = "splitmix-2x64"
 STEP, FIRST, FURTHER, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93
 _PART_WORDS = 2**20
@@ -40,7 +42,7 @@ def mixed_digest_of(tensor: torch.Tensor) -> bytes:
     'e220a8397b1dcdaf'
     """
     sums = torch.zeros(1, 2, dtype=torch.int64, device=tensor.device)
-    add_mixed([tensor.detach().contiguous().reshape(-1).view(torch.uint8)], sums)
+    add_mixed([bytes_of(tensor)], sums)
     return mixed_digests(sums)[0]
 
 
