@@ -1,10 +1,12 @@
 """One server with two replicas for all tests that need an engine; it restarts what does not finish quickly."""
 
 import pytest
+from starlette.testclient import TestClient
 
 from conformance.rollout.digits import GREEDY, load_model, perturb, requests_for, scenes, template_of
 from conformance.wire.calls import Learner
 from conformance.wire.instance import free_port
+from conformance.wire.stand_in import make_stand_in
 from rollmatch.model import merged_weights
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.wire.ids import pack_ids
@@ -55,6 +57,25 @@ def greedy():
         "stop_token_ids": [template.vocabulary.stop_id],
         "logit_bias": dict.fromkeys(template.banned_ids, -100.0),
     }
+
+
+@pytest.fixture
+def stand_in():
+    """A server over pretending engines: its parts, and a client."""
+    parts, app = make_stand_in(drain_s=0.1)
+    with TestClient(app) as client:
+        yield parts, client
+
+
+@pytest.fixture
+def post(stand_in):
+    """JSON to a route of the stand-in: status and body."""
+
+    def call(route, body):
+        reply = stand_in[1].post(route, json=body)
+        return reply.status_code, reply.json()
+
+    return call
 
 
 class Policy:

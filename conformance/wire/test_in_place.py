@@ -3,9 +3,7 @@
 import asyncio
 
 import pytest
-from starlette.testclient import TestClient
 
-from conformance.wire.stand_in import make_stand_in
 from conformance.wire.test_server_updates import FAILURE, OPEN, first_of, full_sync, generate
 from rollmatch.wire.server.front import WRITING
 
@@ -13,21 +11,9 @@ DIRECT = OPEN | {"transport": "direct"}
 
 
 @pytest.fixture
-def stand_in():
-    parts, app = make_stand_in(drain_s=0.1)
-    for replica in parts.front.replicas:
-        replica.answers["rollmatch_whole"] = {"whole": True}
-    with TestClient(app) as client:
-        yield parts, client
-
-
-@pytest.fixture
-def post(stand_in):
-    def call(route, body):
-        reply = stand_in[1].post(route, json=body)
-        return reply.status_code, reply.json()
-
-    return call
+def stand_in(stand_in):
+    recover(stand_in[0])
+    return stand_in
 
 
 def fail(parts, **told):

@@ -17,22 +17,6 @@ IMAGE = 414
 
 
 @pytest.fixture
-def stand_in():
-    parts, app = make_stand_in()
-    with TestClient(app) as client:
-        yield parts, client
-
-
-@pytest.fixture
-def post(stand_in):
-    def call(route, body):
-        reply = stand_in[1].post(route, json=body)
-        return reply.status_code, reply.json()
-
-    return call
-
-
-@pytest.fixture
 def num_drawn(stand_in):
     return lambda: sum(len(replica.drawn) for replica in stand_in[0].front.replicas)
 

@@ -13,22 +13,6 @@ FAILURE = {"code": "transfer-failed", "key": "broadcast", "problem": "peer is go
 OPEN = {"client": "me", "host": "127.0.0.1", "port": 23000, "world_size": 3}
 
 
-@pytest.fixture
-def stand_in():
-    parts, app = make_stand_in(drain_s=0.1)
-    with TestClient(app) as client:
-        yield parts, client
-
-
-@pytest.fixture
-def post(stand_in):
-    def call(route, body):
-        reply = stand_in[1].post(route, json=body)
-        return reply.status_code, reply.json()
-
-    return call
-
-
 def full_sync(parts, **fields):
     tensors = [spec.model_dump(mode="json") for spec in parts.model.tensors.values()]
     wish = {"client": "me", "sync_id": "1", "version": 1, "tensors": tensors, "buckets": [len(tensors)]}
