@@ -2,7 +2,6 @@
 
 import os
 import platform
-import socket
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 
@@ -22,11 +21,6 @@ def describe():
         "driver": _driver(),
         **{name: _version(name) for name in ("vllm", "transformers", "triton", "numpy")},
     }
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def _version(name):

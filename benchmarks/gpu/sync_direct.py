@@ -24,9 +24,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from benchmarks.gpu.eight_billion import make_directory, random_weights
-from benchmarks.gpu.machine import describe, free_port
+from benchmarks.gpu.machine import describe
 from benchmarks.gpu.peer_engine import Engines
 from benchmarks.gpu.ways import ENGINE, PACKED, Adapters, Direct, Floor, OneByOne, OurServers, Packed
+from conformance.wire.instance import free_port
 
 BARS = {
     "direct / floor": 1.1,

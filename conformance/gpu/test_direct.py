@@ -1,13 +1,13 @@
 """Weights from one GPU straight into the parameters of an engine on another, by NCCL."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from conformance.rollout.digits import GREEDY, MODEL, load_model, perturb, requests_for, scenes, template_of
+from conformance.gpu.greedy import answers
+from conformance.rollout.digits import MODEL, load_model, perturb
 from conformance.wire.calls import text_batch
 from conformance.wire.instance import ENGINE, free_port, running
 from rollmatch.errors import RollmatchError
@@ -16,7 +16,6 @@ from rollmatch.sync.gloo import Meeting
 from rollmatch.sync.native_sender import NativeSender
 from rollmatch.wire.client.session import ClientSettings, RolloutServer
 from rollmatch.wire.direct_group import DirectGroup
-from rollmatch.wire.ids import pack_ids
 from rollmatch.wire.mixed_digest import mixed_digest_of
 
 NUM_SCENES, TIMEOUT_S = 4, 20.0
@@ -42,22 +41,6 @@ def weights_of(seed, device):
     return {name: tensor.to(device) for name, tensor in merged_weights(model)}
 
 
-def answers(server):
-    """Greedy ones, a scene at a time, so that no batch rounds otherwise than another."""
-    template = template_of()
-    sampling = {
-        "max_tokens": GREEDY.max_new_tokens,
-        "stop_token_ids": [template.vocabulary.stop_id],
-        "logit_bias": dict.fromkeys(template.banned_ids, -100.0),
-    }
-    written = []
-    for request in requests_for(scenes()[:NUM_SCENES]):
-        image = Path(request.sample.images[0]).read_bytes()
-        told = {"request_id": "x", "prompt_token_ids": pack_ids(request.prompt_token_ids), "images": [image]}
-        written += server.infer([told], **sampling)[0]
-    return written
-
-
 @pytest.fixture
 def fresh_answers(tmp_path):
     """Those of an engine of the same settings that reads the weights from a checkpoint."""
@@ -69,7 +52,7 @@ def fresh_answers(tmp_path):
             {name: tensor.cpu().contiguous() for name, tensor in weights.items()}, directory / "model.safetensors"
         )
         with running(tmp_path / "fresh.log", model=str(directory), engine_arguments=SMALL, **fields) as fresh:
-            return answers(fresh.server)
+            return answers(fresh.server, NUM_SCENES)
 
     return ask
 
@@ -106,12 +89,12 @@ def test_a_synced_server_writes_what_a_fresh_one_writes_and_repairs_what_was_bro
     with running(tmp_path / "log", load_format="dummy", engine_arguments=SMALL, **fields) as instance:
         server, sender = instance.server, sender_to(instance.server)
         push(sender, server, weights_of(0, learner_device))
-        before = answers(server)
+        before = answers(server, NUM_SCENES)
         push(sender, server, weights)
-        assert answers(server) == wanted != before
+        assert answers(server, NUM_SCENES) == wanted != before
         break_off(sender, server, weights, monkeypatch)
         push(sender, server, weights)
-        assert answers(server) == wanted
+        assert answers(server, NUM_SCENES) == wanted
         sender.close()
 
 
@@ -146,5 +129,5 @@ def test_two_tensor_parallel_ranks_keep_their_parts(tmp_path, learner_device, fr
     with running(tmp_path / "log", load_format="dummy", engine_arguments=SMALL, **fields) as instance:
         sender = sender_to(instance.server)
         push(sender, instance.server, weights)
-        assert answers(instance.server) == wanted
+        assert answers(instance.server, NUM_SCENES) == wanted
         sender.close()

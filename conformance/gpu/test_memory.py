@@ -9,7 +9,7 @@ from threading import Event, Thread
 import pytest
 
 from conformance.gpu.big_model import config_of, make_model
-from conformance.gpu.command_lines import VLLM, command
+from conformance.launch.division import VLLM, typed
 from conformance.launch.started import finish, journal_of
 from conformance.rollout.digits import CONFIG, ROOT
 
@@ -65,7 +65,7 @@ def test_a_learner_of_8b_uses_the_memory_that_the_engine_has_while_it_writes(tmp
     model, out = tmp_path / "model", tmp_path / "run"
     subprocess.run([sys.executable, "-m", "conformance.gpu.big_model", str(model)], cwd=ROOT, check=True, timeout=200)
     with MemoryWatch() as watch:
-        code, text = finish(command("train", CONFIG, "0", overrides_for(model, out)), tmp_path / "learner.txt")
+        code, text = finish(typed("train", CONFIG, "0", overrides_for(model, out)), tmp_path / "learner.txt")
     assert code == 0, text[-3000:]
     assert len(journal_of(out, "step")) == STEPS
     rests = [

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import requests
 
-from conformance.gpu.command_lines import VLLM, command
+from conformance.gpu.greedy import answers
 from conformance.harness.judge import judge
+from conformance.launch.division import VLLM, typed
 from conformance.launch.started import finish, journal_of, started
-from conformance.rollout.digits import CONFIG, GREEDY, ROOT, absolute, requests_for, scenes, template_of
+from conformance.rollout.digits import CONFIG, ROOT, absolute, template_of
 from conformance.wire.calls import Server
 from conformance.wire.instance import free_port
 from rollmatch.vocabulary import trim_stop
-from rollmatch.wire.ids import pack_ids
 
 STEPS, NUM_ASKED = 60, 8
 SERVER = "custom.extra.rollout_server"
@@ -66,29 +66,9 @@ def check_run(out, num_ranks):
 def test_a_colocated_run_learns(tmp_path, sleep_level):
     out = tmp_path / f"colocate-{sleep_level}"
     told = (*overrides_for(out), f"{VLLM}.sleep_level={sleep_level}")
-    code, text = finish(command("train", CONFIG, "0", told), tmp_path / "learner.txt")
+    code, text = finish(typed("train", CONFIG, "0", told), tmp_path / "learner.txt")
     assert code == 0, text[-3000:]
     check_run(out, 1)
-
-
-def answer_of(server, request):
-    """Alone: the last bit of a logit depends on how many are computed beside it."""
-    batch = [
-        {
-            "request_id": request.request_id,
-            "prompt_token_ids": pack_ids(request.prompt_token_ids),
-            "images": [Path(request.sample.images[0]).read_bytes()],
-        }
-    ]
-    template = template_of()
-    (ids,), _ = server.infer(
-        batch,
-        max_tokens=GREEDY.max_new_tokens,
-        temperature=0.0,
-        stop_token_ids=[template.vocabulary.stop_id],
-        logit_bias=dict.fromkeys(template.banned_ids, -100.0),
-    )
-    return trim_stop(ids, {template.vocabulary.stop_id})
 
 
 def fresh_answers(checkpoint):
@@ -110,7 +90,7 @@ def test_two_colocated_ranks_learn(tmp_path, tensor):
         f"{VLLM}.sleep_level=1",
         "training.per_device_train_batch_size=8",
     )
-    code, text = finish(command("train", CONFIG, "0,1", told), tmp_path / "learner.txt")
+    code, text = finish(typed("train", CONFIG, "0,1", told), tmp_path / "learner.txt")
     assert code == 0, text[-3000:]
     check_run(out, 2)
 
@@ -136,14 +116,13 @@ def test_a_server_rolls_out_and_a_learner_learns(tmp_path, name):
     replicas, learners, sizes = CASES[name]
     out, port = tmp_path / name, free_port()
     told = (*overrides_for(out), *server_overrides([port], [free_port()], **sizes))
-    with started(command("serve", CONFIG, replicas, told), tmp_path / "server.txt") as server:
-        code, text = finish(command("train", CONFIG, learners, told), tmp_path / "learner.txt")
+    with started(typed("serve", CONFIG, replicas, told), tmp_path / "server.txt") as server:
+        code, text = finish(typed("train", CONFIG, learners, told), tmp_path / "learner.txt")
         assert code == 0, text[-3000:] + server.told()[-3000:]
         health = requests.get(f"http://127.0.0.1:{port}/health/", timeout=10).json()
-        served = [
-            answer_of(Server(f"http://127.0.0.1:{port}"), request) for request in requests_for(scenes()[:NUM_ASKED])
-        ]
-    assert served == fresh_answers(out / f"checkpoint-{STEPS}")
+        served = answers(Server(f"http://127.0.0.1:{port}"), NUM_ASKED)
+    stop_ids = {template_of().vocabulary.stop_id}
+    assert [trim_stop(ids, stop_ids) for ids in served] == fresh_answers(out / f"checkpoint-{STEPS}")
     assert health["world_size"] == len(replicas.split(","))
     assert health["policy_version"] == STEPS + 1
     check_run(out, len(learners.split(",")))
@@ -153,11 +132,9 @@ def test_a_server_rolls_out_and_a_learner_learns(tmp_path, name):
 def test_two_servers_with_paired_ports_feed_one_learner(tmp_path):
     out, ports = tmp_path / "two-servers", [free_port(), free_port()]
     told = (*overrides_for(out), *server_overrides(ports, [free_port(), free_port()], data=1))
-    first, second = (
-        [*command("serve", CONFIG, str(place), told), "--server", str(place)] for place in range(len(ports))
-    )
+    first, second = ([*typed("serve", CONFIG, str(place), told), "--server", str(place)] for place in range(len(ports)))
     with started(first, tmp_path / "first.txt") as one, started(second, tmp_path / "second.txt") as two:
-        code, text = finish(command("train", CONFIG, "2", told), tmp_path / "learner.txt")
+        code, text = finish(typed("train", CONFIG, "2", told), tmp_path / "learner.txt")
         assert code == 0, text[-3000:] + one.told()[-2000:] + two.told()[-2000:]
     check_run(out, 1)
 

@@ -4,15 +4,14 @@ Python writes every module that a process imports into its log: code that was ne
 """
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import requests
 
-from conformance.launch.started import finish, journal_of, started
-from conformance.rollout.digits import ROOT, absolute
+from conformance.launch.started import cli_command, finish, journal_of, started
+from conformance.rollout.digits import ROOT
 from conformance.wire.instance import free_port
 
 VLLM = "custom.extra.rollout_matching.vllm"
@@ -89,8 +88,7 @@ def named(config, http, group):
 
 def typed(name, config, gpus, overrides, *flags):
     """A command line as one would type it."""
-    sets = [part for override in absolute(*overrides) for part in ("--set", override)]
-    return [sys.executable, "-m", "rollmatch.launch.cli", name, str(config), "--gpus", gpus, *flags, *sets]
+    return [*cli_command(name, config, *overrides), "--gpus", gpus, *flags]
 
 
 def command(name, config, gpus, overrides):

@@ -26,10 +26,16 @@ HF = (
 )
 
 
+def cli_command(name: str, config: Path, *overrides: str) -> list[str]:
+    """``rollmatch NAME CONFIG`` with settings laid over it."""
+    sets = [part for override in absolute(*overrides) for part in ("--set", override)]
+    return [sys.executable, "-m", "rollmatch.launch.cli", name, str(config), *sets]
+
+
 def train_command(*overrides: str, launcher: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> list[str]:
     """``rollmatch train`` on the digits."""
-    sets = [part for override in absolute(*overrides) for part in ("--set", override)]
-    return [sys.executable, *launcher, "-m", "rollmatch.launch.cli", "train", str(CONFIG), *sets, *flags]
+    python, *words = cli_command("train", CONFIG, *overrides)
+    return [python, *launcher, *words, *flags]
 
 
 class Started:

@@ -5,15 +5,15 @@ On a machine without GPUs the plug-in of ``conformance/servers/plugged`` lets ms
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from conformance.harness.judge import judge
+from conformance.launch.division import typed
 from conformance.launch.started import finish, journal_of, started, train_command
 from conformance.outside_tools import swift_python
-from conformance.rollout.digits import CONFIG, GREEDY, ROOT, absolute, requests_for, scenes, template_of
+from conformance.rollout.digits import CONFIG, GREEDY, ROOT, requests_for, scenes, template_of
 from conformance.wire.instance import free_port
 from rollmatch.config.policy import ModelConfig, TunerConfig
 from rollmatch.model import load_policy
@@ -47,8 +47,7 @@ def overrides_for(out: Path) -> list[str]:
 
 
 def serve_command(overrides: list[str]) -> list[str]:
-    sets = [part for override in absolute(*overrides) for part in ("--set", override)]
-    return [sys.executable, "-m", "rollmatch.launch.cli", "serve", str(CONFIG), "--gpus", "0", *sets]
+    return typed("serve", CONFIG, "0", overrides)
 
 
 @pytest.fixture
