@@ -151,8 +151,8 @@ RLHF = (
         fault_id="grpo-sends-adapters",
         what="GRPO may send adapters alone.",
         seam="config.rlhf_rules",
-        old="    if is_named_in_rlhf(config) and is_adapter:",
-        new="    if not is_named_in_rlhf(config) and is_adapter:",
+        old="    if is_named_in_rlhf(config) and vllm.carries_adapter:",
+        new="    if not is_named_in_rlhf(config) and vllm.carries_adapter:",
     ),
     Fault(
         fault_id="group-port-for-the-server-s",
