@@ -160,7 +160,8 @@ def test_the_hook_is_one_line_that_does_nothing_where_rollmatch_is_gone():
 
 
 def test_the_hook_waits_for_torchvision_and_loads_nothing_itself():
-    code = HOOK_LINE + "import sys; print(sorted({'torch', 'torchvision'} & set(sys.modules)), len(sys.meta_path))"
+    asked = "sorted({'torch', 'torchvision', 'rollmatch'} & set(sys.modules)), len(sys.meta_path)"
+    code = f"{HOOK_LINE}import sys; print({asked})"
     paths = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
     before, after = (
         subprocess.run([sys.executable, "-S", "-c", each], env=paths, capture_output=True, text=True, check=True).stdout

@@ -13,8 +13,12 @@ from rich.markup import escape
 
 HOOK_FILE = "zz_rollmatch_torchvision.pth"
 HOOK_LINE = (
-    "import importlib.util; importlib.util.find_spec('rollmatch') and __import__('rollmatch.launch.torchvision_hook')\n"
+    "import importlib.util as u; p = u.find_spec('rollmatch'); "
+    "s = p and u.spec_from_file_location('torchvision_hook', "
+    "p.submodule_search_locations[0] + '/launch/torchvision_hook.py'); "
+    "s and s.loader.exec_module(u.module_from_spec(s))\n"
 )
+"""By its path: every Python of the environment runs it, and which ``rollmatch`` is imported is decided later."""
 BROKEN_EXTRAS = ("torchaudio", "torchcodec")
 """vLLM's CPU wheel brings CUDA builds of these; transformers and vLLM fail on them, and run without."""
 
