@@ -154,6 +154,6 @@ def test_figures_tell_what_values_cost():
     ((event, told),) = side.notes
     assert event == "valued"
     assert len(told["returns"]) == len(told["sample_ids"]) == 4
-    evaluated = made.evaluate(SAMPLES, side.answer(SAMPLES, num=1))
+    evaluated = made.evaluate(SAMPLES, side.answer(SAMPLES, num=1), side.means())
     assert evaluated.metrics["num_scenes"] == 2.0
     assert A != B

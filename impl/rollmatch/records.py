@@ -160,6 +160,8 @@ class PolicyTarget:
     """Under the policy before training; None where the distance to it costs nothing."""
     is_masked: bool = False
     """Left out of the loss, but counted as a sequence."""
+    is_written: tuple[bool, ...] | None = None
+    """False of what an environment wrote: neither learnt nor counted. None: the policy wrote everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

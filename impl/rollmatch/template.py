@@ -32,6 +32,12 @@ class PlaceholdersMisfit(ConfigError):
     code = "placeholders-misfit"
 
 
+class TurnsNotRendered(ConfigError):
+    """The chat template writes a message of the user's behind one of the assistant's, both as they are."""
+
+    code = "turns-not-rendered"
+
+
 class PromptMismatch(RolloutError):
     """The engine saw another prompt than the one the learner would teach on."""
 
@@ -52,6 +58,8 @@ NO_IMAGES = ImageFeatures(pixel_values=torch.empty(0, 0), image_grid_thw=torch.e
 """Images of a sample of text alone."""
 NO_ID = -1
 """An id that no token has."""
+WRITTEN = "rollmatch-writes-here"
+"""Stands for a turn of the assistant's where a chat is rendered around it."""
 
 
 class Template:
@@ -84,6 +92,26 @@ class Template:
     def prompt_token_ids(self, sample: Sample) -> tuple[int, ...]:
         """[P'] the prompt with one placeholder per image, ready for the assistant's first token."""
         text = self.tokenizer.apply_chat_template(self.messages(sample), tokenize=False, add_generation_prompt=True)
+        return self.vocabulary.encode(text)
+
+    def reply_token_ids(self, text: str, is_stopped: bool) -> tuple[int, ...]:
+        """What a chat holds between two turns of the assistant where the user says ``text``; ids of turns stay theirs.
+
+        ``is_stopped``: the stop token ended the turn before, and is not written again. Errors: ``TurnsNotRendered``.
+        """
+        roles = (("user", "?"), ("assistant", WRITTEN), ("user", text))
+        chat = [{"role": role, "content": content} for role, content in roles]
+        whole = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        _, mark, after = whole.partition(WRITTEN)
+        if not mark or text.strip() not in after:
+            problem = "the chat template does not write a second message of the user's behind the assistant's"
+            remedy = "Set custom.extra.environment.observations to text, or give the model another template."
+            raise TurnsNotRendered(problem, key="model.model", remedy=remedy)
+        ids = self.vocabulary.encode(after)
+        return ids[1:] if is_stopped and ids[:1] == (self.vocabulary.stop_id,) else ids
+
+    def text_token_ids(self, text: str, is_stopped: bool) -> tuple[int, ...]:
+        """What stands between two turns where nothing but ``text`` does."""
         return self.vocabulary.encode(text)
 
     def load_images(self, sample: Sample) -> list[Image.Image]:

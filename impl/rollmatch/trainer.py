@@ -184,7 +184,8 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         rollouts = self.roll_out(mine, report, purpose="eval")
         parts = ranks.gather(list(zip(mine, rollouts, strict=True)))
         pairs = sorted((pair for part in parts for pair in part), key=lambda pair: pair[0].sample_id)
-        evaluated = self.ring.objective.evaluate([s for s, _ in pairs], [r for _, r in pairs])
+        means = self._means(report.step, {}, purpose="eval")
+        evaluated = self.ring.objective.evaluate([s for s, _ in pairs], [r for _, r in pairs], means)
         tokens = sum(len(rollout.response_token_ids) for _, rollout in pairs)
         speed = {"seconds": time.perf_counter() - began, "tokens_per_s": tokens / report.phase_s["rollout"]}
         metrics = dict(evaluated.metrics) | speed
@@ -225,7 +226,7 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         found = known.get(sample.sample_id)
         return self.ring.template.image_features(sample) if found is None else found
 
-    def _means(self, step: int, features: Mapping[int, ImageFeatures]) -> Means:
+    def _means(self, step: int, features: Mapping[int, ImageFeatures], *, purpose: str = "train") -> Means:
         ring = self.ring
 
         def score(segments: Sequence[Segment], *, reference: bool = False) -> list[tuple[float, ...]]:
@@ -239,9 +240,8 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
                     batch_size=self.args.per_device_train_batch_size * ring.objective.reuse.num_rollouts,
                 )
 
-        return Means(
-            step=step, ranks=ring.ranks, decoding=ring.decoding, ask=ring.ask, score=score, note=ring.journal.write
-        )
+        decoding = ring.decoding_of(purpose)
+        return Means(step=step, ranks=ring.ranks, decoding=decoding, ask=ring.ask, score=score, note=ring.journal.write)
 
     def _make_batches(
         self, segments: Sequence[Segment], features: Mapping[int, ImageFeatures], *, num_batches: int

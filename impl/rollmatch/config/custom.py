@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from rollmatch.config.environment import EnvironmentConfig
 from rollmatch.config.grpo import GrpoConfig
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.config.rollout_server import RolloutServerConfig
@@ -39,6 +40,8 @@ class ExtraConfig(Section):
     """Settings of trainer_variant grpo; groups, rewards and policy gradient of vineppo and vineppo_mcts."""
     vineppo: VinePpoConfig = VinePpoConfig()
     """Settings of trainer_variant vineppo and vineppo_mcts."""
+    environment: EnvironmentConfig = EnvironmentConfig()
+    """What answers the policy turn by turn, where a response has several."""
     rollout_server: RolloutServerConfig = RolloutServerConfig()
     """What rollmatch serve starts."""
     swift: SwiftConfig = SwiftConfig()

@@ -38,8 +38,9 @@ class RatioCapUnderClip(ConfigError):
 
 def _rewards(config: RunConfig) -> Iterator[ConfigError]:
     rewards = config.custom.extra.grpo.rewards
-    if config.custom.learns_from_rewards and not rewards:
-        remedy = "Name one, as {function: package.module:function}."
+    is_paid = bool(rewards) or config.custom.extra.environment.name is not None
+    if config.custom.learns_from_rewards and not is_paid:
+        remedy = "Name one, as {function: package.module:function}, or an environment, which pays by its steps."
         yield RewardsMissing("names no reward function", key=f"{GRPO}.rewards", remedy=remedy)
     twice = [name for name, count in Counter(reward.shown_name for reward in rewards).items() if count > 1]
     if twice:
@@ -67,7 +68,7 @@ def _ratio_cap(config: RunConfig) -> Iterator[ConfigError]:
 
 
 GRPO_RULES: tuple[Rule, ...] = (
-    Rule(reads=(VARIANT, f"{GRPO}.rewards"), check=_rewards),
+    Rule(reads=(VARIANT, f"{GRPO}.rewards", "custom.extra.environment"), check=_rewards),
     Rule(reads=(VARIANT, f"{ROLLOUT_MATCHING}.decoding.temperature", f"{ROLLOUT_MATCHING}.num_beams"), check=_sampled),
     Rule(reads=(f"{GRPO}.ratio_cap", f"{GRPO}.epsilon", f"{GRPO}.epsilon_high"), check=_ratio_cap),
 )

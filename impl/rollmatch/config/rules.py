@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
+from rollmatch.config.environment_rules import ENVIRONMENT_RULES
 from rollmatch.config.grpo_rules import GRPO_RULES
 from rollmatch.config.removed import ROLLOUT_MATCHING
 from rollmatch.config.rlhf_rules import RLHF_RULES
@@ -200,4 +201,5 @@ RULES: tuple[Rule, ...] = (
     *SERVER_RULES,
     *RLHF_RULES,
     *GRPO_RULES,
+    *ENVIRONMENT_RULES,
 )

@@ -14,6 +14,7 @@ from rollmatch.errors import ErrorList, LaunchError, RollmatchError
 from rollmatch.launch import planning, server_arguments
 from rollmatch.launch import vllm_serve as vllm_serving
 from rollmatch.launch.gpus import parse_gpus, visible
+from rollmatch.launch.worlds import show_world
 from rollmatch.records import Sample
 from rollmatch.samples import BadSamples, load_samples
 
@@ -136,7 +137,7 @@ def _load_data(config: RunConfig) -> list[list[Sample]]:
             errors.append(several)
     if errors:
         raise ErrorList(errors)
-    return loaded
+    return [show_world(config, samples) for samples in loaded]
 
 
 def _count(samples: list[Sample]) -> str:

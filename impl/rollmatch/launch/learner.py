@@ -16,6 +16,7 @@ from rollmatch.launch.await_servers import Patience, await_servers
 from rollmatch.launch.gpus import has_gpu
 from rollmatch.launch.rewards import load_rewards
 from rollmatch.launch.run_directory import last_checkpoint, open_run_directory
+from rollmatch.launch.worlds import show_world
 from rollmatch.records import Sample
 from rollmatch.samples import load_samples
 
@@ -71,13 +72,13 @@ def train(
 
 
 def load_data(config: RunConfig) -> tuple[list[Sample], list[Sample]]:
-    """Training and held-out samples. Errors: ``BadSamples``."""
+    """Training and held-out samples. Errors: ``BadSamples``, those of ``show_world``."""
     custom = config.custom
     train, val = (
         load_samples(path, custom.image_root, custom.object_ordering, chat_system=custom.chat_system)
         for path in (custom.train_jsonl, custom.val_jsonl)
     )
-    return train, val
+    return show_world(config, train), show_world(config, val)
 
 
 def _check_engine(backend: str) -> None:

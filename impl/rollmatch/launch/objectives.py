@@ -6,7 +6,7 @@ from rollmatch.config import RunConfig
 from rollmatch.config.grpo import GrpoConfig
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.launch.rewards import load_rewards
-from rollmatch.launch.vineppo_objective import make_vineppo
+from rollmatch.launch.vineppo_objective import make_vineppo, make_world
 from rollmatch.learn.loss import LossRules
 from rollmatch.learn.mask import MaskRules
 from rollmatch.learn.policy_loss import PolicyRules
@@ -46,6 +46,7 @@ def _grpo(config: RunConfig, template: Template) -> GrpoObjective:
         policy_rules=_policy_rules(config),
         rewards=load_rewards(config),
         vocabulary=template.vocabulary,
+        world=make_world(config, template),
     )
 
 
@@ -70,6 +71,7 @@ def _logprob_rules(config: RunConfig) -> LogprobRules:
 
 def _policy_rules(config: RunConfig) -> PolicyRules:
     rules, rollout = config.custom.extra.grpo, config.custom.extra.rollout_matching
+    told = config.custom.extra.environment
     return PolicyRules(
         epsilon=rules.epsilon,
         epsilon_high=rules.epsilon_high,
@@ -77,7 +79,7 @@ def _policy_rules(config: RunConfig) -> PolicyRules:
         beta=rules.beta,
         correction_cap=rules.correction_cap,
         normalize=rules.normalize,
-        max_new_tokens=rollout.max_new_tokens,
+        max_new_tokens=told.max_response_tokens if told.name else rollout.max_new_tokens,
         temperature=rollout.decoding.temperature or 1.0,
     )
 

@@ -86,6 +86,9 @@ def _check(config: RunConfig) -> None:
     if config.custom.trainer_variant != "grpo":
         problem = f"is {config.custom.trainer_variant}, which ms-swift's learner does not know"
         raise SwiftTrainsOtherwise(problem, key="custom.trainer_variant", remedy="Train without --engine swift.")
+    if config.custom.extra.environment.name is not None:
+        problem = "is named, which ms-swift's learner would not ask"
+        raise SwiftTrainsOtherwise(problem, key="custom.extra.environment.name", remedy="Train without --engine swift.")
     if not uses_servers(config):
         remedy = "Name the server under rlhf, and start it with rollmatch serve."
         raise SwiftTrainsOtherwise("no server is named", key="rlhf.vllm_mode", remedy=remedy)

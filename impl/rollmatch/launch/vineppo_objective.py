@@ -1,9 +1,13 @@
 """VinePPO's objective from the configuration."""
 
+from functools import lru_cache
+
 from rollmatch.config import RunConfig
 from rollmatch.config.vineppo import VinePpoConfig
 from rollmatch.launch.rewards import load_rewards
+from rollmatch.launch.worlds import load_world
 from rollmatch.learn.policy_loss import PolicyRules
+from rollmatch.objective.multi_turn import World
 from rollmatch.objective.policy_gradient import LogprobRules
 from rollmatch.objective.seam import Reuse
 from rollmatch.objective.single_turn import Pay
@@ -14,6 +18,9 @@ from rollmatch.target.vineppo.tree import SearchRules
 from rollmatch.target.vineppo.value import ContinuationValues, Valuer, ValueRules
 from rollmatch.template import Template
 from rollmatch.vocabulary import Vocabulary
+
+MOST_KEPT = 4096
+"""Observations whose ids are kept: those of a small world come again and again."""
 
 
 def make_vineppo(
@@ -35,7 +42,27 @@ def make_vineppo(
         normalization=rules.normalization,
         run_seed=config.training.seed,
         prompt_of=template.prompt_token_ids,
+        world=make_world(config, template),
         reads_logprobs=rules.steps == "low_probability" or rules.search.select == "puct",
+    )
+
+
+def make_world(config: RunConfig, template: Template) -> World | None:
+    """What ``custom.extra.environment`` names. Errors: ``EnvironmentUnknown``, ``TurnsNotRendered``."""
+    make, told = load_world(config), config.custom.extra.environment
+    if make is None:
+        return None
+    as_chat = told.observations == "chat"
+    if as_chat:
+        template.reply_token_ids("", is_stopped=True)
+    return World(
+        make=make,
+        vocabulary=template.vocabulary,
+        prompt_of=template.prompt_token_ids,
+        reply=lru_cache(MOST_KEPT)(template.reply_token_ids if as_chat else template.text_token_ids),
+        max_turns=told.max_turns,
+        max_response_tokens=told.max_response_tokens,
+        run_seed=config.training.seed,
     )
 
 

@@ -25,6 +25,7 @@ what one big batch would give. Sources: PPO (arXiv 1707.06347), GRPO (2402.03300
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Literal
 
 import torch
@@ -111,7 +112,7 @@ class PolicyTerms:
 
 
 def supervise_policy(segments: Sequence[Segment], *, starts: Sequence[int], num_tokens: int) -> PolicySupervision:
-    """Every target token of every segment that is not masked. Errors: ``PolicyTargetMisfit``.
+    """Every target token that the policy wrote, of every segment that is not masked. Errors: ``PolicyTargetMisfit``.
 
     >>> from rollmatch.records import Sample
     >>> sample, policy = Sample(sample_id=0, origin="x:1", images=()), PolicyTarget(advantages=(0.5, 0.5))
@@ -124,14 +125,15 @@ def supervise_policy(segments: Sequence[Segment], *, starts: Sequence[int], num_
     lens = []
     for index, (segment, start) in enumerate(zip(segments, starts, strict=True)):
         policy = _checked(segment)
-        lens.append(0 if policy.is_masked else segment.train_len)
+        lens.append(0 if policy.is_masked else num_written(segment))
         if policy.is_masked:
             continue
         places = range(start + segment.prompt_len, start + segment.encoded_len)
         told = (policy.old_logprobs, policy.sampler_logprobs, policy.reference_logprobs)
         columns = [column or (None,) * segment.train_len for column in told]
         ids = segment.token_ids[segment.prompt_len :]
-        rows += zip(places, ids, [index] * len(ids), policy.advantages, *columns, strict=True)
+        whole = zip(places, ids, [index] * len(ids), policy.advantages, *columns, strict=True)
+        rows += whole if policy.is_written is None else compress(whole, policy.is_written)
     columns_of = list(zip(*rows, strict=True)) or [()] * 7
     names = ("positions", "token_ids", "segments", "advantages")
     return PolicySupervision(
@@ -140,9 +142,15 @@ def supervise_policy(segments: Sequence[Segment], *, starts: Sequence[int], num_
         sampler_logprobs=columns_of[5],
         reference_logprobs=columns_of[6],
         segment_lens=tuple(lens),
-        num_target_tokens=sum(segment.train_len for segment in segments),
+        num_target_tokens=sum(map(num_written, segments)),
         num_places=num_tokens,
     )
+
+
+def num_written(segment: Segment) -> int:
+    """Target tokens that the policy wrote."""
+    mask = segment.policy.is_written if segment.policy else None
+    return segment.train_len if mask is None else sum(mask)
 
 
 def policy_logit_indices(supervision: PolicySupervision) -> tuple[int, ...]:
@@ -234,7 +242,7 @@ def _checked(segment: Segment) -> PolicyTarget:
     if policy is None or segment.prompt_len < 1:
         raise PolicyTargetMisfit("a segment without policy target, or without prompt", key=origin)
     columns = (policy.advantages, policy.old_logprobs, policy.sampler_logprobs, policy.reference_logprobs)
-    for column in columns:
+    for column in (*columns, policy.is_written):
         if column is not None and len(column) != segment.train_len:
             raise PolicyTargetMisfit(f"{len(column)} numbers for {segment.train_len} target tokens", key=origin)
     return policy

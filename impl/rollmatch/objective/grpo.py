@@ -1,10 +1,11 @@
 """GRPO as an objective: each completion is measured by its group, and made likelier or less likely."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollmatch.evaluation import describe_answers
 from rollmatch.learn.policy_loss import PolicyRules
+from rollmatch.objective.multi_turn import Played, World
 from rollmatch.objective.policy_gradient import LogprobRules, PolicyGradient
 from rollmatch.objective.seam import Evaluated, Harvest, Means, Reuse
 from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
@@ -34,6 +35,18 @@ class GroupRules:
     mask_truncated: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A response, and what it was paid."""
+
+    sample: Sample
+    rollout: Rollout
+    judgement: Judgement
+    is_truncated: bool
+    is_written: tuple[bool, ...] | None = None
+    """Which target tokens the policy wrote; None: all."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GrpoObjective(PolicyGradient):
     """``trainer_variant: grpo``."""
@@ -44,13 +57,19 @@ class GrpoObjective(PolicyGradient):
     logprob_rules: LogprobRules
     rewards: tuple[Reward, ...]
     vocabulary: Vocabulary
+    world: World | None = None
+    """Where completions have several turns; it pays them, then, and not ``rewards``."""
 
     def make_segments(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Harvest:
-        """``num_rollouts`` segments per sample. Errors: ``RewardsAllFailed``, ``LogprobsMisfit``."""
-        asked = self.reuse.repeat(samples)
-        judged, timing = self._judge(asked, rollouts)
+        """``num_rollouts`` segments per sample. Errors: ``RewardsAllFailed``, ``LogprobsMisfit``, those of ``play``."""
+        asked, timing = self.reuse.repeat(samples), Timing()
+        if self.world is None:
+            made = self._complete(asked, rollouts, timing)
+        else:
+            made = [_completion(one) for one in self.world.play(asked, rollouts, means)]
+        judged, rollouts = [one.judgement for one in made], [one.rollout for one in made]
         advantages = self._advantages(judged, means)
-        segments = [self._segment(*four) for four in zip(asked, rollouts, judged, advantages, strict=True)]
+        segments = [self._segment(*pair) for pair in zip(made, advantages, strict=True)]
         segments = self.with_logprobs(segments, rollouts, means)
         means.note(
             "rewarded",
@@ -59,26 +78,40 @@ class GrpoObjective(PolicyGradient):
             rewards=[judgement.total for judgement in judged],
             failures=[failure for judgement in judged for failure in judgement.failures][:NUM_FAILURES],
         )
-        reports = make_reports(rollouts, judged, group_size=self.reuse.num_rollouts)
+        reports = self._reports(made, group_size=self.reuse.num_rollouts)
         return Harvest(segments=self.reuse.group(segments), reports=tuple(reports))
 
     def summarize(self, reports: Sequence[CompletionReport]) -> dict[str, float]:
         """Rewards, lengths and rates."""
         return summarize_completions(reports, [reward.name for reward in self.rewards])
 
-    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout]) -> Evaluated:
+    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Evaluated:
         """Rewards of one completion each; some answers are written down."""
-        judged, _ = self._judge(samples, rollouts)
-        metrics = self.summarize(make_reports(rollouts, judged, group_size=1))
+        if self.world is None:
+            made = self._complete(samples, rollouts, Timing())
+        else:
+            made = [_completion(one) for one in self.world.share(samples, rollouts, means)]
+        metrics = self.summarize(self._reports(made, group_size=1))
         metrics.pop("flat_group_rate", None)
-        totals = [judgement.total for judgement in judged[:NUM_SHOWN]]
-        record = describe_answers(samples, rollouts, totals, vocabulary=self.vocabulary)
+        totals = [one.judgement.total for one in made[:NUM_SHOWN]]
+        record = describe_answers(samples, [one.rollout for one in made], totals, vocabulary=self.vocabulary)
         return Evaluated(metrics=metrics | {"num_scenes": float(len(samples))}, record=record)
 
-    def _judge(self, samples: Sequence[Sample], rollouts: Sequence[Rollout]) -> tuple[list[Judgement], Timing]:
-        timing = Timing()
+    def _complete(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], timing: Timing) -> list[Completion]:
         answers = [self.vocabulary.text(rollout.response_token_ids) for rollout in rollouts]
-        return judge_all(answers, samples, self.rewards, timing), timing
+        judged = judge_all(answers, samples, self.rewards, timing)
+        return [
+            Completion(sample=s, rollout=r, judgement=j, is_truncated=r.finish_reason == "length")
+            for s, r, j in zip(samples, rollouts, judged, strict=True)
+        ]
+
+    def _reports(self, made: Sequence[Completion], *, group_size: int) -> list[CompletionReport]:
+        reports = make_reports([one.rollout for one in made], [one.judgement for one in made], group_size=group_size)
+        lens = [sum(one.is_written or ()) or report.response_len for one, report in zip(made, reports, strict=True)]
+        return [
+            replace(report, is_truncated=one.is_truncated, response_len=length)
+            for one, report, length in zip(made, reports, lens, strict=True)
+        ]
 
     def _advantages(self, judged: Sequence[Judgement], means: Means) -> list[float]:
         """Of each completion. The standard deviation of all rewards is over all ranks."""
@@ -90,11 +123,23 @@ class GrpoObjective(PolicyGradient):
         advantages = group_advantages(everyone, baseline=self.group_rules.baseline, scale=self.group_rules.scale)
         return [advantage for group in advantages[first : first + len(mine)] for advantage in group]
 
-    def _segment(self, sample: Sample, rollout: Rollout, judgement: Judgement, advantage: float) -> Segment:
+    def _segment(self, made: Completion, advantage: float) -> Segment:
         stop_id = self.vocabulary.stop_id
-        is_truncated = rollout.finish_reason == "length"
         policy = PolicyTarget(
-            advantages=(advantage,) * len(target_ids(rollout, stop_id=stop_id)),
-            is_masked=judgement.total is None or (self.group_rules.mask_truncated and is_truncated),
+            advantages=(advantage,) * len(target_ids(made.rollout, stop_id=stop_id)),
+            is_masked=made.judgement.total is None or (self.group_rules.mask_truncated and made.is_truncated),
+            is_written=made.is_written,
         )
-        return policy_segment(sample, rollout, policy, stop_id=stop_id)
+        return policy_segment(made.sample, made.rollout, policy, stop_id=stop_id)
+
+
+def _completion(played: Played) -> Completion:
+    """An episode, paid by its environment."""
+    trajectory = played.trajectory
+    return Completion(
+        sample=trajectory.sample,
+        rollout=played.rollout,
+        judgement=Judgement(values=(), total=trajectory.total_return),
+        is_truncated=not trajectory.is_finished,
+        is_written=trajectory.written,
+    )

@@ -78,7 +78,7 @@ class RolloutMatchingObjective:
         """Rates and means, and the number of objects that were appended."""
         return summarize(reports) | {"appended": float(sum(report.appended for report in reports))}
 
-    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout]) -> Evaluated:
+    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Evaluated:
         """Matched at the gate of evaluations; every scene is described."""
         target = self.eval_target
         scenes: list[dict[str, Any]] = [

@@ -118,5 +118,5 @@ class Objective(Supervisor, Protocol):
     def summarize(self, reports: Sequence[Any]) -> dict[str, float]:
         """Figures of a window's rollouts; the same keys whatever they hold."""
 
-    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout]) -> Evaluated:
-        """One rollout per held-out sample, in order."""
+    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Evaluated:
+        """One rollout per held-out sample, in order; all ranks hold them all."""

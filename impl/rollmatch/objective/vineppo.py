@@ -11,13 +11,14 @@ from typing import Any
 
 from rollmatch.evaluation import describe_answers
 from rollmatch.learn.policy_loss import PolicyRules
+from rollmatch.objective.multi_turn import MultiTurn, Played, World
 from rollmatch.objective.policy_gradient import LogprobRules, PolicyGradient
 from rollmatch.objective.seam import Evaluated, Harvest, Means, Reuse
 from rollmatch.objective.single_turn import Pay, SingleTurn, starts
 from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
 from rollmatch.target.grpo import policy_segment
 from rollmatch.target.vineppo.advantage import Normalization, normalize, spread, step_advantages
-from rollmatch.target.vineppo.continuation import Waves
+from rollmatch.target.vineppo.continuation import Continuer, Waves
 from rollmatch.target.vineppo.split import Splitter
 from rollmatch.target.vineppo.trajectory import Cuts, Trajectory
 from rollmatch.target.vineppo.value import Valued, Valuer
@@ -38,6 +39,7 @@ class TrajectoryReport:
     """[S] before each step."""
     step_advantages: tuple[float, ...]
     """[S] before they were normalised."""
+    num_turns: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,8 @@ class VinePpoObjective(PolicyGradient):
     normalization: Normalization
     run_seed: int
     prompt_of: Callable[[Sample], tuple[int, ...]]
+    world: World | None = None
+    """Where responses have several turns; it pays them, then, and not ``pay``."""
     reads_logprobs: bool = False
     """Whether steps or the search go by log-probabilities."""
 
@@ -75,14 +79,15 @@ class VinePpoObjective(PolicyGradient):
     def make_segments(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Harvest:
         """``num_rollouts`` segments per sample. Errors: those of splitters, values and rewards."""
         asked = self.reuse.repeat(samples)
-        trajectories = self.pay.trajectories(starts(asked, rollouts, self.prompt_of), rollouts)
+        played = self._play(asked, rollouts, means)
+        trajectories, rollouts = [one.trajectory for one in played], [one.rollout for one in played]
         cuts = [self.splitter.cuts(trajectory) for trajectory in trajectories]
-        counted = Counted(SingleTurn(self.pay, means, logprobs=self.reads_logprobs))
+        counted = Counted(self._continuer(means))
         waves = Waves(counted, means.ranks, run_seed=self.run_seed, step=means.step)
         valued = self.valuer.values_of(trajectories, cuts, waves)
         reports = [_report(*three) for three in zip(trajectories, cuts, valued, strict=True)]
         advantages = self._advantages(trajectories, cuts, reports, means)
-        segments = [self._segment(*three) for three in zip(asked, rollouts, advantages, strict=True)]
+        segments = [self._segment(*pair) for pair in zip(played, advantages, strict=True)]
         segments = self.with_logprobs(segments, rollouts, means)
         cost = counted.report(num_states=sum(len(one.values) for one in valued))
         self._note(means, samples, reports, cost)
@@ -101,18 +106,32 @@ class VinePpoObjective(PolicyGradient):
             "steps": fmean(len(report.values) for report in mine),
             "prompt_value": fmean(report.values[0] for report in mine),
             "advantage_size": fmean(abs(a) for report in mine for a in report.step_advantages),
+            **({"turns": fmean(report.num_turns for report in mine)} if self.world else {}),
             "continuations": float(sum(cost.num_continuations for cost in costs)),
             "continuation_tokens": float(sum(cost.continuation_tokens for cost in costs)),
             "states_per_continuation": _share(costs),
         }
 
-    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout]) -> Evaluated:
+    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Evaluated:
         """Returns of one response each; some are written down."""
-        made = self.pay.trajectories(starts(samples, rollouts, self.prompt_of), rollouts)
-        returns = [trajectory.total_return for trajectory in made]
+        play = self.world.share if self.world else self._play
+        played = play(samples, rollouts, means)
+        returns, rollouts = [one.trajectory.total_return for one in played], [one.rollout for one in played]
         metrics = {"reward": fmean(returns), "num_scenes": float(len(samples))}
         record = describe_answers(samples, rollouts, returns[:NUM_SHOWN], vocabulary=self.vocabulary)
         return Evaluated(metrics=metrics, record=record)
+
+    def _play(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> list[Played]:
+        """Whole responses, paid; in an environment, with the turns that follow the first."""
+        if self.world is not None:
+            return self.world.play(samples, rollouts, means)
+        made = self.pay.trajectories(starts(samples, rollouts, self.prompt_of), rollouts)
+        return [Played(trajectory=one, rollout=rollout) for one, rollout in zip(made, rollouts, strict=True)]
+
+    def _continuer(self, means: Means) -> Continuer:
+        if self.world is not None:
+            return MultiTurn(self.world, means, logprobs=self.reads_logprobs)
+        return SingleTurn(self.pay, means, logprobs=self.reads_logprobs)
 
     def _advantages(
         self,
@@ -123,12 +142,12 @@ class VinePpoObjective(PolicyGradient):
     ) -> list[tuple[float, ...]]:
         """Of each token of each response."""
         rows = [spread(report.step_advantages, bounds) for report, bounds in zip(reports, cuts, strict=True)]
-        masks = [tuple(map(one.is_written, range(len(one.token_ids)))) for one in trajectories]
-        return normalize(rows, masks, self.normalization, means.ranks.sum)
+        return normalize(rows, [one.written for one in trajectories], self.normalization, means.ranks.sum)
 
-    def _segment(self, sample: Sample, rollout: Rollout, advantages: tuple[float, ...]) -> Segment:
-        policy = PolicyTarget(advantages=advantages)
-        return policy_segment(sample, rollout, policy, stop_id=self.vocabulary.stop_id)
+    def _segment(self, played: Played, advantages: tuple[float, ...]) -> Segment:
+        made = played.trajectory
+        policy = PolicyTarget(advantages=advantages, is_written=made.written if made.turns else None)
+        return policy_segment(made.sample, played.rollout, policy, stop_id=self.vocabulary.stop_id)
 
     def _note(
         self, means: Means, samples: Sequence[Sample], reports: Sequence[TrajectoryReport], cost: WindowReport
@@ -150,7 +169,7 @@ class VinePpoObjective(PolicyGradient):
 class Counted:
     """A continuer that counts what is asked of it."""
 
-    def __init__(self, continuer: SingleTurn) -> None:
+    def __init__(self, continuer: Continuer) -> None:
         self.continuer = continuer
         self.max_new_tokens = continuer.max_new_tokens
         self.num_continuations = self.num_tokens = self.num_unfinished = 0
@@ -160,7 +179,7 @@ class Counted:
         made = self.continuer.go_on(wishes)
         self.num_continuations += len(made)
         for wish, one in zip(wishes, made, strict=True):
-            self.num_tokens += len(one.token_ids) - wish.state.position
+            self.num_tokens += one.num_written(wish.state.position)
             self.num_unfinished += not one.is_finished
         return made
 
@@ -177,7 +196,8 @@ class Counted:
 def _report(trajectory: Trajectory, cuts: Cuts, valued: Valued) -> TrajectoryReport:
     return TrajectoryReport(
         total_return=trajectory.total_return,
-        response_len=len(trajectory.token_ids) - trajectory.is_finished,
+        response_len=trajectory.num_written() - (trajectory.is_finished and not trajectory.turns),
+        num_turns=len(trajectory.turns) or 1,
         is_truncated=not trajectory.is_finished,
         values=valued.values,
         step_advantages=step_advantages(valued.values, trajectory.step_rewards(cuts)),

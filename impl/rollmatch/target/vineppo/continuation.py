@@ -155,6 +155,6 @@ def _draw_of(wish: Wish, trajectory: Trajectory) -> Draw:
     position = wish.state.position
     return Draw(
         value=trajectory.return_from(position),
-        num_tokens=sum(trajectory.is_written(place) for place in range(position, len(trajectory.token_ids))),
+        num_tokens=trajectory.num_written(position),
         is_finished=trajectory.is_finished,
     )

@@ -160,6 +160,23 @@ def tokens_at(starts: Iterable[int], pieces: Sequence[bytes]) -> tuple[int, ...]
 
 
 def close(starts: Iterable[int], trajectory: Trajectory) -> Cuts:
-    """Starts of steps, in any order and number -> cuts of the whole trajectory."""
+    """Starts of steps, in any order and number -> cuts of the whole trajectory; no step starts in an observation."""
     length = len(trajectory.token_ids)
-    return (0, *sorted({start for start in starts if 0 < start < length}), length)
+    places = (own_place(start, trajectory) for start in starts if 0 < start < length)
+    return (0, *sorted({place for place in places if 0 < place < length}), length)
+
+
+def own_place(start: int, trajectory: Trajectory) -> int:
+    """The place itself where the policy wrote, else where its next turn starts, or the end.
+
+    >>> from rollmatch.records import Sample
+    >>> from rollmatch.target.vineppo.trajectory import Turn
+    >>> whole = Trajectory(sample=Sample(sample_id=0, origin="x:1", images=()), prompt_token_ids=(1,), rewards=(),
+    ...                    token_ids=(5, 6, 7, 8), policy_version=1,
+    ...                    turns=(Turn(start=0, stop=1), Turn(start=3, stop=4)))
+    >>> [own_place(start, whole) for start in range(4)]
+    [0, 3, 3, 3]
+    """
+    if trajectory.is_written(start):
+        return start
+    return next((turn.start for turn in trajectory.turns if turn.start >= start), len(trajectory.token_ids))

@@ -26,6 +26,8 @@ class Turn:
     stop: int
     snapshot: Any = field(default=None, compare=False)
     """The environment before this turn, None where there is none."""
+    number: int = 0
+    """Turns before this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,26 @@ class Trajectory:
     def is_written(self, position: int) -> bool:
         """Whether the policy wrote the id at this position."""
         return not self.turns or any(turn.start <= position < turn.stop for turn in self.turns)
+
+    def num_written(self, start: int = 0) -> int:
+        """Ids that the policy wrote, from ``start`` on.
+
+        >>> from rollmatch.records import Sample
+        >>> Trajectory(sample=Sample(sample_id=0, origin="x:1", images=()), prompt_token_ids=(1,), rewards=(),
+        ...            token_ids=(5, 6, 7, 8, 9), policy_version=1,
+        ...            turns=(Turn(start=0, stop=2), Turn(start=4, stop=5))).num_written(1)
+        2
+        """
+        turns = self.turns or (Turn(start=0, stop=len(self.token_ids)),)
+        return sum(max(turn.stop - max(turn.start, start), 0) for turn in turns)
+
+    @property
+    def written(self) -> tuple[bool, ...]:
+        """[R] whether the policy wrote each id."""
+        mask = [not self.turns] * len(self.token_ids)
+        for turn in self.turns:
+            mask[turn.start : turn.stop] = [True] * (turn.stop - turn.start)
+        return tuple(mask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

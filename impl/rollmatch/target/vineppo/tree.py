@@ -10,6 +10,7 @@ place where it was started; values of an older policy version are gone with thei
 decides by outcomes how many returns a node gets, so a value is consistent, but at a finite number not exactly unbiased.
 """
 
+import itertools
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from math import exp, inf, log, sqrt
@@ -104,7 +105,7 @@ class Tree:
         for node in passed[:-1]:
             assert node.state is not None
             node.returns.append((owner, trajectory.return_from(node.state.position)))
-        self._back_up(passed[-1], trajectory)
+        self._back_up(passed, trajectory)
         return passed[:-1]
 
     def select(self) -> Node:
@@ -152,7 +153,15 @@ class Tree:
         node.children[step] = child
         return child
 
-    def _back_up(self, end: Node, trajectory: Trajectory) -> None:
-        for node in end.lineage():
+    def _back_up(self, passed: list[Node], trajectory: Trajectory) -> None:
+        """Count the visit everywhere above; what lies above the start was paid by the steps that led there."""
+        for node in passed:
             node.visits += 1
             node.total += 0.0 if node.state is None else trajectory.return_from(node.state.position)
+        start = passed[0]
+        assert start.state is not None
+        value, below = trajectory.return_from(start.state.position), start
+        for node in itertools.islice(start.lineage(), 1, None):
+            value, below = value + below.step_reward, node
+            node.visits += 1
+            node.total += value
