@@ -60,12 +60,12 @@ class RolloutSide:
             policy_version=self.version,
         )
 
-    def answer(self, samples, *, num=2):
+    def answer(self, samples, *, num=2, decoding=DECODING):
         requests = [
             RolloutRequest(request_id=f"{i}", sample=sample, prompt_token_ids=prompt_of(sample), seed=i + 1)
             for i, sample in enumerate(sample for sample in samples for _ in range(num))
         ]
-        return [self.write(request, DECODING) for request in requests]
+        return [self.write(request, decoding) for request in requests]
 
     def score(self, segments, *, reference=False):
         self.scored.append(len(segments))

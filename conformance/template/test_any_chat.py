@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollmatch.records import Sample
-from rollmatch.template import NO_IMAGES, ImagesNotSupported, Template
+from rollmatch.template import NO_IMAGES, ImagesNotSupported, Template, TurnsNotRendered
 from rollmatch.vocabulary import CoordTokensMissing, Vocabulary
 
 MODELS = Path(__file__).parents[2] / "fixtures/models"
@@ -73,3 +73,28 @@ def test_the_stop_token_is_the_models_own(tmp_path):
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|eot_id|>"}}))
     vocabulary = Vocabulary.load(folder, coordinates=False)
     assert vocabulary.text([vocabulary.stop_id]) == "<|eot_id|>"
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "digits"])
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_reply_between_turns_is_what_the_chat_template_writes_there(name, is_stopped):
+    template = Template(MODELS / name, system="", user="unused", any_chat=True)
+    chat = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "5"}]
+    chat.append({"role": "user", "content": "no"})
+    whole = template.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    asked = Sample(sample_id=0, origin="x:1", images=(), messages=(("user", "2+2?"),))
+    turn = template.vocabulary.encode("5" + "<|im_end|>" * is_stopped)
+    told = template.vocabulary.text((*template.prompt_token_ids(asked), *turn))
+    told += template.vocabulary.text(template.reply_token_ids("no", is_stopped))
+    assert told == whole
+
+
+def test_a_template_of_one_turn_is_refused(template):
+    single = Template(TEXT, system="", user="unused", any_chat=True)
+    single.tokenizer.chat_template = "{{ messages[0].content }}"
+    with pytest.raises(TurnsNotRendered) as caught:
+        single.reply_token_ids("no", True)
+    assert (caught.value.code, caught.value.key) == ("turns-not-rendered", "model.model")
+    assert "text" in caught.value.remedy
+    assert single.text_token_ids("no", True) == single.vocabulary.encode("no")
+    assert template.reply_token_ids("no", True)
