@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 
 from conformance.doubles.tokenizer import ids_of_bytes
-from conformance.objective.locks import VOCABULARY, A, B, RolloutSide, objective, prompt_of
+from conformance.objective.locks import VOCABULARY, A, B, RolloutSide, objective, prompt_of, sample_of
 from rollmatch.objective.multi_turn import World
 from rollmatch.records import Rollout
 from rollmatch.rollout.backend import Decoding
@@ -97,3 +97,10 @@ def world(make=Ladder, **fields):
 def climbing(*, in_world=None, **fields):
     """VinePPO on the ladder, one step per turn."""
     return replace(objective(**fields), world=in_world or world(), splitter=fields.get("splitter", Turns()))
+
+
+def played(side, made=None, *, num=2):
+    """Whole episodes of two samples."""
+    samples = [sample_of(0), sample_of(1)]
+    asked = [sample for sample in samples for _ in range(num)]
+    return (made or world()).play(asked, side.answer(samples, num=num), side.means())

@@ -36,7 +36,7 @@ GRPO = (
         fault_id="truncated-learnt-from",
         what="Completions that ran into their limit are learnt from in any case.",
         seam="objective.grpo",
-        old="(self.group_rules.mask_truncated and is_truncated)",
-        new="(False and is_truncated)",
+        old="(self.group_rules.mask_truncated and made.is_truncated)",
+        new="(False and made.is_truncated)",
     ),
 )

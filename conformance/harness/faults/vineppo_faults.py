@@ -88,8 +88,8 @@ VINEPPO = (
         fault_id="last-step-left-out",
         what="What follows the last cut point belongs to no step.",
         seam="target.vineppo.split",
-        old="    return (0, *sorted({start for start in starts if 0 < start < length}), length)",
-        new="    return (0, *sorted({start for start in starts if 0 < start < length - 1}), length - 1)",
+        old="    return (0, *sorted({place for place in places if 0 < place < length}), length)",
+        new="    return (0, *sorted({place for place in places if 0 < place < length - 1}), length - 1)",
     ),
     Fault(
         fault_id="states-valued-anew",
@@ -117,7 +117,7 @@ VINEPPO = (
         what="Only the end of a response counts a visit.",
         seam=TREE,
         old="            node.visits += 1",
-        new="            node.visits += node is end",
+        new="            node.visits += node is passed[-1]",
     ),
     Fault(
         fault_id="own-return-in-tree-value",

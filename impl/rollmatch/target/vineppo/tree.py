@@ -10,7 +10,6 @@ place where it was started; values of an older policy version are gone with thei
 decides by outcomes how many returns a node gets, so a value is consistent, but at a finite number not exactly unbiased.
 """
 
-import itertools
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from math import exp, inf, log, sqrt
@@ -154,14 +153,21 @@ class Tree:
         return child
 
     def _back_up(self, passed: list[Node], trajectory: Trajectory) -> None:
-        """Count the visit everywhere above; what lies above the start was paid by the steps that led there."""
-        for node in passed:
-            node.visits += 1
-            node.total += 0.0 if node.state is None else trajectory.return_from(node.state.position)
-        start = passed[0]
-        assert start.state is not None
-        value, below = trajectory.return_from(start.state.position), start
-        for node in itertools.islice(start.lineage(), 1, None):
-            value, below = value + below.step_reward, node
+        for node, value in _worths(passed, trajectory):
             node.visits += 1
             node.total += value
+
+
+def _worths(passed: list[Node], trajectory: Trajectory) -> Iterator[tuple[Node, float]]:
+    """All nodes from the root to the end, and the return from each on.
+
+    What lies above the start was paid by the steps that led there.
+    """
+    for node in passed:
+        yield node, 0.0 if node.state is None else trajectory.return_from(node.state.position)
+    below, *above = passed[0].lineage()
+    assert below.state is not None
+    value = trajectory.return_from(below.state.position)
+    for node in above:
+        value, below = value + below.step_reward, node
+        yield node, value
