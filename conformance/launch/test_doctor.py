@@ -169,3 +169,13 @@ def test_the_hook_waits_once_for_torchvision_and_loads_nothing_itself():
     )
     assert before.split() == ["[]", "3"]
     assert after.split() == ["[]", "4"]
+
+
+def test_what_the_hook_declares_outlasts_it():
+    code = (
+        f"{HOOK_LINE}import gc, importlib.util, torch; importlib.util.find_spec('torchvision'); gc.collect(); "
+        "print(torch.version.cuda is not None or torch.ops.torchvision.nms.default)"
+    )
+    paths = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-S", "-c", code], env=paths, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("True", "torchvision.nms.default")

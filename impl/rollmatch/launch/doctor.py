@@ -13,12 +13,13 @@ from rich.markup import escape
 
 HOOK_FILE = "zz_rollmatch_torchvision.pth"
 HOOK_LINE = (
-    "import importlib.util as u; p = u.find_spec('rollmatch'); "
-    "s = p and u.spec_from_file_location('torchvision_hook', "
+    "import sys, importlib.util as u; n = 'rollmatch_torchvision_hook'; p = u.find_spec('rollmatch'); "
+    "s = p and n not in sys.modules and u.spec_from_file_location(n, "
     "p.submodule_search_locations[0] + '/launch/torchvision_hook.py'); "
-    "s and s.loader.exec_module(u.module_from_spec(s))\n"
+    "s and s.loader.exec_module(sys.modules.setdefault(n, u.module_from_spec(s)))\n"
 )
-"""By its path: every Python of the environment runs it, and which ``rollmatch`` is imported is decided later."""
+"""Runs the hook by its path, so that which ``rollmatch`` is imported is decided later; once, though Python 3.11 runs
+the .pth files of a virtual environment twice."""
 BROKEN_EXTRAS = ("torchaudio", "torchcodec")
 """vLLM's CPU wheel brings CUDA builds of these; transformers and vLLM fail on them, and run without."""
 

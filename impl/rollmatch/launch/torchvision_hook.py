@@ -41,5 +41,4 @@ def _declare_operators() -> None:
     _declared.append(library)
 
 
-if all(type(finder).__name__ != _BeforeTorchvision.__name__ for finder in sys.meta_path):
-    sys.meta_path.insert(0, _BeforeTorchvision())  # once: Python 3.11 runs .pth files of a virtual environment twice
+sys.meta_path.insert(0, _BeforeTorchvision())
