@@ -13,7 +13,7 @@ import torch
 
 from conformance.sync.fronts import running
 from rollmatch.errors import RollmatchError
-from rollmatch.wire.digest import NUM_DIGEST_BYTES, cut, digest_of
+from rollmatch.wire.digest import DIGEST_KIND, NUM_DIGEST_BYTES, cut, digest_of
 from rollmatch.wire.gloo_group import GO, GlooGroup, GroupAddress
 
 
@@ -61,7 +61,7 @@ class NativeDouble:
         ]
         return self.health(None) | {
             "protocol": 1,
-            "digest": "blake3-16",
+            "digest": DIGEST_KIND,
             "transports": ["gloo"],
             "tensors": tensors,
             "aliases": self.aliases,

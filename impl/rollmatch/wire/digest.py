@@ -1,12 +1,16 @@
-"""Tensors as bytes, and one digest per tensor, equal on both sides if and only if all bytes are."""
+"""Tensors as bytes, and one digest per tensor, which shows on both sides whether the bytes are the same.
+
+XXH3 with 128 bits hashes as fast as memory is read. It finds faults of a transport, not forgers: whoever may send weights
+may send any.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from blake3 import blake3
+from xxhash import xxh3_128_digest
 
-DIGEST_KIND = "blake3-16"
+DIGEST_KIND = "xxh3-128"
 NUM_DIGEST_BYTES = 16
 
 
@@ -20,9 +24,13 @@ def digest_of(tensor: torch.Tensor) -> bytes:
 
 
 def digest_of_bytes(raw: torch.Tensor) -> bytes:
-    """[16] the same of bytes that are one tensor's already."""
+    """[16] the same of bytes that are one tensor's already.
+
+    >>> digest_of_bytes(torch.zeros(0, dtype=torch.uint8)).hex()
+    '99aa06d3014798d86001c324468d497f'
+    """
     told: Any = raw.numpy()
-    return blake3(told).digest(length=NUM_DIGEST_BYTES)
+    return xxh3_128_digest(told)
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

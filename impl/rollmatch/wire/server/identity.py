@@ -3,10 +3,9 @@
 import json
 import struct
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
-
-from blake3 import blake3
 
 from rollmatch.errors import ConfigError
 from rollmatch.wire.payloads import TensorSpec
@@ -35,7 +34,7 @@ class Model:
     def digest(self) -> str:
         """Over names, types and shapes."""
         lines = sorted(f"{spec.name}:{spec.dtype}:{list(spec.shape)}" for spec in self.tensors.values())
-        return blake3("\n".join(lines).encode()).hexdigest(length=16)
+        return blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
 
 def load_model_identity(directory: str | Path, *, dtype: str) -> Model:
