@@ -53,4 +53,4 @@ def test_our_buckets_beside_a_bare_broadcast(side_by_side, broadcast_in_buckets,
 
 def test_a_whole_sync_beside_a_bare_broadcast(side_by_side, sync, broadcast_bare):
     """With digests on both sides, announcement, hand-shake and commit, all on the same cores."""
-    side_by_side(sync, broadcast_bare, bar=None, rounds=9)
+    side_by_side(sync, broadcast_bare, bar=BAR, rounds=9)

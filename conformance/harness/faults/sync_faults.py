@@ -71,8 +71,8 @@ SYNC = (
         fault_id="digests-left-out",
         what="Zeros follow the tensors instead of their digests.",
         seam="sync.shipment",
-        old="            digests = digester.take()\n",
-        new="            digests = [bytes(16) for _ in digester.take()]\n",
+        old="            digests += [digest_of_bytes(part) for part in parts]\n",
+        new="            digests += [bytes(16) for _ in parts]\n",
     ),
     Fault(
         fault_id="versions-skipped",
@@ -92,8 +92,8 @@ SYNC = (
         fault_id="weights-by-disk",
         what="Weights are left on disk on their way.",
         seam="sync.shipment",
-        old="                digester.add(parts)\n",
-        new='                digester.add(parts)\n                torch.save(parts, "weights.pt")\n',
+        old="            yield next(memory).fill(parts)\n",
+        new='            torch.save(parts, "weights.pt")\n            yield next(memory).fill(parts)\n',
     ),
     Fault(
         fault_id="adapter-with-its-base",

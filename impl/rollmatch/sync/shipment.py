@@ -9,8 +9,7 @@ from torch import Tensor
 
 from rollmatch.sync.bucket import Buffer
 from rollmatch.sync.plan import Plan
-from rollmatch.wire.digest import bytes_of
-from rollmatch.wire.digester import Digester
+from rollmatch.wire.digest import bytes_of, digest_of_bytes
 from rollmatch.wire.flight import MAX_IN_FLIGHT
 
 
@@ -25,19 +24,18 @@ class Shipment:
         """[len(plan.specs)] known when the last piece has been taken."""
 
     def pieces(self, buffers: Sequence[Buffer]) -> Iterator[Tensor]:
-        """Raw bytes of each bucket, and last of all digests, which are made while the buckets travel.
+        """Raw bytes of each bucket, and last of all digests, each made just before its bytes go, while others travel.
 
         Each of the ``buffers`` is filled again after the others; so a piece is whole while one less of them are under
         way. What is hashed is what is sent: a tensor that changes on its way does not arrive unnoticed.
         """
         assert len(buffers) > MAX_IN_FLIGHT
         memory = cycle(buffers)
-        with Digester() as digester:
-            for bucket in self.plan.buckets:
-                parts = self._bytes(bucket.start, bucket.stop)
-                yield next(memory).fill(parts)
-                digester.add(parts)
-            digests = digester.take()
+        digests: list[bytes] = []
+        for bucket in self.plan.buckets:
+            parts = self._bytes(bucket.start, bucket.stop)
+            digests += [digest_of_bytes(part) for part in parts]
+            yield next(memory).fill(parts)
         self.digests = tuple(digest.hex() for digest in digests)
         yield torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)
 

@@ -1,7 +1,7 @@
 """Tensors as bytes, and one digest per tensor, which shows on both sides whether the bytes are the same.
 
-XXH3 with 128 bits hashes as fast as memory is read. It finds faults of a transport, not forgers: whoever may send weights
-may send any.
+XXH3 with 128 bits hashes as fast as memory is read. It finds faults of a transport, not forgers: whoever may send
+weights may send any.
 """
 
 from collections.abc import Sequence

@@ -9,8 +9,7 @@ from typing import Any, Self
 import torch
 
 from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.wire.digest import NUM_DIGEST_BYTES, cut
-from rollmatch.wire.digester import Digester
+from rollmatch.wire.digest import NUM_DIGEST_BYTES, cut, digest_of_bytes
 from rollmatch.wire.flight import Flight
 from rollmatch.wire.gloo_group import GO, bind
 from rollmatch.wire.worker.blocks import Blocks
@@ -169,29 +168,28 @@ class Receiver:
         tensors, group = plan["tensors"], self._group
         assert group is not None
         wait_go(group, plan)
-        with Digester() as digester:
-            flight, first = Flight(group.begin), 0
-            for num_tensors in plan["buckets"]:
-                self._begin_bucket(tensors[first : first + num_tensors], flight, received, digester=digester)
-                first += num_tensors
-            trailer = torch.empty(len(tensors) * NUM_DIGEST_BYTES if plan.get("trailer") else 0, dtype=torch.uint8)
-            if len(trailer):
-                flight.add(trailer)
-            flight.land()
-            names = [name for name, _, _ in tensors]
-            received.digests |= {name: digest.hex() for name, digest in zip(names, digester.take(), strict=True)}
+        flight, first = Flight(group.begin), 0
+        for num_tensors in plan["buckets"]:
+            self._begin_bucket(tensors[first : first + num_tensors], flight, received)
+            first += num_tensors
+        trailer = torch.empty(len(tensors) * NUM_DIGEST_BYTES if plan.get("trailer") else 0, dtype=torch.uint8)
+        if len(trailer):
+            flight.add(trailer)
+        flight.land()
+        names = [name for name, _, _ in tensors]
         self._check_digests(names, _digests_in(trailer) if len(trailer) else plan.get("digests"), received)
 
-    def _begin_bucket(self, tensors: list[Any], flight: Flight, received: _Received, *, digester: Digester) -> None:
+    def _begin_bucket(self, tensors: list[Any], flight: Flight, received: _Received) -> None:
         kinds = [(getattr(torch, dtype), tuple(shape)) for _, dtype, shape in tensors]
         sizes = [dtype.itemsize * torch.Size(shape).numel() for dtype, shape in kinds]
         block = self._blocks.take(sum(sizes))
         received.blocks.append(block)
 
         def keep() -> None:
-            names = (name for name, _, _ in tensors)
+            names = [name for name, _, _ in tensors]
             received.tensors |= dict(zip(names, cut(block, kinds), strict=True))
-            digester.add(torch.split(block, sizes))
+            digests = map(digest_of_bytes, torch.split(block, sizes))
+            received.digests |= {name: digest.hex() for name, digest in zip(names, digests, strict=True)}
 
         flight.add(block, then=keep)
 
