@@ -1,4 +1,4 @@
-"""One rank of a small run beside servers in its process: ``overlap_worker.py FOLDER MODE OVERRIDE...``"""
+"""One rank of small runs beside servers in its process, one run per mode: ``overlap_worker.py FOLDER OVERRIDE...``"""
 
 import json
 import sys
@@ -12,7 +12,11 @@ from rollmatch.launch.learner import set_environment
 set_environment()
 
 
-def main(folder: Path, mode: str, *overrides: str) -> None:
+MODES = ("off", "stream", "ahead")
+
+
+def run(folder: Path, mode: str, *overrides: str) -> None:
+    """Writes weights and losses."""
     from safetensors.torch import save_file
 
     from conformance.trainer.overlapped import overlapped
@@ -31,4 +35,5 @@ def main(folder: Path, mode: str, *overrides: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    for mode in MODES:
+        run(Path(sys.argv[1]), mode, *sys.argv[2:])
