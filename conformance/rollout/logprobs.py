@@ -1,6 +1,12 @@
 """What a learner finds of responses whose log-probabilities an engine told."""
 
+import dataclasses
+from itertools import accumulate, chain
+
+import torch
+
 from conformance.rollout.digits import template_of
+from rollmatch.learn.policy_loss import PolicyRules, count_policy_totals, score_tokens, supervise_policy
 from rollmatch.learn.score import score_segments
 from rollmatch.records import PolicyTarget, Segment
 from rollmatch.target.grpo import policy_segment, sampled_logprobs
@@ -17,13 +23,40 @@ def segments_of(requests, rollouts) -> list[Segment]:
     ]
 
 
-def farthest_apart(model, requests, rollouts, *, temperature: float) -> float:
-    """The largest difference between what the engine told of a token and what the learner finds."""
-    template, segments = template_of(), segments_of(requests, rollouts)
-    found = score_segments(model, segments, template.image_features, temperature=temperature, batch_size=8)
-    stop_id = template.vocabulary.stop_id
-    told = [
+def told_of(requests, rollouts) -> list[tuple[float, ...]]:
+    """The engine's, of every target token."""
+    stop_id = template_of().vocabulary.stop_id
+    return [
         sampled_logprobs(request.sample, rollout, stop_id=stop_id)
         for request, rollout in zip(requests, rollouts, strict=True)
     ]
+
+
+def found_in(model, requests, rollouts, *, temperature: float) -> list[tuple[float, ...]]:
+    """The learner's, of the same tokens."""
+    features, segments = template_of().image_features, segments_of(requests, rollouts)
+    return [tuple(row) for row in score_segments(model, segments, features, temperature=temperature, batch_size=8)]
+
+
+def farthest_apart(model, requests, rollouts, *, temperature: float) -> float:
+    """The largest difference between what the engine told of a token and what the learner finds."""
+    found, told = found_in(model, requests, rollouts, temperature=temperature), told_of(requests, rollouts)
     return max(abs(a - b) for row, other in zip(found, told, strict=True) for a, b in zip(row, other, strict=True))
+
+
+def figures_of(model, requests, rollouts, *, temperature: float) -> dict[str, float]:
+    """What a step would log that learns from these rollouts before anything has changed."""
+    found, told = found_in(model, requests, rollouts, temperature=temperature), told_of(requests, rollouts)
+    targets = [
+        PolicyTarget(advantages=(1.0,) * len(row), old_logprobs=row, sampler_logprobs=other)
+        for row, other in zip(found, told, strict=True)
+    ]
+    segments = [
+        dataclasses.replace(segment, policy=target)
+        for segment, target in zip(segments_of(requests, rollouts), targets, strict=True)
+    ]
+    ends = list(accumulate(segment.encoded_len for segment in segments))
+    supervision = supervise_policy(segments, starts=[0, *ends[:-1]], num_tokens=ends[-1])
+    totals = count_policy_totals([supervision], list)
+    rules = PolicyRules(temperature=temperature)
+    return score_tokens(torch.tensor(list(chain(*found))), supervision=supervision, rules=rules, totals=totals).figures

@@ -9,6 +9,7 @@ import torch
 
 from conformance.rollout.digits import GREEDY, LONG_QUESTION, load_model, perturb, requests_for, scenes, template_of
 from conformance.rollout.digits import tokens_of as tokens
+from conformance.rollout.logprobs import TOLERANCE, farthest_apart, figures_of
 from rollmatch.config.policy import TunerConfig
 from rollmatch.model import merged_weights
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync
@@ -172,6 +173,22 @@ def test_sampling_is_repeatable_per_seed_whoever_stands_beside_it(engine, reques
     assert engine.generate(requests_16[7:8], SAMPLED) == first[7:8]
     other = engine.generate(requests_for(scenes()[:16], run_seed=8), SAMPLED)
     assert tokens(other) != tokens(first)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_are_those_of_the_sampled_distribution(temperature, engine, requests_16, sdpa_model):
+    told = dataclasses.replace(SAMPLED, temperature=temperature, logprobs=True)
+    rollouts = engine.generate(requests_16[:8], told)
+    assert {rollout.finish_reason for rollout in rollouts} <= {"stop", "length"}
+    assert farthest_apart(sdpa_model, requests_16[:8], rollouts, temperature=temperature) < TOLERANCE
+    assert farthest_apart(sdpa_model, requests_16[:8], rollouts, temperature=temperature + 0.3) > TOLERANCE
+    figures = figures_of(sdpa_model, requests_16[:8], rollouts, temperature=temperature)
+    assert figures["correction_mean"] == pytest.approx(1, abs=TOLERANCE)
+    assert figures["drift"] < TOLERANCE
+
+
+def test_nobody_is_told_log_probabilities_unasked(engine, requests_16):
+    assert {rollout.response_logprobs for rollout in engine.generate(requests_16[:2], SAMPLED)} == {None}
 
 
 def test_requests_for_one_scene_differ_by_their_seeds_alone(engine, requests_16):

@@ -27,7 +27,7 @@ def plugin_path(directory):
 
 
 @contextmanager
-def stock_server(directory):
+def stock_server(directory, *flags):
     """URL of a running one."""
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
@@ -43,7 +43,7 @@ def stock_server(directory):
     log = Path(directory) / "log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [*command, "--enforce-eager"], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+            [*command, "--enforce-eager", *flags], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
     try:
         _wait_ready(process, f"http://127.0.0.1:{port}", log)

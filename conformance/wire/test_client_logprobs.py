@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -9,6 +10,11 @@ import pytest
 import responses
 
 from conformance.wire.swift_double import RULES, error_of, prompts
+from rollmatch.launch.connect import try_out
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.wire.client.logprobs import check_logprobs
 from rollmatch.wire.client.session import DIALECTS, ClientSettings, RolloutServer
 from rollmatch.wire.ids import pack_ids
 
@@ -107,3 +113,57 @@ def test_older_trl_servers_tell_a_number_per_token():
     responses.post(f"{URL}/generate/", json={"prompt_ids": [[1]], "completion_ids": [IDS], "logprobs": [LOGPROBS]})
     (reply,) = server_of("trl").infer(prompts(1), ASKING)
     assert reply.logprobs == pytest.approx(LOGPROBS)
+
+
+def one_token(token_id, value):
+    told = None if value is None else content([value])
+    choice = {"token_ids": [token_id], "finish_reason": "length", "logprobs": told}
+    return {"prompt_token_ids": [1], "choices": [choice]}
+
+
+def tried(*values):
+    """What a stock server was asked by a check that it answers with these, token by token."""
+    with responses.RequestsMock() as mock:
+        for place, value in enumerate(values):
+            mock.post(f"{URL}/v1/chat/completions/", json=one_token(4 + place, value))
+        check_logprobs(server_of("vllm"), prompt_token_ids=(1,))
+        return [json.loads(call.request.body) for call in mock.calls]
+
+
+def test_a_server_that_shapes_before_it_reports_is_certain_of_the_only_token_left():
+    first, second = tried(0.0, -1e-6)
+    assert (first["top_k"], first["max_tokens"], first["logprobs"]) == (1, 1, True)
+    assert (first["logit_bias"], second["logit_bias"]) == ({}, {"4": -100.0})
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [((-0.7,), "-0.7"), ((-1e-5, -9.0), "-9"), ((12.5,), "12.5"), ((None,), "none at all")],
+    ids=["unsure", "sure of the first", "logits", "silent"],
+)
+def test_a_server_that_reports_something_else_is_refused(values, told):
+    error = error_of(lambda: tried(*values))
+    assert (error.code, error.key) == ("logprobs-of-another-distribution", URL)
+    assert told in error.problem
+    assert "--logprobs-mode processed_logprobs" in error.remedy
+
+
+def num_tried(*, rank=0, **decoding):
+    """Calls by which a server is tried out before a training that decodes so."""
+    vocabulary = SimpleNamespace(encode=lambda text: (1,))
+    backend = object.__new__(VllmServerBackend)
+    backend.servers, backend.template = (server_of("vllm"),), SimpleNamespace(vocabulary=vocabulary)
+    backend.ranks = Ranks(rank=rank, learner_world_size=2)
+    with responses.RequestsMock(assert_all_requests_are_fired=False) as mock:
+        for place in range(2):
+            mock.post(f"{URL}/v1/chat/completions/", json=one_token(4 + place, 0.0))
+        try_out(backend, Decoding(max_new_tokens=8, **decoding))
+        return len(mock.calls)
+
+
+def test_servers_are_tried_out_where_the_two_distributions_differ():
+    shaped = ({"temperature": 0.7}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0, "top_k": 5})
+    assert [num_tried(logprobs=True, **told) for told in shaped] == [2, 2, 2]
+    assert num_tried(logprobs=True, temperature=1.0) == 0
+    assert num_tried(logprobs=False, temperature=0.7) == 0
+    assert num_tried(logprobs=True, temperature=0.7, rank=1) == 0

@@ -2,23 +2,28 @@
 
 import pytest
 
-from conformance.rollout.digits import GREEDY, template_of, tokens_of
+from conformance.rollout.digits import GREEDY, load_model, template_of, tokens_of
+from conformance.rollout.logprobs import TOLERANCE, farthest_apart
 from conformance.wire.instance import free_port
 from conformance.wire.stock import stock_server
 from rollmatch.errors import RollmatchError
 from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.sync import shipment
 from rollmatch.sync.gloo import Meeting
 from rollmatch.sync.sender import make_sender
+from rollmatch.wire.client.logprobs import check_logprobs
 from rollmatch.wire.client.session import ClientSettings, RolloutServer
 
 pytestmark = pytest.mark.engine
 
+AS_SAMPLED = ("--logprobs-mode", "processed_logprobs")
+
 
 @pytest.fixture(scope="module")
 def backend(tmp_path_factory):
-    with stock_server(tmp_path_factory.mktemp("stock")) as url:
+    with stock_server(tmp_path_factory.mktemp("stock"), *AS_SAMPLED) as url:
         server = RolloutServer(url, ClientSettings(timeout_s=60))
         server.connect()
         assert server.dialect.name == "vllm"
@@ -36,17 +41,26 @@ def test_greedy_rollouts_follow_every_sync(backend, policies, scene_requests):
         assert backend.is_current()
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_are_those_of_the_sampled_distribution(temperature, backend, policies, scene_requests):
+    check_logprobs(backend.servers[0], prompt_token_ids=())
+    backend.push(policies[0].weights.items(), version=backend.policy_version + 1)
+    decoding = Decoding(max_new_tokens=48, temperature=temperature, logprobs=True)
+    rollouts = backend.generate(scene_requests, decoding)
+    assert farthest_apart(load_model(), scene_requests, rollouts, temperature=temperature) < TOLERANCE
+
+
 def test_a_transfer_that_is_not_what_was_announced_changes_nothing(backend, policies, scene_requests, monkeypatch):
-    backend.push(policies[1].weights.items(), version=3)
+    backend.push(policies[1].weights.items(), version=backend.policy_version + 1)
     with monkeypatch.context() as patched:
         patched.setattr(shipment, "digest_of_bytes", lambda raw: bytes(16))
         with pytest.raises(RollmatchError) as caught:
-            backend.push(policies[2].weights.items(), version=4)
+            backend.push(policies[2].weights.items(), version=backend.policy_version + 1)
     assert caught.value.code == "server-refused"
     assert "digest" in caught.value.problem
     assert not backend.is_current()
     held = VllmServerBackend(backend.servers, template_of(), Ranks(), sender=None)
     held._instances = ()
     assert tokens_of(held.generate(scene_requests, GREEDY)) == policies[1].responses
-    backend.push(policies[2].weights.items(), version=5)
+    backend.push(policies[2].weights.items(), version=backend.policy_version + 1)
     assert tokens_of(backend.generate(scene_requests, GREEDY)) == policies[2].responses

@@ -16,7 +16,7 @@ from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.config.servers import uses_servers
 from rollmatch.errors import ConfigError
 from rollmatch.journal import Journal
-from rollmatch.launch.connect import connect_servers
+from rollmatch.launch.connect import connect_servers, try_out
 from rollmatch.launch.objectives import make_objective
 from rollmatch.learn.attention import PACKED_ATTENTION
 from rollmatch.learn.batch import Batcher
@@ -123,6 +123,7 @@ def make_ring(config: RunConfig, model: torch.nn.Module, template: Template, *, 
     decoding, objective = _make_decoding(rules), make_objective(config, template)
     decoding = replace(decoding, logprobs=objective.wants_logprobs)
     backend = make_backend(config, model, template, ranks=ranks, journal=journal)
+    try_out(backend, decoding)
     prefetch, ahead = make_overlap(config, backend, decoding)
     fence = Fence(backend, ranks, journal, mode=mode)
     if prefetch is not None:

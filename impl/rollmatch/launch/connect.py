@@ -8,10 +8,12 @@ from rollmatch.config.pairing import pair_servers
 from rollmatch.config.servers import server_section
 from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import Decoding, RolloutBackend
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.sync.gloo import Meeting, resolve
 from rollmatch.sync.sender import make_sender
 from rollmatch.template import Template
+from rollmatch.wire.client.logprobs import QUESTION, check_logprobs
 from rollmatch.wire.client.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.wire.server.settings import KEY_VARIABLE
 
@@ -46,3 +48,12 @@ def connect_servers(
     ports = [address.group_port for address in addresses]
     sender = make_sender(servers, ports, meeting) if ranks.is_primary else None
     return VllmServerBackend(servers, template, ranks, sender=sender, journal=journal)
+
+
+def try_out(backend: RolloutBackend, decoding: Decoding) -> None:
+    """Whether servers tell what ``decoding`` asks for; rank 0 looks. Errors: ``LogprobsOfAnotherDistribution``."""
+    if not isinstance(backend, VllmServerBackend) or not (decoding.logprobs and decoding.is_shaped):
+        return
+    if backend.ranks.is_primary:
+        for server in backend.servers:
+            check_logprobs(server, prompt_token_ids=backend.template.vocabulary.encode(QUESTION))

@@ -36,6 +36,11 @@ class Decoding:
     logprobs: bool = False
     """Whether each sampled token's log-probability comes back."""
 
+    @property
+    def is_shaped(self) -> bool:
+        """Whether tokens are sampled from another distribution than the model's own."""
+        return (self.temperature, self.top_p, self.repetition_penalty) != (1.0, 1.0, 1.0) or self.top_k > 0
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for the journal."""
         return asdict(self)
