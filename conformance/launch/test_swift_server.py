@@ -4,7 +4,6 @@ On a machine without GPUs the plug-in of ``conformance/servers/plugged`` lets ms
 """
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,8 @@ import pytest
 from conformance.harness.judge import judge
 from conformance.launch.division import typed
 from conformance.launch.started import finish, journal_of, started, train_command
-from conformance.outside_tools import swift_python
-from conformance.rollout.digits import CONFIG, GREEDY, ROOT, requests_for, scenes, template_of
+from conformance.launch.swift_command import put_on_the_path
+from conformance.rollout.digits import CONFIG, GREEDY, requests_for, scenes, template_of
 from conformance.wire.instance import free_port
 from rollmatch.config.policy import ModelConfig, TunerConfig
 from rollmatch.model import load_policy
@@ -22,7 +21,6 @@ from rollmatch.rollout.hf import HfBackend
 pytestmark = [pytest.mark.swift, pytest.mark.engine]
 
 VLLM, SERVER, SWIFT = (f"custom.extra.{name}" for name in ("rollout_matching.vllm", "rollout_server", "swift"))
-PLUGGED = ROOT / "conformance/servers/plugged"
 SCENES, STEPS = 4, 2
 
 
@@ -50,20 +48,6 @@ def serve_command(overrides: list[str]) -> list[str]:
     return typed("serve", CONFIG, "0", overrides)
 
 
-@pytest.fixture
-def swift_on_the_path(tmp_path, monkeypatch):
-    """``swift`` as a command that counts a device where there is none, and meets over gloo."""
-    command = tmp_path / "bin" / "swift"
-    command.parent.mkdir()
-    command.write_text(
-        "#!/bin/sh\nshift\nunset VLLM_ENABLE_V1_MULTIPROCESSING\n"  # vLLM's plug-ins come first in workers of their own
-        f'export PYTHONPATH="{PLUGGED}" VLLM_PLUGINS=gloo_for_nccl\n'
-        f'exec "{swift_python()}" "{PLUGGED}/swift_on_a_cpu.py" "$@"\n'
-    )
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
-
-
 def answers_told(evaluation: Path) -> list[str]:
     return [scene["response_text"] for scene in json.loads(evaluation.read_text())["scenes"]]
 
@@ -80,7 +64,8 @@ def answers_of_checkpoint(directory: Path) -> list[str]:
     return [template.vocabulary.text(rollout.response_token_ids) for rollout in rollouts]
 
 
-def test_our_learner_trains_with_swift_s_own_server(tmp_path, swift_on_the_path):
+def test_our_learner_trains_with_swift_s_own_server(tmp_path, monkeypatch):
+    put_on_the_path(tmp_path, monkeypatch)
     out = tmp_path / "run"
     overrides = overrides_for(out)
     with started(serve_command(overrides), tmp_path / "server.txt") as server:

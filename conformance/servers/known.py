@@ -68,7 +68,7 @@ def _swift(python: Path, port: int) -> list[str]:
         "vllm_enforce_eager": "true",
         "vllm_limit_mm_per_prompt": json.dumps(IMAGES),
     }
-    return [str(python), str(PLUGGED / "swift_on_a_cpu.py"), *_flags(options)]
+    return [str(python), str(PLUGGED / "swift_on_a_cpu.py"), "rollout", *_flags(options)]
 
 
 def _trl(python: Path, port: int) -> list[str]:
