@@ -1,4 +1,4 @@
-"""Tests that need a browser, the openspec tool, ms-swift or TRL: left out, and said so, where the tool is missing.
+"""Tests that need a browser, the openspec tool, DeepSpeed, ms-swift or TRL: left out, and told, where that is missing.
 
 With ``ROLLMATCH_STRICT=1``, as in CI, those of the first two run everywhere and fail where their tool is missing.
 ms-swift is large: what it says about itself is recorded, and ``swift`` tests compare with the installed one.
@@ -43,6 +43,19 @@ def has_swift() -> bool:
     return swift_python() is not None
 
 
+def deepspeed_python() -> str | None:
+    """A Python that has DeepSpeed, and all that rollmatch needs: ``DEEPSPEED_PYTHON``, or this one."""
+    try:
+        return os.environ.get("DEEPSPEED_PYTHON") or (version("deepspeed") and sys.executable)
+    except PackageNotFoundError:
+        return None
+
+
+def has_deepspeed() -> bool:
+    """Whether there is a DeepSpeed to split weights."""
+    return deepspeed_python() is not None
+
+
 def trl_command() -> str | None:
     """The ``trl`` of a TRL that has a server of its own: ``TRL_COMMAND``, or the one that the judge installed."""
     installed = folder_of_servers() / "trl-1.10.0/bin/trl"
@@ -57,10 +70,14 @@ def has_trl() -> bool:
 TOOLS: dict[str, tuple[Callable[[], bool], str]] = {
     "browser": (has_browser, "install Chromium or set CHROMIUM"),
     "openspec": (has_openspec, "run python -m conformance.harness.openspec_tool (needs Node and npm)"),
+    "deepspeed": (
+        has_deepspeed,
+        "pip install deepspeed (DS_BUILD_OPS=0 without a GPU), or set DEEPSPEED_PYTHON to a Python that has it",
+    ),
     "swift": (has_swift, "install rollmatch[swift], or set SWIFT_PYTHON to a Python that has ms-swift"),
     "trl": (has_trl, "run python -m conformance.servers.judge trl, or set TRL_COMMAND to the trl of TRL 1.10"),
 }
-OPTIONAL = ("swift", "trl")
+OPTIONAL = ("deepspeed", "swift", "trl")
 """Tools that CI goes without."""
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
 

@@ -5,8 +5,10 @@ ZeRO-3: gathered by DeepSpeed's own context. Every rank must iterate over sharde
 other in the gathers.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -24,7 +26,7 @@ class NamedWeights:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model.module if isinstance(model, DistributedDataParallel) else model
+        self.model = unwrap(model)
 
     @property
     def is_sharded(self) -> bool:
@@ -43,6 +45,13 @@ class NamedWeights:
         return adapter_of(self.model)
 
 
+def unwrap(model: nn.Module) -> nn.Module:
+    """The policy without what DDP or DeepSpeed put around it."""
+    deepspeed: Any = sys.modules.get("deepspeed")
+    wrappers = (DistributedDataParallel, *([deepspeed.DeepSpeedEngine] if deepspeed else []))
+    return cast(nn.Module, model.module) if isinstance(model, wrappers) else model
+
+
 def named_weights(model: nn.Module) -> NamedWeights:
     """The weights as they are when they are iterated over, not as they are now."""
     return NamedWeights(model)
@@ -58,7 +67,7 @@ def gathered(model: nn.Module) -> Iterator[None]:
                 stack.callback(module.reshard)
         spread = [weight for weight in model.parameters() if hasattr(weight, "ds_id")]
         if spread:
-            from deepspeed.zero import GatheredParameters  # type: ignore[import-not-found, unused-ignore]
+            import deepspeed  # type: ignore[import-not-found, unused-ignore]
 
-            stack.enter_context(GatheredParameters(spread, modifier_rank=None))
+            stack.enter_context(deepspeed.zero.GatheredParameters(spread, modifier_rank=None))
         yield
