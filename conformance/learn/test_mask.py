@@ -70,6 +70,11 @@ def test_a_coordinate_token_inside_a_description_is_a_coordinate():
     assert supervision.coord_positions == (3, 9)
 
 
+def test_the_first_token_of_a_target_may_be_a_slot():
+    first = small_segment(token_ids=(7, 8, C + 1, C + 10, 2, 3, 4, 5, 6, 6, 6, EOS_ID), coord_positions=(2,))
+    assert mask(first).coord_positions == (2,)
+
+
 def test_a_target_of_prefix_alone_teaches_its_slots_only():
     supervision = mask(small_segment(prefix_len=10, desc_positions=()))
     assert set(supervision.labels) == {IGNORED}
@@ -172,6 +177,7 @@ def test_a_padded_batch_is_masked_as_its_segments_are_and_padding_teaches_nothin
             {"desc_positions": (11,)},
         ),
         ({"coord_positions": (9,)}, SlotOutsidePrefix, "slot-outside-prefix", {"coord_positions": (5,)}),
+        ({"coord_positions": (6,)}, SlotOutsidePrefix, "slot-outside-prefix", {"coord_positions": (5,)}),
         ({"desc_positions": (5, 7)}, DescOutsideTail, "desc-outside-tail", {"desc_positions": (6, 7)}),
         ({"desc_positions": (8, 8)}, PositionsNotAscending, "positions-not-ascending", {"desc_positions": (7, 8)}),
         (

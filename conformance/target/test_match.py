@@ -146,6 +146,12 @@ def test_without_overlap_the_nearest_are_candidates():
     assert match([box()], truth, candidate_top_k=1, maskiou_gate=0).pairs == ((0, 1),)
 
 
+def test_each_prediction_for_itself_looks_for_overlap_or_for_the_nearest():
+    truth = [box(*FAR_BOX), box(400, 400, 410, 410), box()]
+    touching, lost = box(), box(430, 430, 440, 440)
+    assert match([touching, lost], truth, candidate_top_k=1, maskiou_gate=0).pairs == ((0, 2), (1, 1))
+
+
 def test_a_pair_dearer_than_leaving_both_alone_is_left_alone():
     half = box(100, 100, 200, 300)
     assert match([half], [box()], fp_cost=1, fn_cost=1).pairs == ((0, 0),)
