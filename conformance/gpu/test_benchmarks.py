@@ -1,11 +1,15 @@
-"""The benchmarks of the learner, small enough for a CPU: every form runs, agrees, and is written down."""
+"""GPU benchmarks as far as a CPU can try them: the learner's forms, small, agree; settings of whole runs are good."""
 
 import json
 
 import pytest
 
-from benchmarks.gpu import learner
+from benchmarks.gpu import learner, six_and_two
+from benchmarks.gpu.divided_run import DividedRun
 from benchmarks.gpu.measure import judge, take_turns
+from benchmarks.gpu.one_engine import Load
+from conformance.launch.division import GRPO
+from conformance.rollout.digits import absolute
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +65,43 @@ def test_a_bar_is_met_or_missed(capsys):
     judge(bars, "small", 6.0, at_most=5.0)
     assert [bar["met"] for bar in bars.values()] == [True, False]
     assert "MISSED small" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stage", ["small", "big"])
+def test_the_settings_of_six_and_two_are_good(tmp_path, stage):
+    """Known without a GPU, so that no GPU time is lost to a typing error."""
+    from rollmatch.config import load
+
+    overrides = {"small": six_and_two.SMALL, "big": (f"model.model={six_and_two.SUMMARY_MODEL}", *six_and_two.BIG)}
+    for division in six_and_two.divisions_of(8):
+        run = DividedRun(tmp_path / f"{stage}-{division}", division, steps=3, overrides=overrides[stage])
+        config = load(str(GRPO), absolute(*run.overrides))
+        assert config.training.max_steps == 3
+        assert config.custom.extra.rollout_server.vllm_data_parallel_size == division.num_replicas
+        assert config.tuner.use_dora
+
+
+def test_one_engine_gets_what_a_replica_gets(tmp_path):
+    run = DividedRun(tmp_path / "run", six_and_two.divisions_of(8)[0], steps=1, overrides=six_and_two.SMALL)
+    told = six_and_two.engine_arguments(run)
+    assert told["model"] == str(six_and_two.SUMMARY_MODEL)
+    assert told["gpu_memory_utilization"] == 0.6
+    assert told["max_model_len"] == 256
+
+
+def test_a_machine_with_too_few_gpus_is_told_at_once(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["six_and_two", "--gpus", "4"])
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(SystemExit) as caught:
+        six_and_two.main()
+    assert caught.value.code == 2
+    assert "not testable: needs 4 GPUs, has 1" in capsys.readouterr().err
+
+
+def test_a_load_never_asks_the_same_twice():
+    load = Load(num_requests=2, prompt_len=3, response_len=4, first_id=10, last_id=99)
+    assert load.prompts(0) == load.prompts(0) != load.prompts(1)
+    assert len(load.prompts(0, times=3)) == 6
+    assert {len(ids) for ids in load.prompts(0)} == {3}
+    assert all(10 <= id_ <= 99 for ids in load.prompts(5, times=50) for id_ in ids)
+    assert load.num_tokens == 8

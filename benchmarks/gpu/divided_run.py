@@ -1,0 +1,137 @@
+"""A run on rollout servers and learner ranks by the commands people type, and the figures it left behind."""
+
+import json
+import statistics
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from threading import Event, Thread
+
+import requests
+
+from conformance.harness.judge import judge
+from conformance.launch.division import GRPO, typed
+from conformance.launch.started import finish, journal_of, started
+from conformance.wire.instance import free_port
+
+MEMORY = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+SERVER = "custom.extra.rollout_server"
+
+
+class MemoryWatch:
+    """The most that each GPU's memory held, in MiB; nothing where there is none."""
+
+    def __enter__(self):
+        self.most, self._end = [], Event()
+        self._thread = Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception):
+        self._end.set()
+        self._thread.join()
+
+    def _look(self):
+        while not self._end.wait(0.5):
+            try:
+                told = subprocess.run(MEMORY, capture_output=True, text=True, check=True).stdout.split()
+            except FileNotFoundError:
+                return
+            used = list(map(int, told))
+            self.most = [max(pair) for pair in zip(self.most or used, used, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """Which GPUs generate and which learn, such as ``0,1,2`` and ``3``."""
+
+    replicas: str
+    learners: str
+
+    @property
+    def num_replicas(self):
+        return len(self.replicas.split(","))
+
+    @property
+    def num_learners(self):
+        return len(self.learners.split(","))
+
+    def __str__(self):
+        return f"{self.num_replicas}+{self.num_learners}"
+
+
+class DividedRun:
+    """GRPO in server mode by ``fixtures/digits/grpo-6v2.yaml``, with settings laid over it."""
+
+    def __init__(self, folder: Path, division: Division, *, steps: int, overrides: tuple[str, ...]):
+        folder.mkdir(parents=True)
+        self.folder, self.division, self.steps = folder, division, steps
+        self.out, self.port = folder / "run", free_port()
+        self.overrides = (
+            f"rlhf.vllm_server_port=[{self.port}]",
+            f"rlhf.vllm_server_group_port={free_port()}",
+            f"{SERVER}.vllm_data_parallel_size={division.num_replicas}",
+            f"training.output_dir={self.out}",
+            f"training.max_steps={steps}",
+            "training.save_steps=1000",
+            "training.report_to=none",
+            *overrides,
+        )
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def serve_command(self, *flags):
+        return typed("serve", GRPO, self.division.replicas, self.overrides, *flags)
+
+    @contextmanager
+    def server(self):
+        """Ready; told how long that took."""
+        began = time.monotonic()
+        with started(self.serve_command(), self.folder / "server.txt") as server:
+            server.wait_until(self._is_healthy)
+            yield time.monotonic() - began
+
+    def learn(self):
+        """Run the learner to its end; its figures."""
+        command = typed("train", GRPO, self.division.learners, self.overrides)
+        with MemoryWatch() as watch:
+            code, told = finish(command, self.folder / "learner.txt")
+        assert code == 0, told[-3000:]
+        return self.figures() | {"most_memory_mib": watch.most}
+
+    def figures(self):
+        """From the journals of all ranks."""
+        first, *others = self._journals()
+        trace = sorted(chain(first, *others), key=lambda event: event["time"])
+        (self.folder / "trace.jsonl").write_text("".join(json.dumps(event) + "\n" for event in trace))
+        kinds = {name: [event for event in first if event["event"] == name] for name in ("step", "synced", "evaluated")}
+        later = kinds["step"][1:] or kinds["step"]
+        return {
+            "division": str(self.division),
+            "steps": len(kinds["step"]),
+            "rewards": [event["metrics"]["reward"] for event in kinds["evaluated"]],
+            "versions": [event["version"] for event in kinds["synced"]],
+            "sync_bytes": kinds["synced"][-1]["num_bytes"],
+            "sync_s": [event["seconds"] for event in kinds["synced"]],
+            "broken_rules": list(map(str, judge(trace))),
+            "step_s": statistics.median(event["step_s"] for event in later),
+            "phase_s": {
+                name: statistics.median(event["phase_s"][name] for event in later) for name in later[0]["phase_s"]
+            },
+            "rollout_tok_s": statistics.median(event["rollout_tok_s"] for event in later),
+        }
+
+    def _journals(self):
+        names = ["journal.jsonl", *(f"journal-rank{rank}.jsonl" for rank in range(1, self.division.num_learners))]
+        return [journal_of(self.out, None, name=name) for name in names]
+
+    def _is_healthy(self):
+        try:
+            return requests.get(f"{self.url}/health/", timeout=5).status_code == 200
+        except requests.RequestException:
+            return False
