@@ -19,25 +19,29 @@ class Flight:
         self._under_way: deque[tuple[Landing, Landing]] = deque()
 
     def add(self, tensor: Tensor, *, then: Landing = lambda: None) -> None:
-        """Begin one as soon as fewer than ``MAX_IN_FLIGHT`` are under way; ``then`` is called when it has ended."""
-        if len(self._under_way) == MAX_IN_FLIGHT:
-            self._land_first()
+        """Begin one as soon as fewer than ``MAX_IN_FLIGHT`` are under way.
+
+        ``then`` is called when it has ended, and the next one has begun: the link does not wait for it.
+        """
+        ended = self._land_first() if len(self._under_way) == MAX_IN_FLIGHT else None
         self._under_way.append((self._begin(tensor), then))
+        if ended is not None:
+            ended()
 
     def land(self) -> None:
         """Wait for all."""
         while self._under_way:
-            self._land_first()
+            self._land_first()()
 
-    def _land_first(self) -> None:
-        """Where one fails the others are let go: an error keeps, by its traceback, all that this knows."""
+    def _land_first(self) -> Landing:
+        """What is to be called now; where one fails the others are let go: its traceback keeps all that this knows."""
         landing, then = self._under_way.popleft()
         try:
             landing()
         except BaseException:
             self._under_way.clear()
             raise
-        then()
+        return then
 
 
 def broadcast_all(tensors: Iterable[Tensor], begin: Callable[[Tensor], Landing]) -> None:
