@@ -17,7 +17,13 @@ RATIOS = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture
-def side_by_side(benchmark, request):
+def tell(request) -> Callable[[str], None]:
+    """A line for the end of the report."""
+    return request.config.stash.setdefault(RATIOS, []).append
+
+
+@pytest.fixture
+def side_by_side(benchmark, request, tell):
     """``side_by_side(ours, peer, bar=4.0)``: how many times ours is as fast as the peer; fails below a bar."""
 
     def compare(ours: Callable[[], object], peer: Callable[[], object], *, bar: float | None, rounds: int = 3) -> float:
@@ -34,7 +40,7 @@ def side_by_side(benchmark, request):
         benchmark.extra_info |= {"peer_s": peer_s, "ratio": ratio, "bar": bar, "cores": os.cpu_count()}
         told = "no bar" if bar is None else f"bar {bar:g} x"
         line = f"{request.node.name}: {ratio:.1f} x its peer ({told}), {ours_s:.3g} s"
-        request.config.stash.setdefault(RATIOS, []).append(line)
+        tell(line)
         assert bar is None or ratio >= bar, line
         return ratio
 
