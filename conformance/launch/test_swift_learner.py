@@ -43,7 +43,7 @@ def test_swift_learns_what_our_learner_would():
     assert (told["epsilon"], told["epsilon_high"], told["delta"], told["beta"]) == (0.2, 0.28, 3.0, 0.02)
     assert (told["max_completion_length"], told["temperature"], told["top_k"]) == (64, 1.0, -1)
     assert (told["reward_funcs"], told["reward_weights"]) == (["form", "count", "content"], [0.3, 0.3, 0.4])
-    assert (told["learning_rate"], told["adam_beta2"], told["max_steps"]) == (1e-3, 0.98, 30)
+    assert (told["learning_rate"], told["adam_beta2"], told["max_steps"]) == (1e-3, 0.98, 36)
     assert told["dataset"] == ["/runs/one/swift-train.jsonl"]
     assert told["val_dataset"] == ["/runs/one/swift-val.jsonl"]
     assert (told["model_type"], told["template"]) == ("qwen3_vl", "qwen3_vl")
