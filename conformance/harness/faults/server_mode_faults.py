@@ -123,7 +123,7 @@ SERVER_MODE = (
         fault_id="shared-gpus-untold",
         what="A GPU may be used by server and learner.",
         seam="launch.served",
-        old="    if shared:\n",
+        old="    if shared and is_loopback(base_url):\n",
         new="    if False:\n",
     ),
     Fault(

@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
@@ -54,26 +55,27 @@ def await_servers(config: RunConfig, patience: Patience, *, gpus: Sequence[str] 
     settings = ClientSettings(timeout_s=limit_s, api_key=os.environ.get(KEY_VARIABLE) or None)
     for address in pair_servers(told):
         server = RolloutServer(address.base_url, settings)
-        _await_health(server, deadline=deadline, limit_s=limit_s, server_pid=patience.server_pid)
+        health = _await_health(server, deadline=deadline, limit_s=limit_s, server_pid=patience.server_pid)
         _check_world_size(server, config)
-        check_gpus(server, gpus)
+        check_gpus(server.base_url, health, gpus)
         check_model(server, config)
 
 
-def _await_health(server: RolloutServer, *, deadline: float, limit_s: float, server_pid: int | None) -> None:
+def _await_health(
+    server: RolloutServer, *, deadline: float, limit_s: float, server_pid: int | None
+) -> Mapping[str, Any]:
+    """What the server tells of itself as soon as it is well."""
     while True:
         if server_pid is not None and not _lives(server_pid):
             problem = f"process {server_pid} has ended, and {server.base_url} does not answer"
             raise ServerProcessDied(problem, key="--server-pid", remedy="Look at the server's own output.")
         left_s = deadline - time.monotonic()
         try:
-            server.wait_until_healthy(min(LOOK_S, max(left_s, 0.1)))
+            return server.wait_until_healthy(min(LOOK_S, max(left_s, 0.1)))
         except ServerUnreachable as error:
             if left_s <= LOOK_S:
                 problem = f"{server.base_url} was not well within {limit_s:g} s"
                 raise ServerUnreachable(problem, key=server.base_url, remedy=error.remedy) from error
-        else:
-            return
 
 
 def _lives(pid: int) -> bool:

@@ -1,7 +1,7 @@
 """What a rollout server says of itself, held against what is about to be trained."""
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,8 +10,6 @@ from rollmatch.errors import LaunchError
 from rollmatch.wire.client.http import ServerRefused
 from rollmatch.wire.client.session import RolloutServer
 from rollmatch.wire.server.identity import load_model_identity
-
-HEALTH_TIMEOUT_S = 10.0
 
 
 class GpusOverlap(LaunchError):
@@ -26,15 +24,13 @@ class ServedModelDiffers(LaunchError):
     code = "served-model-differs"
 
 
-def check_gpus(server: RolloutServer, gpus: Sequence[str]) -> None:
-    """Raise ``GpusOverlap`` where a server on this machine works on one of the learner's ``gpus``."""
-    if not is_loopback(server.base_url):
-        return
-    theirs = server.health(timeout_s=HEALTH_TIMEOUT_S).get("gpus") or ()
+def check_gpus(base_url: str, health: Mapping[str, Any], gpus: Sequence[str]) -> None:
+    """Raise ``GpusOverlap`` where a server on this machine, by its health, works on one of the learner's ``gpus``."""
+    theirs = health.get("gpus") or ()
     shared = [gpu for gpu in gpus if gpu in theirs]
-    if shared:
+    if shared and is_loopback(base_url):
         raise GpusOverlap(
-            f"{server.base_url} works on {', '.join(theirs)}, the learner was given {', '.join(gpus)}",
+            f"{base_url} works on {', '.join(theirs)}, the learner was given {', '.join(gpus)}",
             key="--gpus",
             remedy=f"Name other GPUs than {', '.join(shared)} for one of them.",
         )

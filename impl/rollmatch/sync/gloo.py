@@ -242,9 +242,10 @@ def _ask_to_leave(server: RolloutServer, meeting: Meeting) -> Any:
 
 
 def resolve(host: str) -> str:
-    """An address for a name, because a group meets at addresses.
+    """An address for a name, because a group meets at addresses; IPv4 where there is one.
 
-    >>> resolve("127.0.0.1")
-    '127.0.0.1'
+    >>> resolve("127.0.0.1"), resolve("::1")
+    ('127.0.0.1', '::1')
     """
-    return str(socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)[0][4][0])
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])

@@ -18,6 +18,7 @@ from rollmatch.errors import RolloutError
 
 CONNECT_TIMEOUT_S = 10.0
 JSON, MSGPACK = "application/json", "application/msgpack"
+REMEDY = "Look at the server's own output; start it again and resume the run."
 _LONGEST_TEXT = 300
 
 
@@ -97,9 +98,9 @@ class HttpServer:
                 return session.request(method, self.base_url + path, data=data, headers=headers, timeout=limits)
             except requests.ReadTimeout as error:
                 problem = f"{self.base_url}{path} did not answer within {timeout_s:g} s"
-                raise CallTimeout(problem, key=self.base_url) from error
+                raise CallTimeout(problem, key=self.base_url, remedy=REMEDY) from error
             except requests.RequestException as error:
-                raise TransportFailed(f"{path}: {_root_of(error)}", key=self.base_url) from error
+                raise TransportFailed(f"{path}: {_root_of(error)}", key=self.base_url, remedy=REMEDY) from error
 
     def _decode(self, path: str, response: requests.Response) -> Any:
         try:

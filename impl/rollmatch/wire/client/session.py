@@ -12,14 +12,14 @@ from typing import Any
 from rollmatch.errors import RolloutError
 from rollmatch.wire.client.call_log import CallLog
 from rollmatch.wire.client.dialect import Dialect, find_routes, name_dialect
-from rollmatch.wire.client.http import JSON, Answer, CallTimeout, HttpServer, ServerRefused, TransportFailed
+from rollmatch.wire.client.http import JSON, REMEDY, Answer, CallTimeout, HttpServer, ServerRefused, TransportFailed
 from rollmatch.wire.client.native import NativeDialect
 from rollmatch.wire.client.pending import Pending
 from rollmatch.wire.client.prompt import Prompt, Reply, SamplingRules
 from rollmatch.wire.client.swift import SwiftDialect
 from rollmatch.wire.client.trl import TrlDialect
 from rollmatch.wire.client.vllm import VllmDialect
-from rollmatch.wire.client.watch import REMEDY, ServerDied, WatchRules, look, watched
+from rollmatch.wire.client.watch import ServerDied, WatchRules, look, watched
 
 DIALECTS: dict[str, type[Any]] = {kind.name: kind for kind in (NativeDialect, SwiftDialect, TrlDialect, VllmDialect)}
 GO_WITHOUT = (

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rollmatch.errors import RolloutError
-from rollmatch.wire.client.http import CallTimeout, HttpServer, ServerRefused, TransportFailed
+from rollmatch.wire.client.http import REMEDY, CallTimeout, HttpServer, ServerRefused, TransportFailed
 from rollmatch.wire.client.pending import Pending
 
 Result = TypeVar("Result")
-REMEDY = "Look at the server's own output; start it again and resume the run."
 
 
 class ServerDied(RolloutError):
