@@ -152,6 +152,11 @@ def test_each_prediction_for_itself_looks_for_overlap_or_for_the_nearest():
     assert match([touching, lost], truth, candidate_top_k=1, maskiou_gate=0).pairs == ((0, 2), (1, 1))
 
 
+def test_overlap_counts_for_more_than_a_near_centre():
+    near, sharing = box(300, 190, 304, 210), box(100, 100, 600, 300)
+    assert match([box()], [near, sharing], candidate_top_k=1).pairs == ((0, 1),)
+
+
 def test_a_pair_dearer_than_leaving_both_alone_is_left_alone():
     half = box(100, 100, 200, 300)
     assert match([half], [box()], fp_cost=1, fn_cost=1).pairs == ((0, 0),)

@@ -152,6 +152,7 @@ BROKEN_ELEMENTS = [
     (f'{{"desc": 7, "bbox_2d": [{quoted(*BOX)}]}}', "missing_desc", GOOD),
     (element(desc=" "), "missing_desc", GOOD),
     (element(desc="\\ud800"), "missing_desc", element(desc="\\ud83d\\ude00")),
+    (element(desc="\\udfff"), "missing_desc", element(desc="\\ue000")),
     (element(desc="<|coord_5|>"), "coord_token_in_desc", GOOD),
     (element(desc="<|coord_5\\u007c>"), "coord_token_in_desc", GOOD),
     ('{"desc": "a"}', "missing_geometry", GOOD),
