@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from conformance.wire.calls import text_batch
 from conformance.wire.instance import ENVIRONMENT
@@ -43,6 +44,7 @@ class OneEngine:
 
     def __init__(self, load, log, *, gpu, **arguments):
         """``arguments``: of ``LLM``."""
+        self.log = Path(log.name)
         command = [sys.executable, "-m", "benchmarks.gpu.one_engine", json.dumps([asdict(load), arguments])]
         environment = os.environ | PLAIN | {"CUDA_VISIBLE_DEVICES": gpu}
         self.process = subprocess.Popen(
@@ -63,7 +65,7 @@ class OneEngine:
         while line := self.process.stdout.readline():
             if line.startswith(beginning):
                 return line
-        raise AssertionError(f"the engine ended with {self.process.wait()}")
+        raise AssertionError(f"the engine ended with {self.process.wait()}:\n{self.log.read_text()[-2000:]}")
 
     def end(self):
         self.process.stdin.close()

@@ -139,7 +139,7 @@ def engine_arguments(run):
     done = subprocess.run(run.serve_command("--dry-run"), capture_output=True, text=True, check=True, cwd=ROOT)
     settings = json.loads(done.stdout[done.stdout.index("{") : done.stdout.rindex("}") + 1])
     both = {name: settings[name] for name in ("model", "dtype", "max_model_len")}
-    return both | settings["engine_arguments"] | {"skip_tokenizer_init": True}
+    return both | settings["engine_arguments"]
 
 
 def broadcast(num_bytes, num_ranks):
