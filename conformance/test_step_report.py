@@ -100,6 +100,12 @@ def test_figures_count_rollouts_rows_and_what_is_carried(full):
     assert figures["fill"] == pytest.approx(0.6)
 
 
+def test_tokens_of_all_turns_count_and_speed_is_that_of_those_waited_for(full):
+    full.num_rollout_tokens = 130
+    figures = full.figures()
+    assert (figures["rollout_tokens"], figures["rollout_tok_s"]) == (130, 80)
+
+
 def test_figures_hold_the_summary_of_all_rollouts(full):
     figures, summary = full.figures(), summarize(full.reports)
     assert {name: figures[name] for name in summary} == summary

@@ -7,7 +7,11 @@ import numpy as np
 
 from conformance.doubles.tokenizer import ids_of_bytes
 from conformance.objective.locks import VOCABULARY, A, B, RolloutSide, objective, prompt_of, sample_of
+from rollmatch.learn.policy_loss import PolicyRules
+from rollmatch.objective.grpo import GroupRules, GrpoObjective
 from rollmatch.objective.multi_turn import World
+from rollmatch.objective.policy_gradient import LogprobRules
+from rollmatch.objective.seam import Reuse
 from rollmatch.records import Rollout
 from rollmatch.rollout.backend import Decoding
 from rollmatch.target.environment import ActionUnparsable
@@ -97,6 +101,14 @@ def world(make=Ladder, **fields):
 def climbing(*, in_world=None, **fields):
     """VinePPO on the ladder, one step per turn."""
     return replace(objective(**fields), world=in_world or world(), splitter=fields.get("splitter", Turns()))
+
+
+def grouped(*, old="recomputed"):
+    """GRPO on the ladder."""
+    return GrpoObjective(
+        reuse=Reuse(num_rollouts=2), group_rules=GroupRules(scale="none"), policy_rules=PolicyRules(),
+        logprob_rules=LogprobRules(old=old, corrects=False), rewards=(), vocabulary=VOCABULARY, world=world(),
+    )  # fmt: skip
 
 
 def played(side, made=None, *, num=2):

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from conformance.doubles.company import alone
 from conformance.doubles.tokenizer import ids_of_bytes, make_vocabulary
-from rollmatch.learn.policy_loss import PolicyRules
+from rollmatch.learn.policy_loss import PolicyRules, count_policy_totals, policy_loss, supervise_policy
 from rollmatch.objective.policy_gradient import LogprobRules
 from rollmatch.objective.seam import Means, Reuse
 from rollmatch.objective.single_turn import Pay
@@ -100,3 +101,18 @@ def objective(**fields) -> VinePpoObjective:
         prompt_of=prompt_of,
     )
     return replace(made, **fields)
+
+
+def segments_of(harvest):
+    return [segment for group in harvest.segments for segment in group]
+
+
+def gradient_of(segments):
+    """The loss's gradient in logits of one row that holds all segments, with what was supervised and how much."""
+    lengths = [segment.encoded_len for segment in segments]
+    starts = [sum(lengths[:place]) for place in range(len(lengths))]
+    supervision = supervise_policy(segments, starts=starts, num_tokens=sum(lengths))
+    logits = torch.randn(sum(lengths), len(VOCABULARY), requires_grad=True)
+    totals = count_policy_totals([supervision], list)
+    policy_loss(logits, supervision=supervision, rules=PolicyRules(), totals=totals, is_kept=False).total.backward()
+    return logits.grad, supervision, totals

@@ -1,9 +1,9 @@
 """Episodes of several turns: who wrote what, what is asked next, what values are, and what is learnt."""
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,16 +15,14 @@ from conformance.objective.ladders import (
     Ladder,
     TurnSide,
     climbing,
+    grouped,
     played,
     reply,
     value_of,
     world,
 )
-from conformance.objective.locks import VOCABULARY, A, B, prompt_of, sample_of
-from rollmatch.learn.policy_loss import PolicyRules, count_policy_totals, policy_loss, supervise_policy
-from rollmatch.objective.grpo import GroupRules, GrpoObjective
-from rollmatch.objective.policy_gradient import LogprobRules
-from rollmatch.objective.seam import Reuse
+from conformance.objective.locks import VOCABULARY, A, B, gradient_of, prompt_of, sample_of, segments_of
+from rollmatch.learn.policy_loss import supervise_policy
 from rollmatch.objective.vineppo import TrajectoryReport
 from rollmatch.rollout.backend import Decoding
 from rollmatch.target.vineppo.search import SearchBudget, TreeValues
@@ -37,10 +35,6 @@ LONG = Decoding(max_new_tokens=2, temperature=1.0)
 
 def harvest_of(side, made=None, *, samples=SAMPLES, company=None):
     return (made or climbing()).make_segments(samples, side.answer(samples), side.means(company))
-
-
-def segments_of(harvest):
-    return [segment for group in harvest.segments for segment in group]
 
 
 def reports_of(harvest):
@@ -108,6 +102,15 @@ def test_prefixes_are_true_prefixes_and_limits_hold(num_turns, turn_len, most, s
         assert one.num_written() == sum(one.written)
 
 
+@pytest.mark.parametrize("decoding", [Decoding(max_new_tokens=1), LONG])
+def test_rollout_tokens_are_those_of_all_turns(decoding):
+    side = TurnSide(decoding=decoding)
+    for made in (climbing(num_continuations=1), grouped()):
+        harvest = harvest_of(side, made)
+        targets = [segment.token_ids[segment.prompt_len :] for segment in segments_of(harvest)]
+        assert harvest.num_rollout_tokens == sum(target.count(A) + target.count(B) for target in targets)
+
+
 def test_no_step_starts_in_an_observation():
     side = TurnSide()
     for one in played(side):
@@ -167,22 +170,17 @@ def test_a_search_tree_counts_what_was_paid_on_the_way():
 def test_observations_get_no_gradient_and_turns_do():
     side = TurnSide()
     segments = segments_of(harvest_of(side, climbing(num_continuations=4)))
-    lengths = [segment.encoded_len for segment in segments]
-    starts = [sum(lengths[:place]) for place in range(len(lengths))]
-    supervision = supervise_policy(segments, starts=starts, num_tokens=sum(lengths))
-    logits = torch.randn(sum(lengths), len(VOCABULARY), requires_grad=True)
-    totals = count_policy_totals([supervision], list)
-    terms = policy_loss(logits, supervision=supervision, rules=PolicyRules(), totals=totals, is_kept=False)
-    terms.total.backward()
+    gradient, supervision, totals = gradient_of(segments)
+    starts = accumulate((segment.encoded_len for segment in segments), initial=0)
     written = [
         start + segment.prompt_len + place
-        for start, segment in zip(starts, segments, strict=True)
+        for start, segment in zip(starts, segments, strict=False)
         for place, mine in enumerate(segment.policy.is_written)
         if mine
     ]
     assert supervision.positions == tuple(written)
     assert totals.num_tokens == totals.num_target_tokens == len(written)
-    touched = logits.grad.abs().sum(-1).nonzero().flatten().tolist()
+    touched = gradient.abs().sum(-1).nonzero().flatten().tolist()
     assert touched
     assert set(touched) <= {place - 1 for place in written}
 
@@ -227,10 +225,7 @@ def test_an_evaluation_is_shared_among_ranks():
 @pytest.mark.parametrize("old", ["server", "recomputed"])
 def test_grpo_learns_from_the_same_episodes(old):
     side = TurnSide(tells=True)
-    made = GrpoObjective(
-        reuse=Reuse(num_rollouts=2), group_rules=GroupRules(scale="none"), policy_rules=PolicyRules(),
-        logprob_rules=LogprobRules(old=old, corrects=False), rewards=(), vocabulary=VOCABULARY, world=world(),
-    )  # fmt: skip
+    made = grouped(old=old)
     harvest = made.make_segments(SAMPLES, side.answer(SAMPLES), side.means())
     episodes = [one.trajectory for one in played(TurnSide(tells=True))]
     for segment, episode in zip(segments_of(harvest), episodes, strict=True):

@@ -1,12 +1,21 @@
 """VinePPO as an objective: what it asks for, what it learns from, and what it refuses."""
 
 import pytest
-import torch
 
 from conformance.doubles.company import together
-from conformance.objective.locks import DECODING, VOCABULARY, A, B, RolloutSide, objective, prompt_of, sample_of
+from conformance.objective.locks import (
+    DECODING,
+    VOCABULARY,
+    A,
+    B,
+    RolloutSide,
+    gradient_of,
+    objective,
+    prompt_of,
+    sample_of,
+    segments_of,
+)
 from rollmatch.errors import RollmatchError
-from rollmatch.learn.policy_loss import PolicyRules, count_policy_totals, policy_loss, supervise_policy
 from rollmatch.target.vineppo.search import SearchBudget, TreeValues
 from rollmatch.target.vineppo.split import FixedTokens
 from rollmatch.target.vineppo.tree import SearchRules
@@ -73,15 +82,8 @@ def test_a_response_that_ran_into_its_limit_gets_nothing_unless_told():
 def test_advantages_of_zero_make_a_gradient_of_zero():
     side = RolloutSide()
     harvest, _ = harvest_of(side, objective(reward=lambda answer, sample: 1.0, normalization="whiten"))
-    segments = [segment for group in harvest.segments for segment in group]
-    lengths = [segment.encoded_len for segment in segments]
-    starts = [sum(lengths[:place]) for place in range(len(lengths))]
-    supervision = supervise_policy(segments, starts=starts, num_tokens=sum(lengths))
-    logits = torch.randn(sum(lengths), len(VOCABULARY), requires_grad=True)
-    totals = count_policy_totals([supervision], list)
-    terms = policy_loss(logits, supervision=supervision, rules=PolicyRules(), totals=totals, is_kept=False)
-    terms.total.backward()
-    assert float(logits.grad.abs().max()) == 0.0
+    gradient, _, _ = gradient_of(segments_of(harvest))
+    assert float(gradient.abs().max()) == 0.0
 
 
 @pytest.mark.scenario("vineppo/a-server-error-stops-the-iteration")

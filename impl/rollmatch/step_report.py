@@ -22,6 +22,8 @@ class StepReport:
     phase_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     rollouts: Sequence[Rollout] = ()
     """Of the window, at its first step; empty at the steps that learn from them again."""
+    num_rollout_tokens: int | None = None
+    """Of all turns, where ``rollouts`` are only the first ones."""
     reports: Sequence[Any] = ()
     batches: Sequence[MicroBatch] = ()
     num_carried: int = 0
@@ -66,7 +68,8 @@ class StepReport:
 
     def figures(self) -> dict[str, float]:
         """Flat numbers of this rank's step; rates and means as the objective's ``summarize`` defines them."""
-        rollout_tokens = sum(len(rollout.response_token_ids) for rollout in self.rollouts)
+        waited_for = sum(len(rollout.response_token_ids) for rollout in self.rollouts)
+        rollout_tokens = waited_for if self.num_rollout_tokens is None else self.num_rollout_tokens
         learn_tokens = sum(batch.num_tokens for batch in self.batches)
         fills = [batch.fill for batch in self.batches]
         return {
@@ -76,6 +79,6 @@ class StepReport:
             "segments": float(sum(len(batch.segments) for batch in self.batches)),
             "carried": float(self.num_carried),
             "rollout_tokens": float(rollout_tokens),
-            "rollout_tok_s": rollout_tokens / self.phase_s["rollout"] if self.phase_s["rollout"] else 0.0,
+            "rollout_tok_s": waited_for / self.phase_s["rollout"] if self.phase_s["rollout"] else 0.0,
             "learn_tokens": float(learn_tokens),
         }

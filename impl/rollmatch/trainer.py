@@ -117,6 +117,7 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
             features = ring.check_alignment(asked, report.rollouts)
             means = self._means(report.step, features)
             harvest = ring.objective.make_segments(samples, report.rollouts, means)
+        report.num_rollout_tokens = harvest.num_rollout_tokens
         of_sample = iter(harvest.segments)
         parts = tuple(tuple(chain.from_iterable(next(of_sample) for _ in part)) for part in window.parts)
         return Generation(window=window, parts=parts, features=features, reports=harvest.reports)

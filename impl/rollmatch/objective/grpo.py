@@ -62,11 +62,12 @@ class GrpoObjective(PolicyGradient):
 
     def make_segments(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Harvest:
         """``num_rollouts`` segments per sample. Errors: ``RewardsAllFailed``, ``LogprobsMisfit``, those of ``play``."""
-        asked, timing = self.reuse.repeat(samples), Timing()
+        asked, timing, num_tokens = self.reuse.repeat(samples), Timing(), None
         if self.world is None:
             made = self._complete(asked, rollouts, timing)
         else:
-            made = [_completion(one) for one in self.world.play(asked, rollouts, means)]
+            played = self.world.play(asked, rollouts, means)
+            made, num_tokens = [_completion(one) for one in played], sum(one.num_tokens for one in played)
         judged, rollouts = [one.judgement for one in made], [one.rollout for one in made]
         advantages = self._advantages(judged, means)
         segments = [self._segment(*pair) for pair in zip(made, advantages, strict=True)]
@@ -79,7 +80,7 @@ class GrpoObjective(PolicyGradient):
             failures=[failure for judgement in judged for failure in judgement.failures][:NUM_FAILURES],
         )
         reports = self._reports(made, group_size=self.reuse.num_rollouts)
-        return Harvest(segments=self.reuse.group(segments), reports=tuple(reports))
+        return Harvest(segments=self.reuse.group(segments), reports=tuple(reports), num_rollout_tokens=num_tokens)
 
     def summarize(self, reports: Sequence[CompletionReport]) -> dict[str, float]:
         """Rewards, lengths and rates."""

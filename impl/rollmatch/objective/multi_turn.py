@@ -31,6 +31,8 @@ class Played:
     trajectory: Trajectory
     rollout: Rollout
     """The same as one response, observations included; its prompt as the engine saw it."""
+    num_tokens: int = 0
+    """Of all turns, counted as those of rollouts are: without stop tokens."""
     unparsable: str = ""
 
 
@@ -147,4 +149,6 @@ def _played(episode: Episode, first: Rollout) -> Played:
         finish_reason="stop" if is_stopped else "length",
         response_logprobs=trajectory.logprobs,
     )
-    return Played(trajectory=trajectory, rollout=whole, unparsable=episode.unparsable)
+    ids = trajectory.token_ids
+    num_tokens = sum(turn.stop - turn.start - (ids[turn.stop - 1] == stop_id) for turn in trajectory.turns)
+    return Played(trajectory=trajectory, rollout=whole, num_tokens=num_tokens, unparsable=episode.unparsable)

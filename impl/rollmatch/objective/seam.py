@@ -42,6 +42,8 @@ class Harvest:
     """For each sample, in order, the segments that its rollouts are learnt from."""
     reports: tuple[Any, ...] = ()
     """Of each rollout; what ``summarize`` takes."""
+    num_rollout_tokens: int | None = None
+    """Of all turns, where the rollouts at hand were only the first ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,8 @@ class VinePpoObjective(PolicyGradient):
         segments = self.with_logprobs(segments, rollouts, means)
         cost = counted.report(num_states=sum(len(one.values) for one in valued))
         self._note(means, samples, reports, cost)
-        return Harvest(segments=self.reuse.group(segments), reports=(*reports, cost))
+        num_tokens = sum(one.num_tokens for one in played) if self.world else None
+        return Harvest(segments=self.reuse.group(segments), reports=(*reports, cost), num_rollout_tokens=num_tokens)
 
     def summarize(self, reports: Sequence[Any]) -> dict[str, float]:
         """Returns, lengths, what values were and what they cost."""
