@@ -27,18 +27,16 @@ every attempt at a sample, so that all of them have one prompt; after it each at
 """
 
 import hashlib
-import importlib
 import math
-import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from rollmatch.errors import ConfigError, TargetError
 from rollmatch.records import Sample
+from rollmatch.target.named import load_named
 
 METHODS = ("reset", "clone", "step", "fingerprint")
 
@@ -118,17 +116,7 @@ def load_environment(name: str, options: Mapping[str, Any], *, key: str) -> Make
 
     Errors: ``EnvironmentUnknown``, ``EnvironmentMisfit``.
     """
-    module_name, _, class_name = name.partition(":")
-    if not module_name or not class_name:
-        raise EnvironmentUnknown(f"is {name!r}, not module:Class", key=key, remedy="Write package.module:Class.")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, SyntaxError) as error:
-        remedy = "The module is looked for among installed packages and in the working directory."
-        raise EnvironmentUnknown(f"{name}: {type(error).__name__}: {error}", key=key, remedy=remedy) from error
+    found = load_named(name, key=key, kind="Class", refuse=EnvironmentUnknown)
 
     def make() -> Environment:
         made: Environment = found(**options)

@@ -6,16 +6,14 @@ A reward function takes the answer's text and its ``Sample`` and gives a finite 
         return float(len(answer.splitlines()))
 """
 
-import importlib
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rollmatch.errors import ConfigError, TargetError
 from rollmatch.records import Sample
+from rollmatch.target.named import load_named
 
 RewardFunction = Callable[[str, Sample], float]
 
@@ -75,17 +73,7 @@ def load_function(name: str, *, key: str) -> RewardFunction:
     >>> load_function("math:isqrt", key="x")(17)
     4
     """
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise RewardUnknown(f"is {name!r}, not module:function", key=key, remedy="Write package.module:function.")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    try:
-        found = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError, SyntaxError) as error:
-        remedy = "The module is looked for among installed packages and in the working directory."
-        raise RewardUnknown(f"{name}: {type(error).__name__}: {error}", key=key, remedy=remedy) from error
+    found = load_named(name, key=key, kind="function", refuse=RewardUnknown)
     if not callable(found):
         raise RewardUnknown(f"{name} is no function", key=key, remedy="Name a function of (answer, sample).")
     function: RewardFunction = found
