@@ -6,6 +6,7 @@ import torch
 from rollmatch.learn.head import HeadStates, logprobs_of
 from rollmatch.learn.loss import LossRules, count_totals, masked_loss_from_hidden
 from rollmatch.learn.mask import IGNORED
+from rollmatch.learn.shares import logsumexps, to_shares
 from rollmatch.records import Supervision
 
 NUM_IDS, HIDDEN_LEN, NUM_ROWS = 151_936, 1024, 2048
@@ -63,3 +64,22 @@ def test_a_row_of_large_vocabulary_takes_half_a_gigabyte(head):
     terms.total.backward()
     assert terms.total.isfinite()
     assert torch.cuda.max_memory_allocated() - before < 0.5e9
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_softmax_over_logits_is_torchs(dtype, temperature):
+    torch.manual_seed(2)
+    logits = (torch.randn(300, 10_007, device="cuda") * 5).to(dtype)
+    logits[7, :9_000] = float("-inf")  # ids that a head rules out, more of them than a kernel reads at a time
+    factors = torch.rand(300, device="cuda")
+    exact = logits.double() / temperature
+    everything = logsumexps(logits, temperature)
+    torch.testing.assert_close(everything.double(), exact.logsumexp(-1), rtol=1e-6, atol=1e-5)
+    shares = logits.clone()
+    to_shares(shares, everything, temperature)
+    torch.testing.assert_close(
+        shares, exact.softmax(-1).to(dtype), rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-7
+    )
+    to_shares(logits, everything, temperature, factors=factors)
+    torch.testing.assert_close(logits.float(), shares.float() * factors[:, None], rtol=2e-2, atol=1e-6)

@@ -12,11 +12,13 @@ from typing import cast
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.variants import DoraLinearVariant
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from rollmatch.config.policy import ModelConfig, TunerConfig
 from rollmatch.errors import ConfigError
+from rollmatch.merge.weight import Parts, merge_weight, merges_by_kernel
 
 _VISION, _ALIGNER = re.compile(r"(^|\.)visual\."), re.compile(r"(^|\.)visual\.(deepstack_)?merger")
 
@@ -100,7 +102,8 @@ def without_adapters(model: nn.Module, *, wanted: bool = True) -> Iterator[None]
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(checkpoint name, tensor) of every weight, adapters merged; a tied head appears once, as the embedding.
 
-    Bit-equal to what peft's ``merge_adapter`` leaves behind (LoRA and DoRA); the model stays as it is.
+    Bit-equal to what peft's ``merge_adapter`` leaves behind (LoRA and DoRA), but for half precision on a GPU, where
+    ``merge`` says how close it is; the model stays as it is.
     """
     adapted: set[int] = set()
     for name, module in model.named_modules():
@@ -124,6 +127,9 @@ def checkpoint_name(name: str) -> str:
 def _merged(layer: LoraLayer) -> Tensor:
     """The layer's weight with its active adapters: what peft's merge computes, without putting the result in place."""
     merged: Tensor = layer.get_base_layer().weight.detach()
+    parts = _only_parts(layer)
+    if parts is not None and merges_by_kernel(merged, parts):
+        return merge_weight(merged, parts)
     for adapter in layer.active_adapters:
         variant = layer.lora_variant.get(adapter)
         if variant is None:
@@ -131,6 +137,22 @@ def _merged(layer: LoraLayer) -> Tensor:
         else:
             merged = variant.merge_safe(layer, adapter, merged)
     return merged.detach()
+
+
+def _only_parts(layer: LoraLayer) -> Parts | None:
+    """Of a linear layer with one plain LoRA or DoRA; None for all that only peft knows."""
+    adapters = list(layer.active_adapters)
+    known = isinstance(layer.get_base_layer(), nn.Linear) and len(adapters) == 1
+    if not known or not isinstance(layer.lora_variant.get(adapters[0]), DoraLinearVariant | None):
+        return None
+    (adapter,) = adapters
+    is_dora = adapter in layer.lora_magnitude_vector
+    return Parts(
+        lora_a=layer.lora_A[adapter].weight.detach(),
+        lora_b=layer.lora_B[adapter].weight.detach(),
+        magnitude=layer.lora_magnitude_vector[adapter].weight.detach() if is_dora else None,
+        scaling=float(layer.scaling[adapter]),
+    )
 
 
 def _freeze(model: nn.Module, tuner: TunerConfig) -> None:

@@ -16,12 +16,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from rollmatch.learn.shares import logsumexps, to_shares, widened
+
 CHUNK_LEN = 256
 """Rows at once of a head that is called again by backward: half a GB for 152k ids."""
 CHUNK_BYTES = 280_000_000
 """Of a chunk's logits, for a head whose slopes are made in forward: rows enough for matrix products at full speed."""
 ROWS_STEP = 128
-"""Rows of a tile of a matrix product, of which chunks are made; so many are widened to float32 at a time."""
+"""Rows of a tile of a matrix product, of which chunks are made."""
 
 Head = Callable[[Tensor], Tensor]
 """[K, H] hidden states -> [K, V] logits."""
@@ -104,15 +106,6 @@ def column_scores(
     return scores, figures
 
 
-def widened(logits: Tensor) -> Tensor:
-    """In float32, or wider where they are."""
-    return logits.to(_wide(logits))
-
-
-def _wide(logits: Tensor) -> torch.dtype:
-    return torch.promote_types(logits.dtype, torch.float32)
-
-
 def _in_chunks(score: Callable[..., Any], *columns: Tensor) -> tuple[Tensor, ...]:
     """Rows of ``score`` over chunks of equally long columns; empty columns make one empty chunk, for the graph."""
     pieces = zip(*(torch.split(column, CHUNK_LEN) for column in columns), strict=True)
@@ -134,11 +127,6 @@ def _chunks(hidden: Tensor, weight: Tensor, *columns: Tensor) -> list[tuple[Tens
     size = max(1, CHUNK_BYTES // (len(weight) * weight.element_size()))
     size -= size % ROWS_STEP if size > ROWS_STEP else 0
     return list(zip(*(torch.split(column, size) for column in (hidden, *columns)), strict=True))
-
-
-def _blocks(*columns: Tensor) -> list[tuple[Tensor, ...]]:
-    """Parts of a chunk that exist in float32 at a time."""
-    return list(zip(*(torch.split(column, ROWS_STEP) for column in columns), strict=True))
 
 
 class _Logprobs(torch.autograd.Function):
@@ -164,22 +152,13 @@ def _logprobs_of_chunk(rows: Tensor, linear: Any, told: Any, slopes: Tensor) -> 
     """Scores; their slopes are written to their place."""
     (weight, bias), (ids, temperature) = linear, told
     logits, ids = functional.linear(rows, weight, bias), ids[:, None]
-    scores = [_to_slopes(block, some, temperature) for block, some in _blocks(logits, ids)]
-    slopes.copy_((logits @ weight).div_(-temperature))
-    return torch.cat(scores)[:, 0]
-
-
-def _to_slopes(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
-    """Scores [n, 1]; p - onehot takes the place of the logits."""
-    if temperature == 1:
-        logs = torch.log_softmax(logits, -1, dtype=_wide(logits))
-    else:
-        logs = (logits.to(_wide(logits), copy=True).div_(temperature)).log_softmax(-1)
-    scores = logs.gather(-1, ids)
-    torch.exp(logs, out=logits)
+    everything = logsumexps(logits, temperature)
+    scores: Tensor = widened(logits.gather(-1, ids)) / temperature - everything[:, None]
+    to_shares(logits, everything, temperature)
     # The chosen share anew: less 1, it must not be rounded before.
     logits.scatter_(-1, ids, (scores.exp() - 1).to(logits.dtype))
-    return scores
+    slopes.copy_((logits @ weight).div_(-temperature))
+    return scores[:, 0]
 
 
 class _ColumnScores(torch.autograd.Function):
@@ -212,28 +191,15 @@ def _columns_of_chunk(rows: Tensor, linear: Any, told: Any, slopes: Tensor) -> t
     """Scores and figures; the slopes of scores are written to their place."""
     (weight, bias), (columns, truth, score, temperature) = linear, told
     logits = functional.linear(rows, weight, bias)
-    parts = [_score_columns(block, some, (columns, score, temperature)) for block, some in _blocks(logits, truth)]
-    slope = torch.cat([of_chosen for _, _, of_chosen, _ in parts]).to(weight.dtype) @ weight[columns]
-    if all(moves for *_, moves in parts):
-        slope += logits @ weight
-    slopes.copy_(slope.div_(temperature))
-    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-
-
-def _score_columns(logits: Tensor, truth: Tensor, told: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """Scores, figures, slopes by the chosen logits, and whether the others count, too: then the slopes by all of them,
-    through the logsumexp, take the place of the logits."""
-    columns, score, temperature = told
-    powers = logits.to(_wide(logits), copy=True).div_(temperature)
-    chosen = powers[:, columns].requires_grad_()
-    largest = powers.amax(-1, keepdim=True)
-    powers.sub_(largest).exp_()
-    total = powers.sum(-1)
-    everything = (largest[:, 0] + total.log()).requires_grad_()
+    chosen = (widened(logits[:, columns]) / temperature).requires_grad_()
+    everything = logsumexps(logits, temperature).requires_grad_()
     with torch.enable_grad():
         scores, figures = score(chosen, everything, truth)
         of_chosen, of_all = torch.autograd.grad(scores.sum(), (chosen, everything), allow_unused=True)
     assert of_chosen is not None
-    if of_all is not None:
-        logits.copy_(powers.mul_((of_all / total)[:, None]))
-    return scores.detach(), figures.detach(), of_chosen, of_all is not None
+    slope = of_chosen.to(weight.dtype) @ weight[columns]
+    if of_all is not None:  # the score moves with the logsumexp, through which all logits count
+        to_shares(logits, everything.detach(), temperature, factors=of_all)
+        slope += logits @ weight
+    slopes.copy_(slope.div_(temperature))
+    return scores.detach(), figures.detach()

@@ -28,9 +28,10 @@ import torch
 from torch import Tensor
 
 from rollmatch.errors import LearnError
-from rollmatch.learn.head import Head, HeadStates, Logits, column_scores, logprobs_of, widened
+from rollmatch.learn.head import Head, HeadStates, Logits, column_scores, logprobs_of
 from rollmatch.learn.mask import IGNORED
 from rollmatch.learn.sent import sent
+from rollmatch.learn.shares import widened
 from rollmatch.records import NUM_BINS, Supervision
 
 

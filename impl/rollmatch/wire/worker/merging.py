@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch.nn import functional
 
 from rollmatch.errors import SyncError
+from rollmatch.merge.weight import Parts, merge_weight
 from rollmatch.wire.digest import digest_of
 from rollmatch.wire.worker.receiver import DigestMismatch, Receiver
 
@@ -36,7 +36,7 @@ def merge_received(receiver: Receiver, plan: dict[str, Any], *, model_runner: An
     for merge in plan["merges"]:
         weight = base[merge["name"]]
         try:
-            merged[merge["name"]] = merge_adapter(weight, parts, merge)
+            merged[merge["name"]] = merge_weight(weight, parts_of(merge, parts))
         except RuntimeError as error:
             problem = str(error).splitlines()[0]
             raise AdapterMisfit(problem, key=merge["name"], remedy="Send the adapter of this model.") from error
@@ -57,42 +57,11 @@ def read_base(directory: str, *, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return tensors
 
 
-@torch.no_grad()
-def merge_adapter(weight: torch.Tensor, parts: Mapping[str, torch.Tensor], merge: Mapping[str, Any]) -> torch.Tensor:
-    """A weight with its LoRA, or DoRA where there is a magnitude. Source: peft 0.20 ``tuners/lora``.
-
-    >>> parts = {"a": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([[1.0], [0.0]])}
-    >>> merge_adapter(torch.zeros(2, 2), parts, {"lora_a": "a", "lora_b": "b", "magnitude": None, "scaling": 0.5})
-    tensor([[0.5000, 1.0000],
-            [0.0000, 0.0000]])
-    """
-    delta = _delta(weight, parts[merge["lora_a"]], parts[merge["lora_b"]], merge["scaling"])
-    if merge["magnitude"] is None:
-        return (weight + delta).to(weight.dtype)
-    return _with_magnitude(weight, delta, parts[merge["magnitude"]])
-
-
-def _delta(weight: torch.Tensor, lora_a: torch.Tensor, lora_b: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Half precision is multiplied in float32 on a CPU, as peft does."""
-    dtype = lora_b.dtype
-    if lora_b.device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
-        lora_a, lora_b = lora_a.float(), lora_b.float()
-    if weight.dim() > 2:
-        convolve = {4: functional.conv2d, 5: functional.conv3d}[weight.dim()]
-        product = convolve(lora_a.transpose(0, 1), lora_b).transpose(0, 1)
-    else:
-        product = lora_b @ lora_a
-    return (product * scaling).to(dtype)
-
-
-def _with_magnitude(weight: torch.Tensor, delta: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
-    summed = weight + delta
-    if weight.dim() > 2:
-        norm: torch.Tensor = summed.norm(p=2, dim=tuple(range(1, summed.dim())), keepdim=True).transpose(1, 0)
-        factor = (magnitude / norm).view(-1, *[1] * (weight.dim() - 1))
-    else:
-        factor = (magnitude / torch.linalg.norm(summed, dim=1).to(summed.dtype)).view(-1, 1)
-    return (factor * summed).to(weight.dtype)
+def parts_of(merge: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Parts:
+    """The tensors that a merge names. Errors: ``KeyError``."""
+    magnitude = None if merge["magnitude"] is None else tensors[merge["magnitude"]]
+    lora_a, lora_b = tensors[merge["lora_a"]], tensors[merge["lora_b"]]
+    return Parts(lora_a=lora_a, lora_b=lora_b, magnitude=magnitude, scaling=merge["scaling"])
 
 
 def check_merged(digests: dict[str, str], wanted: dict[str, str] | None) -> None:

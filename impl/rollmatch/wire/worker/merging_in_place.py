@@ -4,12 +4,17 @@ from typing import Any
 
 import torch
 
+from rollmatch.merge.weight import merge_weight
 from rollmatch.wire.digest import bytes_of
 from rollmatch.wire.mixed_digest import add_mixed, mixed_digests
 from rollmatch.wire.worker.frozen_weights import FrozenWeights
 from rollmatch.wire.worker.in_place import InPlaceReceiver
-from rollmatch.wire.worker.merging import AdapterMisfit, check_merged, merge_adapter
+from rollmatch.wire.worker.merging import AdapterMisfit, check_merged, parts_of
+from rollmatch.wire.worker.places import Places
 from rollmatch.wire.worker.writing import write_tensors
+
+_AT_ONCE = 16
+"""Weights whose digests are made in one launch, and which may stand beside the model until then."""
 
 
 @torch.no_grad()
@@ -27,19 +32,23 @@ def merge_in_place(receiver: InPlaceReceiver, plan: dict[str, Any], base: Frozen
             write_tensors(model, receiver.places, {name: base.read(name).to(base.device)})
         base.changed = set(names)
         sums = torch.zeros(len(merges), 2, dtype=torch.int64, device=base.device)
-        for place, merge in enumerate(merges):
-            merged = _merged(base, parts, merge)
-            write_tensors(model, receiver.places, {merge["name"]: merged})
-            add_mixed([bytes_of(merged)], sums[place : place + 1])
+        for start in range(0, len(merges), _AT_ONCE):
+            some = merges[start : start + _AT_ONCE]
+            merged = {merge["name"]: _merged(base, parts, merge, receiver.places) for merge in some}
+            write_tensors(model, receiver.places, merged)
+            add_mixed([bytes_of(tensor) for tensor in merged.values()], sums[start : start + len(some)])
         digests = dict(zip(names, (digest.hex() for digest in mixed_digests(sums)), strict=True))
     check_merged(digests, plan.get("merged_digests"))
     receiver.served.is_whole = True
     return {"digests": digests}
 
 
-def _merged(base: FrozenWeights, parts: Any, merge: dict[str, Any]) -> torch.Tensor:
+def _merged(base: FrozenWeights, parts: Any, merge: dict[str, Any], places: Places) -> torch.Tensor:
+    """In the model already, where it lies there as one run."""
+    weight, whole = base.take(merge["name"]), places.by_name[merge["name"]].whole
+    out = whole.view(weight.shape) if whole is not None and whole.dtype == weight.dtype else None
     try:
-        return merge_adapter(base.take(merge["name"]), parts, merge)
+        return merge_weight(weight, parts_of(merge, parts), out=out)
     except RuntimeError as error:
         problem = str(error).splitlines()[0]
         raise AdapterMisfit(problem, key=merge["name"], remedy="Send the adapter of this model.") from error

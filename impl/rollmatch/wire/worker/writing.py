@@ -14,7 +14,8 @@ def write_tensors(model: Any, places: Places, tensors: Mapping[str, torch.Tensor
     """All tensors, wherever they go. Errors: ``LoadFailed``."""
     for name, tensor in tensors.items():
         write_parts(places.by_name[name], tensor)
-        if (whole := places.by_name[name].whole) is not None:
+        whole = places.by_name[name].whole
+        if whole is not None and whole.data_ptr() != tensor.data_ptr():  # else it was made there
             whole.copy_(tensor.reshape(-1))
     load_changed(model, places, tensors)
     fill_padding(places)

@@ -1,0 +1,68 @@
+"""Adapters merged by one kernel on a GPU: peft's merge, rounded once, alike wherever it is done."""
+
+import pytest
+import torch
+
+from conformance.rollout.digits import MODEL
+from rollmatch.config.policy import ModelConfig, TunerConfig
+from rollmatch.merge.weight import Parts, merge_weight, merges_by_kernel
+from rollmatch.model import checkpoint_name, load_policy, merged_weights
+
+pytestmark = pytest.mark.gpu(1)
+
+
+def parts_for(weight, *, rank, is_dora):
+    num_out, num_in = weight.shape
+    return Parts(
+        lora_a=torch.randn(rank, num_in, device="cuda"),
+        lora_b=torch.randn(num_out, rank, device="cuda") * 0.1,
+        magnitude=torch.rand(num_out, device="cuda") + 0.5 if is_dora else None,
+        scaling=0.7,
+    )
+
+
+def exactly(weight, parts):
+    summed = weight.double() + parts.lora_b.double() @ parts.lora_a.double() * parts.scaling
+    if parts.magnitude is not None:
+        summed *= (parts.magnitude.double() / summed.norm(dim=1))[:, None]
+    return summed
+
+
+@pytest.mark.parametrize("is_dora", [False, True])
+@pytest.mark.parametrize("rank", [1, 16, 48])
+@pytest.mark.parametrize("shape", [(96, 64), (1000, 333), (4096, 4096)])
+def test_the_sum_is_rounded_once(shape, rank, is_dora):
+    torch.manual_seed(rank)
+    weight = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    parts = parts_for(weight, rank=rank, is_dora=is_dora)
+    assert merges_by_kernel(weight, parts)
+    merged, exact = merge_weight(weight, parts), exactly(weight, parts)
+    assert (merged != exact.to(torch.bfloat16)).float().mean() < 2e-3
+    torch.testing.assert_close(merged.double(), exact, rtol=2**-8, atol=1e-6)
+    out = torch.empty_like(weight)
+    assert merge_weight(weight, parts, out=out) is out
+    assert torch.equal(out, merged)
+
+
+def test_parts_that_do_not_fit_are_refused():
+    weight = torch.zeros(8, 8, device="cuda", dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="does not fit"):
+        merge_weight(weight, parts_for(weight[:4], rank=2, is_dora=False))
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_a_policy_merges_as_peft_does_but_for_the_rounding(use_dora):
+    torch.manual_seed(3)
+    told = TunerConfig(train_type="lora", use_dora=use_dora, lora_rank=4)
+    model = load_policy(ModelConfig(model=str(MODEL), torch_dtype="bfloat16"), told).cuda()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                assert weight.dtype == torch.float32
+                weight.normal_(std=0.05)
+    ours = dict(merged_weights(model))
+    model.merge_adapter()
+    theirs = {checkpoint_name(name): weight for name, weight in model.named_parameters() if "lora_" not in name}
+    assert ours.keys() == theirs.keys()
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight.float(), theirs[name].float(), rtol=2**-7, atol=1e-6)

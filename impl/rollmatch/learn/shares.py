@@ -1,0 +1,55 @@
+"""Softmax of rows of logits, written over the logits: two passes, and a number per row between them.
+
+On a GPU each pass is one kernel and reads the logits once. Elsewhere torch makes them, for some rows at a time, because
+it widens what it reads.
+"""
+
+import torch
+from torch import Tensor
+
+ROWS_AT_ONCE = 128
+"""Rows that exist in float32 at a time."""
+
+
+def widened(logits: Tensor) -> Tensor:
+    """In float32, or wider where they are."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+@torch.no_grad()
+def logsumexps(logits: Tensor, temperature: float) -> Tensor:
+    """[n] of logits [n, V] / temperature, in float32 at least.
+
+    >>> logsumexps(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), 0.5).sub(0.6931472).tolist()
+    [0.0, 2.0]
+    """
+    if _by_kernel(logits):
+        from rollmatch.learn.shares_kernel import logsumexps_on_gpu
+
+        return logsumexps_on_gpu(logits, temperature)
+    return torch.cat([(widened(some) / temperature).logsumexp(-1) for some in torch.split(logits, ROWS_AT_ONCE)])
+
+
+@torch.no_grad()
+def to_shares(logits: Tensor, everything: Tensor, temperature: float, *, factors: Tensor | None = None) -> None:
+    """Write softmax(logits / temperature) over logits [n, V], each row times its factor; ``everything``: logsumexps.
+
+    >>> logits = torch.tensor([[0.0, 0.0]])
+    >>> to_shares(logits, logsumexps(logits, 1.0), 1.0, factors=torch.tensor([4.0]))
+    >>> [round(share, 6) for share in logits[0].tolist()]
+    [2.0, 2.0]
+    """
+    if _by_kernel(logits):
+        from rollmatch.learn.shares_kernel import to_shares_on_gpu
+
+        to_shares_on_gpu(logits, everything, temperature, factors)
+        return
+    first = torch.ones_like(everything) if factors is None else factors
+    columns = (logits, everything, first)
+    for some, total, factor in zip(*(torch.split(column, ROWS_AT_ONCE) for column in columns), strict=True):
+        powers = (widened(some) / temperature).sub_(total[:, None]).exp_()
+        some.copy_(powers.mul_(factor[:, None]) if factors is not None else powers)
+
+
+def _by_kernel(logits: Tensor) -> bool:
+    return logits.is_cuda and logits.dtype != torch.float64 and logits.is_contiguous() and logits.numel() > 0

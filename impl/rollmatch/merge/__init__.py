@@ -1,0 +1,1 @@
+"""Adapters into weights: the same arithmetic on learners and on rollout servers."""
