@@ -16,7 +16,7 @@ SHARING = {
     *(f"conformance/rollout/test_{name}.py" for name in ("prefixes", "vllm_colocate")),
     *(f"conformance/wire/test_{name}.py" for name in ("client_engine", "engine_dialects", "engine_generation")),
     *(f"conformance/wire/test_{name}.py" for name in ("engine_direct", "engine_logprobs", "engine_sync")),
-    *(f"conformance/wire/test_{name}.py" for name in ("faults", "vllm_client")),
+    *(f"conformance/wire/test_{name}.py" for name in ("engine_turns", "faults", "vllm_client")),
     "conformance/servers/test_own_server.py",
 }
 """Files that ask for them."""

@@ -1,4 +1,4 @@
-"""One rank of a small run; writes its weights and its log below a folder: ``ddp_worker.py FOLDER OVERRIDE...``
+"""One rank of a small run; writes its weights and its log below a folder: ``ddp_worker.py TASK FOLDER OVERRIDE...``
 
 Its loss is scored in the head, inside what DDP wraps; the single rank that it is compared with scores logits.
 """
@@ -14,14 +14,15 @@ from rollmatch.launch.learner import set_environment
 set_environment()
 
 
-def main(folder: Path, *overrides: str) -> None:
+def main(task: str, folder: Path, *overrides: str) -> None:
     from safetensors.torch import save_file
 
-    from conformance.trainer.small_run import make_trainer, weights_of
+    from conformance.trainer import small_run, turns
+    from conformance.trainer.small_run import weights_of
     from rollmatch.learn import scoring
 
     scoring.LARGE_VOCABULARY = 0
-    trainer = make_trainer(folder, *overrides)
+    trainer = {"digits": small_run, "turns": turns}[task].make_trainer(folder, *overrides)
     metrics = trainer.evaluate()
     trainer.train()
     assert trainer.scoring.head is not None
@@ -32,4 +33,4 @@ def main(folder: Path, *overrides: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from conformance.rollout.digits import load_digits, scenes
+from rollmatch.config import RunConfig
 from rollmatch.journal import Journal, read_journal
 from rollmatch.launch.assemble import attention_of, make_arguments, make_ring, make_template
 from rollmatch.launch.run_directory import JOURNAL
@@ -34,7 +35,14 @@ SMALL = (
 def make_trainer(folder: Path, *overrides: str, samples=None, eval_samples=None, callbacks=None) -> RolloutTrainer:
     """Writes below ``folder``; ``samples`` default to the first 8 train scenes, ``eval_samples`` to 4 of val."""
     config = load_digits(f"training.output_dir={folder}", *SMALL, *overrides)
-    arguments = make_arguments(config)
+    samples = scenes("train")[:8] if samples is None else samples
+    eval_samples = scenes()[:4] if eval_samples is None else eval_samples
+    return assembled(config, samples, eval_samples, callbacks=callbacks)
+
+
+def assembled(config: RunConfig, samples, eval_samples, *, callbacks=None) -> RolloutTrainer:
+    """With a journal below the run's directory."""
+    folder, arguments = Path(config.training.output_dir), make_arguments(config)
     ranks = Ranks.from_environment()
     journal = Journal(folder / (JOURNAL if ranks.is_primary else f"journal-rank{ranks.rank}.jsonl"), rank=ranks.rank)
     model = load_policy(config.model, config.tuner, attn_implementation=attention_of(config))
@@ -43,8 +51,8 @@ def make_trainer(folder: Path, *overrides: str, samples=None, eval_samples=None,
         ring=make_ring(config, model, template, journal=journal, ranks=ranks),
         model=model,
         args=arguments,
-        train_dataset=list(scenes("train")[:8] if samples is None else samples),
-        eval_dataset=list(scenes()[:4] if eval_samples is None else eval_samples),
+        train_dataset=list(samples),
+        eval_dataset=list(eval_samples),
         processing_class=template.processor,
         callbacks=callbacks,
     )

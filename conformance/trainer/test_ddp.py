@@ -28,7 +28,7 @@ def two_ranks(tmp_path_factory):
     """Two ranks of two samples each."""
     folder = tmp_path_factory.mktemp("two_ranks")
     overrides = (*TWO_STEPS, "training.per_device_train_batch_size=2")
-    command = [sys.executable, *TORCHRUN, str(WORKER), str(folder), *overrides]
+    command = [sys.executable, *TORCHRUN, str(WORKER), "digits", str(folder), *overrides]
     with started(command, folder / "told.txt") as running:
         assert running.wait() == 0, running.told()
     return folder

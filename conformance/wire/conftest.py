@@ -8,7 +8,12 @@ from conformance.wire.calls import Learner
 from conformance.wire.instance import free_port
 from conformance.wire.stand_in import make_stand_in
 from rollmatch.model import merged_weights
+from rollmatch.ranks import Ranks
 from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.sync.gloo import Meeting
+from rollmatch.sync.native_sender import NativeSender
+from rollmatch.wire.client.session import ClientSettings, RolloutServer
 from rollmatch.wire.ids import pack_ids
 
 NUM_SCENES = 6
@@ -27,6 +32,18 @@ def learner(server):
     assert status == 200, body
     yield attached
     attached.close(force=True)
+
+
+@pytest.fixture
+def backend(instance):
+    """The learner's rollout side on the server, in the native dialect."""
+    server = RolloutServer(instance.server.url, ClientSettings(timeout_s=60))
+    server.connect()
+    meeting = Meeting(host="127.0.0.1", port=free_port(), client="test", timeout_s=20, join_timeout_s=30)
+    sender = NativeSender([server], meeting)
+    made = VllmServerBackend([server], template_of(), Ranks(), sender=sender)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

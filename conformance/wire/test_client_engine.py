@@ -12,7 +12,6 @@ from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.sync.gloo import Meeting
 from rollmatch.sync.mode import SyncMode
 from rollmatch.sync.named_weights import named_weights
-from rollmatch.sync.native_sender import NativeSender
 from rollmatch.sync.queued_sender import QueuedSender
 from rollmatch.wire.client.session import ClientSettings, RolloutServer
 from rollmatch.wire.client.swift import SwiftDialect
@@ -22,17 +21,6 @@ pytestmark = pytest.mark.engine
 
 EVERYWHERE = r"model\.(visual|language_model)\..*\.(qkv|proj|linear_fc1|q_proj|v_proj|down_proj)"
 """Linear layers of the vision tower and of the language model."""
-
-
-@pytest.fixture
-def backend(instance):
-    server = RolloutServer(instance.server.url, ClientSettings(timeout_s=60))
-    server.connect()
-    meeting = Meeting(host="127.0.0.1", port=free_port(), client="test", timeout_s=20, join_timeout_s=30)
-    sender = NativeSender([server], meeting)
-    made = VllmServerBackend([server], template_of(), Ranks(), sender=sender)
-    yield made
-    made.close()
 
 
 def adapted(*, use_dora):

@@ -1,0 +1,34 @@
+"""A trainer of episodes of several turns in this process: two treasures, with the learner's own generate()."""
+
+from pathlib import Path
+
+from conformance.rollout.digits import ROOT
+from conformance.trainer.small_run import assembled
+from rollmatch.config import load
+from rollmatch.launch.learner import load_data
+from rollmatch.trainer import RolloutTrainer
+
+SMALL = (
+    f"model.model={ROOT}/fixtures/models/grid",
+    f"custom.train_jsonl={ROOT}/fixtures/tasks/treasures.jsonl",
+    f"custom.val_jsonl={ROOT}/fixtures/tasks/treasures.jsonl",
+    "custom.extra.environment.max_turns=8",
+    "custom.extra.grpo.num_generations=8",
+    "custom.extra.grpo.eval_temperature=0",
+    "custom.extra.vineppo.num_continuations=2",
+    "training.per_device_train_batch_size=2",
+    "training.optim=sgd",
+    "training.learning_rate=0.1",
+    "training.eval_steps=0",
+    "training.max_steps=6",
+    "training.save_steps=3",
+    "training.report_to=none",
+    "training.learner_threads=1",
+)
+"""A window of four steps, and the beginning of the next; a checkpoint in the middle of the first."""
+
+
+def make_trainer(folder: Path, *overrides: str) -> RolloutTrainer:
+    """Writes below ``folder``."""
+    config = load(ROOT / "fixtures/tasks/treasures.yaml", [f"training.output_dir={folder}", *SMALL, *overrides])
+    return assembled(config, *load_data(config))
