@@ -10,9 +10,9 @@ from torch import Tensor
 
 from rollmatch.merge.weight import Parts
 
-_ROWS, _COLUMNS, _LEAST_RANK = 32, 128, 16
+_ROWS, _COLUMNS, _LEAST_RANK = 16, 256, 16
 """Of the tiles of a matrix product; 16 is the least that it takes."""
-_WARPS = 4
+_WARPS = 8
 _PRECISION = "tf32x3"
 """Float32 products from three passes of the tensor cores; "ieee" without them."""
 

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+BUCKET_BYTES = 4 * 2**20
+"""Larger tensors travel alone, without a copy; smaller ones are copied together while they fit into a cache."""
+
 
 class Buffer:
     """One stretch of memory, used for one bucket after the other; grows when a bucket does not fit."""

@@ -2,23 +2,20 @@
 
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.sync.direct import DirectShipment
 from rollmatch.wire.client.http import MSGPACK, ServerRefused
 from rollmatch.wire.client.pending import Pending
 from rollmatch.wire.client.session import RolloutServer
 from rollmatch.wire.digest_kinds import DIRECT, GLOO
 from rollmatch.wire.direct_group import DirectGroup
-from rollmatch.wire.flight import broadcast_all
 from rollmatch.wire.gloo_group import (
     DROP,
     GO,
@@ -30,7 +27,7 @@ from rollmatch.wire.gloo_group import (
 )
 
 COMMUNICATOR, CLOSE = "/native/communicator", "/native/communicator/close"
-_POLL_S = 0.001
+_POLL_S = 0.0003
 _GRACE_S = 5.0
 _FREE_POLL_S = 0.1
 _REFUSAL_S = 0.3
@@ -74,34 +71,24 @@ class Communicator:
         """
         self.servers, self.meeting, self.transport, self.device = tuple(servers), meeting, transport, device
         self.rank = sum(sizes)
-        self._group: Any = self._join(sizes)
-
-    def send(self, sync_id: str, calls: Sequence[Pending[Any]], pieces: Iterable[Tensor]) -> None:
-        """Broadcast once every worker is ready. Errors: those of ``begin``, ``TransferFailed``."""
-        self.begin(sync_id, calls)
-        broadcast_all(pieces, partial(self._group.begin, source=self.rank))
-
-    def send_direct(self, sync_id: str, calls: Sequence[Pending[Any]], shipment: DirectShipment) -> None:
-        """The same, straight into what the servers serve."""
-        self.begin(sync_id, calls)
-        shipment.carry(self._group, partial(_tell_refusals, calls))
+        self.group: Any = self._join(sizes)
 
     def begin(self, sync_id: str, calls: Sequence[Pending[Any]]) -> None:
-        """Give the word once every worker is ready; a server that refuses costs the others nothing.
+        """Give the word for the bytes once every worker is ready; a server that refuses costs the others nothing.
 
-        Errors: the first server's that refused, ``NotReady``.
+        Errors: that of the first call that ended with one, ``NotReady``.
         """
         try:
             self._wait_ready(sync_id, calls)
         except RollmatchError:
             with suppress(TransferFailed):  # with the first server its store is gone, too
-                self._group.tell(sync_id, DROP)
+                self.group.tell(sync_id, DROP)
             raise
-        self._group.tell(sync_id, GO)
+        self.group.tell(sync_id, GO)
 
     def close(self) -> None:
         """Leave, and tell the servers."""
-        self._group.close()
+        self.group.close()
         close_everywhere(self.servers, self.meeting)
 
     def _join(self, sizes: Sequence[int]) -> Any:
@@ -128,11 +115,11 @@ class Communicator:
         meeting, deadline = self.meeting, time.monotonic() + self.meeting.join_timeout_s
         calls[0].is_done(within_s=_REFUSAL_S)  # a server that cannot listen says so at once, whoever else does
         while not _is_taken(meeting.host, meeting.port):
-            _tell_refusals(calls)
+            tell_refusals(calls)
             if time.monotonic() > deadline:
                 raise self._nobody(calls)
             time.sleep(_POLL_S)
-        _tell_refusals(calls)
+        tell_refusals(calls)
         address = GroupAddress(
             host=meeting.host,
             port=meeting.port,
@@ -143,7 +130,7 @@ class Communicator:
         )
         joining: Pending[Any] = Pending(partial(_open_group, address, self.transport, self.device))
         while not joining.is_done(within_s=_POLL_S):
-            _tell_refusals(calls)
+            tell_refusals(calls)
         try:
             group = joining.result()
         except CommunicatorTimeout as error:
@@ -165,8 +152,8 @@ class Communicator:
 
     def _wait_ready(self, sync_id: str, calls: Sequence[Pending[Any]]) -> None:
         deadline = time.monotonic() + self.meeting.timeout_s
-        while not self._group.is_ready(sync_id, range(self.rank)):
-            _tell_refusals(calls)
+        while not self.group.is_ready(sync_id, range(self.rank)):
+            tell_refusals(calls)
             if time.monotonic() > deadline:
                 problem = f"some worker was not ready for the weights within {self.meeting.timeout_s:g} s"
                 raise NotReady(problem, key=sync_id, remedy="Look at the servers' output.")
@@ -190,7 +177,7 @@ def close_everywhere(servers: Sequence[RolloutServer], meeting: Meeting) -> None
         call.is_done(within_s=max(0.001, deadline - time.monotonic()))
 
 
-def _tell_refusals(calls: Sequence[Pending[Any]]) -> None:
+def tell_refusals(calls: Sequence[Pending[Any]]) -> None:
     """Errors: that of a call that has ended with one."""
     for call in calls:
         if call.is_done():

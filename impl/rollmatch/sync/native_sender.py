@@ -5,7 +5,7 @@ the others on the old version; weights in place are committed by each as soon as
 half-way leaves no group behind; the next one meets anew.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,27 +13,21 @@ import torch
 
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.sync.adapter import Adapter
-from rollmatch.sync.bucket import Buffer
-from rollmatch.sync.digest import DigestMismatch, check_digests, digests_of
-from rollmatch.sync.direct import BUCKET_BYTES as DIRECT_BUCKET_BYTES
-from rollmatch.sync.direct import DirectShipment, device_of, mixed_digests_of
-from rollmatch.sync.gloo import Communicator, Meeting
+from rollmatch.sync.carriers import CARRIERS, Carrier
+from rollmatch.sync.digest import DigestMismatch, check_digests
+from rollmatch.sync.gloo import Communicator, Meeting, tell_refusals
 from rollmatch.sync.plan import Plan, Spec, fit, make_plan, spec_of
-from rollmatch.sync.shipment import Shipment
 from rollmatch.wire.client.http import MSGPACK
 from rollmatch.wire.client.pending import Pending
 from rollmatch.wire.client.session import RolloutServer
 from rollmatch.wire.digest_kinds import DIGEST_KINDS, DIRECT, GLOO
-from rollmatch.wire.flight import MAX_IN_FLIGHT
 from rollmatch.wire.gloo_group import TransferFailed
 
 AUTO = "auto"
-BUCKET_BYTES = 4 * 2**20
-"""Larger tensors travel alone, without a copy; smaller ones are copied together while they fit into a cache."""
 IDENTITY, SYNC, COMMIT, DROP = ("/native/identity", "/native/sync", "/native/sync/commit", "/native/sync/drop")
 _REPLY_TIMEOUT_S = 600.0
 _GRACE_S = 5.0
-_IDENTITY_TIMEOUT_S = 10.0
+_HEALTH_TIMEOUT_S = 10.0
 _LEFT = "communicator-missing"
 """What a server tells of a sync that the learner itself has left."""
 
@@ -58,12 +52,17 @@ class NativeSender:
     ) -> None:
         """``transport``: ``gloo``, ``direct``, or by itself the second where both sides have GPUs."""
         self.servers, self.meeting, self.bucket_bytes = tuple(servers), meeting, bucket_bytes
-        self.wanted, self.transport = transport, GLOO
+        self.wanted = transport
+        self._carrier: Carrier = CARRIERS[GLOO]()
         self._communicator: Communicator | None = None
         self._identities: tuple[dict[str, Any], ...] = ()
         self._plans: dict[tuple[Spec, ...], Plan] = {}
-        self._buffers = [Buffer() for _ in range(MAX_IN_FLIGHT + 1)]
         self._num_syncs = 0
+
+    @property
+    def transport(self) -> str:
+        """That of the last meeting."""
+        return self._carrier.name
 
     @property
     def instances(self) -> tuple[str, ...] | None:
@@ -73,18 +72,23 @@ class NativeSender:
     def send(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
         """All weights, as one version. Errors: those of ``plan``, ``gloo`` and ``digest``, and the servers' own."""
         named = list(weights)
-        with_servers = self._meet(named)
-        plan = self._plan([spec_of(*pair) for pair in named], whole=True)
-        self._ship(with_servers, self._pack(plan, [tensor for _, tensor in named]), version)
+
+        def pack() -> Any:
+            plan = self._plan([spec_of(*pair) for pair in named], whole=True)
+            return self._carrier.pack(plan, [tensor for _, tensor in named], None)
+
+        self._send(named, pack, version)
 
     def send_adapter(self, adapter: Adapter, *, version: int) -> None:
         """An adapter, merged by the servers and proven by the digests of the learner's own merge. Errors as above."""
-        with_servers = self._meet(adapter.tensors)
-        plan = self._plan([spec_of(*pair) for pair in adapter.tensors], whole=False)
-        proof = mixed_digests_of(adapter.merged) if self.transport == DIRECT else digests_of(adapter.merged)
-        merged = dict(zip(adapter.merged_names, proof, strict=True))
-        about = {"merges": [dict(merge) for merge in adapter.merges], "merged_digests": merged}
-        self._ship(with_servers, self._pack(plan, [tensor for _, tensor in adapter.tensors], about), version)
+
+        def pack() -> Any:
+            plan = self._plan([spec_of(*pair) for pair in adapter.tensors], whole=False)
+            merged = dict(zip(adapter.merged_names, self._carrier.prove(adapter.merged), strict=True))
+            about = {"merges": [dict(merge) for merge in adapter.merges], "merged_digests": merged}
+            return self._carrier.pack(plan, [tensor for _, tensor in adapter.tensors], about)
+
+        self._send(adapter.tensors, pack, version)
 
     def close(self) -> None:
         """Leave the group."""
@@ -92,25 +96,39 @@ class NativeSender:
             self._communicator.close()
         self._communicator = None
 
+    def _send(self, weights: Iterable[tuple[str, Any]], pack: Callable[[], Any], version: int) -> None:
+        """By the open group; once more by a new one where it was of no use, because a server was started again."""
+        known = self.instances if self._communicator is not None else None
+        alive = [Pending(partial(_instance_of, server)) for server in self.servers if known is not None]
+        try:
+            self._ship(self._meet(weights), pack(), version, alive=alive)
+        except RollmatchError:
+            if known is None or not self._is_changed(known):
+                raise
+            self._ship(self._meet(weights), pack(), version)
+
     def _meet(self, weights: Iterable[tuple[str, Any]]) -> Communicator:
-        """The open group, met anew if a server was started again since; on the device of the weights."""
-        known = [identity["instance"] for identity in self._identities]
-        if self._communicator is not None and self._instances() == known:
+        """The open group, or a new one on the device of the weights."""
+        if self._communicator is not None:
             return self._communicator
-        self.close()
-        identities = tuple(server.get(IDENTITY, timeout_s=_IDENTITY_TIMEOUT_S) for server in self.servers)
-        self.transport = _best_of(identities) if self.wanted == AUTO else self.wanted
+        identities = tuple(server.get(IDENTITY, timeout_s=_HEALTH_TIMEOUT_S) for server in self.servers)
+        name = _best_of(identities) if self.wanted == AUTO else self.wanted
         for server, identity in zip(self.servers, identities, strict=True):
-            _check_protocol(server, identity, self.transport)
+            _check_protocol(server, identity, name)
+        if name != self._carrier.name:
+            self._carrier = CARRIERS[name]()
         self._identities, self._plans = identities, {}
         sizes = [identity["world_size"] for identity in identities]
-        place = {"device": device_of(weights)} if self.transport == DIRECT else {}
-        self._communicator = Communicator(self.servers, sizes, self.meeting, transport=self.transport, **place)
+        device = self._carrier.device(weights)
+        self._communicator = Communicator(self.servers, sizes, self.meeting, transport=name, device=device)
         return self._communicator
 
-    def _instances(self) -> list[Any]:
-        """Health tells it, too, and is far shorter than an identity, which lists all tensors."""
-        return [server.health(timeout_s=_IDENTITY_TIMEOUT_S).get("instance") for server in self.servers]
+    def _is_changed(self, known: tuple[str, ...]) -> bool:
+        """Whether one of the servers is another process than it was; not where one does not answer."""
+        try:
+            return tuple(_instance_of(server) for server in self.servers) != known
+        except RollmatchError:
+            return False
 
     def _plan(self, specs: Sequence[Spec], *, whole: bool) -> Plan:
         """Made once for the same tensors; ``whole`` compares them with what each server holds."""
@@ -120,25 +138,21 @@ class NativeSender:
             for server, identity in zip(self.servers if whole else (), self._identities, strict=False):
                 held = {t["name"]: Spec(t["name"], t["dtype"], tuple(t["shape"])) for t in identity["tensors"]}
                 fitted = fit(fitted, held, identity["aliases"], server=server.base_url)
-            usual = DIRECT_BUCKET_BYTES if self.transport == DIRECT else BUCKET_BYTES
-            found = self._plans[tuple(specs)] = make_plan(fitted, bucket_bytes=self.bucket_bytes or usual)
+            size = self.bucket_bytes or self._carrier.bucket_bytes
+            found = self._plans[tuple(specs)] = make_plan(fitted, bucket_bytes=size)
         return found
 
-    def _pack(self, plan: Plan, tensors: Sequence[Any], adapter: Any = None) -> Shipment | DirectShipment:
-        if self.transport == DIRECT:
-            return DirectShipment(plan, tensors, adapter=adapter)
-        return Shipment(plan, tensors, adapter=adapter)
-
-    def _ship(self, communicator: Communicator, shipment: Shipment | DirectShipment, version: int) -> None:
+    def _ship(
+        self, communicator: Communicator, shipment: Any, version: int, *, alive: Sequence[Pending[Any]] = ()
+    ) -> None:
+        """``alive``: calls that a server which does not live any more fails, before bytes are sent."""
         self._num_syncs += 1
         sync_id = f"{version}-{self._num_syncs}"
         body = self._announcement(shipment, sync_id, version)
         calls = [Pending(partial(_tell, server, SYNC, body)) for server in self.servers]
         try:
-            if isinstance(shipment, DirectShipment):
-                communicator.send_direct(sync_id, calls, shipment)
-            else:
-                communicator.send(sync_id, calls, shipment.pieces(self._buffers))
+            communicator.begin(sync_id, [*calls, *alive])
+            self._carrier.carry(shipment, communicator.group, partial(tell_refusals, calls))
             replies = [call.result() for call in calls]
             self._check(shipment, replies)
             if not body["commit"]:
@@ -150,7 +164,7 @@ class NativeSender:
             _check_committed(server, reply, version)
             _check_instance(server, reply, identity["instance"])
 
-    def _announcement(self, shipment: Shipment | DirectShipment, sync_id: str, version: int) -> dict[str, Any]:
+    def _announcement(self, shipment: Any, sync_id: str, version: int) -> dict[str, Any]:
         return {
             "client": self.meeting.client,
             "sync_id": sync_id,
@@ -158,11 +172,11 @@ class NativeSender:
             "tensors": [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in shipment.plan.specs],
             "buckets": [bucket.stop - bucket.start for bucket in shipment.plan.buckets],
             "digests": None,  # they follow the tensors
-            "commit": len(self.servers) == 1 or self.transport == DIRECT,
+            "commit": len(self.servers) == 1 or not self._carrier.stages,
             "adapter": shipment.adapter,
         }
 
-    def _check(self, shipment: Shipment | DirectShipment, replies: Sequence[Any]) -> None:
+    def _check(self, shipment: Any, replies: Sequence[Any]) -> None:
         names = [spec.name for spec in shipment.plan.specs]
         for server, reply in zip(self.servers, replies, strict=True):
             check_digests(names, shipment.digests, reply["digests"], server=server.base_url)
@@ -185,6 +199,11 @@ class NativeSender:
 
 def _tell(server: RolloutServer, route: str, body: dict[str, Any], timeout_s: float = _REPLY_TIMEOUT_S) -> Any:
     return server.control(route, body, timeout_s=timeout_s, content_type=MSGPACK)
+
+
+def _instance_of(server: RolloutServer) -> str:
+    """Health tells it, too, and is far shorter than an identity, which lists all tensors."""
+    return str(server.health(timeout_s=_HEALTH_TIMEOUT_S).get("instance"))
 
 
 def _best_of(identities: Sequence[dict[str, Any]]) -> str:

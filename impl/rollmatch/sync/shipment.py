@@ -1,6 +1,7 @@
 """What one sync carries, as the runs of bytes that travel: bucket after bucket, then the digests of all tensors."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -10,11 +11,12 @@ from torch import Tensor
 from rollmatch.sync.bucket import Buffer
 from rollmatch.sync.plan import Plan
 from rollmatch.wire.digest import bytes_of, digest_of_bytes
-from rollmatch.wire.flight import MAX_IN_FLIGHT
+from rollmatch.wire.flight import MAX_IN_FLIGHT, broadcast_all
+from rollmatch.wire.gloo_group import GlooGroup
 
 
 class Shipment:
-    """Tensors of a plan. Made and eaten by ``sync.native_sender``; ``pieces`` are sent once."""
+    """Tensors of a plan on their way by gloo. Made and eaten by ``sync.native_sender``, carried once."""
 
     def __init__(self, plan: Plan, tensors: Sequence[Tensor], *, adapter: Mapping[str, Any] | None = None) -> None:
         """``tensors`` as the learner lists them; the plan tells their order and types on the way."""
@@ -22,6 +24,10 @@ class Shipment:
         self.tensors = tuple(tensors[place] for place in plan.order)
         self.digests: tuple[str, ...] = ()
         """[len(plan.specs)] known when the last piece has been taken."""
+
+    def carry(self, group: GlooGroup, buffers: Sequence[Buffer]) -> None:
+        """Broadcast every piece from the last rank. Errors: ``TransferFailed``."""
+        broadcast_all(self.pieces(buffers), partial(group.begin, source=group.address.world_size - 1))
 
     def pieces(self, buffers: Sequence[Buffer]) -> Iterator[Tensor]:
         """Raw bytes of each bucket, and last of all digests, each made just before its bytes go, while others travel.

@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any
 
 from rollmatch.errors import RollmatchError
-from rollmatch.sync.bucket import Buffer
+from rollmatch.sync.bucket import BUCKET_BYTES, Buffer
 from rollmatch.sync.gloo import Meeting, wait_until_free
-from rollmatch.sync.native_sender import BUCKET_BYTES
 from rollmatch.sync.plan import Plan, make_plan, spec_of
 from rollmatch.sync.queued_sender import AdapterUnproven
 from rollmatch.sync.shipment import Shipment

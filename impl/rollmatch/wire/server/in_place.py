@@ -1,16 +1,12 @@
 """Updates that are written in place of the served weights: nothing is generated from the first byte to the commit."""
 
 import asyncio
-import time
 
 from rollmatch.errors import SyncError
 from rollmatch.wire.payloads import SyncRequest
 from rollmatch.wire.server.announced import check_sync
 from rollmatch.wire.server.front import BROKEN, SERVING, UPDATING, WRITING
 from rollmatch.wire.server.update import Committed, Update, plan_of
-
-_WAIT_S = 0.25
-"""Between two looks at what else is asked of a worker."""
 
 
 class NothingKeptBeside(SyncError):
@@ -54,15 +50,13 @@ async def _write(update: Update, request: SyncRequest) -> Committed:
             front.state = WRITING
             try:
                 about = {"beside": request.adapter is not None, "aliases": sorted(update.model.aliases)}
-                staged = await update.receive(request, plan_of(request) | about, wait_s=_WAIT_S)
-                began = time.perf_counter()
-                await update.forget_old()
+                staged = await update.receive(request, plan_of(request) | about, in_place=True)
             except BaseException:
                 front.state = BROKEN  # whatever asking for it brings
                 front.state = UPDATING if await _is_whole(update) else BROKEN
                 raise
             front.policy_version, front.state = request.version, SERVING
-        return Committed(staged=staged, commit_s=time.perf_counter() - began, num_restarted=num_restarted)
+        return Committed(staged=staged, commit_s=0.0, num_restarted=num_restarted)
     finally:
         update.is_busy = False
 

@@ -14,6 +14,9 @@ from rollmatch.wire.server.failures import WorkerDead
 from rollmatch.wire.server.front import BROKEN, SERVING, Front
 from rollmatch.wire.server.identity import Model
 
+_WAIT_S = 0.25
+"""Between two looks at what else is asked of a worker that waits."""
+
 
 class UpdateInProgress(SyncError):
     """One update at a time."""
@@ -102,10 +105,16 @@ class Update:
             self.is_busy = False
         return self.staged
 
-    async def receive(self, request: SyncRequest, plan: dict[str, Any], *, wait_s: float = 0.0) -> Staged:
-        """What ``plan`` announces, on all workers, verified and merged; ``wait_s`` as ``Communicator.settle``."""
-        began = time.perf_counter()
+    async def receive(self, request: SyncRequest, plan: dict[str, Any], *, in_place: bool = False) -> Staged:
+        """What ``plan`` announces, on all workers, verified and merged.
+
+        ``in_place``: nothing is generated meanwhile, so that caches are emptied while the bytes travel, and workers may
+        wait for them.
+        """
+        began, wait_s = time.perf_counter(), _WAIT_S if in_place else 0.0
         await self.front.call_all("rollmatch_receive", plan)
+        if in_place:
+            await self.forget_old()
         digests = agreed(await self.communicator.settle(wait_s=wait_s))
         _check_received(digests, request)
         check_aliases(digests, self.model)
