@@ -2,9 +2,9 @@
 
     NCCL_NVLS_ENABLE=0 VLLM_USE_FLASHINFER_SAMPLER=0 python -m benchmarks.gpu.six_and_two --results benchmarks/results
 
-Needs eight GPUs and less than nine minutes. ``--gpus 4`` is the same as 3+1 and 2+2; ``--rehearse`` is 6+2 without
-GPUs, on the small model. What to expect of it stands in docs/six_and_two.md. Stages, in this order, as far as the time
-goes:
+Needs eight GPUs and less than nine minutes. ``--gpus 4`` is the same as 3+1 and 2+2, ``--gpus 2`` as 1+1;
+``--rehearse`` is 6+2 without GPUs, on the small model. What to expect of it stands in docs/six_and_two.md. Stages, in
+this order, as far as the time goes:
 
 small     20 steps of the summary task: rewards, versions, the journal judged; the trace is kept for everyone's tests
 big       the shape of 8B, random weights: tokens per second of the server beside one engine, three steps, phases,
@@ -58,10 +58,10 @@ SCALES = {
 def divisions_of(num_gpus):
     """Of a machine: the one that matters, and others of the same file.
 
-    >>> [str(one) for one in divisions_of(8)], [str(one) for one in divisions_of(4)]
-    (['6+2', '4+4', '3+1'], ['3+1', '2+2'])
+    >>> [[str(one) for one in divisions_of(num_gpus)] for num_gpus in (8, 4, 2)]
+    [['6+2', '4+4', '3+1'], ['3+1', '2+2'], ['1+1']]
     """
-    sizes = {8: ((6, 2), (4, 4), (3, 1)), 4: ((3, 1), (2, 2))}[num_gpus]
+    sizes = {8: ((6, 2), (4, 4), (3, 1)), 4: ((3, 1), (2, 2)), 2: ((1, 1),)}[num_gpus]
     names = [*map(str, range(num_gpus))]
     return [Division(replicas=",".join(names[:m]), learners=",".join(names[m : m + n])) for m, n in sizes]
 
@@ -187,7 +187,7 @@ def main():
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--gpus", type=int, default=8, choices=(4, 8))
+    parser.add_argument("--gpus", type=int, default=8, choices=(2, 4, 8))
     parser.add_argument("--rehearse", action="store_true", help="without GPUs, on the small model")
     parser.add_argument("--stages", nargs="+", default=["small", "big", "divisions"])
     parser.add_argument("--limit-s", type=float, default=400.0, help="no stage begins after this")
