@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-MAX_IN_FLIGHT = 3
+MAX_IN_FLIGHT = 6
 """Broadcasts at the same time; both ends begin them in the same order."""
 Landing = Callable[[], None]
 """Waits until a broadcast has ended."""

@@ -18,6 +18,8 @@ from rollmatch.errors import SyncError
 from rollmatch.wire.flight import Landing
 
 GO, DROP = "go", "drop"
+_NUM_THREADS = 4
+"""A broadcast under way keeps one busy; torch's own two would let the others wait, and the link rest."""
 
 
 class GroupPortInUse(SyncError):
@@ -93,6 +95,7 @@ class GlooGroup:
             options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._devices = [ProcessGroupGloo.create_device(hostname=own_address(address.host, address.port))]
             options._timeout = limit
+            options._threads = _NUM_THREADS
             place = PrefixStore("weights", store)
             group = ProcessGroupGloo(place, address.rank, address.world_size, options)
         except RuntimeError as error:
