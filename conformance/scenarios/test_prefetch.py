@@ -5,7 +5,7 @@ import time
 import pytest
 
 from conformance.harness.schedule import explore
-from conformance.scenarios.configs import config_with, not_refused, problems_of, refusal_of
+from conformance.scenarios.configs import config_with, not_refused, refusal_of
 from conformance.scenarios.prefetching import GREEDY, AheadWorld, requests_of, rollouts_of
 from rollmatch.overlap.ahead import Ahead, Wanted
 from rollmatch.rollout.prefetch import Prefetch, PrefetchOverfull, PrefetchRules
@@ -46,14 +46,6 @@ def test_nothing_overlaps_inside_one_process(mode, where):
     with not_refused():
         config_with(f"{OVERLAP}={mode}", *SERVED)
         config_with(f"{OVERLAP}=off", *where)
-
-
-@pytest.mark.parametrize("mode", ["stream", "ahead"])
-def test_other_objectives_do_not_overlap(mode):
-    told = problems_of(f"{OVERLAP}={mode}", "custom.trainer_variant=grpo", *SERVED)
-    assert ("overlap-of-another-objective", f"{LONG}.overlap") in {(each.code, each.key) for each in told}
-    with not_refused():
-        config_with(f"{OVERLAP}={mode}", *SERVED)
 
 
 def test_rows_that_are_chosen_from_a_whole_step_cannot_stream():

@@ -131,11 +131,12 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         return self.ring.objective.reuse.repeat(self._samples_of(window.sample_indices))
 
     def _windows_from(self, window: Window, *, lead: int) -> Iterator[Wanted]:
-        """A window and those that begin up to ``lead`` optimizer steps after this one, within the run."""
-        last = min(self.state.global_step + lead, self.state.max_steps - 1)
+        """A window and the ``lead`` windows that follow, within the run."""
         yield Wanted(window.first_step, self._asked_of(window))
-        while (window := self.plan.at(window.end_step)).first_step <= last:
-            yield Wanted(window.first_step, self._asked_of(window))
+        for _ in range(lead):
+            window = self.plan.at(window.end_step)
+            if window.first_step < self.state.max_steps:
+                yield Wanted(window.first_step, self._asked_of(window))
 
     def _renew_waiting(self, report: StepReport) -> None:
         """Ask again for what waited for a row until it was too old; the new segments take the places of the old."""

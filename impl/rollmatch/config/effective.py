@@ -89,3 +89,18 @@ def kv_cache_memory_mib(config: RunConfig, *, on_gpu: bool) -> int | None:
 def rollout_threads(config: RunConfig, *, on_gpu: bool) -> int | None:
     """CPU threads of the engine; None leaves it to vLLM."""
     return config.training.rollout_threads or (None if on_gpu else 1)
+
+
+def steps_per_window(config: RunConfig) -> int:
+    """Optimizer steps that learn from rollouts which were asked for together."""
+    rules = config.custom.extra.grpo
+    return rules.steps_per_generation * rules.num_iterations if config.custom.learns_from_rewards else 1
+
+
+def num_windows_ahead(config: RunConfig) -> int:
+    """Windows that overlap ahead asks for in advance, so that no step learns from anything older than max_staleness.
+
+    The last step of a window finds it older by the steps before it; a segment may wait one step more for its row.
+    """
+    staleness = config.custom.extra.rollout_matching.max_staleness - int(config.training.packing)
+    return (staleness + 1) // steps_per_window(config) - 1

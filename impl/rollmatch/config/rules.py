@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator
 
 from rollmatch.config.environment_rules import ENVIRONMENT_RULES
 from rollmatch.config.grpo_rules import GRPO_RULES
+from rollmatch.config.overlap_rules import OVERLAP_RULES
 from rollmatch.config.removed import ROLLOUT_MATCHING
 from rollmatch.config.rlhf_rules import RLHF_RULES
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
@@ -199,6 +200,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reads=("training.extra_arguments",), check=_extra_arguments),
     Rule(reads=("training.report_to",), check=_reporters),
     *SERVER_RULES,
+    *OVERLAP_RULES,
     *RLHF_RULES,
     *GRPO_RULES,
     *ENVIRONMENT_RULES,

@@ -14,7 +14,6 @@ from rollmatch.errors import ConfigError
 
 VLLM = f"{ROLLOUT_MATCHING}.vllm"
 SERVER = f"{VLLM}.server"
-OVERLAP = f"{ROLLOUT_MATCHING}.overlap"
 LORA_ON_SERVER = "custom.extra.rollout_server.vllm_enable_lora"
 _FORMS = "Name servers (a list of base_url and group_port), or base_url beside group_port."
 
@@ -59,30 +58,6 @@ class LoraOnRolloutServer(ConfigError):
     """A rollout server's engines hold merged weights, no adapters."""
 
     code = "lora-on-rollout-server"
-
-
-class OverlapNeedsServers(ConfigError):
-    """Rollouts are made beside learning only by servers that do not share the learner's process."""
-
-    code = "overlap-needs-servers"
-
-
-class OverlapOfAnotherObjective(ConfigError):
-    """Rollouts are made beside learning for rollout matching only."""
-
-    code = "overlap-of-another-objective"
-
-
-class StreamNeedsPaddedBatches(ConfigError):
-    """overlap stream learns from parts of a step before the rest has a length; a packed row is chosen from all."""
-
-    code = "stream-needs-padded-batches"
-
-
-class CarryNeedsStaleness(ConfigError):
-    """With packing, a step of the staleness is for segments that wait for a row."""
-
-    code = "carry-needs-staleness"
 
 
 def _vllm(config: RunConfig) -> VllmConfig:
@@ -161,32 +136,6 @@ def _lora(config: RunConfig) -> Iterator[ConfigError]:
         yield LoraOnRolloutServer("is true", key=LORA_ON_SERVER, remedy=remedy)
 
 
-def _overlap(config: RunConfig) -> Iterator[ConfigError]:
-    rules = config.custom.extra.rollout_matching
-    if rules.overlap != "off" and (rules.rollout_backend != "vllm" or rules.vllm.mode != "server"):
-        problem = f"is {rules.overlap}, but rollouts are made in the learner's own process"
-        remedy = "Set rollout_backend vllm and vllm.mode server, or overlap off."
-        yield OverlapNeedsServers(problem, key=OVERLAP, remedy=remedy)
-
-
-def _variant(config: RunConfig) -> Iterator[ConfigError]:
-    told = config.custom.extra.rollout_matching.overlap
-    if told != "off" and config.custom.learns_from_rewards:
-        problem = f"is {told}, but custom.trainer_variant is {config.custom.trainer_variant}"
-        yield OverlapOfAnotherObjective(problem, key=OVERLAP, remedy="Set it to off.")
-
-
-def _packed(config: RunConfig) -> Iterator[ConfigError]:
-    rules = config.custom.extra.rollout_matching
-    if rules.overlap == "ahead" and config.training.packing and rules.max_staleness < 2:
-        problem = "is 1, which leaves no step in advance: with training.packing a segment may wait a step for its row"
-        remedy = "Set it to 2, or training.packing to false."
-        yield CarryNeedsStaleness(problem, key=f"{ROLLOUT_MATCHING}.max_staleness", remedy=remedy)
-    if rules.overlap == "stream" and config.training.packing:
-        problem = "is stream, but training.packing fills each row from all segments of its step"
-        yield StreamNeedsPaddedBatches(problem, key=OVERLAP, remedy="Set training.packing to false, or overlap ahead.")
-
-
 _NAMES = tuple(f"{SERVER}.{name}" for name in ("servers", "base_url", "group_port"))
 SERVER_RULES: tuple[Rule, ...] = (
     Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_form),
@@ -194,7 +143,4 @@ SERVER_RULES: tuple[Rule, ...] = (
     Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_distinct),
     Rule(reads=(f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_adapter),
     Rule(reads=(LORA_ON_SERVER,), check=_lora),
-    Rule(reads=(OVERLAP, f"{ROLLOUT_MATCHING}.rollout_backend", f"{VLLM}.mode"), check=_overlap),
-    Rule(reads=(OVERLAP, "custom.trainer_variant"), check=_variant),
-    Rule(reads=(OVERLAP, f"{ROLLOUT_MATCHING}.max_staleness", "training.packing"), check=_packed),
 )

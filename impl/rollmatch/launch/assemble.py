@@ -154,14 +154,14 @@ def make_overlap(
     if rules.overlap == "off":
         return None, None
     streams = rules.overlap == "stream"
-    # A segment may wait a step for its row: that step is part of the staleness.
-    lead = rules.max_staleness - int(training.packing)
+    lead = effective.num_windows_ahead(config)
     bounds = PrefetchRules(
         max_windows=1 if streams else lead + 1,
         callers_per_server=training.gradient_accumulation_steps if streams else lead,
     )
     prefetch = Prefetch(cast(LotBackend, backend), decoding, bounds)
-    return prefetch, None if streams else Ahead(prefetch, max_staleness=rules.max_staleness, lead=lead)
+    # Versions count windows: more may pass only while a segment waits for its row.
+    return prefetch, None if streams else Ahead(prefetch, max_staleness=lead + int(training.packing), lead=lead)
 
 
 def make_backend(

@@ -37,9 +37,9 @@ class Collected:
 class Ahead:
     """Keeps windows on their way; learning from them stays in the learner's order.
 
-    ``lead`` optimizer steps are asked for in advance, ``max_staleness`` is how old a rollout may be when it is learnt
-    from; where segments may wait for a row, the lead is smaller. Ranks decide alike without a word: what is asked for
-    follows from the step, what is too old from the policy version, and both are the same on all of them.
+    ``lead`` windows are asked for in advance, ``max_staleness`` is how many versions old a rollout may be when it is
+    learnt from; where segments may wait for a row, the lead is smaller. Ranks decide alike without a word: what is
+    asked for follows from the step, what is too old from the policy version, and both are the same on all of them.
     """
 
     def __init__(self, prefetch: Prefetch, *, max_staleness: int, lead: int) -> None:

@@ -1,0 +1,88 @@
+"""What may overlap, and how old it may be."""
+
+import pytest
+
+from conformance.scenarios.configs import config_with, problems_of, refusal_of
+from rollmatch.config.effective import num_windows_ahead
+
+LONG = "custom.extra.rollout_matching"
+AHEAD = ("~.overlap=ahead", "~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000")
+SERVED = (*AHEAD, "~.vllm.server.group_port=51216")
+GRPO = (
+    "custom.trainer_variant=grpo",
+    "~.decoding.temperature=1",
+    "custom.extra.grpo.rewards=[{function: builtins:len}]",
+    *SERVED,
+)
+VINEPPO = ("custom.trainer_variant=vineppo", *GRPO[1:])
+WORLD = ("custom.extra.environment.name=a:World", "custom.extra.environment.max_response_tokens=600")
+SEVERAL = ("custom.extra.grpo.steps_per_generation=2", "custom.extra.grpo.num_iterations=2")
+
+
+def codes_of(*overrides):
+    return {(each.code, each.key) for each in problems_of(*overrides)}
+
+
+def test_completions_may_be_asked_for_ahead():
+    assert config_with(*GRPO).custom.extra.rollout_matching.overlap == "ahead"
+
+
+@pytest.mark.parametrize(
+    ("bad", "why", "good"),
+    [
+        (VINEPPO, "values", (*VINEPPO, "~.overlap=off")),
+        (("custom.trainer_variant=vineppo_mcts", *GRPO[1:]), "values", GRPO),
+        ((*VINEPPO, "~.overlap=stream"), "values", (*VINEPPO, "~.overlap=off")),
+        ((*GRPO, "~.overlap=stream"), "whole window", GRPO),
+        (
+            (*GRPO, "custom.extra.grpo.rewards=[]", *WORLD),
+            "turns",
+            (*GRPO, "custom.extra.grpo.rewards=[]", *WORLD, "~.overlap=off"),
+        ),
+    ],
+    ids=["vineppo", "vineppo_mcts", "vineppo-stream", "grpo-stream", "several-turns"],
+)
+def test_what_is_not_learnt_from_the_response_alone_does_not_overlap(bad, why, good):
+    told = [each for each in problems_of(*bad) if each.code == "overlap-of-another-objective"]
+    assert [each.key for each in told] == [f"{LONG}.overlap"]
+    assert why in told[0].problem
+    config_with(*good)
+
+
+def test_completions_that_wait_for_a_row_could_not_be_asked_for_again():
+    packed = (*GRPO, "training.packing=true", "~.max_staleness=2")
+    assert refusal_of(*packed) == ("ahead-needs-padded-batches", f"{LONG}.overlap")
+    config_with(*packed, "training.packing=false")
+    config_with(*packed, "~.overlap=off")
+
+
+def test_staleness_is_corrected_for():
+    plain = (*GRPO, "custom.extra.grpo.correction_cap=null")
+    assert refusal_of(*plain) == ("staleness-uncorrected", "custom.extra.grpo.correction_cap")
+    config_with(*plain, "custom.extra.grpo.old_logprobs=server")
+    config_with(*plain, "~.overlap=off")
+    config_with(*SERVED, "custom.extra.grpo.correction_cap=null")
+
+
+def test_a_window_of_several_steps_needs_as_much_staleness():
+    for staleness in (1, 6):
+        told = refusal_of(*GRPO, *SEVERAL, f"~.max_staleness={staleness}")
+        assert told == ("window-needs-staleness", f"{LONG}.max_staleness")
+    config_with(*GRPO, *SEVERAL, "~.max_staleness=7")
+    config_with(*SERVED, *SEVERAL)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((*GRPO,), 1),
+        ((*GRPO, "~.max_staleness=3"), 3),
+        ((*GRPO, *SEVERAL, "~.max_staleness=7"), 1),
+        ((*GRPO, *SEVERAL, "~.max_staleness=10"), 1),
+        ((*GRPO, *SEVERAL, "~.max_staleness=11"), 2),
+        ((*SERVED, *SEVERAL), 1),
+        ((*SERVED, "training.packing=true", "~.max_staleness=2"), 1),
+    ],
+)
+def test_windows_in_advance_keep_the_last_step_of_each_within_the_staleness(overrides, expected):
+    assert num_windows_ahead(config_with(*overrides)) == expected

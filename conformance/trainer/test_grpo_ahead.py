@@ -1,0 +1,117 @@
+"""GRPO whose completions are asked for while it learns, for real: a copy of the model in other threads writes."""
+
+from itertools import chain
+
+import pytest
+
+from conformance.rollout.digits import scenes
+from conformance.trainer.overlapped import overlapped
+from conformance.trainer.small_run import events
+
+GRPO = (
+    "custom.trainer_variant=grpo",
+    "custom.extra.grpo.num_generations=3",
+    "custom.extra.grpo.rewards=[{function: conformance.trainer.rewards:digit_sum}]",
+    "custom.extra.rollout_matching.decoding.temperature=1",
+    "custom.extra.rollout_matching.max_new_tokens=24",
+    "training.per_device_train_batch_size=1",
+    "training.packing=false",
+    "training.learning_rate=0.3",
+    "training.max_steps=5",
+)
+WINDOW = ("custom.extra.grpo.num_iterations=2", "custom.extra.grpo.steps_per_generation=2", "training.max_steps=10")
+SAMPLES = scenes("train")[:8]
+
+
+def notes_segments(trainer):
+    """``trainer.learnt`` gets, of each optimizer step, the policy version and the segments that it learns from."""
+    trainer.learnt = []
+    get = trainer.get_batch_samples
+
+    def noted(*arguments):
+        batches, totals = get(*arguments)
+        segments = [segment for batch in trainer.report.batches for segment in batch.segments]
+        trainer.learnt.append((trainer.ring.fence.backend.policy_version, segments))
+        return batches, totals
+
+    trainer.get_batch_samples = noted
+
+
+def ran(folder, mode, *overrides, prepare=lambda servers: None):
+    trainer, servers = overlapped(folder, mode, *GRPO, *overrides, samples=SAMPLES)
+    notes_segments(trainer)
+    prepare(servers)
+    trainer.train()
+    if trainer.ring.prefetch is not None:
+        trainer.ring.prefetch.close()
+    return trainer
+
+
+def ids_of(trainer):
+    return [[segment.sample.sample_id for segment in segments] for _, segments in trainer.learnt]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return {mode: ran(tmp_path_factory.mktemp(mode), mode) for mode in ("off", "ahead")}
+
+
+def test_groups_come_in_the_order_of_off_with_the_same_seeds(pair):
+    off, ahead = pair["off"], pair["ahead"]
+    assert ids_of(ahead) == ids_of(off)
+    assert all(len(set(ids)) == 1 and len(ids) == 3 for ids in ids_of(ahead)), "a group is learnt from at once"
+    seeds = {mode: {e["step"]: e["seeds"] for e in events(trainer, "requested")} for mode, trainer in pair.items()}
+    assert seeds["ahead"] == seeds["off"]
+    told = [(event["event"], event["step"]) for event in _told(ahead)]
+    assert told.index(("requested", 1)) < told.index(("packed", 0)), "asked for before step 0 is learnt"
+
+
+def _told(trainer):
+    return sorted((*events(trainer, "requested"), *events(trainer, "packed")), key=lambda event: event["time"])
+
+
+def test_the_log_tells_how_old_completions_are_and_how_far_the_policy_has_moved_since(pair):
+    lines = [line for line in pair["ahead"].state.log_history if "loss" in line]
+    ages = [{name: line[name] for name in line if name.startswith("staleness/")} for line in lines]
+    assert ages == [{"staleness/0": 3.0}, *[{"staleness/1": 3.0}] * 4]
+    assert lines[0]["drift"] < 1e-4
+    assert max(line["drift"] for line in lines[1:]) > 1e-3
+    assert all(line["drift"] < 1e-4 for line in pair["off"].state.log_history if "loss" in line)
+
+
+def test_the_correction_starts_from_the_weights_that_wrote(pair):
+    """A rollout that is as old as its sampler's log-probabilities: these differ from the learner's own."""
+    for place, (version, segments) in enumerate(pair["ahead"].learnt):
+        assert {segment.policy_version for segment in segments} == {version - min(place, 1)}
+        assert all(len(segment.policy.sampler_logprobs) == segment.train_len for segment in segments)
+        assert {segment.policy.old_logprobs for segment in segments} == {None}, "the ratio is to the step's own policy"
+
+
+def test_what_became_too_old_is_asked_for_again_in_its_place(pair, tmp_path):
+    asked = []
+
+    def forget(servers):
+        def is_well():
+            asked.append(len(asked))
+            return len(asked) % 3 != 0
+
+        servers.is_well = is_well
+
+    trainer = ran(tmp_path, "ahead", "training.eval_steps=1", prepare=forget)
+    assert events(trainer, "asked_again")
+    assert ids_of(trainer) == ids_of(pair["off"])
+    assert all(version - segment.policy_version <= 1 for version, segments in trainer.learnt for segment in segments)
+
+
+def test_the_next_window_is_asked_for_while_all_steps_of_this_one_are_learnt(tmp_path):
+    off = ran(tmp_path / "off", "off", *WINDOW)
+    ahead = ran(tmp_path / "ahead", "ahead", *WINDOW)
+    assert ids_of(ahead) == ids_of(off)
+    told = [(event["event"], event["step"]) for event in _told(ahead)]
+    assert told.index(("requested", 4)) < told.index(("packed", 0)) < told.index(("requested", 8))
+    assert told.index(("requested", 8)) < told.index(("packed", 4))
+    assert [event["step"] for event in events(ahead, "synced")] == [0, 4, 8]
+    ages = [version - segments[0].policy_version for version, segments in ahead.learnt]
+    assert ages == [0] * 4 + [1] * 6
+    ids = [chain.from_iterable(event["sample_ids"]) for event in events(ahead, "packed")[:4]]
+    assert sorted(chain(*ids)) == sorted(2 * events(ahead, "requested")[0]["sample_ids"])

@@ -1,0 +1,124 @@
+"""Rules of ``overlap`` and ``max_staleness``."""
+
+from collections.abc import Iterator
+
+from rollmatch.config.effective import num_windows_ahead, steps_per_window
+from rollmatch.config.removed import ROLLOUT_MATCHING
+from rollmatch.config.rule import Rule
+from rollmatch.config.schema import RunConfig
+from rollmatch.errors import ConfigError
+
+OVERLAP = f"{ROLLOUT_MATCHING}.overlap"
+STALENESS = f"{ROLLOUT_MATCHING}.max_staleness"
+GRPO = "custom.extra.grpo"
+
+
+class OverlapNeedsServers(ConfigError):
+    """Rollouts are made beside learning only by servers that do not share the learner's process."""
+
+    code = "overlap-needs-servers"
+
+
+class OverlapOfAnotherObjective(ConfigError):
+    """Rollouts are made beside learning where all that is learnt from them comes with them."""
+
+    code = "overlap-of-another-objective"
+
+
+class StreamNeedsPaddedBatches(ConfigError):
+    """overlap stream learns from parts of a step before the rest has a length; a packed row is chosen from all."""
+
+    code = "stream-needs-padded-batches"
+
+
+class AheadNeedsPaddedBatches(ConfigError):
+    """What waited too long for a row is asked for again alone; a completion without its group has no advantage."""
+
+    code = "ahead-needs-padded-batches"
+
+
+class CarryNeedsStaleness(ConfigError):
+    """With packing, a step of the staleness is for segments that wait for a row."""
+
+    code = "carry-needs-staleness"
+
+
+class WindowNeedsStaleness(ConfigError):
+    """A window that is asked for while another one is learnt is as old as both are long when its last step learns."""
+
+    code = "window-needs-staleness"
+
+
+class StalenessUncorrected(ConfigError):
+    """A policy gradient on older weights' completions counts how much likelier they have become since."""
+
+    code = "staleness-uncorrected"
+
+
+def _servers(config: RunConfig) -> Iterator[ConfigError]:
+    rules = config.custom.extra.rollout_matching
+    if rules.overlap != "off" and (rules.rollout_backend != "vllm" or rules.vllm.mode != "server"):
+        problem = f"is {rules.overlap}, but rollouts are made in the learner's own process"
+        remedy = "Set rollout_backend vllm and vllm.mode server, or overlap off."
+        yield OverlapNeedsServers(problem, key=OVERLAP, remedy=remedy)
+
+
+def _variant(config: RunConfig) -> Iterator[ConfigError]:
+    told, variant = config.custom.extra.rollout_matching.overlap, config.custom.trainer_variant
+    if told == "off" or not config.custom.learns_from_rewards:
+        return
+    if variant != "grpo":
+        why, remedy = "its values are drawn later, and must be of the weights that wrote the response", "Set it to off."
+    elif config.custom.extra.environment.name is not None:
+        why, remedy = "later turns of an episode would be written by newer weights than its first", "Set it to off."
+    elif told == "stream":
+        why, remedy = "a completion is compared with those of its whole window", "Set it to ahead or off."
+    else:
+        return
+    problem = f"is {told}, but custom.trainer_variant is {variant}: {why}"
+    yield OverlapOfAnotherObjective(problem, key=OVERLAP, remedy=remedy)
+
+
+def _packed(config: RunConfig) -> Iterator[ConfigError]:
+    rules = config.custom.extra.rollout_matching
+    if not config.training.packing:
+        return
+    if rules.overlap == "ahead" and config.custom.learns_from_rewards:
+        problem = "is ahead, but with training.packing a completion may wait for a row until it is too old"
+        yield AheadNeedsPaddedBatches(problem, key=OVERLAP, remedy="Set training.packing to false, or overlap off.")
+    elif rules.overlap == "ahead" and num_windows_ahead(config) < 1:
+        problem = "is 1, which leaves no step in advance: with training.packing a segment may wait a step for its row"
+        remedy = "Set it to 2, or training.packing to false."
+        yield CarryNeedsStaleness(problem, key=STALENESS, remedy=remedy)
+    if rules.overlap == "stream":
+        problem = "is stream, but training.packing fills each row from all segments of its step"
+        yield StreamNeedsPaddedBatches(problem, key=OVERLAP, remedy="Set training.packing to false, or overlap ahead.")
+
+
+def _window(config: RunConfig) -> Iterator[ConfigError]:
+    rules, length = config.custom.extra.rollout_matching, steps_per_window(config)
+    if rules.overlap == "ahead" and length > 1 and num_windows_ahead(config) < 1:
+        problem = f"is {rules.max_staleness}, and a window is learnt from for {length} optimizer steps"
+        remedy = f"Set it to {2 * length - 1}, or steps_per_generation and num_iterations to 1."
+        yield WindowNeedsStaleness(problem, key=STALENESS, remedy=remedy)
+
+
+def _correction(config: RunConfig) -> Iterator[ConfigError]:
+    rules, is_grpo = config.custom.extra.grpo, config.custom.learns_from_rewards
+    if not is_grpo or config.custom.extra.rollout_matching.overlap != "ahead":
+        return
+    if rules.correction_cap is None and rules.old_logprobs == "recomputed":
+        problem = "is null, while old_logprobs is recomputed and overlap ahead learns from completions of older weights"
+        remedy = "Set it to a number, or old_logprobs to server."
+        yield StalenessUncorrected(problem, key=f"{GRPO}.correction_cap", remedy=remedy)
+
+
+_VARIANT = "custom.trainer_variant"
+_REUSE = (f"{GRPO}.steps_per_generation", f"{GRPO}.num_iterations")
+OVERLAP_RULES: tuple[Rule, ...] = (
+    Rule(reads=(OVERLAP, f"{ROLLOUT_MATCHING}.rollout_backend", f"{ROLLOUT_MATCHING}.vllm.mode"), check=_servers),
+    Rule(reads=(OVERLAP, _VARIANT, "custom.extra.environment.name"), check=_variant),
+    Rule(reads=(OVERLAP, _VARIANT, STALENESS, "training.packing"), check=_packed),
+    Rule(reads=(OVERLAP, _VARIANT, STALENESS, "training.packing", *_REUSE), check=_window),
+    Rule(reads=(OVERLAP, _VARIANT, f"{GRPO}.correction_cap", f"{GRPO}.old_logprobs"), check=_correction),
+)
