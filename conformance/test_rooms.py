@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "impl" / "rollmatch"
 ROOMS = (
-    *("errors", "records", "vocabulary", "journal", "ranks", "config", "samples", "template", "merge", "model", "wire"),
-    *("rollout", "target", "learn", "sync", "evaluation", "objective", "step_report", "carry", "overlap"),
-    *("ring", "streaming", "trainer", "report", "plan", "launch"),
+    *("errors", "startup", "records", "vocabulary", "journal", "ranks", "config", "samples", "template", "merge"),
+    *("model", "wire", "rollout", "target", "learn", "sync", "evaluation", "objective", "step_report", "carry"),
+    *("overlap", "ring", "streaming", "trainer", "report", "plan", "launch"),
 )
 DOORS = {"vllm": ("rollout.vllm_colocate", "wire.server", "wire.worker"), "peft": ("model",)}
 """Heavy package -> the only modules that may import it."""

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from rollmatch import __version__
 from rollmatch.config import RunConfig, check_files, json_schema, load, resolved_yaml
@@ -17,6 +18,7 @@ from rollmatch.launch.gpus import parse_gpus, visible
 from rollmatch.launch.worlds import show_world
 from rollmatch.records import Sample
 from rollmatch.samples import BadSamples, load_samples
+from rollmatch.startup import leave
 
 TRACEBACK_VARIABLE = "ROLLMATCH_TRACEBACK"
 """Set to 1, it shows where in the code an error was raised."""
@@ -38,6 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(tell(error), file=sys.stderr)
         return 1
+
+
+def run() -> NoReturn:
+    """``main`` as a process of its own."""
+    leave(main())
 
 
 def tell(error: RollmatchError) -> str:
@@ -203,4 +210,4 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":  # `accelerate launch -m rollmatch.launch.cli train CONFIG`
-    sys.exit(main())
+    run()

@@ -19,6 +19,7 @@ from rollmatch.launch.run_directory import last_checkpoint, open_run_directory
 from rollmatch.launch.worlds import show_world
 from rollmatch.records import Sample
 from rollmatch.samples import load_samples
+from rollmatch.startup import loading
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process
@@ -65,9 +66,8 @@ def train(
         _check_engine(config.custom.extra.rollout_matching.rollout_backend)
     checkpoint = _open(Path(config.training.output_dir), resume=resume, overwrite=overwrite)
     set_environment()
-
-    from rollmatch.launch.run import run
-
+    with loading():
+        from rollmatch.launch.run import run
     return run(config, train_samples, val_samples, config_path=path, checkpoint=checkpoint)
 
 

@@ -20,6 +20,7 @@ from rollmatch.errors import RolloutError
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs
+from rollmatch.startup import loading
 from rollmatch.template import Template
 from rollmatch.vocabulary import trim_stop
 from rollmatch.wire.worker.loading import keep_weights_loadable
@@ -187,9 +188,10 @@ def _open_engine(settings: EngineSettings, ranks: Ranks) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about vLLM's own use of torch
         warnings.filterwarnings("ignore", message="TensorFloat32")  # float32 is asked for to be exact
-        from vllm import LLM
+        with loading():
+            from vllm import LLM
 
-        keep_weights_loadable()
+            keep_weights_loadable()
         if not torch.cuda.is_available():
             _name_shared_memory()
         return LLM(

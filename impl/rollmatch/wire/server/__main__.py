@@ -8,19 +8,33 @@ from dataclasses import replace
 from typing import Any
 
 from rollmatch.errors import RollmatchError
+from rollmatch.startup import leave, loading
 from rollmatch.wire.server.port import bind_http
 from rollmatch.wire.server.settings import KEY_VARIABLE, ServerSettings
+
+
+def run(told: str) -> int:
+    """Serve until a signal; the exit code."""
+    fields: dict[str, Any] = {name: _tuple(value) for name, value in json.loads(told).items()}
+    settings = replace(ServerSettings(**fields), api_key=os.environ.get(KEY_VARIABLE) or None)
+    try:
+        listener = bind_http(settings.host, settings.port)  # a busy port is told before vLLM's seconds of loading
+        with loading():
+            from rollmatch.wire.server.serving import serve
+        serve(settings, listener)
+    except RollmatchError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 1
+    except SystemExit as ended:  # by a signal
+        return int(ended.code or 0)
+    return 0
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
 
 if __name__ == "__main__":
     # Some of vLLM's lines come before it reads the variable itself.
     logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "INFO"))
-    fields: dict[str, Any] = json.loads(sys.argv[1])
-    told: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    settings = replace(ServerSettings(**told), api_key=os.environ.get(KEY_VARIABLE) or None)
-    try:
-        listener = bind_http(settings.host, settings.port)  # a busy port is told before vLLM's seconds of loading
-        from rollmatch.wire.server.serving import serve
-
-        serve(settings, listener)
-    except RollmatchError as error:
-        sys.exit(str(error))
+    leave(run(sys.argv[1]))

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rollmatch.startup import loading
 from rollmatch.wire.direct_group import forbid_multicast
 from rollmatch.wire.payloads import Sampling
 from rollmatch.wire.server.failures import BadItem, WorkerDead
@@ -72,9 +73,9 @@ class VllmReplica:
     """An ``AsyncLLM``; its engine core, and with it the worker, is a process of its own."""
 
     def __init__(self, settings: ServerSettings, *, index: int) -> None:
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
-
+        with loading():
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.v1.engine.async_llm import AsyncLLM
         size = settings.tensor_parallel_size
         arguments = {
             "model": settings.model,

@@ -1,0 +1,68 @@
+"""Coming up without collections, and going down without taking objects down."""
+
+import gc
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+from rollmatch.startup import loading
+
+THREADS_AND_EXIT_FUNCTIONS = """
+import atexit, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from rollmatch.startup import leave, loading
+
+class Kept:
+    def __del__(self):
+        print("taken down")
+
+with loading():
+    kept = Kept()
+atexit.register(print, "exit function")
+pool = ThreadPoolExecutor()
+pool.submit(int).result()  # its thread is idle and would be waited for for ever
+threading.Thread(target=lambda: (time.sleep(0.3), print("thread"))).start()
+print("begun")
+"""
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout.split("\n")[:-1]
+
+
+def test_a_process_that_leaves_ends_its_threads_and_exit_functions_and_takes_nothing_down():
+    assert run(THREADS_AND_EXIT_FUNCTIONS + "leave(7)") == (7, ["begun", "thread", "exit function"])
+
+
+def test_a_process_that_ends_otherwise_takes_all_down():
+    assert run(THREADS_AND_EXIT_FUNCTIONS) == (0, ["begun", "thread", "exit function", "taken down"])
+
+
+def test_what_was_loaded_is_left_alone_by_the_collector_until_an_ordinary_end():
+    code = "import atexit, gc\nfrom rollmatch.startup import loading\n"
+    code += "atexit.register(lambda: print(gc.get_freeze_count()))\n"
+    code += "with loading(): pass\nprint(gc.get_freeze_count() > 1000)"
+    assert run(code) == (0, ["True", "0"])
+
+
+@pytest.mark.parametrize("was_collecting", [True, False])
+def test_the_collector_waits_while_loading_and_is_then_as_before(was_collecting):
+    before = gc.isenabled()
+    try:
+        (gc.enable if was_collecting else gc.disable)()
+        inside = load_nothing()
+        assert (inside, gc.isenabled()) == (False, was_collecting)
+    finally:
+        gc.unfreeze()
+        (gc.enable if before else gc.disable)()
+
+
+def load_nothing():
+    """Whether the collector works meanwhile."""
+    with suppress(ImportError), loading():
+        seen = gc.isenabled()
+        raise ImportError("an installation without it")
+    return seen
