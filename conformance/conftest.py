@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from rollmatch.launch.learner import set_environment
 
 pytest_plugins = [
-    *("conformance.outside_tools", "conformance.gpus", "conformance.servers.plugin"),
+    *("conformance.garbage", "conformance.outside_tools", "conformance.gpus", "conformance.servers.plugin"),
     *("conformance.harness.binding.plugin", "conformance.order"),
 ]
 

@@ -3,16 +3,17 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.servers.recording import Recording, facts_of_today, recordings, write_recording
-from conformance.servers.verdicts import Row, matrix_rows, rows_of, summary
+if TYPE_CHECKING:  # they load torch: only where a server is judged
+    from conformance.servers.recording import Recording
+    from conformance.servers.verdicts import Row
 
 LIVE = Path(__file__).parent / "test_server.py"
-ROWS = pytest.StashKey[list[Row]]()
-RECORDING = pytest.StashKey[Recording]()
+ROWS = pytest.StashKey[list["Row"]]()
+RECORDING = pytest.StashKey["Recording"]()
 KEY_VARIABLE = "ROLLMATCH_API_KEY"
 
 
@@ -43,6 +44,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     rows = config.stash[ROWS]
     if not rows:
         return
+    from conformance.servers.recording import write_recording
+    from conformance.servers.verdicts import summary
+
     terminalreporter.section(f"{config.getoption('server')}")
     for row in rows:
         terminalreporter.write_line(str(row), red=row.fails, yellow=row.state in ("advice", "not-testable"))
@@ -51,8 +55,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"recorded in {write_recording(config.stash[RECORDING], folder)}")
 
 
-def start_recording(config: pytest.Config, dialect: str) -> Recording:
+def start_recording(config: pytest.Config, dialect: str) -> "Recording":
     """Empty, with the facts of today."""
+    from conformance.servers.recording import Recording, facts_of_today
+
     name = config.getoption("server_name") or f"{dialect}-server"
     facts = facts_of_today(url=config.getoption("server"))
     config.stash[RECORDING] = Recording(server=name, dialect=dialect, facts=facts)
@@ -61,6 +67,9 @@ def start_recording(config: pytest.Config, dialect: str) -> Recording:
 
 def rows_of_servers(config: pytest.Config) -> list[dict[str, Any]]:
     """For the matrix: every server that was recorded, and the one that was judged now."""
+    from conformance.servers.recording import recordings
+    from conformance.servers.verdicts import matrix_rows, rows_of
+
     told = [(each.server, each.facts["date"], rows_of(each)) for each in recordings()]
     if config.stash[ROWS]:
         live = config.stash[RECORDING]

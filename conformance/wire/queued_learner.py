@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from vllm.distributed.utils import StatelessProcessGroup
 
 from conformance.wire.flat_bucket import flat_metadata
 from rollmatch.wire.digest import bytes_of
@@ -22,6 +21,8 @@ class QueuedLearner:
         return self.server.post("/init_communicator/", wish | fields)
 
     def join(self):
+        from vllm.distributed.utils import StatelessProcessGroup  # vLLM takes a second to load
+
         self.group = StatelessProcessGroup.create("127.0.0.1", self.port, self.rank, self.rank + 1, store_timeout=20)
         place = dist.PrefixStore("gloo", self.group.store)
         self.gloo = dist.ProcessGroupGloo(place, self.rank, self.rank + 1, timedelta(seconds=20))

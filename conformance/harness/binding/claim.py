@@ -6,6 +6,7 @@ before anything is collected.
 
 import ast
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ ROOT = Path(__file__).parents[3]
 CONFORMANCE = ROOT / "conformance"
 KINDS = ("scenario", "clause", "kills", "tombstone")
 """Markers of ours; all take texts."""
+NAMED = re.compile(rf"\.[\s\\]*(?:{'|'.join(KINDS)})\b")
+"""At least every place of a source that names one."""
+UNWRITTEN = "the marker's arguments are not written out."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,32 +56,38 @@ def read_claims(folder: Path = CONFORMANCE, root: Path = ROOT) -> Claims:
     found: list[Claim] = []
     findings: list[Finding] = []
     for path in sorted(folder.rglob("test_*.py")):
-        name = path.relative_to(root).as_posix()
+        name, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
         try:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+            tree = ast.parse(text)
         except SyntaxError as error:
             problem = f"the file is no Python: {error.msg}."
             findings.append(_stray(name, error.lineno or 1, problem))
             continue
-        found += _claims_of(tree, name)
-        findings += _strays(tree, name)
+        shared = [call for statement in tree.body if _is_pytestmark(statement) for call in _marker_calls(statement)]
+        own = [
+            (test, [call for each in test.decorator_list for call in _marker_calls(each)]) for test in _tests_of(tree)
+        ]
+        for test, calls in own:
+            found += _claims_of(test, [*shared, *calls], name)
+        read = [*shared, *(call for _, calls in own for call in calls)]
+        findings += [_stray(name, call.lineno, UNWRITTEN) for call in read if not _is_written_out(call)]
+        if len(NAMED.findall(text)) != len(read):  # else each that the source names was read: no need to look
+            findings += _strays(tree, read, name)
     return Claims(found=tuple(found), findings=tuple(findings))
 
 
-def _claims_of(tree: ast.Module, name: str) -> Iterator[Claim]:
-    shared = [call for statement in tree.body if _is_pytestmark(statement) for call in _marker_calls(statement)]
-    for test in _tests_of(tree):
-        digest = digest_of(test)
-        for call in [*shared, *(call for decorator in test.decorator_list for call in _marker_calls(decorator))]:
-            for argument in call.args:
-                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                    yield Claim(
-                        kind=_kind_of(call) or "",
-                        text=argument.value,
-                        test=f"{name}::{test.name}",
-                        line=test.lineno,
-                        digest=digest,
-                    )
+def _claims_of(test: ast.FunctionDef, calls: list[ast.Call], name: str) -> Iterator[Claim]:
+    digest = digest_of(test) if calls else ""
+    for call in calls:
+        for argument in call.args:
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield Claim(
+                    kind=_kind_of(call) or "",
+                    text=argument.value,
+                    test=f"{name}::{test.name}",
+                    line=test.lineno,
+                    digest=digest,
+                )
 
 
 def digest_of(test: ast.FunctionDef) -> str:
@@ -86,17 +96,13 @@ def digest_of(test: ast.FunctionDef) -> str:
     return hashlib.sha256(ast.dump(bare).encode()).hexdigest()[:12]
 
 
-def _strays(tree: ast.Module, name: str) -> Iterator[Finding]:
-    """Markers that are no decorator of a test, or whose texts are not written out."""
-    read = {id(call) for test in _tests_of(tree) for each in test.decorator_list for call in _marker_calls(each)}
-    read |= {id(call) for statement in tree.body if _is_pytestmark(statement) for call in _marker_calls(statement)}
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and id(node) in read}
+def _strays(tree: ast.Module, read: list[ast.Call], name: str) -> Iterator[Finding]:
+    """Markers that are no decorator of a test."""
+    called = {id(call.func) for call in read}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in KINDS and _is_pytest_mark(node.value):
-            if id(node) not in called:
-                yield _stray(name, node.lineno, f"pytest.mark.{node.attr} decorates no test.")
-        elif isinstance(node, ast.Call) and id(node) in read and not _is_written_out(node):
-            yield _stray(name, node.lineno, "the marker's arguments are not written out.")
+        named = isinstance(node, ast.Attribute) and node.attr in KINDS and _is_pytest_mark(node.value)
+        if named and id(node) not in called:
+            yield _stray(name, node.lineno, f"pytest.mark.{node.attr} decorates no test.")
 
 
 def _stray(name: str, line: int, problem: str) -> Finding:
