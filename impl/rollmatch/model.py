@@ -5,20 +5,22 @@ model that is being trained: merging in place and unmerging would drift the base
 """
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora import LoraLayer
-from peft.tuners.lora.variants import DoraLinearVariant
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from rollmatch.config.policy import ModelConfig, TunerConfig
 from rollmatch.errors import ConfigError
 from rollmatch.merge.weight import Parts, merge_weight, merges_by_kernel
+
+if TYPE_CHECKING:  # seconds to load; who only asks for a policy's weights needs neither
+    from peft import PeftModel
+    from peft.tuners.lora import LoraLayer
+    from transformers import PreTrainedModel
 
 _VISION, _ALIGNER = re.compile(r"(^|\.)visual\."), re.compile(r"(^|\.)visual\.(deepstack_)?merger")
 
@@ -54,6 +56,8 @@ def load_policy(
 
     Errors: ``AdapterTargetsNothing``, ``NothingToTrain``, ``TiedHeadAdapted``.
     """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
     vision_language = hasattr(AutoConfig.from_pretrained(config.model), "vision_config")
     kind = AutoModelForImageTextToText if vision_language else AutoModelForCausalLM
     model: nn.Module = kind.from_pretrained(
@@ -67,9 +71,9 @@ def load_policy(
     return model
 
 
-def unwrap(model: nn.Module) -> PreTrainedModel:
+def unwrap(model: nn.Module) -> "PreTrainedModel":
     """The Hugging Face model inside an adapter wrapper."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model
+    return cast("PeftModel", model).get_base_model() if _is_adapted(model) else model
 
 
 def count_weights(model: nn.Module) -> tuple[int, int]:
@@ -84,7 +88,7 @@ def without_adapters(model: nn.Module, *, wanted: bool = True) -> Iterator[None]
 
     Errors: ``ReferenceMissing``, where there are no adapters to leave out.
     """
-    adapted = next((module for module in model.modules() if isinstance(module, PeftModel)), None)
+    adapted = next((module for module in model.modules() if _is_adapted(module)), None)
     if not wanted:
         yield
     elif adapted is None:
@@ -94,7 +98,7 @@ def without_adapters(model: nn.Module, *, wanted: bool = True) -> Iterator[None]
             remedy="Set it to lora, or ask for no distance to the reference (beta 0).",
         )
     else:
-        with adapted.disable_adapter():
+        with cast("PeftModel", adapted).disable_adapter():
             yield
 
 
@@ -107,9 +111,10 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """
     adapted: set[int] = set()
     for name, module in model.named_modules():
-        if isinstance(module, LoraLayer):
-            adapted.add(id(module.get_base_layer().weight))
-            yield f"{checkpoint_name(name)}.weight", _merged(module)
+        if _is_adapter(module):
+            layer = cast("LoraLayer", module)
+            adapted.add(id(layer.get_base_layer().weight))
+            yield f"{checkpoint_name(name)}.weight", _merged(layer)
     for name, weight in model.named_parameters():
         if id(weight) not in adapted and "lora_" not in name:
             yield checkpoint_name(name), weight.detach()
@@ -124,7 +129,19 @@ def checkpoint_name(name: str) -> str:
     return name.removeprefix("base_model.model.").replace(".base_layer", "")
 
 
-def _merged(layer: LoraLayer) -> Tensor:
+def _is_adapted(module: nn.Module) -> bool:
+    """Whether this is peft's wrapper."""
+    peft: Any = sys.modules.get("peft")  # where it was never loaded, nothing is adapted
+    return peft is not None and isinstance(module, peft.PeftModel)
+
+
+def _is_adapter(module: nn.Module) -> bool:
+    """Whether this is a layer with adapters."""
+    peft: Any = sys.modules.get("peft")
+    return peft is not None and isinstance(module, peft.tuners.lora.LoraLayer)
+
+
+def _merged(layer: "LoraLayer") -> Tensor:
     """The layer's weight with its active adapters: what peft's merge computes, without putting the result in place."""
     merged: Tensor = layer.get_base_layer().weight.detach()
     parts = _only_parts(layer)
@@ -139,8 +156,10 @@ def _merged(layer: LoraLayer) -> Tensor:
     return merged.detach()
 
 
-def _only_parts(layer: LoraLayer) -> Parts | None:
+def _only_parts(layer: "LoraLayer") -> Parts | None:
     """Of a linear layer with one plain LoRA or DoRA; None for all that only peft knows."""
+    from peft.tuners.lora.variants import DoraLinearVariant
+
     adapters = list(layer.active_adapters)
     known = isinstance(layer.get_base_layer(), nn.Linear) and len(adapters) == 1
     if not known or not isinstance(layer.lora_variant.get(adapters[0]), DoraLinearVariant | None):
@@ -166,7 +185,9 @@ def _freeze(model: nn.Module, tuner: TunerConfig) -> None:
         weight.requires_grad_(not frozen)
 
 
-def _adapt(model: nn.Module, tuner: TunerConfig) -> PeftModel:
+def _adapt(model: nn.Module, tuner: TunerConfig) -> "PeftModel":
+    from peft import LoraConfig, get_peft_model
+
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv3d)]
     wanted = [name for name in names if _is_wanted(name, model, tuner)]
     if not wanted:

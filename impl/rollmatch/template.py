@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from PIL import Image
-from transformers import AutoProcessor, AutoTokenizer
 
 from rollmatch.errors import ConfigError, RolloutError
 from rollmatch.records import Rollout, Sample
@@ -195,6 +194,8 @@ def expand_placeholders(prompt_token_ids: Sequence[int], counts: Sequence[int], 
 
 
 def _load_processor(directory: str | Path, *, needs_images: bool) -> Any:
+    from transformers import AutoProcessor, AutoTokenizer  # a second to load
+
     remedy = "Save preprocessor_config.json and video_preprocessor_config.json beside the model."
     try:
         processor = AutoProcessor.from_pretrained(str(directory))
