@@ -3,7 +3,7 @@
 import pytest
 
 from conformance.scenarios.configs import config_with, problems_of, refusal_of
-from rollmatch.config.effective import num_windows_ahead
+from rollmatch.config.effective import calls_together, num_windows_ahead
 
 LONG = "custom.extra.rollout_matching"
 AHEAD = ("~.overlap=ahead", "~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000")
@@ -86,3 +86,27 @@ def test_a_window_of_several_steps_needs_as_much_staleness():
 )
 def test_windows_in_advance_keep_the_last_step_of_each_within_the_staleness(overrides, expected):
     assert num_windows_ahead(config_with(*overrides)) == expected
+
+
+def test_shares_are_cut_in_pieces_where_calls_are_made_beside_learning():
+    cut = (*SERVED, "~.pieces_per_server=4")
+    assert refusal_of(*cut, "~.overlap=off") == ("late-work-needs-overlap", f"{LONG}.pieces_per_server")
+    config_with(*cut)
+    config_with(*cut, "~.overlap=stream", "training.packing=false")
+    config_with(*SERVED, "~.overlap=off")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), 1),
+        (("~.pieces_per_server=2",), 1),
+        (("~.pieces_per_server=5",), 3),
+        (("~.overlap=stream", "training.packing=false"), 8),
+        (("~.overlap=stream", "training.packing=false", "~.pieces_per_server=2"), 2),
+        (("~.overlap=stream", "training.packing=false", "~.pieces_per_server=6"), 3),
+    ],
+)
+def test_half_of_a_share_that_may_move_is_under_way(overrides, expected):
+    config = config_with(*SERVED, "training.gradient_accumulation_steps=8", *overrides)
+    assert calls_together(config, num_servers=2) == expected

@@ -86,6 +86,8 @@ class Servers:
     writing: list = field(default_factory=list)
     """The versions under which calls began that are under way."""
     told: str = ""
+    asked: list = field(default_factory=list)
+    """Sample ids, by the order of the calls."""
 
     def push(self, weights, *, version):
         self.monitor.act(do("push begins"))
@@ -96,6 +98,7 @@ class Servers:
     def generate_on(self, server_index, requests, decoding, *, start):
         self.monitor.act(do("first token"))
         first = self.policy_version
+        self.asked += [request.sample.sample_id for request in requests]
         self.writing.append(first)
         self._judge(first)
         self.monitor.act(do("last token"))
@@ -121,6 +124,7 @@ class AheadWorld:
     callers: int = 1
     size: int = 1
     max_staleness: int = 1
+    pieces: int = 1
     fenced: bool = True
     kind: type = Prefetch
     consumed: list = field(default_factory=list)
@@ -128,7 +132,9 @@ class AheadWorld:
     def __post_init__(self):
         self.monitor = ScheduledMonitor()
         self.servers = Servers(self.monitor, num_servers=self.num_servers)
-        rules = PrefetchRules(max_windows=self.max_staleness + 1, callers_per_server=self.callers)
+        rules = PrefetchRules(
+            max_windows=self.max_staleness + 1, callers_per_server=self.callers, pieces_per_server=self.pieces
+        )
         self.prefetch = self.kind(self.servers, GREEDY, rules, monitor=self.monitor)
         self.fence = Fence(self.servers, Ranks(), Silent())
         self.fence.quiet = self.prefetch.quiet if self.fenced else nullcontext
@@ -156,5 +162,8 @@ class AheadWorld:
         return waiting, inside, engine, tuple(self.consumed)
 
     def problem(self):
+        asked = self.servers.asked
+        if len(asked) != len(set(asked)):
+            return f"asked for {asked}"
         in_order = self.consumed == list(range(len(self.consumed)))
         return self.servers.told or ("" if in_order else f"consumed {self.consumed}")

@@ -1,6 +1,7 @@
 """prefetch: overlap, staleness, order, and that nobody waits for ever."""
 
 import time
+from collections import deque
 
 import pytest
 
@@ -169,6 +170,28 @@ def test_every_order_ends_and_no_response_has_two_versions(shape):
     found = explore(lambda: AheadWorld(**shape))
     assert [(trouble.problem, trouble.order) for trouble in found.troubles] == []
     assert found.num_orders > 100
+
+
+class Forgetful(Prefetch):
+    """What moves to another server also stays where it was."""
+
+    def _begin(self, server):
+        before = [deque(queue) for queue in self._queues]
+        lot = super()._begin(server)
+        if lot is not None and all(lot not in queue for queue in before):
+            self._queues[1 - server].append(lot._replace(server_index=1 - server))
+        return lot
+
+
+LATE = {"num_steps": 1, "num_servers": 2, "size": 2, "pieces": 2}
+
+
+def test_late_work_moves_in_every_order_and_is_asked_for_once():
+    found = explore(lambda: AheadWorld(**LATE))
+    assert [(trouble.problem, trouble.order) for trouble in found.troubles] == []
+    assert found.num_orders > 100
+    told = {trouble.problem for trouble in explore(lambda: AheadWorld(**LATE, kind=Forgetful)).troubles}
+    assert any(problem.startswith("asked for") for problem in told), "the scheduler sees what is asked for twice"
 
 
 @pytest.mark.parametrize(

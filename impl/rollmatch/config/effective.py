@@ -104,3 +104,12 @@ def num_windows_ahead(config: RunConfig) -> int:
     """
     staleness = config.custom.extra.rollout_matching.max_staleness - int(config.training.packing)
     return (staleness + 1) // steps_per_window(config) - 1
+
+
+def calls_together(config: RunConfig, *, num_servers: int) -> int:
+    """Calls of one step that a server has under way at a time: its whole share, or half of it where late work moves."""
+    rules = config.custom.extra.rollout_matching
+    parts = config.training.gradient_accumulation_steps if rules.overlap == "stream" else 1
+    if rules.pieces_per_server == 1:
+        return parts
+    return -(-max(rules.pieces_per_server, -(-parts // num_servers)) // 2)

@@ -10,6 +10,7 @@ from rollmatch.errors import ConfigError
 
 OVERLAP = f"{ROLLOUT_MATCHING}.overlap"
 STALENESS = f"{ROLLOUT_MATCHING}.max_staleness"
+PIECES = f"{ROLLOUT_MATCHING}.pieces_per_server"
 GRPO = "custom.extra.grpo"
 
 
@@ -43,6 +44,12 @@ class CarryNeedsStaleness(ConfigError):
     code = "carry-needs-staleness"
 
 
+class LateWorkNeedsOverlap(ConfigError):
+    """Shares of a step are cut in pieces where calls are made beside learning."""
+
+    code = "late-work-needs-overlap"
+
+
 class WindowNeedsStaleness(ConfigError):
     """A window that is asked for while another one is learnt is as old as both are long when its last step learns."""
 
@@ -61,6 +68,13 @@ def _servers(config: RunConfig) -> Iterator[ConfigError]:
         problem = f"is {rules.overlap}, but rollouts are made in the learner's own process"
         remedy = "Set rollout_backend vllm and vllm.mode server, or overlap off."
         yield OverlapNeedsServers(problem, key=OVERLAP, remedy=remedy)
+
+
+def _pieces(config: RunConfig) -> Iterator[ConfigError]:
+    rules = config.custom.extra.rollout_matching
+    if rules.pieces_per_server > 1 and rules.overlap == "off":
+        problem, remedy = f"is {rules.pieces_per_server}, but overlap is off", "Set it to 1, or overlap to ahead."
+        yield LateWorkNeedsOverlap(problem, key=PIECES, remedy=remedy)
 
 
 def _variant(config: RunConfig) -> Iterator[ConfigError]:
@@ -117,6 +131,7 @@ _VARIANT = "custom.trainer_variant"
 _REUSE = (f"{GRPO}.steps_per_generation", f"{GRPO}.num_iterations")
 OVERLAP_RULES: tuple[Rule, ...] = (
     Rule(reads=(OVERLAP, f"{ROLLOUT_MATCHING}.rollout_backend", f"{ROLLOUT_MATCHING}.vllm.mode"), check=_servers),
+    Rule(reads=(OVERLAP, PIECES), check=_pieces),
     Rule(reads=(OVERLAP, _VARIANT, "custom.extra.environment.name"), check=_variant),
     Rule(reads=(OVERLAP, _VARIANT, STALENESS, "training.packing"), check=_packed),
     Rule(reads=(OVERLAP, _VARIANT, STALENESS, "training.packing", *_REUSE), check=_window),

@@ -155,11 +155,14 @@ def make_overlap(
         return None, None
     streams = rules.overlap == "stream"
     lead = effective.num_windows_ahead(config)
+    servers = cast(LotBackend, backend)
+    together = effective.calls_together(config, num_servers=servers.num_servers)
     bounds = PrefetchRules(
         max_windows=1 if streams else lead + 1,
-        callers_per_server=training.gradient_accumulation_steps if streams else lead,
+        callers_per_server=together if streams else lead * together,
+        pieces_per_server=rules.pieces_per_server,
     )
-    prefetch = Prefetch(cast(LotBackend, backend), decoding, bounds)
+    prefetch = Prefetch(servers, decoding, bounds)
     # Versions count windows: more may pass only while a segment waits for its row.
     return prefetch, None if streams else Ahead(prefetch, max_staleness=lead + int(training.packing), lead=lead)
 

@@ -1,7 +1,8 @@
 """Rollouts that are made while the learner learns: who may call a server when, and what the learner waits for.
 
 The learner (main thread) asks for windows, collects them in order and holds all calls while weights move; callers
-(threads, some per server) take lots of requests off their server's queue, one call at a time. States of a caller::
+(threads, some per server) take lots of requests off their server's queue, or off another one's where late work moves,
+one call at a time. States of a caller::
 
     waiting --(a lot, not held, room)--> calling --(answer)--> waiting
                                               \\--(error)--> the learner raises it at its next word with us
@@ -23,6 +24,8 @@ from typing import Protocol
 from rollmatch.errors import FAILURES, RolloutError
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.call import Call
+from rollmatch.rollout.late_work import next_lot
 from rollmatch.rollout.lot import Lot, cut_lots
 from rollmatch.rollout.monitor import Monitor, ThreadMonitor
 from rollmatch.rollout.window import Window
@@ -70,28 +73,14 @@ class LotBackend(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchRules:
-    """Bounds. ``max_windows`` counts the one that is learnt next."""
+    """Bounds. ``max_windows`` counts the one that is learnt next; with ``pieces_per_server`` late work moves."""
 
     max_windows: int
     callers_per_server: int
+    pieces_per_server: int = 1
     max_bytes: int = 256 * 2**20
     """Of rollouts that wait; beyond it only the window that is learnt next is asked for."""
     stuck_after_s: float = 8.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One call that was answered; times are unix seconds."""
-
-    lot: Lot
-    began: float
-    ended: float
-    policy_version: int
-    num_tokens: int
-
-    def as_list(self) -> list[float]:
-        """For the journal: server, begin, end, optimizer step."""
-        return [self.lot.server_index, round(self.began, 3), round(self.ended, 3), self.lot.step]
 
 
 class Prefetch:
@@ -125,7 +114,7 @@ class Prefetch:
                 told = f"step {step} is asked for while steps {sorted(self.windows)} are on their way"
                 raise PrefetchOverfull(told, key=str(step), remedy="This is a mistake in the program.")
             self.windows[step] = Window(step, tuple(requests), tuple(parts))
-            for lot in cut_lots(step, parts, self.backend.num_servers):
+            for lot in cut_lots(step, parts, self.backend.num_servers, pieces=self.rules.pieces_per_server):
                 self._queues[lot.server_index].append(lot)
             self.monitor.tell()
 
@@ -253,20 +242,26 @@ class Prefetch:
         """The next lot, as soon as it may be asked for; None at the end."""
         with self.monitor:
             self.monitor.wait(lambda: self._ends or self._may_begin(server))
-            if self._ends:
+            lot = None if self._ends else self._next(server)
+            if lot is None:
                 return None
-            lot = self._queues[server].popleft()
+            self._queues[lot.server_index].remove(lot)
+            lot = lot._replace(server_index=server)
             self._in_flight[lot] = self.clock()
             return lot
+
+    def _next(self, server: int) -> Lot | None:
+        return next_lot(self._queues, server, moves=self.rules.pieces_per_server > 1)
 
     @property
     def _ends(self) -> bool:
         return self._closed or self._failure is not None
 
     def _may_begin(self, server: int) -> bool:
-        if self._held or not self._queues[server]:
+        lot = None if self._held else self._next(server)
+        if lot is None:
             return False
-        is_next = self._queues[server][0].step == min(self.windows)
+        is_next = lot.step == min(self.windows)
         return is_next or sum(window.num_bytes for window in self.windows.values()) < self.rules.max_bytes
 
     def _answer(self, lot: Lot) -> None:

@@ -1,0 +1,163 @@
+"""An idle server takes what a slow one has not begun; each request is asked for once, and the journal says where."""
+
+import threading
+import time
+from collections import deque
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.scenarios.prefetching import GREEDY, requests_of
+from conformance.sync.native_double import NativeDouble, serving
+from rollmatch.journal import Journal, read_journal
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.late_work import next_lot
+from rollmatch.rollout.lot import Lot, cut_lots
+from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
+from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.wire.client.session import ClientSettings, RolloutServer, connect_all
+
+NUM_REQUESTS, PIECES = 16, 4
+TEMPLATE = SimpleNamespace(
+    messages=lambda sample: [{"role": "user", "content": "?"}],
+    banned_ids=(7,),
+    vocabulary=SimpleNamespace(stop_id=9, stop_token="<|im_end|>"),
+)
+LOTS = st.lists(
+    st.builds(Lot, st.integers(0, 2), st.just(0), st.integers(0, 5), st.integers(6, 9)), min_size=0, max_size=4
+)
+
+
+@given(st.lists(LOTS, min_size=1, max_size=3))
+def test_a_server_without_own_work_of_the_earliest_step_takes_the_end_of_the_longest_queue(told):
+    queues = [deque(lot._replace(server_index=place) for lot in sorted(lots)) for place, lots in enumerate(told)]
+    waiting = [lot for queue in queues for lot in queue]
+    earliest = min((lot.step for lot in waiting), default=None)
+    for server, own in enumerate(queues):
+        assert next_lot(queues, server, moves=False) == (own[0] if own else None)
+        lot = next_lot(queues, server, moves=True)
+        assert (lot is None) == (not waiting)
+        if lot is None:
+            continue
+        assert lot.step == earliest, "what is learnt next comes first"
+        mine = [each for each in own if each.step == earliest]
+        assert lot == mine[0] if mine else lot.server_index != server
+        if not mine:
+            longest = max(sum(each.stop - each.start for each in q if each.step == earliest) for q in queues)
+            its = [each for each in queues[lot.server_index] if each.step == earliest]
+            assert lot == its[-1]
+            assert sum(each.stop - each.start for each in its) == longest
+
+
+@given(
+    parts=st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    num_servers=st.integers(1, 4),
+    pieces=st.integers(1, 6),
+)
+def test_pieces_cut_the_chunks_further_and_evenly(parts, num_servers, pieces):
+    whole, lots = (cut_lots(0, parts, num_servers, pieces=number) for number in (1, pieces))
+    assert [i for lot in lots for i in range(lot.start, lot.stop)] == list(range(sum(parts)))
+    server_of = {i: lot.server_index for lot in whole for i in range(lot.start, lot.stop)}
+    assert all({server_of[i] for i in range(lot.start, lot.stop)} == {lot.server_index} for lot in lots)
+    (only,) = [cut_lots(0, (sum(parts),), 1, pieces=pieces)]
+    sizes = [lot.stop - lot.start for lot in only]
+    assert len(sizes) == min(pieces, sum(parts))
+    assert max(sizes) - min(sizes) <= 1
+
+
+class SlowServer(NativeDouble):
+    """Answers its calls when ``gate`` opens."""
+
+    gate = None
+
+    def infer(self, body):
+        assert self.gate is None or self.gate.wait(30)
+        return super().infer(body)
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Two real HTTP servers, the first of which answers nothing while ``gate`` is closed; and calls beside learning."""
+    opened = []
+
+    def make(*, pieces, gate=None):
+        doubles = [SlowServer({"a": torch.zeros(1)}, policy_version=1) for _ in range(2)]
+        doubles[0].gate = gate
+        front = serving(*doubles)
+        servers = [RolloutServer(url, ClientSettings(timeout_s=5)) for url in front.__enter__()]
+        opened.append(lambda: front.__exit__(None, None, None))
+        connect_all(servers)
+        path = tmp_path / f"{len(opened)}.jsonl"
+        backend = VllmServerBackend(servers, TEMPLATE, Ranks(), sender=None, journal=Journal(path))
+        backend.push([], version=1)
+        rules = PrefetchRules(max_windows=1, callers_per_server=pieces // 2 or 1, pieces_per_server=pieces)
+        prefetch = Prefetch(backend, GREEDY, rules)
+        opened.append(prefetch.close)
+        with prefetch.quiet():
+            pass
+        prefetch.ask(0, requests_of(0, NUM_REQUESTS), (NUM_REQUESTS,))
+        return SimpleNamespace(prefetch=prefetch, urls=[server.base_url for server in servers], journal=path)
+
+    yield make
+    for close in reversed(opened):
+        close()
+
+
+def seeds_by_server(run):
+    """As the journal tells; a seed stands for one request of the run."""
+    told = {url: [] for url in run.urls}
+    for event in read_journal(run.journal):
+        if event["event"] == "called":
+            told[event["server"]] += [seed for sent in event["sent"] for seed in sent["seeds"]]
+    return list(told.values())
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_what_a_slow_server_has_not_begun_is_written_by_the_idle_one(make_run):
+    gate = threading.Event()
+    run, usual = make_run(pieces=PIECES, gate=gate), make_run(pieces=1)
+    under_way = NUM_REQUESTS // 2 * (PIECES // 2) // PIECES
+    until(lambda: len(seeds_by_server(run)[1]) == NUM_REQUESTS - under_way)
+    assert not run.prefetch.is_complete(0), "what the slow server has begun stays there"
+    gate.set()
+    (rollouts, num_again), (expected, _) = (each.prefetch.collect(0, min_version=1) for each in (run, usual))
+    assert rollouts == expected, "the same answers in the same order"
+    assert num_again == 0
+    slow, idle = seeds_by_server(run)
+    seeds = [request.seed for request in requests_of(0, NUM_REQUESTS)]
+    assert sorted(slow) == seeds[:under_way]
+    assert sorted(slow + idle) == seeds, "each request is asked for once"
+    assert [sorted(each) for each in seeds_by_server(usual)] == [seeds[: NUM_REQUESTS // 2], seeds[NUM_REQUESTS // 2 :]]
+
+
+def test_the_timeline_tells_which_server_was_asked_for_what(make_run):
+    gate = threading.Event()
+    run = make_run(pieces=PIECES, gate=gate)
+    until(lambda: len(seeds_by_server(run)[1]) == NUM_REQUESTS - 4)
+    gate.set()
+    run.prefetch.collect(0, min_version=1)
+    calls = [call.as_list() for call in run.prefetch.take_calls()]
+    told = [[], []]
+    for server, _, _, step, start, stop in calls:
+        assert step == 0
+        told[server] += range(start, stop)
+    assert [sorted(each) for each in told] == [[0, 1, 2, 3], list(range(4, NUM_REQUESTS))]
+
+
+def test_a_share_that_is_not_cut_stays_with_its_server(make_run):
+    gate = threading.Event()
+    run = make_run(pieces=1, gate=gate)
+    until(lambda: len(seeds_by_server(run)[1]) == NUM_REQUESTS // 2)
+    time.sleep(0.2)
+    assert len(seeds_by_server(run)[1]) == NUM_REQUESTS // 2
+    gate.set()
+    assert len(run.prefetch.collect(0, min_version=1)[0]) == NUM_REQUESTS
