@@ -14,6 +14,13 @@ from rollmatch.journal import read_journal
 
 TIMEOUT_S = 240
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+FORKED = ("-m", "conformance.launch.forked_ranks")
+"""Two ranks without torchrun, which would load everything three times; behind it the modules to load once."""
+MODEL_LOADED = ",safetensors.torch," + ",".join(
+    f"transformers.models.{name}"
+    for name in ("auto.processing_auto", "qwen3_vl.modeling_qwen3_vl", "qwen3_vl.processing_qwen3_vl")
+)
+"""What a rank with the digits' model loads."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
 RANKED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 HF = (

@@ -1,25 +1,20 @@
-"""Two real learner ranks under torchrun, sharded by FSDP2: rank 0 alone syncs, both ask, and both fail alike."""
+"""Two real learner ranks, sharded by FSDP2: rank 0 alone syncs, both ask, and both fail alike."""
 
 import json
-import os
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from conformance.launch.started import FORKED, started
 from conformance.sync.native_double import NativeDouble, serving
 from conformance.sync.ranks_of_learner import make_model, train
 from conformance.wire.instance import free_port
 from rollmatch.journal import read_journal
 
 SCRIPT = Path(__file__).with_name("ranks_of_learner.py")
-ROOT = Path(__file__).parents[2]
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-PATIENCE_S = 120
 
 
 @pytest.fixture(scope="module")
@@ -27,27 +22,14 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     double = NativeDouble({name: weight.detach() * 0 for name, weight in make_model().named_parameters()})
     with serving(double) as (url,):
-        command = [sys.executable, *TORCHRUN, str(SCRIPT), url, str(free_port()), str(folder)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(command, env=environment, cwd=ROOT)
-        try:
-            wait_for(lambda: all((folder / f"ready{rank}").exists() for rank in (0, 1)), process)
+        words = ("conformance.sync.ranks_of_learner", str(SCRIPT), url, str(free_port()), str(folder))
+        with started([sys.executable, *FORKED, *words], folder / "told.txt") as ranks:
+            ranks.wait_until(lambda: all((folder / f"ready{rank}").exists() for rank in (0, 1)))
             double.served_before = dict(double.served)
             double.faults = {"refuse": "tensor-shape-mismatch"}
             (folder / "go").touch()
-            assert process.wait(PATIENCE_S) == 0
-        finally:
-            process.terminate()
-            process.wait()
+            assert ranks.wait() == 0, ranks.told()
         yield folder, double
-
-
-def wait_for(condition, process):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def saw(folder, rank):

@@ -17,7 +17,7 @@ from rollmatch.trainer import RolloutTrainer
 SMALL = (
     "custom.extra.rollout_matching.rollout_backend=hf",
     "custom.extra.rollout_matching.rollout_generate_batch_size=8",
-    "custom.extra.rollout_matching.max_new_tokens=64",
+    "custom.extra.rollout_matching.max_new_tokens=32",
     "custom.extra.rollout_matching.vllm.max_model_len=null",
     "training.max_steps=1",
     "training.per_device_train_batch_size=4",

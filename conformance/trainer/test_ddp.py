@@ -11,11 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.launch.started import HF, TORCHRUN, journal_of, started, train_command
+from conformance.launch.started import FORKED, HF, MODEL_LOADED, journal_of, started, train_command
 from conformance.trainer.small_run import events, make_trainer, step_between, weights_of
 from rollmatch.launch.run_directory import last_checkpoint
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
+LOADED = "conformance.trainer.turns" + MODEL_LOADED
+"""What the worker loads first."""
 ACCELERATE = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
 """``--multi_gpu`` means several processes here: ``accelerate launch --cpu`` starts only one without MPI."""
 TWO_STEPS = ("training.packing=true", "training.max_steps=2", "training.learning_rate=0.1")
@@ -28,7 +30,7 @@ def two_ranks(tmp_path_factory):
     """Two ranks of two samples each."""
     folder = tmp_path_factory.mktemp("two_ranks")
     overrides = (*TWO_STEPS, "training.per_device_train_batch_size=2")
-    command = [sys.executable, *TORCHRUN, str(WORKER), "digits", str(folder), *overrides]
+    command = [sys.executable, *FORKED, LOADED, str(WORKER), "digits", str(folder), *overrides]
     with started(command, folder / "told.txt") as running:
         assert running.wait() == 0, running.told()
     return folder

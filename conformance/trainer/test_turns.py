@@ -9,11 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.launch.started import TORCHRUN, journal_of, started
+from conformance.launch.started import FORKED, MODEL_LOADED, journal_of, started
 from conformance.trainer.small_run import events, step_between, weights_of
 from conformance.trainer.turns import make_trainer
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
+LOADED = "conformance.trainer.turns" + MODEL_LOADED
+"""What the worker loads first."""
 JUDGED = {"vineppo": "valued", "vineppo_mcts": "valued", "grpo": "rewarded"}
 
 
@@ -41,7 +43,8 @@ def test_a_run_that_goes_on_in_mid_window_learns_what_it_would_have_learnt(varia
 def two_ranks(tmp_path_factory):
     """Two ranks of one sample a step each."""
     folder = tmp_path_factory.mktemp("two_ranks")
-    command = [sys.executable, *TORCHRUN, str(WORKER), "turns", str(folder), "training.per_device_train_batch_size=1"]
+    words = ("turns", str(folder), "training.per_device_train_batch_size=1")
+    command = [sys.executable, *FORKED, LOADED, str(WORKER), *words]
     with started(command, folder / "told.txt") as running:
         assert running.wait() == 0, running.told()
     return folder

@@ -1,0 +1,61 @@
+"""Two ranks as torchrun starts them, but that load everything once: both fork from a process that has.
+
+    python -m conformance.launch.forked_ranks MODULE,... SCRIPT ARGUMENT...
+
+Each runs the script with the ranks' environment; where one fails the other is ended, as by torchrun.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from importlib import import_module
+from typing import NoReturn
+
+from rollmatch.launch.learner import set_environment
+from rollmatch.startup import leave, loading
+
+NUM_RANKS = 2
+
+
+def start(rank: int, place: dict[str, str], words: list[str]) -> int:
+    """Its process id."""
+    if process_id := os.fork():
+        return process_id
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)} | place
+    sys.argv[:] = words
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except BaseException:  # noqa: BLE001 - nothing may go on into the parent's code
+        traceback.print_exc()
+        leave(1)
+    return leave(0)
+
+
+def main(modules: str, *words: str) -> NoReturn:
+    """Ends with 1 where a rank has failed."""
+    set_environment()
+    with loading():
+        for name in modules.split(","):
+            import_module(name)
+    from conformance.wire.instance import free_port  # it loads torch
+
+    num = str(NUM_RANKS)
+    place = {"WORLD_SIZE": num, "LOCAL_WORLD_SIZE": num, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    running = {start(rank, place, list(words)) for rank in range(NUM_RANKS)}
+    failed = False
+    while running:
+        ended, status = os.wait()
+        running.discard(ended)
+        if status and not failed:
+            failed = True
+            for process_id in running:
+                with suppress(ProcessLookupError):
+                    os.kill(process_id, signal.SIGTERM)
+    leave(int(failed))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
