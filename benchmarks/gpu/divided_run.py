@@ -111,6 +111,8 @@ class DividedRun:
         (self.folder / "trace.jsonl").write_text("".join(json.dumps(event) + "\n" for event in trace))
         kinds = {name: [event for event in first if event["event"] == name] for name in ("step", "synced", "evaluated")}
         later = kinds["step"][1:] or kinds["step"]
+        response_len = statistics.mean(event["response_len"] for event in later)
+        segment_len = statistics.mean(event["learn_tokens"] / event["segments"] for event in later)
         return {
             "division": str(self.division),
             "steps": len(kinds["step"]),
@@ -123,6 +125,8 @@ class DividedRun:
             "phase_s": {
                 name: statistics.median(event["phase_s"][name] for event in later) for name in later[0]["phase_s"]
             },
+            "response_len": response_len,
+            "prompt_len": segment_len - response_len,
             "rollout_tok_s": statistics.median(event["rollout_tok_s"] for event in later),
         }
 

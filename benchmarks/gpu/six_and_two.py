@@ -121,7 +121,7 @@ class Stages:
             / statistics.median(told["broadcast_s"]),
             "server / engine x replicas": statistics.median(samples["engine"]) / statistics.median(samples["server"]),
         }
-        return told | {"forecasts": forecasts(run, self.options.gpus)}
+        return told | {"forecasts": forecasts(run, self.options.gpus, told["prompt_len"], told["response_len"])}
 
     def _run(self, stage, division, overrides):
         steps, folder = self.scale["steps"][stage], self.folder / f"{stage}-{division}"
@@ -150,9 +150,10 @@ def broadcast(num_bytes, num_ranks):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def forecasts(run, num_gpus):
-    """Of the planner, for every division of such a machine."""
-    command = [*cli_command("plan", GRPO, *run.overrides), "--gpus", str(num_gpus), "--json"]
+def forecasts(run, num_gpus, prompt_len, response_len):
+    """Of the planner, for every division of such a machine and for rollouts as long as they were."""
+    lengths = ("--prompt-tokens", str(round(prompt_len)), "--response-tokens", str(round(response_len)))
+    command = [*cli_command("plan", GRPO, *run.overrides), "--gpus", str(num_gpus), *lengths, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     return [
         {name: one[name] for name in ("name", "rollout_s", "learn_s", "sync_s", "step_s", "problem")}
