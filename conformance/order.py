@@ -33,13 +33,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _how_slow(item: pytest.Item) -> int:
-    """Quick, engines that are shared, processes, other engines, whole runs with engines."""
+    """Quick, processes, other engines, all that share one (many files, one worker), whole runs."""
     starts_processes = item.path.parent.name in ROOMS_OF_PROCESSES
     if item.nodeid.partition("::")[0] in SHARING:
-        return 1
+        return 3
+    if item.get_closest_marker("slow"):
+        return 4
     if item.get_closest_marker("engine"):
-        return 4 if starts_processes else 3
-    return 2 if starts_processes else 0
+        return 4 if starts_processes else 2
+    return 1 if starts_processes else 0
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,18 +8,19 @@ import pytest
 from conformance.order import SHARING, pytest_collection_modifyitems, pytest_xdist_make_scheduler
 
 
-def item(path, *fixtures, engine=False):
+def item(path, *fixtures, marker=None):
     return SimpleNamespace(
         nodeid=f"{path}::test_one",
         path=Path(path),
         fixturenames=fixtures,
-        get_closest_marker=lambda name: engine and name == "engine",
+        get_closest_marker=lambda name: name == marker,
     )
 
 
 QUICK, PROCESSES = item("conformance/learn/test_pack.py"), item("conformance/launch/test_train_resume.py")
-SHARER = item("conformance/wire/test_engine_sync.py", "instance", engine=True)
-OWN, WHOLE = (item(f"conformance/{name}", engine=True) for name in ("wire/test_engine_stock.py", "launch/test_run.py"))
+SHARER = item("conformance/wire/test_engine_sync.py", "instance", marker="engine")
+OWN = item("conformance/wire/test_engine_stock.py", marker="engine")
+WHOLE, SLOW = item("conformance/launch/test_run.py", marker="engine"), item("conformance/test_it.py", marker="slow")
 
 
 @pytest.mark.parametrize("worker", [None, "gw0"])
@@ -27,10 +28,10 @@ def test_quick_tests_come_first_alone_and_last_among_workers(monkeypatch, worker
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     if worker:
         monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
-    items = [WHOLE, SHARER, QUICK, OWN, PROCESSES]
+    items = [WHOLE, SHARER, QUICK, OWN, SLOW, PROCESSES]
     pytest_collection_modifyitems(items)
-    expected = [QUICK, SHARER, PROCESSES, OWN, WHOLE]
-    assert items == (expected[::-1] if worker else expected)
+    expected = [*(WHOLE, SLOW), SHARER, OWN, PROCESSES, QUICK]
+    assert items == (expected if worker else [QUICK, PROCESSES, OWN, SHARER, WHOLE, SLOW])
 
 
 def test_a_file_that_shares_an_engine_and_does_not_say_so_is_refused():

@@ -7,33 +7,39 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rollmatch.launch.learner import set_environment
+from rollmatch.startup import leave, loading
 
 set_environment()
 
 SHARES = {0: range(5), 1: range(5, 8)}
 """Scenes of each rank: not as many."""
+MAX_NEW_TOKENS = 40
+"""Enough for two objects; two engines that step together wait for each other at every layer."""
 
 
 def main(folder: Path) -> None:
-    import torch.distributed as dist
+    with loading():
+        import torch.distributed as dist
 
-    from conformance.rollout.digits import GREEDY, load_model, perturb, requests_for, scenes
-    from conformance.rollout.engine import open_engine
-    from rollmatch.model import merged_weights
-    from rollmatch.ranks import Ranks
+        from conformance.rollout.digits import load_model, perturb, requests_for, scenes
+        from conformance.rollout.engine import open_engine
+        from rollmatch.model import merged_weights
+        from rollmatch.ranks import Ranks
+        from rollmatch.rollout.backend import Decoding
 
     dist.init_process_group("gloo")
+    decoding = Decoding(max_new_tokens=MAX_NEW_TOKENS)
     ranks = Ranks.from_environment()
     backend = open_engine(ranks, tensor_parallel_size=2)
     model, answers = load_model(), {}
     requests = requests_for([scenes()[place] for place in SHARES[ranks.rank]], rank=ranks.rank)
     for version, name in enumerate(("original", "perturbed"), start=1):
         backend.push(merged_weights(model), version=version)
-        rollouts = backend.generate(requests, GREEDY)
+        rollouts = backend.generate(requests, decoding)
         answers[name] = [[rollout.request_id, rollout.response_token_ids] for rollout in rollouts]
         perturb(model, seed=1, scale=0.3)
     backend.push(merged_weights(load_model()), version=3)
-    idle = backend.generate(requests if ranks.is_primary else [], GREEDY)
+    idle = backend.generate(requests if ranks.is_primary else [], decoding)
     answers["one rank idle"] = [[rollout.request_id, rollout.response_token_ids] for rollout in idle]
     (folder / f"rank{ranks.rank}.json").write_text(json.dumps(answers))
     backend.close()
@@ -41,3 +47,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave(0)

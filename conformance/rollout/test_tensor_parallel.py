@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from conformance.launch.started import TORCHRUN, started
-from conformance.rollout.digits import GREEDY, load_model, perturb, requests_for, scenes, template_of, tokens_of
-from conformance.rollout.tensor_parallel_worker import SHARES
+from conformance.rollout.digits import load_model, perturb, requests_for, scenes, template_of, tokens_of
+from conformance.rollout.tensor_parallel_worker import MAX_NEW_TOKENS, SHARES
+from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.hf import HfBackend
 
 pytestmark = pytest.mark.engine
@@ -30,7 +31,9 @@ def expected():
     requests = requests_for(scenes()[:8])
     model, responses = load_model(), {}
     for name in ("original", "perturbed"):
-        rollouts = HfBackend(model, template_of(), batch_size=8).generate(requests, GREEDY)
+        rollouts = HfBackend(model, template_of(), batch_size=8).generate(
+            requests, Decoding(max_new_tokens=MAX_NEW_TOKENS)
+        )
         responses[name] = [list(tokens) for tokens in tokens_of(rollouts)]
         perturb(model, seed=1, scale=0.3)
     return responses

@@ -4,7 +4,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from conformance.rollout.digits import GREEDY, load_model, perturb, requests_for, scenes, template_of
-from conformance.wire.calls import Learner
+from conformance.wire.calls import Learner, text_batch
 from conformance.wire.instance import free_port
 from conformance.wire.stand_in import make_stand_in
 from rollmatch.model import merged_weights
@@ -118,3 +118,25 @@ def policies(scene_requests):
     made = [Policy(seed, scene_requests) for seed in range(3)]
     assert len({str(policy.responses) for policy in made}) == 3
     return made
+
+
+class LongResponses:
+    """What some prompts are answered at length, greedily: much longer than a sync takes."""
+
+    def __init__(self):
+        self.prompts = text_batch([[7, 8, i] for i in range(24)])
+        self._by_policy = {}
+
+    def write(self, server):
+        return server.infer(self.prompts, max_tokens=480, ignore_eos=True)
+
+    def of(self, policy, server):
+        """By a server that holds the policy; asked for once."""
+        if policy not in self._by_policy:
+            self._by_policy[policy], _ = self.write(server)
+        return self._by_policy[policy]
+
+
+@pytest.fixture(scope="session")
+def long_responses():
+    return LongResponses()

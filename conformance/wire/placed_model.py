@@ -10,15 +10,18 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file
-from vllm.config import set_current_vllm_config
-from vllm.distributed import init_distributed_environment, initialize_model_parallel, model_parallel_is_initialized
-from vllm.engine.arg_utils import EngineArgs
-from vllm.model_executor.model_loader.utils import initialize_model
+from rollmatch.startup import leave, loading
 
-from rollmatch.wire.worker.places import learn_places
-from rollmatch.wire.worker.writing import write_tensors
+with loading():
+    import torch
+    from safetensors.torch import load_file
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel, model_parallel_is_initialized
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    from rollmatch.wire.worker.places import learn_places
+    from rollmatch.wire.worker.writing import write_tensors
 
 
 def configured(directory, size):
@@ -79,3 +82,4 @@ if __name__ == "__main__":
     own_rank, num_ranks, file, *directories = sys.argv[1:]
     for where in directories:
         print("FOUND " + json.dumps(compare(where, int(own_rank), int(num_ranks), file)), flush=True)  # noqa: T201
+    leave(0)

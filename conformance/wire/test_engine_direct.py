@@ -105,15 +105,15 @@ def test_nothing_is_generated_from_the_first_byte_to_the_commit(sender, server, 
     assert server.infer(text_batch([[5]]), max_tokens=2)[1] == [server.version]
 
 
-def test_what_runs_is_written_whole_under_one_version(sender, server, policies):
-    prompts, sampling = text_batch([[7, 8, i] for i in range(64)]), {"max_tokens": 480, "ignore_eos": True}
+def test_what_runs_is_written_whole_under_one_version(sender, server, policies, long_responses):
     push(sender, server, policies[1].weights)
-    old, _ = server.infer(prompts, **sampling)
-    call = in_thread(server.infer, prompts, **sampling)
+    old = long_responses.of(policies[1], server)
+    call = in_thread(long_responses.write, server)
     while not server.health()["running"]:
         pass
     push(sender, server, policies[2].weights)
-    new, _ = server.infer(prompts, **sampling)
+    new = long_responses.of(policies[2], server)
+    assert new != old
     responses, versions = call.result()
     by_version = {server.version - 1: old, server.version: new}
     for place, (ids, version) in enumerate(zip(responses, versions, strict=True)):

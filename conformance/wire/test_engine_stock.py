@@ -2,7 +2,8 @@
 
 import pytest
 
-from conformance.rollout.digits import GREEDY, load_model, template_of, tokens_of
+from conformance.launch.one_step import take_a_step
+from conformance.rollout.digits import CONFIG, GREEDY, load_model, template_of, tokens_of
 from conformance.rollout.logprobs import TOLERANCE, farthest_apart
 from conformance.wire.instance import free_port
 from conformance.wire.stock import stock_server
@@ -22,15 +23,25 @@ AS_SAMPLED = ("--logprobs-mode", "processed_logprobs")
 
 
 @pytest.fixture(scope="module")
-def backend(tmp_path_factory):
+def stock(tmp_path_factory):
     with stock_server(tmp_path_factory.mktemp("stock"), *AS_SAMPLED) as url:
-        server = RolloutServer(url, ClientSettings(timeout_s=60))
-        server.connect()
-        assert server.dialect.name == "vllm"
-        meeting = Meeting(host="127.0.0.1", port=free_port(), client="test", timeout_s=10, join_timeout_s=30)
-        made = VllmServerBackend([server], template_of(), Ranks(), sender=make_sender([server], [0], meeting))
-        yield made
-        made.close()
+        yield url
+
+
+@pytest.fixture(scope="module")
+def backend(stock):
+    server = RolloutServer(stock, ClientSettings(timeout_s=60))
+    server.connect()
+    assert server.dialect.name == "vllm"
+    meeting = Meeting(host="127.0.0.1", port=free_port(), client="test", timeout_s=10, join_timeout_s=30)
+    made = VllmServerBackend([server], template_of(), Ranks(), sender=make_sender([server], [0], meeting))
+    yield made
+    made.close()
+
+
+def test_a_learner_takes_a_step_on_pictures_and_leaves_room_for_the_next(stock, tmp_path):
+    """First: the server takes one learner at a time."""
+    take_a_step(CONFIG, stock, tmp_path)
 
 
 @pytest.mark.clause("server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#1,2")

@@ -77,17 +77,17 @@ def test_a_cached_long_prompt_is_computed_anew(learner, policies, greedy):
     assert written[0] == written[2] != written[1]
 
 
-def test_what_runs_during_a_commit_is_written_whole_under_the_version_it_names(learner, policies):
-    """Greedy over identical prompts, so that a mixture would show as a third response; much longer than a sync."""
-    server, prompts = learner.server, text_batch([[7, 8, i] for i in range(64)])
-    sampling = {"max_tokens": 480, "ignore_eos": True}
+def test_what_runs_during_a_commit_is_written_whole_under_the_version_it_names(learner, policies, long_responses):
+    """Greedy over identical prompts, so that a mixture would show as a third response."""
+    server = learner.server
     sync(learner, policies[1])
-    old, _ = server.infer(prompts, **sampling)
-    call = in_thread(server.infer, prompts, **sampling)
+    old = long_responses.of(policies[1], server)
+    call = in_thread(long_responses.write, server)
     while not server.health()["running"]:
         pass
     restarted = sync(learner, policies[2])["restarted"]
-    new, _ = server.infer(prompts, **sampling)
+    new = long_responses.of(policies[2], server)
+    assert new != old
     responses, versions = call.result()
     assert restarted > 0
     by_version = {server.version - 1: old, server.version: new}
