@@ -7,7 +7,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rollmatch.launch.learner import set_environment
-from rollmatch.startup import leave, loading
 
 set_environment()
 
@@ -18,14 +17,13 @@ MAX_NEW_TOKENS = 40
 
 
 def main(folder: Path) -> None:
-    with loading():
-        import torch.distributed as dist
+    import torch.distributed as dist
 
-        from conformance.rollout.digits import load_model, perturb, requests_for, scenes
-        from conformance.rollout.engine import open_engine
-        from rollmatch.model import merged_weights
-        from rollmatch.ranks import Ranks
-        from rollmatch.rollout.backend import Decoding
+    from conformance.rollout.digits import load_model, perturb, requests_for, scenes
+    from conformance.rollout.engine import open_engine
+    from rollmatch.model import merged_weights
+    from rollmatch.ranks import Ranks
+    from rollmatch.rollout.backend import Decoding
 
     dist.init_process_group("gloo")
     decoding = Decoding(max_new_tokens=MAX_NEW_TOKENS)
@@ -47,4 +45,3 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    leave(0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.launch.started import TORCHRUN, started
+from conformance.launch.started import FORKED, MODEL_LOADED, started
 from conformance.rollout.digits import load_model, perturb, requests_for, scenes, template_of, tokens_of
 from conformance.rollout.tensor_parallel_worker import MAX_NEW_TOKENS, SHARES
 from rollmatch.rollout.backend import Decoding
@@ -14,13 +14,14 @@ from rollmatch.rollout.hf import HfBackend
 
 pytestmark = pytest.mark.engine
 WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
+LOADED = "vllm.entrypoints.llm" + MODEL_LOADED
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """Of both ranks: name -> [request id, response]."""
     folder = tmp_path_factory.mktemp("tensor_parallel")
-    with started([sys.executable, *TORCHRUN, str(WORKER), str(folder)], folder / "told.txt") as running:
+    with started([sys.executable, *FORKED, LOADED, str(WORKER), str(folder)], folder / "told.txt") as running:
         assert running.wait() == 0, running.told()
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in SHARES]
 

