@@ -22,10 +22,11 @@ set_environment()  # before torch and vLLM load: some variables only count then
 
 
 # How long an example takes says more about the machine than about the code. What decides about a change draws the same
-# examples every time; everyone else looks for new ones.
+# examples every time; everyone else looks for new ones. Who has the time looks at more, ROLLMATCH_EXAMPLES of them.
 settings.register_profile(
     "any machine",
     deadline=None,
+    max_examples=int(os.environ.get("ROLLMATCH_EXAMPLES", "100")),
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="ROLLMATCH_STRICT" in os.environ,
 )

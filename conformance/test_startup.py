@@ -66,3 +66,22 @@ def load_nothing():
         seen = gc.isenabled()
         raise ImportError("an installation without it")
     return seen
+
+
+UNNEEDED = """
+import sys
+from rollmatch.startup import loading
+
+with loading():
+    from transformers import GenerationMixin
+assert "scipy.stats" not in sys.modules
+assert "sklearn" not in sys.modules
+import sklearn.metrics
+with loading():
+    import sklearn
+print(sklearn.metrics.roc_curve.__name__)
+"""
+
+
+def test_what_transformers_loads_for_nothing_is_left_out_while_loading_and_there_afterwards():
+    assert run(UNNEEDED) == (0, ["roc_curve"])

@@ -93,7 +93,7 @@ def test_the_tool_agrees_about_odd_bases(bridge):
 
 
 @pytest.mark.openspec
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples, deadline=None)
 @given(edit=edits())
 def test_both_merges_agree_on_any_specification_and_delta(bridge, edit):
     base, delta = edit

@@ -139,7 +139,6 @@ def make_ring_with_server(config, ranks):
 ALONE = """
 import sys, threading
 from conformance.sync.native_double import NativeDouble, serving
-from conformance.wire.instance import free_port
 double = NativeDouble({})
 double.infer = lambda body: (print("asked", flush=True), threading.Event().wait(60))
 with serving(double) as urls:

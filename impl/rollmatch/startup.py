@@ -12,7 +12,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn, cast
+
+UNNEEDED = "sklearn"
+"""Transformers loads it where it is installed, for a way of decoding that is not ours: most of a second."""
 
 
 @contextmanager
@@ -21,11 +24,14 @@ def loading() -> Iterator[None]:
 
     Processes forked later share these objects' memory for the same reason.
     """
-    was_collecting = gc.isenabled()
+    was_collecting, modules = gc.isenabled(), cast(dict[str, Any], sys.modules)
+    is_hidden = modules.setdefault(UNNEEDED, None) is None  # who asks for it finds none, but may afterwards
     gc.disable()
     try:
         yield
     finally:
+        if is_hidden:
+            modules.pop(UNNEEDED, None)
         gc.freeze()
         atexit.register(gc.unfreeze)  # where Python does take objects down, it takes all
         if was_collecting:
