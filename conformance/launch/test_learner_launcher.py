@@ -177,7 +177,7 @@ def test_a_signal_leaves_nobody_behind_even_of_a_child_that_ignores_it():
 def test_two_gpus_are_two_ranks_and_a_signal_leaves_a_checkpoint(tmp_path):
     out = tmp_path / "run"
     overrides = (*HF, f"training.output_dir={out}", "training.max_steps=500", "training.per_device_train_batch_size=2")
-    few = ("training.eval_scenes=2", "training.save_steps=1000")
+    few = ("training.eval_scenes=2", "training.save_steps=1000", "custom.extra.rollout_matching.max_new_tokens=16")
     with started(train_command(*overrides, *few, flags=("--gpus", "0,1")), tmp_path / "told.txt") as running:
         running.wait_until(lambda: len(journal_of(out, "step")) >= 1)
         os.kill(running.process.pid, signal.SIGINT)
