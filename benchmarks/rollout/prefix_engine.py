@@ -1,11 +1,15 @@
 """One engine, VinePPO's requests: nine continuations of every state of a long response; what they cost, as JSON.
 
-python benchmarks/rollout/prefix_engine.py on|off
+python benchmarks/rollout/prefix_engine.py on|off [BLOCK_SIZE] [shortest|longest|warm]
+
+``warm``: the longest state alone first, one token long, then all.
 """
 
 import json
 import sys
 import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -45,7 +49,31 @@ def computed_by(backend: VllmColocateBackend) -> int:
     return int(counters["vllm:prefix_cache_queries"] - counters["vllm:prefix_cache_hits"])
 
 
-def main(caching: str) -> None:
+def least_computed(states: Iterable[int], *, block_size: int) -> int:
+    """Prefill of nested states of these lengths, in any order: what no whole block holds is computed by each request.
+
+    A request's last token is never taken from the cache. Two requests of 40 tokens, blocks of 32:
+
+    >>> least_computed([40, 40], block_size=32), least_computed([33, 33], block_size=32)
+    (48, 34)
+    """
+    known = total = 0
+    for length in states:
+        whole = (length - 1) // block_size * block_size
+        total += length - min(known, whole)
+        known = max(known, length // block_size * block_size)
+    return total
+
+
+def in_order(asked: Sequence[RolloutRequest], order: str) -> list[RolloutRequest]:
+    """Requests as they are sent."""
+    if order == "shortest":
+        return list(asked)
+    longest = sorted(asked, key=lambda request: -len(request.token_ids))
+    return longest if order == "longest" else [replace(longest[0], request_id="warm", max_new_tokens=1), *asked]
+
+
+def main(caching: str, block_size: str = "32", order: str = "shortest") -> None:
     settings = EngineSettings(
         model=str(MODEL),
         dtype="float32",
@@ -57,7 +85,7 @@ def main(caching: str) -> None:
             "max_num_seqs": 64,
             "max_num_batched_tokens": 4096,
             "enable_chunked_prefill": False,  # vLLM 0.32 on a CPU cannot cut a prompt whose sampling is seeded
-            "block_size": 32,
+            "block_size": int(block_size),
             "enable_prefix_caching": caching == "on",
             "disable_log_stats": False,
             "limit_mm_per_prompt": {"image": 0, "video": 0},
@@ -68,14 +96,17 @@ def main(caching: str) -> None:
     asked = requests_of()
     told: dict[str, float] = {"one state: unique": PROMPT_LEN, "all states: unique": len(asked[-1].token_ids)}
     for name, part in (("one state", asked[:NUM_CONTINUATIONS]), ("all states", asked)):
+        part = in_order(part, order)
         began, before = time.perf_counter(), computed_by(backend)
         rollouts = backend.generate(part, DECODING)
         told[name] = time.perf_counter() - began
         told[f"{name}: computed"] = computed_by(backend) - before
+        lengths = [len(request.token_ids) for request in part]
+        told[f"{name}: least"] = least_computed(lengths, block_size=int(block_size))
         told[f"{name}: generated"] = sum(len(rollout.response_token_ids) for rollout in rollouts)
         backend._engine.reset_prefix_cache()
     sys.stdout.write(f"RESULT{json.dumps(told)}\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
