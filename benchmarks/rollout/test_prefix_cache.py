@@ -1,9 +1,9 @@
 """VinePPO's continuations with the engine's prefix cache, and the same requests without it.
 
 Bars on a CPU, for nine continuations of one long state: prefill computed at most 1.05 times the unique tokens, and at
-least 3 times as fast as without the cache. Nested states miss the first bar (1.197), and no order of requests helps: the
-engine shares whole blocks only, so that each request computes again what its last block holds. What that comes to is
-known beforehand, and nothing is computed beyond it.
+least 3 times as fast as without the cache. Nested states miss the first bar (1.197), and no order of requests helps:
+the engine shares whole blocks only, so that each request computes again what its last block holds. What that comes to
+is known beforehand, and nothing is computed beyond it.
 """
 
 import json
