@@ -34,9 +34,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The live checks with ``--server``, all else without."""
+    """The live checks with ``--server``, where other rooms are not even entered; all else without."""
     if collection_path.is_dir():
-        return None
+        return (config.getoption("server") and collection_path not in LIVE.parents) or None
     return (collection_path != LIVE) if config.getoption("server") else (collection_path == LIVE or None)
 
 
