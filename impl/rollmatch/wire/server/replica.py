@@ -94,7 +94,7 @@ class VllmReplica:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(settings.gpus[index * size : (index + 1) * size])
         config = AsyncEngineArgs(**(arguments | settings.engine_arguments)).create_engine_config()
         if not settings.gpus:
-            # vLLM has just set "spawn" for CPUs; a fork finds torch and vLLM loaded: 4 s of CPU in place of 12.
+            # vLLM has just set "spawn" for CPUs; a fork finds torch and vLLM loaded: 1 s of CPU in place of 8.
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
 
