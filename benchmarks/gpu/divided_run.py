@@ -2,46 +2,21 @@
 
 import json
 import statistics
-import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from threading import Event, Thread
 
 import requests
 
+from conformance.gpu.memory_watch import MemoryWatch
 from conformance.harness.judge import judge
 from conformance.launch.division import GRPO, typed
 from conformance.launch.started import finish, journal_of, started
 from conformance.wire.instance import free_port
 
-MEMORY = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 SERVER = "custom.extra.rollout_server"
-
-
-class MemoryWatch:
-    """The most that each GPU's memory held, in MiB; nothing where there is none."""
-
-    def __enter__(self):
-        self.most, self._end = [], Event()
-        self._thread = Thread(target=self._look)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception):
-        self._end.set()
-        self._thread.join()
-
-    def _look(self):
-        while not self._end.wait(0.5):
-            try:
-                told = subprocess.run(MEMORY, capture_output=True, text=True, check=True).stdout.split()
-            except FileNotFoundError:
-                return
-            used = list(map(int, told))
-            self.most = [max(pair) for pair in zip(self.most or used, used, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +77,7 @@ class DividedRun:
         with MemoryWatch() as watch:
             code, told = finish(command, self.folder / "learner.txt")
         assert code == 0, told[-3000:]
-        return self.figures() | {"most_memory_mib": watch.most}
+        return self.figures() | {"most_memory_mib": watch.most_mib}
 
     def figures(self):
         """From the journals of all ranks."""

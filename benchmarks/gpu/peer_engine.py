@@ -3,12 +3,14 @@
 import multiprocessing
 import os
 import traceback
+from contextlib import suppress
 from types import SimpleNamespace
 
 import torch
 
 from rollmatch.wire.worker.extension import WorkerExtension
 
+END_S = 20.0
 WORKER = "benchmarks.gpu.peer_engine.PeerWorker"
 
 
@@ -109,5 +111,10 @@ class Engines:
         return self.answers(within_s=within_s)
 
     def end(self):
+        """By their own exits, so that no process of vLLM's is left behind on a GPU."""
         for engine in self.engines:
+            with suppress(BrokenPipeError):
+                engine.pipe.send(None)
+        for engine in self.engines:
+            engine.process.join(END_S)
             engine.process.kill()

@@ -3,38 +3,16 @@
 import json
 import subprocess
 import sys
-import time
-from threading import Event, Thread
 
 import pytest
 
 from conformance.gpu.big_model import config_of, make_model
+from conformance.gpu.memory_watch import MemoryWatch, read
 from conformance.launch.division import VLLM, typed
 from conformance.launch.started import finish, journal_of
 from conformance.rollout.digits import CONFIG, ROOT
 
 STEPS, SHARE = 20, 0.8
-NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits", "--id=0")
-
-
-class MemoryWatch:
-    """Used shares of the first GPU's memory, four times a second."""
-
-    def __enter__(self):
-        self.shares, self._end = [], Event()
-        self._thread = Thread(target=self._look)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception):
-        self._end.set()
-        self._thread.join()
-
-    def _look(self):
-        while not self._end.wait(0.25):
-            told = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, check=True).stdout
-            used, total = map(float, told.split(","))
-            self.shares.append((time.time(), used / total))
 
 
 def overrides_for(model, out):
@@ -68,15 +46,16 @@ def test_a_learner_of_8b_uses_the_memory_that_the_engine_has_while_it_writes(tmp
         code, text = finish(typed("train", CONFIG, "0", overrides_for(model, out)), tmp_path / "learner.txt")
     assert code == 0, text[-3000:]
     assert len(journal_of(out, "step")) == STEPS
+    shares = watch.shares()
     rests = [
-        min(share for at, share in watch.shares if begin <= at <= end)
+        min(share for at, share in shares if begin <= at <= end)
         for timeline in journal_of(out, "timeline")
         for name, begin, end in timeline["learner"]
-        if name == "learn" and any(begin <= at <= end for at, _ in watch.shares)
+        if name == "learn" and any(begin <= at <= end for at, _ in shares)
     ]
-    told = {"least share while learning, by step": rests, "greatest": max(share for _, share in watch.shares)}
+    told = {"least share while learning, by step": rests, "greatest": max(share for _, share in shares)}
     (tmp_path / "shares.json").write_text(json.dumps(told))
-    assert max(share for _, share in watch.shares) > SHARE
+    assert max(share for _, share in shares) > SHARE
     assert min(rests) < SHARE - 0.2
 
 
@@ -92,3 +71,11 @@ def test_the_big_model_is_one_that_loads_where_it_is_small(tmp_path):
     make_model(tmp_path / "model", device="cpu", text=text, vision=vision)
     load_policy(ModelConfig(model=str(tmp_path / "model"), torch_dtype="bfloat16"), TunerConfig())
     assert sum(config_of()["text_config"]["rope_parameters"]["mrope_section"]) == 64
+
+
+def test_what_nvidia_smi_tells_is_read_by_gpu():
+    assert read("10, 100\n20, 200\n") == ([10, 20], [100, 200])
+    watch = MemoryWatch()
+    watch.samples, watch.total_mib = [(1.0, [10, 20]), (2.0, [30, 5])], [100, 200]
+    assert watch.most_mib == [30, 20]
+    assert watch.shares(1) == [(1.0, 0.1), (2.0, 0.025)]
