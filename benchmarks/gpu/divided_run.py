@@ -5,15 +5,12 @@ import statistics
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-
-import requests
 
 from conformance.gpu.memory_watch import MemoryWatch
 from conformance.harness.judge import judge
 from conformance.launch.division import GRPO, typed
-from conformance.launch.started import finish, journal_of, started
+from conformance.launch.started import finish, in_time, is_healthy, journals_of, started
 from conformance.wire.instance import free_port
 
 SERVER = "custom.extra.rollout_server"
@@ -68,7 +65,7 @@ class DividedRun:
         """Ready; told how long that took."""
         began = time.monotonic()
         with started(self.serve_command(), self.folder / "server.txt") as server:
-            server.wait_until(self._is_healthy)
+            server.wait_until(lambda: is_healthy(self.url))
             yield time.monotonic() - began
 
     def learn(self):
@@ -81,8 +78,8 @@ class DividedRun:
 
     def figures(self):
         """From the journals of all ranks."""
-        first, *others = self._journals()
-        trace = sorted(chain(first, *others), key=lambda event: event["time"])
+        journals = journals_of(self.out, num_ranks=self.division.num_learners)
+        first, trace = journals[0], in_time(journals)
         (self.folder / "trace.jsonl").write_text("".join(json.dumps(event) + "\n" for event in trace))
         kinds = {name: [event for event in first if event["event"] == name] for name in ("step", "synced", "evaluated")}
         later = kinds["step"][1:] or kinds["step"]
@@ -104,13 +101,3 @@ class DividedRun:
             "prompt_len": segment_len - response_len,
             "rollout_tok_s": statistics.median(event["rollout_tok_s"] for event in later),
         }
-
-    def _journals(self):
-        names = ["journal.jsonl", *(f"journal-rank{rank}.jsonl" for rank in range(1, self.division.num_learners))]
-        return [journal_of(self.out, None, name=name) for name in names]
-
-    def _is_healthy(self):
-        try:
-            return requests.get(f"{self.url}/health/", timeout=5).status_code == 200
-        except requests.RequestException:
-            return False

@@ -6,9 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import requests
-
-from conformance.launch.started import cli_command, journal_of, started
+from conformance.launch.started import cli_command, is_healthy, journal_of, started
 from conformance.rollout.digits import ROOT
 from conformance.wire.instance import free_port
 
@@ -65,10 +63,3 @@ def pinned_server(folder: Path, *overrides: str) -> Iterator[PinnedServer]:
     with started(pinned(cores()[0], command), folder / "server.txt") as server:
         server.wait_until(lambda: is_healthy(url))
         yield PinnedServer(settings)
-
-
-def is_healthy(url: str) -> bool:
-    try:
-        return requests.get(f"{url}/health/", timeout=5).status_code == 200
-    except requests.ConnectionError:
-        return False

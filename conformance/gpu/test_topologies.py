@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import requests
 from conformance.gpu.greedy import answers
 from conformance.harness.judge import judge
 from conformance.launch.division import VLLM, typed
-from conformance.launch.started import finish, journal_of, started
+from conformance.launch.started import finish, in_time, journals_of, started
 from conformance.rollout.digits import CONFIG, ROOT, absolute, template_of
 from conformance.wire.calls import Server
 from conformance.wire.instance import free_port
@@ -49,9 +48,8 @@ def server_overrides(ports, groups, **sizes):
 
 def check_run(out, num_ranks):
     """It learnt, every rollout came from the newest weights, and the journal holds nothing that is forbidden."""
-    names = ["journal.jsonl", *(f"journal-rank{rank}.jsonl" for rank in range(1, num_ranks))]
-    per_rank = [journal_of(out, None, name=name) for name in names]
-    trace = sorted(chain(*per_rank), key=lambda event: event["time"])
+    per_rank = journals_of(out, num_ranks=num_ranks)
+    trace = in_time(per_rank)
     if KEPT:
         Path(KEPT, f"{out.name}.jsonl").write_text("".join(json.dumps(event) + "\n" for event in trace))
     assert judge(trace) == []

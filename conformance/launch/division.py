@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import requests
 
-from conformance.launch.started import cli_command, finish, journal_of, started
+from conformance.launch.started import cli_command, finish, in_time, journals_of, started
 from conformance.rollout.digits import ROOT
 from conformance.wire.instance import free_port
 
@@ -47,14 +47,12 @@ class Division:
     orphans: list[psutil.Process]
 
     def events(self, kind: str, *, rank: int = 0) -> list[dict]:
-        name = f"journal-rank{rank}.jsonl" if rank else "journal.jsonl"
-        return journal_of(self.out, kind, name=name)
+        return journals_of(self.out, kind, num_ranks=rank + 1)[rank]
 
     def journal(self, *, num_ranks: int) -> list[dict]:
         """Of all ranks, in the order of time."""
-        parts = [journal_of(self.out, None, name=path.name) for path in sorted(self.out.glob("journal*.jsonl"))]
-        assert len(parts) == num_ranks
-        return sorted((event for part in parts for event in part), key=lambda event: event["time"])
+        assert len(list(self.out.glob("journal*.jsonl"))) == num_ranks
+        return in_time(journals_of(self.out, num_ranks=num_ranks))
 
     def replica_tokens(self) -> list[float]:
         """Response tokens that each replica has written."""

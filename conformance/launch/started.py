@@ -5,9 +5,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
+
+import requests
 
 from conformance.rollout.digits import CONFIG, ROOT, absolute
 from rollmatch.journal import read_journal
@@ -100,3 +103,22 @@ def journal_of(directory: Path, event: str | None, *, name: str = "journal.jsonl
     """Its events, of one kind if it is named; none before there is a journal."""
     path = directory / name
     return [line for line in read_journal(path) if event in (None, line["event"])] if path.exists() else []
+
+
+def journals_of(directory: Path, event: str | None = None, *, num_ranks: int) -> list[list[dict]]:
+    """Of each rank, in their order."""
+    names = ["journal.jsonl", *(f"journal-rank{rank}.jsonl" for rank in range(1, num_ranks))]
+    return [journal_of(directory, event, name=name) for name in names]
+
+
+def in_time(journals: Iterable[list[dict]]) -> list[dict]:
+    """Events of all ranks, one after the other."""
+    return sorted(chain.from_iterable(journals), key=lambda event: event["time"])
+
+
+def is_healthy(url: str) -> bool:
+    """Whether a server answers, and says so."""
+    try:
+        return requests.get(f"{url}/health/", timeout=5).status_code == 200
+    except requests.RequestException:
+        return False

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-import requests
 
 from conformance.harness.judge import judge
 from conformance.launch.division import MATCHING, SMALL, named, typed
-from conformance.launch.started import journal_of, started
+from conformance.launch.started import is_healthy, journal_of, started
 from conformance.wire.instance import free_port
 from rollmatch.samples import LearnerOrder, load_samples
 
@@ -22,19 +21,13 @@ KILLED_BETWEEN, KILLED_IN_SYNC = 2, 4
 """Optimizer steps that have ended when the server is killed: the second time the sync after it is under way."""
 
 
-def healthy(url):
-    with suppress(requests.RequestException):
-        return requests.get(f"{url}/health/", timeout=5).status_code == 200
-    return False
-
-
 @contextmanager
 def server_of(run, gpus="0"):
     """A replica per GPU, ready."""
     run.num_servers += 1
     command = typed("serve", MATCHING, gpus, run.overrides)
     with started(command, run.folder / f"server{run.num_servers}.txt") as server:
-        server.wait_until(lambda: healthy(run.url))
+        server.wait_until(lambda: is_healthy(run.url))
         yield server
 
 

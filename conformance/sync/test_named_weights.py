@@ -4,6 +4,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
+from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3, make_tiny_qwen3_vl
 from rollmatch.errors import SyncError
 from rollmatch.model import merged_weights
@@ -16,13 +17,7 @@ def adapted(*, use_dora=False, model=None, **settings):
     model = model or make_tiny_qwen3_vl()
     targets = r".*(q_proj|v_proj|down_proj|linear_fc1)"
     config = LoraConfig(r=2, lora_alpha=3, target_modules=targets, use_dora=use_dora, **settings)
-    policy = get_peft_model(model, config)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, weight in policy.named_parameters():
-            if "lora_" in name:
-                weight += 0.1 * torch.randn(weight.shape, generator=generator)
-    return policy
+    return perturb_adapters(get_peft_model(model, config))
 
 
 def merge_by_hand(base, merge, tensors):

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from conformance.doubles.adapters import perturb_adapters
 from conformance.rollout.digits import load_model
 from conformance.sync.ranks_of_learner import make_fence, roll_out
 from rollmatch.config.policy import TunerConfig
@@ -30,12 +31,7 @@ def make_policy():
     """With adapters that do something, the same ones on every rank."""
     torch.manual_seed(0)
     policy = load_model(TunerConfig(train_type="lora", lora_rank=2)).train()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, weight in policy.named_parameters():
-            if "lora_B" in name:
-                weight += 0.02 * torch.randn(weight.shape, generator=generator)
-    return policy
+    return perturb_adapters(policy, named="lora_B", by=0.02)
 
 
 def loss_of(policy, rank):

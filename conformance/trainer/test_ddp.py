@@ -11,7 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.launch.started import FORKED, HF, MODEL_LOADED, journal_of, started, train_command
+from conformance.launch.started import (
+    FORKED,
+    HF,
+    MODEL_LOADED,
+    in_time,
+    journal_of,
+    journals_of,
+    started,
+    train_command,
+)
 from conformance.trainer.small_run import events, make_trainer, step_between, weights_of
 from rollmatch.launch.run_directory import last_checkpoint
 
@@ -62,17 +71,16 @@ def test_each_rank_rolls_out_and_learns_its_own_half(two_ranks, one_rank):
         halves = [
             [
                 list(chain(*event["sample_ids"])) if event_name == "packed" else event["sample_ids"]
-                for event in journal_of(two_ranks, event_name, name=name)
+                for event in part
                 if event.get("purpose") != "eval"
             ]
-            for name in ("journal.jsonl", "journal-rank1.jsonl")
+            for part in journals_of(two_ranks, event_name, num_ranks=2)
         ]
         assert [sorted(first + second) for first, second in zip(*halves, strict=True)] == list(map(sorted, expected))
         assert all(len(half) == 2 for half in chain(*halves))
     seeds = [
         event["seeds"]
-        for name in ("journal.jsonl", "journal-rank1.jsonl")
-        for event in journal_of(two_ranks, "requested", name=name)
+        for event in in_time(journals_of(two_ranks, "requested", num_ranks=2))
         if event["purpose"] == "train"
     ]
     assert len({*chain(*seeds)}) == 8
@@ -113,7 +121,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(tm
         (second,) = (p for p in psutil.Process(running.process.pid).children(recursive=True) if rank_of(p) == "1")
         second.send_signal(signal.SIGINT)
         running.wait()
-    stops = [journal_of(out, "interrupted", name=name) for name in ("journal.jsonl", "journal-rank1.jsonl")]
+    stops = journals_of(out, "interrupted", num_ranks=2)
     assert [(len(events_), events_[0]["signal"]) for events_ in stops] == [(1, signal.SIGINT)] * 2, running.told()
     step = stops[0][0]["step"]
     assert stops[1][0]["step"] == step >= 2

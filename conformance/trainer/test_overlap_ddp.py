@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.launch.started import FORKED, MODEL_LOADED, journal_of, started
+from conformance.launch.started import FORKED, MODEL_LOADED, journals_of, started
 
 WORKER = Path(__file__).with_name("overlap_worker.py")
 LOADED = "conformance.trainer.overlapped" + MODEL_LOADED
@@ -50,11 +50,12 @@ def test_two_streaming_ranks_learn_what_two_ranks_learn(two_ranks):
 
 @pytest.mark.parametrize("mode", ["stream", "ahead"])
 def test_each_rank_consumes_the_samples_of_off_mode(two_ranks, mode):
-    for name in ("journal.jsonl", "journal-rank1.jsonl"):
+    off, told = (journals_of(two_ranks / each, num_ranks=2) for each in ("off", mode))
+    for rank in range(2):
         ids = [
-            [sorted(chain(*event["sample_ids"])) for event in journal_of(two_ranks / each, "packed", name=name)]
-            for each in ("off", mode)
+            [sorted(chain(*event["sample_ids"])) for event in part[rank] if event["event"] == "packed"]
+            for part in (off, told)
         ]
         assert ids[0] == ids[1]
-        versions = [[e["version"] for e in journal_of(two_ranks / each, "synced", name=name)] for each in ("off", mode)]
+        versions = [[e["version"] for e in part[rank] if e["event"] == "synced"] for part in (off, told)]
         assert versions[0] == versions[1] == [1, 2]

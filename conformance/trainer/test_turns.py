@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.launch.started import FORKED, MODEL_LOADED, journal_of, started
+from conformance.launch.started import FORKED, MODEL_LOADED, journals_of, started
 from conformance.trainer.small_run import events, step_between, weights_of
 from conformance.trainer.turns import make_trainer
 
@@ -50,10 +50,6 @@ def two_ranks(tmp_path_factory):
     return folder
 
 
-def journals_of(folder, event):
-    return [journal_of(folder, event, name=name) for name in ("journal.jsonl", "journal-rank1.jsonl")]
-
-
 def test_both_ranks_hold_the_same_weights_bit_for_bit(two_ranks):
     first, second = (load_file(two_ranks / f"rank{rank}.safetensors") for rank in (0, 1))
     assert first.keys() == second.keys()
@@ -63,12 +59,12 @@ def test_both_ranks_hold_the_same_weights_bit_for_bit(two_ranks):
 def test_each_rank_plays_and_learns_its_own_half(two_ranks, tmp_path):
     alone = make_trainer(tmp_path)
     alone.train()
-    halves = [[event for event in part if event["step"] < 4] for part in journals_of(two_ranks, "valued")]
+    halves = [[event for event in part if event["step"] < 4] for part in journals_of(two_ranks, "valued", num_ranks=2)]
     assert [len(half) for half in halves] == [1, 1]
     mine, theirs = (half[0]["sample_ids"] for half in halves)
     assert len(mine) == len(theirs) == 16
     assert sorted(mine + theirs) == sorted(events(alone, "valued")[0]["sample_ids"])
-    requested = chain(*journals_of(two_ranks, "requested"))
+    requested = chain(*journals_of(two_ranks, "requested", num_ranks=2))
     seeds = [seed for event in requested if event["purpose"] == "train" for seed in event["seeds"]]
     assert len(set(seeds)) == len(seeds)
 
@@ -79,7 +75,9 @@ def test_an_evaluation_over_two_ranks_plays_every_sample_once(two_ranks, tmp_pat
     for rank in (0, 1):
         told = json.loads((two_ranks / f"rank{rank}.json").read_text())["metrics"]
         assert (told["eval_reward"], told["eval_num_scenes"]) == (pytest.approx(expected["eval_reward"]), 6)
-    played = [event for part in journals_of(two_ranks, "played") for event in part if event["num_episodes"] == 3]
+    played = [
+        event for part in journals_of(two_ranks, "played", num_ranks=2) for event in part if event["num_episodes"] == 3
+    ]
     assert len(played) == 2
     (whole,) = events(alone, "played")
     for name in ("num_turns", "num_tokens", "finished"):

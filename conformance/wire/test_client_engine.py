@@ -2,6 +2,7 @@
 
 import pytest
 
+from conformance.doubles.adapters import perturb_adapters
 from conformance.rollout.digits import GREEDY, load_model, perturb, template_of, tokens_of
 from conformance.wire.instance import free_port
 from rollmatch.config.policy import TunerConfig
@@ -26,18 +27,7 @@ EVERYWHERE = r"model\.(visual|language_model)\..*\.(qkv|proj|linear_fc1|q_proj|v
 def adapted(*, use_dora):
     """A policy whose adapters, the vision tower's too, change what it writes."""
     model = load_model(TunerConfig(train_type="lora", use_dora=use_dora, target_regex=EVERYWHERE))
-    perturb_adapters(model)
-    return model
-
-
-def perturb_adapters(model):
-    import torch
-
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "lora_" in name:
-                weight += 0.1 * torch.randn(weight.shape, generator=generator)
+    return perturb_adapters(model)
 
 
 def merged_copy(model):

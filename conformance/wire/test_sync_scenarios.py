@@ -5,6 +5,7 @@ from types import MethodType, SimpleNamespace
 import pytest
 import torch
 
+from conformance.doubles.adapters import perturb_adapters
 from conformance.rollout.digits import load_model
 from conformance.scenarios.configs import not_refused
 from conformance.sync.native_double import NativeDouble, serving
@@ -55,13 +56,7 @@ def tensors_of(value, num_tensors=2):
 
 
 def lora_policy(rank=8):
-    policy = load_model(TunerConfig(train_type="lora", lora_rank=rank))
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, weight in policy.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(std=0.05, generator=generator)
-    return policy
+    return perturb_adapters(load_model(TunerConfig(train_type="lora", lora_rank=rank)), named="lora_B", by=0.05)
 
 
 @pytest.mark.scenario("server-dialects/a-sync-of-many-tensors-is-one-call")
