@@ -42,7 +42,9 @@ def test_a_file_that_shares_an_engine_and_does_not_say_so_is_refused():
 
 def test_files_that_share_an_engine_have_one_worker():
     told = {"dist": "loadfile", "tx": ["2*popen"]}
-    scheduler = pytest_xdist_make_scheduler(SimpleNamespace(getvalue=told.get), None)
+    config = SimpleNamespace(getvalue=told.get, option=SimpleNamespace(loadscopereorder=True))
+    scheduler = pytest_xdist_make_scheduler(config, None)
+    assert not config.option.loadscopereorder  # the order of files is ours
     assert {scheduler._split_scope(f"{path}::test_one") for path in SHARING} == {"engines"}
     assert scheduler._split_scope(QUICK.nodeid) == "conformance/learn/test_pack.py"
     assert all(Path(path).exists() for path in SHARING)

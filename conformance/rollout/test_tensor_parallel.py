@@ -17,12 +17,18 @@ WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
 LOADED = "vllm.entrypoints.llm" + MODEL_LOADED
 
 
+def shared_memory():
+    """Names of what ranks of our engines share on this machine."""
+    return {path.name for path in Path("/dev/shm").glob("rollmatch-*-tp*")}
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """Of both ranks: name -> [request id, response]."""
-    folder = tmp_path_factory.mktemp("tensor_parallel")
+    folder, before = tmp_path_factory.mktemp("tensor_parallel"), shared_memory()
     with started([sys.executable, *FORKED, LOADED, str(WORKER), str(folder)], folder / "told.txt") as running:
         assert running.wait() == 0, running.told()
+        assert shared_memory() <= before  # what the ranks shared is gone with them
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in SHARES]
 
 

@@ -7,6 +7,7 @@ per directory.
 import json
 import os
 import sys
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -35,11 +36,16 @@ def configured(directory, size):
     return config
 
 
+def name_of(meeting):
+    """Of the ranks' shared memory, which vLLM would name alike for all."""
+    return f"placed-{zlib.crc32(meeting.encode())}"
+
+
 def build(config, rank, size, meeting):
     """Not post-processed; ranks meet with the first one."""
     with set_current_vllm_config(config):
         if not model_parallel_is_initialized():
-            os.environ["VLLM_DIST_IDENT"] = Path(meeting).name
+            os.environ["VLLM_DIST_IDENT"] = name_of(meeting)
             init_distributed_environment(size, rank, f"file://{meeting}", rank, "gloo")
             initialize_model_parallel(size)
         return initialize_model(vllm_config=config)
@@ -82,4 +88,6 @@ if __name__ == "__main__":
     own_rank, num_ranks, file, *directories = sys.argv[1:]
     for where in directories:
         print("FOUND " + json.dumps(compare(where, int(own_rank), int(num_ranks), file)), flush=True)  # noqa: T201
+    for memory in Path("/dev/shm").glob(f"{name_of(file)}-*_{own_rank}"):
+        memory.unlink()
     leave(0)

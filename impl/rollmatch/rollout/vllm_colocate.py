@@ -5,11 +5,13 @@ that depend on them. With tensor parallelism the ranks of a group share one engi
 requests and keeps its own part.
 """
 
+import atexit
 import logging
 import os
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -217,6 +219,9 @@ def _name_shared_memory() -> None:
     name_of = _CPUSHMDistributed.make_group_name
 
     def with_launcher(communicator: Any) -> str:
-        return f"rollmatch-{os.getppid()}-{name_of(communicator).replace('/', '')}"
+        name = f"rollmatch-{os.getppid()}-{name_of(communicator).replace('/', '')}"
+        # The library itself forgets it where Python ends in full, which ``startup.leave`` does not wait for.
+        atexit.register(Path("/dev/shm", f"{name}_{communicator.rank}").unlink, missing_ok=True)
+        return name
 
     _CPUSHMDistributed.make_group_name = staticmethod(with_launcher)
