@@ -1,12 +1,16 @@
 """Memory and seconds of a split: by hand on round numbers, and in the right direction."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 
+from benchmarks.gpu.six_and_two import BIG
+from conformance.gpu.big_model import config_of
+from conformance.launch.division import GRPO
 from conformance.plan.shapes import QWEN3_8B, model_directory
-from conformance.rollout.digits import ROOT
+from conformance.rollout.digits import MODEL, ROOT, absolute
 from rollmatch.config import load
 from rollmatch.plan.forecast import SYNC_LATENCY_S, Forecaster, Site
 from rollmatch.plan.proposal import NothingFits, TooFewGpus, propose
@@ -199,3 +203,31 @@ def test_a_measured_pass_is_forecast_within_a_quarter(forecaster):
     gradients = 4 * told["num_weights"] - 4 * 8.19e9
     beside = forecast.learner.activations + forecast.learner.head + gradients
     assert beside == pytest.approx(measured["peak_bytes"], rel=0.25)
+
+
+def test_dora_takes_its_measured_share_of_the_speed(forecaster):
+    plain, dora = (forecaster("tuner.train_type=lora", f"tuner.use_dora={told}") for told in ("false", "true"))
+    ratio = dora.forecast(split(3, 1)).learn_s / plain.forecast(split(3, 1)).learn_s
+    assert ratio == pytest.approx(1 / plain.rates.dora_share)
+    assert any("DoRA" in line for line in propose(dora).assumptions)
+    assert not any("DoRA" in line for line in propose(plain).assumptions)
+
+
+def test_a_measured_step_of_a_server_and_a_learner_is_forecast_within_a_quarter(tmp_path):
+    """GRPO with DoRA on two GPUs; only the speed of learning was taken from this run."""
+    run = json.loads((ROOT / "benchmarks/results/six_and_two-2.json").read_text())
+    told = run["big"]
+    assert run["machine"]["gpus"] == ["NVIDIA H200"] * 2
+    shutil.copytree(MODEL, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    (tmp_path / "model/config.json").write_text(json.dumps(config_of() | {"dtype": "bfloat16"}))
+    config = load(str(GRPO), absolute(*BIG, f"model.model={tmp_path / 'model'}"))
+    one = Forecaster(
+        config=config,
+        shape=read_shape(tmp_path / "model", dtype="bfloat16"),
+        work=make_workload(config, prompt_len=round(told["prompt_len"]), response_len=round(told["response_len"])),
+        rates=load_rates(),
+        site=Site(gpu="H200", num_gpus=2),
+    ).forecast(split(1, 1))
+    assert one.rollout_s == pytest.approx(told["phase_s"]["rollout"], rel=0.25)
+    assert one.learn_s == pytest.approx(told["phase_s"]["learn"], rel=0.25)
+    assert one.step_s == pytest.approx(told["step_s"], rel=0.25)

@@ -133,8 +133,9 @@ class Forecaster:
         attention = 2 * self.work.segment_len * self.shape.num_layers * self.shape.num_heads * self.shape.head_len
         flops = tokens * passes * (2 * self.shape.active_weights + attention)
         head = 3 * 2 * tokens * self.work.response_len / self.work.segment_len * self.shape.num_ids
-        seconds = (flops + head * self.shape.hidden_len) / self.flops_s
-        return seconds + self._exchange_s(split)
+        tuner = self.config.tuner
+        speed = self.flops_s * (self.rates.dora_share if tuner.train_type == "lora" and tuner.use_dora else 1.0)
+        return (flops + head * self.shape.hidden_len) / speed + self._exchange_s(split)
 
     def _exchange_s(self, split: Split) -> float:
         """Gradients among learner ranks, in a ring."""

@@ -65,6 +65,8 @@ class Rates(Section):
     """Between GPUs."""
     learn_share: PositiveShare = 0.5
     """Of matmul_flops_s, where learn_flops_s is not measured."""
+    dora_share: PositiveShare = 1.0
+    """Of the speed of learning, that DoRA leaves: it measures every row of every weight in each forward pass."""
 
 
 def load_rates(path: Path | None = None) -> Rates:
