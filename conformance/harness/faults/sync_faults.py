@@ -109,9 +109,9 @@ SYNC = (
     Fault(
         fault_id="busy-group-port-unnamed",
         what="A group port in use is not named.",
-        seam="wire.gloo_group",
-        old='f"cannot listen at {host}:{port}: {error.strerror or error}"',
-        new='"cannot listen"',
+        seam="sync.gloo",
+        old='has no free port {meeting.port} at {meeting.host}"',
+        new='has no free port"',
     ),
     Fault(
         fault_id="failed-rank-unnamed",

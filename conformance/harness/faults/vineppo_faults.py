@@ -223,7 +223,7 @@ VINEPPO_OBJECTIVE = (
         "        whole = [rollouts[0].__class__(request_id='', prompt_token_ids=one.prompt_token_ids,\n"
         "                                       response_token_ids=one.token_ids, finish_reason='length',\n"
         "                                       policy_version=one.policy_version) for one in more]\n"
-        "        segments += [self._segment(one.sample, made, (0.0,) * len(one.token_ids))\n"
+        "        segments += [self._segment(Played(trajectory=one, rollout=made), (0.0,) * len(one.token_ids))\n"
         "                     for one, made in zip(more, whole)]\n"
         "        cost = counted.report(",
     ),
