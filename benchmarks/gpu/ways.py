@@ -9,7 +9,6 @@ import torch
 
 from benchmarks.gpu.eight_billion import random_adapter, shapes
 from conformance.wire.instance import Instance, settings_for
-from rollmatch.merge.weight import merge_weight
 from rollmatch.sync.direct import BUCKET_BYTES, DirectShipment, mixed_digests_of
 from rollmatch.sync.gloo import Meeting
 from rollmatch.sync.native_sender import NativeSender
@@ -17,7 +16,7 @@ from rollmatch.sync.plan import make_plan, spec_of
 from rollmatch.wire.client.session import ClientSettings, RolloutServer
 from rollmatch.wire.gloo_group import GO, GroupAddress
 from rollmatch.wire.worker.direct import open_direct
-from rollmatch.wire.worker.merging import parts_of
+from rollmatch.wire.worker.merging import merge_named
 
 HOST, TIMEOUT_S = "127.0.0.1", 30.0
 ENGINE = {"enforce_eager": True, "kv_cache_memory_bytes": 4 << 30, "gpu_memory_utilization": 0.3}
@@ -186,7 +185,7 @@ class Adapters:
         parts, self.merged = dict(self.tensors), []
         for merge in self.merges:
             base = torch.zeros(self.shapes[merge["name"]], dtype=torch.bfloat16, device=self.device)
-            self.merged.append(merge_weight(base, parts_of(merge, parts)))
+            self.merged.append(merge_named(merge, base, parts))
 
     def prove(self):
         mixed_digests_of(self.merged)

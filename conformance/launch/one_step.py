@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from conformance.harness.judge import judge
-from conformance.launch.started import finish, journal_of
+from conformance.launch.started import finish, in_time, journal_of
 from conformance.rollout.digits import CONFIG, absolute
 from conformance.wire.instance import free_port
 from rollmatch.config import load
@@ -63,7 +63,7 @@ def take_a_step(config: Path, url: str, folder: Path, *overrides: str) -> None:
     code, told = finish(command, folder / "learner.txt")
     assert code == 0, told[-3000:]
     events = journal_of(out, None)
-    assert judge(sorted(events, key=lambda event: event["time"])) == []
+    assert judge(in_time([events])) == []
     assert [event["version"] for event in events if event["event"] == "synced"] == [1, 2]
     first, last = (answers_told(out / f"evaluations/step-00000{step}.json") for step in (0, 1))
     assert first != last, "training changed what is answered, so that a server with old weights would be found out"

@@ -44,11 +44,12 @@ def to_shares(logits: Tensor, everything: Tensor, temperature: float, *, factors
 
         to_shares_on_gpu(logits, everything, temperature, factors)
         return
-    first = torch.ones_like(everything) if factors is None else factors
-    columns = (logits, everything, first)
-    for some, total, factor in zip(*(torch.split(column, ROWS_AT_ONCE) for column in columns), strict=True):
-        powers = (widened(some) / temperature).sub_(total[:, None]).exp_()
-        some.copy_(powers.mul_(factor[:, None]) if factors is not None else powers)
+    for first in range(0, len(logits), ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        shares = (widened(logits[rows]) / temperature).sub_(everything[rows, None]).exp_()
+        if factors is not None:
+            shares.mul_(factors[rows, None])
+        logits[rows] = shares
 
 
 def _by_kernel(logits: Tensor) -> bool:

@@ -52,7 +52,6 @@ def logsumexps_on_gpu(logits: Tensor, temperature: float) -> Tensor:
 def to_shares_on_gpu(logits: Tensor, everything: Tensor, temperature: float, factors: Tensor | None) -> None:
     """As ``shares.to_shares``, of contiguous logits."""
     num_rows, num_ids = logits.shape
-    scaled = factors is not None
     with torch.cuda.device(logits.device):
         _share[(num_rows, triton.cdiv(num_ids, _BLOCK))](
             logits,
@@ -60,7 +59,7 @@ def to_shares_on_gpu(logits: Tensor, everything: Tensor, temperature: float, fac
             factors.float().contiguous() if factors is not None else everything,
             num_ids,
             1 / temperature,
-            SCALED=scaled,
+            SCALED=factors is not None,
             BLOCK=_BLOCK,
             num_warps=_WARPS,
         )

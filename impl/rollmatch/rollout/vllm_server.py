@@ -20,10 +20,9 @@ from rollmatch.wire.client.call_log import CallLog
 from rollmatch.wire.client.http import CallTimeout, ServerRefused, TransportFailed
 from rollmatch.wire.client.pending import Pending
 from rollmatch.wire.client.prompt import Prompt, Reply, SamplingRules
-from rollmatch.wire.client.session import RolloutServer
+from rollmatch.wire.client.session import HEALTH_TIMEOUT_S, RolloutServer
 
 CHAT_DIALECTS = ("swift", "vllm")
-HEALTH_TIMEOUT_S = 10.0
 
 
 class PrefixNotSpoken(RolloutError):

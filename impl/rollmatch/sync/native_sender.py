@@ -19,7 +19,7 @@ from rollmatch.sync.gloo import Communicator, Meeting, tell_refusals
 from rollmatch.sync.plan import Plan, Spec, fit, make_plan, spec_of
 from rollmatch.wire.client.http import MSGPACK
 from rollmatch.wire.client.pending import Pending
-from rollmatch.wire.client.session import RolloutServer
+from rollmatch.wire.client.session import HEALTH_TIMEOUT_S, RolloutServer
 from rollmatch.wire.digest_kinds import DIGEST_KINDS, DIRECT, GLOO
 from rollmatch.wire.gloo_group import TransferFailed
 
@@ -27,7 +27,6 @@ AUTO = "auto"
 IDENTITY, SYNC, COMMIT, DROP = ("/native/identity", "/native/sync", "/native/sync/commit", "/native/sync/drop")
 _REPLY_TIMEOUT_S = 600.0
 _GRACE_S = 5.0
-_HEALTH_TIMEOUT_S = 10.0
 _LEFT = "communicator-missing"
 """What a server tells of a sync that the learner itself has left."""
 
@@ -99,7 +98,7 @@ class NativeSender:
     def _send(self, weights: Iterable[tuple[str, Any]], pack: Callable[[], Any], version: int) -> None:
         """By the open group; once more by a new one where it was of no use, because a server was started again."""
         known = self.instances if self._communicator is not None else None
-        alive = [Pending(partial(_instance_of, server)) for server in self.servers if known is not None]
+        alive = [Pending(server.instance) for server in self.servers if known is not None]
         try:
             self._ship(self._meet(weights), pack(), version, alive=alive)
         except RollmatchError:
@@ -111,7 +110,7 @@ class NativeSender:
         """The open group, or a new one on the device of the weights."""
         if self._communicator is not None:
             return self._communicator
-        identities = tuple(server.get(IDENTITY, timeout_s=_HEALTH_TIMEOUT_S) for server in self.servers)
+        identities = tuple(server.get(IDENTITY, timeout_s=HEALTH_TIMEOUT_S) for server in self.servers)
         name = _best_of(identities) if self.wanted == AUTO else self.wanted
         for server, identity in zip(self.servers, identities, strict=True):
             _check_protocol(server, identity, name)
@@ -126,7 +125,7 @@ class NativeSender:
     def _is_changed(self, known: tuple[str, ...]) -> bool:
         """Whether one of the servers is another process than it was; not where one does not answer."""
         try:
-            return tuple(_instance_of(server) for server in self.servers) != known
+            return tuple(server.instance() for server in self.servers) != known
         except RollmatchError:
             return False
 
@@ -199,11 +198,6 @@ class NativeSender:
 
 def _tell(server: RolloutServer, route: str, body: dict[str, Any], timeout_s: float = _REPLY_TIMEOUT_S) -> Any:
     return server.control(route, body, timeout_s=timeout_s, content_type=MSGPACK)
-
-
-def _instance_of(server: RolloutServer) -> str:
-    """Health tells it, too, and is far shorter than an identity, which lists all tensors."""
-    return str(server.health(timeout_s=_HEALTH_TIMEOUT_S).get("instance"))
 
 
 def _best_of(identities: Sequence[dict[str, Any]]) -> str:

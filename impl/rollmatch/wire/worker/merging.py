@@ -34,12 +34,7 @@ def merge_received(receiver: Receiver, plan: dict[str, Any], *, model_runner: An
     base = read_base(config.model, dtype=config.dtype)
     merged = {}
     for merge in plan["merges"]:
-        weight = base[merge["name"]]
-        try:
-            merged[merge["name"]] = merge_weight(weight, parts_of(merge, parts))
-        except RuntimeError as error:
-            problem = str(error).splitlines()[0]
-            raise AdapterMisfit(problem, key=merge["name"], remedy="Send the adapter of this model.") from error
+        merged[merge["name"]] = merge_named(merge, base[merge["name"]], parts)
     digests = {name: digest_of(tensor).hex() for name, tensor in merged.items()}
     check_merged(digests, plan.get("merged_digests"))
     receiver.put_back(base | merged)
@@ -57,11 +52,25 @@ def read_base(directory: str, *, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def parts_of(merge: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Parts:
-    """The tensors that a merge names. Errors: ``KeyError``."""
+def merge_named(
+    merge: Mapping[str, Any],
+    weight: torch.Tensor,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A weight with the adapter of which a merge names the tensors; ``out`` as ``merge_weight``.
+
+    Errors: ``AdapterMisfit``, ``KeyError``.
+    """
     magnitude = None if merge["magnitude"] is None else tensors[merge["magnitude"]]
     lora_a, lora_b = tensors[merge["lora_a"]], tensors[merge["lora_b"]]
-    return Parts(lora_a=lora_a, lora_b=lora_b, magnitude=magnitude, scaling=merge["scaling"])
+    parts = Parts(lora_a=lora_a, lora_b=lora_b, magnitude=magnitude, scaling=merge["scaling"])
+    try:
+        return merge_weight(weight, parts, out=out)
+    except RuntimeError as error:
+        problem = str(error).splitlines()[0]
+        raise AdapterMisfit(problem, key=merge["name"], remedy="Send the adapter of this model.") from error
 
 
 def check_merged(digests: dict[str, str], wanted: dict[str, str] | None) -> None:

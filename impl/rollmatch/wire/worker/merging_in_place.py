@@ -4,12 +4,11 @@ from typing import Any
 
 import torch
 
-from rollmatch.merge.weight import merge_weight
 from rollmatch.wire.digest import bytes_of
 from rollmatch.wire.mixed_digest import add_mixed, mixed_digests
 from rollmatch.wire.worker.frozen_weights import FrozenWeights
 from rollmatch.wire.worker.in_place import InPlaceReceiver
-from rollmatch.wire.worker.merging import AdapterMisfit, check_merged, parts_of
+from rollmatch.wire.worker.merging import check_merged, merge_named
 from rollmatch.wire.worker.places import Places
 from rollmatch.wire.worker.writing import write_tensors
 
@@ -47,8 +46,4 @@ def _merged(base: FrozenWeights, parts: Any, merge: dict[str, Any], places: Plac
     """In the model already, where it lies there as one run."""
     weight, whole = base.take(merge["name"]), places.by_name[merge["name"]].whole
     out = whole.view(weight.shape) if whole is not None and whole.dtype == weight.dtype else None
-    try:
-        return merge_weight(weight, parts_of(merge, parts), out=out)
-    except RuntimeError as error:
-        problem = str(error).splitlines()[0]
-        raise AdapterMisfit(problem, key=merge["name"], remedy="Send the adapter of this model.") from error
+    return merge_named(merge, weight, parts, out=out)
