@@ -76,13 +76,13 @@ def run_engine(directory, gpu, pipe, arguments):
 class Engines:
     """All of them, on GPUs 0 to n - 1; every call goes to all at the same time."""
 
-    def __init__(self, directory, num_engines, arguments):
-        """``arguments``: vLLM's further ones."""
+    def __init__(self, directory, num_engines, arguments, *, target=run_engine):
+        """``arguments``: vLLM's further ones; ``target`` runs in each child."""
         context = multiprocessing.get_context("spawn")
         self.engines = []
         for gpu in range(num_engines):
             pipe, theirs = context.Pipe()
-            process = context.Process(target=run_engine, args=(directory, gpu, theirs, arguments), daemon=False)
+            process = context.Process(target=target, args=(directory, gpu, theirs, arguments), daemon=False)
             process.start()
             self.engines.append(SimpleNamespace(pipe=pipe, process=process))
 

@@ -1,0 +1,163 @@
+"""How long 256 live requests pause for a full sync: ours and vLLM's packed transfer, kept and begun again.
+
+    NCCL_NVLS_ENABLE=0 VLLM_USE_FLASHINFER_SAMPLER=0 python -m benchmarks.gpu.pause --results benchmarks/results
+
+One engine of 8B shape writes 256 responses; the last GPU's weights are sent to it. *Kept*: requests are frozen
+(``pause_generation``, mode keep) and go on with the new weights and the old attention cache, so that one response is
+of two versions. *Again*: requests end and are begun again from their prompts with the new weights, one version each,
+as our server does it. A gap is between two tokens of one stream; one that is begun again goes on being that stream.
+
+``--tiny`` rehearses all of it on a CPU; there a call per tensor stands for vLLM's transfer, which needs GPUs.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.gpu.eight_billion import IDS, NUM_LAYERS, ROOT, make_directory, random_weights
+from benchmarks.gpu.live_engine import Load, run_live_engine
+from benchmarks.gpu.machine import describe
+from benchmarks.gpu.peer_engine import Engines
+from benchmarks.gpu.ways import PACKED, Direct, OneByOne, Packed
+from conformance.wire.instance import free_port
+
+LOAD = Load(num_streams=256, prompt_len=128, response_len=800, last_id=IDS - 1000)
+ARGUMENTS = {
+    "dtype": "bfloat16",
+    "max_model_len": 1024,
+    "kv_cache_memory_bytes": 36 << 30,
+    "gpu_memory_utilization": 0.4,
+    "max_num_seqs": LOAD.num_streams,
+    "max_num_batched_tokens": 16384,
+}
+TINY_MODEL = ROOT / "fixtures/models/arithmetic"
+TINY_LOAD = Load(num_streams=8, prompt_len=8, response_len=480, last_id=250)
+TINY = {
+    "dtype": "bfloat16",
+    "max_model_len": 512,
+    "kv_cache_memory_bytes": 128 << 20,
+    "max_num_seqs": 8,
+    "enforce_eager": True,
+}
+READY_S = 300
+
+
+class Report:
+    """Rounds of every way, written down one by one."""
+
+    def __init__(self, path):
+        self.path, self.began = path, time.monotonic()
+        self.told = {"machine": describe(), "rounds": {}}
+
+    def say(self, text):
+        sys.stdout.write(f"[{time.monotonic() - self.began:6.1f} s] {text}\n")
+        sys.stdout.flush()
+
+    def round(self, name, told):
+        self.told["rounds"].setdefault(name, []).append(told)
+        self.say(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in told.items()))
+        self.write()
+
+    def write(self, **fields):
+        self.told |= fields
+        longest = {name: [told["longest_s"] for told in rounds] for name, rounds in self.told["rounds"].items()}
+        self.told["longest_gap_s"] = {
+            name: {"median": statistics.median(values), "worst": max(values)} for name, values in longest.items()
+        }
+        self.path.write_text(json.dumps(self.told, indent=1) + "\n")
+
+
+def measure_round(engines, transfer, *, seed, again):
+    """Gaps around one sync; ``transfer`` None: around nothing."""
+    call = engines.call
+    call("live.begin", seed, within_s=READY_S)
+    began, told = time.perf_counter(), {}
+    if transfer is not None:
+        lost = call("live.stop" if again else "live.pause")[0]
+        halted = time.perf_counter()
+        transfer()
+        told = {"halt_s": halted - began, "transfer_s": time.perf_counter() - halted}
+        call("live.start" if again else "live.resume")
+        told |= {"lost_tokens": lost} if again else {}
+    gaps = call("live.gaps", began)[0]
+    call("live.stop")
+    return gaps | told
+
+
+def measure(report, engines, weights, options):
+    """All ways in turn; the first round of each, which sets things up, is forgotten."""
+    report.write(num_bytes=sum(tensor.nbytes for tensor in weights.values()), num_streams=options.load.num_streams)
+    ours = Direct(engines, weights, port=free_port())
+    ours()
+    peer = OneByOne(ours) if options.tiny else Packed(engines, weights, port=free_port())
+    peer()
+    report.say("both ways have carried weights once")
+    ways = {
+        "no sync": (None, False),
+        "ours, kept": (ours, False),
+        "peer, kept": (peer, False),
+        "ours, again": (ours, True),
+        "peer, again": (peer, True),
+    }
+    for number in range(options.rounds + 1):
+        for place, (name, (transfer, again)) in enumerate(ways.items()):
+            told = measure_round(engines, transfer, seed=100 * number + place, again=again)
+            if number:
+                report.round(name, told)
+
+
+def main():
+    options = parse()
+    options.results.mkdir(parents=True, exist_ok=True)
+    options.load = TINY_LOAD if options.tiny else LOAD
+    report = Report(options.results / ("pause_tiny.json" if options.tiny else "pause.json"))
+    with tempfile.TemporaryDirectory() as folder:
+        directory = TINY_MODEL if options.tiny else Path(folder) / "model"
+        if not options.tiny:
+            make_directory(directory, options.layers)
+        arguments = (TINY if options.tiny else ARGUMENTS | PACKED) | {"load": options.load}
+        arguments |= {"enforce_eager": True} if options.eager else {}
+        engines = Engines(str(directory), 1, arguments, target=run_live_engine)
+        try:
+            weights = make_weights(options)
+            engines.answers(within_s=READY_S)
+            report.say("the engine is ready")
+            measure(report, engines, weights, options)
+        finally:
+            engines.end()
+    report.say(json.dumps(report.told["longest_gap_s"]))
+
+
+def make_weights(options):
+    """The learner's."""
+    if options.tiny:
+        return load_file(TINY_MODEL / "model.safetensors")
+    device = torch.device("cuda", torch.cuda.device_count() - 1)
+    torch.cuda.set_device(device)
+    return random_weights(device, options.layers)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--layers", type=int, default=NUM_LAYERS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs, which take a minute to make")
+    parser.add_argument("--tiny", action="store_true", help="on a CPU, to see that it runs")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
