@@ -151,10 +151,13 @@ class OurServers:
         settings = [settings_for(**told, gpus=(str(gpu),)) for gpu in range(num_servers)]
         pairs = enumerate(settings)
         self.instances = [Instance(one, folder / f"server{place}.log") for place, one in pairs]
+        self.versions = itertools.count(1)
 
-    def connect(self, weights):
-        self.weights, self.versions = weights, itertools.count(1)
-        clients = [RolloutServer(instance.wait_ready().url, ClientSettings()) for instance in self.instances]
+    def connect(self, weights, places=None):
+        """``places``: of those that take part; otherwise all."""
+        self.weights = weights
+        chosen = self.instances if places is None else [self.instances[place] for place in places]
+        clients = [RolloutServer(instance.wait_ready().url, ClientSettings()) for instance in chosen]
         for client in clients:
             client.connect()
         meeting = Meeting(

@@ -15,7 +15,7 @@ from conformance.harness.binding.register import Register, load_register
 from conformance.harness.catalogue import Catalogue, Entry, load_catalogue
 from conformance.harness.sources import load_sources
 
-MOST_PENDING = (1, 1)
+MOST_PENDING = (0, 0)
 """Scenarios and clauses that may be pending. Only ever lowered."""
 SCENARIO, CLAUSE = "box/a-lid/it-opens", "box/a-lid#1"
 

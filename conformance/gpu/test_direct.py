@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.gpu import receivers
 from conformance.gpu.greedy import answers
 from conformance.rollout.digits import MODEL, load_model, perturb
 from conformance.wire.calls import text_batch
@@ -131,3 +132,13 @@ def test_two_tensor_parallel_ranks_keep_their_parts(tmp_path, learner_device, fr
         push(sender, instance.server, weights)
         assert answers(instance.server, NUM_SCENES) == wanted
         sender.close()
+
+
+@pytest.mark.gpu(4)
+@pytest.mark.scenario("weight-sync/three-receivers-cost-what-one-costs")
+@pytest.mark.clause("weight-sync/weights-travel-in-memory#3")
+def test_three_receivers_cost_what_one_costs():
+    """Ten syncs of 16 GB to each, by the benchmark that keeps its samples."""
+    told = receivers.measure()
+    assert (told["num_servers"], len(told["samples_s"]["all"])) == (torch.cuda.device_count() - 1, receivers.ROUNDS)
+    assert told["all / one"] <= receivers.BAR, told["samples_s"]

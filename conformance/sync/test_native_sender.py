@@ -15,7 +15,7 @@ from rollmatch.sync.direct import device_of
 from rollmatch.sync.gloo import Meeting
 from rollmatch.sync.native_sender import NativeSender, SyncUnconfirmed, _better
 from rollmatch.wire.client.pending import Pending
-from rollmatch.wire.gloo_group import CommunicatorTimeout, TransferFailed
+from rollmatch.wire.gloo_group import CommunicatorTimeout, GlooGroup, TransferFailed
 
 TIMEOUT_S = 2.0
 
@@ -59,6 +59,26 @@ def test_every_server_serves_the_learners_weights(start, num_servers):
         sender.send(tensors_of(seed).items(), version=version)
         assert all(equal(double.served, tensors_of(seed)) for double in doubles)
         assert [double.policy_version for double in doubles] == [version] * num_servers
+
+
+@pytest.mark.scenario("weight-sync/three-receivers-cost-what-one-costs")
+@pytest.mark.clause("weight-sync/weights-travel-in-memory#3")
+@pytest.mark.kills("smaller-buckets-for-more-servers")
+def test_three_servers_take_as_many_broadcasts_as_one(start, monkeypatch):
+    """Why a time does not grow with servers, which conformance/gpu measures."""
+    told = []
+
+    def begin(self, tensor, *, source, real=GlooGroup.begin):
+        if source == self.address.rank:
+            told.append(tensor.nbytes)
+        return real(self, tensor, source=source)
+
+    monkeypatch.setattr(GlooGroup, "begin", begin)
+    for num_servers in (1, 3):
+        start(*(NativeDouble(tensors_of(0)) for _ in range(num_servers))).send(tensors_of(1).items(), version=1)
+    half = len(told) // 2
+    assert half > 2
+    assert told[:half] == told[half:]
 
 
 @pytest.mark.clause("server-dialects/the-native-dialect-carries-a-sync-in-one-message#1,2")

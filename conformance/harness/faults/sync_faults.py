@@ -75,6 +75,13 @@ SYNC = (
         new="            digests += [bytes(16) for _ in parts]\n",
     ),
     Fault(
+        fault_id="smaller-buckets-for-more-servers",
+        what="More servers are sent more and smaller broadcasts.",
+        seam="sync.native_sender",
+        old="            size = self.bucket_bytes or self._carrier.bucket_bytes\n",
+        new="            size = (self.bucket_bytes or self._carrier.bucket_bytes) // len(self.servers)\n",
+    ),
+    Fault(
         fault_id="versions-skipped",
         what="Every sync skips a version.",
         seam="sync.native_sender",
