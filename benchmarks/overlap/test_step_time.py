@@ -5,17 +5,18 @@ Eight minutes on a quiet machine with two cores; ``OVERLAP_STEPS`` and ``OVERLAP
 
 import os
 import statistics
-from itertools import chain
 
 import pytest
 
 from benchmarks.overlap.pinned import MATCHING, MODES, pinned_server
+from benchmarks.overlap.steps import busy, samples_of, steps_of
 
 NUM_STEPS, NUM_WARM_UP = int(os.environ.get("OVERLAP_STEPS", "12")), 3
 NUM_ROUNDS = int(os.environ.get("OVERLAP_ROUNDS", "2"))
 BAR = 1.3
 TAIL = 1
 """The last steps have nothing left to ask for ahead of time."""
+MEASURED = {"num_warm_up": NUM_WARM_UP, "tail": TAIL}
 
 
 @pytest.fixture(scope="module")
@@ -31,27 +32,9 @@ def runs(tmp_path_factory):
     return told
 
 
-def steps_of(journal):
-    """Those that are measured, by the time from one's end to the next one's."""
-    spans = [event for event in journal if event["event"] == "timeline"][:-TAIL]
-    ends = [event["ended"] for event in spans]
-    return [end - before for before, end in zip(ends[NUM_WARM_UP - 1 :], ends[NUM_WARM_UP:], strict=False)]
-
-
-def busy(journal, name):
-    """Median seconds of rollout or learning in a step."""
-    told = [event["overlap"][name] for event in journal if event["event"] == "step"]
-    return statistics.median(told[NUM_WARM_UP:-TAIL])
-
-
-def samples_of(journal):
-    """What each step learns from."""
-    return [sorted(chain(*event["sample_ids"])) for event in journal if event["event"] == "packed"]
-
-
 def test_the_case_is_one_that_overlap_can_help(runs):
     for journal in runs["off"]:
-        rollout_s, learn_s = busy(journal, "rollout_s"), busy(journal, "learn_s")
+        rollout_s, learn_s = (busy(journal, name, **MEASURED) for name in ("rollout_s", "learn_s"))
         assert 0.5 < rollout_s / learn_s < 2, (rollout_s, learn_s)
 
 
@@ -62,10 +45,12 @@ def test_all_modes_learn_from_the_same_samples(runs):
 
 @pytest.mark.parametrize("mode", ["ahead", "stream"])
 def test_a_step_beside_one_without_overlap(runs, mode, benchmark, tell):
-    off, ours = ([second for journal in runs[name] for second in steps_of(journal)] for name in ("off", mode))
+    off, ours = (
+        [second for journal in runs[name] for second in steps_of(journal, **MEASURED)] for name in ("off", mode)
+    )
     assert len(ours) == len(off) == NUM_ROUNDS * NUM_STEPS
     ratio = statistics.median(off) / statistics.median(ours)
-    rollout_s, learn_s = (busy(runs["off"][0], name) for name in ("rollout_s", "learn_s"))
+    rollout_s, learn_s = (busy(runs["off"][0], name, **MEASURED) for name in ("rollout_s", "learn_s"))
     line = f"overlap {mode}: {ratio:.2f} x off (bar {BAR}), {statistics.median(ours):.3g} s a step"
     line += f"; off {statistics.median(off):.3g} s, R {rollout_s:.3g} s, L {learn_s:.3g} s"
     tell(line)

@@ -1,0 +1,126 @@
+"""Three rollout GPUs and one learner: steps with overlap beside steps without, and F1 after equal samples.
+
+    VLLM_USE_FLASHINFER_SAMPLER=0 python -m benchmarks.gpu.overlap --results benchmarks/results
+
+The digits job by the commands people type: one server of three replicas, then a whole run for every seed and mode, one
+after another. ``stream`` needs parts and does not pack, so that all modes take micro-batches; samples are equal in all.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.gpu.machine import describe
+from benchmarks.overlap.pinned import MATCHING, MODES
+from benchmarks.overlap.steps import busy, samples_of, steps_of
+from conformance.launch.division import MATCHING as CONFIG
+from conformance.launch.division import typed
+from conformance.launch.started import finish, is_healthy, journal_of, started
+from conformance.wire.instance import free_port
+
+BAR = 1.3
+MEASURED = {"num_warm_up": 5, "tail": 2}
+
+
+class Runs:
+    """On one server, each in a directory of its own."""
+
+    def __init__(self, options, folder):
+        self.options, self.folder = options, folder
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self.overrides = (
+            f"{MATCHING}.vllm.server.base_url={self.url}",
+            f"{MATCHING}.vllm.server.group_port={free_port()}",
+            f"{MATCHING}.vllm.kv_cache_memory_mib={options.kv_mib}",
+            f"custom.extra.rollout_server.vllm_data_parallel_size={len(options.replicas.split(','))}",
+            f"training.max_steps={options.steps}",
+            f"training.per_device_train_batch_size={options.batch}",
+            f"training.gradient_accumulation_steps={options.parts}",
+            "training.packing=false",
+            "training.save_steps=1000",
+            "training.report_to=none",
+        )
+
+    @contextmanager
+    def server(self):
+        command = typed("serve", CONFIG, self.options.replicas, self.overrides)
+        with started(command, self.folder / "server.txt") as server:
+            server.wait_until(lambda: is_healthy(self.url))
+            yield
+
+    def learn(self, mode, seed):
+        """Its journal."""
+        out = self.folder / f"{mode}-{seed}"
+        more = (f"{MATCHING}.overlap={mode}", f"training.seed={seed}", f"training.output_dir={out}")
+        command = typed("train", CONFIG, self.options.learner, (*self.overrides, *more))
+        code, told = finish(command, out.with_suffix(".txt"))
+        assert code == 0, told[-3000:]
+        return journal_of(out, None)
+
+
+def figures(journal):
+    """Of one run."""
+    first, *_, last = [event["metrics"]["f1"] for event in journal if event["event"] == "evaluated"]
+    told = {name: busy(journal, name, **MEASURED) for name in ("rollout_s", "learn_s")}
+    return told | {"f1": [first, last], "steps_s": steps_of(journal, **MEASURED)}
+
+
+def measure(options, folder, say):
+    runs, told, learnt = Runs(options, folder), {}, {}
+    with runs.server():
+        for seed in options.seeds:
+            for mode in options.modes:
+                journal = runs.learn(mode, seed)
+                told[f"{mode}-{seed}"] = one = figures(journal)
+                learnt.setdefault(seed, []).append(samples_of(journal))
+                took, (before, after) = statistics.median(one["steps_s"]), one["f1"]
+                busy_s = f"R {one['rollout_s']:.3f} s, L {one['learn_s']:.3f} s"
+                say(f"{mode} seed {seed}: {took:.3f} s a step, {busy_s}, F1 {before:.3f} -> {after:.3f}")
+    equal = all(samples == several[0] for several in learnt.values() for samples in several)
+    return {"runs": told, "equal_samples": equal, "ratios": ratios(told, options), "bar": BAR}
+
+
+def ratios(told, options):
+    """Seconds of a step without overlap over those of each mode, of all seeds together."""
+    medians = {
+        mode: statistics.median(took for seed in options.seeds for took in told[f"{mode}-{seed}"]["steps_s"])
+        for mode in options.modes
+    }
+    return {mode: medians["off"] / took for mode, took in medians.items() if mode != "off"}
+
+
+def main():
+    options = parse()
+
+    def say(text):
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+    options.results.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        told = {"machine": describe()} | measure(options, Path(folder), say)
+    path = options.results / "overlap_3v1.json"
+    path.write_text(json.dumps(told, indent=1) + "\n")
+    say(f"{told['ratios']} (bar {BAR}), equal samples: {told['equal_samples']}, {path}")
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1, 2])
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--batch", type=int, default=4, help="rollouts of a micro-batch")
+    parser.add_argument("--parts", type=int, default=4, help="micro-batches of a step")
+    parser.add_argument("--replicas", default="0,1,2")
+    parser.add_argument("--learner", default="3")
+    parser.add_argument("--kv-mib", type=int, default=1024, help="of each replica's cache")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
