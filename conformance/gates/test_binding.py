@@ -11,7 +11,7 @@ from conformance.harness.binding.binding import bind, check_binding
 from conformance.harness.binding.claim import ROOT, Claims, read_claims
 from conformance.harness.binding.evidence import Evidence
 from conformance.harness.binding.explanation import explain
-from conformance.harness.binding.register import Register, load_register
+from conformance.harness.binding.register import Register, load_register, write_acknowledged
 from conformance.harness.catalogue import Catalogue, Entry, load_catalogue
 from conformance.harness.sources import load_sources
 
@@ -129,6 +129,13 @@ def test_pending_and_excluded_need_a_reason(tmp_path):
     assert codes(nobody, small(), **listed, acknowledged={CLAUSE: read_of(small())[CLAUSE]}) == set()
     assert "excluded-without-reason" in codes(nobody, small(), **(listed | {"excluded": {CLAUSE: ""}}))
     assert "excluded-scenario" in codes(nobody, small(), excluded={SCENARIO: "no test can", CLAUSE: "no test can"})
+
+
+def test_what_was_read_is_read_back_though_a_digest_looks_like_a_number(tmp_path):
+    told = {"box/a-lid#1": "264030e89081", "box/a-lid#2": "123456789012", SCENARIO: "abcdefabcdef"}
+    write_acknowledged(told, tmp_path)
+    (tmp_path / "pending.yaml").write_text("{}\n")
+    assert load_register(tmp_path).acknowledged == told
 
 
 def report(outcome, when="call", test="t.py::test_lid"):

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from rollmatch.config.yaml_dialect import parse_mapping
+from rollmatch.config.yaml_dialect import dump, parse_mapping
 
 SPEC = Path(__file__).parents[3] / "spec"
 
@@ -39,8 +37,7 @@ def read_pending(text: str) -> dict[str, str]:
 
 def write_acknowledged(digests: Mapping[str, str], folder: Path = SPEC) -> None:
     head = "# The text that each bound id's tests were written for. python -m conformance.harness.binding acknowledge\n"
-    text = yaml.safe_dump(dict(sorted(digests.items())), width=1000, default_flow_style=False)
-    (folder / "acknowledged.yaml").write_text(head + text, encoding="utf-8")
+    (folder / "acknowledged.yaml").write_text(head + dump(dict(sorted(digests.items()))), encoding="utf-8")
 
 
 def _read(path: Path) -> dict[str, str]:
