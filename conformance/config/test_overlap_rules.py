@@ -2,7 +2,7 @@
 
 import pytest
 
-from conformance.scenarios.configs import config_with, problems_of, refusal_of
+from conformance.scenarios.configs import config_with, not_refused, problems_of, refusal_of
 from rollmatch.config.effective import calls_together, num_windows_ahead
 
 LONG = "custom.extra.rollout_matching"
@@ -27,10 +27,15 @@ def test_completions_may_be_asked_for_ahead():
     assert config_with(*GRPO).custom.extra.rollout_matching.overlap == "ahead"
 
 
+@pytest.mark.scenario("prefetch/vineppo-ahead-is-refused")
+@pytest.mark.scenario("prefetch/vineppo-without-overlap-is-accepted")
+@pytest.mark.clause("prefetch/what-is-judged-by-further-rollouts-does-not-overlap#1,2,3")
+@pytest.mark.kills("vineppo-ahead-taken")
+@pytest.mark.kills("grpo-streams")
 @pytest.mark.parametrize(
     ("bad", "why", "good"),
     [
-        (VINEPPO, "values", (*VINEPPO, "~.overlap=off")),
+        (VINEPPO, "of the weights that wrote the response", (*VINEPPO, "~.overlap=off")),
         (("custom.trainer_variant=vineppo_mcts", *GRPO[1:]), "values", GRPO),
         ((*VINEPPO, "~.overlap=stream"), "values", (*VINEPPO, "~.overlap=off")),
         ((*GRPO, "~.overlap=stream"), "whole window", GRPO),
@@ -49,6 +54,8 @@ def test_what_is_not_learnt_from_the_response_alone_does_not_overlap(bad, why, g
     config_with(*good)
 
 
+@pytest.mark.clause("prefetch/grpo-requests-completions-a-window-ahead#5")
+@pytest.mark.kills("packed-completions-ahead")
 def test_completions_that_wait_for_a_row_could_not_be_asked_for_again():
     packed = (*GRPO, "training.packing=true", "~.max_staleness=2")
     assert refusal_of(*packed) == ("ahead-needs-padded-batches", f"{LONG}.overlap")
@@ -56,6 +63,10 @@ def test_completions_that_wait_for_a_row_could_not_be_asked_for_again():
     config_with(*packed, "~.overlap=off")
 
 
+@pytest.mark.scenario("prefetch/staleness-without-a-correction-is-refused")
+@pytest.mark.scenario("prefetch/staleness-with-the-server-s-log-probabilities-is-accepted")
+@pytest.mark.clause("prefetch/grpo-requests-completions-a-window-ahead#4")
+@pytest.mark.kills("staleness-uncorrected-taken")
 def test_staleness_is_corrected_for():
     plain = (*GRPO, "custom.extra.grpo.correction_cap=null")
     assert refusal_of(*plain) == ("staleness-uncorrected", "custom.extra.grpo.correction_cap")
@@ -64,6 +75,8 @@ def test_staleness_is_corrected_for():
     config_with(*SERVED, "custom.extra.grpo.correction_cap=null")
 
 
+@pytest.mark.clause("prefetch/grpo-requests-completions-a-window-ahead#3")
+@pytest.mark.kills("windows-of-any-length")
 def test_a_window_of_several_steps_needs_as_much_staleness():
     for staleness in (1, 6):
         told = refusal_of(*GRPO, *SEVERAL, f"~.max_staleness={staleness}")
@@ -88,12 +101,20 @@ def test_windows_in_advance_keep_the_last_step_of_each_within_the_staleness(over
     assert num_windows_ahead(config_with(*overrides)) == expected
 
 
+@pytest.mark.scenario("request-distribution/pieces-without-overlap-are-refused")
+@pytest.mark.scenario("request-distribution/pieces-with-overlap-are-accepted")
+@pytest.mark.clause("request-distribution/late-work-moves-only-where-it-may#1,8")
+@pytest.mark.kills("pieces-without-overlap")
+@pytest.mark.kills("late-work-by-default")
 def test_shares_are_cut_in_pieces_where_calls_are_made_beside_learning():
     cut = (*SERVED, "~.pieces_per_server=4")
     assert refusal_of(*cut, "~.overlap=off") == ("late-work-needs-overlap", f"{LONG}.pieces_per_server")
     config_with(*cut)
     config_with(*cut, "~.overlap=stream", "training.packing=false")
-    config_with(*SERVED, "~.overlap=off")
+    with not_refused():
+        assert config_with(*SERVED, "~.overlap=off").custom.extra.rollout_matching.pieces_per_server == 1
+    for value, code in (("0", "out-of-range"), ("1.5", "wrong-type")):
+        assert refusal_of(*SERVED, f"~.pieces_per_server={value}") == (code, f"{LONG}.pieces_per_server")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ from rollmatch.objective.seam import Reuse
 from rollmatch.records import Rollout
 from rollmatch.rollout.backend import Decoding
 from rollmatch.target.environment import ActionUnparsable
+from rollmatch.target.vineppo.search import SearchBudget, TreeValues
 from rollmatch.target.vineppo.split import Turns
+from rollmatch.target.vineppo.tree import SearchRules
 
 TOP, MAX_TURNS, UP = 3, 5, 0.5
 STEP_REWARD, TOP_REWARD = 0.25, 1.0
@@ -101,6 +103,12 @@ def world(make=Ladder, **fields):
 def climbing(*, in_world=None, **fields):
     """VinePPO on the ladder, one step per turn."""
     return replace(objective(**fields), world=in_world or world(), splitter=fields.get("splitter", Turns()))
+
+
+def searching():
+    """VinePPO by search on the ladder."""
+    budget = SearchBudget(num_rounds=2, num_per_round=4, num_least=3)
+    return replace(climbing(), valuer=TreeValues(SearchRules(), budget, Turns()))
 
 
 def grouped(*, old="recomputed"):

@@ -10,6 +10,9 @@ from rollmatch.target.vineppo.continuation import ContinuationOutdated
 SAMPLES = [sample_of(0), sample_of(1)]
 
 
+@pytest.mark.scenario("environments/a-text-that-is-no-action-ends-the-episode")
+@pytest.mark.clause("environments/a-wrong-answer-of-an-environment-stops-the-run#6,7")
+@pytest.mark.kills("no-action-is-a-limit")
 def test_what_is_no_action_ends_the_episode_and_is_counted():
     (c,) = VOCABULARY.encode("C")
     side = TurnSide(letters=(c,))
@@ -24,15 +27,21 @@ def test_what_is_no_action_ends_the_episode_and_is_counted():
     assert good.notes[0][1]["num_unparsable"] == 0
 
 
+@pytest.mark.scenario("environments/no-room-for-another-turn")
+@pytest.mark.clause("environments/an-episode-ends-by-its-environment-or-by-a-limit#1,2")
+@pytest.mark.kills("turn-without-room")
 def test_an_episode_ends_where_no_turn_fits():
     side = TurnSide(letters=(B,))
     step = len((B, *reply("<0>", False)))
+    assert step == 5
     one = played(side, world(max_response_tokens=step + 1))[0].trajectory
     assert (len(one.turns), one.is_finished, len(one.token_ids)) == (2, False, step + 1)
     shorter = played(side, world(max_response_tokens=step))[0].trajectory
-    assert (len(shorter.turns), len(shorter.token_ids)) == (1, 1)
+    assert (len(shorter.turns), shorter.is_finished, len(shorter.token_ids)) == (1, False, 1)
 
 
+@pytest.mark.clause("environments/episodes-can-be-played-again#5")
+@pytest.mark.kills("turns-of-any-version")
 def test_a_sync_in_mid_episode_is_refused():
     class Moving(TurnSide):
         def ask(self, requests, decoding):
@@ -45,6 +54,7 @@ def test_a_sync_in_mid_episode_is_refused():
     played(TurnSide())
 
 
+@pytest.mark.clause("environments/a-wrong-answer-of-an-environment-stops-the-run#4,5")
 def test_an_environment_that_fails_stops_the_run_and_is_named():
     class Broken(Ladder):
         def step(self, action):

@@ -18,6 +18,7 @@ from conformance.objective.ladders import (
     grouped,
     played,
     reply,
+    searching,
     value_of,
     world,
 )
@@ -41,6 +42,9 @@ def reports_of(harvest):
     return [report for report in harvest.reports if isinstance(report, TrajectoryReport)]
 
 
+@pytest.mark.clause("environments/only-what-the-policy-wrote-is-learnt#1")
+@pytest.mark.clause("environments/an-episode-ends-by-its-environment-or-by-a-limit#1,2")
+@pytest.mark.kills("one-turn-too-many")
 @pytest.mark.parametrize("decoding", [Decoding(max_new_tokens=1), LONG])
 def test_turns_and_observations_follow_each_other_as_they_were_written(decoding):
     side = TurnSide(decoding=decoding)
@@ -111,6 +115,8 @@ def test_rollout_tokens_are_those_of_all_turns(decoding):
         assert harvest.num_rollout_tokens == sum(target.count(A) + target.count(B) for target in targets)
 
 
+@pytest.mark.clause("environments/only-what-the-policy-wrote-is-learnt#3")
+@pytest.mark.kills("steps-begin-anywhere")
 def test_no_step_starts_in_an_observation():
     side = TurnSide()
     for one in played(side):
@@ -119,6 +125,8 @@ def test_no_step_starts_in_an_observation():
         assert FixedTokens(num_tokens=1).cuts(made) == Turns().cuts(made)
 
 
+@pytest.mark.clause("environments/continuations-go-on-from-a-clone#3")
+@pytest.mark.kills("continuations-have-all-turns")
 def test_a_continuation_has_the_turns_that_are_left():
     side = TurnSide(letters=(B,))
     harvest_of(side, climbing(num_continuations=2))
@@ -127,6 +135,7 @@ def test_a_continuation_has_the_turns_that_are_left():
     assert {len(request.prefix_token_ids) for request in waves[-1]} == {4 * len((B, *reply("<0>", False)))}
 
 
+@pytest.mark.clause("environments/episodes-can-be-played-again#2")
 def test_values_are_those_of_dynamic_programming():
     side = TurnSide()
     harvest = harvest_of(side, climbing(num_continuations=400))
@@ -139,9 +148,12 @@ def test_values_are_those_of_dynamic_programming():
         assert report.values == pytest.approx(exact, abs=0.1)
 
 
+@pytest.mark.scenario("environments/a-world-without-chance")
+@pytest.mark.clause("environments/continuations-go-on-from-a-clone#1,2")
+@pytest.mark.kills("continuations-share-the-environment")
 def test_a_world_without_chance_goes_on_from_where_it_was():
     side = TurnSide(letters=(A,))
-    harvest = harvest_of(side, climbing(in_world=world(lambda: Ladder(slip=0.0)), num_continuations=1))
+    harvest = harvest_of(side, climbing(in_world=world(lambda: Ladder(slip=0.0)), num_continuations=2))
     for report in reports_of(harvest):
         assert report.values == pytest.approx((1.75, 1.5, 1.25))
         assert report.step_advantages == pytest.approx((0.0, 0.0, 0.0))
@@ -152,8 +164,7 @@ def test_a_world_without_chance_goes_on_from_where_it_was():
 def test_advantages_with_step_rewards_telescope(variant):
     side, made = TurnSide(), climbing()
     if variant == "vineppo_mcts":
-        budget = SearchBudget(num_rounds=2, num_per_round=4, num_least=3)
-        made = replace(made, valuer=TreeValues(SearchRules(), budget, Turns()))
+        made = searching()
     for report in reports_of(harvest_of(side, made)):
         assert sum(report.step_advantages) == pytest.approx(report.total_return - report.values[0])
 
@@ -167,6 +178,9 @@ def test_a_search_tree_counts_what_was_paid_on_the_way():
         assert tree.root.total / tree.root.visits == pytest.approx(value_of(0, MAX_TURNS), abs=0.45)
 
 
+@pytest.mark.scenario("environments/observations-between-turns-of-one-letter")
+@pytest.mark.clause("environments/only-what-the-policy-wrote-is-learnt#2")
+@pytest.mark.kills("observations-learnt-from")
 def test_observations_get_no_gradient_and_turns_do():
     side = TurnSide()
     segments = segments_of(harvest_of(side, climbing(num_continuations=4)))
@@ -175,8 +189,8 @@ def test_observations_get_no_gradient_and_turns_do():
     written = [
         start + segment.prompt_len + place
         for start, segment in zip(starts, segments, strict=False)
-        for place, mine in enumerate(segment.policy.is_written)
-        if mine
+        for place, token_id in enumerate(segment.token_ids[segment.prompt_len :])
+        if token_id in (A, B)
     ]
     assert supervision.positions == tuple(written)
     assert totals.num_tokens == totals.num_target_tokens == len(written)
@@ -185,7 +199,7 @@ def test_observations_get_no_gradient_and_turns_do():
     assert set(touched) <= {place - 1 for place in written}
 
 
-def test_equal_states_are_valued_once_and_other_rungs_are_other_states():
+def test_equal_states_are_valued_once():
     side = TurnSide(letters=(B,))
     harvest = harvest_of(side, climbing(num_continuations=3))
     cost = harvest.reports[-1]

@@ -31,6 +31,8 @@ LOTS = st.lists(
 )
 
 
+@pytest.mark.clause("request-distribution/late-work-moves-only-where-it-may#4")
+@pytest.mark.kills("the-first-piece-moves")
 @given(st.lists(LOTS, min_size=1, max_size=3))
 def test_a_server_without_own_work_of_the_earliest_step_takes_the_end_of_the_longest_queue(told):
     queues = [deque(lot._replace(server_index=place) for lot in sorted(lots)) for place, lots in enumerate(told)]
@@ -52,6 +54,8 @@ def test_a_server_without_own_work_of_the_earliest_step_takes_the_end_of_the_lon
             assert sum(each.stop - each.start for each in its) == longest
 
 
+@pytest.mark.clause("request-distribution/late-work-moves-only-where-it-may#3")
+@pytest.mark.kills("pieces-in-one")
 @given(
     parts=st.lists(st.integers(1, 5), min_size=1, max_size=5),
     num_servers=st.integers(1, 4),
@@ -83,7 +87,7 @@ def make_run(tmp_path):
     """Two real HTTP servers, the first of which answers nothing while ``gate`` is closed; and calls beside learning."""
     opened = []
 
-    def make(*, pieces, gate=None):
+    def make(*, pieces, gate=None, parts=(NUM_REQUESTS,)):
         doubles = [SlowServer({"a": torch.zeros(1)}, policy_version=1) for _ in range(2)]
         doubles[0].gate = gate
         front = serving(*doubles)
@@ -98,7 +102,7 @@ def make_run(tmp_path):
         opened.append(prefetch.close)
         with prefetch.quiet():
             pass
-        prefetch.ask(0, requests_of(0, NUM_REQUESTS), (NUM_REQUESTS,))
+        prefetch.ask(0, requests_of(0, NUM_REQUESTS), parts)
         return SimpleNamespace(prefetch=prefetch, urls=[server.base_url for server in servers], journal=path)
 
     yield make
@@ -122,6 +126,9 @@ def until(condition):
         time.sleep(0.005)
 
 
+@pytest.mark.scenario("request-distribution/an-idle-server-takes-what-a-slow-one-has-not-begun")
+@pytest.mark.clause("request-distribution/late-work-moves-only-where-it-may#4,5,6,7")
+@pytest.mark.kills("late-work-never-moves")
 def test_what_a_slow_server_has_not_begun_is_written_by_the_idle_one(make_run):
     gate = threading.Event()
     run, usual = make_run(pieces=PIECES, gate=gate), make_run(pieces=1)
@@ -153,9 +160,12 @@ def test_the_timeline_tells_which_server_was_asked_for_what(make_run):
     assert [sorted(each) for each in told] == [[0, 1, 2, 3], list(range(4, NUM_REQUESTS))]
 
 
+@pytest.mark.scenario("request-distribution/a-chunk-that-may-not-move-stays")
+@pytest.mark.clause("request-distribution/late-work-moves-only-where-it-may#2")
+@pytest.mark.kills("late-work-always-moves")
 def test_a_share_that_is_not_cut_stays_with_its_server(make_run):
     gate = threading.Event()
-    run = make_run(pieces=1, gate=gate)
+    run = make_run(pieces=1, gate=gate, parts=(4,) * 4)
     until(lambda: len(seeds_by_server(run)[1]) == NUM_REQUESTS // 2)
     time.sleep(0.2)
     assert len(seeds_by_server(run)[1]) == NUM_REQUESTS // 2

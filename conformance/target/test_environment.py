@@ -52,6 +52,8 @@ class Forgetful(Ladder):
         return Forgetful()
 
 
+@pytest.mark.clause("environments/an-environment-is-a-class-that-answers-the-policy#1,2,3")
+@pytest.mark.kills("options-are-not-handed-over")
 @pytest.mark.parametrize(
     ("name", "options", "error"),
     [
@@ -70,12 +72,46 @@ def test_a_wrong_name_or_class_is_told_before_anything_starts(name, options, err
     assert load_environment(LADDER, {"slip": 0.5}, key="k")().slip == 0.5
 
 
+class WithoutClone:
+    """All methods but one."""
+
+    def reset(self, sample, rng):
+        return ""
+
+    def step(self, action):
+        return "", 0.0, True, False
+
+    def fingerprint(self):
+        return 0
+
+
+class WithClone(WithoutClone):
+    def clone(self, rng):
+        return WithClone()
+
+
+@pytest.mark.scenario("environments/a-class-without-clone-is-refused")
+@pytest.mark.scenario("environments/the-class-with-clone-is-accepted")
+@pytest.mark.clause("environments/an-environment-is-a-class-that-answers-the-policy#3")
+@pytest.mark.kills("environment-without-clone-taken")
+def test_a_class_without_clone_is_refused_and_the_same_with_one_taken():
+    with pytest.raises(EnvironmentMisfit) as caught:
+        load_environment(f"{__name__}:WithoutClone", {}, key="custom.extra.environment.name")
+    assert (caught.value.code, caught.value.key) == ("environment-misfit", "custom.extra.environment.name")
+    assert caught.value.problem == f"{__name__}:WithoutClone has no clone"
+    assert isinstance(load_environment(f"{__name__}:WithClone", {}, key="k")(), WithClone)
+
+
 def test_missing_methods_are_named():
     with pytest.raises(EnvironmentMisfit) as caught:
         load_environment("builtins:dict", {}, key="k")
     assert caught.value.problem == "builtins:dict has no reset, clone, step, fingerprint"
 
 
+@pytest.mark.scenario("environments/a-step-that-is-answered-in-three-parts-is-refused")
+@pytest.mark.scenario("environments/what-follows-the-fourth-part-is-ignored")
+@pytest.mark.clause("environments/a-wrong-answer-of-an-environment-stops-the-run#1,5")
+@pytest.mark.kills("three-parts-are-a-step")
 @pytest.mark.parametrize(
     "answer",
     [
@@ -104,6 +140,8 @@ def test_what_is_no_action_is_told_by_the_environment_alone():
     assert take_step(made, "B", key="x:1").observation == "<0>"
 
 
+@pytest.mark.clause("environments/a-wrong-answer-of-an-environment-stops-the-run#2,3,4,5")
+@pytest.mark.kills("clone-unread")
 @pytest.mark.parametrize(
     ("make", "error"),
     [
@@ -128,10 +166,28 @@ def test_a_clone_goes_on_like_the_original_with_the_same_generator():
     assert made.fingerprint() == 0
 
 
+@pytest.mark.clause("environments/an-environment-is-a-class-that-answers-the-policy#4")
+@pytest.mark.kills("first-observation-is-the-prompt")
 def test_the_first_observation_ends_the_prompt():
     shown = show(Ladder, sample_of(4), run_seed=1)
     assert shown.messages == (("user", "?\nrung 0 of 4"),)
     assert (shown.sample_id, shown.origin) == (4, "x:5")
+
+
+class Drawn(Ladder):
+    """Shows what it drew."""
+
+    def reset(self, sample, rng):
+        self.rng = rng
+        return str(rng.integers(2**62))
+
+
+@pytest.mark.clause("environments/episodes-can-be-played-again#1")
+@pytest.mark.kills("reset-by-chance")
+def test_a_sample_begins_the_same_for_every_attempt_of_a_run():
+    shown = [begin(Drawn, sample_of(number), run_seed=seed)[1] for seed, number in ((1, 0), (1, 0), (1, 1), (2, 0))]
+    assert shown[0] == shown[1]
+    assert len(set(shown)) == 3
 
 
 def test_generators_belong_to_what_they_are_told():

@@ -56,7 +56,7 @@ class CopyServers:
         return rollouts
 
 
-def overlapped(folder, mode, *overrides, max_staleness=1, lead=None, **arguments):
+def overlapped(folder, mode, *overrides, max_staleness=1, lead=None, pieces=1, callers=4, **arguments):
     """The trainer and its servers; ``mode`` as in the configuration."""
     trainer = make_trainer(folder, *overrides, **arguments)
     servers = CopyServers(trainer)
@@ -64,7 +64,9 @@ def overlapped(folder, mode, *overrides, max_staleness=1, lead=None, **arguments
     prefetch = ahead = None
     fence = Fence(servers, trainer.ring.ranks, trainer.ring.journal)
     if mode != "off":
-        rules = PrefetchRules(max_windows=1 if mode == "stream" else lead + 1, callers_per_server=4)
+        rules = PrefetchRules(
+            max_windows=1 if mode == "stream" else lead + 1, callers_per_server=callers, pieces_per_server=pieces
+        )
         prefetch = Prefetch(servers, trainer.ring.decoding, rules)
         fence.quiet = prefetch.quiet
         ahead = Ahead(prefetch, max_staleness=max_staleness, lead=lead) if mode == "ahead" else None

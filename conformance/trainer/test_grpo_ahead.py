@@ -1,12 +1,14 @@
 """GRPO whose completions are asked for while it learns, for real: a copy of the model in other threads writes."""
 
+import threading
+import time
 from itertools import chain
 
 import pytest
 
 from conformance.rollout.digits import scenes
 from conformance.trainer.overlapped import overlapped
-from conformance.trainer.small_run import events
+from conformance.trainer.small_run import events, step_between, weights_of
 
 GRPO = (
     "custom.trainer_variant=grpo",
@@ -37,10 +39,10 @@ def notes_segments(trainer):
     trainer.get_batch_samples = noted
 
 
-def ran(folder, mode, *overrides, prepare=lambda servers: None):
-    trainer, servers = overlapped(folder, mode, *GRPO, *overrides, samples=SAMPLES)
+def ran(folder, mode, *overrides, prepare=lambda trainer, servers: None, **cut):
+    trainer, servers = overlapped(folder, mode, *GRPO, *overrides, samples=SAMPLES, **cut)
     notes_segments(trainer)
-    prepare(servers)
+    prepare(trainer, servers)
     trainer.train()
     if trainer.ring.prefetch is not None:
         trainer.ring.prefetch.close()
@@ -56,6 +58,8 @@ def pair(tmp_path_factory):
     return {mode: ran(tmp_path_factory.mktemp(mode), mode) for mode in ("off", "ahead")}
 
 
+@pytest.mark.clause("prefetch/grpo-requests-completions-a-window-ahead#2")
+@pytest.mark.kills("ahead-with-other-seeds")
 def test_groups_come_in_the_order_of_off_with_the_same_seeds(pair):
     off, ahead = pair["off"], pair["ahead"]
     assert ids_of(ahead) == ids_of(off)
@@ -90,7 +94,7 @@ def test_the_correction_starts_from_the_weights_that_wrote(pair):
 def test_what_became_too_old_is_asked_for_again_in_its_place(pair, tmp_path):
     asked = []
 
-    def forget(servers):
+    def forget(trainer, servers):
         def is_well():
             asked.append(len(asked))
             return len(asked) % 3 != 0
@@ -103,6 +107,9 @@ def test_what_became_too_old_is_asked_for_again_in_its_place(pair, tmp_path):
     assert all(version - segment.policy_version <= 1 for version, segments in trainer.learnt for segment in segments)
 
 
+@pytest.mark.scenario("prefetch/windows-of-four-optimizer-steps")
+@pytest.mark.clause("prefetch/grpo-requests-completions-a-window-ahead#1")
+@pytest.mark.kills("one-window-less-ahead")
 def test_the_next_window_is_asked_for_while_all_steps_of_this_one_are_learnt(tmp_path):
     off = ran(tmp_path / "off", "off", *WINDOW)
     ahead = ran(tmp_path / "ahead", "ahead", *WINDOW)
@@ -115,3 +122,40 @@ def test_the_next_window_is_asked_for_while_all_steps_of_this_one_are_learnt(tmp
     assert ages == [0] * 4 + [1] * 6
     ids = [chain.from_iterable(event["sample_ids"]) for event in events(ahead, "packed")[:4]]
     assert sorted(chain(*ids)) == sorted(2 * events(ahead, "requested")[0]["sample_ids"])
+
+
+PATIENCE_S = 60
+
+
+def busy_until_an_evaluation(trainer, servers):
+    """Of the second window each server has one call under way, and two in line, when an evaluation begins."""
+    begun, lock, calls, evaluate = threading.Event(), threading.Lock(), [], trainer.evaluate
+
+    def wait(server, ids):
+        with lock:
+            calls.append(ids)
+            is_first = len(calls) <= 6
+        assert is_first or begun.wait(PATIENCE_S)
+        time.sleep(0 if is_first else 0.3)
+
+    def told(*arguments, **named):
+        begun.set()
+        return evaluate(*arguments, **named)
+
+    servers.before_call, trainer.evaluate = wait, told
+
+
+@pytest.mark.scenario("prefetch/an-evaluation-inside-a-window")
+@pytest.mark.clause("prefetch/an-evaluation-leaves-alone-what-is-on-its-way#1")
+@pytest.mark.kills("evaluation-beside-calls")
+def test_an_evaluation_inside_a_window_changes_nothing_of_what_is_learnt(tmp_path):
+    cut = {"max_staleness": 7, "lead": 1, "pieces": 3, "callers": 1}
+    plain = ran(tmp_path / "plain", "ahead", *WINDOW, "training.max_steps=6", "training.eval_steps=0", **cut)
+    looked_at = (*WINDOW, "training.max_steps=6", "training.eval_steps=1")
+    trainer = ran(tmp_path / "looked_at", "ahead", *looked_at, prepare=busy_until_an_evaluation, **cut)
+    assert [event["step"] for event in events(trainer, "synced")] == [*range(7)]
+    versions = [segment.policy_version for _, segments in trainer.learnt for segment in segments]
+    assert versions == [1] * 18, "the second window was asked for when the first one was"
+    assert ids_of(trainer) == ids_of(plain)
+    assert not events(trainer, "asked_again")
+    assert not step_between(weights_of(plain.model), weights_of(trainer.model)).any()

@@ -19,6 +19,9 @@ LOADED = "conformance.trainer.turns" + MODEL_LOADED
 JUDGED = {"vineppo": "valued", "vineppo_mcts": "valued", "grpo": "rewarded"}
 
 
+@pytest.mark.scenario("environments/a-checkpoint-inside-a-window")
+@pytest.mark.clause("environments/episodes-can-be-played-again#6")
+@pytest.mark.kills("window-forgotten")
 @pytest.mark.parametrize("variant", JUDGED)
 def test_a_run_that_goes_on_in_mid_window_learns_what_it_would_have_learnt(variant, tmp_path):
     overrides = (f"custom.trainer_variant={variant}", "custom.extra.vineppo.search.num_rounds=2")

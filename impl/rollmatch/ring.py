@@ -51,6 +51,8 @@ class Ring:
         self, samples: Sequence[Sample], report: StepReport, weights: Weights, *, purpose: str
     ) -> list[Rollout]:
         """Sync if the learner has moved, then one rollout per place, in order; ``purpose`` is train or eval."""
+        if self.ahead is not None:
+            self.ahead.wait_for_next()
         self.sync(report, weights)
         with Threads(self.rollout_threads), report.phase("rollout"):
             requests = self.make_requests(samples, report.step, purpose=purpose)

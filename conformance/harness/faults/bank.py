@@ -3,8 +3,10 @@
 from conformance.harness.faults.client_faults import CLIENT
 from conformance.harness.faults.config_faults import CONFIG
 from conformance.harness.faults.data_faults import DATA
+from conformance.harness.faults.environment_faults import ENVIRONMENT
 from conformance.harness.faults.fault import Fault, collect
 from conformance.harness.faults.grpo_faults import GRPO
+from conformance.harness.faults.late_faults import LATE
 from conformance.harness.faults.launch_faults import LAUNCH
 from conformance.harness.faults.learn_faults import LEARN
 from conformance.harness.faults.overlap_faults import OVERLAP
@@ -24,4 +26,5 @@ from conformance.harness.faults.vineppo_faults import VINEPPO, VINEPPO_OBJECTIVE
 BANK: dict[str, Fault] = collect(
     *(CONFIG, RULES, TARGET, LEARN, SUPERVISION, DATA, ROLLOUT, RING, SECOND, THIRD),
     *(CLIENT, SYNC, SERVER, SERVER_MODE, LAUNCH, VINEPPO, VINEPPO_SERVER, VINEPPO_OBJECTIVE, RLHF, GRPO, OVERLAP),
+    *(ENVIRONMENT, LATE),
 )

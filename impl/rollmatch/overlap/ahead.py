@@ -51,6 +51,11 @@ class Ahead:
         """The oldest version that may still be learnt from."""
         return policy_version - self.max_staleness
 
+    def wait_for_next(self) -> None:
+        """Until the next window is there, so that a sync in between leaves it to the weights that began it."""
+        if self.prefetch.windows:
+            self.prefetch.wait_for(min(self.prefetch.windows))
+
     def collect(self, wanted: Sequence[Wanted], make_requests: MakeRequests, *, policy_version: int) -> Collected:
         """Ask for the windows that nobody asked for yet, then wait for the first. Errors: as ``Prefetch.collect``."""
         for window in wanted:
