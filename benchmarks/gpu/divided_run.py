@@ -1,6 +1,5 @@
 """A run on rollout servers and learner ranks by the commands people type, and the figures it left behind."""
 
-import json
 import statistics
 import time
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 from conformance.gpu.memory_watch import MemoryWatch
 from conformance.harness.judge import judge
 from conformance.launch.division import GRPO, typed
-from conformance.launch.started import finish, in_time, is_healthy, journals_of, started
+from conformance.launch.started import finish, in_time, is_healthy, journals_of, keep, started
 from conformance.wire.instance import free_port
 
 SERVER = "custom.extra.rollout_server"
@@ -80,7 +79,7 @@ class DividedRun:
         """From the journals of all ranks."""
         journals = journals_of(self.out, num_ranks=self.division.num_learners)
         first, trace = journals[0], in_time(journals)
-        (self.folder / "trace.jsonl").write_text("".join(json.dumps(event) + "\n" for event in trace))
+        keep(trace, self.folder / "trace.jsonl")
         kinds = {name: [event for event in first if event["event"] == name] for name in ("step", "synced", "evaluated")}
         later = kinds["step"][1:] or kinds["step"]
         response_len = statistics.mean(event["response_len"] for event in later)

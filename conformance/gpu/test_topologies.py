@@ -12,7 +12,7 @@ import requests
 from conformance.gpu.greedy import answers
 from conformance.harness.judge import judge
 from conformance.launch.division import VLLM, typed
-from conformance.launch.started import finish, in_time, journals_of, started
+from conformance.launch.started import finish, in_time, is_healthy, journals_of, keep, started
 from conformance.rollout.digits import CONFIG, ROOT, absolute, template_of
 from conformance.wire.calls import Server
 from conformance.wire.instance import free_port
@@ -34,6 +34,11 @@ def overrides_for(out):
     )
 
 
+def eager(tensor):
+    """Compiled engines of several GPUs first build flashinfer's all-reduce, for minutes and with sources of CUDA's."""
+    return f"{VLLM}.enforce_eager={str(tensor > 1).lower()}"
+
+
 def server_overrides(ports, groups, **sizes):
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     named = (
@@ -51,7 +56,7 @@ def check_run(out, num_ranks):
     per_rank = journals_of(out, num_ranks=num_ranks)
     trace = in_time(per_rank)
     if KEPT:
-        Path(KEPT, f"{out.name}.jsonl").write_text("".join(json.dumps(event) + "\n" for event in trace))
+        keep(trace, Path(KEPT, f"{out.name}.jsonl"))
     assert judge(trace) == []
     assert [event["version"] for event in per_rank[0] if event["event"] == "synced"] == list(range(1, STEPS + 2))
     first, *_, last = [event["metrics"]["f1"] for event in per_rank[0] if event["event"] == "evaluated"]
@@ -86,7 +91,7 @@ def test_two_colocated_ranks_learn(tmp_path, tensor):
         *overrides_for(out),
         f"{VLLM}.tensor_parallel_size={tensor}",
         f"{VLLM}.sleep_level=1",
-        f"{VLLM}.enforce_eager={str(tensor > 1).lower()}",  # else flashinfer builds an all-reduce first, for minutes
+        eager(tensor),
         "training.per_device_train_batch_size=8",
     )
     code, text = finish(typed("train", CONFIG, "0,1", told), tmp_path / "learner.txt")
@@ -114,8 +119,9 @@ CASES = {
 def test_a_server_rolls_out_and_a_learner_learns(tmp_path, name):
     replicas, learners, sizes = CASES[name]
     out, port = tmp_path / name, free_port()
-    told = (*overrides_for(out), *server_overrides([port], [free_port()], **sizes))
+    told = (*overrides_for(out), *server_overrides([port], [free_port()], **sizes), eager(sizes.get("tensor", 1)))
     with started(typed("serve", CONFIG, replicas, told), tmp_path / "server.txt") as server:
+        server.wait_until(lambda: is_healthy(f"http://127.0.0.1:{port}"))
         code, text = finish(typed("train", CONFIG, learners, told), tmp_path / "learner.txt")
         assert code == 0, text[-3000:] + server.told()[-3000:]
         health = requests.get(f"http://127.0.0.1:{port}/health/", timeout=10).json()

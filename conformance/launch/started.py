@@ -1,5 +1,6 @@
 """Commands as people start them: a process of its own, its output in a file, and none left behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -114,6 +115,11 @@ def journals_of(directory: Path, event: str | None = None, *, num_ranks: int) ->
 def in_time(journals: Iterable[list[dict]]) -> list[dict]:
     """Events of all ranks, one after the other."""
     return sorted(chain.from_iterable(journals), key=lambda event: event["time"])
+
+
+def keep(trace: Iterable[dict], path: Path) -> None:
+    """A journal that can be committed: paths in it begin at the root of the repository."""
+    path.write_text("".join(json.dumps(event) + "\n" for event in trace).replace(f"{ROOT}/", ""))
 
 
 def is_healthy(url: str) -> bool:
