@@ -38,22 +38,26 @@ class Direct:
         self.group = open_direct(GroupAddress(**told, rank=self.num_engines), device)
         engines.call("rollmatch_poll", 30.0)
         self.plan = make_plan([spec_of(*pair) for pair in weights.items()], bucket_bytes=BUCKET_BYTES)
-        self.counter, self.phases_s = itertools.count(), []
+        self.counter, self.known, self.phases_s = itertools.count(), None, []
 
     def __call__(self):
         times = [time.perf_counter()]
         sync_id = f"s{next(self.counter)}"
         shipment = DirectShipment(self.plan, list(self.weights.values()))
-        self.engines.call("rollmatch_receive", self._announcement(sync_id))
+        self.engines.begin("rollmatch_receive", self._announcement(sync_id))
+        self.engines.begin("rollmatch_poll", TIMEOUT_S)
         times.append(time.perf_counter())
         while not self.group.is_ready(sync_id, range(self.num_engines)):
+            if time.perf_counter() > times[0] + TIMEOUT_S:
+                self.engines.answers()  # which tell why
+                raise TimeoutError("the engines are not ready")
             time.sleep(0.0002)
         self.group.tell(sync_id, GO)
-        self.engines.begin("rollmatch_poll", TIMEOUT_S)
         times.append(time.perf_counter())
         shipment.carry(self.group, lambda: None)
         times.append(time.perf_counter())
         names = [spec.name for spec in self.plan.specs]
+        self.engines.answers()
         for told in self.engines.answers():
             assert [told[0]["digests"][name] for name in names] == list(shipment.digests)
         times.append(time.perf_counter())
@@ -67,7 +71,12 @@ class Direct:
         return all(sum(told[0].values()) == sent for told in held) and all(told == held[0] for told in held)
 
     def _announcement(self, sync_id):
+        """All of it once; afterwards by its name, as over HTTP."""
+        if self.known is not None:
+            return {"sync_id": sync_id, "like": self.known}
+        self.known = sync_id
         return {
+            "keep": True,
             "sync_id": sync_id,
             "tensors": [[spec.name, spec.dtype, list(spec.shape)] for spec in self.plan.specs],
             "buckets": [bucket.stop - bucket.start for bucket in self.plan.buckets],

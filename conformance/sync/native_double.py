@@ -1,7 +1,8 @@
 """A rollout server of the native dialect without an engine: real HTTP, a real gloo group, tensors in a dictionary.
 
 ``faults`` is what goes wrong: ``flip`` (a bit of that tensor arrives changed), ``refuse`` (a sync is a 409), ``wrong
-digest``, ``lie`` (a commit that is none), ``stall`` (nothing is received after the hand-shake).
+digest``, ``lie`` (a commit that is none), ``stall`` (nothing is received after the hand-shake), ``late`` (so many
+seconds go by before it).
 """
 
 import json
@@ -33,6 +34,8 @@ class NativeDouble:
         self.instance, self.num_starts = "0", 1
         self.faults, self.calls, self.digests = {}, [], None
         self.group, self.client, self.staged, self.version = None, None, None, 0
+        self.announced = {}
+        """By ``sync_id``, in this group."""
         self.lock = threading.Lock()
 
     def restart(self, tensors):
@@ -51,8 +54,7 @@ class NativeDouble:
         }
 
     def openapi(self, _body):
-        routes = ("health", "native/infer", "native/sync", "native/communicator", "native/identity")
-        return {"paths": {f"/{name}/": {} for name in routes}}
+        return {"paths": {f"{route}/": {} for route in ROUTES if route not in self.faults.get("lacks", ())}}
 
     def identity(self, _body):
         tensors = [
@@ -78,7 +80,7 @@ class NativeDouble:
             timeout_s=body["timeout_s"],
             join_timeout_s=body["join_timeout_s"],
         )
-        self.group, self.client = GlooGroup.open(address), body["client"]
+        self.group, self.client, self.announced = GlooGroup.open(address), body["client"], {}
         return {"ranks": [address.rank], "transport": "gloo"}
 
     def close_communicator(self, body):
@@ -92,6 +94,7 @@ class NativeDouble:
             raise Refused(self.faults["refuse"], key="a")
         if self.group is None:
             raise Refused("communicator-missing")
+        threading.Event().wait(self.faults.get("late", 0))
         self.group.set_ready(body["sync_id"])
         if self.group.wait_word(body["sync_id"]) != GO:
             raise Refused("sync-dropped")
@@ -105,9 +108,15 @@ class NativeDouble:
                 raise Refused("digest-mismatch", key=name)
         if "wrong digest" in self.faults:
             digests[0] = "0" * 32
+        self.announced[body["sync_id"]] = body
         self.staged, self.version = tensors, body["version"]
         told = self.commit({}) if body["commit"] else {"policy_version": self.policy_version, "committed": False}
         return told | {"digests": digests, "merged_digests": (body["adapter"] or {}).get("merged_digests")}
+
+    def sync_again(self, body):
+        if self.group is not None and body["like"] not in self.announced:
+            raise Refused("announcement-unknown", key="like")
+        return self.sync(self.announced.get(body["like"], {}) | body)
 
     def receive(self, body):
         first, tensors = 0, {}
@@ -166,6 +175,7 @@ ROUTES = {
     "/native/communicator": "communicator",
     "/native/communicator/close": "close_communicator",
     "/native/sync": "sync",
+    "/native/sync/again": "sync_again",
     "/native/sync/commit": "commit",
     "/native/sync/drop": "drop",
     "/native/infer": "infer",

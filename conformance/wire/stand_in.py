@@ -24,7 +24,7 @@ class PretendingReplica:
         self.index, self.delay_s = index, delay_s
         self.is_gone = False
         self.drawn, self.calls, self.ended = [], [], 0
-        self.answers = {}
+        self.plans, self.answers = {}, {}
         """Method -> what a worker answers, in place of the usual."""
 
     async def draw(self, draw, request_id):
@@ -53,7 +53,8 @@ class PretendingReplica:
         if method in self.answers:
             return [self.answers[method]]
         if method == "rollmatch_receive":
-            plan = arguments[0]
+            plan = self.plans.get(arguments[0].get("like"), {}) | arguments[0]
+            self.plans[plan["sync_id"]] = plan
             names = [name for name, _, _ in plan["tensors"]]
             self.digests = dict(zip(names, plan.get("digests") or ["0" * 32] * len(names), strict=True))
         if method == "rollmatch_drop":

@@ -57,3 +57,18 @@ def test_a_mismatch_of_what_was_dropped_is_no_failure(dropped):
     settle(receiver)
     assert receiver.take()["a"].tolist() == [1, 1, 1, 1]
     receiver.close()
+
+
+def test_a_plan_is_named_again_by_the_last_one_that_may_be():
+    receiver = Receiver.joining(Group)
+    first = plan(bytes(16)) | {"sync_id": "1", "keep": True}
+    assert receiver.whole(first) is first
+    assert receiver.whole({"sync_id": "2", "like": "1"}) == first | {"sync_id": "2"}
+    assert receiver.whole({"sync_id": "3", "like": "1"})["tensors"] is first["tensors"]
+    receiver.whole(plan(bytes(16)) | {"sync_id": "4", "keep": False})
+    assert receiver.whole({"sync_id": "5", "like": "1"})["sync_id"] == "5"
+    for unknown in ("2", "4", ""):
+        with pytest.raises(RollmatchError) as caught:
+            receiver.whole({"sync_id": "6", "like": unknown})
+        assert (caught.value.code, caught.value.key) == ("communicator-missing", "like")
+    receiver.close()

@@ -106,6 +106,45 @@ def test_a_bucket_counts_bytes_from_zero(places):
     assert refused.value.key == "metadatas[0]"
 
 
+def again(like, **fields):
+    return {"client": "me", "sync_id": "again", "version": 2, "like": like} | fields
+
+
+@pytest.mark.parametrize("transport", ["gloo", "direct"])
+def test_an_announcement_may_be_repeated_by_its_name_in_the_same_group(stand_in, post, transport):
+    parts, wide = stand_in[0], OPEN | {"transport": transport}
+    post("/native/communicator/", wide)
+    assert post("/native/sync/again/", again("1"))[1]["code"] == "announcement-unknown"
+    wish = full_sync(parts, digests=None)
+    first = post("/native/sync/", wish)
+    assert first[0] == 200
+    for version, sync_id in ((2, "two"), (3, "three")):
+        status, told = post("/native/sync/again/", again("1", sync_id=sync_id, version=version))
+        assert (status, told["policy_version"], told["digests"]) == (200, version, first[1]["digests"])
+        assert calls_of(parts, "rollmatch_receive")[-1][1] == {"sync_id": sync_id, "like": "1"}
+    for wrong, code in (
+        (again("two", version=4), "announcement-unknown"),
+        (again("1", version=3), "version-not-newer"),
+        (again("1", version=4, client="you"), "client-already-attached"),
+    ):
+        status, told = post("/native/sync/again/", wrong)
+        assert (status, told["code"]) == (409, code)
+    assert post("/native/communicator/close/", {"client": "me"})[1]["closed"]
+    post("/native/communicator/", wide)
+    assert post("/native/sync/again/", again("1", version=4))[1]["code"] == "announcement-unknown"
+    assert post("/native/sync/", wish | {"version": 4})[0] == 200
+    assert post("/native/sync/again/", again("1", version=5))[0] == 200
+
+
+def test_what_came_with_digests_or_an_adapter_is_not_repeated_by_name(stand_in, post):
+    parts, _ = stand_in
+    post("/native/communicator/", OPEN)
+    assert post("/native/sync/", full_sync(parts))[0] == 200
+    assert post("/native/sync/again/", again("1"))[1]["code"] == "announcement-unknown"
+    assert post("/native/sync/", full_sync(parts, sync_id="2", version=2, digests=None))[0] == 200
+    assert post("/native/sync/again/", again("2", version=3))[0] == 200
+
+
 @pytest.mark.scenario("weight-sync/a-failed-staged-update-leaves-the-old-weights")
 @pytest.mark.clause("weight-sync/no-request-sees-two-versions#2")
 @pytest.mark.clause("server-dialects/a-success-is-told-after-the-fact#2,3")

@@ -28,6 +28,8 @@ from rollmatch.wire.gloo_group import (
 
 COMMUNICATOR, CLOSE = "/native/communicator", "/native/communicator/close"
 _POLL_S = 0.0003
+_DOUBT_S = 0.05
+"""After so long without an answer servers are asked whether they live."""
 _GRACE_S = 5.0
 _FREE_POLL_S = 0.1
 _REFUSAL_S = 0.3
@@ -151,9 +153,12 @@ class Communicator:
         )
 
     def _wait_ready(self, sync_id: str, calls: Sequence[Pending[Any]]) -> None:
-        deadline = time.monotonic() + self.meeting.timeout_s
+        began, doubts = time.monotonic(), list[Pending[Any]]()
+        deadline = began + self.meeting.timeout_s
         while not self.group.is_ready(sync_id, range(self.rank)):
-            tell_refusals(calls)
+            tell_refusals([*calls, *doubts])
+            if not doubts and time.monotonic() > began + _DOUBT_S:
+                doubts = [Pending(server.instance) for server in self.servers]
             if time.monotonic() > deadline:
                 problem = f"some worker was not ready for the weights within {self.meeting.timeout_s:g} s"
                 raise NotReady(problem, key=sync_id, remedy="Look at the servers' output.")

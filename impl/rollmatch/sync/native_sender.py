@@ -24,7 +24,8 @@ from rollmatch.wire.digest_kinds import DIGEST_KINDS, DIRECT, GLOO
 from rollmatch.wire.gloo_group import TransferFailed
 
 AUTO = "auto"
-IDENTITY, SYNC, COMMIT, DROP = ("/native/identity", "/native/sync", "/native/sync/commit", "/native/sync/drop")
+IDENTITY, SYNC, AGAIN = "/native/identity", "/native/sync", "/native/sync/again"
+COMMIT, DROP = "/native/sync/commit", "/native/sync/drop"
 _REPLY_TIMEOUT_S = 600.0
 _GRACE_S = 5.0
 _LEFT = "communicator-missing"
@@ -55,7 +56,9 @@ class NativeSender:
         self._carrier: Carrier = CARRIERS[GLOO]()
         self._communicator: Communicator | None = None
         self._identities: tuple[dict[str, Any], ...] = ()
-        self._plans: dict[tuple[Spec, ...], Plan] = {}
+        self._plans: dict[Any, Plan] = {}
+        self._known: tuple[Plan, str] | None = None
+        """The plan that all servers of the open group know, and their name for it."""
         self._num_syncs = 0
 
     @property
@@ -73,7 +76,7 @@ class NativeSender:
         named = list(weights)
 
         def pack() -> Any:
-            plan = self._plan([spec_of(*pair) for pair in named], whole=True)
+            plan = self._plan(named, whole=True)
             return self._carrier.pack(plan, [tensor for _, tensor in named], None)
 
         self._send(named, pack, version)
@@ -82,7 +85,7 @@ class NativeSender:
         """An adapter, merged by the servers and proven by the digests of the learner's own merge. Errors as above."""
 
         def pack() -> Any:
-            plan = self._plan([spec_of(*pair) for pair in adapter.tensors], whole=False)
+            plan = self._plan(adapter.tensors, whole=False)
             merged = dict(zip(adapter.merged_names, self._carrier.prove(adapter.merged), strict=True))
             about = {"merges": [dict(merge) for merge in adapter.merges], "merged_digests": merged}
             return self._carrier.pack(plan, [tensor for _, tensor in adapter.tensors], about)
@@ -98,9 +101,8 @@ class NativeSender:
     def _send(self, weights: Iterable[tuple[str, Any]], pack: Callable[[], Any], version: int) -> None:
         """By the open group; once more by a new one where it was of no use, because a server was started again."""
         known = self.instances if self._communicator is not None else None
-        alive = [Pending(server.instance) for server in self.servers if known is not None]
         try:
-            self._ship(self._meet(weights), pack(), version, alive=alive)
+            self._ship(self._meet(weights), pack(), version)
         except RollmatchError:
             if known is None or not self._is_changed(known):
                 raise
@@ -116,7 +118,7 @@ class NativeSender:
             _check_protocol(server, identity, name)
         if name != self._carrier.name:
             self._carrier = CARRIERS[name]()
-        self._identities, self._plans = identities, {}
+        self._identities, self._plans, self._known = identities, {}, None
         sizes = [identity["world_size"] for identity in identities]
         device = self._carrier.device(weights)
         self._communicator = Communicator(self.servers, sizes, self.meeting, transport=name, device=device)
@@ -129,28 +131,26 @@ class NativeSender:
         except RollmatchError:
             return False
 
-    def _plan(self, specs: Sequence[Spec], *, whole: bool) -> Plan:
+    def _plan(self, weights: Sequence[tuple[str, Any]], *, whole: bool) -> Plan:
         """Made once for the same tensors; ``whole`` compares them with what each server holds."""
-        found = self._plans.get(tuple(specs))
+        kind = tuple((name, tensor.dtype, tensor.shape) for name, tensor in weights)
+        found = self._plans.get(kind)
         if found is None:
-            fitted = list(specs)
+            fitted = [spec_of(*pair) for pair in weights]
             for server, identity in zip(self.servers if whole else (), self._identities, strict=False):
                 held = {t["name"]: Spec(t["name"], t["dtype"], tuple(t["shape"])) for t in identity["tensors"]}
                 fitted = fit(fitted, held, identity["aliases"], server=server.base_url)
             size = self.bucket_bytes or self._carrier.bucket_bytes
-            found = self._plans[tuple(specs)] = make_plan(fitted, bucket_bytes=size)
+            found = self._plans[kind] = make_plan(fitted, bucket_bytes=size)
         return found
 
-    def _ship(
-        self, communicator: Communicator, shipment: Any, version: int, *, alive: Sequence[Pending[Any]] = ()
-    ) -> None:
-        """``alive``: calls that a server which does not live any more fails, before bytes are sent."""
+    def _ship(self, communicator: Communicator, shipment: Any, version: int) -> None:
         self._num_syncs += 1
         sync_id = f"{version}-{self._num_syncs}"
-        body = self._announcement(shipment, sync_id, version)
-        calls = [Pending(partial(_tell, server, SYNC, body)) for server in self.servers]
+        route, body = self._announcement(shipment, sync_id, version)
+        calls = [Pending(partial(_tell, server, route, body)) for server in self.servers]
         try:
-            communicator.begin(sync_id, [*calls, *alive])
+            communicator.begin(sync_id, calls)
             self._carrier.carry(shipment, communicator.group, partial(tell_refusals, calls))
             replies = [call.result() for call in calls]
             self._check(shipment, replies)
@@ -159,19 +159,27 @@ class NativeSender:
         except RollmatchError as error:
             self._give_up(sync_id)
             raise _better(error, calls) from error
+        if route == SYNC and shipment.adapter is None:
+            self._known = shipment.plan, sync_id
         for server, identity, reply in zip(self.servers, self._identities, replies, strict=True):
             _check_committed(server, reply, version)
             _check_instance(server, reply, identity["instance"])
 
-    def _announcement(self, shipment: Any, sync_id: str, version: int) -> dict[str, Any]:
-        return {
+    def _announcement(self, shipment: Any, sync_id: str, version: int) -> tuple[str, dict[str, Any]]:
+        """Where to, and what: all tensors, or the name under which all servers know them."""
+        told = {
             "client": self.meeting.client,
             "sync_id": sync_id,
             "version": version,
+            "commit": len(self.servers) == 1 or not self._carrier.stages,
+        }
+        plan, like = self._known or (None, "")
+        if shipment.adapter is None and plan is shipment.plan and all(AGAIN in one.routes for one in self.servers):
+            return AGAIN, told | {"like": like}
+        return SYNC, told | {
             "tensors": [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in shipment.plan.specs],
             "buckets": [bucket.stop - bucket.start for bucket in shipment.plan.buckets],
             "digests": None,  # they follow the tensors
-            "commit": len(self.servers) == 1 or not self._carrier.stages,
             "adapter": shipment.adapter,
         }
 

@@ -188,6 +188,17 @@ class SyncRequest(Payload):
     adapter: AdapterPlan | None = None
 
 
+class SyncAgain(Payload):
+    """A sync that is announced as an earlier one of the same group was: the same tensors in the same buckets."""
+
+    client: str
+    sync_id: Annotated[str, Field(min_length=1, pattern="^[^/]*$")]
+    version: Annotated[int, Field(ge=1)]
+    like: str
+    """``sync_id`` of the last one that was announced in full, without an adapter, and received."""
+    commit: bool = True
+
+
 class SyncChoice(Payload):
     """Commit or drop what is staged."""
 

@@ -4,9 +4,8 @@ import asyncio
 
 from rollmatch.errors import SyncError
 from rollmatch.wire.payloads import SyncRequest
-from rollmatch.wire.server.announced import check_sync
 from rollmatch.wire.server.front import BROKEN, SERVING, UPDATING, WRITING
-from rollmatch.wire.server.update import Committed, Update, plan_of
+from rollmatch.wire.server.update import Committed, Update
 
 
 class NothingKeptBeside(SyncError):
@@ -27,7 +26,7 @@ async def write_in_place(update: Update, request: SyncRequest) -> Committed:
         remedy = "Announce with commit: true, or open a communicator with transport gloo."
         raise NothingKeptBeside("weights in place cannot be kept beside", key="commit", remedy=remedy)
     update.check_order(request)
-    check_sync(request, update.model)
+    update.check(request)
     update.is_busy = True
     task = asyncio.ensure_future(_write(update, request))
     try:
@@ -49,8 +48,7 @@ async def _write(update: Update, request: SyncRequest) -> Committed:
         async with front.quiet(drain_s=update.drain_s) as num_restarted:
             front.state = WRITING
             try:
-                about = {"beside": request.adapter is not None, "aliases": sorted(update.model.aliases)}
-                staged = await update.receive(request, plan_of(request) | about, in_place=True)
+                staged = await update.receive(request, in_place=True)
             except BaseException:
                 front.state = BROKEN  # whatever asking for it brings
                 front.state = UPDATING if await _is_whole(update) else BROKEN

@@ -12,6 +12,7 @@ from rollmatch.wire.payloads import (
     CommunicatorRequest,
     Identity,
     InferBatch,
+    SyncAgain,
     SyncChoice,
     SyncReply,
     SyncRequest,
@@ -111,16 +112,13 @@ def _add_sync(router: APIRouter, parts: Parts) -> None:
 
     @router.post("/sync/")
     async def sync(request: Request) -> Response:
-        wish = await read_body(request, SyncRequest)
-        if communicator.attached is not None and communicator.attached.transport == DIRECT:
-            written = await unless_gone(request, write_in_place(update, wish))
-            return written if isinstance(written, Response) else answer(request, _commit_reply(parts, written))
-        staged = await unless_gone(request, update.stage(wish))
-        if isinstance(staged, Response):
-            return staged
-        if not wish.commit:
-            return answer(request, _sync_reply(parts, staged))
-        return answer(request, _commit_reply(parts, await update.commit(wish.sync_id)))
+        return await _sync(parts, request, await read_body(request, SyncRequest))
+
+    @router.post("/sync/again/")
+    async def again(request: Request) -> Response:
+        wish = await read_body(request, SyncAgain)
+        communicator.check_attached(wish.client)
+        return await _sync(parts, request, update.request_like(wish))
 
     @router.post("/sync/commit/")
     async def commit(request: Request) -> Response:
@@ -133,6 +131,20 @@ def _add_sync(router: APIRouter, parts: Parts) -> None:
         choice = await read_body(request, SyncChoice)
         communicator.check_attached(choice.client)
         return answer(request, {"dropped": await update.drop()})
+
+
+async def _sync(parts: Parts, request: Request, wish: SyncRequest) -> Response:
+    """Received, and committed where that is wished for."""
+    update, attached = parts.update, parts.communicator.attached
+    if attached is not None and attached.transport == DIRECT:
+        written = await unless_gone(request, write_in_place(update, wish))
+        return written if isinstance(written, Response) else answer(request, _commit_reply(parts, written))
+    staged = await unless_gone(request, update.stage(wish))
+    if isinstance(staged, Response):
+        return staged
+    if not wish.commit:
+        return answer(request, _sync_reply(parts, staged))
+    return answer(request, _commit_reply(parts, await update.commit(wish.sync_id)))
 
 
 def _sync_reply(parts: Parts, staged: Staged) -> SyncReply:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.wire.payloads import SyncRequest
+from rollmatch.wire.payloads import SyncAgain, SyncRequest
 from rollmatch.wire.server.announced import check_aliases, check_sync
 from rollmatch.wire.server.communicator import Communicator
 from rollmatch.wire.server.failures import WorkerDead
@@ -34,6 +34,12 @@ class NothingStaged(SyncError):
     """Only what is staged can be committed."""
 
     code = "nothing-staged"
+
+
+class AnnouncementUnknown(SyncError):
+    """Only what was announced in full in the open group can be announced by its name."""
+
+    code = "announcement-unknown"
 
 
 class SyncDropped(SyncError):
@@ -81,6 +87,8 @@ class Update:
         self.front, self.communicator, self.model, self.drain_s = front, communicator, model, drain_s
         self.staged: Staged | None = None
         self.is_busy = False
+        self._announced: tuple[Any, SyncRequest] | None = None
+        """What may be announced again by its name, and the attachment in which it was told to the workers."""
         self._cleanups: set[asyncio.Task[Any]] = set()
 
     async def stage(self, request: SyncRequest) -> Staged:
@@ -90,10 +98,10 @@ class Update:
         """
         attached = self.communicator.check_attached(request.client)
         self.check_order(request)
-        check_sync(request, self.model)
+        self.check(request)
         self.is_busy = True
         try:
-            self.staged = await self.receive(request, plan_of(request))
+            self.staged = await self.receive(request)
         except asyncio.CancelledError:  # the learner hung up: its group is of no more use
             self.clean(self.communicator.close())
             raise
@@ -105,19 +113,39 @@ class Update:
             self.is_busy = False
         return self.staged
 
-    async def receive(self, request: SyncRequest, plan: dict[str, Any], *, in_place: bool = False) -> Staged:
-        """What ``plan`` announces, on all workers, verified and merged.
+    def request_like(self, again: SyncAgain) -> SyncRequest:
+        """The whole request that ``again`` stands for. Errors: ``AnnouncementUnknown``."""
+        attached, known = self._announced or (None, None)
+        if known is None or known.sync_id != again.like or attached is not self.communicator.attached:
+            remedy = "Announce the tensors themselves."
+            raise AnnouncementUnknown("nothing of this name was announced", key="like", remedy=remedy)
+        told = {"sync_id": again.sync_id, "version": again.version, "client": again.client, "commit": again.commit}
+        return known.model_copy(update=told)
+
+    def check(self, request: SyncRequest) -> None:
+        """Against the model, unless the same was announced before. Errors: those of ``announced``."""
+        if not self._is_known(request):
+            check_sync(request, self.model)
+
+    def _is_known(self, request: SyncRequest) -> bool:
+        attached, known = self._announced or (None, None)
+        return known is not None and request.tensors is known.tensors and attached is self.communicator.attached
+
+    async def receive(self, request: SyncRequest, *, in_place: bool = False) -> Staged:
+        """What is announced, on all workers, verified and merged.
 
         ``in_place``: nothing is generated meanwhile, so that caches are emptied while the bytes travel, and workers may
         wait for them.
         """
         began, wait_s = time.perf_counter(), _WAIT_S if in_place else 0.0
-        await self.front.call_all("rollmatch_receive", plan)
+        await self.front.call_all("rollmatch_receive", self._plan_of(request, in_place=in_place))
         if in_place:
             await self.forget_old()
         digests = agreed(await self.communicator.settle(wait_s=wait_s))
         _check_received(digests, request)
         check_aliases(digests, self.model)
+        if may_come_again(request) and not self._is_known(request):
+            self._announced = self.communicator.attached, request
         return Staged(
             sync_id=request.sync_id,
             version=request.version,
@@ -175,6 +203,14 @@ class Update:
         self.staged = None
         return await self.communicator.close()
 
+    def _plan_of(self, request: SyncRequest, *, in_place: bool) -> dict[str, Any]:
+        """As workers are told of it: by name what they know."""
+        if self._is_known(request):
+            assert self._announced is not None
+            return {"sync_id": request.sync_id, "like": self._announced[1].sync_id}
+        about = {"beside": request.adapter is not None, "aliases": sorted(self.model.aliases)} if in_place else {}
+        return plan_of(request) | about
+
     async def _merge(self, request: SyncRequest) -> dict[str, str]:
         if request.adapter is None:
             return {}
@@ -204,7 +240,13 @@ def plan_of(request: SyncRequest) -> dict[str, Any]:
         "buckets": list(request.buckets),
         "digests": None if request.digests is None else list(request.digests),
         "trailer": request.digests is None,
+        "keep": may_come_again(request),
     }
+
+
+def may_come_again(request: SyncRequest) -> bool:
+    """Whether nothing of a request but its version belongs to one sync only."""
+    return request.adapter is None and request.digests is None
 
 
 def _check_received(digests: dict[str, str], request: SyncRequest) -> None:

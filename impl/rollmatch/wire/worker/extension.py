@@ -72,6 +72,7 @@ class WorkerExtension:
     @_telling
     def rollmatch_receive(self, plan: Told) -> Told:
         """Begin to receive what is announced."""
+        plan = self._rollmatch_needed().whole(plan)
         self._rollmatch_needed().begin(plan)
         if not plan.get("beside", True):
             self._rollmatch_forget_base()

@@ -36,6 +36,7 @@ class InPlaceReceiver(Receiver):
         self._model: Any = None
         self._places: Places | None = None
         self._specs: list[Any] = []
+        self._learnt_from: list[Any] | None = None
 
     @classmethod
     def start_in(cls, model: Any, served: Served, address: GroupAddress, *, device: torch.device) -> Self:
@@ -47,8 +48,11 @@ class InPlaceReceiver(Receiver):
 
     def begin(self, plan: dict[str, Any]) -> None:
         """As ``Receiver``, once it is known where everything goes. Errors also: ``PlacesUnknown``."""
-        if not plan["beside"]:
+        known = plan["tensors"] is self._learnt_from and self.places.hold_for(self._model)
+        if not plan["beside"] and not known:
             self.learn([spec for spec in plan["tensors"] if spec[0] not in plan["aliases"]])
+            self._learnt_from = plan["tensors"]
+        plan.setdefault("specs", specs_of(plan["tensors"]))  # once for all syncs that are like this one
         super().begin(plan)
 
     @property
@@ -83,7 +87,7 @@ class InPlaceReceiver(Receiver):
 
     def _carry_all(self, plan: dict[str, Any], received: _Received) -> dict[str, torch.Tensor]:
         """Every bucket, then the learner's digests. Returns what is not in the model by now."""
-        group, specs = self.group, specs_of(plan["tensors"])
+        group, specs = self.group, plan["specs"]
         sums = torch.zeros(2, len(specs), 2, dtype=torch.int64, device=group.device)
         group.follow()
         brought: dict[str, torch.Tensor] = {}

@@ -60,6 +60,8 @@ class Receiver:
         self._ended = threading.Condition()
         self._failure: RollmatchError | None = None
         self._received = _Received()
+        self._kept: dict[str, Any] = {}
+        """The last plan that may be named again."""
         self._blocks = Blocks()
         self._lent: list[torch.Tensor] = []
 
@@ -81,6 +83,17 @@ class Receiver:
         threading.Thread(target=receiver._work, daemon=True, name="rollmatch-receiver").start()
         receiver._put(join)
         return receiver
+
+    def whole(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """A plan that is ``like`` an earlier one, in full. Errors: ``NothingReceived``."""
+        like = plan.get("like")
+        if like is not None:
+            if self._kept.get("sync_id") != like:
+                raise NothingReceived(f"no plan {like} is known", key="like", remedy="Announce the tensors themselves.")
+            return self._kept | {"sync_id": plan["sync_id"]}
+        if plan.get("keep"):
+            self._kept = plan
+        return plan
 
     def begin(self, plan: dict[str, Any]) -> None:
         """Receive what ``plan`` announces, after what was begun before."""
