@@ -30,6 +30,8 @@ class Check:
     deadline_s: float = 30.0
     is_dangerous: bool = False
     """May leave the server unable to serve: runs last, on a fresh one where there can be one."""
+    is_timed: bool = False
+    """What it judges is how fast an answer comes: nothing else runs meanwhile."""
     needs: tuple[str, ...] = ()
     """Of ``model`` (its directory), ``group`` (a transport) and ``process`` (one that may be ended)."""
 

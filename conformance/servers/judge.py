@@ -1,119 +1,95 @@
 """``python -m conformance.servers.judge --all``: install, start, judge and record the servers that people run.
 
-A server that is not well after a check is started anew, so that no check suffers from the one before.
+Several are judged at the same time, so that one starts while another waits.
 """
 
 import argparse
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from conformance.rollout.digits import MODEL
-from conformance.servers.check import MISSED, PASSED, Check
+from conformance.servers.check import Check
 from conformance.servers.checks import checks_for
-from conformance.servers.dialects import DIALECTS
 from conformance.servers.exchange import Exchange
 from conformance.servers.known import BY_NAME, KNOWN, Known
-from conformance.servers.launched import Launched
+from conformance.servers.lanes import Judging
+from conformance.servers.launched import running_cpu_s
+from conformance.servers.machine import Machine, servers_that_fit
 from conformance.servers.page import write_page
-from conformance.servers.peers import free_port
 from conformance.servers.policy import Policies
 from conformance.servers.recording import Recording, facts_of_today, path_of, read_recording, write_recording
-from conformance.servers.run import ask_and_judge, is_well
-from conformance.servers.subject import Subject
 from conformance.servers.verdicts import rows_of, summary
 
-
-class Judge:
-    """One known server, judged from start to end."""
-
-    def __init__(self, known: Known, policies: Policies, folder: Path) -> None:
-        self.known, self.policies, self.folder = known, policies, folder
-        self.num_starts = 0
-        self._passed: set[str] = set()
-        self._subject: Subject | None = None
-
-    def run(self, checks: Sequence[Check], recording: Recording) -> None:
-        """All checks, into the recording; the server is ended."""
-        try:
-            for check in checks:
-                exchange, seconds = self._ask(check)
-                recording.keep(check, exchange, seconds)
-                write_recording(recording)  # whatever ends the judge, this much is kept
-                told = [row for row in rows_of(recording) if row.check is check]
-                tell(*told)
-        finally:
-            self.end()
-
-    def end(self) -> None:
-        if self._subject is not None:
-            self._subject.process.end()
-        self._subject = None
-
-    def _ask(self, check: Check) -> tuple[Exchange, float]:
-        subject = self._subject or self._start()
-        exchange, verdict, seconds = ask_and_judge(check, subject)
-        if verdict.state == PASSED:
-            self._passed.add(check.check_id)
-        if (check.is_dangerous or verdict.state == MISSED) and not is_well(subject, self._passed):
-            self.end()
-        return exchange, seconds
-
-    def _start(self) -> Subject:
-        self.num_starts += 1
-        port = free_port()
-        log = self.folder / f"{self.known.server}-{self.num_starts}.log"
-        process = Launched(self.known.words(port), self.known.variables(), log)
-        dialect = DIALECTS[self.known.dialect]()
-        url = f"http://127.0.0.1:{port}"
-        self._subject = Subject(
-            name=self.known.name,
-            version=self.known.version,
-            url=url,
-            dialect=dialect,
-            transport="gloo",
-            policies=self.policies,
-            process=process,
-        )
-        process.wait_ready(url + dialect.health_path)
-        return self._subject
+NUM_AT_ONCE = 3
+"""Servers under judgement; with lanes of their own they still share one machine's cores and room."""
 
 
-def judge_known(known: Known, policies: Policies, folder: Path, *, only: Sequence[str] = ()) -> Recording:
-    """With ``only``, the other checks of an older recording are kept."""
-    began, path = time.monotonic(), path_of(known.server)
-    facts = facts_of_today(vllm=_vllm_version(), model="fixtures/models/digits", packages=list(known.packages))
-    recording = Recording(server=known.server, dialect=known.dialect, facts=facts)
-    if only and path.exists():
-        recording = read_recording(path)
-        recording.facts |= facts
-    judge = Judge(known, policies, folder)
-    judge.run(checks_for(known.dialect, only=only), recording)
-    if not only:
-        recording.facts |= {"seconds": round(time.monotonic() - began), "starts": judge.num_starts}
-    write_recording(recording)
-    return recording
+class Court:
+    """All that the judgements of one command share."""
+
+    def __init__(self, folder: Path, *, only: Sequence[str] = ()) -> None:
+        self.folder, self.only = folder, only
+        self.policies = Policies(MODEL)
+        self.machine = Machine(num_servers=servers_that_fit(), cpu_s=running_cpu_s)
+        self.num_failing = 0
+        self._lock = threading.Lock()
+
+    def judge(self, known: Known) -> Recording:
+        """With ``only``, the other checks of an older recording are kept."""
+        began, path = time.monotonic(), path_of(known.server)
+        facts = facts_of_today(vllm=_vllm_version(), model="fixtures/models/digits", packages=list(known.packages))
+        recording = Recording(server=known.server, dialect=known.dialect, facts=facts)
+        if self.only and path.exists():
+            recording = read_recording(path)
+            recording.facts |= facts
+
+        def keep(check: Check, exchange: Exchange, seconds: float) -> None:
+            recording.keep(check, exchange, seconds)
+            write_recording(recording)  # whatever ends the judge, this much is kept
+            tell(*(f"{known.name:16} {row}" for row in rows_of(recording) if row.check is check))
+
+        judging = Judging(known, self.policies, self.folder, machine=self.machine, keep=keep)
+        judging.run(checks_for(known.dialect, only=self.only))
+        took = {"seconds": round(time.monotonic() - began), "starts": judging.num_starts}
+        took["cpu_seconds"] = round(judging.cpu_s)
+        if not self.only:
+            recording.facts |= took
+        write_recording(recording)
+        self._sum_up(recording, took)
+        return recording
+
+    def _sum_up(self, recording: Recording, took: dict[str, int]) -> None:
+        rows = rows_of(recording)
+        tell(f"{path_of(recording.server).name}: {summary(rows)}; {took}")
+        with self._lock:
+            self.num_failing += sum(row.fails for row in rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 1 where a check is missed that no gap explains, or a gap is stale."""
-    options = _parse(arguments)
+    options, began = _parse(arguments), time.monotonic()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    policies, failing = Policies(MODEL), 0
-    folder = Path(tempfile.mkdtemp(prefix="rollmatch-judge-"))
-    for name in options.names or list(BY_NAME):
-        known = BY_NAME[name]
-        tell(f"== {known.title}: {known.server}; output below {folder}")
-        recording = judge_known(known, policies, folder, only=options.check)
-        rows = rows_of(recording)
-        tell(f"{path_of(known.server).name}: {summary(rows)}")
-        failing += sum(row.fails for row in rows)
+    judged = [known for known in slowest_first() if options.all or known.name in options.names]
+    court = Court(Path(tempfile.mkdtemp(prefix="rollmatch-judge-")), only=options.check)
+    tell(f"{', '.join(known.server for known in judged)}; output below {court.folder}")
+    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+        judgements = [pool.submit(court.judge, known) for known in judged]
+    broken = [error for judgement in judgements if (error := judgement.exception())]
     write_page()
-    os._exit(bool(failing))  # a thread that a server left hanging in native code may break an ordinary end
+    tell(*broken, f"{round(time.monotonic() - began)} s")
+    os._exit(bool(court.num_failing or broken))  # a thread that a server left hanging may break an ordinary end
+
+
+def slowest_first() -> list[Known]:
+    """The others fill the time in which the slow ones wait."""
+    return sorted(KNOWN, key=lambda known: (-known.num_lanes, not known.plugin))
 
 
 def tell(*lines: object) -> None:
@@ -139,6 +115,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if bool(options.names) == options.all:
         parser.error("name servers, or say --all")
+    if unknown := set(options.names) - BY_NAME.keys():
+        parser.error(f"no server is known as {', '.join(sorted(unknown))}")
     return options
 
 

@@ -38,7 +38,9 @@ class Known:
     """Pinned; none for what stands in this environment."""
     environment: Mapping[str, str] = field(default_factory=dict)
     plugin: str = ""
-    """Of ``plugged``, for what cannot take weights on a CPU by itself."""
+    """Of ``plugged``, for what cannot take weights on a CPU by itself; with one, engines are forked, too."""
+    num_lanes: int = 1
+    """Instances on which dangerous checks run at the same time: more for a server that hardly any of them survive."""
     title: str = ""
 
     @property
@@ -51,8 +53,8 @@ class Known:
     def variables(self) -> dict[str, str]:
         """Ours, its own, and the plugin that is to be loaded."""
         paths = [str(PLUGGED), *filter(None, [os.environ.get("PYTHONPATH")])] if self.plugin else []
-        plugged = {"VLLM_PLUGINS": self.plugin, "PYTHONPATH": os.pathsep.join(paths)} if self.plugin else {}
-        return ENVIRONMENT | plugged | dict(self.environment)
+        plugged = {"VLLM_PLUGINS": f"{self.plugin},fork_engines", "PYTHONPATH": os.pathsep.join(paths)}
+        return ENVIRONMENT | (plugged if self.plugin else {}) | dict(self.environment)
 
 
 def _swift(python: Path, port: int) -> list[str]:
@@ -148,6 +150,7 @@ KNOWN = (
         packages=("trl==1.10.0",),
         command=_trl,
         plugin="gloo_for_nccl",
+        num_lanes=4,
         title="trl vllm-serve (the newest TRL that has a server of its own)",
     ),
     Known(

@@ -1,5 +1,6 @@
 """What a server must write with given weights: greedy decoding by ``transformers``, with the same tensors."""
 
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +20,13 @@ than whether every weight has arrived.
 
 
 class Policies:
-    """A model directory's weights as policy 0, changed ones as 1 and 2; all in float32."""
+    """A model directory's weights as policy 0, changed ones as 1 and 2; all in float32. Several threads may ask."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = str(directory)
         self._weights: dict[int, dict[str, Tensor]] = {}
         self._loaded = -1
+        self._turn = threading.RLock()
         self._written: dict[tuple[object, ...], list[int]] = {}
 
     @cached_property
@@ -36,43 +38,54 @@ class Policies:
     def encode(self, text: str) -> list[int]:
         """A user's question, by the model's own chat template."""
         messages = [{"role": "user", "content": text}]
-        rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return self.tokenizer.encode(rendered, add_special_tokens=False)
+        with self._turn:
+            rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return self.tokenizer.encode(rendered, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Without control tokens, as servers tell it."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
+        with self._turn:
+            return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     @property
     def stop_ids(self) -> set[int]:
         """Any of them ends a response."""
-        told = self._model.generation_config.eos_token_id
+        with self._turn:
+            told = self._model.generation_config.eos_token_id
         return set(told if isinstance(told, list) else [told])
 
     def weights(self, number: int) -> dict[str, Tensor]:
         """By the names under which they lie in the model directory."""
-        if not self._weights:
-            self._weights[0] = {name: tensor.clone() for name, tensor in merged_weights(self._model)}
-        if number not in self._weights:
-            generator = torch.Generator().manual_seed(number)
-            self._weights[number] = {
-                name: tensor if number == BESIDE_EMBEDDINGS and "embed" in name else _moved(tensor, generator)
-                for name, tensor in self._weights[0].items()
-            }
-        return self._weights[number]
+        with self._turn:
+            if not self._weights:
+                self._weights[0] = {name: tensor.clone() for name, tensor in merged_weights(self._model)}
+            if number not in self._weights:
+                self._weights[number] = self._changed(number)
+            return self._weights[number]
+
+    def _changed(self, number: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(number)
+        return {
+            name: tensor if number == BESIDE_EMBEDDINGS and "embed" in name else _moved(tensor, generator)
+            for name, tensor in self._weights[0].items()
+        }
 
     def writes(self, number: int, prompt_ids: Sequence[int], *, max_tokens: int) -> list[int]:
         """Greedily; a stop token is its last."""
         key = (number, tuple(prompt_ids), max_tokens)
-        if key not in self._written:
-            self._load(number)
-            ids = torch.tensor([list(prompt_ids)])
-            with torch.no_grad():
-                told = self._model.generate(
-                    input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens
-                )
-            self._written[key] = told[0, len(prompt_ids) :].tolist()
-        return self._written[key]
+        with self._turn:
+            if key not in self._written:
+                self._load(number)
+                self._written[key] = self._write(list(prompt_ids), max_tokens)
+            return self._written[key]
+
+    def _write(self, prompt_ids: list[int], max_tokens: int) -> list[int]:
+        ids = torch.tensor([prompt_ids])
+        with torch.no_grad():
+            told = self._model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens
+            )
+        return told[0, len(prompt_ids) :].tolist()
 
     @cached_property
     def _model(self):

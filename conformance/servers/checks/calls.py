@@ -193,6 +193,7 @@ CHECKS = (
         ask=ask_overlap,
         judge=judge_overlap,
         deadline_s=60,
+        is_timed=True,
     ),
     Check(
         check_id="hanging-up-frees-the-engine",
@@ -201,6 +202,7 @@ CHECKS = (
         ask=ask_hang_up,
         judge=judge_hang_up,
         deadline_s=60,
+        is_timed=True,
     ),
     Check(
         check_id="connection-survives-an-error",

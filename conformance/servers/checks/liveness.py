@@ -178,5 +178,6 @@ CHECKS = (
         ask=ask_health_while_generating,
         judge=judge_health_while_generating,
         deadline_s=90,
+        is_timed=True,
     ),
 )
