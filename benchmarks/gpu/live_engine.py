@@ -2,14 +2,13 @@
 
 import asyncio
 import itertools
-import os
 import random
 import statistics
 import time
 import traceback
 from dataclasses import dataclass
 
-from benchmarks.gpu.peer_engine import WORKER
+from benchmarks.gpu.peer_engine import WORKER, take_gpu
 
 RUN_IN_S, ANSWER_S = 0.5, 120.0
 
@@ -114,7 +113,7 @@ class Live:
 
 def run_live_engine(directory, gpu, pipe, arguments):
     """Of a child: answer what comes through the pipe, while tokens come."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    take_gpu(gpu)
     asyncio.run(_serve(directory, pipe, dict(arguments)))
 
 

@@ -46,9 +46,15 @@ class PeerWorker(WorkerExtension):
         return {name: int(weight.view(torch.int16).long().sum()) for name, weight in told}
 
 
+def take_gpu(index):
+    """Of those that this process was given, before anything looks at them."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = given.split(",")[index] if given else str(index)
+
+
 def run_engine(directory, gpu, pipe, arguments):
     """Of a child: answer what comes through the pipe."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    take_gpu(gpu)
     from vllm import LLM
 
     llm = LLM(
