@@ -147,21 +147,24 @@ def explore(make_world: Callable[[], World], *, max_states: int = 100_000) -> Ex
     troubles: list[Trouble] = []
     orders: dict[Hashable, int] = {}
 
-    def count(choices: tuple[int, ...]) -> int:
-        walk = _Walk(make_world(), choices)
+    def count(walk: _Walk, choices: tuple[int, ...]) -> int:
         state, problem, enabled = walk.state(), walk.problem, walk.enabled()
         problem = problem or ("" if enabled else walk.stuck())
-        walk.close()
         if state not in orders:
             assert len(orders) < max_states, "too many states: explore fewer ranks or steps"
             if problem:
                 troubles.append(Trouble(problem=problem, order=tuple(walk.order)))
                 enabled = []
-            orders[state] = 0
-            orders[state] = sum(count((*choices, rank)) for rank in enabled) if enabled else 1
+            orders[state] = 0 if enabled else 1
+            for rank in enabled:
+                further = (*choices, rank)
+                if rank == enabled[0]:
+                    walk.step(rank)  # the others walk here from the start once more
+                orders[state] += count(walk if rank == enabled[0] else _Walk(make_world(), further), further)
+        walk.close()
         return orders[state]
 
-    total = count(())
+    total = count(_Walk(make_world(), ()), ())
     return Exploration(troubles=tuple(troubles), num_orders=total, num_states=len(orders))
 
 
