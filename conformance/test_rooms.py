@@ -1,6 +1,7 @@
 """The shape of the house: import order, doors of heavy packages, budgets, names, ASCII."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -51,6 +52,13 @@ def module_of(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
+def nodes_in(source):
+    """Those that checks look at; all look at the same files."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Call, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+
+
 def imports_of(source, module, *, is_package=False):
     """Absolute dotted names of all a module imports, wherever in it: inside functions, by relative and dynamic import.
 
@@ -59,7 +67,7 @@ def imports_of(source, module, *, is_package=False):
     """
     own = ["rollmatch", *filter(None, module.split("."))] + (["__init__"] if is_package else [])
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_in(source):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -100,7 +108,7 @@ def closed_doors(module, imported):
 
 
 def functions_in(source):
-    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [node for node in nodes_in(source) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def long_functions(source):
@@ -122,7 +130,7 @@ def _num_parameters(arguments):
 
 def forbidden_names(source, path):
     """Words that say nothing, in the path of a file and in the names of its classes."""
-    classes = [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    classes = [node.name for node in nodes_in(source) if isinstance(node, ast.ClassDef)]
     words = [word for name in classes for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
     words += [word for part in path.with_suffix("").parts for word in part.split("_")]
     return sorted({word.lower() for word in words} & FORBIDDEN)
@@ -132,38 +140,41 @@ def id_of(path):
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=id_of)
-def test_a_room_imports_itself_and_rooms_before_it(path):
-    is_package = path.name == "__init__.py"
-    assert backward_imports(module_of(path), imports_of(path.read_text(), module_of(path), is_package=is_package)) == []
+def culprits(check, paths):
+    """Files that a check finds something in, and what."""
+    return {id_of(path): found for path in paths if (found := check(path))}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=id_of)
-def test_heavy_packages_come_in_by_their_doors(path):
-    is_package = path.name == "__init__.py"
-    assert closed_doors(module_of(path), imports_of(path.read_text(), module_of(path), is_package=is_package)) == []
+def imported_by(path):
+    return imports_of(path.read_text(), module_of(path), is_package=path.name == "__init__.py")
 
 
-@pytest.mark.parametrize("path", OURS, ids=id_of)
-def test_files_and_functions_stay_small(path):
-    source = path.read_text()
-    assert len(source.splitlines()) < FILE_BUDGET
-    assert long_functions(source) == []
+def test_a_room_imports_itself_and_rooms_before_it():
+    assert culprits(lambda path: backward_imports(module_of(path), imported_by(path)), MODULES) == {}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=id_of)
-def test_functions_take_few_parameters(path):
-    assert wide_functions(path.read_text()) == []
+def test_heavy_packages_come_in_by_their_doors():
+    assert culprits(lambda path: closed_doors(module_of(path), imported_by(path)), MODULES) == {}
 
 
-@pytest.mark.parametrize("path", OURS, ids=id_of)
-def test_names_say_something(path):
-    assert forbidden_names(path.read_text(), path.relative_to(ROOT)) == []
+def test_files_stay_small():
+    assert culprits(lambda path: len(path.read_text().splitlines()) // FILE_BUDGET, OURS) == {}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=id_of)
-def test_code_is_plain_ascii(path):
-    assert path.read_bytes().isascii()
+def test_functions_stay_small():
+    assert culprits(lambda path: long_functions(path.read_text()), OURS) == {}
+
+
+def test_functions_take_few_parameters():
+    assert culprits(lambda path: wide_functions(path.read_text()), MODULES) == {}
+
+
+def test_names_say_something():
+    assert culprits(lambda path: forbidden_names(path.read_text(), path.relative_to(ROOT)), OURS) == {}
+
+
+def test_code_is_plain_ascii():
+    assert culprits(lambda path: not path.read_bytes().isascii(), MODULES) == {}
 
 
 def test_every_module_lives_in_a_room():
