@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
+from conformance.launch.forked import LEARNER, Forked
 from rollmatch import ranks as ranks_module
 from rollmatch.ranks import Ranks
 
@@ -35,8 +34,11 @@ def told(tmp_path_factory):
     """What each of two ranks saw."""
     folder = tmp_path_factory.mktemp("ranks")
     shared = os.environ | {"WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    (folder / "told.py").write_text(TOLD)
+    words = [str(folder / "told.py"), str(folder)]
     started = [
-        subprocess.Popen([sys.executable, "-c", TOLD, str(folder)], env=shared | {"RANK": str(rank)}) for rank in (0, 1)
+        Forked(words, loaded=LEARNER, log=folder / f"{rank}.txt", environment=shared | {"RANK": str(rank)})
+        for rank in (0, 1)
     ]
     try:
         assert [process.wait(timeout=60) for process in started] == [0, 0]

@@ -1,6 +1,6 @@
-"""Two ranks as torchrun starts them, but that load everything once: both fork from a process that has.
+"""Two ranks as torchrun starts them, but that fork from this process, and so have loaded what it has.
 
-    python -m conformance.launch.forked_ranks MODULE,... SCRIPT ARGUMENT...
+    python -m conformance.launch.forked_ranks SCRIPT ARGUMENT...
 
 Each runs the script with the ranks' environment; where one fails the other is ended, as by torchrun.
 """
@@ -11,11 +11,10 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from importlib import import_module
 from typing import NoReturn
 
 from rollmatch.launch.learner import set_environment
-from rollmatch.startup import leave, loading
+from rollmatch.startup import leave
 
 NUM_RANKS = 2
 
@@ -34,12 +33,9 @@ def start(rank: int, place: dict[str, str], words: list[str]) -> int:
     return leave(0)
 
 
-def main(modules: str, *words: str) -> NoReturn:
+def main(*words: str) -> NoReturn:
     """Ends with 1 where a rank has failed."""
     set_environment()
-    with loading():
-        for name in modules.split(","):
-            import_module(name)
     from conformance.wire.instance import free_port  # it loads torch
 
     num = str(NUM_RANKS)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from conformance.harness.judge import judge
+from conformance.launch.forked import LEARNER
 from conformance.launch.started import finish, in_time, journal_of
 from conformance.rollout.digits import CONFIG, absolute
 from conformance.wire.instance import free_port
@@ -60,7 +61,7 @@ def take_a_step(config: Path, url: str, folder: Path, *overrides: str) -> None:
     out = folder / "run"
     sets = [part for override in (*overrides_for(url, out), *overrides) for part in ("--set", override)]
     command = [sys.executable, "-m", "rollmatch.launch.cli", "train", str(config), *sets, "--wait-timeout", "300"]
-    code, told = finish(command, folder / "learner.txt")
+    code, told = finish(command, folder / "learner.txt", loaded=LEARNER)
     assert code == 0, told[-3000:]
     events = journal_of(out, None)
     assert judge(in_time([events])) == []

@@ -13,18 +13,14 @@ from pathlib import Path
 
 import requests
 
+from conformance.launch.forked import start
 from conformance.rollout.digits import CONFIG, ROOT, absolute
 from rollmatch.journal import read_journal
 
 TIMEOUT_S = 240
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 FORKED = ("-m", "conformance.launch.forked_ranks")
-"""Two ranks without torchrun, which would load everything three times; behind it the modules to load once."""
-MODEL_LOADED = ",safetensors.torch," + ",".join(
-    f"transformers.models.{name}"
-    for name in ("auto.processing_auto", "qwen3_vl.modeling_qwen3_vl", "qwen3_vl.processing_qwen3_vl")
-)
-"""What a rank with the digits' model loads."""
+"""Two ranks without torchrun, which would load everything three times; ``loaded`` is what they load once."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
 RANKED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 HF = (
@@ -50,15 +46,12 @@ def train_command(*overrides: str, launcher: tuple[str, ...] = (), flags: tuple[
 
 
 class Started:
-    """A running command."""
+    """A running command; where it names what it loads, it forks from a process that has loaded that."""
 
-    def __init__(self, command: list[str], log: Path) -> None:
+    def __init__(self, command: list[str], log: Path, *, loaded: tuple[str, ...] = ()) -> None:
         self.log = log
         environment = {name: value for name, value in os.environ.items() if name not in RANKED} | ENVIRONMENT
-        with log.open("w") as output:
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
+        self.process = start(command, loaded=loaded, log=log, environment=environment)
 
     def told(self) -> str:
         return self.log.read_text(errors="replace")
@@ -86,17 +79,17 @@ class Started:
 
 
 @contextmanager
-def started(command: list[str], log: Path) -> Iterator[Started]:
-    running = Started(command, log)
+def started(command: list[str], log: Path, *, loaded: tuple[str, ...] = ()) -> Iterator[Started]:
+    running = Started(command, log, loaded=loaded)
     try:
         yield running
     finally:
         running.end()
 
 
-def finish(command: list[str], log: Path) -> tuple[int, str]:
+def finish(command: list[str], log: Path, *, loaded: tuple[str, ...] = ()) -> tuple[int, str]:
     """Exit code and what it told, once it ended."""
-    with started(command, log) as running:
+    with started(command, log, loaded=loaded) as running:
         return running.wait(), running.told()
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import PeftModel
 
+from conformance.launch.forked import ENGINE
 from conformance.launch.started import journal_of, started, train_command
 from conformance.rollout.digits import load_model, requests_for, scenes, template_of
 from rollmatch.rollout.backend import Decoding
@@ -45,7 +46,10 @@ def runs(tmp_path_factory):
     """The directories of three runs, done beside each other, as starting takes longest."""
     folder = tmp_path_factory.mktemp("colocate")
     with ExitStack() as stack:
-        running = [stack.enter_context(started(command_of(folder / name), folder / f"{name}.txt")) for name in RUNS]
+        running = [
+            stack.enter_context(started(command_of(folder / name), folder / f"{name}.txt", loaded=ENGINE))
+            for name in RUNS
+        ]
         for one in running:
             assert one.wait() == 0, one.told()
             assert "page:" in one.told()

@@ -2,15 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from conformance.launch.forked import LEARNER, Forked
 from conformance.launch.started import RANKED
-from conformance.rollout.digits import ROOT
 from conformance.wire.instance import free_port
 from rollmatch.journal import read_journal
 
@@ -28,10 +26,8 @@ def start(folder, port, rank):
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    path = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), f"{ROOT}/impl", str(ROOT))))
-    command = [sys.executable, str(SCRIPT), str(folder), str(PROCESS_GROUP_TIMEOUT_S)]
-    with (folder / f"told{rank}.txt").open("w") as told:
-        return subprocess.Popen(command, cwd=ROOT, env=environment | {"PYTHONPATH": path}, stdout=told, stderr=told)
+    words = [str(SCRIPT), str(folder), str(PROCESS_GROUP_TIMEOUT_S)]
+    return Forked(words, loaded=LEARNER, log=folder / f"told{rank}.txt", environment=environment)
 
 
 def run_two(folder):

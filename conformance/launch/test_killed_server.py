@@ -11,6 +11,7 @@ import pytest
 
 from conformance.harness.judge import judge
 from conformance.launch.division import MATCHING, SMALL, named, typed
+from conformance.launch.forked import ENGINE, LEARNER
 from conformance.launch.started import is_healthy, journal_of, started
 from conformance.wire.instance import free_port
 from rollmatch.samples import LearnerOrder, load_samples
@@ -22,11 +23,11 @@ KILLED_BETWEEN, KILLED_IN_SYNC = 2, 4
 
 
 @contextmanager
-def server_of(run, gpus="0"):
+def server_of(run, gpus="0", loaded=ENGINE):
     """A replica per GPU, ready."""
     run.num_servers += 1
     command = typed("serve", MATCHING, gpus, run.overrides)
-    with started(command, run.folder / f"server{run.num_servers}.txt") as server:
+    with started(command, run.folder / f"server{run.num_servers}.txt", loaded=loaded) as server:
         server.wait_until(lambda: is_healthy(run.url))
         yield server
 
@@ -85,16 +86,18 @@ def run(tmp_path_factory):
     with ExitStack() as stack:
         run = make_run(tmp_path_factory.mktemp("killed"), stack)
         run.first = stack.enter_context(server_of(run))
-        with started(typed("train", MATCHING, "2", run.overrides), run.folder / "learner.txt") as learner:
+        with started(
+            typed("train", MATCHING, "2", run.overrides), run.folder / "learner.txt", loaded=LEARNER
+        ) as learner:
             kill_between(run, learner)
             kill_in_sync(run, learner)
             began = time.monotonic()
             run.code, run.told = learner.wait(), learner.told()
             run.ended_s = time.monotonic() - began
         run.before_resume = journal_of(run.out, None)
-        third = stack.enter_context(server_of(run, "0,1"))
+        third = stack.enter_context(server_of(run, "0,1", loaded=()))
         again = typed("train", MATCHING, "2", run.overrides, "--resume")
-        with started(again, run.folder / "again.txt") as learner:
+        with started(again, run.folder / "again.txt", loaded=LEARNER) as learner:
             run.code_again, run.told_again = learner.wait(), learner.told()
         run.left = leave(third)
         yield run

@@ -6,6 +6,7 @@ from itertools import chain
 
 import pytest
 
+from conformance.launch.forked import LEARNER
 from conformance.launch.started import HF, finish, journal_of, train_command
 from conformance.rollout.digits import ROOT
 from rollmatch.samples import load_samples
@@ -53,7 +54,7 @@ def command_of(folder, *overrides):
 
 def test_own_records_train_with_their_own_decoding(folder):
     decoding = [f"custom.extra.rollout_matching.decoding.{name}={value}" for name, value in DECODING.items()]
-    code, told = finish(command_of(folder, *HF, *decoding), folder / "told.txt")
+    code, told = finish(command_of(folder, *HF, *decoding), folder / "told.txt", loaded=LEARNER)
     assert code == 0, told
     samples = load_samples(folder / "train.jsonl")
     assert {truth.geometry for sample in samples for truth in sample.objects} == {"bbox_2d", "poly"}

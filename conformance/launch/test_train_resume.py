@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conformance.launch.forked import LEARNER
 from conformance.launch.started import HF, finish, journal_of, started, train_command
 from conformance.rollout.digits import ROOT
 from rollmatch.launch.run_directory import last_checkpoint
@@ -48,7 +49,7 @@ def first_starts(folder):
     """``whole`` runs to its end, ``killed`` is killed in its third epoch, ``stopped`` gets a Ctrl-C in its first."""
     with ExitStack() as stack:
         whole, killed, stopped = (
-            stack.enter_context(started(command_of(folder, name), folder / f"{name}.txt"))
+            stack.enter_context(started(command_of(folder, name), folder / f"{name}.txt", loaded=LEARNER))
             for name in ("whole", "killed", "stopped")
         )
         stopped.wait_until(lambda: len(journal_of(folder / "stopped", "step")) >= 1)
@@ -71,7 +72,9 @@ def resumed(folder, first_starts):
     went_on_from = {name: last_checkpoint(folder / name) for name in ("killed", "stopped")}
     with ExitStack() as stack:
         runs = [
-            stack.enter_context(started(command_of(folder, name, flags=("--resume",)), folder / f"{name}-again.txt"))
+            stack.enter_context(
+                started(command_of(folder, name, flags=("--resume",)), folder / f"{name}-again.txt", loaded=LEARNER)
+            )
             for name in went_on_from
         ]
         for run in runs:

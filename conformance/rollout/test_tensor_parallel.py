@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.launch.started import FORKED, MODEL_LOADED, started
+from conformance.launch.forked import ENGINE
+from conformance.launch.started import FORKED, started
 from conformance.rollout.digits import load_model, perturb, requests_for, scenes, template_of, tokens_of
 from conformance.rollout.tensor_parallel_worker import MAX_NEW_TOKENS, SHARES
 from rollmatch.rollout.backend import Decoding
@@ -14,7 +15,6 @@ from rollmatch.rollout.hf import HfBackend
 
 pytestmark = pytest.mark.engine
 WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
-LOADED = "vllm.entrypoints.llm" + MODEL_LOADED
 
 
 def shared_memory():
@@ -26,7 +26,8 @@ def shared_memory():
 def answers(tmp_path_factory):
     """Of both ranks: name -> [request id, response]."""
     folder, before = tmp_path_factory.mktemp("tensor_parallel"), shared_memory()
-    with started([sys.executable, *FORKED, LOADED, str(WORKER), str(folder)], folder / "told.txt") as running:
+    command = [sys.executable, *FORKED, str(WORKER), str(folder)]
+    with started(command, folder / "told.txt", loaded=ENGINE) as running:
         assert running.wait() == 0, running.told()
         assert shared_memory() <= before  # what the ranks shared is gone with them
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in SHARES]

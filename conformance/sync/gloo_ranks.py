@@ -1,9 +1,10 @@
 """Processes that meet in a real gloo group; run as a script, one of its receivers: ``gloo_ranks.py RANK SIZE PORT``."""
 
 import json
-import subprocess
+import os
 import sys
 
+from conformance.launch.forked import LEARNER, Forked
 from rollmatch.sync.bucket import Buffer
 from rollmatch.sync.digest import digests_of
 from rollmatch.wire.digest import bytes_of, cut
@@ -16,14 +17,15 @@ def address_of(rank, world_size, port):
     )
 
 
-def broadcast_between(world_size, buckets, *, port):
+def broadcast_between(world_size, buckets, *, port, folder):
     """Send lists of tensors, each list a bucket, from this process to the others; returns the digests each holds."""
     shapes = [[(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in bucket] for bucket in buckets]
     receivers = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(world_size), str(port), json.dumps(shapes)],
-            stdout=subprocess.PIPE,
-            text=True,
+        Forked(
+            [__file__, str(rank), str(world_size), str(port), json.dumps(shapes)],
+            loaded=LEARNER,
+            log=folder / f"rank{rank}",
+            environment=dict(os.environ),
         )
         for rank in range(world_size - 1)
     ]
@@ -31,7 +33,8 @@ def broadcast_between(world_size, buckets, *, port):
         group, buffer = GlooGroup.open(address_of(world_size - 1, world_size, port)), Buffer()
         for bucket in buckets:
             group.broadcast(buffer.fill(list(map(bytes_of, bucket))), source=world_size - 1)
-        held = [json.loads(process.communicate(timeout=40)[0]) for process in receivers]
+        assert [process.wait(timeout=40) for process in receivers] == [0] * len(receivers)
+        held = [json.loads((folder / f"rank{rank}").read_text()) for rank in range(world_size - 1)]
         group.close()
         return held
     finally:

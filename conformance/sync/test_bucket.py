@@ -66,9 +66,9 @@ def test_a_proof_of_fewer_tensors_is_none():
     assert caught.value.key == "b"
 
 
-def test_buckets_reach_real_processes_bit_for_bit():
+def test_buckets_reach_real_processes_bit_for_bit(tmp_path):
     """Two receivers and a source, each a process of its own."""
     tensors = [*make([(torch.float32, (50, 7)), (torch.float32, (3,)), (torch.float32, ())])]
     others = make([(torch.bfloat16, (5, 5)), (torch.bfloat16, (1,))], seed=1)
-    held = broadcast_between(3, [tensors, others], port=free_port())
+    held = broadcast_between(3, [tensors, others], port=free_port(), folder=tmp_path)
     assert held == [digests_of(tensors + others)] * 2

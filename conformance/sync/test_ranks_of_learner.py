@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conformance.launch.forked import LEARNER
 from conformance.launch.started import FORKED, started
 from conformance.sync.native_double import NativeDouble, serving
 from conformance.sync.ranks_of_learner import make_model, train
@@ -22,8 +23,8 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     double = NativeDouble({name: weight.detach() * 0 for name, weight in make_model().named_parameters()})
     with serving(double) as (url,):
-        words = ("conformance.sync.ranks_of_learner", str(SCRIPT), url, str(free_port()), str(folder))
-        with started([sys.executable, *FORKED, *words], folder / "told.txt") as ranks:
+        words = (str(SCRIPT), url, str(free_port()), str(folder))
+        with started([sys.executable, *FORKED, *words], folder / "told.txt", loaded=LEARNER) as ranks:
             ranks.wait_until(lambda: all((folder / f"ready{rank}").exists() for rank in (0, 1)))
             double.served_before = dict(double.served)
             double.faults = {"refuse": "tensor-shape-mismatch"}

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conformance.launch.forked import LEARNER
 from conformance.launch.started import (
     FORKED,
     HF,
-    MODEL_LOADED,
     in_time,
     journal_of,
     journals_of,
@@ -25,8 +25,6 @@ from conformance.trainer.small_run import events, make_trainer, step_between, we
 from rollmatch.launch.run_directory import last_checkpoint
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
-LOADED = "conformance.trainer.turns" + MODEL_LOADED
-"""What the worker loads first."""
 ACCELERATE = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
 """``--multi_gpu`` means several processes here: ``accelerate launch --cpu`` starts only one without MPI."""
 TWO_STEPS = ("training.packing=true", "training.max_steps=2", "training.learning_rate=0.1")
@@ -39,8 +37,8 @@ def two_ranks(tmp_path_factory):
     """Two ranks of two samples each."""
     folder = tmp_path_factory.mktemp("two_ranks")
     overrides = (*TWO_STEPS, "training.per_device_train_batch_size=2")
-    command = [sys.executable, *FORKED, LOADED, str(WORKER), "digits", str(folder), *overrides]
-    with started(command, folder / "told.txt") as running:
+    command = [sys.executable, *FORKED, str(WORKER), "digits", str(folder), *overrides]
+    with started(command, folder / "told.txt", loaded=LEARNER) as running:
         assert running.wait() == 0, running.told()
     return folder
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.launch.started import FORKED, MODEL_LOADED, journals_of, started
+from conformance.launch.forked import LEARNER
+from conformance.launch.started import FORKED, journals_of, started
 
 WORKER = Path(__file__).with_name("overlap_worker.py")
-LOADED = "conformance.trainer.overlapped" + MODEL_LOADED
-"""What the worker loads first."""
 STEPS = (
     *("training.packing=false", "training.per_device_train_batch_size=1", "training.gradient_accumulation_steps=2"),
     *("training.max_steps=2", "training.learning_rate=0.1", "custom.extra.rollout_matching.max_new_tokens=16"),
@@ -25,7 +24,8 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_ranks")
-    with started([sys.executable, *FORKED, LOADED, str(WORKER), str(folder), *STEPS], folder / "told.txt") as running:
+    command = [sys.executable, *FORKED, str(WORKER), str(folder), *STEPS]
+    with started(command, folder / "told.txt", loaded=LEARNER) as running:
         assert running.wait() == 0, running.told()[-3000:]
     return folder
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.launch.started import FORKED, MODEL_LOADED, journals_of, started
+from conformance.launch.forked import LEARNER
+from conformance.launch.started import FORKED, journals_of, started
 from conformance.trainer.small_run import events, step_between, weights_of
 from conformance.trainer.turns import make_trainer
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
-LOADED = "conformance.trainer.turns" + MODEL_LOADED
-"""What the worker loads first."""
 JUDGED = {"vineppo": "valued", "vineppo_mcts": "valued", "grpo": "rewarded"}
 
 
@@ -47,8 +46,8 @@ def two_ranks(tmp_path_factory):
     """Two ranks of one sample a step each."""
     folder = tmp_path_factory.mktemp("two_ranks")
     words = ("turns", str(folder), "training.per_device_train_batch_size=1")
-    command = [sys.executable, *FORKED, LOADED, str(WORKER), *words]
-    with started(command, folder / "told.txt") as running:
+    command = [sys.executable, *FORKED, str(WORKER), *words]
+    with started(command, folder / "told.txt", loaded=LEARNER) as running:
         assert running.wait() == 0, running.told()
     return folder
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 
 import requests
 
+from conformance.launch.forked import ENGINE as LOADED
+from conformance.launch.forked import start
 from conformance.rollout.digits import MODEL, ROOT
 from conformance.wire.calls import Server
 from rollmatch.wire.server.settings import KEY_VARIABLE, ServerSettings
@@ -67,10 +69,7 @@ class Instance:
         key = fields.pop("api_key")
         command = [sys.executable, "-m", "rollmatch.wire.server", json.dumps(fields)]
         environment = os.environ | ENVIRONMENT | ({KEY_VARIABLE: key} if key else {})
-        with log.open("w") as output:
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
+        self.process = start(command, loaded=LOADED, log=log, environment=environment)
         self.server = Server(self.url, key=key)
 
     def told(self):

@@ -1,14 +1,14 @@
 """vLLM's own model classes: what learnt places write is, parameter by parameter, what vLLM's loader writes."""
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from conformance.launch.forked import ENGINE, Forked
 from conformance.rollout.digits import ROOT
 
 pytestmark = pytest.mark.engine
@@ -50,16 +50,18 @@ def find(directories, tmp_path_factory):
         meeting = tmp_path_factory.mktemp("meeting") / "ranks"
         places = [str(directories[name]) for name in names]
         ranks = [
-            subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(rank), str(size), str(meeting), *places],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
+            Forked(
+                [str(SCRIPT), str(rank), str(size), str(meeting), *places],
+                loaded=ENGINE,
+                log=meeting.with_name(f"{rank}.txt"),
+                environment=dict(os.environ),
             )
             for rank in range(size)
         ]
         try:
-            told = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
+            ended = [rank.wait(timeout=TIMEOUT_S) for rank in ranks]
+            told = [meeting.with_name(f"{rank}.txt").read_text() for rank in range(size)]
+            assert ended == [0] * size, told
         finally:
             for rank in ranks:
                 rank.kill()

@@ -2,14 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import requests
 
-from conformance.rollout.digits import ROOT
+from conformance.launch.forked import ENGINE, Forked
 from conformance.wire.calls import Learner, in_thread, text_batch
 from conformance.wire.instance import ENVIRONMENT, Instance, free_port, running, settings_for
 
@@ -26,12 +24,11 @@ def settle(server, policies, scene_batch, greedy):
 
 
 @pytest.mark.scenario("weight-sync/a-failed-staged-update-leaves-the-old-weights")
-def test_a_learner_killed_in_mid_sync_leaves_the_old_weights(server, policies, scene_batch, greedy):
+def test_a_learner_killed_in_mid_sync_leaves_the_old_weights(server, policies, scene_batch, greedy, tmp_path):
     before, version = server.infer(scene_batch, **greedy)[0], server.version
-    command = [sys.executable, "-m", "conformance.wire.dying_learner", server.url, str(free_port()), str(version + 1)]
-    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": f"{ROOT}/impl:{ROOT}"}
-    died = subprocess.run(command, cwd=ROOT, env=environment, timeout=90, check=False)
-    assert died.returncode == -signal.SIGKILL
+    words = ["-m", "conformance.wire.dying_learner", server.url, str(free_port()), str(version + 1)]
+    died = Forked(words, loaded=ENGINE, log=tmp_path / "log", environment=os.environ | ENVIRONMENT)
+    assert died.wait(timeout=90) == -signal.SIGKILL
     began = time.monotonic()
     responses, versions = server.infer(scene_batch, **greedy)
     assert (responses, set(versions)) == (before, {version})

@@ -1,0 +1,127 @@
+"""A command that forks from a process that has loaded what it needs, in place of loading it; used as one uses Popen."""
+
+import fcntl
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from conformance.rollout.digits import ROOT
+from rollmatch.launch.gpus import has_gpu
+
+MODEL_LOADED = (
+    "safetensors.torch",
+    *(
+        f"transformers.models.{name}"
+        for name in ("auto.processing_auto", "qwen3_vl.modeling_qwen3_vl", "qwen3_vl.processing_qwen3_vl")
+    ),
+)
+LEARNER = ("rollmatch.launch.run", "peft", "conformance.trainer.overlapped", "conformance.trainer.turns", *MODEL_LOADED)
+"""What learners load."""
+ENGINE = (
+    *("vllm.entrypoints.llm", "vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
+    *("vllm.model_executor.models.qwen3", "vllm.model_executor.models.qwen3_vl"),
+    *("vllm.model_executor.layers.quantization.online.base", "rollmatch.wire.server.serving"),
+    *LEARNER,
+)
+"""What servers and colocated learners load."""
+LOAD_TIMEOUT_S = 120
+_open: dict[str, socket.socket] = {}
+"""Address -> the connection that keeps a nursery alive as long as this process is."""
+
+
+class Forked:
+    """The part of ``subprocess.Popen`` that tests ask for."""
+
+    def __init__(
+        self, words: Sequence[str], *, loaded: tuple[str, ...], log: Path, environment: dict[str, str]
+    ) -> None:
+        self.returncode: int | None = None
+        self._connection = _connect(_nursery_of(loaded, environment))
+        order = {"words": list(words), "log": str(log), "environment": environment, "folder": str(ROOT)}
+        self._connection.send(json.dumps(order).encode())
+        self.pid = int(json.loads(self._connection.recv(1024))["process_id"])
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._connection], [], [], 0)[0]:
+            self.returncode = int(json.loads(self._connection.recv(1024))["code"])
+            self._connection.close()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code. Errors: ``TimeoutExpired``."""
+        if self.returncode is None and not select.select([self._connection], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("forked", timeout or 0)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+def start(
+    command: Sequence[str], *, loaded: tuple[str, ...], log: Path, environment: dict[str, str]
+) -> "Forked | subprocess.Popen[bytes]":
+    """In a session of its own; forked where it is Python and names what it loads, but never beside a GPU."""
+    if loaded and not has_gpu():
+        return Forked(command[1:], loaded=loaded, log=log, environment=environment)
+    with log.open("w") as output:
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _nursery_of(loaded: tuple[str, ...], environment: dict[str, str]) -> str:
+    """The address of one for all test workers of a run, that loads what the environment says; it may have to start."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    kind = [run, *loaded, *(environment.get(name, "") for name in ("PYTHONPATH", "ROLLMATCH_FAULT"))]
+    name = hashlib.sha256("\n".join(kind).encode()).hexdigest()[:16]
+    address = f"{tempfile.gettempdir()}/rollmatch-{name}"
+    if address not in _open:
+        with open(f"{address}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError, ConnectionRefusedError):
+                _open[address] = _connect(address)
+            if address not in _open:
+                Path(address).unlink(missing_ok=True)
+                _start_nursery(address, loaded, environment)
+                _open[address] = _connect(address)
+    return address
+
+
+def _start_nursery(address: str, loaded: tuple[str, ...], environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "conformance.launch.nursery", address, *loaded]
+    nursery = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+    deadline = time.monotonic() + LOAD_TIMEOUT_S
+    while not os.path.exists(address):
+        assert nursery.poll() is None, "the nursery ended"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _connect(address: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(address)
+    return connection
