@@ -1,6 +1,9 @@
 """The fault bank: every fault is noticed, the ledger is fresh, and each gate that says so can fail."""
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,19 @@ from conformance.harness.faults.ledger import check_ledger, faults_by_test, judg
 from conformance.harness.faults.subject import SUBJECTS, change_for, hollow
 
 LEAST_FAULTS = 60
+ROOT = Path(__file__).parents[2]
+VERDICTS = """
+import os, sys
+from pathlib import Path
+from conformance.harness.faults.bank import BANK
+from conformance.harness.faults.trial import read_trial, start_trial
+fault, test = BANK["first-fit"], sys.argv[1]
+for name, change in (("neutral", str), ("unreadable", lambda source: source + "("), ("fault", fault.apply)):
+    out = Path(sys.argv[2], name)
+    start_trial([test], lambda module: change if module == fault.module else None, out)
+    os.wait()
+    print(read_trial(out, [test])[test].verdict)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +101,10 @@ def test_a_hollow_module_keeps_its_names():
     assert (space["A"]().f(), space["A"]()._g()) == (None, 2)
     assert change_for("do-nothing", "rollmatch.errors") is None
     assert change_for("do-nothing", "rollmatch.learn.pack") is not None
+
+
+def test_only_an_assertion_notices_not_an_import_that_fails_and_not_a_change_of_nothing(tmp_path):
+    test = "conformance/scenarios/test_packing.py::test_a_gap_is_filled_exactly"
+    command = [sys.executable, "-c", VERDICTS, test, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.split() == ["passed", "crashed", "killed"]

@@ -71,7 +71,6 @@ def check_who_did_what(division, *, num_replicas, num_ranks):
 @pytest.mark.clause("topologies/three-rollout-gpus-and-one-learner-gpu-work-together#1,2,3,4")
 @pytest.mark.clause("rollout-server/a-rollout-server-only-generates#1,2")
 @pytest.mark.clause("rollout-backends/the-vllm-backend-offers-colocate-and-server-mode#5,6")
-@pytest.mark.kills("one-replica-works")
 @pytest.mark.kills("engine-in-the-learner")
 def test_three_replicas_only_generate_and_one_learner_only_learns(three):
     check_who_did_what(three, num_replicas=3, num_ranks=1)

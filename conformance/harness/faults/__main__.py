@@ -2,6 +2,7 @@
 
 Each fault runs in a forked process, on only those tests that claim to notice it. ``--stale`` leaves out those whose row
 is fresh, ``--only`` those whose id does not hold the word; their rows stay. The ledger is written as results come in.
+What took longest is told at the end.
 """
 
 import argparse
@@ -25,6 +26,9 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
 }
+PROCESSES_OF_THEIR_OWN = ("conformance/launch/", "conformance/trainer/")
+"""Tests that start them take longest, and are tried first: what is quick then fills what is left."""
+TOLD = 8
 CLAIMS = """
 import json, sys
 from conformance.harness.binding.binding import bind
@@ -59,11 +63,12 @@ def main(arguments: Sequence[str]) -> int:
     elif not options.only:
         LEDGER.unlink(missing_ok=True)
     bad: list[str] = []
-    num_trials = 0
-    for name, outcomes in _try_all(trials, workers=options.workers):
-        num_trials += 1
+    seconds: dict[str, float] = {}
+    for name, outcomes, seconds[name] in _try_all(trials, workers=options.workers):
         bad += _write(name, outcomes, digests)
-    _say(f"{num_trials} trials in {time.perf_counter() - began:.0f} s, {len(bad)} of them bad\n")
+    longest = sorted(seconds, key=lambda name: -seconds[name])[:TOLD]
+    _say(f"{len(seconds)} trials in {time.perf_counter() - began:.0f} s, {len(bad)} of them bad\n")
+    _say("".join(f"{seconds[name]:5.0f} s {name}\n" for name in longest))
     for line in bad:
         _say(f"{line}\n")
     return 1 if bad else 0
@@ -101,27 +106,33 @@ def _trials(claimed: Any, judged: list[str], only: str) -> Iterator[tuple[str, l
             yield fault_id, tests, lambda module, fault=fault: fault.apply if module == fault.module else None
 
 
-def _try_all(trials: Iterator[Any], *, workers: int) -> Iterator[tuple[str, Any]]:
-    """(name, test -> outcome), as trials end."""
+def _is_quick(trial: tuple[str, list[str], Any]) -> bool:
+    return not any(test.startswith(PROCESSES_OF_THEIR_OWN) for test in trial[1])
+
+
+def _try_all(trials: Iterator[Any], *, workers: int) -> Iterator[tuple[str, Any, float]]:
+    """(name, test -> outcome, seconds), as trials end."""
     from conformance.harness.faults.bank import BANK
     from conformance.harness.faults.trial import read_trial, start_trial
 
-    running: dict[int, tuple[str, list[str], Path]] = {}
+    running: dict[int, tuple[str, list[str], Path, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        waiting = list(trials)
+        waiting = sorted(trials, key=_is_quick)
         while waiting or running:
             while waiting and len(running) < workers:
                 name, tests, change_of = waiting.pop(0)
                 out = Path(folder) / f"{name}.json"
                 if tests:
                     fault_id = name if name in BANK else ""
-                    running[start_trial(tests, change_of, out, fault_id=fault_id)] = (name, tests, out)
+                    began = time.perf_counter()
+                    running[start_trial(tests, change_of, out, fault_id=fault_id)] = (name, tests, out, began)
                 else:
-                    yield name, {}
+                    yield name, {}, 0.0
             if running:
                 child, _ = os.wait()
-                name, tests, out = running.pop(child)
-                yield name, {test: asdict(each) for test, each in read_trial(out, tests).items()}
+                name, tests, out, began = running.pop(child)
+                outcomes = {test: asdict(each) for test, each in read_trial(out, tests).items()}
+                yield name, outcomes, time.perf_counter() - began
 
 
 def _write(name: str, outcomes: dict[str, dict[str, str]], digests: dict[str, str]) -> list[str]:

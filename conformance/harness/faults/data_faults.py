@@ -69,9 +69,12 @@ DATA = (
     Fault(
         fault_id="order-from-the-clock",
         what="The order of the data is another one in every run.",
-        seam="samples.order",
-        old="        generator = np.random.default_rng([self.seed, self.epoch])",
-        new="        generator = np.random.default_rng()",
+        seam="trainer",
+        old="""        self.order = ReusedOrder(LearnerOrder(num_samples, seed=self.args.seed), shape)
+        self.plan = WindowPlan(num_samples, seed=self.args.seed,""",
+        new="""        clock = __import__("time").time_ns()
+        self.order = ReusedOrder(LearnerOrder(num_samples, seed=clock), shape)
+        self.plan = WindowPlan(num_samples, seed=clock,""",
     ),
     Fault(
         fault_id="order-without-seed",
