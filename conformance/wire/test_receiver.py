@@ -72,3 +72,17 @@ def test_a_plan_is_named_again_by_the_last_one_that_may_be():
             receiver.whole({"sync_id": "6", "like": unknown})
         assert (caught.value.code, caught.value.key) == ("communicator-missing", "like")
     receiver.close()
+
+
+def test_a_receiver_tells_which_share_of_the_tensors_has_come():
+    group = Group()
+    receiver = Receiver.joining(lambda: group)
+    settle(receiver)
+    receiver.begin(plan(digest_of(torch.ones(4, dtype=torch.uint8))))
+    told = receiver.poll()
+    assert (told["state"], told["share"]) == ("busy", 0.0)
+    receiver._received.digests["a"] = ""  # as if it had come
+    assert receiver.poll()["share"] == 1.0
+    group.may_end.set()
+    settle(receiver)
+    receiver.close()

@@ -45,6 +45,8 @@ class _Received:
     blocks: list[torch.Tensor] = field(default_factory=list)
     """The memory that the tensors lie in."""
     digests: dict[str, str] = field(default_factory=dict)
+    num_tensors: int = 0
+    """That were announced."""
     dropped: bool = False
 
 
@@ -100,6 +102,7 @@ class Receiver:
         if self._failure is not None:
             raise self._failure
         received = self._received
+        received.num_tensors = len(plan["tensors"])
 
         def receive() -> None:
             try:
@@ -125,7 +128,8 @@ class Receiver:
         if self._failure is not None:
             raise self._failure
         if self._num_ended < self._num_begun:
-            return {"state": "busy", "rank": -1 if self._group is None else self._group.rank}
+            rank, received = -1 if self._group is None else self._group.rank, self._received
+            return {"state": "busy", "rank": rank, "share": len(received.digests) / max(1, received.num_tensors)}
         return {"state": "idle", "digests": dict(self._received.digests)}
 
     def take(self) -> dict[str, torch.Tensor]:
