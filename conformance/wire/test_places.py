@@ -194,3 +194,8 @@ def test_places_hold_as_long_as_no_memory_moves():
     assert places.hold_for(model)
     model.own.data = model.own.data.clone()
     assert not places.hold_for(model)
+    places = learn_places(model, specs_of(model.tensors()))
+    assert places.hold_for(model)
+    model.own = torch.nn.Parameter(model.own.data.clone())
+    assert not places.hold_for(model)
+    assert not learn_places(model, specs_of(model.tensors())).hold_for(Fused())
