@@ -1,5 +1,6 @@
 """A trainer on the digits in this process, with the hf backend: what ``launch.run`` assembles, less its console."""
 
+import copy
 from itertools import chain
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rollmatch.launch.assemble import attention_of, make_arguments, make_ring, m
 from rollmatch.launch.run_directory import JOURNAL
 from rollmatch.model import load_policy
 from rollmatch.ranks import Ranks
+from rollmatch.template import Template
 from rollmatch.trainer import RolloutTrainer
 
 SMALL = (
@@ -30,6 +32,7 @@ SMALL = (
     "training.learner_threads=1",
 )
 """Plain SGD: a step is proportional to its gradient, so that rounding stays rounding (Adam would blow it up)."""
+_READ: dict[str, tuple[torch.nn.Module, Template]] = {}
 
 
 def make_trainer(folder: Path, *overrides: str, samples=None, eval_samples=None, callbacks=None) -> RolloutTrainer:
@@ -45,8 +48,7 @@ def assembled(config: RunConfig, samples, eval_samples, *, callbacks=None) -> Ro
     folder, arguments = Path(config.training.output_dir), make_arguments(config)
     ranks = Ranks.from_environment()
     journal = Journal(folder / (JOURNAL if ranks.is_primary else f"journal-rank{ranks.rank}.jsonl"), rank=ranks.rank)
-    model = load_policy(config.model, config.tuner, attn_implementation=attention_of(config))
-    template = make_template(config)
+    model, template = read(config)
     return RolloutTrainer(
         ring=make_ring(config, model, template, journal=journal, ranks=ranks),
         model=model,
@@ -56,6 +58,16 @@ def assembled(config: RunConfig, samples, eval_samples, *, callbacks=None) -> Ro
         processing_class=template.processor,
         callbacks=callbacks,
     )
+
+
+def read(config: RunConfig) -> tuple[torch.nn.Module, Template]:
+    """A copy of the policy, and its template: each is read from its files once."""
+    told = (config.model, config.tuner, attention_of(config), config.custom.prompts, config.custom.learns_from_rewards)
+    if (kind := repr(told)) not in _READ:
+        model = load_policy(config.model, config.tuner, attn_implementation=attention_of(config))
+        _READ[kind] = model, make_template(config)
+    model, template = _READ[kind]
+    return copy.deepcopy(model), template
 
 
 def trained(folder: Path, *overrides: str, **arguments) -> tuple[RolloutTrainer, torch.Tensor]:
