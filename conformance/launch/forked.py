@@ -46,7 +46,7 @@ class Forked:
         self, words: Sequence[str], *, loaded: tuple[str, ...], log: Path, environment: dict[str, str]
     ) -> None:
         self.returncode: int | None = None
-        self._connection = _connect(_nursery_of(loaded, environment))
+        self._connection = _connect(_nursery_of(loaded))
         order = {"words": list(words), "log": str(log), "environment": environment, "folder": str(ROOT)}
         self._connection.send(json.dumps(order).encode())
         self.pid = int(json.loads(self._connection.recv(1024))["process_id"])
@@ -93,10 +93,10 @@ def start(
         )
 
 
-def _nursery_of(loaded: tuple[str, ...], environment: dict[str, str]) -> str:
-    """The address of one for all test workers of a run, that loads what the environment says; it may have to start."""
+def _nursery_of(loaded: tuple[str, ...]) -> str:
+    """The address of one for all test workers of a run; it may have to start."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-    kind = [run, *loaded, *(environment.get(name, "") for name in ("PYTHONPATH", "ROLLMATCH_FAULT"))]
+    kind = [run, os.environ.get("ROLLMATCH_FAULT", ""), *loaded]
     name = hashlib.sha256("\n".join(kind).encode()).hexdigest()[:16]
     address = f"{tempfile.gettempdir()}/rollmatch-{name}"
     if address not in _open:
@@ -106,14 +106,14 @@ def _nursery_of(loaded: tuple[str, ...], environment: dict[str, str]) -> str:
                 _open[address] = _connect(address)
             if address not in _open:
                 Path(address).unlink(missing_ok=True)
-                _start_nursery(address, loaded, environment)
+                _start_nursery(address, loaded)
                 _open[address] = _connect(address)
     return address
 
 
-def _start_nursery(address: str, loaded: tuple[str, ...], environment: dict[str, str]) -> None:
+def _start_nursery(address: str, loaded: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "conformance.launch.nursery", address, *loaded]
-    nursery = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+    nursery = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
     deadline = time.monotonic() + LOAD_TIMEOUT_S
     while not os.path.exists(address):
         assert nursery.poll() is None, "the nursery ended"

@@ -114,6 +114,9 @@ def _put_in_place(order: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
+    sys.path[1:1] = [
+        path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path
+    ]
     os.execve = _become  # type: ignore[assignment]
 
 

@@ -114,7 +114,9 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(tm
     out = tmp_path / "run"
     overrides = (*HF, f"training.output_dir={out}", "training.max_steps=500", "training.per_device_train_batch_size=2")
     narrow = ("global_max_length=330", "training.eval_scenes=2", "custom.extra.rollout_matching.max_new_tokens=16")
-    with started(train_command(*overrides, *narrow, launcher=ACCELERATE), tmp_path / "told.txt") as running:
+    with started(
+        train_command(*overrides, *narrow, launcher=ACCELERATE), tmp_path / "told.txt", loaded=LEARNER
+    ) as running:
         running.wait_until(lambda: len(journal_of(out, "step")) >= 2)
         (second,) = (p for p in psutil.Process(running.process.pid).children(recursive=True) if rank_of(p) == "1")
         second.send_signal(signal.SIGINT)
