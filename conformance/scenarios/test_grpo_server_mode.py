@@ -4,6 +4,7 @@ import dataclasses
 import json
 import time
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from rollmatch.launch.await_servers import Patience, await_servers
 from rollmatch.launch.rollout_server import make_settings
 from rollmatch.model import merged_weights
 from rollmatch.ranks import Ranks
+from rollmatch.sync import gloo
 
 GRPO = (
     "custom.trainer_variant=grpo",
@@ -265,7 +267,8 @@ def test_adapters_on_all_three_parts_are_merged_into_what_is_sent():
 @pytest.mark.clause("grpo-server-mode/two-jobs-can-share-a-machine#2")
 @pytest.mark.kills("group-port-not-told")
 @pytest.mark.kills("group-port-for-the-server-s")
-def test_a_taken_group_port_is_told_apart_from_a_taken_server_port(tmp_path):
+def test_a_taken_group_port_is_told_apart_from_a_taken_server_port(tmp_path, monkeypatch):
+    monkeypatch.setattr(gloo, "wait_until_free", partial(gloo.wait_until_free, within_s=0.3))
     taken, weights = free_port(), {"a": torch.zeros(2)}
     out, other = tmp_path / "first", tmp_path / "second"
     with serving(NativeDouble(weights), NativeDouble(weights)) as (first_url, second_url), ExitStack() as jobs:

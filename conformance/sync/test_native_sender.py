@@ -2,6 +2,7 @@
 
 import socket
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -226,7 +227,8 @@ def test_a_learner_that_was_started_again_takes_the_place_of_its_dead_self(start
 @pytest.mark.scenario("weight-sync/a-busy-group-port-is-named")
 @pytest.mark.clause("weight-sync/a-wrong-update-is-refused-and-named#4")
 @pytest.mark.kills("busy-group-port-unnamed")
-def test_a_busy_group_port_is_named(start):
+def test_a_busy_group_port_is_named(start, monkeypatch):
+    monkeypatch.setattr(gloo, "wait_until_free", partial(gloo.wait_until_free, within_s=0.3))
     double = NativeDouble(tensors_of(0))
     sender = start(double)
     with socket.create_server(("127.0.0.1", sender.meeting.port)), pytest.raises(RollmatchError) as caught:

@@ -35,12 +35,12 @@ def attach():
     """A double -> a backend whose sender has a group with it."""
     opened = []
 
-    def begin(double, *, client="learner"):
+    def begin(double, *, client="learner", timeout_s=5):
         front = serving(double)
         (url,) = front.__enter__()
         server = RolloutServer(url, ClientSettings(timeout_s=5))
         server.connect()
-        meeting = Meeting(host="127.0.0.1", port=free_port(), client=client, timeout_s=5, join_timeout_s=5)
+        meeting = Meeting(host="127.0.0.1", port=free_port(), client=client, timeout_s=timeout_s, join_timeout_s=5)
         backend = VllmServerBackend([server], TEMPLATE, Ranks(), sender=NativeSender([server], meeting))
         opened.append((front, backend))
         return backend
@@ -135,7 +135,7 @@ def test_a_failed_sync_leaves_the_adapter_unmerged(attach):
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
     double = NativeDouble(dict(merged_weights(policy)))
     double.faults = {"stall": 0.1}
-    backend = attach(double)
+    backend = attach(double, timeout_s=1)
     with pytest.raises(RollmatchError) as caught:
         backend.push(named_weights(policy), version=1)
     assert caught.value.code == "transfer-failed"
