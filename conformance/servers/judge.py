@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def slowest_first() -> list[Known]:
     """The others fill the time in which the slow ones wait."""
-    return sorted(KNOWN, key=lambda known: (-known.num_lanes, not known.plugin))
+    return sorted(KNOWN, key=lambda known: (-known.num_lanes, not known.plugins))
 
 
 def tell(*lines: object) -> None:

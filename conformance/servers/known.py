@@ -37,8 +37,8 @@ class Known:
     packages: tuple[str, ...] = ()
     """Pinned; none for what stands in this environment."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    plugin: str = ""
-    """Of ``plugged``, for what cannot take weights on a CPU by itself; with one, engines are forked, too."""
+    plugins: str = ""
+    """Of ``plugged``, joined by commas, for what cannot take weights on a CPU by itself."""
     num_lanes: int = 1
     """Instances on which dangerous checks run at the same time: more for a server that hardly any of them survive."""
     title: str = ""
@@ -51,10 +51,10 @@ class Known:
         return self.command(interpreter_of(self.name, self.version, self.packages), port)
 
     def variables(self) -> dict[str, str]:
-        """Ours, its own, and the plugin that is to be loaded."""
-        paths = [str(PLUGGED), *filter(None, [os.environ.get("PYTHONPATH")])] if self.plugin else []
-        plugged = {"VLLM_PLUGINS": f"{self.plugin},fork_engines", "PYTHONPATH": os.pathsep.join(paths)}
-        return ENVIRONMENT | (plugged if self.plugin else {}) | dict(self.environment)
+        """Ours, its own, and the plugins that are to be loaded."""
+        paths = [str(PLUGGED), *filter(None, [os.environ.get("PYTHONPATH")])]
+        plugged = {"VLLM_PLUGINS": self.plugins, "PYTHONPATH": os.pathsep.join(paths)}
+        return ENVIRONMENT | (plugged if self.plugins else {}) | dict(self.environment)
 
 
 def _swift(python: Path, port: int) -> list[str]:
@@ -140,7 +140,7 @@ KNOWN = (
         dialect="swift",
         packages=("ms-swift==4.6.0", "qwen_vl_utils==0.0.14"),
         command=_swift,
-        plugin="gloo_for_nccl",
+        plugins="gloo_for_nccl",
         title="swift rollout (ms-swift)",
     ),
     Known(
@@ -149,7 +149,7 @@ KNOWN = (
         dialect="trl",
         packages=("trl==1.10.0",),
         command=_trl,
-        plugin="gloo_for_nccl",
+        plugins="gloo_for_nccl,fork_engines",
         num_lanes=4,
         title="trl vllm-serve (the newest TRL that has a server of its own)",
     ),
@@ -158,7 +158,7 @@ KNOWN = (
         version="0.32.0",
         dialect="vllm",
         command=_vllm,
-        plugin="gloo_transfer",
+        plugins="gloo_transfer,fork_engines",
         environment={"VLLM_SERVER_DEV_MODE": "1"},
         title="vllm serve with its routes for training",
     ),

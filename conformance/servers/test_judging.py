@@ -23,13 +23,16 @@ HEALTH = BY_ID["health-with-and-without-slash"]
 
 
 @contextmanager
-def answering(answer):
-    """``answer``: (method, path) -> (status, JSON)."""
+def answering(answer, *, closes=False):
+    """``answer``: (method, path) -> (status, JSON); ``closes``: without having said so, after each answer."""
 
     class Answering(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
         def reply(self):
             self.rfile.read(int(self.headers.get("content-length", 0)))
             status, body = answer(self.command, self.path)
+            self.close_connection = closes or self.close_connection
             text = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(text)))
@@ -144,6 +147,14 @@ def test_a_recording_is_judged_as_the_live_exchange_was(tmp_path):
         "health-with-and-without-slash": PASSED,
         "routes-are-listed": MISSED,
     }
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_connection_that_is_closed_after_an_error_is_seen_although_the_next_call_opens_another(closes):
+    with answering(ok, closes=closes) as url:
+        exchange, verdict, _ = ask_and_judge(BY_ID["connection-survives-an-error"], subject_at(url))
+    assert exchange.one("after").is_ok
+    assert verdict.state == (MISSED if closes else PASSED)
 
 
 def test_the_dialect_is_found_by_the_routes_or_told():

@@ -12,8 +12,9 @@ does not refuse: it switches itself off, and its broadcasts do nothing. Four thi
 
 ``gloo_transfer``, for a stock ``vllm serve``: registers a weight transfer backend of that name, as vLLM offers it.
 
-``fork_engines``, for all of them: vLLM forks its engine and workers by itself on GPUs; on a CPU it asks for new
-interpreters, each of which imports torch and vLLM again. Forked, a server starts in half the time.
+``fork_engines``, for trl vllm-serve and vllm serve: on GPUs vLLM forks its engine and workers by itself; on a CPU it
+asks for new interpreters, each of which imports torch and vLLM again. Forked, a server starts in half the time. Not for
+swift rollout: before plugins are loaded it has imported the communicator by name, and what is forked keeps it.
 
 What this shows is the protocol and the loading; not NCCL's ordering of streams, nor its speed.
 """
