@@ -10,10 +10,12 @@ from pathlib import Path
 
 import requests
 
+from conformance.launch.forked import ENGINE, start
 from conformance.rollout.digits import MODEL, ROOT
 from conformance.wire.instance import END_TIMEOUT_S, ENVIRONMENT, START_TIMEOUT_S, free_port
 from rollmatch.wire.worker.plugin import NAME
 
+PLUGGED = ROOT / "conformance/servers/plugged"
 ENTRY_POINT = f"[vllm.general_plugins]\n{NAME} = rollmatch.wire.worker.plugin:register\n"
 
 
@@ -38,13 +40,11 @@ def stock_server(directory, *flags):
         "weight-transfer-config": json.dumps({"backend": NAME}),
     }  # fmt: skip
     command += [word for name, value in told.items() for word in (f"--{name}", str(value))]
-    paths = os.pathsep.join([plugin_path(directory), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_PLUGINS": NAME, "PYTHONPATH": paths}
+    plugins = {"VLLM_PLUGINS": f"{NAME},fork_engines"}  # as vLLM does by itself on GPUs
+    plugins["PYTHONPATH"] = os.pathsep.join([plugin_path(directory), str(PLUGGED), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"} | plugins
     log = Path(directory) / "log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [*command, "--enforce-eager", *flags], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
-        )
+    process = start([*command, "--enforce-eager", *flags], loaded=ENGINE, log=log, environment=environment)
     try:
         _wait_ready(process, f"http://127.0.0.1:{port}", log)
         yield f"http://127.0.0.1:{port}"
