@@ -54,7 +54,8 @@ class PretendingReplica:
             return [self.answers[method]]
         if method == "rollmatch_receive":
             plan = self.plans.get(arguments[0].get("like"), {}) | arguments[0]
-            self.plans[plan["sync_id"]] = plan
+            if "sync_id" in plan:  # swift and trl name none
+                self.plans[plan["sync_id"]] = plan
             names = [name for name, _, _ in plan["tensors"]]
             self.digests = dict(zip(names, plan.get("digests") or ["0" * 32] * len(names), strict=True))
         if method == "rollmatch_drop":
