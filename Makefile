@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 
-.PHONY: digits test lint openspec
+.PHONY: digits test lint openspec faults
 digits: $(VENV)/ready
 	$(VENV)/bin/rollmatch train fixtures/digits/digits.yaml
 
 test: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest conformance -m "not gpu" -n 2 --dist loadfile
 	$(VENV)/bin/python -m pytest --quiet --doctest-modules impl --ignore=impl/rollmatch/launch/swift_rewards.py  # imports ms-swift
+
+faults: $(VENV)/ready
+	$(VENV)/bin/python -m conformance.harness.faults --moved
 
 openspec: $(VENV)/ready
 	$(VENV)/bin/python -m conformance.harness.openspec_tool

@@ -13,6 +13,7 @@ from conformance.harness.catalogue import load_catalogue
 from conformance.harness.faults.bank import BANK
 from conformance.harness.faults.fault import Fault, SeamGone
 from conformance.harness.faults.ledger import check_ledger, faults_by_test, judged_tests, load_ledger
+from conformance.harness.faults.rests import Ran, pieces_of, read_rests, write_rests
 from conformance.harness.faults.subject import SUBJECTS, change_for, hollow
 
 LEAST_FAULTS = 60
@@ -108,3 +109,59 @@ def test_only_an_assertion_notices_not_an_import_that_fails_and_not_a_change_of_
     command = [sys.executable, "-c", VERDICTS, test, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.split() == ["passed", "crashed", "killed"]
+
+
+SOURCE = """import os
+
+LIMIT = 3
+
+
+def one(x):
+    return x + LIMIT
+
+
+class Two:
+    def method(self):
+        return [x for x in range(LIMIT)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "num_gone"),
+    [
+        ("import os\n", "import os\nimport sys\n", 0),
+        ("    return x + LIMIT", '    """Told."""\n    # Why.\n\n    return x + LIMIT', 0),
+        ("LIMIT = 3\n", "LIMIT = 4\n", 1),
+        ("x + LIMIT", "x - LIMIT", 1),
+        ("def one(x)", "@cache\ndef one(x)", 1),
+        ("for x in range", "for y in range", 1),
+        ("class Two:", "class Two(int):", 1),
+    ],
+)
+def test_a_piece_is_known_by_what_it_says_and_not_by_where_it_stands(old, new, num_gone):
+    before, after = ({piece.digest for piece in pieces_of(text)} for text in (SOURCE, SOURCE.replace(old, new)))
+    assert len(before) == 3
+    assert len(before - after) == num_gone
+
+
+def test_what_ran_is_told_by_its_pieces_and_what_did_not_run_is_not():
+    from conformance.harness import slots
+
+    path = Path(slots.__file__)
+    ran = Ran()
+    ran.watch()
+    bind(Claims(found=(), findings=()), load_catalogue())
+    ran.stop()
+    told = set(ran.digests())
+    source = (ROOT / "conformance/harness/binding/binding.py").read_text()
+    assert {piece.digest for piece in pieces_of(source)} & told
+    assert not {piece.digest for piece in pieces_of(path.read_text())} & told
+    assert {piece.digest for piece in pieces_of(path.read_text())} <= set(ran.digests(changed=path))
+
+
+def test_every_fault_tells_what_its_verdict_rests_on(tmp_path):
+    rests = read_rests()
+    assert rests.keys() == BANK.keys()
+    assert all(rests.values())
+    write_rests(rests, tmp_path / "rests.txt")
+    assert read_rests(tmp_path / "rests.txt") == rests

@@ -1,8 +1,9 @@
-"""``python -m conformance.harness.faults [--stale] [--only WORD] [--workers N]``: try faults and write the ledger.
+"""``python -m conformance.harness.faults [--stale] [--moved] [--only WORD] [--workers N]``: try faults.
 
 Each fault runs in a forked process, on only those tests that claim to notice it. ``--stale`` leaves out those whose row
-is fresh, ``--only`` those whose id does not hold the word; their rows stay. The ledger is written as results come in.
-What took longest is told at the end.
+is fresh: neither the fault nor its tests have changed. ``--moved`` leaves out fewer: nothing of ours has changed that
+the trial ran. ``--only`` leaves out those whose id does not hold the word. Rows that are left out stay; the ledger is
+written as results come in. What took longest is told at the end.
 """
 
 import argparse
@@ -48,24 +49,30 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance.harness.faults")
     parser.add_argument("--only", default="", help="faults whose id holds this word")
     parser.add_argument("--stale", action="store_true", help="only what has changed since it was tried")
+    parser.add_argument("--moved", action="store_true", help="also where code has changed that the trial ran")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args(arguments)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     began = time.perf_counter()
     claimed, digests, judged = _read_claims()
+    from conformance.harness.faults.bank import BANK
+    from conformance.harness.faults.rests import read_rests, write_rests
     from conformance.harness.faults.trial import preload
 
-    preload()
-    trials = _trials(claimed, judged, options.only)
-    if options.stale:
-        trials = (trial for trial in trials if not _is_fresh(*trial[:2], digests))
+    trials = list(_trials(claimed, judged, options.only))
+    if options.stale or options.moved:
+        moved = _moved() if options.moved else set()
+        trials = [trial for trial in trials if trial[0] in moved or not _is_fresh(*trial[:2], digests)]
     elif not options.only:
         LEDGER.unlink(missing_ok=True)
+    if trials:
+        preload()
     bad: list[str] = []
     seconds: dict[str, float] = {}
-    for name, outcomes, seconds[name] in _try_all(trials, workers=options.workers):
+    for name, outcomes, ran, seconds[name] in _try_all(trials, workers=options.workers):
         bad += _write(name, outcomes, digests)
+        write_rests({fault_id: rest for fault_id, rest in (read_rests() | {name: ran}).items() if fault_id in BANK})
     longest = sorted(seconds, key=lambda name: -seconds[name])[:TOLD]
     _say(f"{len(seconds)} trials in {time.perf_counter() - began:.0f} s, {len(bad)} of them bad\n")
     _say("".join(f"{seconds[name]:5.0f} s {name}\n" for name in longest))
@@ -74,15 +81,27 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if bad else 0
 
 
+def _moved() -> set[str]:
+    """Faults whose trial ran code of ours that does not stand any more as it did, or tells of none."""
+    from conformance.harness.faults.bank import BANK
+    from conformance.harness.faults.rests import digests_now, read_rests
+
+    now, rests = digests_now(), read_rests()
+    return {fault_id for fault_id in BANK if not now.issuperset(rests.get(fault_id, [""]))}
+
+
 def _is_fresh(name: str, tests: list[str], digests: dict[str, str]) -> bool:
     from conformance.harness.faults.bank import BANK
+    from conformance.harness.faults.rests import read_rests
 
     stored = json.loads(LEDGER.read_text(encoding="utf-8")) if LEDGER.exists() else {"faults": {}, "subjects": {}}
     if name in stored["subjects"]:
         return set(stored["subjects"][name]["tests"]) == set(tests) and not stored["subjects"][name]["passed"]
     row = stored["faults"].get(name)
-    rows = {test: each["digest"] for test, each in row["tests"].items()} if row else {}
-    return bool(row) and row["digest"] == BANK[name].digest and rows == {test: digests[test] for test in tests}
+    if row is None or name not in read_rests():
+        return False
+    rows = {test: each["digest"] for test, each in row["tests"].items()}
+    return bool(row["digest"] == BANK[name].digest and rows == {test: digests[test] for test in tests})
 
 
 def _read_claims() -> Any:
@@ -110,10 +129,10 @@ def _is_quick(trial: tuple[str, list[str], Any]) -> bool:
     return not any(test.startswith(PROCESSES_OF_THEIR_OWN) for test in trial[1])
 
 
-def _try_all(trials: Iterator[Any], *, workers: int) -> Iterator[tuple[str, Any, float]]:
-    """(name, test -> outcome, seconds), as trials end."""
+def _try_all(trials: list[Any], *, workers: int) -> Iterator[tuple[str, Any, list[str], float]]:
+    """(name, test -> outcome, what it rests on, seconds), as trials end."""
     from conformance.harness.faults.bank import BANK
-    from conformance.harness.faults.trial import read_trial, start_trial
+    from conformance.harness.faults.trial import read_ran, read_trial, start_trial
 
     running: dict[int, tuple[str, list[str], Path, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -123,16 +142,15 @@ def _try_all(trials: Iterator[Any], *, workers: int) -> Iterator[tuple[str, Any,
                 name, tests, change_of = waiting.pop(0)
                 out = Path(folder) / f"{name}.json"
                 if tests:
-                    fault_id = name if name in BANK else ""
                     began = time.perf_counter()
-                    running[start_trial(tests, change_of, out, fault_id=fault_id)] = (name, tests, out, began)
+                    running[start_trial(tests, change_of, out, fault=BANK.get(name))] = (name, tests, out, began)
                 else:
-                    yield name, {}, 0.0
+                    yield name, {}, [], 0.0
             if running:
                 child, _ = os.wait()
                 name, tests, out, began = running.pop(child)
                 outcomes = {test: asdict(each) for test, each in read_trial(out, tests).items()}
-                yield name, outcomes, time.perf_counter() - began
+                yield name, outcomes, read_ran(out), time.perf_counter() - began
 
 
 def _write(name: str, outcomes: dict[str, dict[str, str]], digests: dict[str, str]) -> list[str]:

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from conformance.harness.faults.fault import Fault
 from conformance.harness.faults.importer import Change, install
+from conformance.harness.faults.rests import Ran
 
 TIMEOUT_S = 400
 PRELOADED = ("numpy", "scipy.optimize", "scipy.special", "pydantic", "hypothesis", "PIL.Image", "pycocotools.mask")
@@ -50,10 +52,11 @@ class Outcome:
 
 
 class Listener:
-    """A pytest plugin that keeps the first word of every test."""
+    """A pytest plugin that keeps the first word of every test, and what tests and their fixtures ran."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, Outcome] = {}
+        self.ran = Ran()
 
     def pytest_collection(self) -> None:
         """Properties draw the same examples every time, and nobody reads the smallest one that fails."""
@@ -69,6 +72,14 @@ class Listener:
             suppress_health_check=list(HealthCheck),
         )
         settings.load_profile("faults")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self) -> Any:
+        self.ran.watch()
+        try:
+            return (yield)
+        finally:
+            self.ran.stop()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
@@ -110,7 +121,7 @@ def reach_children(fault_id: str) -> None:
 
 
 def start_trial(
-    tests: Sequence[str], change_of: Callable[[str], Change | None], out: Path, *, fault_id: str = ""
+    tests: Sequence[str], change_of: Callable[[str], Change | None], out: Path, *, fault: Fault | None = None
 ) -> int:
     """Fork; the child runs the tests, writes what they said to ``out`` and ends. Returns the child's id."""
     child = os.fork()
@@ -120,31 +131,46 @@ def start_trial(
     try:
         signal.signal(signal.SIGALRM, signal.default_int_handler)  # so that what a test has started is ended
         signal.alarm(TIMEOUT_S)
-        if fault_id:
-            reach_children(fault_id)
+        if fault is not None:
+            reach_children(fault.fault_id)
         told = io.StringIO()
         with redirect_stdout(told), redirect_stderr(told):
-            outcomes = _run(tests, change_of)
-        out.write_text(json.dumps({"outcomes": [asdict(each) for each in outcomes], "told": told.getvalue()[-4000:]}))
+            listener = _run(tests, change_of)
+        out.write_text(json.dumps(_answer(listener, fault) | {"told": told.getvalue()[-4000:]}))
         status = 0
     finally:
         sys.stdout.flush()
         os._exit(status)
 
 
+def _answer(listener: Listener, fault: Fault | None) -> dict[str, Any]:
+    outcomes = [asdict(each) for each in listener.outcomes.values()]
+    return {"outcomes": outcomes, "rests": listener.ran.digests(changed=fault.path) if fault is not None else []}
+
+
 def read_trial(out: Path, tests: Sequence[str]) -> dict[str, Outcome]:
     """Test -> what it said; a test that said nothing crashed with all others (a timeout, an import that failed)."""
-    stored = json.loads(out.read_text()) if out.exists() else {"outcomes": [], "told": "no answer in time"}
+    stored = _stored(out)
     said = {each["test"]: Outcome(**each) for each in stored["outcomes"]}
     lines = [line for line in stored["told"].split("\n") if line.strip()]
     silent = f"nothing was said: {lines[-1][:160] if lines else ''}"
     return {test: said.get(test, Outcome(test=test, verdict="crashed", said=silent)) for test in tests}
 
 
-def _run(tests: Sequence[str], change_of: Callable[[str], Change | None]) -> list[Outcome]:
+def read_ran(out: Path) -> list[str]:
+    """What the verdicts rest on; nothing where there was no answer."""
+    return list(_stored(out)["rests"])
+
+
+def _stored(out: Path) -> dict[str, Any]:
+    nothing = {"outcomes": [], "rests": [], "told": "no answer in time"}
+    return dict(json.loads(out.read_text())) if out.exists() else nothing
+
+
+def _run(tests: Sequence[str], change_of: Callable[[str], Change | None]) -> Listener:
     install(change_of)
     listener = Listener()
     options = ("-q", "--tb=no", "--no-header", "--import-mode=importlib", "--disable-plugin-autoload", "--assert=plain")
     without = [word for name in LEFT_OUT for word in ("-p", f"no:{name}")]
     pytest.main([*options, "-o", "addopts=", *without, *tests], plugins=[listener])
-    return list(listener.outcomes.values())
+    return listener
