@@ -22,7 +22,8 @@ VERDICTS = """
 import os, sys
 from pathlib import Path
 from conformance.harness.faults.bank import BANK
-from conformance.harness.faults.trial import read_trial, start_trial
+from conformance.harness.faults.trial import preload, read_trial, start_trial
+preload()
 fault, test = BANK["first-fit"], sys.argv[1]
 for name, change in (("neutral", str), ("unreadable", lambda source: source + "("), ("fault", fault.apply)):
     out = Path(sys.argv[2], name)
