@@ -120,7 +120,7 @@ def test_the_communicator_is_closed_after_an_error(attach, tmp_path, monkeypatch
     config = SimpleNamespace(training=training, model=None, tuner=None)
     with pytest.raises(RuntimeError, match="third step"):
         run_module.run(config, [], [], config_path="run.yaml", checkpoint=None)
-    assert names_called(double).count("sync") == 2
+    assert [name for name in names_called(double) if name.startswith("sync")] == ["sync", "sync_again"]
     assert [name for name, _ in double.calls][-1] == "close_communicator"
     assert (double.group, double.client) == (None, None)
     with not_refused():
