@@ -6,6 +6,7 @@ of the time until the first test. What transformers loads for nothing is not the
 
 import gc
 import sys
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -23,6 +24,14 @@ def pytest_runtestloop() -> None:
     if MODULES.get(UNNEEDED, gc) is None:
         del MODULES[UNNEEDED]
     gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture
+def nothing_collected() -> Iterator[None]:
+    """For what recurs until Python refuses: at that depth nothing that other tests left can be finalized."""
+    gc.disable()
+    yield
     gc.enable()
 
 
