@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,12 @@ def main(arguments: Sequence[str]) -> int:
 
     trials = list(_trials(claimed, judged, options.only))
     if options.stale or options.moved:
-        moved = _moved() if options.moved else set()
-        trials = [trial for trial in trials if trial[0] in moved or not _is_fresh(*trial[:2], digests)]
-    elif not options.only:
-        LEDGER.unlink(missing_ok=True)
+        moved, ledger, rests = _moved() if options.moved else set(), _read_ledger(), read_rests()
+        trials = [
+            trial
+            for trial in trials
+            if trial[0] in moved or not _is_fresh(*trial[:2], digests, ledger=ledger, rests=rests)
+        ]
     if trials:
         preload()
     bad: list[str] = []
@@ -90,15 +92,18 @@ def _moved() -> set[str]:
     return {fault_id for fault_id in BANK if not now.issuperset(rests.get(fault_id, [""]))}
 
 
-def _is_fresh(name: str, tests: list[str], digests: dict[str, str]) -> bool:
-    from conformance.harness.faults.bank import BANK
-    from conformance.harness.faults.rests import read_rests
+def _read_ledger() -> Any:
+    return json.loads(LEDGER.read_text(encoding="utf-8")) if LEDGER.exists() else {"faults": {}, "subjects": {}}
 
-    stored = json.loads(LEDGER.read_text(encoding="utf-8")) if LEDGER.exists() else {"faults": {}, "subjects": {}}
-    if name in stored["subjects"]:
-        return set(stored["subjects"][name]["tests"]) == set(tests) and not stored["subjects"][name]["passed"]
-    row = stored["faults"].get(name)
-    if row is None or name not in read_rests():
+
+def _is_fresh(name: str, tests: list[str], digests: dict[str, str], *, ledger: Any, rests: Collection[str]) -> bool:
+    """``rests``: faults that tell what their verdict rests on."""
+    from conformance.harness.faults.bank import BANK
+
+    if name in ledger["subjects"]:
+        return set(ledger["subjects"][name]["tests"]) == set(tests) and not ledger["subjects"][name]["passed"]
+    row = ledger["faults"].get(name)
+    if row is None or name not in rests:
         return False
     rows = {test: each["digest"] for test, each in row["tests"].items()}
     return bool(row["digest"] == BANK[name].digest and rows == {test: digests[test] for test in tests})
@@ -158,7 +163,7 @@ def _write(name: str, outcomes: dict[str, dict[str, str]], digests: dict[str, st
     from conformance.harness.faults.bank import BANK
     from conformance.harness.faults.subject import SUBJECTS
 
-    ledger = json.loads(LEDGER.read_text(encoding="utf-8")) if LEDGER.exists() else {"faults": {}, "subjects": {}}
+    ledger = _read_ledger()
     verdicts = {test: each["verdict"] for test, each in outcomes.items()}
     if name in SUBJECTS:
         passed, skipped = (sorted(t for t, v in verdicts.items() if v == what) for what in ("passed", "skipped"))
@@ -169,7 +174,8 @@ def _write(name: str, outcomes: dict[str, dict[str, str]], digests: dict[str, st
         ledger["faults"][name] = {"digest": BANK[name].digest, "tests": kills}
         bad = [f"{name}: {t} {e['verdict']} {e['said']}" for t, e in outcomes.items() if t not in kills]
         bad += [] if outcomes else [f"{name}: no test claims it"]
-    ledger["faults"] = {fault_id: row for fault_id, row in ledger["faults"].items() if fault_id in BANK}
+    for kind, known in (("faults", BANK), ("subjects", SUBJECTS)):
+        ledger[kind] = {row_id: row for row_id, row in ledger[kind].items() if row_id in known}
     LEDGER.write_text(json.dumps(ledger, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return bad
 
