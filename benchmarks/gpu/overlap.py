@@ -69,7 +69,8 @@ def figures(journal):
     return told | {"f1": [first, last], "steps_s": steps_of(journal, **MEASURED)}
 
 
-def measure(options, folder, say):
+def measure(options, folder, say, keep):
+    """``keep`` is given all runs so far after each, as a machine may be taken away before the last."""
     runs, told, learnt = Runs(options, folder), {}, {}
     with runs.server():
         for seed in options.seeds:
@@ -77,6 +78,7 @@ def measure(options, folder, say):
                 journal = runs.learn(mode, seed)
                 told[f"{mode}-{seed}"] = one = figures(journal)
                 learnt.setdefault(seed, []).append(samples_of(journal))
+                keep({"runs": told})
                 took, (before, after) = statistics.median(one["steps_s"]), one["f1"]
                 busy_s = f"R {one['rollout_s']:.3f} s, L {one['learn_s']:.3f} s"
                 say(f"{mode} seed {seed}: {took:.3f} s a step, {busy_s}, F1 {before:.3f} -> {after:.3f}")
@@ -101,10 +103,14 @@ def main():
         sys.stdout.flush()
 
     options.results.mkdir(parents=True, exist_ok=True)
+    path, machine = options.results / "overlap_3v1.json", {"machine": describe()}
+
+    def keep(told):
+        path.write_text(json.dumps(machine | told, indent=1) + "\n")
+
     with tempfile.TemporaryDirectory() as folder:
-        told = {"machine": describe()} | measure(options, Path(folder), say)
-    path = options.results / "overlap_3v1.json"
-    path.write_text(json.dumps(told, indent=1) + "\n")
+        told = measure(options, Path(folder), say, keep)
+    keep(told)
     say(f"{told['ratios']} (bar {BAR}), equal samples: {told['equal_samples']}, {path}")
 
 
