@@ -145,16 +145,16 @@ class Forecaster:
         return 2 * size * learning_weights(self.config, self.shape) / self.link_bytes_s
 
     def _sync_s(self, split: Split) -> float:
-        """All weights, or the adapters, once through the slowest link."""
-        if split.is_colocated:
-            return SYNC_LATENCY_S + 2 * self.shape.num_weights * self.shape.weight_bytes / self.gpu.copy_bytes_s
-        adapter = self.config.custom.extra.rollout_matching.vllm.carries_adapter
+        """Adapters are merged on either side; all weights, or the adapters, once through the slowest link."""
         carried = self.shape.num_weights * self.shape.weight_bytes
-        merge = 0.0
-        if adapter and self.config.tuner.train_type == "lora":
-            merge = 2 * carried / self.gpu.copy_bytes_s
+        copy_s, merge_s, merges = 2 * carried / self.gpu.copy_bytes_s, 0.0, self.config.tuner.train_type == "lora"
+        if merges:
+            merge_s = copy_s / self.rates.merge_share
+        if split.is_colocated:
+            return SYNC_LATENCY_S + merge_s + copy_s
+        if merges and self.config.custom.extra.rollout_matching.vllm.carries_adapter:
             carried = 4 * learning_weights(self.config, self.shape)
-        return SYNC_LATENCY_S + merge + carried / self.link_bytes_s
+        return SYNC_LATENCY_S + merge_s + carried / self.link_bytes_s
 
     def _step_s(self, rollout: float, learn: float) -> float:
         overlap = self.config.custom.extra.rollout_matching.overlap

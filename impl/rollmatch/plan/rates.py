@@ -67,6 +67,8 @@ class Rates(Section):
     """Of matmul_flops_s, where learn_flops_s is not measured."""
     dora_share: PositiveShare = 1.0
     """Of the speed of learning, that DoRA leaves: it measures every row of every weight in each forward pass."""
+    merge_share: PositiveShare = 1.0
+    """Of copy_bytes_s, that merging adapters into all weights reaches."""
 
 
 def load_rates(path: Path | None = None) -> Rates:
