@@ -66,8 +66,8 @@ def _assumptions(forecaster: Forecaster) -> list[str]:
         f"decoding: as measured on {source}" + ("" if source == site.gpu else f", by memory speed for {site.gpu}"),
         "decoding of another model or context: by the bytes that a step reads, a step taking "
         f"{SHORTEST_STEP_S * 1000:g} ms at least; tensor parallel engines are as much faster as they have GPUs",
-        f"sync: {forecaster.link_bytes_s / 1e9:.0f} GB/s over one communicator, plus {SYNC_LATENCY_S:g} s; adapters are "
-        f"merged at {rates.merge_share:.0%} of memory speed",
+        f"sync: {forecaster.link_bytes_s / 1e9:.0f} GB/s over one communicator, plus {SYNC_LATENCY_S:g} s; adapters "
+        f"are merged at {rates.merge_share:.0%} of memory speed",
         f"step: overlap {overlap}; adapters on every matrix that is not frozen, the head left out",
         f"per GPU: {OVERHEAD_BYTES / 1e9:g} GB beside the learner, {HEAD_BYTES / 1e9:g} GB of logits, "
         f"{ENGINE_BYTES / 1e9:g} GB beside an engine's weights and cache",
