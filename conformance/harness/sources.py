@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollmatch.config.yaml_dialect import parse_mapping
+from conformance.harness.quick_yaml import parse_own
 
 SOURCES = Path(__file__).parents[2] / "spec" / "sources.yaml"
 
@@ -66,8 +66,8 @@ def load_sources(path: Path = SOURCES) -> Sources:
 
 
 def read_sources(text: str) -> Sources:
-    """Read the file. Errors: those of ``parse_mapping`` (one key twice, no YAML), ``KeyError`` for a missing part."""
-    tree = parse_mapping(text, origin="spec/sources.yaml")
+    """Read the file. Errors: those of ``parse_own`` (one key twice, no YAML), ``KeyError`` for a missing part."""
+    tree = parse_own(text, origin="spec/sources.yaml")
     return Sources(
         seeds=tree["seeds"],
         contradictions=tree["contradictions"],

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from conformance.rollout.digits import ROOT
 from rollmatch.launch.gpus import has_gpu
 
 MODEL_LOADED = (
@@ -34,21 +33,23 @@ ENGINE = (
     *LEARNER,
 )
 """What servers and colocated learners load."""
+ROOT = Path(__file__).parents[2]
 LOAD_TIMEOUT_S = 120
 _open: dict[str, socket.socket] = {}
 """Address -> the connection that keeps a nursery alive as long as this process is."""
 
 
 class Forked:
-    """The part of ``subprocess.Popen`` that tests ask for."""
+    """The part of ``subprocess.Popen`` that tests ask for; without a log it takes the streams of this process."""
 
     def __init__(
-        self, words: Sequence[str], *, loaded: tuple[str, ...], log: Path, environment: dict[str, str]
+        self, words: Sequence[str], *, loaded: tuple[str, ...], log: Path | None, environment: dict[str, str]
     ) -> None:
         self.returncode: int | None = None
         self._connection = _connect(_nursery_of(loaded))
-        order = {"words": list(words), "log": str(log), "environment": environment, "folder": str(ROOT)}
-        self._connection.send(json.dumps(order).encode())
+        order = {"words": list(words), "log": log and str(log), "environment": environment, "folder": str(ROOT)}
+        streams = [] if log else [0, 1, 2]
+        socket.send_fds(self._connection, [json.dumps(order).encode()], streams)
         self.pid = int(json.loads(self._connection.recv(1024))["process_id"])
 
     def poll(self) -> int | None:
@@ -93,6 +94,11 @@ def start(
         )
 
 
+def keep(loaded: tuple[str, ...]) -> None:
+    """Load this now, for all that forks as long as this process is there."""
+    _nursery_of(loaded)
+
+
 def _nursery_of(loaded: tuple[str, ...]) -> str:
     """The address of one for all test workers of a run; it may have to start."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
@@ -113,7 +119,8 @@ def _nursery_of(loaded: tuple[str, ...]) -> str:
 
 def _start_nursery(address: str, loaded: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "conformance.launch.nursery", address, *loaded]
-    nursery = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    nothing = subprocess.DEVNULL  # it outlives who starts it, and holds no end of a pipe that somebody waits for
+    nursery = subprocess.Popen(command, cwd=ROOT, stdin=nothing, stdout=nothing, start_new_session=True)
     deadline = time.monotonic() + LOAD_TIMEOUT_S
     while not os.path.exists(address):
         assert nursery.poll() is None, "the nursery ended"

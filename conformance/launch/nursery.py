@@ -3,7 +3,8 @@
     python -m conformance.launch.nursery SOCKET MODULE...
 
 A connection asks for one command and hears its process id, then how it ended; the last connection that closes ends the
-nursery. What a command is given is what a shell would give it: arguments, environment, folder, a session of its own.
+nursery. What a command is given is what a shell would give it: arguments, environment, folder, a session of its own,
+and a log or the three standard streams of who asks.
 """
 
 import json
@@ -17,6 +18,7 @@ import traceback
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from rollmatch.launch.learner import set_environment
@@ -46,8 +48,10 @@ class Nursery:
             for each in ready:
                 if each is self.listener:
                     self.connections.add(each.accept()[0])
-                elif message := _received(each):
-                    self._start(each, json.loads(message))
+                    continue
+                message, streams = _received(each)
+                if message:
+                    self._start(each, json.loads(message), streams)
                 else:
                     self.connections.discard(each)
                     each.close()
@@ -60,15 +64,17 @@ class Nursery:
             Path(name).unlink(missing_ok=True)
         return bool(select.select([self.listener], [], [], 0)[0])
 
-    def _start(self, connection: socket.socket, order: dict[str, Any]) -> None:
+    def _start(self, connection: socket.socket, order: dict[str, Any], streams: list[int]) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # its end is not told before its beginning
         process_id = os.fork()
         if not process_id:
-            self._live(connection, order)
+            self._live(connection, order, streams)
+        for each in streams:
+            os.close(each)
         self.asked[process_id] = connection
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
-    def _live(self, connection: socket.socket, order: dict[str, Any]) -> NoReturn:
+    def _live(self, connection: socket.socket, order: dict[str, Any], streams: list[int]) -> NoReturn:
         """In the child: be the command."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
@@ -76,6 +82,7 @@ class Nursery:
         _send(connection, {"process_id": os.getpid()})
         for each in (self.listener, *self.connections):
             each.close()
+        _set_streams(streams or _log_of(order))
         _put_in_place(order)
         leave(_run(order["words"]))
 
@@ -89,10 +96,12 @@ class Nursery:
                     _send(connection, {"code": os.waitstatus_to_exitcode(status)})
 
 
-def _received(connection: socket.socket) -> bytes:
+def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """An order, and the streams of who asks, or neither."""
     with suppress(ConnectionResetError):
-        return connection.recv(MESSAGE_BYTES)
-    return b""
+        message, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 3)
+        return message, streams
+    return b"", []
 
 
 def _send(connection: socket.socket, told: dict[str, int]) -> None:
@@ -101,23 +110,32 @@ def _send(connection: socket.socket, told: dict[str, int]) -> None:
 
 
 def _put_in_place(order: dict[str, Any]) -> None:
-    """Name, output, environment, folder."""
+    """Name, environment, folder."""
     with suppress(ImportError):
         # Comes with vLLM, which names its workers; only as long as the environment is the first can it.
         from setproctitle import setproctitle
 
         setproctitle(" ".join([sys.executable, *order["words"]]))
-    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
-    for standard in (1, 2):
-        os.dup2(log, standard)
-    os.close(log)
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
     sys.path[1:1] = [
         path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path
     ]
-    os.execve = _become  # type: ignore[assignment]
+    if order["log"]:
+        os.execve = _become  # type: ignore[assignment]
+
+
+def _log_of(order: dict[str, Any]) -> list[int]:
+    """What a shell would make of ``</dev/null >LOG 2>&1``."""
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+    return [os.open(os.devnull, os.O_RDONLY), log, os.dup(log)]
+
+
+def _set_streams(streams: list[int]) -> None:
+    for standard, stream in enumerate(streams):
+        os.dup2(stream, standard)
+        os.close(stream)
 
 
 def _become(program: str, words: list[str], environment: dict[str, str]) -> NoReturn:
@@ -129,9 +147,13 @@ def _become(program: str, words: list[str], environment: dict[str, str]) -> NoRe
 
 
 def _run(words: list[str]) -> int:
-    """As ``python WORD...``: a module or a script. Returns its exit code."""
+    """As ``python WORD...``: code, a module or a script. Returns its exit code."""
     try:
-        if words[0] == "-m":
+        if words[0] == "-c":
+            sys.argv[:] = ["-c", *words[2:]]
+            sys.modules["__main__"] = main_module = ModuleType("__main__")
+            exec(words[1], vars(main_module))
+        elif words[0] == "-m":
             sys.argv[:] = words[1:]
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:

@@ -2,8 +2,11 @@
 
 from conformance.harness.catalogue import load_catalogue
 from conformance.harness.lint import lint
+from conformance.harness.quick_yaml import parse_own
 from conformance.harness.replay import OPENSPEC, replay, replay_findings, spec_files, write_specs
+from conformance.harness.sources import SOURCES
 from conformance.harness.trace import missing_rows
+from rollmatch.config.yaml_dialect import parse_mapping
 
 
 def test_replaying_all_changes_gives_the_committed_files_byte_for_byte():
@@ -99,3 +102,9 @@ def test_a_digest_follows_the_words_and_not_the_spacing(tree):
     scenario = "lamp/a-lamp-gives-light/switched-on"
     assert first.scenarios[scenario].digest == spaced.scenarios[scenario].digest
     assert first.scenarios[scenario].digest != touched.scenarios[scenario].digest
+
+
+def test_a_quick_reader_reads_our_lists_as_rollmatch_would():
+    for path in SOURCES.parent.glob("*.yaml"):
+        text = path.read_text(encoding="utf-8")
+        assert parse_own(text, origin="x") == parse_mapping(text, origin="x")

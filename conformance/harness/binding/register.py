@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollmatch.config.yaml_dialect import dump, parse_mapping
+from conformance.harness.quick_yaml import parse_own
+from rollmatch.config.yaml_dialect import dump
 
 SPEC = Path(__file__).parents[3] / "spec"
 
@@ -31,7 +32,7 @@ def load_register(folder: Path = SPEC) -> Register:
 
 def read_pending(text: str) -> dict[str, str]:
     """Subject -> ids, turned round. An id below two subjects keeps the last; ``pending-repeated`` is the gates'."""
-    tree = parse_mapping(text, origin="spec/pending.yaml")
+    tree = parse_own(text, origin="spec/pending.yaml")
     return {each: subject for subject, ids in tree.items() for each in ids}
 
 
@@ -43,5 +44,5 @@ def write_acknowledged(digests: Mapping[str, str], folder: Path = SPEC) -> None:
 def _read(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
-    tree = parse_mapping(path.read_text(encoding="utf-8"), origin=path.name)
+    tree = parse_own(path.read_text(encoding="utf-8"), origin=path.name)
     return {name: str(value) for name, value in tree.items()}

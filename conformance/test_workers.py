@@ -1,0 +1,35 @@
+"""Which test workers fork, and that what forks in place of a Python does what it would."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from conformance import workers
+
+
+def python_of(*, popen=True, python=None):
+    spec = SimpleNamespace(popen=popen, python=python)
+    workers.pytest_xdist_setupnodes(SimpleNamespace(option=SimpleNamespace(testrunuid="run")), [spec])
+    return spec.python
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_workers_of_this_machine_fork_but_not_beside_a_gpu_nor_where_a_python_is_named(monkeypatch, has_gpu):
+    monkeypatch.setattr(workers, "has_gpu", lambda: has_gpu)
+    assert python_of() == (None if has_gpu else f"{sys.executable} -m conformance.launch.cradle run")
+    assert python_of(popen=False) is None
+    assert python_of(python="python3.14") == "python3.14"
+
+
+CODE = "import sys; print(sys.stdin.readline().upper(), 'torch' in sys.modules, __name__); sys.exit(3)"
+
+
+def test_it_reads_and_writes_as_a_python_would_and_ends_as_it_did():
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))  # as ``forked`` names it
+    done = subprocess.run(
+        [*workers.CRADLE, run, "-u", "-c", CODE], input="said\n", capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.returncode) == ("SAID\n True __main__\n", 3), done.stderr

@@ -1,0 +1,31 @@
+"""Test workers (``-n 2``) fork from one process that has loaded torch and transformers, in place of loading each."""
+
+import shlex
+import subprocess
+import sys
+import uuid
+from typing import Any
+
+import pytest
+
+from rollmatch.launch.gpus import has_gpu
+
+CRADLE = (sys.executable, "-m", "conformance.launch.cradle")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """That process loads while this one reads the specification, and ends with it."""
+    if hasattr(config, "workerinput") or not getattr(config.option, "tx", None) or has_gpu():
+        return
+    config.option.testrunuid = config.option.testrunuid or uuid.uuid4().hex
+    keeper = subprocess.Popen([*CRADLE, config.option.testrunuid], stdin=subprocess.PIPE)
+    config.add_cleanup(keeper.communicate)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Never beside a GPU, whose driver does not survive a fork."""
+    for spec in specs:
+        if spec.popen and not spec.python and not has_gpu():
+            spec.python = shlex.join([*CRADLE, config.option.testrunuid])
