@@ -156,7 +156,7 @@ def forecasts(run, num_gpus, prompt_len, response_len):
     command = [*cli_command("plan", GRPO, *run.overrides), "--gpus", str(num_gpus), *lengths, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     return [
-        {name: one[name] for name in ("name", "rollout_s", "learn_s", "sync_s", "step_s", "problem")}
+        {name: one[name] for name in ("name", "rollout_s", "score_s", "learn_s", "sync_s", "step_s", "problem")}
         for one in json.loads(done.stdout)["forecasts"]
     ]
 

@@ -206,6 +206,28 @@ def test_a_measured_pass_is_forecast_within_a_quarter(forecaster):
     assert beside == pytest.approx(measured["peak_bytes"], rel=0.25)
 
 
+SCORING = [
+    ((), 0),
+    (("grpo.beta=0.02",), 1),
+    (("grpo.old_logprobs=recomputed",), 0),
+    (("grpo.old_logprobs=recomputed", "grpo.num_iterations=2"), 1),
+    (("grpo.old_logprobs=recomputed", "grpo.num_iterations=2", "grpo.beta=0.02"), 2),
+]
+
+
+@pytest.mark.parametrize(("told", "passes"), SCORING)
+def test_log_probabilities_are_scored_by_the_passes_that_a_run_makes(told, passes):
+    """Old ones by the learner cost a pass only where it learns from rollouts more than once."""
+    config = load(str(GRPO), absolute("custom.extra.grpo.beta=0", *(f"custom.extra.{one}" for one in told)))
+    shape, work = read_shape(MODEL, dtype="float32"), make_workload(config, prompt_len=100, response_len=50)
+    site, rates = Site(gpu="H200", num_gpus=4), load_rates().model_copy(update={"dora_share": 1.0})
+    one = Forecaster(config=config, shape=shape, work=work, rates=rates, site=site).forecast(split(3, 1))
+    body = 150 * (2 * shape.active_weights + 2 * 150 * shape.num_layers * shape.num_heads * shape.head_len)
+    head = 2 * 50 * shape.num_ids * shape.hidden_len
+    assert one.score_s == pytest.approx(passes * work.num_rollouts * (body + head) / 316e12)
+    assert one.step_s == pytest.approx(one.rollout_s + one.score_s + one.learn_s + one.sync_s)
+
+
 def test_dora_takes_its_measured_share_of_the_speed(forecaster):
     plain, dora = (forecaster("tuner.train_type=lora", f"tuner.use_dora={told}") for told in ("false", "true"))
     ratio = dora.forecast(split(3, 1)).learn_s / plain.forecast(split(3, 1)).learn_s
@@ -233,6 +255,7 @@ def test_a_measured_step_of_servers_and_a_learner_is_forecast_within_a_quarter(s
     ).forecast(split(*sizes))
     measured = told["phase_s"]
     assert one.rollout_s == pytest.approx(measured["rollout"], rel=0.25)
+    assert one.score_s == pytest.approx(measured["target"], rel=0.25), "rewards take next to nothing"
     assert one.learn_s == pytest.approx(measured["learn"], rel=0.25)
     assert one.sync_s == pytest.approx(measured["sync"], rel=0.25)
     assert one.step_s == pytest.approx(told["step_s"], rel=0.25)

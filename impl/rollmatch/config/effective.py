@@ -113,3 +113,15 @@ def calls_together(config: RunConfig, *, num_servers: int) -> int:
     if rules.pieces_per_server == 1:
         return parts
     return -(-max(rules.pieces_per_server, -(-parts // num_servers)) // 2)
+
+
+def old_logprobs(config: RunConfig) -> Literal["server", "recomputed", "current"]:
+    """Where the ratio starts.
+
+    Rollouts that are learnt from once and at once need no forward pass of their own: it would find what the step finds.
+    """
+    rules = config.custom.extra.grpo
+    if rules.old_logprobs == "server":
+        return "server"
+    is_learnt_at_once = rules.steps_per_generation * rules.num_iterations == 1 and not config.training.packing
+    return "current" if is_learnt_at_once else "recomputed"

@@ -1,8 +1,6 @@
 """The configured objective, ready."""
 
-from typing import Literal
-
-from rollmatch.config import RunConfig
+from rollmatch.config import RunConfig, effective
 from rollmatch.config.grpo import GrpoConfig
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.launch.rewards import load_rewards
@@ -60,11 +58,8 @@ def _reuse(rules: GrpoConfig) -> Reuse:
 
 def _logprob_rules(config: RunConfig) -> LogprobRules:
     rules = config.custom.extra.grpo
-    # Where rollouts are learnt from once and at once, a forward pass of its own would find what the step finds.
-    is_learnt_at_once = rules.steps_per_generation * rules.num_iterations == 1 and not config.training.packing
-    recomputed: Literal["current", "recomputed"] = "current" if is_learnt_at_once else "recomputed"
     return LogprobRules(
-        old="server" if rules.old_logprobs == "server" else recomputed,
+        old=effective.old_logprobs(config),
         corrects=rules.correction_cap is not None and rules.old_logprobs == "recomputed",
     )
 

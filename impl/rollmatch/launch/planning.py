@@ -57,7 +57,8 @@ def plan(options: argparse.Namespace) -> int:
 
 def tell(proposal: Proposal, console: Console) -> None:
     """A table of all splits, the best one, and what it rests on."""
-    table = Table("split", "engine", "requests", "learner", "rollout", "learn", "sync", "step", "rollouts/s", "")
+    seconds = ("rollout", "score", "learn", "sync", "step")
+    table = Table("split", "engine", "requests", "learner", *seconds, "rollouts/s", "")
     for forecast in proposal.forecasts:
         table.add_row(*_row(forecast, is_best=forecast is proposal.best))
     console.print(table)
@@ -77,7 +78,7 @@ def _row(forecast: Forecast, *, is_best: bool) -> list[str]:
         f"{(server.weights + max(0.0, server.cache)) / 1e9:.0f} of {size:.0f} GB",
         str(server.num_requests),
         f"{forecast.learner.total / 1e9:.0f} of {forecast.learner_bytes / 1e9:.0f} GB",
-        *(f"{seconds:.1f} s" for seconds in (forecast.rollout_s, forecast.learn_s)),
+        *(f"{seconds:.1f} s" for seconds in (forecast.rollout_s, forecast.score_s, forecast.learn_s)),
         f"{forecast.sync_s:.2f} s",
         f"{forecast.step_s:.1f} s",
         f"{forecast.rollouts_per_s:.2f}",

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from rollmatch.config import RunConfig
+from rollmatch.config import RunConfig, effective
 from rollmatch.config.servers import memory_share
 from rollmatch.plan.memory import LearnerMemory, ServerMemory, learner_memory, learning_weights, server_memory
 from rollmatch.plan.rates import GpuRates, Rates, decode_tok_s, gpu_of
@@ -40,6 +40,8 @@ class Forecast:
     learner_bytes: float
     """That a learner's GPU has for it."""
     rollout_s: float
+    score_s: float
+    """Of forward passes for old and reference log-probabilities."""
     learn_s: float
     sync_s: float
     step_s: float
@@ -81,7 +83,7 @@ class Forecaster:
         server, num_rollouts = self._server(split), self.work.num_rollouts * split.num_learning
         learner = learner_memory(self.config, self.shape, self.work, num_learners=split.num_learning)
         rollout = self._rollout_s(split, server, num_rollouts)
-        learn, sync = self._learn_s(split), self._sync_s(split)
+        score, learn, sync = self._score_s(), self._learn_s(split), self._sync_s(split)
         return Forecast(
             split=split,
             server=server,
@@ -89,9 +91,10 @@ class Forecaster:
             gpu_bytes=self.gpu.memory_bytes,
             learner_bytes=self.gpu.memory_bytes - (self._resident(server) if split.is_colocated else 0.0),
             rollout_s=rollout,
+            score_s=score,
             learn_s=learn,
             sync_s=sync,
-            step_s=self._step_s(rollout, learn) + sync,
+            step_s=self._step_s(rollout, score + learn) + sync,
             num_rollouts=num_rollouts,
         )
 
@@ -129,13 +132,36 @@ class Forecaster:
     def _learn_s(self, split: Split) -> float:
         """Two operations per weight and token forward, as many again for gradients of inputs and of weights."""
         passes = 1 + 1 + (self.config.tuner.train_type == "full") + self.config.training.gradient_checkpointing
-        tokens = self.work.num_tokens
+        return (passes * self._body_flops + 3 * self._head_flops) / self._policy_flops_s + self._exchange_s(split)
+
+    def _score_s(self) -> float:
+        """A forward pass of the policy for old log-probabilities, one of the reference for the distance to it."""
+        config, seconds = self.config, 0.0
+        flops = self._body_flops + self._head_flops
+        if not config.custom.learns_from_rewards:
+            return seconds
+        if effective.old_logprobs(config) == "recomputed":
+            seconds += flops / self._policy_flops_s
+        if config.custom.extra.grpo.beta:
+            seconds += flops / self.flops_s
+        return seconds
+
+    @property
+    def _body_flops(self) -> float:
+        """Of a forward pass of all tokens, but for logits."""
         attention = 2 * self.work.segment_len * self.shape.num_layers * self.shape.num_heads * self.shape.head_len
-        flops = tokens * passes * (2 * self.shape.active_weights + attention)
-        head = 3 * 2 * tokens * self.work.response_len / self.work.segment_len * self.shape.num_ids
+        return self.work.num_tokens * (2 * self.shape.active_weights + attention)
+
+    @property
+    def _head_flops(self) -> float:
+        """Of the logits of all responses."""
+        return 2 * self.work.num_rollouts * self.work.response_len * self.shape.num_ids * self.shape.hidden_len
+
+    @property
+    def _policy_flops_s(self) -> float:
+        """Of forward and backward with its adapters."""
         tuner = self.config.tuner
-        speed = self.flops_s * (self.rates.dora_share if tuner.train_type == "lora" and tuner.use_dora else 1.0)
-        return (flops + head * self.shape.hidden_len) / speed + self._exchange_s(split)
+        return self.flops_s * (self.rates.dora_share if tuner.train_type == "lora" and tuner.use_dora else 1.0)
 
     def _exchange_s(self, split: Split) -> float:
         """Gradients among learner ranks, in a ring."""

@@ -71,7 +71,8 @@ def _assumptions(forecaster: Forecaster) -> list[str]:
         f"step: overlap {overlap}; adapters on every matrix that is not frozen, the head left out",
         f"per GPU: {OVERHEAD_BYTES / 1e9:g} GB beside the learner, {HEAD_BYTES / 1e9:g} GB of logits, "
         f"{ENGINE_BYTES / 1e9:g} GB beside an engine's weights and cache",
-        "gradients are exchanged after the last backward, not beside it; parsing, matching and packing take no time",
+        "gradients are exchanged after the last backward, not beside it",
+        "parsing, matching, rewards and packing take no time",
     ]
     if forecaster.config.tuner.use_dora:
         lines.append(f"DoRA: learning at {rates.dora_share:.0%} of that speed, as measured once, on every matrix of 8B")
