@@ -4,6 +4,7 @@ Torch, transformers and some thousand tests are a million objects that stay: to 
 of the time until the first test. What transformers loads for nothing is not there meanwhile either.
 """
 
+import atexit
 import gc
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from rollmatch.startup import UNNEEDED
 
 MODULES = cast(dict[str, Any], sys.modules)
 gc.disable()
+atexit.register(gc.unfreeze)  # extensions that count what they leave behind find nothing
 MODULES.setdefault(UNNEEDED, None)
 
 
@@ -33,8 +35,3 @@ def nothing_collected() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """Extensions that count what they leave behind find nothing."""
-    gc.unfreeze()

@@ -24,8 +24,17 @@ MODEL_LOADED = (
         for name in ("auto.processing_auto", "qwen3_vl.modeling_qwen3_vl", "qwen3_vl.processing_qwen3_vl")
     ),
 )
-LEARNER = ("rollmatch.launch.run", "peft", "conformance.trainer.overlapped", "conformance.trainer.turns", *MODEL_LOADED)
-"""What learners load."""
+TESTS = (
+    *("pytest", "_pytest.assertion.rewrite", "_pytest.legacypath", "hypothesis", "hypothesis.strategies"),
+    *("hypothesis.internal.conjecture.engine", "fastapi", "starlette.testclient", "uvicorn", "prometheus_client"),
+    *("jsonschema", "markdown_it", "responses", "scipy.optimize"),
+)
+"""What tests of most rooms load."""
+LEARNER = (
+    *("rollmatch.launch.run", "peft", "conformance.trainer.overlapped", "conformance.trainer.turns"),
+    *(*MODEL_LOADED, *TESTS),
+)
+"""What learners load, and test workers."""
 ENGINE = (
     *("vllm.entrypoints.llm", "vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
     *("vllm.model_executor.models.qwen3", "vllm.model_executor.models.qwen3_vl"),
