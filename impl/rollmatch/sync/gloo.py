@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.wire.client.asked import Call
 from rollmatch.wire.client.http import MSGPACK, ServerRefused
 from rollmatch.wire.client.pending import Pending
 from rollmatch.wire.client.session import RolloutServer
@@ -75,7 +76,7 @@ class Communicator:
         self.rank = sum(sizes)
         self.group: Any = self._join(sizes)
 
-    def begin(self, sync_id: str, calls: Sequence[Pending[Any]]) -> None:
+    def begin(self, sync_id: str, calls: Sequence[Call[Any]]) -> None:
         """Give the word for the bytes once every worker is ready; a server that refuses costs the others nothing.
 
         Errors: that of the first call that ended with one, ``NotReady``.
@@ -152,7 +153,7 @@ class Communicator:
             remedy="Look at the server's output; check that its host reaches itself at the group's address.",
         )
 
-    def _wait_ready(self, sync_id: str, calls: Sequence[Pending[Any]]) -> None:
+    def _wait_ready(self, sync_id: str, calls: Sequence[Call[Any]]) -> None:
         began, doubts = time.monotonic(), list[Pending[Any]]()
         deadline = began + self.meeting.timeout_s
         while not self.group.is_ready(sync_id, range(self.rank)):
@@ -182,7 +183,7 @@ def close_everywhere(servers: Sequence[RolloutServer], meeting: Meeting) -> None
         call.is_done(within_s=max(0.001, deadline - time.monotonic()))
 
 
-def tell_refusals(calls: Sequence[Pending[Any]]) -> None:
+def tell_refusals(calls: Sequence[Call[Any]]) -> None:
     """Errors: that of a call that has ended with one."""
     for call in calls:
         if call.is_done():

@@ -17,7 +17,8 @@ from rollmatch.sync.carriers import CARRIERS, Carrier
 from rollmatch.sync.digest import DigestMismatch, check_digests
 from rollmatch.sync.gloo import Communicator, Meeting, tell_refusals
 from rollmatch.sync.plan import Plan, Spec, fit, make_plan, spec_of
-from rollmatch.wire.client.http import MSGPACK
+from rollmatch.wire.client.asked import Call
+from rollmatch.wire.client.http import MSGPACK, Answer
 from rollmatch.wire.client.pending import Pending
 from rollmatch.wire.client.session import HEALTH_TIMEOUT_S, RolloutServer
 from rollmatch.wire.digest_kinds import DIGEST_KINDS, DIRECT, GLOO
@@ -148,11 +149,11 @@ class NativeSender:
         self._num_syncs += 1
         sync_id = f"{version}-{self._num_syncs}"
         route, body = self._announcement(shipment, sync_id, version)
-        calls = [Pending(partial(_tell, server, route, body)) for server in self.servers]
+        calls = [_begin(server, route, body) for server in self.servers]
         try:
             communicator.begin(sync_id, calls)
             self._carrier.carry(shipment, communicator.group, partial(tell_refusals, calls))
-            replies = [call.result() for call in calls]
+            replies = [call.result().body for call in calls]
             self._check(shipment, replies)
             if not body["commit"]:
                 replies = self._commit(sync_id)
@@ -192,20 +193,24 @@ class NativeSender:
 
     def _commit(self, sync_id: str) -> list[Any]:
         body = {"client": self.meeting.client, "sync_id": sync_id}
-        calls = [Pending(partial(_tell, server, COMMIT, body)) for server in self.servers]
-        return [call.result() for call in calls]
+        calls = [_begin(server, COMMIT, body) for server in self.servers]
+        return [call.result().body for call in calls]
 
     def _give_up(self, sync_id: str) -> None:
         """Drop what is staged and leave; the servers go on with their old weights."""
         body = {"client": self.meeting.client, "sync_id": sync_id}
-        calls = [Pending(partial(_tell, server, DROP, body, _GRACE_S)) for server in self.servers]
+        calls = [Pending(partial(_tell_to_drop, server, body)) for server in self.servers]
         for call in calls:
             call.is_done(within_s=_GRACE_S)
         self.close()
 
 
-def _tell(server: RolloutServer, route: str, body: dict[str, Any], timeout_s: float = _REPLY_TIMEOUT_S) -> Any:
-    return server.control(route, body, timeout_s=timeout_s, content_type=MSGPACK)
+def _begin(server: RolloutServer, route: str, body: dict[str, Any]) -> Call[Answer]:
+    return server.begin(route, body, timeout_s=_REPLY_TIMEOUT_S, content_type=MSGPACK)
+
+
+def _tell_to_drop(server: RolloutServer, body: dict[str, Any]) -> Any:
+    return server.control(DROP, body, timeout_s=_GRACE_S, content_type=MSGPACK)
 
 
 def _best_of(identities: Sequence[dict[str, Any]]) -> str:
@@ -246,7 +251,7 @@ def _check_instance(server: RolloutServer, reply: dict[str, Any], instance: str)
         raise SyncUnconfirmed(problem, key=server.base_url, remedy="Let one server stand behind each URL.")
 
 
-def _better(error: RollmatchError, calls: Sequence[Pending[Any]]) -> RollmatchError:
+def _better(error: RollmatchError, calls: Sequence[Call[Any]]) -> RollmatchError:
     """A transfer that broke says little; the server whose call failed meanwhile may know more."""
     if isinstance(error, TransferFailed):
         for call in calls:

@@ -1,20 +1,26 @@
 """HTTP calls to one rollout server, each over a connection of its own.
 
-Sockets that idle while the learner learns die in silence; a fresh connection per call costs a millisecond and is
-never one of them. Nothing here tries again: whoever calls knows whether a call may be repeated.
+Sockets that idle while the learner learns die in silence; a fresh connection per call is never one of them. Nothing
+here tries again: whoever calls knows whether a call may be repeated.
 """
 
+import http.client
 import ipaddress
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 import requests
+from requests.structures import CaseInsensitiveDict
+from requests.utils import get_environ_proxies, get_netrc_auth
 
 from rollmatch.errors import RolloutError
+from rollmatch.wire.client.asked import Asked, Call, Question
+from rollmatch.wire.client.pending import Pending
 
 CONNECT_TIMEOUT_S = 10.0
 JSON, MSGPACK = "application/json", "application/msgpack"
@@ -59,6 +65,19 @@ class Answer:
     headers: Mapping[str, str]
 
 
+class _Response(NamedTuple):
+    """What came back, however it was asked for."""
+
+    status_code: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    @property
+    def start(self) -> str:
+        """Of its text."""
+        return self.content.decode(errors="replace")[:_LONGEST_TEXT]
+
+
 class HttpServer:
     """One rollout server, by the prefix of its routes."""
 
@@ -73,42 +92,87 @@ class HttpServer:
 
     def post(self, path: str, body: Any = None, *, timeout_s: float | None, content_type: str = JSON) -> Answer:
         """Tell, once. Errors as for ``get``."""
-        encode = msgspec.msgpack.encode if content_type == MSGPACK else msgspec.json.encode
-        data = None if body is None else encode(body)
-        return self._call("POST", path, timeout_s=timeout_s, data=data, content_type=content_type)
+        return self._call(
+            "POST", path, timeout_s=timeout_s, data=_encoded(body, content_type), content_type=content_type
+        )
+
+    def begin(self, path: str, body: Any, *, timeout_s: float, content_type: str = JSON) -> Call[Answer]:
+        """As ``post``, but under way when this returns; its errors come with its result."""
+        if not self._is_straight:
+            return Pending(partial(self.post, path, body, timeout_s=timeout_s, content_type=content_type))
+        url = urlsplit(self.base_url)
+        question = Question(
+            path=url.path + path,
+            data=_encoded(body, content_type),
+            headers=self._headers | {"Content-Type": content_type},
+            connect_timeout_s=min(CONNECT_TIMEOUT_S, timeout_s),
+            timeout_s=timeout_s,
+        )
+
+        def read(answer: http.client.HTTPResponse) -> Answer:
+            headers = CaseInsensitiveDict(answer.getheaders())
+            return self._answer(path, _Response(answer.status, headers, answer.read()))
+
+        def failed(error: Exception, was_sent: bool) -> RolloutError:
+            if isinstance(error, TimeoutError) and was_sent:
+                return self._late(path, timeout_s)
+            return self._broken(path, error)
+
+        return Asked((self.host, url.port), question, read=read, failed=failed)
+
+    @cached_property
+    def _is_straight(self) -> bool:
+        """Whether nothing but a connection lies between: no encryption, no proxy, no password of the environment."""
+        url = urlsplit(self.base_url)
+        if url.scheme != "http" or "@" in url.netloc:
+            return False
+        return is_loopback(self.host) or not (get_environ_proxies(self.base_url) or get_netrc_auth(self.base_url))
 
     def status_of(self, path: str, *, timeout_s: float) -> int:
         """The status of a GET. Errors: ``TransportFailed``, ``CallTimeout``."""
         return self._send("GET", path, timeout_s=timeout_s).status_code
 
     def _call(self, method: str, path: str, **sent: Any) -> Answer:
-        response = self._send(method, path, **sent)
+        return self._answer(path, self._send(method, path, **sent))
+
+    def _answer(self, path: str, response: _Response) -> Answer:
         if response.status_code != requests.codes.ok:
             raise _refusal(self.base_url, path, response)
         return Answer(body=self._decode(path, response), headers=response.headers)
 
     def _send(
         self, method: str, path: str, *, timeout_s: float | None, data: bytes | None = None, content_type: str = ""
-    ) -> requests.Response:
+    ) -> _Response:
         headers = self._headers | ({"Content-Type": content_type} if data is not None else {})
         limits = (CONNECT_TIMEOUT_S if timeout_s is None else min(CONNECT_TIMEOUT_S, timeout_s), timeout_s)
         with requests.Session() as session:
             session.trust_env = not is_loopback(self.host)  # a proxy of the environment cannot reach this machine
             try:
-                return session.request(method, self.base_url + path, data=data, headers=headers, timeout=limits)
+                told = session.request(method, self.base_url + path, data=data, headers=headers, timeout=limits)
             except requests.ReadTimeout as error:
-                problem = f"{self.base_url}{path} did not answer within {timeout_s:g} s"
-                raise CallTimeout(problem, key=self.base_url, remedy=REMEDY) from error
+                raise self._late(path, timeout_s or 0.0) from error
             except requests.RequestException as error:
-                raise TransportFailed(f"{path}: {_root_of(error)}", key=self.base_url, remedy=REMEDY) from error
+                raise self._broken(path, error) from error
+        return _Response(told.status_code, told.headers, told.content)
 
-    def _decode(self, path: str, response: requests.Response) -> Any:
+    def _late(self, path: str, timeout_s: float) -> CallTimeout:
+        problem = f"{self.base_url}{path} did not answer within {timeout_s:g} s"
+        return CallTimeout(problem, key=self.base_url, remedy=REMEDY)
+
+    def _broken(self, path: str, error: Exception) -> TransportFailed:
+        return TransportFailed(f"{path}: {_root_of(error)}", key=self.base_url, remedy=REMEDY)
+
+    def _decode(self, path: str, response: _Response) -> Any:
         try:
             return _read(response)
         except ValueError as error:
-            start = response.text[:_LONGEST_TEXT]
-            problem = f"{path} answered with status 200, but not in the format of its dialect: {start!r}"
+            problem = f"{path} answered with status 200, but not in the format of its dialect: {response.start!r}"
             raise ReplyMalformed(problem, key=self.base_url, remedy="Is this URL a rollout server's?") from error
+
+
+def _encoded(body: Any, content_type: str) -> bytes | None:
+    encode = msgspec.msgpack.encode if content_type == MSGPACK else msgspec.json.encode
+    return None if body is None else encode(body)
 
 
 def is_loopback(host: str) -> bool:
@@ -123,14 +187,14 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def _read(response: requests.Response) -> Any:
+def _read(response: _Response) -> Any:
     """Its body; msgspec's and json's errors are both ``ValueError``."""
     if response.headers.get("Content-Type", "").startswith(MSGPACK):
         return msgspec.msgpack.decode(response.content)
     return json.loads(response.content) if response.content else None
 
 
-def _refusal(base_url: str, path: str, response: requests.Response) -> ServerRefused:
+def _refusal(base_url: str, path: str, response: _Response) -> ServerRefused:
     """A server's no, in its own words where it has some."""
     try:
         told = _read(response)
@@ -142,7 +206,7 @@ def _refusal(base_url: str, path: str, response: requests.Response) -> ServerRef
         error.code = told["code"]
         error.item = told["item"] if isinstance(told.get("item"), int) else None
     else:
-        text = response.text[:_LONGEST_TEXT].strip()
+        text = response.start.strip()
         error = ServerRefused(f"{base_url}{path} answered {response.status_code}: {text}", key=base_url)
     error.status = response.status_code
     return error

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollmatch.errors import RolloutError
+from rollmatch.wire.client.asked import Call
 from rollmatch.wire.client.call_log import CallLog
 from rollmatch.wire.client.dialect import Dialect, find_routes, name_dialect
 from rollmatch.wire.client.http import JSON, REMEDY, Answer, CallTimeout, HttpServer, ServerRefused, TransportFailed
@@ -127,6 +128,10 @@ class RolloutServer:
         """Tell, once: a control call that was sent may have been heard, so it is never sent again by itself."""
         path = f"{self.path_of(route)}?{query}" if query else self.path_of(route)
         return self.http.post(path, body, timeout_s=timeout_s, content_type=content_type).body
+
+    def begin(self, route: str, body: Any, *, timeout_s: float, content_type: str = JSON) -> Call[Answer]:
+        """As ``control``, but under way when this returns; its errors come with its result, an ``Answer``."""
+        return self.http.begin(self.path_of(route), body, timeout_s=timeout_s, content_type=content_type)
 
     def empty_caches(self) -> None:
         """Tell those of ``CACHES`` that this server has."""
