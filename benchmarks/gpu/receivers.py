@@ -3,7 +3,10 @@
     NCCL_NVLS_ENABLE=0 VLLM_USE_FLASHINFER_SAMPLER=0 python -m benchmarks.gpu.receivers --results benchmarks/results
 
 The last GPU is the learner's, each other one a server's. What one receiver costs is the median of both its turns, so
-that a machine that grows slower or faster favours neither. The first sync to each group sets things up and is dropped.
+that a machine that grows slower or faster favours neither. What sets up a group, its first sync too, is no sample.
+
+``--buckets-mb 64 256 1024 4096`` does it with buckets of these sizes, one group of NCCL calls each, in one run.
+``--tiny`` rehearses it on a CPU, with two servers.
 """
 
 import argparse
@@ -20,62 +23,97 @@ os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from safetensors.torch import load_file
 
-from benchmarks.gpu.eight_billion import NUM_LAYERS, make_directory, random_weights
+from benchmarks.gpu.eight_billion import NUM_LAYERS, ROOT, make_directory, random_weights
 from benchmarks.gpu.machine import describe
-from benchmarks.gpu.ways import OurServers
+from benchmarks.gpu.ways import PHASES, OurServers
 
 BAR = 1.05
 ROUNDS = 10
+TINY_MODEL = ROOT / "fixtures/models/arithmetic"
+TINY = {"enforce_eager": True, "kv_cache_memory_bytes": 32 << 20}
+USUAL = 0
+"""Bytes of a bucket: as a run has them."""
 
 
-def measure(num_layers=NUM_LAYERS, rounds=ROUNDS):
-    """Samples in seconds of either, and the ratio of their medians."""
-    num_servers = torch.cuda.device_count() - 1
-    device = torch.device("cuda", num_servers)
-    torch.cuda.set_device(device)
-    samples = {"one": [], "all": []}
+def measure(num_layers=NUM_LAYERS, rounds=ROUNDS, *, sizes=(USUAL,), tiny=False):
+    """Samples in seconds of either, and the ratio of their medians; of the first size, and of each by itself."""
+    num_servers = 2 if tiny else torch.cuda.device_count() - 1
     with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder) / "model"
-        make_directory(directory, num_layers)
-        servers = OurServers(directory, num_servers, Path(folder))
+        directory = TINY_MODEL if tiny else Path(folder) / "model"
+        if not tiny:
+            make_directory(directory, num_layers)
+        small = (TINY,) if tiny else ()
+        servers = OurServers(directory, num_servers, Path(folder), *small, **({"max_model_len": 64} if tiny else {}))
         try:
-            weights = random_weights(device, num_layers)
-            for name, places in (("one", [0]), ("all", range(num_servers)), ("one", [0])):
-                servers.connect(weights, places)
-                samples[name] += take(servers, rounds)
-                servers.sender.close()
+            weights = load_file(TINY_MODEL / "model.safetensors") if tiny else random_weights(learner_gpu(), num_layers)
+            by_size = {size: measure_one(servers, weights, rounds, size) for size in sizes}
         finally:
             servers.end()
-    one, all_ = (statistics.median(samples[name]) for name in samples)
     told = {
         "machine": describe(),
         "num_servers": num_servers,
         "num_bytes": sum(tensor.nbytes for tensor in weights.values()),
+        "bar": BAR,
     }
-    return told | {"samples_s": samples, "all / one": all_ / one, "bar": BAR}
+    return told | by_size[sizes[0]] | ({"by_bucket_bytes": by_size} if len(sizes) > 1 else {})
+
+
+def learner_gpu():
+    """The last one, and from now on this thread's."""
+    device = torch.device("cuda", torch.cuda.device_count() - 1)
+    torch.cuda.set_device(device)
+    return device
+
+
+def measure_one(servers, weights, rounds, bucket_bytes):
+    samples, phases = {"one": [], "all": []}, {"one": [], "all": []}
+    for name, places in (("one", [0]), ("all", range(len(servers.instances))), ("one", [0])):
+        servers.connect(weights, places, bucket_bytes=bucket_bytes)
+        samples[name] += take(servers, rounds)
+        phases[name] += servers.phases_s
+        servers.sender.close()
+    one, all_ = (statistics.median(samples[name]) for name in samples)
+    medians = {
+        name: {phase: statistics.median(one[phase] for one in told) for phase in PHASES}
+        for name, told in phases.items()
+    }
+    return {"samples_s": samples, "phases_s": medians, "all / one": all_ / one}
 
 
 def take(servers, rounds):
-    """Seconds of each sync but the first."""
+    """Seconds of each sync."""
     samples = []
-    for _ in range(rounds + 1):
+    for _ in range(rounds):
         began = time.perf_counter()
         servers()
-        torch.cuda.synchronize()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         samples.append(time.perf_counter() - began)
-    return samples[1:]
+    return samples
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--buckets-mb", type=int, nargs="+", default=[], help="besides the usual size, in MiB")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--tiny", action="store_true", help="on a CPU, to see that it runs")
     options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
-    told = measure()
-    path = options.results / f"receivers_{told['num_servers']}.json"
+    sizes = (USUAL, *(size << 20 for size in options.buckets_mb))
+    told = measure(rounds=options.rounds, sizes=sizes, tiny=options.tiny)
+    path = options.results / f"receivers_{'tiny' if options.tiny else told['num_servers']}.json"
     path.write_text(json.dumps(told, indent=1) + "\n")
-    sys.stdout.write(f"to all {told['num_servers']} / to one: {told['all / one']:.3f} (bar {BAR}), {path}\n")
+    for size, one in told.get("by_bucket_bytes", {USUAL: told}).items():
+        sys.stdout.write(
+            f"buckets of {size >> 20 or 'the usual'} MiB: to all / to one {one['all / one']:.3f} (bar {BAR})\n"
+        )
+        for name, phases in one["phases_s"].items():
+            spelled = ", ".join(f"{phase} {seconds * 1e3:.2f}" for phase, seconds in phases.items())
+            sys.stdout.write(f"  {name}: {statistics.median(one['samples_s'][name]) * 1e3:.2f} ms: {spelled}\n")
+    sys.stdout.write(f"{path}\n")
 
 
 if __name__ == "__main__":

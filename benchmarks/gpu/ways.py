@@ -20,6 +20,7 @@ from rollmatch.wire.worker.merging import merge_named
 
 HOST, TIMEOUT_S = "127.0.0.1", 30.0
 ENGINE = {"enforce_eager": True, "kv_cache_memory_bytes": 4 << 30, "gpu_memory_utilization": 0.3}
+PHASES = ("announce", "ready", "carry", "answers")
 PACKED = {"weight_transfer_config": {"backend": "nccl"}}
 
 
@@ -61,7 +62,7 @@ class Direct:
         for told in self.engines.answers():
             assert [told[0]["digests"][name] for name in names] == list(shipment.digests)
         times.append(time.perf_counter())
-        steps = zip(("announce", "ready", "carry", "answers"), pairwise(times), strict=True)
+        steps = zip(PHASES, pairwise(times), strict=True)
         self.phases_s.append({step: end - began for step, (began, end) in steps})
 
     def total_is_right(self):
@@ -154,16 +155,18 @@ class Packed:
 class OurServers:
     """Over HTTP, as a run does it."""
 
-    def __init__(self, directory, num_servers, folder, arguments=ENGINE):
+    def __init__(self, directory, num_servers, folder, arguments=ENGINE, **fields):
+        """``arguments``: vLLM's; ``fields``: further settings of the servers."""
         told = {"model": str(directory), "dtype": "bfloat16", "max_model_len": 2048, "load_format": "dummy"}
-        told |= {"engine_arguments": arguments, "drain_s": 0.0}
-        settings = [settings_for(**told, gpus=(str(gpu),)) for gpu in range(num_servers)]
+        told |= {"engine_arguments": arguments, "drain_s": 0.0, **fields}
+        gpus = range(num_servers) if torch.cuda.is_available() else [None] * num_servers
+        settings = [settings_for(**told, gpus=() if gpu is None else (str(gpu),)) for gpu in gpus]
         pairs = enumerate(settings)
         self.instances = [Instance(one, folder / f"server{place}.log") for place, one in pairs]
         self.versions = itertools.count(1)
 
-    def connect(self, weights, places=None):
-        """``places``: of those that take part; otherwise all."""
+    def connect(self, weights, places=None, *, bucket_bytes=0):
+        """``places``: of those that take part; otherwise all. The first sync in the new group sets things up."""
         self.weights = weights
         chosen = self.instances if places is None else [self.instances[place] for place in places]
         clients = [RolloutServer(instance.wait_ready().url, ClientSettings()) for instance in chosen]
@@ -172,10 +175,30 @@ class OurServers:
         meeting = Meeting(
             host=HOST, port=settings_for().port, client="learner", timeout_s=TIMEOUT_S, join_timeout_s=60.0
         )
-        self.sender = NativeSender(clients, meeting, transport="direct")
+        self.sender = NativeSender(clients, meeting, transport="direct", bucket_bytes=bucket_bytes)
+        self.sender.send(self.weights.items(), version=next(self.versions))
+        self.phases_s, self._ends = [], []
+        communicator, carrier = self.sender._communicator, self.sender._carrier
+        communicator.begin = self._stamped(communicator.begin)
+        carrier.carry = self._stamped(carrier.carry, at_end=True)
 
     def __call__(self):
+        times, self._ends = [time.perf_counter()], []
         self.sender.send(self.weights.items(), version=next(self.versions))
+        times += [*self._ends, time.perf_counter()]
+        steps = zip(PHASES, pairwise(times), strict=True)
+        self.phases_s.append({step: end - began for step, (began, end) in steps})
+
+    def _stamped(self, call, *, at_end=False):
+        """The call, whose beginning ends a phase."""
+
+        def stamped(*arguments):
+            self._ends.append(time.perf_counter())
+            call(*arguments)
+            if at_end:
+                self._ends.append(time.perf_counter())
+
+        return stamped
 
     def end(self):
         for instance in self.instances:

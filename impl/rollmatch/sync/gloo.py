@@ -28,7 +28,7 @@ from rollmatch.wire.gloo_group import (
 )
 
 COMMUNICATOR, CLOSE = "/native/communicator", "/native/communicator/close"
-_POLL_S = 0.0003
+_POLL_S, _READY_POLL_S = 0.0003, 0.0001
 _DOUBT_S = 0.05
 """After so long without an answer servers are asked whether they live."""
 _GRACE_S = 5.0
@@ -163,7 +163,7 @@ class Communicator:
             if time.monotonic() > deadline:
                 problem = f"some worker was not ready for the weights within {self.meeting.timeout_s:g} s"
                 raise NotReady(problem, key=sync_id, remedy="Look at the servers' output.")
-            time.sleep(_POLL_S)
+            time.sleep(_READY_POLL_S)
 
 
 def _open_group(address: GroupAddress, transport: str, device: torch.device) -> GlooGroup | DirectGroup:

@@ -19,7 +19,7 @@ from rollmatch.wire.gloo_group import GlooGroup, TransferFailed
 
 NVLS = "NCCL_NVLS_ENABLE"
 """Multicast in the switch of a machine: it fails on some virtual machines, and a broadcast is no faster by it."""
-_POLL_S = 0.0002
+_POLL_S = 0.0001
 
 
 class DirectGroup:
