@@ -1,4 +1,4 @@
-"""A call that is sent without a thread is the same call: errors, time limit, key and path as of one that is waited for."""
+"""A call that is sent without a thread is the same call: errors, time limit, key and path as of one that waits."""
 
 import json
 import threading
