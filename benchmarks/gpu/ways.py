@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.gpu.eight_billion import random_adapter, shapes
 from conformance.wire.instance import Instance, settings_for
-from rollmatch.sync.direct import BUCKET_BYTES, DirectShipment, mixed_digests_of
+from rollmatch.sync.direct import BUCKET_BYTES, TAIL_BYTES, DirectShipment, mixed_digests_of
 from rollmatch.sync.gloo import Meeting
 from rollmatch.sync.native_sender import NativeSender
 from rollmatch.sync.plan import make_plan, spec_of
@@ -38,7 +38,8 @@ class Direct:
         device = next(iter(weights.values())).device
         self.group = open_direct(GroupAddress(**told, rank=self.num_engines), device)
         engines.call("rollmatch_poll", 30.0)
-        self.plan = make_plan([spec_of(*pair) for pair in weights.items()], bucket_bytes=BUCKET_BYTES)
+        specs = [spec_of(*pair) for pair in weights.items()]
+        self.plan = make_plan(specs, bucket_bytes=BUCKET_BYTES, tail_bytes=TAIL_BYTES)
         self.counter, self.known, self.phases_s = itertools.count(), None, []
 
     def __call__(self):

@@ -52,6 +52,24 @@ def test_no_two_neighbours_would_fit_into_one_bucket(specs, bucket_bytes):
         assert not same or one.num_bytes + first.num_bytes > bucket_bytes
 
 
+@given(SPECS, st.integers(1, 200), st.integers(1, 200))
+def test_with_a_tail_the_largest_come_first_and_the_last_bucket_is_small(specs, bucket_bytes, tail_bytes):
+    plain, made = (make_plan(specs, bucket_bytes=bucket_bytes, tail_bytes=size) for size in (0, tail_bytes))
+    assert sorted(made.order) == list(range(len(specs)))
+    assert [specs[place] for place in made.order] == list(made.specs)
+    assert [spec.dtype for spec in made.specs] == [spec.dtype for spec in plain.specs]
+    places = [place for bucket in made.buckets for place in range(bucket.start, bucket.stop)]
+    assert places == list(range(len(specs)))
+    for bucket in made.buckets:
+        inside = made.specs[bucket.start : bucket.stop]
+        sizes = [spec.num_bytes for spec in inside]
+        assert sizes == sorted(sizes, reverse=True)
+        assert (bucket.num_bytes, {spec.dtype for spec in inside}) == (sum(sizes), {inside[0].dtype})
+        assert bucket.num_bytes <= bucket_bytes or len(inside) == 1
+    if made.buckets and made.specs[-1].num_bytes <= tail_bytes:
+        assert made.buckets[-1].num_bytes <= tail_bytes
+
+
 @given(SPECS)
 def test_tensors_of_one_type_keep_their_order(specs):
     made = make_plan(specs, bucket_bytes=50)

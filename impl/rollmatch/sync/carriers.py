@@ -9,7 +9,7 @@ from torch import Tensor
 from rollmatch.sync.bucket import BUCKET_BYTES, Buffer
 from rollmatch.sync.digest import digests_of
 from rollmatch.sync.direct import BUCKET_BYTES as DIRECT_BUCKET_BYTES
-from rollmatch.sync.direct import DirectShipment, device_of, mixed_digests_of
+from rollmatch.sync.direct import TAIL_BYTES, DirectShipment, device_of, mixed_digests_of
 from rollmatch.sync.plan import Plan
 from rollmatch.sync.shipment import Shipment
 from rollmatch.wire.digest_kinds import DIRECT, GLOO
@@ -24,6 +24,8 @@ class Carrier(Protocol):
 
     name: str
     bucket_bytes: int
+    tail_bytes: int
+    """Of the last bucket, whose digests are made when all has been carried; 0: it is as the others."""
     stages: bool
     """Whether servers keep weights beside what they serve until they are told to commit."""
 
@@ -43,7 +45,7 @@ class Carrier(Protocol):
 class GlooCarrier:
     """Through the memory of the CPU; servers stage."""
 
-    name, stages, bucket_bytes = GLOO, True, BUCKET_BYTES
+    name, stages, bucket_bytes, tail_bytes = GLOO, True, BUCKET_BYTES, 0
 
     def __init__(self) -> None:
         self._buffers = [Buffer() for _ in range(MAX_IN_FLIGHT + 1)]
@@ -68,7 +70,7 @@ class GlooCarrier:
 class DirectCarrier:
     """Straight into what the servers serve."""
 
-    name, stages, bucket_bytes = DIRECT, False, DIRECT_BUCKET_BYTES
+    name, stages, bucket_bytes, tail_bytes = DIRECT, False, DIRECT_BUCKET_BYTES, TAIL_BYTES
 
     def device(self, weights: Iterable[tuple[str, Any]]) -> torch.device:
         """As the protocol."""

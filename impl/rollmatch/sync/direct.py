@@ -13,6 +13,8 @@ from rollmatch.wire.mixed_digest import add_mixed, mixed_digests
 
 BUCKET_BYTES = 2**30
 """Digests of one bucket are made while the next one travels."""
+TAIL_BYTES = 2**26
+"""Those of the last one while nothing does."""
 
 
 class DirectShipment:

@@ -142,7 +142,7 @@ class NativeSender:
                 held = {t["name"]: Spec(t["name"], t["dtype"], tuple(t["shape"])) for t in identity["tensors"]}
                 fitted = fit(fitted, held, identity["aliases"], server=server.base_url)
             size = self.bucket_bytes or self._carrier.bucket_bytes
-            found = self._plans[kind] = make_plan(fitted, bucket_bytes=size)
+            found = self._plans[kind] = make_plan(fitted, bucket_bytes=size, tail_bytes=self._carrier.tail_bytes)
         return found
 
     def _ship(self, communicator: Communicator, shipment: Any, version: int) -> None:

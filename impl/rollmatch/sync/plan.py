@@ -80,20 +80,27 @@ class Plan:
         return sum(bucket.num_bytes for bucket in self.buckets)
 
 
-def make_plan(specs: Sequence[Spec], *, bucket_bytes: int) -> Plan:
+def make_plan(specs: Sequence[Spec], *, bucket_bytes: int, tail_bytes: int = 0) -> Plan:
     """Tensors grouped by dtype (in order of first appearance), cut wherever a bucket would pass ``bucket_bytes``.
 
-    A tensor larger than that has a bucket of its own.
+    A tensor larger than that has a bucket of its own. With ``tail_bytes`` the largest of a dtype come first, and what
+    is left of so many bytes makes the last bucket: work on it is all that is done when everything has been carried.
 
     >>> plan = make_plan([Spec("a", "float32", (2,)), Spec("b", "bfloat16", (3,)), Spec("c", "float32", (1,))],
     ...                  bucket_bytes=100)
     >>> [spec.name for spec in plan.specs], plan.order, [tuple(bucket) for bucket in plan.buckets]
     (['a', 'c', 'b'], (0, 2, 1), [(0, 2, 12), (2, 3, 6)])
+    >>> plan = make_plan([Spec(name, "int8", (size,)) for name, size in (("a", 2), ("b", 5), ("c", 9), ("d", 1))],
+    ...                  bucket_bytes=100, tail_bytes=4)
+    >>> [spec.name for spec in plan.specs], [tuple(bucket) for bucket in plan.buckets]
+    (['c', 'b', 'a', 'd'], [(0, 2, 14), (2, 4, 3)])
     """
     kinds = list(dict.fromkeys(spec.dtype for spec in specs))
-    order = sorted(range(len(specs)), key=lambda place: kinds.index(specs[place].dtype))
+    sizes = [spec.num_bytes if tail_bytes else 0 for spec in specs]
+    order = sorted(range(len(specs)), key=lambda place: (kinds.index(specs[place].dtype), -sizes[place]))
     ordered = tuple(specs[place] for place in order)
-    return Plan(specs=ordered, order=tuple(order), buckets=tuple(_cut(ordered, bucket_bytes)))
+    buckets = tuple(_with_tail(list(_cut(ordered, bucket_bytes)), ordered, tail_bytes))
+    return Plan(specs=ordered, order=tuple(order), buckets=buckets)
 
 
 def _cut(specs: Sequence[Spec], bucket_bytes: int) -> Iterable[Bucket]:
@@ -106,6 +113,20 @@ def _cut(specs: Sequence[Spec], bucket_bytes: int) -> Iterable[Bucket]:
         size += spec.num_bytes
     if specs:
         yield Bucket(start, len(specs), size)
+
+
+def _with_tail(buckets: Sequence[Bucket], specs: Sequence[Spec], tail_bytes: int) -> Sequence[Bucket]:
+    """The last one in two, where it has both tensors that fit into ``tail_bytes`` together and others."""
+    if not buckets or not tail_bytes:
+        return buckets
+    *others, last = buckets
+    place, size = last.stop, 0
+    while place > last.start and size + specs[place - 1].num_bytes <= tail_bytes:
+        place -= 1
+        size += specs[place].num_bytes
+    if place in (last.start, last.stop):
+        return buckets
+    return [*others, Bucket(last.start, place, last.num_bytes - size), Bucket(place, last.stop, size)]
 
 
 def fit(specs: Sequence[Spec], held: Mapping[str, Spec], aliases: Mapping[str, str], *, server: str) -> list[Spec]:
