@@ -1,19 +1,27 @@
-"""A rollout server on one core and learners on another, by the commands that people type, each with one thread."""
+"""Rollout servers and learners on cores of their own, by the commands that people type, each with one thread."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from conformance.launch.started import cli_command, is_healthy, journal_of, started
-from conformance.rollout.digits import ROOT
+from conformance.launch.started import Started, cli_command, is_healthy, journal_of, started
+from conformance.rollout.digits import ROOT, absolute
 from conformance.wire.instance import free_port
+from rollmatch.config import load
+from rollmatch.config.pairing import pair_servers
+from rollmatch.config.servers import server_section
 
 CONFIG = ROOT / "fixtures/digits/3v1.yaml"
 MATCHING = "custom.extra.rollout_matching"
 MODES = ("off", "ahead", "stream")
 """``overlap``, with its usual settings."""
+STILL_S = 0.02
 PARTS = (
     "training.packing=false",
     "training.per_device_train_batch_size=4",
@@ -28,7 +36,7 @@ PARTS = (
 
 
 def cores() -> tuple[int, int]:
-    """Of the server and of the learner."""
+    """Of the server and of the learner, or of two servers."""
     first, *others = sorted(os.sched_getaffinity(0))
     return first, others[0]
 
@@ -54,12 +62,59 @@ class PinnedServer:
 
 @contextmanager
 def pinned_server(folder: Path, *overrides: str) -> Iterator[PinnedServer]:
-    """One replica, until it is not needed any more."""
-    http = free_port()
-    url = f"http://127.0.0.1:{http}"
-    where = (f"{MATCHING}.vllm.server.base_url={url}", f"{MATCHING}.vllm.server.group_port={free_port()}")
-    settings = (*PARTS, *where, *overrides)
-    command = [*cli_command("serve", CONFIG, *settings), "--gpus", "0"]
-    with started(pinned(cores()[0], command), folder / "server.txt") as server:
-        server.wait_until(lambda: is_healthy(url))
+    """One server, until it is not needed any more."""
+    settings = (*PARTS, *_addresses(1), *overrides)
+    with served(folder, settings, cores()[:1]):
         yield PinnedServer(settings)
+
+
+@contextmanager
+def two_servers(folder: Path, *overrides: str) -> Iterator[tuple[tuple[str, ...], list[Started]]]:
+    """One on each core, until they are not needed any more: their settings, and the commands that run."""
+    settings = (*PARTS, *_addresses(2), *overrides)
+    with served(folder, settings, cores()) as servers:
+        yield settings, servers
+
+
+def _addresses(num_servers: int) -> tuple[str, str]:
+    urls = [f"http://127.0.0.1:{free_port()}" for _ in range(num_servers)]
+    ports = [free_port() for _ in urls]
+    return f"{MATCHING}.vllm.server.base_url={urls}", f"{MATCHING}.vllm.server.group_port={ports}"
+
+
+@contextmanager
+def served(folder: Path, settings: Sequence[str], cores: Sequence[int]) -> Iterator[list[Started]]:
+    """The servers of a configuration, each of which keeps to its core."""
+    command = [*cli_command("serve", CONFIG, *settings), "--gpus", "0"]
+    addresses = pair_servers(server_section(load(CONFIG, absolute(*settings))))
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(
+                started(pinned(core, [*command, "--server", str(place)]), folder / f"server-{place}.txt")
+            )
+            for place, core in enumerate(cores)
+        ]
+        for server, address in zip(running, addresses, strict=True):
+            server.wait_until(partial(is_healthy, address.base_url))
+        yield running
+
+
+@contextmanager
+def slowed(server: Started) -> Iterator[None]:
+    """All its processes stand still half of the time."""
+    over = threading.Event()
+
+    def slow() -> None:
+        while not over.is_set():
+            os.killpg(server.process.pid, signal.SIGSTOP)
+            time.sleep(STILL_S)
+            os.killpg(server.process.pid, signal.SIGCONT)
+            time.sleep(STILL_S)
+
+    thread = threading.Thread(target=slow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

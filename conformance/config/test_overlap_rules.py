@@ -16,6 +16,9 @@ GRPO = (
 )
 VINEPPO = ("custom.trainer_variant=vineppo", *GRPO[1:])
 WORLD = ("custom.extra.environment.name=a:World", "custom.extra.environment.max_response_tokens=600")
+SHARE_OF_32 = ("training.per_device_train_batch_size=8", "training.gradient_accumulation_steps=8")
+"""Of two servers."""
+TWO_PROMPTS = ("training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=1")
 SEVERAL = ("custom.extra.grpo.steps_per_generation=2", "custom.extra.grpo.num_iterations=2")
 
 
@@ -117,17 +120,53 @@ def test_shares_are_cut_in_pieces_where_calls_are_made_beside_learning():
         assert refusal_of(*SERVED, f"~.pieces_per_server={value}") == (code, f"{LONG}.pieces_per_server")
 
 
+STREAMED = ("~.overlap=stream", "training.packing=false")
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
         ((), 1),
         (("~.pieces_per_server=2",), 1),
         (("~.pieces_per_server=5",), 3),
-        (("~.overlap=stream", "training.packing=false"), 8),
-        (("~.overlap=stream", "training.packing=false", "~.pieces_per_server=2"), 2),
-        (("~.overlap=stream", "training.packing=false", "~.pieces_per_server=6"), 3),
+        (("~.pieces_per_server=99",), 16),
+        (STREAMED, 8),
+        ((*STREAMED, "~.pieces_per_server=2"), 2),
+        ((*STREAMED, "~.pieces_per_server=6"), 3),
     ],
 )
 def test_half_of_a_share_that_may_move_is_under_way(overrides, expected):
-    config = config_with(*SERVED, "training.gradient_accumulation_steps=8", *overrides)
+    config = config_with(*SERVED, *SHARE_OF_32, *overrides)
     assert calls_together(config, num_servers=2) == expected
+
+
+ENGINES = ("custom.extra.rollout_server.vllm_data_parallel_size=2", "~.vllm.max_num_seqs=4")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("~.pieces_per_server=32",), 8 + 1),
+        (("~.pieces_per_server=16",), 4 + 1),
+        (("~.pieces_per_server=8",), 2 + 1),
+        (("~.pieces_per_server=2",), 1),
+        (("~.pieces_per_server=32", "~.vllm.max_num_seqs=64"), 16),
+        (("~.pieces_per_server=32", "custom.extra.rollout_server.vllm_engine_kwargs={max_num_seqs: 1}"), 2 + 1),
+    ],
+)
+def test_no_more_of_it_is_under_way_than_fills_the_engines_and_one_call(overrides, expected):
+    config = config_with(*SERVED, *SHARE_OF_32, *ENGINES, *overrides)
+    assert calls_together(config, num_servers=2) == expected
+
+
+def test_ranks_fill_the_engines_together():
+    config = config_with(*SERVED, *SHARE_OF_32, *ENGINES, "~.pieces_per_server=32")
+    assert calls_together(config, num_servers=2, learner_world_size=4) == 2 + 1
+
+
+def test_completions_of_a_window_are_what_a_share_is_made_of():
+    config = config_with(
+        *GRPO, *ENGINES, "custom.extra.grpo.num_generations=16", "~.pieces_per_server=64", *TWO_PROMPTS
+    )
+    assert calls_together(config, num_servers=1) == 8 + 1
+    assert calls_together(config, num_servers=2) == 8, "half of 16"

@@ -70,8 +70,8 @@ def test_one_engine_is_no_numbered_server():
 def test_figures_are_means_and_staleness_is_counted():
     figures = dict(make_gantt(history_of(4)).figures)
     assert figures["efficiency, max(R, L) / step"] == "0.700"
-    assert figures["rollouts 1 version old"] == "12"
-    assert figures["rollouts 0 versions old"] == "4"
+    assert figures["rollouts 1 step old"] == "12"
+    assert figures["rollouts 0 steps old"] == "4"
     assert figures["sync, s"] == "-"
 
 

@@ -8,12 +8,22 @@ import pytest
 from conformance.harness.schedule import explore
 from conformance.scenarios.configs import config_with, not_refused, refusal_of
 from conformance.scenarios.prefetching import GREEDY, AheadWorld, requests_of, rollouts_of
+from rollmatch.launch.assemble import make_overlap
 from rollmatch.overlap.ahead import Ahead, Wanted
 from rollmatch.rollout.prefetch import Prefetch, PrefetchOverfull, PrefetchRules
 
 OVERLAP, STALENESS = "~.overlap", "~.max_staleness"
 SERVED = ("~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000", "~.vllm.server.group_port=51216")
 LONG = "custom.extra.rollout_matching"
+WINDOW_OF_FOUR = (
+    "custom.trainer_variant=grpo",
+    "~.decoding.temperature=1",
+    "custom.extra.grpo.rewards=[{function: builtins:len}]",
+    "custom.extra.grpo.correction_cap=2",
+    "custom.extra.grpo.num_iterations=2",
+    "custom.extra.grpo.steps_per_generation=2",
+    "training.packing=false",
+)
 
 
 @pytest.mark.scenario("prefetch/an-unknown-mode-is-refused")
@@ -91,8 +101,20 @@ class Answering:
 @pytest.mark.clause("prefetch/staleness-is-known-and-bounded#2,3")
 @pytest.mark.kills("stale-by-one-more")
 @pytest.mark.kills("too-old-is-left-out")
-@pytest.mark.parametrize(("version", "times_asked", "age"), [(5, 2, {0: 4}), (4, 1, {1: 4})])
-def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_asked_for_again(version, times_asked, age):
+@pytest.mark.kills("each-sync-makes-older")
+@pytest.mark.kills("age-in-syncs")
+@pytest.mark.parametrize(
+    ("step_of", "times_asked", "age"),
+    [
+        ({3: 5, 4: 6, 5: 7}, 2, {0: 4}),
+        ({3: 6, 4: 7}, 1, {1: 4}),
+        ({3: 6, 4: 7, 5: 7}, 1, {1: 4}),  # servers that were started again
+        ({3: 7, 4: 7, 5: 7}, 1, {0: 4}),
+        ({2: 3, 3: 5, 4: 7}, 2, {0: 4}),  # two optimizer steps between two syncs
+    ],
+)
+def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_asked_for_again(step_of, times_asked, age):
+    version = max(step_of)
     servers = Answering()
     prefetch = Prefetch(servers, GREEDY, PrefetchRules(max_windows=2, callers_per_server=1))
     ahead = Ahead(prefetch, max_staleness=1, lead=1)
@@ -103,12 +125,28 @@ def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_asked_for_again(ver
     with prefetch.quiet():
         servers.policy_version = version
     wanted = [Wanted(7, [request.sample for request in requests_of(0, 4)])]
-    collected = ahead.collect(wanted, None, policy_version=version)
+    collected = ahead.collect(wanted, None, step_of=step_of)
     prefetch.close()
     assert sorted(servers.asked) == sorted([0, 1, 2, 3] * times_asked)
     assert [rollout.response_token_ids for rollout in collected.rollouts] == [(0,), (1,), (2,), (3,)]
     assert collected.num_asked_again == 4 * (times_asked - 1)
     assert collected.staleness == age
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lead", "oldest"),
+    [
+        (("~.max_staleness=3", "training.packing=false"), 3, 3),
+        (("~.max_staleness=3", "training.packing=true"), 2, 3),
+        (("~.max_staleness=7", *WINDOW_OF_FOUR), 1, 4),
+    ],
+)
+def test_the_staleness_is_told_in_optimizer_steps_and_counts_to_the_last_of_a_window(overrides, lead, oldest):
+    prefetch, ahead = make_overlap(
+        config_with(*SERVED, f"{OVERLAP}=ahead", *overrides), Answering(), GREEDY, learner_world_size=1
+    )
+    prefetch.close()
+    assert (ahead.lead, ahead.max_staleness) == (lead, oldest)
 
 
 @pytest.mark.clause("prefetch/a-stuck-prefetcher-is-an-error#2")

@@ -101,12 +101,12 @@ class TimedRun:
         return Wanted(step, range(self.recorded.size))
 
     def _learn(self, step):
-        self.ahead.collect([self._wanted(step)], self._make, policy_version=self.servers.policy_version)
+        self.ahead.collect([self._wanted(step)], self._make, step_of=self.fence.step_of)
         self._sleep(self.recorded.learn_s[step])
 
     def _learn_ahead(self, step):
         wanted = [self._wanted(each) for each in range(step, min(step + self.lead + 1, self.num_steps))]
-        self.ahead.collect(wanted, self._make, policy_version=self.servers.policy_version)
+        self.ahead.collect(wanted, self._make, step_of=self.fence.step_of)
         self._sleep(self.recorded.learn_s[step])
 
     def _stream(self, step):

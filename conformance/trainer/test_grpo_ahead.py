@@ -101,10 +101,14 @@ def test_what_became_too_old_is_asked_for_again_in_its_place(pair, tmp_path):
 
         servers.is_well = is_well
 
-    trainer = ran(tmp_path, "ahead", "training.eval_steps=1", prepare=forget)
+    trainer = ran(tmp_path, "ahead", "training.eval_steps=1", prepare=forget, lead=2)
     assert events(trainer, "asked_again")
     assert ids_of(trainer) == ids_of(pair["off"])
-    assert all(version - segment.policy_version <= 1 for version, segments in trainer.learnt for segment in segments)
+    step_of = trainer.ring.fence.step_of
+    ages = [
+        step - step_of[each.policy_version] for step, (_, segments) in enumerate(trainer.learnt) for each in segments
+    ]
+    assert max(ages) == 1
 
 
 @pytest.mark.scenario("prefetch/windows-of-four-optimizer-steps")
@@ -112,7 +116,7 @@ def test_what_became_too_old_is_asked_for_again_in_its_place(pair, tmp_path):
 @pytest.mark.kills("one-window-less-ahead")
 def test_the_next_window_is_asked_for_while_all_steps_of_this_one_are_learnt(tmp_path):
     off = ran(tmp_path / "off", "off", *WINDOW)
-    ahead = ran(tmp_path / "ahead", "ahead", *WINDOW)
+    ahead = ran(tmp_path / "ahead", "ahead", *WINDOW, max_staleness=4, lead=1)
     assert ids_of(ahead) == ids_of(off)
     told = [(event["event"], event["step"]) for event in _told(ahead)]
     assert told.index(("requested", 4)) < told.index(("packed", 0)) < told.index(("requested", 8))
@@ -120,6 +124,8 @@ def test_the_next_window_is_asked_for_while_all_steps_of_this_one_are_learnt(tmp
     assert [event["step"] for event in events(ahead, "synced")] == [0, 4, 8]
     ages = [version - segments[0].policy_version for version, segments in ahead.learnt]
     assert ages == [0] * 4 + [1] * 6
+    logged = [{name for name in line if name.startswith("staleness/")} for line in ahead.state.log_history]
+    assert [*chain(*logged)][:5:4] == ["staleness/0", "staleness/4"], "weights of four optimizer steps before"
     ids = [chain.from_iterable(event["sample_ids"]) for event in events(ahead, "packed")[:4]]
     assert sorted(chain(*ids)) == sorted(2 * events(ahead, "requested")[0]["sample_ids"])
 
@@ -148,7 +154,7 @@ def busy_until_an_evaluation(trainer, servers):
 @pytest.mark.clause("prefetch/an-evaluation-leaves-alone-what-is-on-its-way#1")
 @pytest.mark.kills("evaluation-beside-calls")
 def test_an_evaluation_inside_a_window_changes_nothing_of_what_is_learnt(tmp_path):
-    cut = {"max_staleness": 7, "lead": 1, "pieces": 3, "callers": 1}
+    cut = {"max_staleness": 4, "lead": 1, "pieces": 3, "callers": 1}
     plain = ran(tmp_path / "plain", "ahead", *WINDOW, "training.max_steps=6", "training.eval_steps=0", **cut)
     looked_at = (*WINDOW, "training.max_steps=6", "training.eval_steps=1")
     trainer = ran(tmp_path / "looked_at", "ahead", *looked_at, prepare=busy_until_an_evaluation, **cut)

@@ -66,9 +66,8 @@ class Ring:
         with report.phase("rollout"):
             self.ahead.prefetch.wait_for(report.step)
         self.sync(report, weights)
-        version = self.fence.backend.policy_version
         with report.phase("rollout"):
-            collected = self.ahead.collect(wanted, self.make_requests, policy_version=version)
+            collected = self.ahead.collect(wanted, self.make_requests, step_of=self.fence.step_of)
         report.staleness = collected.staleness
         again = self.ranks.gather(collected.num_asked_again)
         if any(again):

@@ -31,7 +31,7 @@ class StepReport:
     learn_began: float = 0.0
     """Unix seconds, as all of them here."""
     staleness: Mapping[int, int] = field(default_factory=dict)
-    """Policy versions that passed since a rollout was written -> number of rollouts; empty: none has."""
+    """Optimizer steps between the weights that wrote a rollout and these -> number of rollouts; empty: none."""
     began: float = field(default_factory=time.time)
     spans: list[tuple[str, float, float]] = field(default_factory=list)
     """Phase, begin and end, as they happened."""

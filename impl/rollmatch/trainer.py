@@ -143,7 +143,7 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         ring, packer = self.ring, self.ring.batcher.packer
         if ring.ahead is None or packer is None:
             return
-        waiting, oldest = packer.state(), ring.ahead.min_version(ring.fence.backend.policy_version)
+        waiting, oldest = packer.state(), ring.ahead.min_version(report.step, ring.fence.step_of)
         old = [place for place, segment in enumerate(waiting) if segment.policy_version < oldest]
         if not any(ring.ranks.gather(len(old))):
             return

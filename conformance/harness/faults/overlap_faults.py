@@ -51,10 +51,24 @@ OVERLAP = (
     ),
     Fault(
         fault_id="stale-by-one-more",
-        what="A rollout one version too old is learnt from.",
+        what="A rollout one step too old is learnt from.",
         seam="overlap.ahead",
-        old="        return policy_version - self.max_staleness",
-        new="        return policy_version - self.max_staleness - 1",
+        old="if sent_at >= step - self.max_staleness)",
+        new="if sent_at >= step - self.max_staleness - 1)",
+    ),
+    Fault(
+        fault_id="each-sync-makes-older",
+        what="An evaluation's sync, or one to a server that was started again, makes rollouts a step older.",
+        seam="overlap.ahead",
+        old="if sent_at >= step - self.max_staleness)",
+        new="if version >= max(step_of) - self.max_staleness)",
+    ),
+    Fault(
+        fault_id="age-in-syncs",
+        what="The log tells how many syncs ago a rollout was written.",
+        seam="overlap.ahead",
+        old="Counter(step - step_of[rollout.policy_version] for",
+        new="Counter(max(step_of) - rollout.policy_version for",
     ),
     Fault(
         fault_id="too-old-is-left-out",
@@ -75,13 +89,12 @@ OVERLAP = (
         what="Windows are asked for before the step's sync.",
         seam="ring",
         old="""        self.sync(report, weights)
-        version = self.fence.backend.policy_version
         with report.phase("rollout"):
-            collected = self.ahead.collect(wanted, self.make_requests, policy_version=version)
+            collected = self.ahead.collect(wanted, self.make_requests, step_of=self.fence.step_of)
 """,
-        new="""        version, self.ahead.prefetch._held = self.fence.backend.policy_version + 1, False
+        new="""        step_of, self.ahead.prefetch._held = dict.fromkeys(range(99), report.step), False
         with report.phase("rollout"):
-            collected = self.ahead.collect(wanted, self.make_requests, policy_version=version)
+            collected = self.ahead.collect(wanted, self.make_requests, step_of=step_of)
         self.sync(report, weights)
 """,
     ),

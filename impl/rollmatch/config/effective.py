@@ -106,13 +106,43 @@ def num_windows_ahead(config: RunConfig) -> int:
     return (staleness + 1) // steps_per_window(config) - 1
 
 
-def calls_together(config: RunConfig, *, num_servers: int) -> int:
-    """Calls of one step that a server has under way at a time: its whole share, or half of it where late work moves."""
+def staleness_when_learning_begins(config: RunConfig) -> int:
+    """Optimizer steps that rollouts may be old at the first step of their window; at its last one they are older."""
+    return config.custom.extra.rollout_matching.max_staleness - (steps_per_window(config) - 1)
+
+
+def calls_together(config: RunConfig, *, num_servers: int, learner_world_size: int = 1) -> int:
+    """Calls of one step that a rank has under way at a server at a time: its whole share, unless late work moves.
+
+    Then it is half of the share, or less where that fills the server's engines and leaves one call waiting there.
+    """
     rules = config.custom.extra.rollout_matching
     parts = config.training.gradient_accumulation_steps if rules.overlap == "stream" else 1
     if rules.pieces_per_server == 1:
         return parts
-    return -(-max(rules.pieces_per_server, -(-parts // num_servers)) // 2)
+    share = -(-_rollouts_per_window(config) // num_servers)
+    pieces = min(share, max(rules.pieces_per_server, -(-parts // num_servers)))
+    half, at_once = -(-pieces // 2), _requests_at_once(config)
+    if at_once is None:
+        return half
+    return min(half, -(-pieces * at_once // (share * learner_world_size)) + 1)
+
+
+def _rollouts_per_window(config: RunConfig) -> int:
+    """Of one rank."""
+    training, rules = config.training, config.custom.extra.grpo
+    samples = training.per_device_train_batch_size * training.gradient_accumulation_steps
+    repeats = rules.steps_per_generation * rules.num_generations if config.custom.learns_from_rewards else 1
+    return samples * repeats
+
+
+def _requests_at_once(config: RunConfig) -> int | None:
+    """That a server's engines run together; None where the number of its engines is not told."""
+    section = config.custom.extra.rollout_server
+    if section.vllm_data_parallel_size is None:
+        return None
+    told = section.vllm_engine_kwargs.get("max_num_seqs", config.custom.extra.rollout_matching.vllm.max_num_seqs)
+    return section.vllm_data_parallel_size * int(told)
 
 
 def old_logprobs(config: RunConfig) -> Literal["server", "recomputed", "current"]:

@@ -124,7 +124,7 @@ def make_ring(config: RunConfig, model: torch.nn.Module, template: Template, *, 
     decoding = replace(decoding, logprobs=objective.wants_logprobs)
     backend = make_backend(config, model, template, ranks=ranks, journal=journal)
     try_out(backend, decoding)
-    prefetch, ahead = make_overlap(config, backend, decoding)
+    prefetch, ahead = make_overlap(config, backend, decoding, learner_world_size=ranks.learner_world_size)
     fence = Fence(backend, ranks, journal, mode=mode)
     if prefetch is not None:
         fence.quiet = prefetch.quiet
@@ -147,24 +147,24 @@ def make_ring(config: RunConfig, model: torch.nn.Module, template: Template, *, 
 
 
 def make_overlap(
-    config: RunConfig, backend: RolloutBackend, decoding: Decoding
+    config: RunConfig, backend: RolloutBackend, decoding: Decoding, *, learner_world_size: int
 ) -> tuple[Prefetch | None, Ahead | None]:
     """What calls servers beside learning, and what asks for later steps; None where nothing does."""
-    rules, training = config.custom.extra.rollout_matching, config.training
+    rules = config.custom.extra.rollout_matching
     if rules.overlap == "off":
         return None, None
     streams = rules.overlap == "stream"
     lead = effective.num_windows_ahead(config)
     servers = cast(LotBackend, backend)
-    together = effective.calls_together(config, num_servers=servers.num_servers)
+    together = effective.calls_together(config, num_servers=servers.num_servers, learner_world_size=learner_world_size)
     bounds = PrefetchRules(
         max_windows=1 if streams else lead + 1,
         callers_per_server=together if streams else lead * together,
         pieces_per_server=rules.pieces_per_server,
     )
     prefetch = Prefetch(servers, decoding, bounds)
-    # Versions count windows: more may pass only while a segment waits for its row.
-    return prefetch, None if streams else Ahead(prefetch, max_staleness=lead + int(training.packing), lead=lead)
+    oldest = effective.staleness_when_learning_begins(config)
+    return prefetch, None if streams else Ahead(prefetch, max_staleness=oldest, lead=lead)
 
 
 def make_backend(

@@ -124,7 +124,5 @@ def _figures(steps: Iterable[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
         ("learner idle", percent(mean("learner_idle"))),
         ("efficiency, max(R, L) / step", plain(mean("efficiency"), digits=3)),
     ]
-    rows += [
-        (f"rollouts {age} version{'s' if age != '1' else ''} old", f"{ages[age]:,}") for age in sorted(ages, key=int)
-    ]
+    rows += [(f"rollouts {age} step{'s' if age != '1' else ''} old", f"{ages[age]:,}") for age in sorted(ages, key=int)]
     return tuple(rows) if told else ()

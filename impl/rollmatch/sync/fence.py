@@ -49,6 +49,8 @@ class Fence:
         self.journal = journal
         self.mode = mode or SyncMode()
         self.synced_step: int | None = None
+        self.step_of: dict[int, int] = {}
+        """Policy version -> the optimizer step whose weights it is, for all versions that this fence has sent."""
         self.quiet: Callable[[], AbstractContextManager[None]] = nullcontext
         """Around every push: where calls are under way while the learner learns, it waits for their end."""
 
@@ -64,7 +66,7 @@ class Fence:
         with self.quiet():
             began = time.perf_counter()
             self._push_between_barriers(step, weights, version=version)
-            self.synced_step = step
+            self.synced_step = self.step_of[self.backend.policy_version] = step
             return time.perf_counter() - began
 
     def _push_between_barriers(
