@@ -54,9 +54,14 @@ def module_of(path):
 
 @functools.cache
 def nodes_in(source):
-    """Those that checks look at; all look at the same files."""
+    """Those that checks look at, all at the same files; without bodies, which the collector would walk ever again."""
     kinds = (ast.Import, ast.ImportFrom, ast.Call, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    may_import = any(name in source for name in IMPORT_CALLS)
+    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    for node in found:
+        if hasattr(node, "body"):
+            node.body = []
+    return [node for node in found if may_import or not isinstance(node, ast.Call)]
 
 
 def imports_of(source, module, *, is_package=False):
