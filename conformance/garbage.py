@@ -15,6 +15,8 @@ import pytest
 from rollmatch.startup import UNNEEDED
 
 MODULES = cast(dict[str, Any], sys.modules)
+MANY = 100
+num_loaded = 0
 gc.disable()
 atexit.register(gc.unfreeze)  # extensions that count what they leave behind find nothing
 MODULES.setdefault(UNNEEDED, None)
@@ -27,6 +29,16 @@ def pytest_runtestloop() -> None:
         del MODULES[UNNEEDED]
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What tests have loaded since stays as well, however often transformers' trainer asks for a collection."""
+    global num_loaded
+    if len(MODULES) - num_loaded >= MANY:
+        num_loaded = len(MODULES)
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture

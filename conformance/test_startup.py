@@ -56,7 +56,6 @@ def test_the_collector_waits_while_loading_and_is_then_as_before(was_collecting)
         inside = load_nothing()
         assert (inside, gc.isenabled()) == (False, was_collecting)
     finally:
-        gc.unfreeze()
         (gc.enable if before else gc.disable)()
 
 
