@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from conformance.rollout.remembered import Remembered
 from rollmatch.rollout import vllm_colocate
 from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
 
@@ -57,17 +58,23 @@ class RememberingEngine:
         self._by_prompt[expanded, picture] = self._by_image[picture] = model
         ids = torch.tensor([expanded])
         with torch.no_grad():
-            output = model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                mm_token_type_ids=(ids == self.template.image_id).long(),
-                **features,
-                max_new_tokens=sampling.max_tokens,
-                do_sample=sampling.temperature > 0,
-                suppress_tokens=list(sampling.logit_bias),
-                eos_token_id=sampling.stop_token_ids,
-                pad_token_id=self.template.pad_id,
-            )[0, len(expanded) :].tolist()
+            output = (
+                Remembered(model)
+                .generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    mm_token_type_ids=(ids == self.template.image_id).long(),
+                    **features,
+                    max_new_tokens=sampling.max_tokens,
+                    do_sample=sampling.temperature > 0,
+                    suppress_tokens=list(sampling.logit_bias),
+                    eos_token_id=sampling.stop_token_ids,
+                    pad_token_id=self.template.pad_id,
+                    return_dict_in_generate=True,
+                )
+                .sequences[0, len(expanded) :]
+                .tolist()
+            )
         reason = "stop" if output[-1] in sampling.stop_token_ids else "length"
         answer = SimpleNamespace(token_ids=output, finish_reason=reason)
         return SimpleNamespace(prompt_token_ids=list(expanded), outputs=[answer])

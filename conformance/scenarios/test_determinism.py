@@ -2,6 +2,7 @@
 
 import pytest
 
+from conformance.rollout import remembered
 from conformance.scenarios.configs import not_refused
 from conformance.trainer.small_run import events, make_trainer
 from rollmatch.launch.watch import RunWatcher
@@ -49,6 +50,7 @@ def first(tmp_path_factory):
 def test_two_runs_agree(first, tmp_path):
     trainer, _ = first
     second = run(tmp_path)
+    remembered.forget()
     second.train()
     fields = ("step", "sample_ids", "seeds", "decoding")
     assert told(second, *fields) == told(trainer, *fields)

@@ -25,7 +25,7 @@ def run(folder: Path, mode: str, *overrides: str) -> None:
     trainer, servers = overlapped(folder / mode, mode, *overrides)
     rank = trainer.ring.ranks.rank
     # The ranks' parts come back at different times: rank 1 waits for its last one.
-    servers.before_call = lambda server, ids: time.sleep(1.0 if rank and ids == trainer.last else 0.0)
+    servers.before_call = lambda server, ids: time.sleep(0.4 if rank and ids == trainer.last else 0.0)
     window = trainer.plan.at(0)
     trainer.last = [trainer.train_dataset[window.sample_indices[-1]].sample_id]
     trainer.train()

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import threading
 
+from conformance.rollout.remembered import Remembered
 from conformance.trainer.small_run import make_trainer
 from rollmatch.overlap.ahead import Ahead
 from rollmatch.rollout.hf import HfBackend
@@ -19,7 +20,7 @@ class CopyServers:
 
     def __init__(self, trainer):
         self.policy = trainer.model
-        self.held = HfBackend(copy.deepcopy(trainer.model).eval(), trainer.ring.template, batch_size=8)
+        self.held = HfBackend(Remembered(copy.deepcopy(trainer.model).eval()), trainer.ring.template, batch_size=8)
         self.lock, self.events = threading.Lock(), []
         self.before_call = lambda server, ids: None
         self.is_well = lambda: True

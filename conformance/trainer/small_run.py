@@ -5,14 +5,17 @@ from itertools import chain
 from pathlib import Path
 
 import torch
+from transformers import TrainerCallback
 
 from conformance.rollout.digits import load_digits, scenes
+from conformance.rollout.remembered import Remembered
 from rollmatch.config import RunConfig
 from rollmatch.journal import Journal, read_journal
 from rollmatch.launch.assemble import attention_of, make_arguments, make_ring, make_template
 from rollmatch.launch.run_directory import JOURNAL
 from rollmatch.model import load_policy
 from rollmatch.ranks import Ranks
+from rollmatch.rollout.hf import HfBackend
 from rollmatch.template import Template
 from rollmatch.trainer import RolloutTrainer
 
@@ -27,30 +30,46 @@ SMALL = (
     "training.lr_scheduler_type=constant",
     "training.warmup_steps=0",
     "training.learning_rate=0.01",
-    "training.save_steps=1000",
     "training.report_to=none",
     "training.learner_threads=1",
 )
 """Plain SGD: a step is proportional to its gradient, so that rounding stays rounding (Adam would blow it up)."""
+KEPT = "training.save_steps=1000"
+"""The run ends with a checkpoint; so does any that is told when to write them, and no other."""
 _READ: dict[str, tuple[torch.nn.Module, Template]] = {}
 
 
-def make_trainer(folder: Path, *overrides: str, samples=None, eval_samples=None, callbacks=None) -> RolloutTrainer:
+class KeepsNothing(TrainerCallback):
+    """No checkpoint, not even at the end."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_save = False
+
+
+def make_trainer(folder: Path, *overrides: str, samples=None, eval_samples=None, **more) -> RolloutTrainer:
     """Writes below ``folder``; ``samples`` default to the first 8 train scenes, ``eval_samples`` to 4 of val."""
-    config = load_digits(f"training.output_dir={folder}", *SMALL, *overrides)
+    config = load_digits(f"training.output_dir={folder}", *SMALL, KEPT, *overrides)
     samples = scenes("train")[:8] if samples is None else samples
     eval_samples = scenes()[:4] if eval_samples is None else eval_samples
-    return assembled(config, samples, eval_samples, callbacks=callbacks)
+    is_kept = any(override.startswith("training.save_steps=") for override in overrides)
+    unkept = () if is_kept else (KeepsNothing(),)
+    callbacks = [*(more.pop("callbacks", None) or ()), *unkept]
+    return assembled(config, samples, eval_samples, callbacks=callbacks, **more)
 
 
-def assembled(config: RunConfig, samples, eval_samples, *, callbacks=None) -> RolloutTrainer:
-    """With a journal below the run's directory."""
+def assembled(config: RunConfig, samples, eval_samples, *, callbacks=None, is_shallow=False) -> RolloutTrainer:
+    """With a journal below the run's directory; a shallow policy writes nothing sensible, in a third of the time."""
     folder, arguments = Path(config.training.output_dir), make_arguments(config)
     ranks = Ranks.from_environment()
     journal = Journal(folder / (JOURNAL if ranks.is_primary else f"journal-rank{ranks.rank}.jsonl"), rank=ranks.rank)
     model, template = read(config)
+    if is_shallow:
+        cut(model)
+    ring = make_ring(config, model, template, journal=journal, ranks=ranks)
+    if isinstance(ring.fence.backend, HfBackend):
+        ring.fence.backend.model = Remembered(model)
     return RolloutTrainer(
-        ring=make_ring(config, model, template, journal=journal, ranks=ranks),
+        ring=ring,
         model=model,
         args=arguments,
         train_dataset=list(samples),
@@ -68,6 +87,13 @@ def read(config: RunConfig) -> tuple[torch.nn.Module, Template]:
         _READ[kind] = model, make_template(config)
     model, template = _READ[kind]
     return copy.deepcopy(model), template
+
+
+def cut(model: torch.nn.Module) -> None:
+    """Leave two of five layers."""
+    text = model.model.language_model
+    text.layers = text.layers[:2]
+    text.config.num_hidden_layers = len(text.layers)
 
 
 def trained(folder: Path, *overrides: str, **arguments) -> tuple[RolloutTrainer, torch.Tensor]:

@@ -7,12 +7,12 @@ from itertools import chain
 import pytest
 
 from conformance.rollout.digits import scenes
-from conformance.trainer.small_run import events, make_trainer, requested, step_between, trained, weights_of
+from conformance.trainer.small_run import KEPT, events, make_trainer, requested, step_between, trained, weights_of
 from rollmatch.carry import CarryUnfit
 from rollmatch.learn.pack import SegmentTooLong
 from rollmatch.records import Segment
 
-NARROW = ("training.packing=true", "global_max_length=330", "training.max_steps=3")
+NARROW = ("training.packing=true", "global_max_length=330", "training.max_steps=3", KEPT)
 """Rows of two or three segments, four new ones a step: some wait."""
 
 

@@ -27,7 +27,10 @@ from rollmatch.launch.run_directory import last_checkpoint
 WORKER = Path(__file__).with_name("ddp_worker.py")
 ACCELERATE = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
 """``--multi_gpu`` means several processes here: ``accelerate launch --cpu`` starts only one without MPI."""
-TWO_STEPS = ("training.packing=true", "training.max_steps=2", "training.learning_rate=0.1")
+TWO_STEPS = (
+    *("training.packing=true", "training.max_steps=2", "training.learning_rate=0.1"),
+    "custom.extra.rollout_matching.max_new_tokens=16",
+)
 TOLERANCE = 1e-4
 """Of the length of both steps: float32, sums in another order, a second forward pass on the first's weights."""
 
@@ -113,7 +116,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(tm
     """Under ``accelerate launch``, through the command line."""
     out = tmp_path / "run"
     overrides = (*HF, f"training.output_dir={out}", "training.max_steps=500", "training.per_device_train_batch_size=2")
-    narrow = ("global_max_length=330", "training.eval_scenes=2", "custom.extra.rollout_matching.max_new_tokens=16")
+    narrow = ("global_max_length=330", "training.eval_scenes=2", "custom.extra.rollout_matching.max_new_tokens=8")
     with started(
         train_command(*overrides, *narrow, launcher=ACCELERATE), tmp_path / "told.txt", loaded=LEARNER
     ) as running:

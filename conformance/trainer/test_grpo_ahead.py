@@ -15,7 +15,7 @@ GRPO = (
     "custom.extra.grpo.num_generations=3",
     "custom.extra.grpo.rewards=[{function: conformance.trainer.rewards:digit_sum}]",
     "custom.extra.rollout_matching.decoding.temperature=1",
-    "custom.extra.rollout_matching.max_new_tokens=24",
+    "custom.extra.rollout_matching.max_new_tokens=16",
     "training.per_device_train_batch_size=1",
     "training.packing=false",
     "training.learning_rate=0.3",
@@ -40,7 +40,7 @@ def notes_segments(trainer):
 
 
 def ran(folder, mode, *overrides, prepare=lambda trainer, servers: None, **cut):
-    trainer, servers = overlapped(folder, mode, *GRPO, *overrides, samples=SAMPLES, **cut)
+    trainer, servers = overlapped(folder, mode, *GRPO, *overrides, samples=SAMPLES, eval_samples=scenes()[:1], **cut)
     notes_segments(trainer)
     prepare(trainer, servers)
     trainer.train()

@@ -7,13 +7,17 @@ from itertools import chain
 
 import pytest
 
+from conformance.rollout.digits import scenes
 from conformance.trainer.overlapped import overlapped
 from conformance.trainer.small_run import events, step_between, weights_of
 from rollmatch.errors import RolloutError
 from rollmatch.ranks import Ranks
 
 LONG_STEP = "training.learning_rate=1"
-FOUR_PARTS = ("training.per_device_train_batch_size=1", "training.gradient_accumulation_steps=4")
+FOUR_PARTS = (
+    *("training.per_device_train_batch_size=1", "training.gradient_accumulation_steps=4"),
+    "custom.extra.rollout_matching.max_new_tokens=16",
+)
 SHORT = (
     *("training.per_device_train_batch_size=1", "training.packing=false"),
     "custom.extra.rollout_matching.max_new_tokens=4",
@@ -115,8 +119,9 @@ def forgets_between_steps(trainer, servers):
 def test_ten_steps_ahead_with_drops_consume_what_ten_steps_without_do(tmp_path):
     runs = {}
     for mode in ("off", "ahead"):
+        overrides = (*SHORT, "training.max_steps=10", "training.eval_steps=1")
         trainer, servers = overlapped(  # asks for more than may be learnt from
-            tmp_path / mode, mode, *SHORT, "training.max_steps=10", "training.eval_steps=1", lead=2
+            *(tmp_path / mode, mode, *overrides), eval_samples=scenes()[:1], is_shallow=True, lead=2
         )
         notes_what_is_learnt(trainer)
         if mode == "ahead":
@@ -149,7 +154,7 @@ def events_of(trainer, *names):
 @pytest.mark.kills("asked-before-the-sync")
 @pytest.mark.parametrize("mode", ["stream", "ahead"])
 def test_the_first_call_comes_after_the_first_committed_update(mode, tmp_path):
-    trainer, servers = overlapped(tmp_path, mode, *SHORT, "training.max_steps=2")
+    trainer, servers = overlapped(tmp_path, mode, *SHORT, "training.max_steps=2", is_shallow=True)
     trainer.train()
     kinds = [event[:2] for event in servers.events]
     assert kinds[0] == ("sync", 1)
@@ -166,7 +171,7 @@ def test_the_first_call_comes_after_the_first_committed_update(mode, tmp_path):
 @pytest.mark.clause("prefetch/a-stuck-prefetcher-is-an-error#1")
 @pytest.mark.kills("caller-swallows")
 def test_an_error_at_the_third_request_stops_the_run_within_ten_seconds(tmp_path):
-    trainer, servers = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=50")
+    trainer, servers = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=50", is_shallow=True)
     raised, calls = [], []
 
     def fail_third(server, ids):
@@ -211,6 +216,7 @@ def test_a_segment_that_waited_for_a_row_until_it_was_too_old_is_asked_for_again
         *("training.per_device_train_batch_size=2", "custom.extra.rollout_matching.max_new_tokens=16"),
         max_staleness=1,
         lead=1,
+        is_shallow=True,
     )
     notes_what_is_learnt(trainer)
     trainer.train()
@@ -222,24 +228,10 @@ def test_a_segment_that_waited_for_a_row_until_it_was_too_old_is_asked_for_again
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_asks_for_the_samples_that_follow(tmp_path):
-    whole, _ = overlapped(
-        tmp_path / "whole",
-        "ahead",
-        *SHORT,
-        "training.max_steps=5",
-        "training.save_steps=2",
-        "training.save_total_limit=9",
-    )
+    whole, _ = overlapped(tmp_path / "whole", "ahead", *SHORT, *KEPT, is_shallow=True)
     notes_what_is_learnt(whole)
     whole.train()
-    rest, _ = overlapped(
-        tmp_path / "rest",
-        "ahead",
-        *SHORT,
-        "training.max_steps=5",
-        "training.save_steps=2",
-        "training.save_total_limit=9",
-    )
+    rest, _ = overlapped(tmp_path / "rest", "ahead", *SHORT, *KEPT, is_shallow=True)
     notes_what_is_learnt(rest)
     rest.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert rest.seen == whole.seen[2:]
@@ -247,7 +239,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_asks_for_the_samples_that_follow(t
 
 def test_the_run_closes_with_its_callers(tmp_path):
     before = set(threading.enumerate())
-    trainer, _ = overlapped(tmp_path, "ahead", *SHORT)
+    trainer, _ = overlapped(tmp_path, "ahead", *SHORT, is_shallow=True)
     trainer.train()
     callers = [each for each in set(threading.enumerate()) - before if each.name.startswith("rollout-caller")]
     assert len(callers) == 8
@@ -274,7 +266,7 @@ class TwoRanks(Ranks):
 @pytest.mark.clause("prefetch/a-stuck-prefetcher-is-an-error#3")
 @pytest.mark.kills("ranks-drop-alone")
 def test_what_one_rank_drops_all_ranks_know_in_the_same_step(tmp_path):
-    trainer, _ = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=3")
+    trainer, _ = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=3", is_shallow=True)
     ranks = TwoRanks(rank=0, learner_world_size=2)
     trainer.ring.fence.ranks = ranks
     trainer.ring = dataclasses.replace(trainer.ring, ranks=ranks)

@@ -15,7 +15,7 @@ from conformance.launch.started import FORKED, journals_of, started
 WORKER = Path(__file__).with_name("overlap_worker.py")
 STEPS = (
     *("training.packing=false", "training.per_device_train_batch_size=1", "training.gradient_accumulation_steps=2"),
-    *("training.max_steps=2", "training.learning_rate=0.1", "custom.extra.rollout_matching.max_new_tokens=16"),
+    *("training.max_steps=2", "training.learning_rate=0.1", "custom.extra.rollout_matching.max_new_tokens=8"),
 )
 TOLERANCE = 1e-5
 """Of the length of a weight: float32, sums in another order."""

@@ -10,7 +10,7 @@ import torch
 from transformers import TrainerCallback
 
 from conformance.rollout.digits import scenes
-from conformance.trainer.small_run import events, make_trainer, requested, step_between, trained, weights_of
+from conformance.trainer.small_run import KEPT, events, make_trainer, requested, step_between, trained, weights_of
 from rollmatch.learn import scoring
 from rollmatch.records import Segment
 from rollmatch.step_report import PHASES
@@ -27,7 +27,7 @@ LONG_STEP = "training.learning_rate=1"
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Four samples in one packed row: a step of one forward pass."""
-    return trained(tmp_path_factory.mktemp("whole"), "training.packing=true", LONG_STEP)
+    return trained(tmp_path_factory.mktemp("whole"), "training.packing=true", LONG_STEP, KEPT)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ class Notes(TrainerCallback):
 
 def test_callbacks_of_the_users_are_called(tmp_path):
     notes = Notes()
-    trainer, _ = trained(tmp_path, "training.eval_steps=1", callbacks=[notes])
+    trainer, _ = trained(tmp_path, "training.eval_steps=1", KEPT, callbacks=[notes])
     assert notes.calls == [("step", 1), ("log", True), ("log", False), ("evaluate", 4.0), ("save", 1), ("log", False)]
     assert trainer.state.global_step == 1
 
