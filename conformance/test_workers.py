@@ -1,6 +1,5 @@
 """Which test workers fork, and that what forks in place of a Python does what it would."""
 
-import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -8,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from conformance import workers
+from conformance.launch.forked import this_run
 
 
 def python_of(*, popen=True, python=None):
@@ -28,8 +28,7 @@ CODE = "import sys; print(sys.stdin.readline().upper(), 'torch' in sys.modules, 
 
 
 def test_it_reads_and_writes_as_a_python_would_and_ends_as_it_did():
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))  # as ``forked`` names it
     done = subprocess.run(
-        [*workers.CRADLE, run, "-u", "-c", CODE], input="said\n", capture_output=True, text=True, timeout=120
+        [*workers.CRADLE, this_run(), "-u", "-c", CODE], input="said\n", capture_output=True, text=True, timeout=120
     )
     assert (done.stdout, done.returncode) == ("SAID\n True __main__\n", 3), done.stderr

@@ -1,6 +1,5 @@
 """The specification and the tests hold together; and each gate that says so can fail."""
 
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from conformance.harness.binding.explanation import explain
 from conformance.harness.binding.register import Register, load_register, write_acknowledged
 from conformance.harness.catalogue import Catalogue, Entry, load_catalogue
 from conformance.harness.sources import load_sources
+from conformance.launch.forked import run_to_end, this_run
 
 MOST_PENDING = (0, 0)
 """Scenarios and clauses that may be pending. Only ever lowered."""
@@ -184,15 +184,14 @@ def run_with(text, folder, *options):
     path = folder / "test_one.py"
     path.write_text(text)
     code = (
-        "import sys, pytest\nfrom pathlib import Path\n"
+        f"import os, sys, pytest\nfrom pathlib import Path\nos.chdir({str(folder)!r})\n"
         "from conformance.harness.binding import plugin\nfrom conformance.harness.binding.claim import read_claims\n"
         f"plugin.read_claims = lambda: read_claims(Path({str(folder)!r}), Path({str(folder)!r}))\n"
-        f"sys.exit(pytest.main([{str(path)!r}, '-p', plugin.__name__, '-p', 'no:cacheprovider', *{list(options)!r}]))"
+        f"sys.exit(pytest.main([{str(path)!r}, '-p', plugin.__name__, '-p', 'no:cacheprovider', *{list(options)!r},"
+        f" '-p', 'conformance.workers', '--testrunuid', {this_run()!r}]))"
     )
     environment = {"PYTHONPATH": f"{ROOT / 'impl'}:{ROOT}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120)
-    return done.returncode, done.stdout + done.stderr
+    return run_to_end([sys.executable, "-c", code], folder / "log", environment=environment)
 
 
 @pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "xdist"])

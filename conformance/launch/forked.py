@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -103,6 +103,22 @@ def start(
         )
 
 
+def run_to_end(
+    command: Sequence[str], log: Path, *, environment: Mapping[str, str] = os.environ, timeout_s: float = 120
+) -> tuple[int, str]:
+    """Exit code and output of Python with what tests load. Errors: ``TimeoutExpired``."""
+    process = start(command, loaded=LEARNER, log=log, environment=dict(environment))
+    try:
+        return process.wait(timeout=timeout_s), log.read_text(errors="replace")
+    finally:
+        process.kill()
+
+
+def this_run() -> str:
+    """What all test workers of a run have in common."""
+    return os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+
+
 def keep(loaded: tuple[str, ...]) -> None:
     """Load this now, for all that forks as long as this process is there."""
     _nursery_of(loaded)
@@ -110,8 +126,7 @@ def keep(loaded: tuple[str, ...]) -> None:
 
 def _nursery_of(loaded: tuple[str, ...]) -> str:
     """The address of one for all test workers of a run; it may have to start."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-    kind = [run, os.environ.get("ROLLMATCH_FAULT", ""), *loaded]
+    kind = [this_run(), os.environ.get("ROLLMATCH_FAULT", ""), *loaded]
     name = hashlib.sha256("\n".join(kind).encode()).hexdigest()[:16]
     address = f"{tempfile.gettempdir()}/rollmatch-{name}"
     if address not in _open:

@@ -1,7 +1,6 @@
 """The judge itself: what passes, what is missed, what gaps change; with a server that answers what it is told to."""
 
 import json
-import subprocess
 import sys
 import threading
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from conformance.rollout.digits import ROOT
+from conformance.launch.forked import run_to_end
 from conformance.servers.check import MISSED, MUST, PASSED, SHOULD, UNTESTABLE, Check, Verdict, judge
 from conformance.servers.checks import BY_ID, CHECKS
 from conformance.servers.dialects import DIALECTS
@@ -166,15 +165,15 @@ def test_the_dialect_is_found_by_the_routes_or_told():
         find_dialect(url, None, {})
 
 
-def pytest_ended(*arguments):
+def pytest_ended(folder, *arguments):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--no-header", *arguments]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    return ended.returncode, ended.stdout + ended.stderr
+    return run_to_end(command, folder / "log")
 
 
 def test_a_server_is_judged_by_its_url_and_nothing_else_runs(tmp_path):
     with answering(ok) as url:
         code, told = pytest_ended(
+            tmp_path,
             *("conformance", "--server", url, "--dialect", "swift", "--no-dangerous", "--record", str(tmp_path)),
             *("--check", HEALTH.check_id, "--check", "routes-are-listed", "--check", "version-is-told"),
             *("--check", "greedy-equals-transformers", "--matrix", str(tmp_path / "matrix")),
@@ -195,7 +194,7 @@ def test_gpu_tests_without_gpus_are_not_testable_and_fail(tmp_path):
     test = tmp_path / "test_four.py"
     test.write_text("import pytest\n\n@pytest.mark.gpu(4)\ndef test_four():\n    assert True\n")
     code, told = pytest_ended(
-        str(test), "-m", "gpu", "-p", "conformance.gpus", "--rootdir", str(tmp_path), "-c", "/dev/null"
+        *(tmp_path, str(test)), "-m", "gpu", "-p", "conformance.gpus", "--rootdir", str(tmp_path), "-c", "/dev/null"
     )
     assert code == 1
     assert "not testable: needs 4, has 0" in told

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -10,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conformance.rollout.digits import ROOT
+from conformance.launch.forked import LEARNER
+from conformance.launch.started import started
 from conformance.scenarios.configs import config_with, not_refused
 from conformance.sync.native_double import NativeDouble, serving
 from conformance.wire.calls import in_thread
@@ -137,7 +137,7 @@ def make_ring_with_server(config, ranks):
 
 
 ALONE = """
-import sys, threading
+import threading
 from conformance.sync.native_double import NativeDouble, serving
 double = NativeDouble({})
 double.infer = lambda body: (print("asked", flush=True), threading.Event().wait(60))
@@ -151,25 +151,20 @@ with serving(double) as urls:
 @pytest.mark.scenario("server-connection/the-server-hangs-with-an-open-connection")
 @pytest.mark.kills("nobody-watches")
 @pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_server_that_ends_in_the_middle_of_a_call_is_noticed(end):
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}/impl:{ROOT}"}
-    command = [sys.executable, "-c", ALONE]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
-    try:
-        url = process.stdout.readline().strip()
+def test_a_server_that_ends_in_the_middle_of_a_call_is_noticed(end, tmp_path):
+    loaded = () if "ROLLMATCH_FAULT" in os.environ else LEARNER  # alone it has started before all that is loaded
+    with started([sys.executable, "-c", ALONE], tmp_path / "log", loaded=loaded) as server:
+        server.wait_until(lambda: "\n" in server.told())
+        url = server.told().strip()
         backend = backend_of(url, LIMIT + "null")
         call = in_thread(error_of, lambda: backend.generate(requests_of(2), SHORT))
-        assert process.stdout.readline() == "asked\n"
-        process.send_signal(end)
+        server.wait_until(lambda: server.told().endswith("asked\n"))
+        server.process.send_signal(end)
         deadline = time.monotonic() + 10
         while not call.done():
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert (call.result().code, call.result().key) == ("server-died", url)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 @pytest.mark.scenario("request-distribution/too-few-answers-are-refused")
