@@ -79,10 +79,10 @@ class Nursery:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         os.setsid()
-        _send(connection, {"process_id": os.getpid()})
+        _set_streams(streams or _log_of(order))
+        _send(connection, {"process_id": os.getpid()})  # who is told finds the log
         for each in (self.listener, *self.connections):
             each.close()
-        _set_streams(streams or _log_of(order))
         _put_in_place(order)
         leave(_run(order["words"]))
 
