@@ -6,15 +6,12 @@ The digits job by the commands people type: one server of three replicas, then a
 after another. ``stream`` needs parts and does not pack, so that all modes take micro-batches; samples are equal in all.
 """
 
-import argparse
-import json
 import statistics
-import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.gpu.machine import describe
+from benchmarks.gpu.report import Report, parser_of
 from benchmarks.overlap.pinned import MATCHING, MODES
 from benchmarks.overlap.steps import busy, samples_of, steps_of
 from conformance.launch.division import MATCHING as CONFIG
@@ -69,8 +66,7 @@ def figures(journal):
     return told | {"f1": [first, last], "steps_s": steps_of(journal, **MEASURED)}
 
 
-def measure(options, folder, say, keep):
-    """``keep`` is given all runs so far after each, as a machine may be taken away before the last."""
+def measure(options, folder, report):
     runs, told, learnt = Runs(options, folder), {}, {}
     with runs.server():
         for seed in options.seeds:
@@ -78,12 +74,12 @@ def measure(options, folder, say, keep):
                 journal = runs.learn(mode, seed)
                 told[f"{mode}-{seed}"] = one = figures(journal)
                 learnt.setdefault(seed, []).append(samples_of(journal))
-                keep({"runs": told})
+                report.write(runs=told)
                 took, (before, after) = statistics.median(one["steps_s"]), one["f1"]
                 busy_s = f"R {one['rollout_s']:.3f} s, L {one['learn_s']:.3f} s"
-                say(f"{mode} seed {seed}: {took:.3f} s a step, {busy_s}, F1 {before:.3f} -> {after:.3f}")
+                report.say(f"{mode} seed {seed}: {took:.3f} s a step, {busy_s}, F1 {before:.3f} -> {after:.3f}")
     equal = all(samples == several[0] for several in learnt.values() for samples in several)
-    return {"runs": told, "equal_samples": equal, "ratios": ratios(told, options), "bar": BAR}
+    report.write(equal_samples=equal, ratios=ratios(told, options), bar=BAR)
 
 
 def ratios(told, options):
@@ -97,26 +93,15 @@ def ratios(told, options):
 
 def main():
     options = parse()
-
-    def say(text):
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-
-    options.results.mkdir(parents=True, exist_ok=True)
-    path, machine = options.results / "overlap_3v1.json", {"machine": describe()}
-
-    def keep(told):
-        path.write_text(json.dumps(machine | told, indent=1) + "\n")
-
+    report = Report(options.results / "overlap_3v1.json")
     with tempfile.TemporaryDirectory() as folder:
-        told = measure(options, Path(folder), say, keep)
-    keep(told)
-    say(f"{told['ratios']} (bar {BAR}), equal samples: {told['equal_samples']}, {path}")
+        measure(options, Path(folder), report)
+    told = report.told
+    report.end(f"{told['ratios']} (bar {BAR}), equal samples: {told['equal_samples']}")
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1, 2])
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--steps", type=int, default=60)

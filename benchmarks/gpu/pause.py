@@ -10,11 +10,8 @@ as our server does it. A gap is between two tokens of one stream; one that is be
 ``--tiny`` rehearses all of it on a CPU; there a call per tensor stands for vLLM's transfer, which needs GPUs.
 """
 
-import argparse
-import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -28,8 +25,8 @@ from safetensors.torch import load_file
 
 from benchmarks.gpu.eight_billion import IDS, NUM_LAYERS, ROOT, make_directory, random_weights
 from benchmarks.gpu.live_engine import Load, run_live_engine
-from benchmarks.gpu.machine import describe
 from benchmarks.gpu.peer_engine import Engines
+from benchmarks.gpu.report import Report, parser_of
 from benchmarks.gpu.ways import PACKED, Direct, OneByOne, Packed
 from conformance.wire.instance import free_port
 
@@ -54,29 +51,17 @@ TINY = {
 READY_S = 300
 
 
-class Report:
-    """Rounds of every way, written down one by one."""
-
-    def __init__(self, path):
-        self.path, self.began = path, time.monotonic()
-        self.told = {"machine": describe(), "rounds": {}}
-
-    def say(self, text):
-        sys.stdout.write(f"[{time.monotonic() - self.began:6.1f} s] {text}\n")
-        sys.stdout.flush()
-
-    def round(self, name, told):
-        self.told["rounds"].setdefault(name, []).append(told)
-        self.say(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in told.items()))
-        self.write()
-
-    def write(self, **fields):
-        self.told |= fields
-        longest = {name: [told["longest_s"] for told in rounds] for name, rounds in self.told["rounds"].items()}
-        self.told["longest_gap_s"] = {
+def keep(report, name, told):
+    """One more round of a way."""
+    rounds = report.told.setdefault("rounds", {})
+    rounds.setdefault(name, []).append(told)
+    report.say(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in told.items()))
+    longest = {name: [told["longest_s"] for told in several] for name, several in rounds.items()}
+    report.write(
+        longest_gap_s={
             name: {"median": statistics.median(values), "worst": max(values)} for name, values in longest.items()
         }
-        self.path.write_text(json.dumps(self.told, indent=1) + "\n")
+    )
 
 
 def measure_round(engines, transfer, *, seed, again):
@@ -115,12 +100,11 @@ def measure(report, engines, weights, options):
         for place, (name, (transfer, again)) in enumerate(ways.items()):
             told = measure_round(engines, transfer, seed=100 * number + place, again=again)
             if number:
-                report.round(name, told)
+                keep(report, name, told)
 
 
 def main():
     options = parse()
-    options.results.mkdir(parents=True, exist_ok=True)
     options.load = TINY_LOAD if options.tiny else LOAD
     report = Report(options.results / ("pause_tiny.json" if options.tiny else "pause.json"))
     with tempfile.TemporaryDirectory() as folder:
@@ -137,7 +121,7 @@ def main():
             measure(report, engines, weights, options)
         finally:
             engines.end()
-    report.say(json.dumps(report.told["longest_gap_s"]))
+    report.end(str(report.told["longest_gap_s"]))
 
 
 def make_weights(options):
@@ -150,8 +134,7 @@ def make_weights(options):
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    parser = parser_of(__doc__)
     parser.add_argument("--layers", type=int, default=NUM_LAYERS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs, which take a minute to make")

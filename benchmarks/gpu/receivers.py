@@ -9,11 +9,8 @@ that a machine that grows slower or faster favours neither. What sets up a group
 ``--tiny`` rehearses it on a CPU, with two servers.
 """
 
-import argparse
-import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.gpu.eight_billion import NUM_LAYERS, ROOT, make_directory, random_weights
-from benchmarks.gpu.machine import describe
+from benchmarks.gpu.report import Report, parser_of
 from benchmarks.gpu.ways import PHASES, OurServers
 
 BAR = 1.05
@@ -37,8 +34,12 @@ USUAL = 0
 """Bytes of a bucket: as a run has them."""
 
 
-def measure(num_layers=NUM_LAYERS, rounds=ROUNDS, *, sizes=(USUAL,), tiny=False):
-    """Samples in seconds of either, and the ratio of their medians; of the first size, and of each by itself."""
+def measure(num_layers=NUM_LAYERS, rounds=ROUNDS, *, sizes=(USUAL,), tiny=False, keep=None):
+    """Samples in seconds of either, and the ratio of their medians; of the first size, and of each by itself.
+
+    ``keep`` is told of each size as soon as it is measured.
+    """
+    by_size = {}
     num_servers = 2 if tiny else torch.cuda.device_count() - 1
     with tempfile.TemporaryDirectory() as folder:
         directory = TINY_MODEL if tiny else Path(folder) / "model"
@@ -48,16 +49,18 @@ def measure(num_layers=NUM_LAYERS, rounds=ROUNDS, *, sizes=(USUAL,), tiny=False)
         servers = OurServers(directory, num_servers, Path(folder), *small, **({"max_model_len": 64} if tiny else {}))
         try:
             weights = load_file(TINY_MODEL / "model.safetensors") if tiny else random_weights(learner_gpu(), num_layers)
-            by_size = {size: measure_one(servers, weights, rounds, size) for size in sizes}
+            for size in sizes:
+                by_size[size] = measure_one(servers, weights, rounds, size)
+                if keep is not None:
+                    keep(by_bucket_bytes=by_size)
         finally:
             servers.end()
     told = {
-        "machine": describe(),
         "num_servers": num_servers,
         "num_bytes": sum(tensor.nbytes for tensor in weights.values()),
         "bar": BAR,
     }
-    return told | by_size[sizes[0]] | ({"by_bucket_bytes": by_size} if len(sizes) > 1 else {})
+    return told | by_size[sizes[0]]
 
 
 def learner_gpu():
@@ -95,25 +98,25 @@ def take(servers, rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    options = parse()
+    sizes = (USUAL, *(size << 20 for size in options.buckets_mb))
+    name = "tiny" if options.tiny else torch.cuda.device_count() - 1
+    report = Report(options.results / f"receivers_{name}.json")
+    report.write(**measure(rounds=options.rounds, sizes=sizes, tiny=options.tiny, keep=report.write))
+    for size, one in report.told["by_bucket_bytes"].items():
+        report.say(f"buckets of {size >> 20 or 'usual'} MiB: all / one {one['all / one']:.3f} (bar {BAR})")
+        for name, phases in one["phases_s"].items():
+            spelled = ", ".join(f"{phase} {seconds * 1e3:.2f}" for phase, seconds in phases.items())
+            report.say(f"  {name}: {statistics.median(one['samples_s'][name]) * 1e3:.2f} ms: {spelled}")
+    report.end()
+
+
+def parse():
+    parser = parser_of(__doc__)
     parser.add_argument("--buckets-mb", type=int, nargs="+", default=[], help="besides the usual size, in MiB")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--tiny", action="store_true", help="on a CPU, to see that it runs")
-    options = parser.parse_args()
-    options.results.mkdir(parents=True, exist_ok=True)
-    sizes = (USUAL, *(size << 20 for size in options.buckets_mb))
-    told = measure(rounds=options.rounds, sizes=sizes, tiny=options.tiny)
-    path = options.results / f"receivers_{'tiny' if options.tiny else told['num_servers']}.json"
-    path.write_text(json.dumps(told, indent=1) + "\n")
-    for size, one in told.get("by_bucket_bytes", {USUAL: told}).items():
-        sys.stdout.write(
-            f"buckets of {size >> 20 or 'the usual'} MiB: to all / to one {one['all / one']:.3f} (bar {BAR})\n"
-        )
-        for name, phases in one["phases_s"].items():
-            spelled = ", ".join(f"{phase} {seconds * 1e3:.2f}" for phase, seconds in phases.items())
-            sys.stdout.write(f"  {name}: {statistics.median(one['samples_s'][name]) * 1e3:.2f} ms: {spelled}\n")
-    sys.stdout.write(f"{path}\n")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -6,19 +6,15 @@ Both have the shape of 8B, the same engine arguments and 256 requests per GPU: 5
 sampled. Weights are zeros, which every engine reads from the same file. Samples are seconds, taken in turn.
 """
 
-import argparse
-import json
 import statistics
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 
 from benchmarks.gpu.eight_billion import IDS, NUM_LAYERS, make_directory
-from benchmarks.gpu.machine import describe
 from benchmarks.gpu.one_engine import Load, OneEngine, compare
+from benchmarks.gpu.report import Report, parser_of
 from conformance.wire.instance import Instance, settings_for
 
 LOAD = Load(num_requests=256, prompt_len=512, response_len=256, first_id=1000, last_id=IDS - 1000)
@@ -55,23 +51,19 @@ def measure(options, folder, say):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    options = parse()
+    report = Report(options.results / f"server_throughput_{torch.cuda.device_count()}.json")
+    with tempfile.TemporaryDirectory() as folder:
+        told = measure(options, Path(folder), report.say)
+    report.write(**told)
+    report.end(f"server over engine x {told['num_gpus']}: {told['server over engine x GPUs']:.3f} (bar {BAR})")
+
+
+def parse():
+    parser = parser_of(__doc__)
     parser.add_argument("--layers", type=int, default=NUM_LAYERS)
     parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    began = time.monotonic()
-
-    def say(text):
-        sys.stdout.write(f"[{time.monotonic() - began:6.1f} s] {text}\n")
-        sys.stdout.flush()
-
-    options.results.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        told = {"machine": describe()} | measure(options, Path(folder), say)
-    path = options.results / f"server_throughput_{told['num_gpus']}.json"
-    path.write_text(json.dumps(told, indent=1) + "\n")
-    say(f"server over engine x {told['num_gpus']}: {told['server over engine x GPUs']:.3f} (bar {BAR}), {path}")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -6,14 +6,9 @@ Every round takes one sample of each way, so that all see the same machine. The 
 one holds an engine without HTTP and one of our servers. Samples are seconds, kept as they are.
 """
 
-import argparse
-import json
 import os
-import statistics
-import sys
 import tempfile
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +19,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from benchmarks.gpu.eight_billion import make_directory, random_weights
-from benchmarks.gpu.machine import describe
 from benchmarks.gpu.peer_engine import Engines
+from benchmarks.gpu.report import Report, parser_of
 from benchmarks.gpu.ways import ENGINE, PACKED, Adapters, Direct, Floor, OneByOne, OurServers, Packed
 from conformance.wire.instance import free_port
 
@@ -39,51 +34,12 @@ BARS = {
 """Times of the first over times of the second; the first two at most, the others at least."""
 
 
-class Report:
-    """What was measured, written down after every sample."""
-
-    def __init__(self, path):
-        self.path, self.began = path, time.monotonic()
-        self.told = {"machine": describe(), "samples_s": {}, "notes": {}}
-
-    def say(self, text):
-        sys.stdout.write(f"[{time.monotonic() - self.began:6.1f} s] {text}\n")
-        sys.stdout.flush()
-
-    def note(self, **fields):
-        self.told["notes"] |= fields
-        self.say(" ".join(f"{name}={value}" for name, value in fields.items()))
-        self.write()
-
-    def sample(self, name, call):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        took = time.perf_counter() - began
-        self.told["samples_s"].setdefault(name, []).append(took)
-        self.say(f"{name}: {took * 1e3:.1f} ms")
-        self.write()
-
-    def write(self):
-        medians = {name: statistics.median(samples) for name, samples in self.told["samples_s"].items() if samples}
-        pairs = {told: [medians.get(name) for name in told.split(" / ")] for told in BARS}
-        self.told["ratios"] = {told: one / other for told, (one, other) in pairs.items() if one and other}
-        self.told["bars"] = BARS
-        self.path.write_text(json.dumps(self.told, indent=1) + "\n")
-
-    def end(self):
-        for told, ratio in self.told["ratios"].items():
-            self.say(f"{told}: {ratio:.2f} (bar {BARS[told]})")
-
-
 def main():
     options = parse()
     num_engines = torch.cuda.device_count() - 1
     device = torch.device("cuda", num_engines)
     torch.cuda.set_device(device)
-    options.results.mkdir(parents=True, exist_ok=True)
-    report = Report(options.results / f"sync_direct_1to{num_engines}.json")
+    report = Report(options.results / f"sync_direct_1to{num_engines}.json", bars=BARS)
     give_up_after(options.limit_s, report)
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "model"
@@ -118,7 +74,7 @@ def measure(report, weights, engines, servers, options):
         if "packed" not in ways and engines is not None:
             attempt(report, "packed: join", partial(join_packed, ways, engines, weights))
     for name in ways:
-        report.told["samples_s"].get(name, [None]).pop(0)  # the first of each sets things up
+        report.samples.get(name, [None]).pop(0)  # the first of each sets things up
     if engines is not None:
         report.note(total_is_right=direct.total_is_right(), phases_of_direct_s=direct.phases_s[1:])
         one_by_one = OneByOne(direct)
@@ -164,8 +120,7 @@ def give_up_after(limit_s, report):
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    parser = parser_of(__doc__)
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--limit-s", type=float, default=235.0)
