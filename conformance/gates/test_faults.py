@@ -1,7 +1,7 @@
 """The fault bank: every fault is noticed, the ledger is fresh, and each gate that says so can fail."""
 
 import copy
-import re
+import json
 import sys
 from pathlib import Path
 
@@ -13,27 +13,44 @@ from conformance.harness.catalogue import load_catalogue
 from conformance.harness.faults.bank import BANK
 from conformance.harness.faults.fault import Fault, SeamGone
 from conformance.harness.faults.ledger import check_ledger, faults_by_test, judged_tests, load_ledger
-from conformance.harness.faults.rests import Ran, pieces_of, read_rests, write_rests
+from conformance.harness.faults.rests import Ran, digests_of, pieces_of, read_rests, write_rests
 from conformance.harness.faults.subject import SUBJECTS, change_for, hollow
 from conformance.launch.forked import run_to_end
 
 LEAST_FAULTS = 60
 ROOT = Path(__file__).parents[2]
 VERDICTS = """
-import os, sys
+import json, os, sys
 from pathlib import Path
+from dataclasses import replace
 for name in [name for name in sys.modules if name.partition(".")[0] in ("rollmatch", "conformance")]:
     del sys.modules[name]  # a trial changes what is not loaded yet
 from conformance.harness.faults.bank import BANK
-from conformance.harness.faults.trial import preload, read_trial, start_trial
-preload()
-fault, test = BANK["first-fit"], sys.argv[1]
-for name, change in (("neutral", str), ("unreadable", lambda source: source + "("), ("fault", fault.apply)):
-    out = Path(sys.argv[2], name)
-    start_trial([test], lambda module: change if module == fault.module else None, out)
-    os.wait()
-    print("verdict:", read_trial(out, [test])[test].verdict)
+from conformance.harness.faults.preload import preload
+from conformance.harness.faults.trial import Trial
+from conformance.harness.faults.workers import Workers
+
+preload(heavy=False)
+folder, test, changes = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+faults = [replace(BANK["group-ports-sorted"], fault_id=name, old=old, new=new) for name, (old, new) in changes.items()]
+trials = [Trial(name=fault.fault_id, tests=[test], change_of=fault.change_of, fault=fault) for fault in faults]
+workers = Workers(trials, folder, num_workers=1)
+verdicts = {tried.trial.name: tried.answer.outcomes[test].verdict for tried in workers.try_all()}
+print(json.dumps([verdicts, sorted(workers.refused)]), flush=True)
+os._exit(0)
 """
+PORT = "        told = server.group_port\n"
+RECORD = "@dataclass(frozen=True, slots=True, kw_only=True)"
+LAST = "group_port=port) for url, port in pairs)"
+CHANGES = {
+    "fault": (PORT, PORT + "        told = sorted(told)\n"),
+    "nothing": (PORT, PORT + "        pass\n"),
+    "error": (PORT, PORT + "        server.no_such_name\n"),
+    "unreadable": (PORT, PORT + "        (\n"),
+    "fault around functions": (LAST, LAST + "\n\n\npair_servers = lambda server: ()\n"),
+    "nothing around functions": (RECORD, RECORD.replace(", slots=True", "")),
+}
+"""Of the module that pairs servers with ports: what stands there, and what in its place."""
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +125,21 @@ def test_a_hollow_module_keeps_its_names():
     assert change_for("do-nothing", "rollmatch.learn.pack") is not None
 
 
-def test_only_an_assertion_notices_not_an_import_that_fails_and_not_a_change_of_nothing(tmp_path):
-    test = "conformance/scenarios/test_packing.py::test_a_gap_is_filled_exactly"
-    command = [sys.executable, "-c", VERDICTS, test, str(tmp_path)]
+def test_only_an_assertion_notices_and_nothing_but_functions_is_changed_in_place(tmp_path):
+    test = "conformance/scenarios/test_server_connection.py::test_lists_of_one_length_are_paired"
+    command = [sys.executable, "-c", VERDICTS, str(tmp_path), test, json.dumps(CHANGES)]
     code, told = run_to_end(command, tmp_path / "log")
     assert code == 0, told
-    assert re.findall(r"^verdict: (\w+)$", told, re.MULTILINE) == ["passed", "crashed", "killed"]
+    verdicts, apart = json.loads(told.splitlines()[-1])
+    assert verdicts == {
+        "fault": "killed",
+        "nothing": "passed",
+        "error": "crashed",
+        "unreadable": "crashed",
+        "fault around functions": "killed",
+        "nothing around functions": "passed",
+    }
+    assert apart == ["fault around functions", "nothing around functions"]
 
 
 SOURCE = """import os
@@ -157,11 +183,11 @@ def test_what_ran_is_told_by_its_pieces_and_what_did_not_run_is_not():
     ran.watch()
     bind(Claims(found=(), findings=()), load_catalogue())
     ran.stop()
-    told = set(ran.digests())
+    told = set(digests_of(ran.lines()))
     source = (ROOT / "conformance/harness/binding/binding.py").read_text()
     assert {piece.digest for piece in pieces_of(source)} & told
     assert not {piece.digest for piece in pieces_of(path.read_text())} & told
-    assert {piece.digest for piece in pieces_of(path.read_text())} <= set(ran.digests(changed=path))
+    assert {piece.digest for piece in pieces_of(path.read_text())} <= set(digests_of(ran.lines(), changed=path))
 
 
 def test_every_fault_tells_what_its_verdict_rests_on(tmp_path):

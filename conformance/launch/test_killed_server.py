@@ -153,7 +153,6 @@ def test_a_resumed_run_asks_for_every_sample_once_more_and_for_none_less(run):
 
 
 @pytest.mark.scenario("launchers/an-interrupt-leaves-no-orphans")
-@pytest.mark.kills("launcher-beside-its-server")
 def test_an_interrupt_leaves_no_orphans(run):
     assert run.left.num_workers >= 2
     assert run.left.session == []

@@ -54,7 +54,6 @@ def overrides_for(out, variant):
     "vineppo/every-process-generates-and-one-process-sends-weights/two-processes-do-not-wait-for-each-other-at-the-rendezvous"
 )
 @pytest.mark.scenario("vineppo/a-sync-in-the-middle-of-two-processes")
-@pytest.mark.kills("every-rank-joins")
 def test_two_processes_generate_and_one_sends_weights(tmp_path):
     http, group = free_port(), free_port()
     serve = [sys.executable, "-m", "rollmatch.launch.cli", "vllm-serve", "--model", "fixtures/models/tasks"]

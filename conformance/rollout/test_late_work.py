@@ -120,7 +120,7 @@ def seeds_by_server(run):
 
 
 def until(condition):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 8
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)

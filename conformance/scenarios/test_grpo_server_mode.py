@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance.rollout.digits import MODEL, template_of
+from conformance.doubles.engine import install
+from conformance.rollout.digits import MODEL, load_model, template_of
 from conformance.scenarios.configs import LONG, config_with, not_refused, refusal_of
 from conformance.sync.native_double import NativeDouble, serving
 from conformance.sync.test_named_weights import adapted
@@ -128,7 +129,8 @@ def test_a_missing_host_or_port_is_refused():
 
 @pytest.mark.clause("grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#1")
 @pytest.mark.kills("named-server-unasked")
-def test_grpo_takes_its_rollouts_from_the_named_server(tmp_path):
+def test_grpo_takes_its_rollouts_from_the_named_server(tmp_path, monkeypatch):
+    install(load_model(), template_of(), monkeypatch)  # an engine beside it would be found, and need not be a real one
     with (
         serving(NativeDouble({"a": torch.zeros(2)})) as (url,),
         connected(job(url, group_port=1, out=tmp_path)) as asked,
@@ -144,7 +146,7 @@ def test_the_wait_for_the_server_is_limited():
     nobody = f"rlhf.vllm_server_port=[{free_port()}]"
     began, config = (
         time.monotonic(),
-        config_with(*NAMED, nobody, "rlhf.vllm_server_timeout=1", "~.vllm.server.timeout_s=20"),
+        config_with(*NAMED, nobody, "rlhf.vllm_server_timeout=1", "~.vllm.server.timeout_s=7"),
     )
     with pytest.raises(RollmatchError) as caught:
         await_servers(config, Patience())

@@ -40,25 +40,31 @@ def step_of(folder, mode, *overrides, prepare=lambda trainer, servers: None):
 
 
 def hold_back_the_last(trainer, servers):
-    """One call is not answered before two micro-batches of its step were learnt from."""
-    learnt_two, seen = threading.Event(), []
-    learn = trainer.training_step
+    """One call is not answered before two micro-batches of its step were learnt from, or the learner asks for it."""
+    held, seen = threading.Event(), []
+    learn, ask = trainer.training_step, trainer.ring.prefetch.next_part
 
     def counted(model, inputs, totals=None):
         loss = learn(model, inputs, totals)
         seen.append(totals.totals is None)
         if len(seen) == 2:
-            learnt_two.set()
+            held.set()
         return loss
 
+    def asked(step, *, taken):
+        if len(taken) == 3:
+            held.set()
+        return ask(step, taken=taken)
+
     trainer.training_step, trainer.learnt_early = counted, seen
+    trainer.ring.prefetch.next_part = asked
     lock, calls = threading.Lock(), []
 
     def wait(server, ids):
         with lock:
             calls.append(ids)
             is_last = len(calls) == 4
-        assert not is_last or learnt_two.wait(PATIENCE_S)
+        assert not is_last or (held.wait(PATIENCE_S) and len(seen) >= 2)
 
     servers.before_call = wait
 
@@ -171,7 +177,7 @@ def test_the_first_call_comes_after_the_first_committed_update(mode, tmp_path):
 @pytest.mark.clause("prefetch/a-stuck-prefetcher-is-an-error#1")
 @pytest.mark.kills("caller-swallows")
 def test_an_error_at_the_third_request_stops_the_run_within_ten_seconds(tmp_path):
-    trainer, servers = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=50", is_shallow=True)
+    trainer, servers = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=4", is_shallow=True)
     raised, calls = [], []
 
     def fail_third(server, ids):
@@ -186,11 +192,11 @@ def test_an_error_at_the_third_request_stops_the_run_within_ten_seconds(tmp_path
         trainer.train()
     assert caught.value.key == "third"
     assert time.monotonic() - raised[0] < 10
-    assert trainer.slow.num_waits < 100, "a learner that does not wait for rollouts looks between two micro-batches"
+    assert trainer.slow.num_waits < 50, "a learner that does not wait for rollouts looks between two micro-batches"
 
 
 class Slow:
-    """A learner that still learns when the error comes, in a hundred micro-batches of a tenth of a second."""
+    """A learner that still learns when the error comes, in fifty looks, a tenth of a second apart."""
 
     num_waits = 0
 
@@ -200,7 +206,7 @@ def slow_step(trainer):
     compute = trainer.compute_loss
 
     def slowly(model, inputs, *arguments, **named):
-        while trainer.state.global_step == 1 and trainer.slow.num_waits < 100:
+        while trainer.state.global_step == 1 and trainer.slow.num_waits < 50:
             trainer.slow.num_waits += 1
             time.sleep(0.1)
             trainer.ring.check()

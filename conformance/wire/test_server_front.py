@@ -40,6 +40,19 @@ def test_blocks_are_contiguous_even_and_begin_where_least_is_to_be_done(num_draw
     assert [loads[index] for index in order] == sorted(loads)[: len(order)]
 
 
+@pytest.mark.scenario("topologies/one-optimizer-step-on-six-and-two")
+@pytest.mark.kills("one-replica-works")
+def test_six_replicas_share_what_two_ranks_ask():
+    async def run():
+        front = front_of(6)
+        asked = [[*range(10, 22)], [*range(30, 42)]]
+        answered = await asyncio.gather(*(front.draw_all(draws_of(*ids)) for ids in asked))
+        assert [[one.response_token_ids[0] for one, _ in drawn] for drawn in answered] == asked
+        assert [len(replica.drawn) for replica in front.replicas] == [4] * 6
+
+    asyncio.run(run())
+
+
 def test_results_come_in_order_and_one_bad_item_ends_the_others():
     async def run():
         front = front_of()

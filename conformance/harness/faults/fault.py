@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.harness.faults.importer import Change
+
 IMPLEMENTATION = Path(__file__).parents[3] / "impl"
 
 
@@ -36,6 +38,10 @@ class Fault:
     def digest(self) -> str:
         """Changes with seam and replacement; 12 hexadecimal digits."""
         return hashlib.sha256("\0".join((self.seam, self.old, self.new)).encode()).hexdigest()[:12]
+
+    def change_of(self, module: str) -> Change | None:
+        """How a module differs; None where it does not."""
+        return self.apply if module == self.module else None
 
     def apply(self, source: str) -> str:
         """The module's source with the mistake in it. Errors: ``SeamGone``."""

@@ -1,4 +1,4 @@
-"""Imports modules of the implementation from changed source; only where nothing of it is imported yet."""
+"""Imports modules of the implementation from changed source; only where these are not imported yet."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -41,6 +41,7 @@ class ChangedFinder(MetaPathFinder):
 
 def install(change_of: Callable[[str], Change | None]) -> None:
     """From now on, in this process."""
-    loaded = [name for name in sys.modules if name.partition(".")[0] == "rollmatch"]
+    ours = [name for name in sys.modules if name.partition(".")[0] == "rollmatch"]
+    loaded = [name for name in ours if change_of(name) is not None]
     assert not loaded, f"already imported, so that no change would be seen: {loaded[:3]}"
     sys.meta_path.insert(0, ChangedFinder(change_of))

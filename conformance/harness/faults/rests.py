@@ -10,8 +10,9 @@ import ast
 import hashlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -107,25 +108,36 @@ class Ran:
         if id(code) not in self._seen:  # codes compare by all that they hold, which takes long
             self._seen[id(code)] = code
 
-    def digests(self, *, changed: Path | None = None) -> list[str]:
-        """Of the pieces that ran; of the file that a fault has changed, which has other lines, all."""
+    def lines(self) -> dict[str, list[int]]:
+        """File -> where what ran begins."""
         lines: dict[str, set[int]] = {}
         for code in self._seen.values():
             name = code.co_filename
             if name.startswith(OURS) and not name.startswith(HERE) and code.co_flags & IS_FUNCTION:
                 lines.setdefault(name, set()).add(code.co_firstlineno)
-        found = {piece.digest for name, ran in lines.items() for piece in _pieces_at(Path(name), ran)}
-        if changed is not None:
-            found |= {piece.digest for piece in pieces_of(changed.read_text(encoding="utf-8"))}
-        return sorted(found)
+        return {name: sorted(ran) for name, ran in lines.items()}
 
 
-def _pieces_at(path: Path, lines: set[int]) -> Iterator[Piece]:
+def digests_of(lines: Mapping[str, Collection[int]], *, changed: Path | None = None) -> list[str]:
+    """Of the pieces that ran; of the file that a fault has changed, which has other lines, all."""
+    found = {piece.digest for name, ran in lines.items() for piece in _pieces_at(name, ran)}
+    if changed is not None:
+        found |= {piece.digest for piece in _pieces_in(str(changed))}
+    return sorted(found)
+
+
+def _pieces_at(name: str, lines: Collection[int]) -> Iterator[Piece]:
     """Those that hold one of the lines, and what stands around them."""
-    for piece in pieces_of(path.read_text(encoding="utf-8")):
+    for piece in _pieces_in(name):
         first, last = piece.lines
         if piece.lines == AROUND or any(first <= line <= last for line in lines):
             yield piece
+
+
+@cache
+def _pieces_in(name: str) -> list[Piece]:
+    """Of a file; read once, as modules are."""
+    return pieces_of(Path(name).read_text(encoding="utf-8"))
 
 
 def digests_now() -> set[str]:

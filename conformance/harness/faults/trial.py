@@ -1,13 +1,10 @@
 """Tests run in a forked process whose implementation was changed, and what they said."""
 
-import gc
-import io
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,25 +13,16 @@ import pytest
 
 from conformance.harness.faults.fault import Fault
 from conformance.harness.faults.importer import Change, install
-from conformance.harness.faults.rests import Ran
+from conformance.harness.faults.rests import Ran, digests_of
 
 TIMEOUT_S = 400
-PRELOADED = ("numpy", "scipy.optimize", "scipy.special", "pydantic", "hypothesis", "PIL.Image", "pycocotools.mask")
-HEAVY = (
-    *("torch", "torch.distributed", "torch.utils.checkpoint", "peft", "accelerate", "rich.console", "jinja2", "yaml"),
-    *("transformers.trainer", "transformers.trainer_callback", "transformers.integrations.sdpa_attention"),
-    *("transformers.models.auto.processing_auto", "transformers.models.qwen3_vl.modeling_qwen3_vl"),
-    *("transformers.models.qwen3_vl.processing_qwen3_vl", "transformers.models.qwen3.modeling_qwen3"),
-    *("transformers.generation.utils", "transformers.models.qwen2.tokenization_qwen2"),
-    *("requests", "fastapi", "fastapi.testclient", "uvicorn", "prometheus_client", "msgspec", "xxhash", "anyio"),
-    *("_pytest.helpconfig", "_pytest.junitxml", "_pytest.skipping", "_pytest.faulthandler", "_pytest.pastebin"),
-    *("_pytest.unittest", "_pytest.warnings", "_pytest.setupplan", "_pytest.threadexception", "tomllib._parser"),
-    *("PIL.PngImagePlugin", "torch.utils.serialization.config", "transformers.tokenization_mistral_common"),
-)
-PROCESSOR = Path(__file__).parents[3] / "fixtures/models/digits"
-"""Loading one makes transformers look through all its models."""
 LEFT_OUT = ("conformance.harness.binding.plugin", "conformance.garbage", "unraisableexception", "cacheprovider")
 """Plugins that a trial does without: one reads the whole specification, two look for garbage in all that is loaded."""
+OPTIONS = (
+    *("-q", "--tb=no", "--no-header", "--import-mode=importlib", "--disable-plugin-autoload", "--assert=plain"),
+    *("-o", "addopts=", *(word for name in LEFT_OUT for word in ("-p", f"no:{name}"))),
+)
+WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 REACH = Path(__file__).with_name("reach")
 ASSERTIONS = ("AssertionError", "Failed")
 """What an assertion raises; pytest's ``raises`` fails by the second. Anything else is a crash and shows little."""
@@ -49,6 +37,24 @@ class Outcome:
     """``passed``, ``killed`` by an assertion, ``crashed``, or ``skipped``."""
     said: str
     """The line of the test that failed, or the error it crashed with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A fault or a subject, and the tests that are to notice it."""
+
+    name: str
+    tests: Sequence[str]
+    change_of: Callable[[str], Change | None]
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Of a trial: test -> what it said, and what the verdicts rest on (nothing where there was no answer)."""
+
+    outcomes: dict[str, Outcome]
+    rests: list[str]
 
 
 class Listener:
@@ -73,7 +79,7 @@ class Listener:
         )
         settings.load_profile("faults")
 
-    @pytest.hookimpl(wrapper=True)
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Any:
         self.ran.watch()
         try:
@@ -106,23 +112,7 @@ def _failed(test: str, call: pytest.CallInfo[None]) -> Outcome:
     return Outcome(test=test, verdict="crashed", said=f"{name}: {str(call.excinfo.value)[:120]}")
 
 
-def preload() -> None:
-    """Import what every trial would import anyway, once; nothing of the implementation."""
-    for name in (*PRELOADED, *HEAVY):
-        __import__(name)
-    sys.modules["transformers.models.auto.processing_auto"].AutoProcessor.from_pretrained(PROCESSOR)
-    gc.freeze()
-
-
-def reach_children(fault_id: str) -> None:
-    """Let processes that are started from here have the fault, too; engines that they fork have it anyway."""
-    os.environ["ROLLMATCH_FAULT"] = fault_id
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(REACH), os.environ.get("PYTHONPATH"))))
-
-
-def start_trial(
-    tests: Sequence[str], change_of: Callable[[str], Change | None], out: Path, *, fault: Fault | None = None
-) -> int:
+def start_trial(trial: Trial, out: Path, run: "Run | None" = None) -> int:
     """Fork; the child runs the tests, writes what they said to ``out`` and ends. Returns the child's id."""
     child = os.fork()
     if child:
@@ -131,46 +121,65 @@ def start_trial(
     try:
         signal.signal(signal.SIGALRM, signal.default_int_handler)  # so that what a test has started is ended
         signal.alarm(TIMEOUT_S)
-        if fault is not None:
-            reach_children(fault.fault_id)
-        told = io.StringIO()
-        with redirect_stdout(told), redirect_stderr(told):
-            listener = _run(tests, change_of)
-        out.write_text(json.dumps(_answer(listener, fault) | {"told": told.getvalue()[-4000:]}))
+        if trial.fault is not None:
+            _reach_children(trial.fault.fault_id)
+        speak_into(_told(out))
+        listener = (run or run_apart)(trial)
+        out.write_text(json.dumps(_answer(listener)))
         status = 0
     finally:
         sys.stdout.flush()
         os._exit(status)
 
 
-def _answer(listener: Listener, fault: Fault | None) -> dict[str, Any]:
-    outcomes = [asdict(each) for each in listener.outcomes.values()]
-    return {"outcomes": outcomes, "rests": listener.ran.digests(changed=fault.path) if fault is not None else []}
-
-
-def read_trial(out: Path, tests: Sequence[str]) -> dict[str, Outcome]:
-    """Test -> what it said; a test that said nothing crashed with all others (a timeout, an import that failed)."""
-    stored = _stored(out)
-    said = {each["test"]: Outcome(**each) for each in stored["outcomes"]}
-    lines = [line for line in stored["told"].split("\n") if line.strip()]
-    silent = f"nothing was said: {lines[-1][:160] if lines else ''}"
-    return {test: said.get(test, Outcome(test=test, verdict="crashed", said=silent)) for test in tests}
-
-
-def read_ran(out: Path) -> list[str]:
-    """What the verdicts rest on; nothing where there was no answer."""
-    return list(_stored(out)["rests"])
-
-
-def _stored(out: Path) -> dict[str, Any]:
-    nothing = {"outcomes": [], "rests": [], "told": "no answer in time"}
-    return dict(json.loads(out.read_text())) if out.exists() else nothing
-
-
-def _run(tests: Sequence[str], change_of: Callable[[str], Change | None]) -> Listener:
-    install(change_of)
+def run_apart(trial: Trial) -> Listener:
+    """The tests in a pytest of their own; what is changed is imported changed."""
+    install(trial.change_of)
     listener = Listener()
-    options = ("-q", "--tb=no", "--no-header", "--import-mode=importlib", "--disable-plugin-autoload", "--assert=plain")
-    without = [word for name in LEFT_OUT for word in ("-p", f"no:{name}")]
-    pytest.main([*options, "-o", "addopts=", *without, *tests], plugins=[listener])
+    pytest.main([*OPTIONS, *trial.tests], plugins=[listener])
     return listener
+
+
+Run = Callable[[Trial], Listener | None]
+"""Returns None, having done nothing, where it cannot run that trial."""
+
+
+def _reach_children(fault_id: str) -> None:
+    """Let processes that are started from here have the fault, too; engines that they fork have it anyway."""
+    os.environ["ROLLMATCH_FAULT"] = fault_id
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(REACH), os.environ.get("PYTHONPATH"))))
+
+
+def speak_into(path: Path) -> None:
+    """Whatever this process and those it starts write; and nobody types."""
+    for standard, target, how in ((0, os.devnull, os.O_RDONLY), (1, path, WRITE), (2, path, WRITE)):
+        opened = os.open(target, how, 0o666)
+        os.dup2(opened, standard)
+        os.close(opened)
+
+
+def _told(out: Path) -> Path:
+    return out.with_suffix(".told")
+
+
+def _answer(listener: Listener | None) -> dict[str, Any]:
+    if listener is None:
+        return {"refused": True, "outcomes": [], "ran": {}}
+    outcomes = [asdict(each) for each in listener.outcomes.values()]
+    return {"refused": False, "outcomes": outcomes, "ran": listener.ran.lines()}
+
+
+def read_trial(out: Path, trial: Trial) -> Answer | None:
+    """What was said; a test that said nothing crashed with all others (a timeout, an import that failed).
+
+    None where the trial was refused: it has to run apart.
+    """
+    stored = json.loads(out.read_text()) if out.exists() else {"refused": False, "outcomes": [], "ran": {}}
+    if stored["refused"]:
+        return None
+    said = {each["test"]: Outcome(**each) for each in stored["outcomes"]}
+    lines = [line for line in _told(out).read_text(errors="replace").split("\n") if line.strip()]
+    silent = f"nothing was said: {lines[-1][:160] if lines else 'no answer in time'}"
+    outcomes = {test: said.get(test, Outcome(test=test, verdict="crashed", said=silent)) for test in trial.tests}
+    rests = digests_of(stored["ran"], changed=trial.fault.path) if stored["ran"] and trial.fault else []
+    return Answer(outcomes=outcomes, rests=rests)

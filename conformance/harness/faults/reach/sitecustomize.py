@@ -12,6 +12,5 @@ if fault_id := os.environ.get(FAULT_VARIABLE):
     from conformance.harness.faults.bank import BANK
     from conformance.harness.faults.importer import install
 
-    fault = BANK[fault_id]
-    install(lambda module: fault.apply if module == fault.module else None)
+    install(BANK[fault_id].change_of)
     sys.path.remove(ROOT)
