@@ -18,7 +18,7 @@ from rollmatch.errors import LaunchError
 
 PINS = Path(__file__).parent / "openspec"
 VERSION: str = json.loads((PINS / "package.json").read_text(encoding="utf-8"))["dependencies"]["@fission-ai/openspec"]
-BRIDGE = PINS / "merge_bridge.mjs"
+BRIDGE, CALLS = PINS / "merge_bridge.mjs", PINS / "calls.mjs"
 CALL_TIMEOUT_S = 60
 INSTALL_TIMEOUT_S = 300
 
@@ -73,7 +73,20 @@ def install() -> Path:
 
 def call(arguments: Sequence[str], *, cwd: Path) -> subprocess.CompletedProcess[str]:
     """One call of the tool, without telemetry and with a home folder of its own. Errors: ``OpenspecMissing``."""
-    command = ["node", str(package_folder() / "bin" / "openspec.js"), *arguments]
+    return _run(["node", str(package_folder() / "bin" / "openspec.js"), *arguments], cwd)
+
+
+def call_all(calls: Sequence[Sequence[str]], *, cwd: Path) -> list[tuple[int, str]]:
+    """Exit code and output of calls one after the other, by one Node process; stops where one ends the process.
+
+    Errors: ``OpenspecMissing``.
+    """
+    done = _run(["node", str(CALLS), str(package_folder()), json.dumps(calls)], cwd)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    return [(each["code"], each["stdout"]) for each in told]
+
+
+def _run(command: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         cwd=cwd,

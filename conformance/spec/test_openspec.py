@@ -8,13 +8,14 @@ from hypothesis import given, settings
 
 from conformance.harness import openspec_tool
 from conformance.harness.merge import merge
-from conformance.harness.openspec_tool import MergeBridge, OpenspecMissing, call, package_folder
+from conformance.harness.openspec_tool import MergeBridge, OpenspecMissing, call, call_all, package_folder
 from conformance.harness.replay import OPENSPEC, archived_changes, spec_files
 from conformance.harness.spec_error import MergeRefused, PurposeUnclear
 from conformance.spec.deltas import edits
 from conformance.spec.test_merge import ACCEPTED, ALPHA, BASE, LOOSE_HEADER, REFUSED, TWICE
 
 CHANGE = "2020-01-01-begin"
+VALIDATE = ("validate", "--strict", "--no-interactive", "--json")
 
 
 def judged(arguments, cwd):
@@ -36,15 +37,18 @@ def test_the_tool_is_of_the_pinned_version(tmp_path):
 @pytest.mark.openspec
 def test_archiving_all_changes_with_the_tool_gives_the_committed_files_byte_for_byte(tmp_path):
     (tmp_path / "openspec" / "specs").mkdir(parents=True)
+    names = [change.name for change in archived_changes()]
     for change in archived_changes():
         shutil.copytree(change, tmp_path / "openspec" / "changes" / change.name)
-        valid = judged(["validate", change.name, "--type", "change", "--strict", "--no-interactive"], tmp_path)
-        assert valid[0] == 0, valid[1]
-        assert "Archive would refuse" not in json.dumps(valid[1])
-        status, told = judged(["archive", change.name, "--yes"], tmp_path)
-        assert status == 0, told
-        assert told["archive"]["archivedAs"] == change.name
-        assert not told["archive"].get("warnings")
+    ways = [(VALIDATE[0], name, "--type", "change", *VALIDATE[1:]) for name in names]
+    archives = [("archive", name, "--yes", "--json") for name in names]
+    told = call_all([each for pair in zip(ways, archives, strict=True) for each in pair], cwd=tmp_path)
+    assert [code for code, _ in told] == [0] * 2 * len(names), told
+    for name, (_, valid), (_, archived) in zip(names, told[::2], told[1::2], strict=True):
+        assert "Archive would refuse" not in valid
+        assert json.loads(valid)["summary"]["totals"]["passed"] == 1
+        archive = json.loads(archived)["archive"]
+        assert (archive["archivedAs"], archive.get("warnings") or []) == (name, [])
     made = {capability: path.read_bytes() for capability, path in spec_files(tmp_path / "openspec").items()}
     assert made == {capability: path.read_bytes() for capability, path in spec_files(OPENSPEC).items()}
 
