@@ -205,6 +205,7 @@ def test_a_sound_result_ends_in_one_line_feed_and_is_left_alone_by_a_delta_about
         return
     assert result.endswith("\n")
     assert not result.endswith("\n\n")
-    if not structure_flaws(result) and fences_close(result):
+    # A base without requirements is taken over as it stands, carriage returns included; what is read again has none.
+    if "\r" not in result and not structure_flaws(result) and fences_close(result):
         untouched = "## REMOVED Requirements\n### Requirement: Nobody has this name\n"
         assert merged(untouched, result) == result
