@@ -77,15 +77,21 @@ def test_a_list_of_gpus_holds_numbers_or_the_drivers_names():
     assert parse_gpus("3, 1,GPU-ab12") == ("3", "1", "GPU-ab12")
 
 
+@pytest.fixture
+def looks_often(monkeypatch):
+    """A launcher that asks seven times a second."""
+    monkeypatch.setattr("rollmatch.launch.await_servers.LOOK_S", 0.15)
+
+
 @pytest.mark.scenario("launchers/the-server-comes-up-in-time")
 @pytest.mark.clause("launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#1")
 @pytest.mark.kills("one-look-at-the-server")
-def test_a_server_that_comes_up_in_time_is_waited_for():
-    with serving(after_s=3) as url:
+def test_a_server_that_comes_up_in_time_is_waited_for(looks_often):
+    with serving(after_s=0.9) as url:
         began = time.monotonic()
         with not_refused():
             await_servers(config_for(url, SIZES), Patience(timeout_s=30))
-    assert 2.0 < time.monotonic() - began < 20
+    assert 0.6 < time.monotonic() - began < 20
 
 
 @pytest.mark.scenario("launchers/the-server-does-not-come-up")
@@ -100,8 +106,8 @@ def test_a_server_that_does_not_come_up_ends_the_waiting_in_time(nobody):
 
 
 @pytest.mark.clause("launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#3")
-def test_the_end_of_the_servers_process_ends_the_waiting(nobody):
-    server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
+def test_the_end_of_the_servers_process_ends_the_waiting(nobody, looks_often):
+    server = subprocess.Popen(["sleep", "0.4"])
     began = time.monotonic()
     with pytest.raises(ServerProcessDied) as caught:
         await_servers(config_for(nobody), Patience(timeout_s=60, server_pid=server.pid))
@@ -153,7 +159,9 @@ def test_a_child_killed_by_a_signal_is_told_as_shells_do():
     assert run_child([sys.executable, "-c", kill], {}) == 128 + signal.SIGKILL
 
 
-LAUNCHER = "import sys; from rollmatch.launch.child import run_child; sys.exit(run_child(sys.argv[1:], {}, grace_s=3))"
+LAUNCHER = (
+    "import sys; from rollmatch.launch.child import run_child; sys.exit(run_child(sys.argv[1:], {}, grace_s=0.5))"
+)
 STUBBORN = """
 import signal, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"], start_new_session=True)
@@ -177,7 +185,7 @@ def test_a_signal_leaves_nobody_behind_even_of_a_child_that_ignores_it():
 def test_two_gpus_are_two_ranks_and_a_signal_leaves_a_checkpoint(tmp_path):
     out = tmp_path / "run"
     overrides = (*HF, f"training.output_dir={out}", "training.max_steps=500", "training.per_device_train_batch_size=2")
-    few = ("training.eval_scenes=2", "training.save_steps=1000", "custom.extra.rollout_matching.max_new_tokens=16")
+    few = ("training.eval_scenes=2", "training.save_steps=1000", "custom.extra.rollout_matching.max_new_tokens=8")
     with started(train_command(*overrides, *few, flags=("--gpus", "0,1")), tmp_path / "told.txt") as running:
         running.wait_until(lambda: len(journal_of(out, "step")) >= 1)
         os.kill(running.process.pid, signal.SIGINT)

@@ -28,7 +28,7 @@ def command_of(folder, name, *, flags=()):
             f"training.save_steps={SAVE_STEPS}",
         ),
         *("training.per_device_train_batch_size=4", "training.save_total_limit=null", "training.eval_scenes=2"),
-        "custom.extra.rollout_matching.max_new_tokens=16",
+        "custom.extra.rollout_matching.max_new_tokens=8",
         *("custom.extra.rollout_matching.decoding.temperature=0.7", "training.learning_rate=1e-3"),
         "global_max_length=330",  # rows of two or three segments: some wait
     )

@@ -10,9 +10,9 @@ from conformance.rollout.logprobs import TOLERANCE, farthest_apart
 from rollmatch.rollout.backend import Decoding, RolloutsMissing, check_answers
 from rollmatch.rollout.hf import HfBackend
 
-SAMPLED = Decoding(max_new_tokens=24, temperature=1.0)
-BRIEF = Decoding(max_new_tokens=24)
-"""An object and a half: what one row does to another shows from the first token on."""
+SAMPLED = Decoding(max_new_tokens=16, temperature=1.0)
+BRIEF = Decoding(max_new_tokens=16)
+"""Up to two coordinates: what one row does to another shows from the first token on."""
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +25,18 @@ def brief_16(backend_of, requests_16):
     return backend_of(16).generate(requests_16, BRIEF)
 
 
-def test_every_request_is_answered_in_order_with_the_prompt_the_learner_teaches(greedy_16, requests_16, template):
-    assert [r.request_id for r in greedy_16] == [request.request_id for request in requests_16]
-    for request, rollout in zip(requests_16, greedy_16, strict=True):
+def test_every_request_is_answered_in_order_with_the_prompt_the_learner_teaches(brief_16, requests_16, template):
+    assert [r.request_id for r in brief_16] == [request.request_id for request in requests_16]
+    for request, rollout in zip(requests_16, brief_16, strict=True):
         features = template.image_features(request.sample)
         assert rollout.prompt_token_ids == template.expand(request.prompt_token_ids, features)
         assert rollout.prompt_token_ids.count(template.image_id) == 16  # 128 x 128 pixels, patches of 16, merged 2 x 2
 
 
-def test_rollouts_follow_their_request_and_not_its_place(greedy_16, requests_16, backend_of):
-    turned = backend_of(16).generate(requests_16[::-1], GREEDY)
-    assert turned == greedy_16[::-1]
-    assert len(set(tokens(greedy_16))) > 8, "scenes look alike: a mix-up would not show"
+def test_rollouts_follow_their_request_and_not_its_place(brief_16, requests_16, backend_of):
+    turned = backend_of(16).generate(requests_16[::-1], BRIEF)
+    assert turned == brief_16[::-1]
+    assert len(set(tokens(brief_16))) > 8, "scenes look alike: a mix-up would not show"
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
@@ -112,7 +112,7 @@ def test_sampling_is_repeatable_from_its_seed_and_leaves_the_learners_random_sta
 
 def test_every_microbatch_samples_from_a_seed_of_its_own(backend_of):
     twice = [dataclasses.replace(r, sample=scenes()[0]) for r in requests_for(scenes()[:6])]
-    hot = Decoding(max_new_tokens=24, temperature=2.0)
+    hot = Decoding(max_new_tokens=8, temperature=2.0)
     assert len(set(tokens(backend_of(1).generate(twice, hot)))) == 6
 
 
@@ -123,8 +123,8 @@ def test_zero_temperature_takes_no_random_number(backend_of, requests_16):
 
 
 def test_top_k_of_one_is_greedy_and_all_tokens_is_not(backend_of, requests_16):
-    greedy = tokens(backend_of(4).generate(requests_16[:4], Decoding(max_new_tokens=24)))
-    hot = Decoding(max_new_tokens=24, temperature=2.0)
+    greedy = tokens(backend_of(4).generate(requests_16[:4], Decoding(max_new_tokens=8)))
+    hot = Decoding(max_new_tokens=8, temperature=2.0)
     narrow, wide = dataclasses.replace(hot, top_k=1), dataclasses.replace(hot, top_k=-1)
     assert tokens(backend_of(4).generate(requests_16[:4], narrow)) == greedy
     assert tokens(backend_of(4).generate(requests_16[:4], wide)) != greedy
@@ -147,7 +147,7 @@ def test_placeholders_of_images_are_never_sampled(template, monkeypatch):
     def some_banned(decoding):
         return {token for response in tokens(backend.generate(requests, decoding)) for token in response} & {*banned}
 
-    assert not some_banned(Decoding(max_new_tokens=24))
+    assert not some_banned(Decoding(max_new_tokens=8))
     assert not some_banned(SAMPLED)
     monkeypatch.setattr(template, "banned_ids", ())
     assert some_banned(SAMPLED), "nothing favours the placeholders: the ban was not tried"
@@ -231,8 +231,8 @@ def test_no_request_is_no_rollout(backend_of):
 
 
 @pytest.mark.parametrize("wrong", ["missing", "swapped", "doubled"])
-def test_answers_that_do_not_fit_the_requests_are_refused(wrong, requests_16, greedy_16):
-    requests, answers = requests_16[:3], greedy_16[:3]
+def test_answers_that_do_not_fit_the_requests_are_refused(wrong, requests_16, brief_16):
+    requests, answers = requests_16[:3], brief_16[:3]
     check_answers(requests, answers)
     broken, key = {
         "missing": (answers[:2], "0.0.2"),
