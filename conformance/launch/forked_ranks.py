@@ -1,8 +1,9 @@
 """Two ranks as torchrun starts them, but that fork from this process, and so have loaded what it has.
 
     python -m conformance.launch.forked_ranks SCRIPT ARGUMENT...
+    python -m conformance.launch.forked_ranks -m MODULE ARGUMENT...
 
-Each runs the script with the ranks' environment; where one fails the other is ended, as by torchrun.
+Each runs it with the ranks' environment; where one fails the other is ended, as by torchrun.
 """
 
 import os
@@ -24,9 +25,13 @@ def start(rank: int, place: dict[str, str], words: list[str]) -> int:
     if process_id := os.fork():
         return process_id
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)} | place
-    sys.argv[:] = words
+    is_module = words[0] == "-m"
+    sys.argv[:] = words[is_module:]
     try:
-        runpy.run_path(words[0], run_name="__main__")
+        if is_module:
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(words[0], run_name="__main__")
     except BaseException:  # noqa: BLE001 - nothing may go on into the parent's code
         traceback.print_exc()
         leave(1)

@@ -25,8 +25,6 @@ from conformance.trainer.small_run import events, make_trainer, step_between, we
 from rollmatch.launch.run_directory import last_checkpoint
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
-ACCELERATE = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
-"""``--multi_gpu`` means several processes here: ``accelerate launch --cpu`` starts only one without MPI."""
 TWO_STEPS = (
     *("training.packing=true", "training.max_steps=2", "training.learning_rate=0.1"),
     "custom.extra.rollout_matching.max_new_tokens=16",
@@ -108,20 +106,14 @@ def test_an_evaluation_over_two_ranks_counts_every_scene_once(two_ranks, one_ran
         }
 
 
-def rank_of(process):
-    return process.environ().get("RANK")
-
-
 def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(tmp_path):
-    """Under ``accelerate launch``, through the command line."""
+    """Through the command line."""
     out = tmp_path / "run"
     overrides = (*HF, f"training.output_dir={out}", "training.max_steps=500", "training.per_device_train_batch_size=2")
     narrow = ("global_max_length=330", "training.eval_scenes=2", "custom.extra.rollout_matching.max_new_tokens=8")
-    with started(
-        train_command(*overrides, *narrow, launcher=ACCELERATE), tmp_path / "told.txt", loaded=LEARNER
-    ) as running:
+    with started(train_command(*overrides, *narrow, launcher=FORKED), tmp_path / "told.txt", loaded=LEARNER) as running:
         running.wait_until(lambda: len(journal_of(out, "step")) >= 2)
-        (second,) = (p for p in psutil.Process(running.process.pid).children(recursive=True) if rank_of(p) == "1")
+        _, second = sorted(psutil.Process(running.process.pid).children(), key=lambda rank: rank.create_time())
         second.send_signal(signal.SIGINT)
         running.wait()
     stops = journals_of(out, "interrupted", num_ranks=2)
