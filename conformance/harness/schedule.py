@@ -10,6 +10,7 @@ Ordinary blocking code becomes a rank by ``as_rank``: it runs in a thread that i
 """
 
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -142,8 +143,10 @@ def _may_go_on(action: Action) -> bool:
     return action.condition is None or action.condition()
 
 
-def explore(make_world: Callable[[], World], *, max_states: int = 100_000) -> Exploration:
-    """Try every order. Stops an order where something is wrong, and goes on with the others."""
+def explore(
+    make_world: Callable[[], World], *, max_states: int = 100_000, until: Callable[[str], bool] = lambda problem: False
+) -> Exploration:
+    """Try every order. Stops an order where something is wrong, and goes on with the others, ``until`` it is that."""
     troubles: list[Trouble] = []
     orders: dict[Hashable, int] = {}
 
@@ -157,6 +160,8 @@ def explore(make_world: Callable[[], World], *, max_states: int = 100_000) -> Ex
                 enabled = []
             orders[state] = 0 if enabled else 1
             for rank in enabled:
+                if troubles and until(troubles[-1].problem):
+                    break
                 further = (*choices, rank)
                 if rank == enabled[0]:
                     walk.step(rank)  # the others walk here from the start once more
@@ -181,8 +186,10 @@ class _Turns:
         self.answer: Any = None
         self.abandoned = False
         self.failure: BaseException | None = None
-        self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
-        threading.Thread(target=self._run, daemon=True).start()
+        self._turn, self._back = threading.Lock(), threading.Lock()  # held by who must wait: each turn is given once
+        self._turn.acquire()
+        self._back.acquire()
+        start_new_thread(self._run, ())
 
     def resume(self, answer: Any) -> Action | None:
         """Let the thread go on to its next action; None when it has ended."""
