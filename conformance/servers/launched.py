@@ -12,10 +12,14 @@ from pathlib import Path
 import psutil
 import requests
 
+from conformance.servers.survivor import Survivor
+
 START_TIMEOUT_S, END_TIMEOUT_S = 400.0, 20.0
 TAIL = 3000
 """Characters of its output that a failure shows."""
 _RUNNING: set["Launched"] = set()
+_SURVIVOR = Survivor()
+"""Ends them all where this process is ended itself."""
 
 
 def running_cpu_s() -> float:
@@ -40,6 +44,7 @@ class Launched:
                 self.words, cwd=log.parent, env=os.environ | dict(environment), stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
+        _SURVIVOR.tell(self.process.pid)
         _RUNNING.add(self)
 
     def wait_ready(self, health: str) -> None:
