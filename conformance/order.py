@@ -10,6 +10,12 @@ from typing import Any
 import pytest
 
 ROOMS_OF_PROCESSES = ("launch", "trainer")
+WAITING = {
+    *(f"conformance/servers/test_{name}.py" for name in ("judging", "lanes")),
+    *(f"conformance/wire/test_{name}.py" for name in ("client_scenarios", "client_session", "server_scenarios")),
+    "conformance/sync/test_native_sender.py",
+}
+"""Files that wait more than they compute: several workers begin them early, beside what computes."""
 SHARED = {"instance", "engine_backend"}
 """Fixtures that start an engine for a whole session."""
 SHARING = {
@@ -34,8 +40,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _how_slow(item: pytest.Item) -> int:
     """Quick, processes, other engines, all that share one (many files, one worker), whole runs."""
-    starts_processes = item.path.parent.name in ROOMS_OF_PROCESSES
-    if item.nodeid.partition("::")[0] in SHARING:
+    path = item.nodeid.partition("::")[0]
+    starts_processes = item.path.parent.name in ROOMS_OF_PROCESSES or path in WAITING
+    if path in SHARING:
         return 3
     if item.get_closest_marker("slow"):
         return 4

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conformance.order import SHARING, pytest_collection_modifyitems, pytest_xdist_make_scheduler
+from conformance.order import SHARING, WAITING, pytest_collection_modifyitems, pytest_xdist_make_scheduler
 
 
 def item(path, *fixtures, marker=None):
@@ -19,6 +19,7 @@ def item(path, *fixtures, marker=None):
 
 QUICK, PROCESSES = item("conformance/learn/test_pack.py"), item("conformance/launch/test_train_resume.py")
 SHARER = item("conformance/wire/test_engine_sync.py", "instance", marker="engine")
+WAITS = item("conformance/wire/test_client_scenarios.py")
 OWN = item("conformance/wire/test_engine_stock.py", marker="engine")
 WHOLE, SLOW = item("conformance/launch/test_run.py", marker="engine"), item("conformance/test_it.py", marker="slow")
 
@@ -28,10 +29,10 @@ def test_quick_tests_come_first_alone_and_last_among_workers(monkeypatch, worker
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     if worker:
         monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
-    items = [WHOLE, SHARER, QUICK, OWN, SLOW, PROCESSES]
+    items = [WHOLE, SHARER, QUICK, OWN, SLOW, PROCESSES, WAITS]
     pytest_collection_modifyitems(items)
-    expected = [*(WHOLE, SLOW), SHARER, OWN, PROCESSES, QUICK]
-    assert items == (expected if worker else [QUICK, PROCESSES, OWN, SHARER, WHOLE, SLOW])
+    expected = [*(WHOLE, SLOW), SHARER, OWN, PROCESSES, WAITS, QUICK]
+    assert items == (expected if worker else [QUICK, PROCESSES, WAITS, OWN, SHARER, WHOLE, SLOW])
 
 
 def test_a_file_that_shares_an_engine_and_does_not_say_so_is_refused():
@@ -47,5 +48,5 @@ def test_files_that_share_an_engine_have_one_worker():
     assert not config.option.loadscopereorder  # the order of files is ours
     assert {scheduler._split_scope(f"{path}::test_one") for path in SHARING} == {"engines"}
     assert scheduler._split_scope(QUICK.nodeid) == "conformance/learn/test_pack.py"
-    assert all(Path(path).exists() for path in SHARING)
+    assert all(Path(path).exists() for path in SHARING | WAITING)
     assert pytest_xdist_make_scheduler(SimpleNamespace(getvalue={"dist": "load"}.get), None) is None
