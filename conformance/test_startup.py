@@ -72,7 +72,7 @@ import sys
 from rollmatch.startup import loading
 
 with loading():
-    from transformers import GenerationMixin
+    import transformers.generation.candidate_generator
 assert "scipy.stats" not in sys.modules
 assert "sklearn" not in sys.modules
 import sklearn.metrics

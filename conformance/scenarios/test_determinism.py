@@ -19,8 +19,7 @@ def run(folder, *overrides):
         folder,
         "training.seed=7",
         "training.max_steps=3",
-        "training.save_steps=1",
-        "training.save_total_limit=null",
+        "custom.extra.rollout_matching.max_new_tokens=12",
         *overrides,
     )
     watcher = RunWatcher(None, min_fill=None)
@@ -36,7 +35,7 @@ def told(trainer, *fields):
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
     folder = tmp_path_factory.mktemp("first")
-    trainer = run(folder)
+    trainer = run(folder, "training.save_steps=1", "training.save_total_limit=null")
     trainer.train()
     return trainer, folder
 
