@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from conformance.launch.forked import LEARNER
 from conformance.launch.started import HF, finish, journal_of, started, train_command
-from conformance.rollout.digits import ROOT
+from conformance.rollout.digits import ROOT, write_cut
 from rollmatch.launch.run_directory import last_checkpoint
 
 NUM_STEPS, NUM_SAMPLES, STEPS_OF_EPOCH, SAVE_STEPS = 8, 10, 3, 3
@@ -21,7 +21,12 @@ NUM_STEPS, NUM_SAMPLES, STEPS_OF_EPOCH, SAVE_STEPS = 8, 10, 3, 3
 
 def command_of(folder, name, *, flags=()):
     overrides = (
-        *(*HF, f"custom.train_jsonl={folder}/train.jsonl", f"custom.image_root={ROOT}/fixtures/digits"),
+        *(
+            *HF,
+            f"model.model={folder}/model",
+            f"custom.train_jsonl={folder}/train.jsonl",
+            f"custom.image_root={ROOT}/fixtures/digits",
+        ),
         *(
             f"training.output_dir={folder / name}",
             f"training.max_steps={NUM_STEPS}",
@@ -37,8 +42,9 @@ def command_of(folder, name, *, flags=()):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Holds a data set of a few samples."""
+    """Holds a data set of a few samples, and a model of a few layers."""
     folder = tmp_path_factory.mktemp("resumed")
+    write_cut(folder / "model")
     lines = (ROOT / "fixtures/digits/train.jsonl").read_text().splitlines(keepends=True)
     (folder / "train.jsonl").write_text("".join(lines[:NUM_SAMPLES]))
     return folder

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import TrainerCallback
 
-from conformance.rollout.digits import load_digits, scenes
+from conformance.rollout.digits import cut, load_digits, scenes
 from conformance.rollout.remembered import Remembered
 from rollmatch.config import RunConfig
 from rollmatch.journal import Journal, read_journal
@@ -58,7 +58,7 @@ def make_trainer(folder: Path, *overrides: str, samples=None, eval_samples=None,
 
 
 def assembled(config: RunConfig, samples, eval_samples, *, callbacks=None, is_shallow=False) -> RolloutTrainer:
-    """With a journal below the run's directory; a shallow policy writes nothing sensible, in a third of the time."""
+    """With a journal below the run's directory; a shallow policy has two layers."""
     folder, arguments = Path(config.training.output_dir), make_arguments(config)
     ranks = Ranks.from_environment()
     journal = Journal(folder / (JOURNAL if ranks.is_primary else f"journal-rank{ranks.rank}.jsonl"), rank=ranks.rank)
@@ -87,13 +87,6 @@ def read(config: RunConfig) -> tuple[torch.nn.Module, Template]:
         _READ[kind] = model, make_template(config)
     model, template = _READ[kind]
     return copy.deepcopy(model), template
-
-
-def cut(model: torch.nn.Module) -> None:
-    """Leave two of five layers."""
-    text = model.model.language_model
-    text.layers = text.layers[:2]
-    text.config.num_hidden_layers = len(text.layers)
 
 
 def trained(folder: Path, *overrides: str, **arguments) -> tuple[RolloutTrainer, torch.Tensor]:
