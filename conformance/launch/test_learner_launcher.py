@@ -43,7 +43,7 @@ def serving(world_size=3, *, after_s=0.0):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Routes)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:

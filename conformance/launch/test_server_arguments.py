@@ -114,7 +114,7 @@ class SlowServer(BaseHTTPRequestHandler):
 def slow_server():
     kind = type("Slow", (SlowServer,), {})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     yield kind, server.server_address[1]
     server.shutdown()
 
