@@ -14,14 +14,14 @@ from rollmatch.sync.fence import Fence
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
     """Times of real steps in seconds: ``finish_s[step][place]`` from the window's request to a sample's answer,
-    ``learn_s[step]`` of learning from a window, ``early_factor`` what learning before the totals are known costs."""
+    ``learn_s[step]`` of learning from a window, ``forward_share`` what of it is forward."""
 
     num_servers: int
     num_parts: int
     finish_s: tuple[tuple[float, ...], ...]
     learn_s: tuple[float, ...]
     sync_s: float
-    early_factor: float
+    forward_share: float
 
     @property
     def size(self) -> int:
@@ -32,6 +32,17 @@ class Recorded:
 
     def part_s(self, step: int) -> float:
         return self.learn_s[step] / self.num_parts
+
+    def forward_s(self, step: int) -> float:
+        return self.forward_share * self.part_s(step)
+
+    def backward_s(self, step: int) -> float:
+        return self.part_s(step) - self.forward_s(step)
+
+    @property
+    def early_factor(self) -> float:
+        """What a micro-batch with two backward passes costs more than with one."""
+        return 2.0 - self.forward_share
 
 
 class QuietMonitor(ScheduledMonitor):
@@ -66,10 +77,11 @@ class TimedServers:
 class TimedRun:
     """``mode`` as in the configuration; ``begins`` are the times at which steps began, the last is the end."""
 
-    def __init__(self, recorded, mode, *, max_staleness=1):
+    def __init__(self, recorded, mode, *, max_staleness=1, graphs_kept=1):
         self.recorded, self.clock, self.monitor = recorded, VirtualTime(), QuietMonitor()
         self.servers = TimedServers(self.monitor, self.clock, recorded)
         self.num_steps, self.begins, self.lead = len(recorded.learn_s), [], max_staleness
+        self.graphs_kept, self.num_kept = graphs_kept, 0
         callers = recorded.num_parts if mode == "stream" else max_staleness
         rules = PrefetchRules(max_windows=self.lead + 1, callers_per_server=callers)
         self.prefetch = Prefetch(self.servers, GREEDY, rules, monitor=self.monitor, clock=lambda: self.clock.now)
@@ -115,12 +127,24 @@ class TimedRun:
         self.prefetch.ask(step, requests_of(step, recorded.size), sizes)
         for place in range(recorded.num_parts):
             if place == len(taken):
+                while self.num_kept and not self.prefetch.has_part(step, taken=taken):
+                    self._spend(step)
                 taken.append(self.prefetch.next_part(step, taken=taken)[0])
-            is_early = not self.prefetch.is_complete(step)
-            self._sleep(recorded.part_s(step) * (recorded.early_factor if is_early else 1.0))
-            if not is_early:
-                taken += [part for part in range(recorded.num_parts) if part not in taken]
+            if not self.prefetch.is_complete(step):
+                while self.num_kept >= self.graphs_kept:
+                    self._spend(step)
+                self._sleep(recorded.forward_s(step))
+                self.num_kept += 1
+                continue
+            taken += [part for part in range(recorded.num_parts) if part not in taken]
+            self._sleep(self.num_kept * recorded.backward_s(step) + recorded.part_s(step))
+            self.num_kept = 0
         self.prefetch.collect(step, min_version=0)
+
+    def _spend(self, step):
+        """Two backward passes of a micro-batch whose divisors are not known."""
+        self.num_kept -= 1
+        self._sleep(2 * self.recorded.backward_s(step))
 
 
 def stream_bound(recorded, step, *, early_factor=1.0):

@@ -9,84 +9,15 @@ import pytest
 
 from conformance.rollout.digits import scenes
 from conformance.trainer.overlapped import overlapped
-from conformance.trainer.small_run import events, step_between, weights_of
+from conformance.trainer.small_run import events
 from rollmatch.errors import RolloutError
 from rollmatch.ranks import Ranks
 
-LONG_STEP = "training.learning_rate=1"
-FOUR_PARTS = (
-    *("training.per_device_train_batch_size=1", "training.gradient_accumulation_steps=4"),
-    "custom.extra.rollout_matching.max_new_tokens=16",
-)
 SHORT = (
     *("training.per_device_train_batch_size=1", "training.packing=false"),
     "custom.extra.rollout_matching.max_new_tokens=4",
 )
 KEPT = ("training.max_steps=5", "training.save_steps=2", "training.save_total_limit=9")
-PATIENCE_S = 60
-
-
-def learnt(trainer):
-    """Sample ids by optimizer step."""
-    return {event["step"]: sorted(chain(*event["sample_ids"])) for event in events(trainer, "packed")}
-
-
-def step_of(folder, mode, *overrides, prepare=lambda trainer, servers: None):
-    trainer, servers = overlapped(folder, mode, LONG_STEP, *overrides)
-    prepare(trainer, servers)
-    before = weights_of(trainer.model)
-    trainer.train()
-    return trainer, step_between(before, weights_of(trainer.model))
-
-
-def hold_back_the_last(trainer, servers):
-    """One call is not answered before two micro-batches of its step were learnt from, or the learner asks for it."""
-    held, seen = threading.Event(), []
-    learn, ask = trainer.training_step, trainer.ring.prefetch.next_part
-
-    def counted(model, inputs, totals=None):
-        loss = learn(model, inputs, totals)
-        seen.append(totals.totals is None)
-        if len(seen) == 2:
-            held.set()
-        return loss
-
-    def asked(step, *, taken):
-        if len(taken) == 3:
-            held.set()
-        return ask(step, taken=taken)
-
-    trainer.training_step, trainer.learnt_early = counted, seen
-    trainer.ring.prefetch.next_part = asked
-    lock, calls = threading.Lock(), []
-
-    def wait(server, ids):
-        with lock:
-            calls.append(ids)
-            is_last = len(calls) == 4
-        assert not is_last or (held.wait(PATIENCE_S) and len(seen) >= 2)
-
-    servers.before_call = wait
-
-
-@pytest.mark.scenario("prefetch/stream-mode-learns-what-off-mode-learns")
-@pytest.mark.clause("prefetch/overlap-is-chosen-in-yaml#2,3")
-@pytest.mark.kills("early-parts-share-a-divisor")
-@pytest.mark.kills("streams-once-all-is-there")
-def test_a_streamed_step_learns_early_and_has_the_gradient_of_any_other(tmp_path):
-    reference, expected = step_of(tmp_path / "off", "off", *FOUR_PARTS)
-    trainer, step = step_of(tmp_path / "stream", "stream", *FOUR_PARTS, prepare=hold_back_the_last)
-    assert trainer.learnt_early[:2] == [True, True], (
-        "two micro-batches are learnt from before the last rollout is there"
-    )
-    assert trainer.learnt_early[-1] is False
-    assert (step - expected).norm() < 1e-5 * expected.norm()
-    ours, theirs = (each.state.log_history[0] for each in (trainer, reference))
-    for name in ("loss", "loss_ce", "loss_coord", "recall", "segments", "learn_tokens", "rollout_tokens"):
-        assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
-    assert learnt(trainer) == learnt(reference)
-    whole = [event for event in reference.ring.fence.backend.events if event[0] != "sync"]
-    assert [(kind, len(ids)) for kind, _, ids in whole] == [("whole", 4)], "off mode asks for the whole step, and waits"
 
 
 def notes_what_is_learnt(trainer):

@@ -44,6 +44,8 @@ class Ring:
     prefetch: Prefetch | None = None
     """Calls beside learning, for overlap stream and ahead."""
     ahead: Ahead | None = None
+    graphs_kept: int = 1
+    """Of micro-batches that overlap stream learns from before their step is whole."""
     rollout_threads: int | None = None
     learner_threads: int | None = None
 

@@ -1,16 +1,17 @@
 """An optimizer step that is learnt while its rollouts come back: strictly on-policy, with the gradient of any other.
 
 The micro-batches are those of a step without overlap; only their order is that in which they become whole. What they
-are divided by is known when the last rollout is there: ``overlap.early`` keeps the gradients until then.
+are divided by is known when the last rollout is there: ``overlap.early`` keeps graphs or gradients until then.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from rollmatch.learn.batch import MicroBatch, split_evenly
+from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.head import Logits
 from rollmatch.learn.scoring import Scoring
 from rollmatch.objective.seam import Means, Terms
@@ -70,12 +71,18 @@ class StreamedLearning:
         loss = total * self.ring.ranks.learner_world_size
         return (loss, outputs) if return_outputs else loss
 
+    def work_ahead(self) -> bool:
+        """Work that need not wait for the totals, if there is any: it comes cheaper once they are known."""
+        return self._early is not None and self._early.spend_oldest()
+
     def _learn_early(self, model: Any, batch: MicroBatch, step: "StreamedStep") -> Tensor:
         self._early = self._early or EarlyGradients(self.model.parameters())
+        while self._early.num_kept >= self.ring.graphs_kept:
+            self._early.spend_oldest()
         model.train()
         with self.compute_loss_context_manager():  # type: ignore[attr-defined]  # the trainer's
             parts, _ = self.scoring(model, batch.inputs, lambda logits: torch.stack(step.undivided(logits, batch)))
-        self._early.add(parts.unbind())
+        self._early.keep(parts.unbind())
         return torch.zeros((), device=parts.device)
 
     def _settle(self, step: "StreamedStep") -> float:
@@ -95,19 +102,25 @@ class StreamedStep(Sequence[dict[str, Any]]):
     """
 
     def __init__(
-        self, ring: Ring, samples: Sequence[Sample], report: StepReport, *, num_parts: int, make_means: MakeMeans
+        self,
+        ring: Ring,
+        parts: Sequence[Sequence[Sample]],
+        report: StepReport,
+        *,
+        make_means: MakeMeans,
+        work_ahead: Callable[[], bool],
     ) -> None:
         assert ring.prefetch is not None
-        self.ring, self.report, self.make_means = ring, report, make_means
+        self.ring, self.report, self.make_means, self.work_ahead = ring, report, make_means, work_ahead
         self.prefetch: Prefetch = ring.prefetch
-        self.parts = split_evenly(samples, num_parts)
+        self.parts = parts
         self.order: list[int] = []
         """Parts, as they became whole."""
         self.totals: Any = None
         self._batches: dict[int, MicroBatch] = {}
         self._reports: dict[int, Sequence[Any]] = {}
-        sizes = [len(part) for part in self.parts]
-        self.prefetch.ask(report.step, ring.make_requests(samples, report.step), sizes)
+        samples = list(chain.from_iterable(parts))
+        self.prefetch.ask(report.step, ring.make_requests(samples, report.step), [len(part) for part in parts])
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -133,7 +146,9 @@ class StreamedStep(Sequence[dict[str, Any]]):
         return cast(Divisible, self.ring.objective).undivided(logits, batch)
 
     def _take(self) -> None:
-        """Wait for the next part, and make its micro-batch."""
+        """Wait for the next part, with work that is left over, and make its micro-batch."""
+        while not self.prefetch.has_part(self.report.step, taken=self.order) and self.work_ahead():
+            pass
         with self.report.phase("rollout"):
             part, rollouts = self.prefetch.next_part(self.report.step, taken=self.order)
         with self.report.phase("target"):

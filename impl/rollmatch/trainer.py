@@ -20,7 +20,7 @@ from transformers import Trainer
 from rollmatch.carry import Carry, read_carry, write_carry
 from rollmatch.errors import LearnError
 from rollmatch.evaluation import write_evaluation
-from rollmatch.learn.batch import MicroBatch
+from rollmatch.learn.batch import MicroBatch, split_evenly
 from rollmatch.learn.score import score_segments
 from rollmatch.learn.scoring import Scoring, head_worth_avoiding
 from rollmatch.model import unwrap, without_adapters
@@ -161,7 +161,8 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         self.ring.sync(report, lambda: named_weights(self.model))
         report.learn_began = time.time()
         samples, means = self._samples_of(window.sample_indices), partial(self._means, report.step)
-        return StreamedStep(self.ring, samples, report, num_parts=num_parts, make_means=means)
+        parts = split_evenly(samples, num_parts)
+        return StreamedStep(self.ring, parts, report, make_means=means, work_ahead=self.work_ahead)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the step's figures to the line that holds the loss; the timeline follows it."""

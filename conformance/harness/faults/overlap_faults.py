@@ -43,6 +43,20 @@ OVERLAP = (
         new="                    share = total.mul_(scale / divisors[0])",
     ),
     Fault(
+        fault_id="kept-parts-share-a-divisor",
+        what="All parts of an early micro-batch whose graph was kept are divided by the weight of text.",
+        seam="overlap.early",
+        old="[part * (scale / divisor) for part, divisor in",
+        new="[part * (scale / divisors[0]) for part, divisor in",
+    ),
+    Fault(
+        fault_id="every-graph-is-kept",
+        what="Early micro-batches stay in memory, however many may.",
+        seam="streaming",
+        old="        while self._early.num_kept >= self.ring.graphs_kept:",
+        new="        while False:",
+    ),
+    Fault(
         fault_id="streams-once-all-is-there",
         what="A streamed step is learnt from once its last rollout is there.",
         seam="streaming",

@@ -53,6 +53,8 @@ class RolloutMatchingConfig(Section):
     """off learns once all rollouts of a step are back, stream from each as it comes, ahead asks for later steps too."""
     max_staleness: Count = 1
     """Optimizer steps that a rollout may be old under overlap ahead, and that are asked for in advance."""
+    graphs_kept: Count = 1
+    """Micro-batches that overlap stream holds in memory until their step is whole; more save second backward passes."""
     pieces_per_server: Count = 1
     """Calls of a server's share of a step under overlap; what has not begun goes to an idle server; 1 moves nothing."""
     candidate_top_k: Count = 10

@@ -2,10 +2,12 @@
 
 The loss of a step is a sum of parts, each divided by a total over the whole step: text by its weight, coordinate slots
 by their number. Before the last rollout is there, those totals are unknown, and no single factor applied later makes
-up for a guess at two of them. So the parts of an early micro-batch go through backward one by one, undivided, into
-gradients of their own, and are divided and added up as soon as the totals are known.
+up for a guess at two of them. So the graph of an early micro-batch is kept, and goes through backward once, as any
+other, as soon as the totals are known. Where it cannot be kept, or nothing else is to be done, its parts go through
+backward one by one, undivided, into gradients of their own, to be divided and added up then: twice the work, earlier.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -13,15 +15,17 @@ from torch import Tensor
 
 
 class EarlyGradients:
-    """Undivided gradients of every part of the loss; costs one more set of gradients per part after the first.
+    """Kept graphs, and undivided gradients of every part of the loss: one more set of them per part after the first.
 
     >>> weight = torch.nn.Parameter(torch.tensor([2.0, 3.0]))
     >>> early = EarlyGradients([weight])
     >>> for text, slots in ((weight[0] * 4, weight[1] * 6), (weight[0] * 2, weight[1])):
-    ...     early.add([text, slots])
+    ...     early.keep([text, slots])
+    >>> early.spend_oldest(), early.num_kept
+    (True, 1)
     >>> early.settle([3, 7])
     [4.0, 3.0]
-    >>> weight.grad
+    >>> weight.grad.round()
     tensor([2., 1.])
     """
 
@@ -30,9 +34,22 @@ class EarlyGradients:
         self.values: list[float] = []
         """Undivided value of each part, for the log."""
         self._sums: list[list[Tensor | None]] = []
+        self._kept: deque[Sequence[Tensor]] = deque()
 
-    def add(self, parts: Sequence[Tensor]) -> None:
-        """Backward of one micro-batch's undivided parts, which share a graph."""
+    @property
+    def num_kept(self) -> int:
+        """Micro-batches whose graphs are in memory."""
+        return len(self._kept)
+
+    def keep(self, parts: Sequence[Tensor]) -> None:
+        """One micro-batch's undivided parts, which share a graph."""
+        self._kept.append(parts)
+
+    def spend_oldest(self) -> bool:
+        """Backward of the undivided parts that wait longest, one after the other; False where none wait."""
+        if not self._kept:
+            return False
+        parts = self._kept.popleft()
         self._sums = self._sums or [[None] * len(self.parameters) for _ in parts]
         before = self.values or [0.0] * len(parts)
         self.values = [value + float(part.detach()) for value, part in zip(before, parts, strict=True)]
@@ -44,12 +61,16 @@ class EarlyGradients:
             for index, grad in enumerate(grads):
                 held = self._sums[place][index]
                 self._sums[place][index] = grad if held is None else held if grad is None else held.add_(grad)
+        return True
 
     def settle(self, divisors: Sequence[float], *, scale: float = 1.0) -> list[float]:
         """Add everything, each part over its divisor and times ``scale``, to ``.grad``, and forget it.
 
         Returns the value of each part over its divisor.
         """
+        self.values = self.values or [0.0] * len(divisors)
+        while self._kept:
+            self._settle_oldest(divisors, scale=scale)
         for sums, divisor in zip(self._sums, divisors, strict=False):
             for parameter, total in zip(self.parameters, sums, strict=True):
                 if total is not None:
@@ -58,3 +79,14 @@ class EarlyGradients:
         values = [value / divisor for value, divisor in zip(self.values, divisors, strict=False)]
         self._sums, self.values = [], []
         return values
+
+    def _settle_oldest(self, divisors: Sequence[float], *, scale: float) -> None:
+        parts = self._kept.popleft()
+        self.values = [value + float(part.detach()) for value, part in zip(self.values, parts, strict=True)]
+        shares = [part * (scale / divisor) for part, divisor in zip(parts, divisors, strict=True) if part.requires_grad]
+        if not shares:
+            return
+        grads = torch.autograd.grad(torch.stack(shares).sum(), self.parameters, allow_unused=True)
+        for parameter, grad in zip(self.parameters, grads, strict=True):
+            if grad is not None:
+                parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)

@@ -152,6 +152,12 @@ class Prefetch:
             start, stop = window.span(part)
             return part, [rollout for rollout in window.rollouts[start:stop] if rollout is not None]
 
+    def has_part(self, step: int, *, taken: Sequence[int]) -> bool:
+        """Whether ``next_part`` would not wait. Errors: those of the calls."""
+        with self.monitor:
+            self._raise_failure()
+            return bool(set(self.windows[step].complete_parts()) - set(taken))
+
     def is_complete(self, step: int) -> bool:
         """Whether a window waits for nothing any more."""
         with self.monitor:
