@@ -13,13 +13,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import psutil
 import pytest
 
+from conformance.launch.forked import LEARNER
+from conformance.launch.relay import write_relay
 from conformance.launch.started import HF, journal_of, started, train_command
 from conformance.rollout.digits import CONFIG, load_digits
 from conformance.scenarios.configs import not_refused
 from rollmatch.launch.await_servers import Patience, ServerProcessDied, WorldSizeMismatch, await_servers
 from rollmatch.launch.child import run_child, tell_command
 from rollmatch.launch.cli import main
-from rollmatch.launch.gpus import GpuListInvalid, parse_gpus
+from rollmatch.launch.gpus import GpuListInvalid, has_gpu, parse_gpus
 from rollmatch.wire.client.session import ServerUnreachable
 
 SIZES = "custom.extra.rollout_server.vllm_data_parallel_size=3"
@@ -182,11 +184,15 @@ def test_a_signal_leaves_nobody_behind_even_of_a_child_that_ignores_it():
     assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_two_gpus_are_two_ranks_and_a_signal_leaves_a_checkpoint(tmp_path):
+def test_two_gpus_are_two_ranks_and_a_signal_leaves_a_checkpoint(tmp_path, monkeypatch):
+    if not has_gpu():
+        for name, value in write_relay(tmp_path).items():
+            monkeypatch.setenv(name, value)
     out = tmp_path / "run"
-    overrides = (*HF, f"training.output_dir={out}", "training.max_steps=500", "training.per_device_train_batch_size=2")
+    overrides = (*HF, f"training.output_dir={out}", "training.max_steps=60", "training.per_device_train_batch_size=2")
     few = ("training.eval_scenes=2", "training.save_steps=1000", "custom.extra.rollout_matching.max_new_tokens=8")
-    with started(train_command(*overrides, *few, flags=("--gpus", "0,1")), tmp_path / "told.txt") as running:
+    command = train_command(*overrides, *few, flags=("--gpus", "0,1"))
+    with started(command, tmp_path / "told.txt", loaded=LEARNER) as running:
         running.wait_until(lambda: len(journal_of(out, "step")) >= 1)
         os.kill(running.process.pid, signal.SIGINT)
         assert running.wait() == 128 + signal.SIGINT, running.told()

@@ -22,6 +22,8 @@ GRPO = (
     "training.max_steps=5",
 )
 WINDOW = ("custom.extra.grpo.num_iterations=2", "custom.extra.grpo.steps_per_generation=2", "training.max_steps=10")
+SHALLOW = {"is_shallow": True}
+"""Where the policy's log-probabilities do not matter: it would write much that no engine may."""
 SAMPLES = scenes("train")[:8]
 
 
@@ -101,7 +103,7 @@ def test_what_became_too_old_is_asked_for_again_in_its_place(pair, tmp_path):
 
         servers.is_well = is_well
 
-    trainer = ran(tmp_path, "ahead", "training.eval_steps=1", prepare=forget, lead=2)
+    trainer = ran(tmp_path, "ahead", "training.eval_steps=1", prepare=forget, lead=2, **SHALLOW)
     assert events(trainer, "asked_again")
     assert ids_of(trainer) == ids_of(pair["off"])
     step_of = trainer.ring.fence.step_of
@@ -115,8 +117,8 @@ def test_what_became_too_old_is_asked_for_again_in_its_place(pair, tmp_path):
 @pytest.mark.clause("prefetch/grpo-requests-completions-a-window-ahead#1")
 @pytest.mark.kills("one-window-less-ahead")
 def test_the_next_window_is_asked_for_while_all_steps_of_this_one_are_learnt(tmp_path):
-    off = ran(tmp_path / "off", "off", *WINDOW)
-    ahead = ran(tmp_path / "ahead", "ahead", *WINDOW, max_staleness=4, lead=1)
+    off = ran(tmp_path / "off", "off", *WINDOW, **SHALLOW)
+    ahead = ran(tmp_path / "ahead", "ahead", *WINDOW, max_staleness=4, lead=1, **SHALLOW)
     assert ids_of(ahead) == ids_of(off)
     told = [(event["event"], event["step"]) for event in _told(ahead)]
     assert told.index(("requested", 4)) < told.index(("packed", 0)) < told.index(("requested", 8))
@@ -154,7 +156,7 @@ def busy_until_an_evaluation(trainer, servers):
 @pytest.mark.clause("prefetch/an-evaluation-leaves-alone-what-is-on-its-way#1")
 @pytest.mark.kills("evaluation-beside-calls")
 def test_an_evaluation_inside_a_window_changes_nothing_of_what_is_learnt(tmp_path):
-    cut = {"max_staleness": 4, "lead": 1, "pieces": 3, "callers": 1}
+    cut = {"max_staleness": 4, "lead": 1, "pieces": 3, "callers": 1} | SHALLOW
     plain = ran(tmp_path / "plain", "ahead", *WINDOW, "training.max_steps=6", "training.eval_steps=0", **cut)
     looked_at = (*WINDOW, "training.max_steps=6", "training.eval_steps=1")
     trainer = ran(tmp_path / "looked_at", "ahead", *looked_at, prepare=busy_until_an_evaluation, **cut)
