@@ -7,15 +7,29 @@ from typing import Any
 
 import yaml
 
-from rollmatch.config.yaml_dialect import Yaml12Loader, parse_mapping
+from rollmatch.config.yaml_dialect import _KeyCheck, _Yaml12Loader, parse_mapping
 
 
 class QuickLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
     """Knows the same types."""
 
-    yaml_implicit_resolvers = Yaml12Loader.yaml_implicit_resolvers
+    yaml_implicit_resolvers = _Yaml12Loader.yaml_implicit_resolvers
 
 
 def parse_own(text: str, *, origin: str) -> dict[str, Any]:
-    """As ``parse_mapping``, with its errors."""
-    return parse_mapping(text, origin=origin, loader=QuickLoader)
+    """As ``parse_mapping``, which also says what is wrong where something is."""
+    return _parsed(text, origin) or parse_mapping(text, origin=origin)
+
+
+def _parsed(text: str, origin: str) -> dict[str, Any]:
+    """Empty where ``parse_mapping`` might find something wrong."""
+    loader = QuickLoader(text)
+    try:
+        node = loader.get_single_node()
+        if not isinstance(node, yaml.MappingNode) or _KeyCheck(origin).errors_below(node):
+            return {}
+        return dict(loader.construct_document(node))
+    except yaml.YAMLError:
+        return {}
+    finally:
+        loader.dispose()

@@ -53,7 +53,7 @@ class KeyNotText(ConfigError):
     code = "key-not-text"
 
 
-class Yaml12Loader(yaml.SafeLoader):
+class _Yaml12Loader(yaml.SafeLoader):
     """Knows the types of YAML 1.2 and no others."""
 
 
@@ -61,9 +61,9 @@ class _Yaml12Dumper(yaml.SafeDumper):
     """Quotes what either YAML version would read as something else than text."""
 
 
-Yaml12Loader.yaml_implicit_resolvers = {}
+_Yaml12Loader.yaml_implicit_resolvers = {}
 for _name, _pattern, _first in _RESOLVERS:
-    for _side in (Yaml12Loader, _Yaml12Dumper):
+    for _side in (_Yaml12Loader, _Yaml12Dumper):
         _side.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _first)
 
 
@@ -73,16 +73,16 @@ def parse_value(text: str) -> Any:
     >>> parse_value("1e-5"), parse_value("yes"), parse_value("{a: [1, null]}")
     (1e-05, 'yes', {'a': [1, None]})
     """
-    return yaml.load(text, Loader=Yaml12Loader)
+    return yaml.load(text, Loader=_Yaml12Loader)
 
 
-def parse_mapping(text: str, *, origin: str, loader: type[yaml.SafeLoader] = Yaml12Loader) -> Tree:
-    """A YAML document that is a mapping; ``origin`` names it in messages. A ``loader`` may be quicker, not differ.
+def parse_mapping(text: str, *, origin: str) -> Tree:
+    """A YAML document that is a mapping; ``origin`` names it in messages.
 
     Errors: ``ErrorList`` of ``YamlMalformed``, ``NotAMapping``, ``KeyDuplicated``, ``KeyNotText``.
     """
     try:
-        return _construct(loader(text), origin)
+        return _construct(text, origin)
     except yaml.YAMLError as error:
         remedy = "Correct the YAML at that place."
         raise ErrorList([YamlMalformed(" ".join(str(error).split()), key=origin, remedy=remedy)]) from error
@@ -94,7 +94,8 @@ def dump(tree: Tree) -> str:
     return str(text)
 
 
-def _construct(loader: yaml.SafeLoader, origin: str) -> Tree:
+def _construct(text: str, origin: str) -> Tree:
+    loader = _Yaml12Loader(text)
     try:
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
