@@ -37,6 +37,7 @@ class Book:
             passed, skipped = (sorted(t for t, v in verdicts.items() if v == what) for what in ("passed", "skipped"))
             self.rows["subjects"][name] = {"passed": passed, "tests": sorted(verdicts.keys() - set(skipped))}
             self.bad += [f"{name}: {test} {verdicts[test]}" for test in (*passed, *skipped)]
+            self.bad += [] if "killed" in verdicts.values() else [f"{name}: no test has run"]
         else:
             killed = {test: each.said for test, each in outcomes.items() if each.verdict == "killed"}
             kills = {test: {"digest": self.digests[test], "said": said} for test, said in killed.items()}

@@ -1,8 +1,13 @@
 """What every trial would import anyway, imported once; trials fork from here."""
 
 import gc
+import inspect
 import sys
-from pathlib import Path
+from importlib.machinery import SourceFileLoader
+from types import CodeType
+from typing import Any
+
+from conformance.harness.faults.rests import FOLDERS, ROOT
 
 PRELOADED = ("numpy", "scipy.optimize", "scipy.special", "pydantic", "hypothesis", "PIL.Image", "pycocotools.mask")
 HEAVY = (
@@ -16,7 +21,7 @@ HEAVY = (
     *("_pytest.unittest", "_pytest.warnings", "_pytest.setupplan", "_pytest.threadexception", "tomllib._parser"),
     *("PIL.PngImagePlugin", "torch.utils.serialization.config", "transformers.tokenization_mistral_common"),
 )
-PROCESSOR = Path(__file__).parents[3] / "fixtures/models/digits"
+PROCESSOR = ROOT / "fixtures/models/digits"
 """Loading one makes transformers look through all its models."""
 
 
@@ -26,4 +31,23 @@ def preload(*, heavy: bool = True) -> None:
         __import__(name)
     if heavy:
         sys.modules["transformers.models.auto.processing_auto"].AutoProcessor.from_pretrained(PROCESSOR)
+    inspect.getmodule(compile("", "nowhere", "exec"))  # looks at every module that it does not know yet; pydantic asks
+    if sys.dont_write_bytecode:
+        _keep_code()
     gc.freeze()
+
+
+def _keep_code() -> None:
+    """Where no file may keep what our sources compile to, memory does: a changed source is compiled all the same."""
+    loader, kept = SourceFileLoader("", ""), dict[tuple[str, bytes], CodeType]()
+    usual = SourceFileLoader.source_to_code
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*.py"):
+            source = path.read_bytes()
+            kept[str(path), source] = loader.source_to_code(source, str(path))
+
+    def source_to_code(self: SourceFileLoader, data: Any, path: Any, *, _optimize: int = -1) -> CodeType:
+        code = kept.get((path, data)) if isinstance(data, bytes) and isinstance(path, str) else None
+        return code or usual(self, data, path, _optimize=_optimize)
+
+    SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign]

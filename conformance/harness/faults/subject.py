@@ -5,11 +5,12 @@ Records and errors stay, as does what tests build their inputs with.
 """
 
 import ast
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from conformance.harness.faults.importer import Change
 
-SPARED = ("errors", "records", "ranks", "config.yaml_dialect", "launch.learner")
+SPARED = ("errors", "records", "ranks", "config.yaml_dialect", "launch.learner", "launch.gpus")
+"""What conftest and the making of inputs need: a test that could not begin would show nothing."""
 HOLLOWED = {"vocabulary": ("load",)}
 """Modules of which only these functions are hollow: tests build their inputs with the others."""
 SUBJECTS = ("do-nothing", "always-raising")
@@ -26,22 +27,30 @@ def change_for(subject: str, module: str) -> Change | None:
 
 
 def hollow(source: str, body: str, *, only: Collection[str] | None = None) -> str:
-    """Every public function (or those named) keeps its name and gets another body.
+    """Every public function (or those named) keeps its name and gets another body; lines stay where they are.
 
-    >>> print(hollow("def f(x):\\n    return x\\ndef _g():\\n    return 1", "return None"))
+    >>> print(hollow("def f(x):\\n    y = x\\n    return y\\ndef _g():\\n    return 1", "return None"))
     def f(x):
         return None
     <BLANKLINE>
     def _g():
         return 1
     """
-    tree = ast.parse(source)
-    (wrapped,) = ast.parse(f"def f():\n    {body}").body
-    statements = wrapped.body if isinstance(wrapped, ast.FunctionDef) else []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and (node.name in only if only else is_public(node.name)):
-            node.body = list(statements)
-    return ast.unparse(tree)
+    lines = source.splitlines()
+    for function in _hollow_functions(ast.parse(source), only):
+        start, stop = function.body[0], function.end_lineno or function.lineno
+        emptied = [""] * (stop - start.lineno)
+        lines[start.lineno - 1 : stop] = [lines[start.lineno - 1][: start.col_offset] + body, *emptied]
+    return "\n".join(lines) + "\n" * source.endswith("\n")
+
+
+def _hollow_functions(node: ast.AST, only: Collection[str] | None) -> Iterator[ast.FunctionDef]:
+    """None of them inside another."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef) and (child.name in only if only else is_public(child.name)):
+            yield child
+        else:
+            yield from _hollow_functions(child, only)
 
 
 def is_public(name: str) -> bool:

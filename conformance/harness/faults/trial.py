@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,9 @@ class Answer:
 class Listener:
     """A pytest plugin that keeps the first word of every test, and what tests and their fixtures ran."""
 
-    def __init__(self) -> None:
+    def __init__(self, tests: Collection[str] = ()) -> None:
+        self.tests = set(tests)
+        """Those that are to run."""
         self.outcomes: dict[str, Outcome] = {}
         self.ran = Ran()
 
@@ -79,6 +81,11 @@ class Listener:
         )
         settings.load_profile("faults")
 
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """One file that cannot be imported keeps no test of another from running."""
+        if self.tests:
+            items[:] = [item for item in items if test_of(item) in self.tests]
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Any:
         self.ran.watch()
@@ -90,7 +97,7 @@ class Listener:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
         report = yield
-        test = item.nodeid.partition("[")[0]
+        test = test_of(item)
         known = self.outcomes.get(test)
         if report.failed and (known is None or known.verdict in ("passed", "skipped")):
             self.outcomes[test] = _failed(test, call)
@@ -99,6 +106,11 @@ class Listener:
         elif known is not None and known.verdict == "skipped" and report.when == "call" and report.passed:
             self.outcomes[test] = Outcome(test=test, verdict="passed", said="")
         return report
+
+
+def test_of(item: pytest.Item) -> str:
+    """Without its parameters."""
+    return item.nodeid.partition("[")[0]
 
 
 def _failed(test: str, call: pytest.CallInfo[None]) -> Outcome:
@@ -135,8 +147,9 @@ def start_trial(trial: Trial, out: Path, run: "Run | None" = None) -> int:
 def run_apart(trial: Trial) -> Listener:
     """The tests in a pytest of their own; what is changed is imported changed."""
     install(trial.change_of)
-    listener = Listener()
-    pytest.main([*OPTIONS, *trial.tests], plugins=[listener])
+    listener = Listener(trial.tests)
+    files = {test.partition("::")[0] for test in trial.tests}
+    pytest.main([*OPTIONS, "--continue-on-collection-errors", *sorted(files)], plugins=[listener])
     return listener
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from conformance.harness.faults.fault import IMPLEMENTATION
 from conformance.harness.faults.in_place import Loaded
-from conformance.harness.faults.trial import OPTIONS, Listener, Run, Trial
+from conformance.harness.faults.trial import OPTIONS, Listener, Run, Trial, test_of
 
 THREADS = "/proc/self/task"
 
@@ -33,7 +33,7 @@ class Warm(Listener):
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.loaded.look(f"{IMPLEMENTATION}/")
         for item in session.items:
-            self.items.setdefault(_test_of(item), []).append(item)
+            self.items.setdefault(test_of(item), []).append(item)
         assert len(os.listdir(THREADS)) == 1, "only a process of one thread may fork"
         gc.collect()
         gc.freeze()
@@ -59,9 +59,5 @@ class Warm(Listener):
 
     def _is_decided(self, item: pytest.Item) -> bool:
         """What a test says with one of its parameters can only be that it fails once."""
-        known = self.outcomes.get(_test_of(item))
+        known = self.outcomes.get(test_of(item))
         return known is not None and known.verdict not in ("passed", "skipped")
-
-
-def _test_of(item: pytest.Item) -> str:
-    return item.nodeid.partition("[")[0]
