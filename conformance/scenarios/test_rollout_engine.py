@@ -99,7 +99,8 @@ def test_eight_scenes_through_the_engines_interface(model, monkeypatch):
     """The engine is a double; the real one answers in conformance/rollout/test_vllm_colocate.py."""
     backend = make_remembering_backend(model, template_of(), Ranks(), monkeypatch)
     backend.push(model.named_parameters(), version=1)
-    requests, decoding = requests_for(scenes()[:8]), Decoding(max_new_tokens=96)
+    few = sorted(scenes(), key=lambda sample: len(sample.objects))[:8]
+    requests, decoding = requests_for(few), Decoding(max_new_tokens=96)
     ours = backend.generate(requests, decoding)
     assert ids_of(ours) == ids_of(HfBackend(model, template_of(), batch_size=8).generate(requests, decoding))
     assert {rollout.finish_reason for rollout in ours} >= {"stop"}

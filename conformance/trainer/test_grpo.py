@@ -20,7 +20,9 @@ GRPO = (
     "training.per_device_train_batch_size=2",
     "training.learning_rate=0.1",
 )
-WINDOW = ("custom.extra.grpo.num_iterations=2", "custom.extra.grpo.steps_per_generation=2")
+BRIEF = "custom.extra.rollout_matching.max_new_tokens=16"
+"""Up to two coordinates, and no stop: rewards differ."""
+WINDOW = (BRIEF, "custom.extra.grpo.num_iterations=2", "custom.extra.grpo.steps_per_generation=2")
 SAMPLES = scenes("train")[:12]
 TOLERANCE = 1e-4
 
@@ -163,7 +165,7 @@ def test_an_evaluation_rewards_greedy_answers_and_writes_some_down(tmp_path):
 
 
 def test_without_adapters_the_reference_is_a_copy_of_the_policy_before_training(tmp_path):
-    trainer, _ = trained(tmp_path, *GRPO, "custom.extra.grpo.beta=0.1", "training.max_steps=2", samples=SAMPLES)
+    trainer, _ = trained(tmp_path, *GRPO, BRIEF, "custom.extra.grpo.beta=0.1", "training.max_steps=2", samples=SAMPLES)
     kls = [line["kl"] for line in trainer.state.log_history if "loss" in line]
     assert kls[0] == pytest.approx(0, abs=1e-6)
     assert kls[1] > 1e-6
@@ -173,7 +175,7 @@ def test_without_adapters_the_reference_is_a_copy_of_the_policy_before_training(
 
 def test_with_adapters_the_reference_is_the_policy_without_them(tmp_path):
     adapters = ("tuner.train_type=lora", "tuner.use_dora=true", "custom.extra.grpo.beta=0.1")
-    trainer, _ = trained(tmp_path, *GRPO, *adapters, "training.max_steps=2", samples=SAMPLES)
+    trainer, _ = trained(tmp_path, *GRPO, *adapters, BRIEF, "training.max_steps=2", samples=SAMPLES)
     assert trainer.ring.reference is None
     kls = [line["kl"] for line in trainer.state.log_history if "loss" in line]
     assert kls[0] == pytest.approx(0, abs=1e-6)
@@ -181,7 +183,7 @@ def test_with_adapters_the_reference_is_the_policy_without_them(tmp_path):
 
 
 def test_log_probabilities_from_the_engine_may_start_the_ratio(tmp_path):
-    trainer, _ = trained(tmp_path, *GRPO, "custom.extra.grpo.old_logprobs=server", samples=SAMPLES)
+    trainer, _ = trained(tmp_path, *GRPO, BRIEF, "custom.extra.grpo.old_logprobs=server", samples=SAMPLES)
     segments = [segment for batch in trainer.report.batches for segment in batch.segments]
     told = [rollout.response_logprobs for rollout in trainer.report.rollouts]
     assert [segment.policy.old_logprobs for segment in segments] == told
@@ -195,7 +197,7 @@ def test_samples_with_a_question_of_their_own_are_asked_that(tmp_path):
         for place, sample in enumerate(SAMPLES)
     ]
     rewards = "custom.extra.grpo.rewards=[{function: conformance.trainer.rewards:digit_sum}]"
-    trainer, step = trained(tmp_path, *GRPO, rewards, samples=asked)
+    trainer, step = trained(tmp_path, *GRPO, BRIEF, rewards, samples=asked)
     prompt = trainer.ring.template.vocabulary.text(trainer.report.rollouts[0].prompt_token_ids)
     assert "What is " in prompt
     assert "List every digit" not in prompt
