@@ -34,7 +34,8 @@ def ids_of(rollouts):
 @pytest.mark.kills("sync-once-per-run")
 def test_two_steps_with_accumulation(tmp_path):
     overrides = ("max_steps=2", "gradient_accumulation_steps=4", "per_device_train_batch_size=1")
-    trainer = make_trainer(tmp_path, *(f"training.{each}" for each in overrides))
+    brief = "custom.extra.rollout_matching.max_new_tokens=12"
+    trainer = make_trainer(tmp_path, brief, *(f"training.{each}" for each in overrides), eval_samples=scenes()[:1])
     trainer.train()
     trainer.evaluate()
     told = [e for name in ("synced", "requested", "generated") for e in events(trainer, name)]

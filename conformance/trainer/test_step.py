@@ -65,7 +65,12 @@ def test_scored_in_the_head_a_step_is_the_same(packing, whole, tmp_path, monkeyp
         assert ours[name] == pytest.approx(theirs[name], rel=1e-5)
 
 
-LORA = ("training.packing=true", "tuner.train_type=lora", "tuner.lora_rank=4", "tuner.target_regex=.*(q_proj|up_proj)")
+BRIEF = "custom.extra.rollout_matching.max_new_tokens=12"
+"""An answer that breaks off before its first box: an adapter makes every token dearer."""
+LORA = (
+    *("training.packing=true", "tuner.train_type=lora", "tuner.lora_rank=4"),
+    *("tuner.target_regex=.*(q_proj|up_proj)", BRIEF),
+)
 
 
 def test_adapters_learn_the_same_with_activations_computed_again(tmp_path):
@@ -160,7 +165,7 @@ def test_callbacks_of_the_users_are_called(tmp_path):
 
 @pytest.mark.clause("weight-sync/fresh-rollouts-come-from-the-newest-weights#1,2,3,4")
 def test_weights_are_pushed_once_a_step_and_every_rollout_says_by_which(tmp_path):
-    trainer, _ = trained(tmp_path, "training.max_steps=3", "training.eval_steps=1")
+    trainer, _ = trained(tmp_path, "training.max_steps=3", "training.eval_steps=1", BRIEF, eval_samples=scenes()[:1])
     synced = [(event["step"], event["version"]) for event in events(trainer, "synced")]
     assert synced == [(0, 1), (1, 2), (2, 3), (3, 4)]
     generated = [(event["step"], event["purpose"], event["policy_version"]) for event in events(trainer, "generated")]
@@ -269,7 +274,8 @@ def test_frozen_parts_stay(tmp_path):
 
 
 def test_adapters_learn_and_the_base_stays(tmp_path):
-    trainer = make_trainer(tmp_path, "tuner.train_type=lora", "tuner.use_dora=true", "training.learning_rate=0.1")
+    dora = ("tuner.train_type=lora", "tuner.use_dora=true", "training.learning_rate=0.1", BRIEF)
+    trainer = make_trainer(tmp_path, *dora)
     before = weights_of(trainer.model)
     trainer.train()
     moved = {name for name, weight in trainer.model.named_parameters() if not torch.equal(weight, before[name])}
