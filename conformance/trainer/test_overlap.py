@@ -118,6 +118,8 @@ def test_an_error_at_the_third_request_stops_the_run_within_ten_seconds(tmp_path
             raise RolloutError("the server is on fire", key="third")
 
     servers.before_call = fail_third
+    prefetch = trainer.ring.prefetch
+    prefetch.rules = dataclasses.replace(prefetch.rules, stuck_after_s=3.0)
     slow_step(trainer)
     with pytest.raises(RolloutError) as caught:
         trainer.train()

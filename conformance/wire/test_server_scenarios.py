@@ -90,7 +90,7 @@ def test_replies_are_never_swapped(start):
 @pytest.mark.scenario("rollout-server/health-during-a-long-generation")
 @pytest.mark.kills("health-waits")
 def test_health_is_answered_during_a_long_generation(start):
-    parts, post, client = start(delay_s=3.0)
+    parts, post, client = start(delay_s=1.5)
 
     def wait():
         with ThreadPoolExecutor(1) as pool:

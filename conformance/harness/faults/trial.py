@@ -108,6 +108,21 @@ class Listener:
         return report
 
 
+class Enough:
+    """A pytest plugin that leaves out the other parameters of a test that has failed with one."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        known = self.listener.outcomes.get(test_of(item))
+        if known is None or known.verdict in ("passed", "skipped"):
+            return None
+        item.session._setupstate.teardown_exact(nextitem)
+        return True
+
+
 def test_of(item: pytest.Item) -> str:
     """Without its parameters."""
     return item.nodeid.partition("[")[0]
@@ -149,7 +164,7 @@ def run_apart(trial: Trial) -> Listener:
     install(trial.change_of)
     listener = Listener(trial.tests)
     files = {test.partition("::")[0] for test in trial.tests}
-    pytest.main([*OPTIONS, "--continue-on-collection-errors", *sorted(files)], plugins=[listener])
+    pytest.main([*OPTIONS, "--continue-on-collection-errors", *sorted(files)], plugins=[listener, Enough(listener)])
     return listener
 
 

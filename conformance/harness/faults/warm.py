@@ -8,7 +8,7 @@ import pytest
 
 from conformance.harness.faults.fault import IMPLEMENTATION
 from conformance.harness.faults.in_place import Loaded
-from conformance.harness.faults.trial import OPTIONS, Listener, Run, Trial, test_of
+from conformance.harness.faults.trial import OPTIONS, Enough, Listener, Run, Trial, test_of
 
 THREADS = "/proc/self/task"
 
@@ -18,7 +18,8 @@ def collect_and(serve: Callable[[Run], None], files: Collection[str]) -> None:
     loaded = Loaded()
     gc.disable()  # nothing of what is imported now is garbage
     loaded.watch()
-    pytest.main([*OPTIONS, "--capture=no", *sorted(files)], plugins=[Warm(loaded, serve)])
+    warm = Warm(loaded, serve)
+    pytest.main([*OPTIONS, "--capture=no", *sorted(files)], plugins=[warm, Enough(warm)])
 
 
 class Warm(Listener):
@@ -46,18 +47,9 @@ class Warm(Listener):
         if trial.fault is None or not self.items.keys() >= set(trial.tests) or not self.loaded.put(trial.fault):
             return None
         items = [item for test in trial.tests for item in self.items[test]]
-        standing = items[0].session._setupstate
         try:
             for item, following in zip(items, [*items[1:], None], strict=True):
-                if self._is_decided(item):
-                    standing.teardown_exact(following)
-                else:
-                    item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         finally:
-            standing.teardown_exact(None)
+            items[0].session._setupstate.teardown_exact(None)
         return self
-
-    def _is_decided(self, item: pytest.Item) -> bool:
-        """What a test says with one of its parameters can only be that it fails once."""
-        known = self.outcomes.get(test_of(item))
-        return known is not None and known.verdict not in ("passed", "skipped")
