@@ -50,6 +50,11 @@ def folder(tmp_path_factory):
     return folder
 
 
+def newest_state(folder):
+    """Of the killed run: the last file of its last checkpoint."""
+    return folder / f"killed/checkpoint-{2 * SAVE_STEPS}/trainer_state.json"
+
+
 @pytest.fixture(scope="module")
 def first_starts(folder):
     """``whole`` runs to its end, ``killed`` is killed in its third epoch, ``stopped`` gets a Ctrl-C in its first."""
@@ -60,7 +65,7 @@ def first_starts(folder):
         )
         stopped.wait_until(lambda: len(journal_of(folder / "stopped", "step")) >= 1)
         stopped.process.send_signal(signal.SIGINT)
-        killed.wait_until(lambda: (folder / f"killed/checkpoint-{2 * SAVE_STEPS}/trainer_state.json").exists())
+        killed.wait_until(lambda: newest_state(folder).exists())  # though it may not be whole yet
         killed.process.kill()
         killed.wait()
         codes = {"whole": whole.wait(), "stopped": stopped.wait()}
@@ -72,9 +77,8 @@ def first_starts(folder):
 @pytest.fixture(scope="module")
 def resumed(folder, first_starts):
     """The two others, gone on with; the newest checkpoint of the killed one is cut short. What they went on from."""
-    newest = last_checkpoint(folder / "killed")
-    state = (newest / "trainer_state.json").read_text()
-    (newest / "trainer_state.json").write_text(state[: len(state) // 2])
+    cut = newest_state(folder)
+    cut.write_text(cut.read_text()[:100])
     went_on_from = {name: last_checkpoint(folder / name) for name in ("killed", "stopped")}
     with ExitStack() as stack:
         runs = [
