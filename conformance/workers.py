@@ -4,13 +4,20 @@ import shlex
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollmatch.launch.gpus import has_gpu
 
-CRADLE = (sys.executable, "-m", "conformance.launch.cradle")
+ROOT = Path(__file__).parents[1]
+CODE = f"""import sys
+sys.path[:0] = {[str(ROOT / "impl"), str(ROOT)]!r}
+from conformance.launch.cradle import main
+sys.exit(main(*sys.argv[1:]))"""
+CRADLE = (sys.executable, "-c", CODE)
+"""``conformance.launch.cradle``, wherever pytest was started."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -6,6 +6,7 @@ python -m conformance.launch.cradle RUN             # no worker: keeps that proc
 
 import os
 import sys
+from pathlib import Path
 
 from conformance.launch.forked import LEARNER, Forked, keep
 
@@ -17,7 +18,8 @@ def main(run: str, *words: str) -> int:
         keep(LEARNER)
         sys.stdin.read()
         return 0
-    worker = Forked(words[words.index("-c") :], loaded=LEARNER, log=None, environment=dict(os.environ))
+    code = words[words.index("-c") :]
+    worker = Forked(code, loaded=LEARNER, log=None, environment=dict(os.environ), folder=Path.cwd())
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)

@@ -52,11 +52,17 @@ class Forked:
     """The part of ``subprocess.Popen`` that tests ask for; without a log it takes the streams of this process."""
 
     def __init__(
-        self, words: Sequence[str], *, loaded: tuple[str, ...], log: Path | None, environment: dict[str, str]
+        self,
+        words: Sequence[str],
+        *,
+        loaded: tuple[str, ...],
+        log: Path | None,
+        environment: dict[str, str],
+        folder: Path = ROOT,
     ) -> None:
         self.returncode: int | None = None
         self._connection = _connect(_nursery_of(loaded))
-        order = {"words": list(words), "log": log and str(log), "environment": environment, "folder": str(ROOT)}
+        order = {"words": list(words), "log": log and str(log), "environment": environment, "folder": str(folder)}
         streams = [] if log else [0, 1, 2]
         socket.send_fds(self._connection, [json.dumps(order).encode()], streams)
         self.pid = int(json.loads(self._connection.recv(1024))["process_id"])

@@ -149,6 +149,7 @@ def ask(backend):
 
 SERVER_WITH_TWO_WORKERS = f"""#!{sys.executable}
 import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has its background jobs ignore
 for _ in range(2):
     if not os.fork():
         time.sleep(60)

@@ -163,8 +163,8 @@ def test_an_error_of_a_caller_reaches_the_learner_wherever_it_is(error):
     servers.broken = {2: error}
     with opened(servers, callers_per_server=1) as prefetch:
         prefetch.ask(0, requests_of(0, 1), (1,))
-        prefetch.ask(1, requests_of(1, 1), (1,))
         prefetch.collect(0, min_version=1)
+        prefetch.ask(1, requests_of(1, 1), (1,))
         with pytest.raises(type(error)) as caught:
             prefetch.collect(1, min_version=1)
         assert caught.value is error
