@@ -1,7 +1,7 @@
 """Which test workers fork, and that what forks in place of a Python does what it would."""
 
+import shlex
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +19,7 @@ def python_of(*, popen=True, python=None):
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_workers_of_this_machine_fork_but_not_beside_a_gpu_nor_where_a_python_is_named(monkeypatch, has_gpu):
     monkeypatch.setattr(workers, "has_gpu", lambda: has_gpu)
-    assert python_of() == (None if has_gpu else f"{sys.executable} -m conformance.launch.cradle run")
+    assert python_of() == (None if has_gpu else shlex.join([*workers.CRADLE, "run"]))
     assert python_of(popen=False) is None
     assert python_of(python="python3.14") == "python3.14"
 
@@ -32,3 +32,9 @@ def test_it_reads_and_writes_as_a_python_would_and_ends_as_it_did():
         [*workers.CRADLE, this_run(), "-u", "-c", CODE], input="said\n", capture_output=True, text=True, timeout=120
     )
     assert (done.stdout, done.returncode) == ("SAID\n True __main__\n", 3), done.stderr
+
+
+def test_it_stands_in_the_folder_in_which_pytest_was_started(tmp_path):
+    command = [*workers.CRADLE, this_run(), "-u", "-c", "import os; print(os.getcwd())"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == (f"{tmp_path}\n", 0), done.stderr
