@@ -49,18 +49,15 @@ class EarlyGradients:
         """Backward of the undivided parts that wait longest, one after the other; False where none wait."""
         if not self._kept:
             return False
-        parts = self._kept.popleft()
+        parts = self._take_oldest()
         self._sums = self._sums or [[None] * len(self.parameters) for _ in parts]
-        before = self.values or [0.0] * len(parts)
-        self.values = [value + float(part.detach()) for value, part in zip(before, parts, strict=True)]
         for place, part in enumerate(parts):
             if not part.requires_grad:  # nothing of this kind is supervised
                 continue
             is_last = place == len(parts) - 1
             grads = torch.autograd.grad(part, self.parameters, retain_graph=not is_last, allow_unused=True)
             for index, grad in enumerate(grads):
-                held = self._sums[place][index]
-                self._sums[place][index] = grad if held is None else held if grad is None else held.add_(grad)
+                self._sums[place][index] = _plus(self._sums[place][index], grad)
         return True
 
     def settle(self, divisors: Sequence[float], *, scale: float = 1.0) -> list[float]:
@@ -68,25 +65,34 @@ class EarlyGradients:
 
         Returns the value of each part over its divisor.
         """
-        self.values = self.values or [0.0] * len(divisors)
         while self._kept:
             self._settle_oldest(divisors, scale=scale)
         for sums, divisor in zip(self._sums, divisors, strict=False):
             for parameter, total in zip(self.parameters, sums, strict=True):
                 if total is not None:
                     share = total.mul_(scale / divisor)
-                    parameter.grad = share if parameter.grad is None else parameter.grad.add_(share)
+                    parameter.grad = _plus(parameter.grad, share)
         values = [value / divisor for value, divisor in zip(self.values, divisors, strict=False)]
         self._sums, self.values = [], []
         return values
 
     def _settle_oldest(self, divisors: Sequence[float], *, scale: float) -> None:
-        parts = self._kept.popleft()
-        self.values = [value + float(part.detach()) for value, part in zip(self.values, parts, strict=True)]
+        parts = self._take_oldest()
         shares = [part * (scale / divisor) for part, divisor in zip(parts, divisors, strict=True) if part.requires_grad]
         if not shares:
             return
         grads = torch.autograd.grad(torch.stack(shares).sum(), self.parameters, allow_unused=True)
         for parameter, grad in zip(self.parameters, grads, strict=True):
-            if grad is not None:
-                parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
+            parameter.grad = _plus(parameter.grad, grad)
+
+    def _take_oldest(self) -> Sequence[Tensor]:
+        """Out of what is kept, its values counted."""
+        parts = self._kept.popleft()
+        before = self.values or [0.0] * len(parts)
+        self.values = [value + float(part.detach()) for value, part in zip(before, parts, strict=True)]
+        return parts
+
+
+def _plus(held: Tensor | None, grad: Tensor | None) -> Tensor | None:
+    """In place; None is nothing."""
+    return held if grad is None else grad if held is None else held.add_(grad)
