@@ -1,7 +1,7 @@
 """A test worker that forks from the process that has loaded everything; xdist starts this in place of a Python.
 
-python -m conformance.launch.cradle RUN -u -c CODE
-python -m conformance.launch.cradle RUN             # no worker: keeps that process until its input ends
+``conformance.workers`` names the command, by which ``main`` is given ``RUN -u -c CODE``; ``RUN`` alone is no worker but
+keeps that process until its input ends.
 """
 
 import os
@@ -24,7 +24,3 @@ def main(run: str, *words: str) -> int:
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
     return worker.wait()
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

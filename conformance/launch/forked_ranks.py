@@ -7,13 +7,12 @@ Each runs it with the ranks' environment; where one fails the other is ended, as
 """
 
 import os
-import runpy
 import signal
 import sys
-import traceback
 from contextlib import suppress
 from typing import NoReturn
 
+from conformance.launch.nursery import run
 from rollmatch.launch.learner import set_environment
 from rollmatch.startup import leave
 
@@ -25,17 +24,7 @@ def start(rank: int, place: dict[str, str], words: list[str]) -> int:
     if process_id := os.fork():
         return process_id
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)} | place
-    is_module = words[0] == "-m"
-    sys.argv[:] = words[is_module:]
-    try:
-        if is_module:
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(words[0], run_name="__main__")
-    except BaseException:  # noqa: BLE001 - nothing may go on into the parent's code
-        traceback.print_exc()
-        leave(1)
-    return leave(0)
+    return leave(run(words))
 
 
 def main(*words: str) -> NoReturn:

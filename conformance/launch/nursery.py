@@ -84,7 +84,7 @@ class Nursery:
         for each in (self.listener, *self.connections):
             each.close()
         _put_in_place(order)
-        leave(_run(order["words"]))
+        leave(run(order["words"]))
 
     def _reap(self, *_: object) -> None:
         with suppress(ChildProcessError):
@@ -143,10 +143,10 @@ def _become(program: str, words: list[str], environment: dict[str, str]) -> NoRe
     assert program == sys.executable, program
     os.environ.clear()
     os.environ.update(environment)
-    leave(_run(list(words[1:])))
+    leave(run(list(words[1:])))
 
 
-def _run(words: list[str]) -> int:
+def run(words: list[str]) -> int:
     """As ``python WORD...``: code, a module or a script. Returns its exit code."""
     try:
         if words[0] == "-c":
