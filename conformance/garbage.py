@@ -23,6 +23,12 @@ MODULES.setdefault(UNNEEDED, None)
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """In a worker, which forks from what has collected before."""
+    gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
     """Tests run with the collector on, and may load everything."""
     if MODULES.get(UNNEEDED, gc) is None:

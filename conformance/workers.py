@@ -1,4 +1,4 @@
-"""Test workers (``-n 2``) fork from one process that has loaded torch and transformers, in place of loading each."""
+"""Test workers (``-n 2``) fork from one process that has loaded torch, transformers and the tests, in place of each."""
 
 import shlex
 import subprocess
@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or not getattr(config.option, "tx", None) or has_gpu():
         return
     config.option.testrunuid = config.option.testrunuid or uuid.uuid4().hex
-    keeper = subprocess.Popen([*CRADLE, config.option.testrunuid], stdin=subprocess.PIPE)
+    keeper = subprocess.Popen([*CRADLE, config.option.testrunuid, *config.args], stdin=subprocess.PIPE)
     config.add_cleanup(keeper.communicate)
 
 
@@ -35,4 +35,4 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     """Never beside a GPU, whose driver does not survive a fork."""
     for spec in specs:
         if spec.popen and not spec.python and not has_gpu():
-            spec.python = shlex.join([*CRADLE, config.option.testrunuid])
+            spec.python = shlex.join([*CRADLE, config.option.testrunuid, *config.args])

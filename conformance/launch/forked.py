@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from conformance.launch.nursery import divided
 from rollmatch.launch.gpus import has_gpu
 
 MODEL_LOADED = (
@@ -148,9 +149,15 @@ def _nursery_of(loaded: tuple[str, ...]) -> str:
 
 
 def _start_nursery(address: str, loaded: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "conformance.launch.nursery", address, *loaded]
-    nothing = subprocess.DEVNULL  # it outlives who starts it, and holds no end of a pipe that somebody waits for
-    nursery = subprocess.Popen(command, cwd=ROOT, stdin=nothing, stdout=nothing, start_new_session=True)
+    """One that has collected tests forks from one that has loaded modules."""
+    modules, tests = divided(loaded)
+    words = ["-m", "conformance.launch.nursery", address, *(tests or modules)]
+    nursery: Forked | subprocess.Popen[bytes]
+    if tests:
+        nursery = Forked(words, loaded=modules, log=None, environment=dict(os.environ), folder=Path.cwd())
+    else:
+        nothing = subprocess.DEVNULL  # it outlives who starts it
+        nursery = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdin=nothing, start_new_session=True)
     deadline = time.monotonic() + LOAD_TIMEOUT_S
     while not os.path.exists(address):
         assert nursery.poll() is None, "the nursery ended"

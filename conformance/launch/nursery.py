@@ -1,10 +1,10 @@
 """Commands without the seconds in which Python loads: each forks from one process that has loaded everything.
 
-    python -m conformance.launch.nursery SOCKET MODULE...
+    python -m conformance.launch.nursery SOCKET MODULE... [--collect-only TEST...]
 
 A connection asks for one command and hears its process id, then how it ended; the last connection that closes ends the
 nursery. What a command is given is what a shell would give it: arguments, environment, folder, a session of its own,
-and a log or the three standard streams of who asks.
+and a log or the three standard streams of who asks. Tests are loaded as pytest loads them, for its own workers.
 """
 
 import json
@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +26,7 @@ from rollmatch.launch.learner import set_environment
 from rollmatch.startup import leave, loading
 
 MESSAGE_BYTES = 1 << 18
+COLLECT = "--collect-only"
 
 
 class Nursery:
@@ -167,13 +169,29 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def main(address: str, *modules: str) -> None:
-    """Listens as soon as everything is loaded."""
+def main(address: str, *loaded: str) -> None:
+    """Listens as soon as everything is loaded; holds no end of a pipe that somebody waits for."""
+    _set_streams([os.open(os.devnull, os.O_RDWR) for _ in (0, 1)])
+    modules, tests = divided(loaded)
     set_environment()
     with loading():
         for name in modules:
             import_module(name)
+        if tests:
+            import pytest
+
+            pytest.main([*tests, "--capture=no", "-p", "no:cacheprovider"])
     Nursery(address).serve()
+
+
+def divided(loaded: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Modules, and what to tell pytest if there are tests as well.
+
+    >>> divided(("torch", "peft", "--collect-only", "conformance/spec"))
+    (('torch', 'peft'), ('--collect-only', 'conformance/spec'))
+    """
+    place = loaded.index(COLLECT) if COLLECT in loaded else len(loaded)
+    return tuple(loaded[:place]), tuple(loaded[place:])
 
 
 if __name__ == "__main__":
