@@ -32,7 +32,8 @@ TESTS = (
 )
 """What tests of most rooms load."""
 LEARNER = (
-    *("rollmatch.launch.run", "peft", "conformance.trainer.overlapped", "conformance.trainer.turns"),
+    *(f"rollmatch.launch.{name}" for name in ("run", "planning", "learner_launcher", "rollout_server")),
+    *("peft", "conformance.trainer.overlapped", "conformance.trainer.turns", "PIL.PngImagePlugin"),
     *(*MODEL_LOADED, *TESTS),
 )
 """What learners load, and test workers."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from conformance.harness.faults.preload import look_through_models
 from rollmatch.launch.learner import set_environment
 from rollmatch.startup import leave, loading
 
@@ -177,6 +178,8 @@ def main(address: str, *loaded: str) -> None:
     with loading():
         for name in modules:
             import_module(name)
+        if "transformers.models.auto.processing_auto" in modules:
+            look_through_models()
         if tests:
             import pytest
 

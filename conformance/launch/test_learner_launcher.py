@@ -16,7 +16,7 @@ import pytest
 from conformance.launch.forked import LEARNER
 from conformance.launch.relay import write_relay
 from conformance.launch.started import HF, journal_of, started, train_command
-from conformance.rollout.digits import CONFIG, load_digits
+from conformance.rollout.digits import CONFIG, load_digits, write_cut
 from conformance.scenarios.configs import not_refused
 from rollmatch.launch.await_servers import Patience, ServerProcessDied, WorldSizeMismatch, await_servers
 from rollmatch.launch.child import run_child, tell_command
@@ -191,7 +191,8 @@ def test_two_gpus_are_two_ranks_and_a_signal_leaves_a_checkpoint(tmp_path, monke
     out = tmp_path / "run"
     overrides = (*HF, f"training.output_dir={out}", "training.max_steps=60", "training.per_device_train_batch_size=2")
     few = ("training.eval_scenes=2", "training.save_steps=1000", "custom.extra.rollout_matching.max_new_tokens=8")
-    command = train_command(*overrides, *few, flags=("--gpus", "0,1"))
+    small = f"model.model={write_cut(tmp_path / 'model')}"
+    command = train_command(*overrides, *few, small, flags=("--gpus", "0,1"))
     with started(command, tmp_path / "told.txt", loaded=LEARNER) as running:
         running.wait_until(lambda: len(journal_of(out, "step")) >= 1)
         os.kill(running.process.pid, signal.SIGINT)

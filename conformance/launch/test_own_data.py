@@ -13,6 +13,7 @@ from rollmatch.samples import load_samples
 
 NAMES = {"zero": "Knopf, groß", "one": 'a "thin" stick', "two": "swan", "three": "眼鏡", "four": "chair"}
 DECODING = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+MAX_NEW_TOKENS = 16
 NUM_RECORDS = 6
 
 
@@ -54,13 +55,14 @@ def command_of(folder, *overrides):
 
 def test_own_records_train_with_their_own_decoding(folder):
     decoding = [f"custom.extra.rollout_matching.decoding.{name}={value}" for name, value in DECODING.items()]
+    decoding.append(f"custom.extra.rollout_matching.max_new_tokens={MAX_NEW_TOKENS}")
     code, told = finish(command_of(folder, *HF, *decoding), folder / "told.txt", loaded=LEARNER)
     assert code == 0, told
     samples = load_samples(folder / "train.jsonl")
     assert {truth.geometry for sample in samples for truth in sample.objects} == {"bbox_2d", "poly"}
     for line in journal_of(folder / "run", "requested"):
         assert {name: line["decoding"][name] for name in DECODING} == DECODING
-        assert line["decoding"]["max_new_tokens"] == 48
+        assert line["decoding"]["max_new_tokens"] == MAX_NEW_TOKENS
     (step,) = journal_of(folder / "run", "step")
     assert step["loss_ce"] > 0
     assert step["loss_coord"] > 0

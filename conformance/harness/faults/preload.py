@@ -22,7 +22,6 @@ HEAVY = (
     *("PIL.PngImagePlugin", "torch.utils.serialization.config", "transformers.tokenization_mistral_common"),
 )
 PROCESSOR = ROOT / "fixtures/models/digits"
-"""Loading one makes transformers look through all its models."""
 
 
 def preload(*, heavy: bool = True) -> None:
@@ -30,11 +29,16 @@ def preload(*, heavy: bool = True) -> None:
     for name in (*PRELOADED, *(HEAVY if heavy else ())):
         __import__(name)
     if heavy:
-        sys.modules["transformers.models.auto.processing_auto"].AutoProcessor.from_pretrained(PROCESSOR)
+        look_through_models()
     inspect.getmodule(compile("", "nowhere", "exec"))  # looks at every module that it does not know yet; pydantic asks
     if sys.dont_write_bytecode:
         _keep_code()
     gc.freeze()
+
+
+def look_through_models() -> None:
+    """Transformers does, and loads some, when it makes its first processor."""
+    sys.modules["transformers.models.auto.processing_auto"].AutoProcessor.from_pretrained(PROCESSOR)
 
 
 def _keep_code() -> None:
