@@ -7,13 +7,13 @@ from typing import Any
 
 import yaml
 
-from rollmatch.config.yaml_dialect import _KeyCheck, _Yaml12Loader, parse_mapping
+from rollmatch.config.yaml_dialect import KeyCheck, Yaml12Loader, parse_mapping
 
 
 class QuickLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
     """Knows the same types."""
 
-    yaml_implicit_resolvers = _Yaml12Loader.yaml_implicit_resolvers
+    yaml_implicit_resolvers = Yaml12Loader.yaml_implicit_resolvers
 
 
 def parse_own(text: str, *, origin: str) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def _parsed(text: str, origin: str) -> dict[str, Any]:
     loader = QuickLoader(text)
     try:
         node = loader.get_single_node()
-        if not isinstance(node, yaml.MappingNode) or _KeyCheck(origin).errors_below(node):
+        if not isinstance(node, yaml.MappingNode) or KeyCheck(origin).errors_below(node):
             return {}
         return dict(loader.construct_document(node))
     except yaml.YAMLError:

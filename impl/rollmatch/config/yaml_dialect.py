@@ -53,7 +53,7 @@ class KeyNotText(ConfigError):
     code = "key-not-text"
 
 
-class _Yaml12Loader(yaml.SafeLoader):
+class Yaml12Loader(yaml.SafeLoader):
     """Knows the types of YAML 1.2 and no others."""
 
 
@@ -61,9 +61,9 @@ class _Yaml12Dumper(yaml.SafeDumper):
     """Quotes what either YAML version would read as something else than text."""
 
 
-_Yaml12Loader.yaml_implicit_resolvers = {}
+Yaml12Loader.yaml_implicit_resolvers = {}
 for _name, _pattern, _first in _RESOLVERS:
-    for _side in (_Yaml12Loader, _Yaml12Dumper):
+    for _side in (Yaml12Loader, _Yaml12Dumper):
         _side.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _first)
 
 
@@ -73,7 +73,7 @@ def parse_value(text: str) -> Any:
     >>> parse_value("1e-5"), parse_value("yes"), parse_value("{a: [1, null]}")
     (1e-05, 'yes', {'a': [1, None]})
     """
-    return yaml.load(text, Loader=_Yaml12Loader)
+    return yaml.load(text, Loader=Yaml12Loader)
 
 
 def parse_mapping(text: str, *, origin: str) -> Tree:
@@ -95,12 +95,12 @@ def dump(tree: Tree) -> str:
 
 
 def _construct(text: str, origin: str) -> Tree:
-    loader = _Yaml12Loader(text)
+    loader = Yaml12Loader(text)
     try:
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
             raise ErrorList([_not_a_mapping(node, origin)])
-        if errors := _KeyCheck(origin).errors_below(node):
+        if errors := KeyCheck(origin).errors_below(node):
             raise ErrorList(errors)
         tree: Tree = loader.construct_document(node)
         return tree
@@ -113,7 +113,7 @@ def _not_a_mapping(node: yaml.Node | None, origin: str) -> ConfigError:
     return NotAMapping(f"the file {found}", key=origin, remedy="Write `key: value` lines.")
 
 
-class _KeyCheck:
+class KeyCheck:
     """Judges the keys of a document before YAML merges and overwrites them."""
 
     def __init__(self, origin: str) -> None:
