@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from conformance.harness.main_spec import structure_flaws
 from conformance.harness.merge import merge
@@ -197,6 +197,7 @@ def test_a_block_of_code_that_runs_on_is_seen():
 
 
 @given(edit=edits())
+@example(edit=("\ufeff## Purpose\nLight.\n", "## ADDED Requirements\n\n### Requirement: Alpha\nA MUST hold.\n"))
 def test_a_sound_result_ends_in_one_line_feed_and_is_left_alone_by_a_delta_about_something_else(edit):
     base, delta = edit
     try:
@@ -205,7 +206,8 @@ def test_a_sound_result_ends_in_one_line_feed_and_is_left_alone_by_a_delta_about
         return
     assert result.endswith("\n")
     assert not result.endswith("\n\n")
-    # A base without requirements is taken over as it stands, carriage returns included; what is read again has none.
-    if "\r" not in result and not structure_flaws(result) and fences_close(result):
+    # A base without requirements is taken over as it stands, with carriage returns and byte order mark; what is read
+    # again has none.
+    if not {"\r", "\ufeff"} & set(result) and not structure_flaws(result) and fences_close(result):
         untouched = "## REMOVED Requirements\n### Requirement: Nobody has this name\n"
         assert merged(untouched, result) == result
