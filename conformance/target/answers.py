@@ -1,6 +1,11 @@
-"""Answers and broken answers, as text, as ids and as Hypothesis strategies."""
+"""Answers and broken answers, as text, as ids and as Hypothesis strategies.
+
+A strategy is made once and has all its parts from the start: one that is made anew for each example, to fit what was
+drawn before, is also looked through anew, which takes longer than to draw from it.
+"""
 
 import unicodedata
+from functools import cache
 
 from hypothesis import strategies as st
 
@@ -40,6 +45,7 @@ def ids(text):
     return make_vocabulary().encode(text)
 
 
+@cache
 def descs():
     """Legal descriptions in every script, in NFC, without what the tail refuses."""
     text = st.text(
@@ -50,12 +56,14 @@ def descs():
     return text.map(lambda s: unicodedata.normalize("NFC", s)).filter(str.strip)
 
 
+@cache
 def boxes():
     pairs = st.tuples(st.integers(0, 998), st.integers(1, 400))
     sides = pairs.map(lambda pair: (pair[0], min(999, pair[0] + pair[1])))
     return st.builds(lambda d, x, y: box(x[0], y[0], x[1], y[1], desc=d), descs(), sides, sides)
 
 
+@cache
 def polys():
     point = st.tuples(st.integers(0, 999), st.integers(0, 999))
     points = st.lists(point, min_size=3, max_size=6).filter(lambda ps: _twice_area(ps) != 0)
@@ -67,6 +75,7 @@ def _twice_area(points):
     return sum(x * v - u * y for (x, y), (u, v) in zip(points, shifted, strict=True))
 
 
+@cache
 def object_lists(max_size=4):
     return st.lists(boxes() | polys(), max_size=max_size)
 
@@ -88,17 +97,25 @@ _SNIPPETS = (
 )
 
 
-@st.composite
-def broken_texts(draw):
+PLACES = st.integers(0, 999)
+"""Places in what is drawn beside them, whatever its length: taken modulo what is possible there."""
+
+
+def broken_texts():
     """An answer's text with up to four cuts, insertions and deletions."""
-    text = serialize_objects(draw(object_lists(max_size=3)))
-    for _ in range(draw(st.integers(0, 4))):
-        place = draw(st.integers(0, len(text)))
-        end = draw(st.integers(place, min(len(text), place + 6)))
-        text = text[:place] + draw(st.sampled_from(_SNIPPETS)) * draw(st.booleans()) + text[end:]
-    return text[: draw(st.none() | st.integers(0, len(text)))]
+    edits = st.lists(st.tuples(PLACES, st.integers(0, 6), st.just("") | st.sampled_from(_SNIPPETS)), max_size=4)
+    return st.builds(_break, object_lists(max_size=3).map(serialize_objects), edits, st.none() | PLACES)
 
 
+def _break(whole, edits, cut):
+    """``whole`` with parts in place of others; a text or token ids."""
+    for place, length, part in edits:
+        place %= len(whole) + 1
+        whole = whole[:place] + part + whole[place + length :]
+    return whole if cut is None else whole[: cut % (len(whole) + 1)]
+
+
+@cache
 def tokens():
     """Any token: bytes, fused punctuation, coordinates, control tokens, ids beyond the tokenizer."""
     vocabulary = make_vocabulary()
@@ -108,12 +125,8 @@ def tokens():
     return single | fused | st.sampled_from(vocabulary.coord_ids) | special | st.just(UNKNOWN_ID)
 
 
-@st.composite
-def responses(draw):
+def responses():
     """Token ids as a model may write them: an answer, broken in its text and then in its ids."""
-    response = list(ids(draw(broken_texts())))
-    for _ in range(draw(st.integers(0, 3))):
-        place = draw(st.integers(0, len(response)))
-        end = draw(st.integers(place, min(len(response), place + 2)))
-        response[place:end] = draw(st.lists(tokens(), max_size=2))
-    return tuple(response)
+    parts = st.lists(tokens(), max_size=2).map(tuple)
+    edits = st.lists(st.tuples(PLACES, st.integers(0, 2), parts), max_size=3)
+    return st.builds(_break, broken_texts().map(ids), edits, st.none())

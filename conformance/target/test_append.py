@@ -98,7 +98,7 @@ def test_desc_positions_are_the_tokens_that_overlap_a_description(missed):
         expected, start = [], 0
         for index, token_id in enumerate(tail.token_ids[:-1]):
             end = start + len(VOCABULARY.piece(token_id))
-            expected += [index] if inside & set(range(start, end)) else []
+            expected += [] if inside.isdisjoint(range(start, end)) else [index]
             start = end
         assert tail.desc_positions == tuple(expected)
         assert start == len(raw)
