@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from conformance.harness.spec_error import Finding
@@ -53,27 +54,29 @@ class Claims:
 
 def read_claims(folder: Path = CONFORMANCE, root: Path = ROOT) -> Claims:
     """Claims of all test files below a folder; findings tell where a marker cannot be read."""
-    found: list[Claim] = []
-    findings: list[Finding] = []
-    for path in sorted(folder.rglob("test_*.py")):
-        name, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
-        try:
-            tree = ast.parse(text)
-        except SyntaxError as error:
-            problem = f"the file is no Python: {error.msg}."
-            findings.append(_stray(name, error.lineno or 1, problem))
-            continue
-        shared = [call for statement in tree.body if _is_pytestmark(statement) for call in _marker_calls(statement)]
-        own = [
-            (test, [call for each in test.decorator_list for call in _marker_calls(each)]) for test in _tests_of(tree)
-        ]
-        for test, calls in own:
-            found += _claims_of(test, [*shared, *calls], name)
-        read = [*shared, *(call for _, calls in own for call in calls)]
-        findings += [_stray(name, call.lineno, UNWRITTEN) for call in read if not _is_written_out(call)]
-        if len(NAMED.findall(text)) != len(read):  # else each that the source names was read: no need to look
-            findings += _strays(tree, read, name)
-    return Claims(found=tuple(found), findings=tuple(findings))
+    texts = [(path.relative_to(root).as_posix(), path.read_text("utf-8")) for path in sorted(folder.rglob("test_*.py"))]
+    read = [_read_file(name, text) for name, text in texts if NAMED.search(text)]
+    return Claims(
+        found=tuple(claim for each in read for claim in each.found),
+        findings=tuple(finding for each in read for finding in each.findings),
+    )
+
+
+@cache
+def _read_file(name: str, text: str) -> Claims:
+    """Kept: gates, faults and the matrix all ask for the same."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        return Claims(found=(), findings=(_stray(name, error.lineno or 1, f"the file is no Python: {error.msg}."),))
+    shared = [call for statement in tree.body if _is_pytestmark(statement) for call in _marker_calls(statement)]
+    own = [(test, [call for each in test.decorator_list for call in _marker_calls(each)]) for test in _tests_of(tree)]
+    found = tuple(claim for test, calls in own for claim in _claims_of(test, [*shared, *calls], name))
+    read = [*shared, *(call for _, calls in own for call in calls)]
+    findings = [_stray(name, call.lineno, UNWRITTEN) for call in read if not _is_written_out(call)]
+    if len(NAMED.findall(text)) != len(read):  # else each that the source names was read: no need to look
+        findings += _strays(tree, read, name)
+    return Claims(found=found, findings=tuple(findings))
 
 
 def _claims_of(test: ast.FunctionDef, calls: list[ast.Call], name: str) -> Iterator[Claim]:
