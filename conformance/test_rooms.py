@@ -56,12 +56,21 @@ def module_of(path):
 def nodes_in(source):
     """Those that checks look at, all at the same files; without bodies, which the collector would walk ever again."""
     kinds = (ast.Import, ast.ImportFrom, ast.Call, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    may_import = any(name in source for name in IMPORT_CALLS)
-    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    tree = ast.parse(source)
+    may_import = any(name in source for name in IMPORT_CALLS)  # else what is in expressions need not be looked through
+    found = [node for node in (ast.walk(tree) if may_import else statements_in(tree.body)) if isinstance(node, kinds)]
     for node in found:
         if hasattr(node, "body"):
             node.body = []
-    return [node for node in found if may_import or not isinstance(node, ast.Call)]
+    return found
+
+
+def statements_in(block):
+    """Of a block and of all blocks in it."""
+    for each in block:
+        yield each
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from statements_in(getattr(each, field, ()))
 
 
 def imports_of(source, module, *, is_package=False):
