@@ -1,7 +1,9 @@
 """What every room shares: the environment a run has, and the one vLLM engine a process may have."""
 
 import os
+import sys
 from contextlib import suppress
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +21,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
         os.setsid()
 
 set_environment()  # before torch and vLLM load: some variables only count then
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """A ring leaves torch with as many threads as cores: ten times slower with small models beside other workers."""
+    if "torch" in sys.modules and "OMP_NUM_THREADS" in os.environ:
+        cast(Any, sys.modules["torch"]).set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 # How long an example takes says more about the machine than about the code. What decides about a change draws the same
