@@ -52,17 +52,22 @@ class TiedHeadAdapted(ConfigError):
 def load_policy(
     config: ModelConfig, tuner: TunerConfig, *, attn_implementation: str | dict[str, str] = "sdpa"
 ) -> nn.Module:
-    """Read the model directory, freeze and adapt as told.
+    """Read the model directory, and ``prepare`` what is read. Errors: as there."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    architecture = AutoConfig.from_pretrained(config.model)
+    kind = AutoModelForImageTextToText if hasattr(architecture, "vision_config") else AutoModelForCausalLM
+    model: nn.Module = kind.from_pretrained(
+        config.model, config=architecture, dtype=config.torch_dtype, attn_implementation=attn_implementation
+    )
+    return prepare(model, tuner)
+
+
+def prepare(model: nn.Module, tuner: TunerConfig) -> nn.Module:
+    """Freeze and adapt a model as told.
 
     Errors: ``AdapterTargetsNothing``, ``NothingToTrain``, ``TiedHeadAdapted``.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-
-    vision_language = hasattr(AutoConfig.from_pretrained(config.model), "vision_config")
-    kind = AutoModelForImageTextToText if vision_language else AutoModelForCausalLM
-    model: nn.Module = kind.from_pretrained(
-        config.model, dtype=config.torch_dtype, attn_implementation=attn_implementation
-    )
     _freeze(model, tuner)
     if tuner.train_type == "lora":
         model = _adapt(model, tuner)
