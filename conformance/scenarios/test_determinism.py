@@ -3,6 +3,7 @@
 import pytest
 
 from conformance.rollout import remembered
+from conformance.rollout.digits import scenes
 from conformance.scenarios.configs import not_refused
 from conformance.trainer.small_run import events, make_trainer
 from rollmatch.launch.watch import RunWatcher
@@ -19,8 +20,11 @@ def run(folder, *overrides):
         folder,
         "training.seed=7",
         "training.max_steps=3",
-        "custom.extra.rollout_matching.max_new_tokens=12",
+        "training.per_device_train_batch_size=2",
+        "custom.extra.rollout_matching.max_new_tokens=7",
         *overrides,
+        samples=scenes("train")[:4],
+        is_shallow=True,
     )
     watcher = RunWatcher(None, min_fill=None)
     watcher.trainer = trainer
@@ -54,7 +58,7 @@ def test_two_runs_agree(first, tmp_path):
     fields = ("step", "sample_ids", "seeds", "decoding")
     assert told(second, *fields) == told(trainer, *fields)
     assert len(told(trainer, "step")) == 3
-    assert [len(seeds) for (seeds,) in told(trainer, "seeds")] == [4, 4, 4]
+    assert [len(seeds) for (seeds,) in told(trainer, "seeds")] == [2, 2, 2]
     assert all(seed > 0 for (seeds,) in told(trainer, "seeds") for seed in seeds)
     assert [r.response_token_ids for r in second.report.rollouts] == [
         r.response_token_ids for r in trainer.report.rollouts
@@ -93,11 +97,11 @@ def test_ranks_do_not_repeat_each_other():
 @pytest.mark.kills("resume-begins-the-epoch-again")
 @pytest.mark.kills("every-epoch-alike")
 def test_a_resumed_run_goes_on_with_the_next_sample(first, tmp_path):
-    """Eight samples, four a step: the second step is in the middle of an epoch, the third in the next one."""
+    """Four samples, two a step: the second step is in the middle of an epoch, the third in the next one."""
     trainer, folder = first
     resumed = run(tmp_path)
     with not_refused():  # the trainer itself notices samples that are not the learner's
         resumed.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
     assert told(resumed, "step", "sample_ids") == told(trainer, "step", "sample_ids")[1:]
     assert told(trainer, "sample_ids")[2] != told(trainer, "sample_ids")[0]
-    assert sorted(told(trainer, "sample_ids")[0][0] + told(trainer, "sample_ids")[1][0]) == list(range(8))
+    assert sorted(told(trainer, "sample_ids")[0][0] + told(trainer, "sample_ids")[1][0]) == list(range(4))

@@ -33,7 +33,8 @@ SAMPLING = {"max_new_tokens", "temperature", "top_p", "top_k"}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    trainer = make_trainer(tmp_path_factory.mktemp("run"), "training.packing=true", "training.max_steps=3")
+    told = "training.packing=true", "training.max_steps=3", "custom.extra.rollout_matching.max_new_tokens=9"
+    trainer = make_trainer(tmp_path_factory.mktemp("run"), *told, is_shallow=True)
     watcher = RunWatcher(None, min_fill=None)
     watcher.trainer = trainer
     trainer.add_callback(watcher)

@@ -11,7 +11,7 @@ from rollmatch.rollout.hf import HfBackend
 from rollmatch.template import PromptMismatch
 from rollmatch.vocabulary import trim_stop
 
-SHORT = Decoding(max_new_tokens=12)
+SHORT = Decoding(max_new_tokens=6)
 SAMPLE = Sample(sample_id=0, origin="train.jsonl:7", images=(), objects=(), width=8, height=8)
 
 

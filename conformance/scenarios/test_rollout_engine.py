@@ -13,7 +13,7 @@ from rollmatch.rollout import vllm_colocate
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.hf import HfBackend
 
-SHORT = Decoding(max_new_tokens=12)
+SHORT = Decoding(max_new_tokens=2)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,8 @@ def test_an_unset_mode_means_colocate(model, monkeypatch, tmp_path):
     """The engine is a double; a real one trains in conformance/launch/test_colocate_run.py."""
     with not_refused():
         assert config_with().custom.extra.rollout_matching.vllm.mode == "colocate"
-    trainer = make_trainer(tmp_path, "training.per_device_train_batch_size=2")
+    told = "training.per_device_train_batch_size=2", "custom.extra.rollout_matching.max_new_tokens=4"
+    trainer = make_trainer(tmp_path, *told, is_shallow=True)
     fence = trainer.ring.fence
     fence.backend = make_remembering_backend(trainer.model, trainer.ring.template, Ranks(), monkeypatch)
     compared, before = [], {name: weight.clone() for name, weight in trainer.model.named_parameters()}

@@ -10,7 +10,7 @@ import pytest
 
 from conformance.doubles.answering_server import AnsweringServer
 from conformance.doubles.engine import install
-from conformance.rollout.digits import load_model, template_of
+from conformance.rollout.digits import cut, load_model, template_of
 from conformance.scenarios.configs import not_refused
 from conformance.sync.native_double import serving
 from conformance.trainer.small_run import events, make_trainer
@@ -23,7 +23,7 @@ STEPS = 4
 SHORT = (
     "custom.extra.rollout_matching.rollout_backend=vllm",
     f"{VLLM}.max_model_len=512",
-    "custom.extra.rollout_matching.max_new_tokens=16",
+    "custom.extra.rollout_matching.max_new_tokens=8",
     "training.per_device_train_batch_size=2",
     f"training.max_steps={STEPS}",
     "training.packing=true",
@@ -34,16 +34,21 @@ def server_overrides(url):
     return (f"{VLLM}.mode=server", f"{VLLM}.server.base_url={url}", f"{VLLM}.server.group_port={free_port()}")
 
 
+def make(folder, *overrides):
+    return make_trainer(folder, *SHORT, *overrides, is_shallow=True)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Trainers of both modes after four steps, the server, and the rollouts that the second was given."""
     given = []
     with ExitStack() as stack, pytest.MonkeyPatch.context() as monkeypatch:
-        install(load_model(), template_of(), monkeypatch)
-        server = AnsweringServer(load_model(), template_of())
+        engine = cut(load_model())
+        install(engine, template_of(), monkeypatch)
+        server = AnsweringServer(engine, template_of())
         (url,) = stack.enter_context(serving(server))
-        colocate = make_trainer(tmp_path_factory.mktemp("colocate"), *SHORT, f"{VLLM}.mode=colocate")
-        served = make_trainer(tmp_path_factory.mktemp("served"), *SHORT, *server_overrides(url))
+        colocate = make(tmp_path_factory.mktemp("colocate"), f"{VLLM}.mode=colocate")
+        served = make(tmp_path_factory.mktemp("served"), *server_overrides(url))
         tell = served.ring.fence.backend.generate
         monkeypatch.setattr(
             served.ring.fence.backend, "generate", lambda *asked: given.append(tell(*asked)) or given[-1]
@@ -92,11 +97,11 @@ def test_what_the_server_said_is_what_is_learnt_from_as_in_colocate_mode(runs, m
 
 
 def test_a_prompt_that_the_server_read_otherwise_stops_the_run(tmp_path):
-    server = AnsweringServer(load_model(), template_of())
+    server = AnsweringServer(cut(load_model()), template_of())
     say = server._write
     server._write = lambda *asked: ([5, *say(*asked)[0][1:]], say(*asked)[1])
     with serving(server) as (url,):
-        trainer = make_trainer(tmp_path, *SHORT, *server_overrides(url))
+        trainer = make(tmp_path, *server_overrides(url))
         with pytest.raises(PromptMismatch) as caught:
             trainer.train()
         trainer.ring.close()

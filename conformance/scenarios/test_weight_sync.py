@@ -16,7 +16,13 @@ from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync
 from rollmatch.rollout.hf import HfBackend
 
-SHORT = Decoding(max_new_tokens=12)
+SHORT = Decoding(max_new_tokens=7)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Not to be changed."""
+    return load_model()
 
 
 def vllm_of(*overrides):
@@ -34,8 +40,8 @@ def ids_of(rollouts):
 @pytest.mark.kills("sync-once-per-run")
 def test_two_steps_with_accumulation(tmp_path):
     overrides = ("max_steps=2", "gradient_accumulation_steps=4", "per_device_train_batch_size=1")
-    brief = "custom.extra.rollout_matching.max_new_tokens=12"
-    trainer = make_trainer(tmp_path, brief, *(f"training.{each}" for each in overrides), eval_samples=scenes()[:1])
+    brief = "custom.extra.rollout_matching.max_new_tokens=5"
+    trainer = make_trainer(tmp_path, brief, *(f"training.{each}" for each in overrides), eval_samples=scenes()[:1], is_shallow=True)
     trainer.train()
     trainer.evaluate()
     told = [e for name in ("synced", "requested", "generated") for e in events(trainer, name)]
@@ -55,9 +61,9 @@ def test_two_steps_with_accumulation(tmp_path):
 @pytest.mark.kills("prefix-cache-kept")
 @pytest.mark.kills("encoder-cache-kept")
 @pytest.mark.kills("weights-not-loaded")
-def test_an_engine_that_remembers_is_not_older_than_the_model(monkeypatch):
+def test_an_engine_that_remembers_is_not_older_than_the_model(model, monkeypatch):
     """The engine is a double; the real one answers in conformance/rollout/test_vllm_colocate.py."""
-    model, requests = load_model(), requests_for(scenes()[:4])
+    requests = requests_for(scenes()[:2])
     backend = make_remembering_backend(model, template_of(), Ranks(), monkeypatch)
     with pytest.raises(RolloutBeforeSync):
         backend.generate(requests, SHORT)
@@ -65,7 +71,7 @@ def test_an_engine_that_remembers_is_not_older_than_the_model(monkeypatch):
     before = backend.generate(requests, SHORT)
     changed = copy.deepcopy(model)
     perturb(changed, seed=1, scale=0.3)
-    expected = HfBackend(changed, template_of(), batch_size=4).generate(requests, SHORT)
+    expected = HfBackend(changed, template_of(), batch_size=2).generate(requests, SHORT)
     assert ids_of(expected) != ids_of(before)
     backend.push(merged_weights(changed), version=2)
     after = backend.generate(requests, SHORT)
@@ -86,7 +92,7 @@ def test_the_default_mode_is_full():
 @pytest.mark.clause("configuration/a-policy-is-trained-whole-or-by-adapters#5")
 @pytest.mark.kills("adapters-left-out")
 @pytest.mark.parametrize("use_dora", [False, True])
-def test_full_sync_carries_the_merged_weights_and_leaves_the_model(use_dora):
+def test_full_sync_carries_the_merged_weights_and_leaves_the_model(model, use_dora):
     policy = load_model(TunerConfig(train_type="lora", use_dora=use_dora, lora_rank=4))
     with torch.no_grad():
         for name, weight in policy.named_parameters():
@@ -95,11 +101,10 @@ def test_full_sync_carries_the_merged_weights_and_leaves_the_model(use_dora):
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
     sent = {name: tensor.clone() for name, tensor in merged_weights(policy)}
     assert all(torch.equal(weight, before[name]) for name, weight in policy.state_dict().items())
-    plain = load_model()
-    assert sent.keys() == {name for name, _ in plain.named_parameters()}
+    assert sent.keys() == {name for name, _ in model.named_parameters()}
     merged = policy.merge_and_unload()
     own = dict(merged.named_parameters())
-    assert any(not torch.equal(sent[name], weight) for name, weight in plain.named_parameters())
+    assert any(not torch.equal(sent[name], weight) for name, weight in model.named_parameters())
     assert all(torch.equal(sent[name], own[name]) for name in sent)
     assert refusal_of("~.vllm.sync.mode=half") == ("not-a-choice", f"{LONG}vllm.sync.mode")
 
@@ -107,8 +112,8 @@ def test_full_sync_carries_the_merged_weights_and_leaves_the_model(use_dora):
 @pytest.mark.scenario("weight-sync/an-engine-without-weights-refuses")
 @pytest.mark.clause("weight-sync/fresh-rollouts-come-from-the-newest-weights#5")
 @pytest.mark.kills("unsynced-engine-answers")
-def test_an_engine_without_weights_refuses(monkeypatch):
-    model, requests = load_model(), requests_for(scenes()[:1])
+def test_an_engine_without_weights_refuses(model, monkeypatch):
+    requests = requests_for(scenes()[:1])
     backend = make_remembering_backend(model, template_of(), Ranks(), monkeypatch)
     with pytest.raises(RolloutBeforeSync) as caught:
         backend.generate(requests, SHORT)
