@@ -15,7 +15,7 @@ from conformance.rollout.digits import absolute
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
-    assert learner.main(["--tiny", "--rounds", "2", "--out", str(folder)]) == 0
+    assert learner.main(["--tiny", "--rounds", "1", "--out", str(folder)]) == 0
     return {name: json.loads((folder / f"{name}-tiny.json").read_text()) for name in learner.PATHS}
 
 
@@ -24,7 +24,7 @@ def test_all_forms_of_the_masked_loss_agree(told):
         losses = share["losses"]
         plain = losses["whole_logits_of_transformers"]
         assert [losses["ours"], losses["kept_logits"]] == pytest.approx([plain] * 2, rel=1e-5)
-        assert all(len(one["samples_s"]) == 2 for one in share["measured"].values())
+        assert all(len(one["samples_s"]) == 1 for one in share["measured"].values())
 
 
 def test_all_ways_of_the_pass_have_one_loss_and_one_gradient(told):

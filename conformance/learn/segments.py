@@ -41,6 +41,12 @@ def make_row(*segments: Segment) -> Row:
 
 
 def make_segment(seed: int, *, num_images: int = 0, num_slots: int = 4) -> tuple[Segment, ImageFeatures]:
+    """``write_segment``'s, and its images."""
+    segment = write_segment(seed, num_images=num_images, num_slots=num_slots)
+    return segment, _make_images(seed, _grids_of(seed, num_images))
+
+
+def write_segment(seed: int, *, num_images: int = 0, num_slots: int = 4) -> Segment:
     """Prompt (images, words), prefix with one matched and one unmatched object, tail with one object and EOS.
 
     ``num_slots`` is 4 for a box, 2n for a polygon, 0 for no object at all.
@@ -53,9 +59,8 @@ def make_segment(seed: int, *, num_images: int = 0, num_slots: int = 4) -> tuple
     def coords() -> list[int]:
         return [dice.choice(COORD_IDS) for _ in range(num_slots)]
 
-    grids = [GRIDS[(seed + index) % len(GRIDS)] for index in range(num_images)]
     prompt = words(3)
-    for time, height, width in grids:
+    for time, height, width in _grids_of(seed, num_images):
         prompt += [VISION_START_ID, *[IMAGE_ID] * (time * height * width // MERGE_SIZE**2), VISION_END_ID, *words(1)]
     prompt += words(2 + seed % 3)
     prefix = [*words(2), *coords(), *words(2), *coords(), *words(1)]
@@ -63,7 +68,7 @@ def make_segment(seed: int, *, num_images: int = 0, num_slots: int = 4) -> tuple
     head, desc = words(2), words(3)
     tail = [*head, *desc, *words(1), *coords(), *words(2), EOS_ID]
     desc_start = len(prompt) + len(prefix) + len(head)
-    segment = Segment(
+    return Segment(
         sample=make_sample(seed),
         policy_version=1,
         token_ids=(*prompt, *prefix, *tail),
@@ -73,7 +78,10 @@ def make_segment(seed: int, *, num_images: int = 0, num_slots: int = 4) -> tuple
         coord_bins=tuple(dice.randrange(1000) for _ in range(num_slots)),
         desc_positions=tuple(range(desc_start, desc_start + len(desc))),
     )
-    return segment, _make_images(seed, grids)
+
+
+def _grids_of(seed: int, num_images: int) -> list[tuple[int, int, int]]:
+    return [GRIDS[(seed + index) % len(GRIDS)] for index in range(num_images)]
 
 
 def _make_images(seed: int, grids: list[tuple[int, int, int]]) -> ImageFeatures:

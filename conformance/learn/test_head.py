@@ -16,14 +16,14 @@ from rollmatch.learn.head import HeadStates, column_scores, logprobs_of
 from rollmatch.learn.loss import coord_losses, count_totals, logit_indices, masked_loss_from_hidden, masked_loss_of_kept
 from rollmatch.learn.mask import mask_row
 
-HIDDEN_LEN = 16
+HIDDEN_LEN, SHORT_LEN = 16, 4
 SMALL = 9 * VOCAB_LEN * 4
 """Bytes of a chunk of 9 rows in float32."""
 
 
-def make_head(*, dtype=torch.float32, bias=True, num_ids=VOCAB_LEN):
+def make_head(hidden_len=HIDDEN_LEN, *, dtype=torch.float32, bias=True, num_ids=VOCAB_LEN):
     torch.manual_seed(0)
-    return torch.nn.Linear(HIDDEN_LEN, num_ids, bias=bias, dtype=dtype).requires_grad_(False)
+    return torch.nn.Linear(hidden_len, num_ids, bias=bias, dtype=dtype).requires_grad_(False)
 
 
 def graded(score, hidden):
@@ -64,7 +64,8 @@ def test_a_head_that_does_not_learn_gives_the_loss_and_gradient_of_whole_logits(
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_slopes_of_logprobs_pass_gradcheck(temperature, monkeypatch):
     monkeypatch.setattr(head_file, "CHUNK_BYTES", 2 * 8 * 12)
-    head, hidden = make_head(dtype=torch.float64, num_ids=12), torch.randn(5, HIDDEN_LEN).double().requires_grad_()
+    head = make_head(SHORT_LEN, dtype=torch.float64, num_ids=12)
+    hidden = torch.randn(5, SHORT_LEN).double().requires_grad_()
     ids = torch.tensor([0, 11, 3, 3, 7])
 
     def score(states):
@@ -79,7 +80,8 @@ def test_slopes_of_logprobs_pass_gradcheck(temperature, monkeypatch):
 def test_slopes_of_coordinates_pass_gradcheck(gate_weight, monkeypatch):
     monkeypatch.setattr(head_file, "CHUNK_BYTES", 2 * 8 * VOCAB_LEN)
     rules = replace(RULES, gate_weight=gate_weight)
-    head, hidden = make_head(dtype=torch.float64), torch.randn(3, HIDDEN_LEN).double().requires_grad_()
+    head = make_head(SHORT_LEN, dtype=torch.float64)
+    hidden = torch.randn(3, SHORT_LEN).double().requires_grad_()
     columns, bins = torch.tensor(COORD_IDS), torch.tensor([0, 500, 999])
 
     def score(coord, total, truth):

@@ -126,20 +126,28 @@ def test_packed_rows_segments_alone_and_a_padded_batch_give_one_loss_and_one_gra
         assert_same_gradients(other[1], one_row[1])
 
 
-@given(st.permutations(range(6)), st.integers(1, 5))
-def test_rows_sum_to_the_whole_however_they_are_cut(order, cut):
-    segments = [make_segment(seed, num_slots=2 * (seed % 4))[0] for seed in order]
-    logits = {s.sample.sample_id: random_logits(s.encoded_len, s.sample.sample_id) for s in segments}
-    parts = [mask_segment(segment, **MASK) for segment in segments]
-    totals = count_totals(parts)
+@pytest.fixture(scope="module")
+def terms_of():
+    """The loss of a row of some of six segments, as its share of all."""
+    segments = [make_segment(seed, num_slots=2 * (seed % 4))[0] for seed in range(6)]
+    logits = [random_logits(segment.encoded_len, seed) for seed, segment in enumerate(segments)]
+    totals = count_totals([mask_segment(segment, **MASK) for segment in segments])
 
-    def terms(some):
-        row = make_row(*some)
-        whole = torch.cat([logits[segment.sample.sample_id] for segment in some])
+    def terms(order):
+        row, whole = make_row(*(segments[seed] for seed in order)), torch.cat([logits[seed] for seed in order])
         return masked_loss(whole, supervision=mask_row(row, **MASK), rules=RULES, totals=totals)
 
-    expected = summed([terms(segments)])
-    assert summed([terms(segments[:cut]), terms(segments[cut:])]) == pytest.approx(expected, rel=TOLERANCE, abs=1e-6)
+    return terms
+
+
+@pytest.fixture(scope="module")
+def whole(terms_of):
+    return summed([terms_of(range(6))])
+
+
+@given(order=st.permutations(range(6)), cut=st.integers(1, 5))
+def test_rows_sum_to_the_whole_however_they_are_cut(terms_of, whole, order, cut):
+    assert summed([terms_of(order[:cut]), terms_of(order[cut:])]) == pytest.approx(whole, rel=TOLERANCE, abs=1e-6)
 
 
 def test_totals_count_weights_and_slots():

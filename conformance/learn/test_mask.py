@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.doubles.tiny_qwen3_vl import COORD_IDS, EOS_ID, bin_of
-from conformance.learn.segments import make_row, make_sample, make_segment
+from conformance.learn.segments import make_row, make_sample, write_segment
 from rollmatch.learn.mask import (
     IGNORED,
     DescOutsideTail,
@@ -82,7 +82,7 @@ def test_a_target_of_prefix_alone_teaches_its_slots_only():
 
 
 def test_polygon_slots_are_all_supervised():
-    segment, _ = make_segment(1, num_slots=10)
+    segment = write_segment(1, num_slots=10)
     supervision = mask(segment)
     assert supervision.coord_in_prefix == (True,) * 10 + (False,) * 10
     tail_bins = [bin_of(i) for i in segment.token_ids[segment.prompt_len + segment.prefix_len :]]
@@ -90,7 +90,7 @@ def test_polygon_slots_are_all_supervised():
 
 
 drawn_segments = st.builds(
-    lambda seed, num_images, half: make_segment(seed, num_images=num_images, num_slots=2 * half)[0],
+    lambda seed, num_images, half: write_segment(seed, num_images=num_images, num_slots=2 * half),
     st.integers(0, 10**6),
     st.integers(0, 3),
     st.integers(0, 5),

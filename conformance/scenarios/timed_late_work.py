@@ -1,6 +1,7 @@
 """Servers that are not equally fast, on a virtual clock: the real prefetch, answers that take as long as recorded."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from conformance.harness.virtual_time import VirtualTime
 from conformance.scenarios.prefetching import GREEDY, requests_of, rollouts_of
@@ -45,8 +46,9 @@ class SeatedServers:
         return free_s[seat]
 
 
+@cache
 def rollout_s(work, *, pieces, together):
-    """From asking for the window to its last answer."""
+    """From asking for the window to its last answer; a virtual clock tells the same each time."""
     clock, monitor, size, ends = VirtualTime(), QuietMonitor(), len(work.answer_s), []
     rules = PrefetchRules(max_windows=1, callers_per_server=together, pieces_per_server=pieces)
     prefetch = Prefetch(SeatedServers(monitor, clock, work), GREEDY, rules, monitor=monitor, clock=lambda: clock.now)
