@@ -121,9 +121,7 @@ def test_a_policy_is_read_frozen_and_adapted():
 
 
 def test_a_deepstack_merger_belongs_to_the_aligner():
-    names = [
-        name for name, weight in tiny(freeze_llm=True, freeze_vit=True).named_parameters() if weight.requires_grad
-    ]
+    names = [name for name, weight in tiny(freeze_llm=True, freeze_vit=True).named_parameters() if weight.requires_grad]
     assert any("visual.deepstack_merger_list.0." in name for name in names)
     assert any("visual.merger." in name for name in names)
 

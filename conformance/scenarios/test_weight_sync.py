@@ -41,7 +41,8 @@ def ids_of(rollouts):
 def test_two_steps_with_accumulation(tmp_path):
     overrides = ("max_steps=2", "gradient_accumulation_steps=4", "per_device_train_batch_size=1")
     brief = "custom.extra.rollout_matching.max_new_tokens=5"
-    trainer = make_trainer(tmp_path, brief, *(f"training.{each}" for each in overrides), eval_samples=scenes()[:1], is_shallow=True)
+    told = brief, *(f"training.{each}" for each in overrides)
+    trainer = make_trainer(tmp_path, *told, eval_samples=scenes()[:1], is_shallow=True)
     trainer.train()
     trainer.evaluate()
     told = [e for name in ("synced", "requested", "generated") for e in events(trainer, name)]
