@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
-import numpy as np
-
 from rollmatch.objective.seam import Means
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
 from rollmatch.target.environment import MakeEnvironment, begin, generator_of
 from rollmatch.target.episode import Episode, EpisodeRules, Reply, resume
-from rollmatch.target.vineppo.continuation import Wish
+from rollmatch.target.vineppo.continuation import Wish, seed_from
 from rollmatch.target.vineppo.trajectory import Trajectory
 from rollmatch.vocabulary import Vocabulary
 
@@ -129,14 +127,13 @@ def go_on(episodes: Sequence[Episode], means: Means, decoding: Decoding, *, name
 
 def _request(place: int, episode: Episode, *, name: str) -> RolloutRequest:
     number = episode.turn.number
-    seed = np.random.SeedSequence([int(episode.seed), number]).generate_state(1, np.uint32)[0]
     return RolloutRequest(
         request_id=f"{name}.{place}.{number}",
         sample=episode.sample,
         prompt_token_ids=episode.prompt_token_ids,
         prefix_token_ids=tuple(episode.token_ids),
         max_new_tokens=episode.room,
-        seed=(int(seed) & 0x7FFFFFFF) or 1,
+        seed=seed_from(episode.seed, number),
     )
 
 
