@@ -43,7 +43,8 @@ def make_model_inputs(row: Row, *, images: Sequence[ImageFeatures], model: torch
     needs ``use_packed_attention`` (or FlashAttention) to keep the segments apart at the sum of squares.
     Errors: ``ImagesNotAligned``, ``ImageTokensMismatch``, ``VideoTokens``.
     """
-    positions = [_positions(s, i, model) for s, i in _aligned(row.segments, images)]
+    part = _multimodal_part(model)
+    positions = [_positions(s, i, part) for s, i in _aligned(row.segments, images)]
     bounds = torch.tensor([0, *accumulate(row.lengths)], dtype=torch.int32)
     longest = max(row.lengths)
     token_ids = torch.cat([_ids(segment) for segment in row.segments])[None]
@@ -56,7 +57,7 @@ def make_model_inputs(row: Row, *, images: Sequence[ImageFeatures], model: torch
         "max_length_k": longest,
         "use_cache": False,
     }
-    return _on_device_of(model, inputs | _image_inputs(token_ids, images, model))
+    return _on_device_of(model, inputs | _image_inputs(token_ids, images, part))
 
 
 def make_padded_inputs(
@@ -67,7 +68,8 @@ def make_padded_inputs(
     The unpacked form; ``mask_padded`` gives the supervision of its logits read as [B * L, V].
     Errors: as ``make_model_inputs``.
     """
-    positions = [_positions(s, i, model) for s, i in _aligned(segments, images)]
+    part = _multimodal_part(model)
+    positions = [_positions(s, i, part) for s, i in _aligned(segments, images)]
     longest = max(segment.encoded_len for segment in segments)
 
     def padded(rows: Tensor, fill: int) -> Tensor:
@@ -80,7 +82,7 @@ def make_padded_inputs(
         "position_ids": _as_argument(torch.stack([padded(rows, 0) for rows in positions], dim=1)),
         "use_cache": False,
     }
-    return _on_device_of(model, inputs | _image_inputs(token_ids, images, model))
+    return _on_device_of(model, inputs | _image_inputs(token_ids, images, part))
 
 
 def row_metadata(row: Row) -> list[dict[str, Any]]:
@@ -113,10 +115,9 @@ def _aligned(segments: Sequence[Segment], images: Sequence[ImageFeatures]) -> li
     return list(zip(segments, images, strict=True))
 
 
-def _positions(segment: Segment, images: ImageFeatures, model: torch.nn.Module) -> Tensor:
-    """[4, L] text, time, height, width; [1, L] for a text model."""
+def _positions(segment: Segment, images: ImageFeatures, part: Any) -> Tensor:
+    """[4, L] text, time, height, width; [1, L] for a text model, which has no multimodal part."""
     text = torch.arange(segment.encoded_len)[None]
-    part = _multimodal_part(model)
     if part is None:
         _check_image_runs(segment, [], images)
         return text
@@ -162,8 +163,7 @@ def _as_argument(positions: Tensor) -> Tensor:
     return positions[0] if positions.shape[0] == 1 else positions
 
 
-def _image_inputs(token_ids: Tensor, images: Sequence[ImageFeatures], model: torch.nn.Module) -> dict[str, Tensor]:
-    part = _multimodal_part(model)
+def _image_inputs(token_ids: Tensor, images: Sequence[ImageFeatures], part: Any) -> dict[str, Tensor]:
     if part is None:
         return {}
     inputs = {"mm_token_type_ids": _token_types(token_ids, part.config)}
