@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cache
-
-import numpy as np
+from random import Random
 
 from conformance.doubles.tokenizer import ids_of_bytes
 from conformance.objective.locks import VOCABULARY, A, B, RolloutSide, objective, prompt_of, sample_of
@@ -71,8 +70,8 @@ class TurnSide(RolloutSide):
     tells: bool = False
 
     def write(self, request, decoding):
-        rng, limit = np.random.default_rng(request.seed), request.limit(decoding.max_new_tokens)
-        letter = int(rng.choice(self.letters))
+        limit = request.limit(decoding.max_new_tokens)
+        letter = Random(request.seed).choice(self.letters)
         is_stopped = limit > 1
         return Rollout(
             request_id=request.request_id,

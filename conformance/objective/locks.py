@@ -1,9 +1,9 @@
 """VinePPO's objective in front of a rollout side of known probabilities, without a model."""
 
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
-import numpy as np
 import torch
 
 from conformance.doubles.company import alone
@@ -49,8 +49,8 @@ class RolloutSide:
         return [self.write(request, decoding) for request in requests]
 
     def write(self, request, decoding):
-        rng, left = np.random.default_rng(request.seed), self.length - len(request.prefix_token_ids)
-        ids = tuple(int(i) for i in rng.choice([A, B], size=max(left, 0)))
+        left = self.length - len(request.prefix_token_ids)
+        ids = tuple(Random(request.seed).choices([A, B], k=max(left, 0)))
         limit = request.limit(decoding.max_new_tokens)
         stops = len(ids) < limit
         return Rollout(

@@ -1,10 +1,8 @@
 """The combination lock with a policy of known probabilities, so that every value is known."""
 
-from bisect import bisect
 from dataclasses import replace
-from itertools import accumulate
-
-import numpy as np
+from math import log
+from random import Random
 
 from conformance.doubles.company import alone
 from fixtures.tasks.lock import SYMBOLS, Lock
@@ -54,12 +52,12 @@ class LockPolicy:
         return [self._write(wish) for wish in wishes]
 
     def _write(self, wish):
-        rng, ids = np.random.default_rng(wish.seed), list(wish.state.prefix_token_ids)
-        drawn = zip(rng.random(LOCK.length - len(ids)), range(len(ids), LOCK.length), strict=True)
-        ids += [bisect(list(accumulate(self.probabilities[place][:3])), chance) for chance, place in drawn]
+        rng, ids = Random(wish.seed), list(wish.state.prefix_token_ids)
+        for place in range(len(ids), LOCK.length):
+            ids += rng.choices(range(len(SYMBOLS)), self.probabilities[place])
         made = trajectory_of((*ids, STOP), sample_id=wish.state.sample_id, version=self.version)
         chances = [max(self.probabilities[place][token_id], 1e-9) for place, token_id in enumerate(ids)]
-        return replace(made, logprobs=(*np.log(chances).tolist(), 0.0))
+        return replace(made, logprobs=(*map(log, chances), 0.0))
 
     def answer(self, *seeds, sample_id=0):
         """Responses to the prompt."""
