@@ -49,18 +49,21 @@ def test_each_bad_file_has_a_repaired_twin(path):
     assert FOLDER / path.name.replace("bad_", "good_") in WHOLE
 
 
+@pytest.fixture(scope="module")
+def validator():
+    return pytest.importorskip("jsonschema").Draft7Validator(json_schema())
+
+
 @pytest.mark.parametrize("path", READABLE_BY_EDITORS, ids=name_of)
-def test_the_json_schema_accepts_what_loads(path):
-    jsonschema = pytest.importorskip("jsonschema")
-    jsonschema.Draft7Validator(json_schema()).validate(yaml.safe_load(path.read_text().replace("1e-4", "0.0001")))
+def test_the_json_schema_accepts_what_loads(validator, path):
+    validator.validate(yaml.safe_load(path.read_text().replace("1e-4", "0.0001")))
 
 
 @pytest.mark.parametrize(
     "path", [path for path in BAD if path.stem.removeprefix("bad_") not in NOT_SEEN_BY_A_SCHEMA], ids=name_of
 )
-def test_the_json_schema_refuses_what_is_wrong_in_one_file(path):
-    jsonschema = pytest.importorskip("jsonschema")
-    assert not jsonschema.Draft7Validator(json_schema()).is_valid(yaml.safe_load(path.read_text()))
+def test_the_json_schema_refuses_what_is_wrong_in_one_file(validator, path):
+    assert not validator.is_valid(yaml.safe_load(path.read_text()))
 
 
 def test_the_minimal_file_holds_only_what_is_required():
