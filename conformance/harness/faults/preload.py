@@ -30,9 +30,9 @@ def preload(*, heavy: bool = True) -> None:
         __import__(name)
     if heavy:
         look_through_models()
+        if sys.dont_write_bytecode:
+            _keep_code()
     inspect.getmodule(compile("", "nowhere", "exec"))  # looks at every module that it does not know yet; pydantic asks
-    if sys.dont_write_bytecode:
-        _keep_code()
     gc.freeze()
 
 
