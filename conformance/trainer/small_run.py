@@ -83,7 +83,9 @@ def read(config: RunConfig) -> tuple[torch.nn.Module, Template]:
     """A copy of the policy, and its template: each is read from its files once."""
     told = (config.model, config.tuner, attention_of(config), config.custom.prompts, config.custom.learns_from_rewards)
     if (kind := repr(told)) not in _READ:
-        model = load_policy(config.model, config.tuner, attn_implementation=attention_of(config))
+        with torch.random.fork_rng():
+            torch.manual_seed(config.training.seed)  # adapters of all kinds begin alike
+            model = load_policy(config.model, config.tuner, attn_implementation=attention_of(config))
         _READ[kind] = model, make_template(config)
     model, template = _READ[kind]
     return copy.deepcopy(model), template

@@ -12,14 +12,16 @@ from rollmatch.carry import CarryUnfit
 from rollmatch.learn.pack import SegmentTooLong
 from rollmatch.records import Segment
 
-NARROW = ("training.packing=true", "global_max_length=330", "training.max_steps=3", KEPT)
+BRIEF = "custom.extra.rollout_matching.max_new_tokens=8"
+NARROW = ("training.packing=true", "global_max_length=330", "training.max_steps=3", BRIEF, KEPT)
 """Rows of two or three segments, four new ones a step: some wait."""
 
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory):
     """The trainer after its three steps."""
-    return trained(tmp_path_factory.mktemp("narrow"), *NARROW, samples=scenes("train")[:12])[0]
+    folder = tmp_path_factory.mktemp("narrow")
+    return trained(folder, *NARROW, samples=scenes("train")[:12], is_shallow=True)[0]
 
 
 def test_every_segment_is_learnt_from_once_or_waits(narrow):
@@ -41,13 +43,14 @@ def test_a_carried_segment_keeps_the_version_that_wrote_it(narrow):
 
 
 def longest_segment(folder):
-    trainer, _ = trained(folder, "training.packing=true")
+    trainer, _ = trained(folder, "training.packing=true", BRIEF, is_shallow=True)
     return max(segment.encoded_len for batch in trainer.report.batches for segment in batch.segments)
 
 
 def test_a_segment_longer_than_a_row_stops_the_run_and_leaves_the_buffer_as_it_was(tmp_path):
     longest = longest_segment(tmp_path / "free")
-    trainer = make_trainer(tmp_path / "tight", "training.packing=true", f"global_max_length={longest - 1}")
+    overrides = ("training.packing=true", BRIEF)
+    trainer = make_trainer(tmp_path / "tight", *overrides, f"global_max_length={longest - 1}", is_shallow=True)
     waiting = dataclasses.replace(a_segment(trainer), sample=scenes("train")[7])
     trainer.ring.batcher.packer.add([waiting])
     before = weights_of(trainer.model)
@@ -59,7 +62,7 @@ def test_a_segment_longer_than_a_row_stops_the_run_and_leaves_the_buffer_as_it_w
         assert name in caught.value.remedy
     assert trainer.ring.batcher.packer.state() == [waiting]
     assert not step_between(before, weights_of(trainer.model)).any()
-    fitting, _ = trained(tmp_path / "fitting", "training.packing=true", f"global_max_length={longest}")
+    fitting, _ = trained(tmp_path / "fitting", *overrides, f"global_max_length={longest}", is_shallow=True)
     assert fitting.state.global_step == 1
 
 

@@ -9,6 +9,8 @@ from conformance.rollout.digits import scenes
 from conformance.trainer.small_run import events, make_trainer, step_between, weights_of
 from rollmatch.records import Rollout
 
+BRIEF = "custom.extra.rollout_matching.max_new_tokens=8"
+
 
 class SeesEverySecondScene:
     """A backend that answers with the truth and with no object by turns."""
@@ -64,14 +66,14 @@ def test_an_evaluation_measures_writes_its_scenes_and_learns_nothing(tmp_path):
 
 
 def test_an_evaluation_of_other_samples_goes_by_its_own_prefix(tmp_path):
-    trainer = make_trainer(tmp_path)
+    trainer = make_trainer(tmp_path, BRIEF, is_shallow=True)
     metrics = trainer.evaluate(list(scenes()[4:6]), metric_key_prefix="held_out")
     assert metrics["held_out_num_scenes"] == 2
     assert not [name for name in metrics if not name.startswith("held_out_")]
 
 
 def test_an_evaluation_reuses_the_weights_of_its_step(tmp_path):
-    trainer = make_trainer(tmp_path)
+    trainer = make_trainer(tmp_path, BRIEF, is_shallow=True)
     trainer.evaluate()
     trainer.evaluate()
     trainer.train()

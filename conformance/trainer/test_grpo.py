@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 import torch
 
-from conformance.rollout.digits import scenes
+from conformance.rollout.digits import scenes, unseen
 from conformance.trainer.small_run import events, make_trainer, step_between, trained, weights_of
 
 GRPO = (
@@ -22,7 +22,8 @@ GRPO = (
 )
 BRIEF = "custom.extra.rollout_matching.max_new_tokens=16"
 """Up to two coordinates, and no stop: rewards differ."""
-WINDOW = (BRIEF, "custom.extra.grpo.num_iterations=2", "custom.extra.grpo.steps_per_generation=2")
+ONE_GROUP = (BRIEF, "training.per_device_train_batch_size=1")
+WINDOW = (*ONE_GROUP, "custom.extra.grpo.num_iterations=2", "custom.extra.grpo.steps_per_generation=2")
 SAMPLES = scenes("train")[:12]
 TOLERANCE = 1e-4
 
@@ -118,8 +119,8 @@ def windowed(tmp_path_factory):
     """Six steps: a window of four (two steps, gone through twice) and the beginning of the next."""
     folder = tmp_path_factory.mktemp("windowed")
     overrides = (*GRPO, *WINDOW, "training.max_steps=6", "training.save_steps=3", "training.learning_rate=1")
-    trainer, step = trained(folder, *overrides, samples=SAMPLES)
-    return trainer, step, overrides, folder
+    trainer, _ = trained(folder, *overrides, samples=unseen(SAMPLES), is_shallow=True)
+    return trainer, overrides, folder
 
 
 def test_a_window_is_rolled_out_once_and_learnt_from_several_times(windowed):
@@ -127,7 +128,7 @@ def test_a_window_is_rolled_out_once_and_learnt_from_several_times(windowed):
     assert [event["step"] for event in events(trainer, "requested")] == [0, 4]
     assert [event["step"] for event in events(trainer, "synced")] == [0, 4]
     first, second = events(trainer, "requested")
-    assert len(first["seeds"]) == len(second["seeds"]) == 12
+    assert len(first["seeds"]) == len(second["seeds"]) == 6
     learnt = [sorted({*chain(*event["sample_ids"])}) for event in events(trainer, "packed")]
     assert learnt[0] == learnt[2] != learnt[1] == learnt[3]
     assert sorted({*learnt[0], *learnt[1]}) == sorted({*first["sample_ids"]})
@@ -142,8 +143,8 @@ def test_later_passes_are_measured_against_where_the_window_began(windowed):
 
 
 def test_a_run_that_goes_on_in_mid_window_learns_what_it_would_have_learnt(windowed, tmp_path):
-    trainer, _, overrides, folder = windowed
-    resumed = make_trainer(tmp_path, *overrides, samples=SAMPLES)
+    trainer, overrides, folder = windowed
+    resumed = make_trainer(tmp_path, *overrides, samples=unseen(SAMPLES), is_shallow=True)
     resumed.restore_carry(folder / "checkpoint-3")
     resumed.train(resume_from_checkpoint=str(folder / "checkpoint-3"))
     assert [event["step"] for event in events(resumed, "requested")] == [4]
@@ -165,7 +166,8 @@ def test_an_evaluation_rewards_greedy_answers_and_writes_some_down(tmp_path):
 
 
 def test_without_adapters_the_reference_is_a_copy_of_the_policy_before_training(tmp_path):
-    trainer, _ = trained(tmp_path, *GRPO, BRIEF, "custom.extra.grpo.beta=0.1", "training.max_steps=2", samples=SAMPLES)
+    beta = ("custom.extra.grpo.beta=0.1", "training.max_steps=2")
+    trainer, _ = trained(tmp_path, *GRPO, *ONE_GROUP, *beta, samples=SAMPLES)
     kls = [line["kl"] for line in trainer.state.log_history if "loss" in line]
     assert kls[0] == pytest.approx(0, abs=1e-6)
     assert kls[1] > 1e-6
@@ -174,8 +176,8 @@ def test_without_adapters_the_reference_is_a_copy_of_the_policy_before_training(
 
 
 def test_with_adapters_the_reference_is_the_policy_without_them(tmp_path):
-    adapters = ("tuner.train_type=lora", "tuner.use_dora=true", "custom.extra.grpo.beta=0.1")
-    trainer, _ = trained(tmp_path, *GRPO, *adapters, BRIEF, "training.max_steps=2", samples=SAMPLES)
+    adapters = ("tuner.train_type=lora", "tuner.use_dora=true", "custom.extra.grpo.beta=0.1", "training.max_steps=2")
+    trainer, _ = trained(tmp_path, *GRPO, *ONE_GROUP, *adapters, samples=unseen(SAMPLES), is_shallow=True)
     assert trainer.ring.reference is None
     kls = [line["kl"] for line in trainer.state.log_history if "loss" in line]
     assert kls[0] == pytest.approx(0, abs=1e-6)
@@ -192,10 +194,7 @@ def test_log_probabilities_from_the_engine_may_start_the_ratio(tmp_path):
 
 
 def test_samples_with_a_question_of_their_own_are_asked_that(tmp_path):
-    asked = [
-        dataclasses.replace(sample, images=(), objects=(), messages=(("user", f"What is {place} + 1?"),))
-        for place, sample in enumerate(SAMPLES)
-    ]
+    asked = [dataclasses.replace(sample, objects=()) for sample in unseen(SAMPLES)]
     rewards = "custom.extra.grpo.rewards=[{function: conformance.trainer.rewards:digit_sum}]"
     trainer, step = trained(tmp_path, *GRPO, BRIEF, rewards, samples=asked)
     prompt = trainer.ring.template.vocabulary.text(trainer.report.rollouts[0].prompt_token_ids)

@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 
-from conformance.rollout.digits import scenes
+from conformance.rollout.digits import scenes, unseen
 from conformance.trainer.overlapped import overlapped
 from conformance.trainer.small_run import events, step_between, weights_of
 
@@ -19,12 +19,12 @@ GRPO = (
     "training.per_device_train_batch_size=1",
     "training.packing=false",
     "training.learning_rate=0.3",
-    "training.max_steps=5",
+    "training.max_steps=4",
 )
-WINDOW = ("custom.extra.grpo.num_iterations=2", "custom.extra.grpo.steps_per_generation=2", "training.max_steps=10")
-SHALLOW = {"is_shallow": True}
+WINDOW = ("custom.extra.grpo.num_iterations=2", "custom.extra.grpo.steps_per_generation=2", "training.max_steps=9")
+SAMPLES, HELD_OUT = scenes("train")[:8], scenes()[:1]
+SHALLOW = {"is_shallow": True, "samples": unseen(SAMPLES), "eval_samples": unseen(HELD_OUT)}
 """Where the policy's log-probabilities do not matter: it would write much that no engine may."""
-SAMPLES = scenes("train")[:8]
 
 
 def notes_segments(trainer):
@@ -42,7 +42,8 @@ def notes_segments(trainer):
 
 
 def ran(folder, mode, *overrides, prepare=lambda trainer, servers: None, **cut):
-    trainer, servers = overlapped(folder, mode, *GRPO, *overrides, samples=SAMPLES, eval_samples=scenes()[:1], **cut)
+    given = {"samples": SAMPLES, "eval_samples": HELD_OUT} | cut
+    trainer, servers = overlapped(folder, mode, *GRPO, *overrides, **given)
     notes_segments(trainer)
     prepare(trainer, servers)
     trainer.train()
@@ -79,7 +80,7 @@ def _told(trainer):
 def test_the_log_tells_how_old_completions_are_and_how_far_the_policy_has_moved_since(pair):
     lines = [line for line in pair["ahead"].state.log_history if "loss" in line]
     ages = [{name: line[name] for name in line if name.startswith("staleness/")} for line in lines]
-    assert ages == [{"staleness/0": 3.0}, *[{"staleness/1": 3.0}] * 4]
+    assert ages == [{"staleness/0": 3.0}, *[{"staleness/1": 3.0}] * 3]
     assert lines[0]["drift"] < 1e-4
     assert max(line["drift"] for line in lines[1:]) > 1e-3
     assert all(line["drift"] < 1e-4 for line in pair["off"].state.log_history if "loss" in line)
@@ -125,7 +126,7 @@ def test_the_next_window_is_asked_for_while_all_steps_of_this_one_are_learnt(tmp
     assert told.index(("requested", 8)) < told.index(("packed", 4))
     assert [event["step"] for event in events(ahead, "synced")] == [0, 4, 8]
     ages = [version - segments[0].policy_version for version, segments in ahead.learnt]
-    assert ages == [0] * 4 + [1] * 6
+    assert ages == [0] * 4 + [1] * 5
     logged = [{name for name in line if name.startswith("staleness/")} for line in ahead.state.log_history]
     assert [*chain(*logged)][:5:4] == ["staleness/0", "staleness/4"], "weights of four optimizer steps before"
     ids = [chain.from_iterable(event["sample_ids"]) for event in events(ahead, "packed")[:4]]

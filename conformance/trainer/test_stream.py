@@ -22,7 +22,7 @@ def learnt(trainer):
 
 
 def step_of(folder, mode, *overrides, prepare=lambda trainer, servers: None):
-    trainer, servers = overlapped(folder, mode, LONG_STEP, *overrides)
+    trainer, servers = overlapped(folder, mode, LONG_STEP, *overrides, is_shallow=True)
     prepare(trainer, servers)
     before = weights_of(trainer.model)
     trainer.train()
