@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from conformance.rollout.remembered import Remembered
 from rollmatch.rollout import vllm_colocate
@@ -65,12 +66,14 @@ class RememberingEngine:
                     attention_mask=torch.ones_like(ids),
                     mm_token_type_ids=(ids == self.template.image_id).long(),
                     **features,
-                    max_new_tokens=sampling.max_tokens,
-                    do_sample=sampling.temperature > 0,
-                    suppress_tokens=list(sampling.logit_bias),
-                    eos_token_id=sampling.stop_token_ids,
-                    pad_token_id=self.template.pad_id,
-                    return_dict_in_generate=True,
+                    generation_config=GenerationConfig(
+                        max_new_tokens=sampling.max_tokens,
+                        do_sample=sampling.temperature > 0,
+                        suppress_tokens=list(sampling.logit_bias),
+                        eos_token_id=sampling.stop_token_ids,
+                        pad_token_id=self.template.pad_id,
+                        return_dict_in_generate=True,
+                    ),
                 )
                 .sequences[0, len(expanded) :]
                 .tolist()

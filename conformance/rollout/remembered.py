@@ -34,7 +34,7 @@ def forget() -> None:
 
 def _key(model: Any, asked: dict[str, Any]) -> str:
     """Of weights (adapters, too), how they are applied, what is asked, and the state that is sampled from."""
-    random = torch.get_rng_state() if asked["do_sample"] else None
+    random = torch.get_rng_state() if asked["generation_config"].do_sample else None
     kind = type(model).__name__, getattr(model, "peft_config", None), model.training
     attention = {
         getattr(module.config, "_attn_implementation", "") for module in model.modules() if "config" in vars(module)

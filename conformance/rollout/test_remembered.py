@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from conformance.rollout.remembered import Remembered, forget
 
@@ -16,7 +17,11 @@ class Counting(torch.nn.Linear):
         return SimpleNamespace(sequences=asked["input_ids"] * 2, get=lambda name: None)
 
 
-QUESTION = {"input_ids": torch.tensor([[1, 2]]), "max_new_tokens": 4, "do_sample": True}
+def settings(num_tokens):
+    return {"generation_config": GenerationConfig(max_new_tokens=num_tokens, do_sample=True)}
+
+
+QUESTION = {"input_ids": torch.tensor([[1, 2]])} | settings(4)
 
 
 @pytest.fixture
@@ -50,7 +55,7 @@ def test_the_same_question_is_computed_once(model):
         change,
         lambda model: {"seed": 2},
         lambda model: {"input_ids": torch.tensor([[1, 3]])},
-        lambda model: {"max_new_tokens": 5},
+        lambda model: settings(5),
         lambda model: {"attention_mask": torch.tensor([[0, 1]])},
         lambda model: model.train() and {},
         lambda model: setattr(model, "config", SimpleNamespace(_attn_implementation="eager")) or {},

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import GenerationConfig
 
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, check_answers, kept_logprobs
@@ -50,7 +51,9 @@ class HfBackend:
         prompts = [self.template.expand(r.token_ids, f) for r, f in zip(requests, features, strict=True)]
         inputs = self._padded_inputs(prompts, features)
         with _seeded(requests[0].seed, sampling=decoding.temperature > 0):
-            output = self.model.generate(**inputs, **self._settings(requests, decoding))  # type: ignore[operator]
+            output = self.model.generate(  # type: ignore[operator]
+                **inputs, generation_config=self._settings(requests, decoding)
+            )
         sampled = output.sequences[:, inputs["input_ids"].shape[1] :]
         logprobs = _logprobs_of(sampled, output.scores) if decoding.logprobs else [None] * len(requests)
         limits = [request.limit(decoding.max_new_tokens) for request in requests]
@@ -83,8 +86,8 @@ class HfBackend:
             inputs["image_grid_thw"] = torch.cat([some.image_grid_thw for some in features])
         return {name: part.to(device) for name, part in inputs.items()}
 
-    def _settings(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> dict[str, Any]:
-        """``generate()`` arguments; vision placeholders are banned, as they would ask for images that are not there."""
+    def _settings(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> GenerationConfig:
+        """Vision placeholders are banned, as they would ask for images that are not there."""
         settings: dict[str, Any] = {
             "max_new_tokens": max(request.limit(decoding.max_new_tokens) for request in requests),
             "num_beams": decoding.num_beams,
@@ -99,7 +102,7 @@ class HfBackend:
         if decoding.temperature > 0:
             top_k = max(decoding.top_k, 0)
             settings |= {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": top_k}
-        return settings
+        return GenerationConfig(**settings)
 
 
 def _logprobs_of(sampled: torch.Tensor, scores: Sequence[torch.Tensor]) -> list[list[float] | None]:
