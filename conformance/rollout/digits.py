@@ -1,5 +1,6 @@
 """The digits model and its scenes, as the tests of rollouts and of the trainer take them."""
 
+import copy
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
@@ -25,6 +26,7 @@ PACKED = {"text_config": PACKED_ATTENTION}
 GREEDY = Decoding(max_new_tokens=96)
 LONG_QUESTION = "List every digit with its box, from top to bottom. " * 20
 """A prompt over more than one block of the engine's attention cache (128 tokens on a CPU)."""
+_READ: dict[str, torch.nn.Module] = {}
 
 
 def absolute(*overrides: str) -> list[str]:
@@ -59,8 +61,11 @@ def template_of(user: str | None = None) -> Template:
 
 
 def load_model(tuner: TunerConfig | None = None, *, attention: str | dict[str, str] = "sdpa") -> torch.nn.Module:
-    config = ModelConfig(model=str(MODEL), torch_dtype="float32")
-    return load_policy(config, tuner or TunerConfig(), attn_implementation=attention).eval()
+    """A copy: each kind is read from its files once."""
+    config, tuner = ModelConfig(model=str(MODEL), torch_dtype="float32"), tuner or TunerConfig()
+    if (kind := repr((tuner, attention))) not in _READ:
+        _READ[kind] = load_policy(config, tuner, attn_implementation=attention).eval()
+    return copy.deepcopy(_READ[kind])
 
 
 def cut(model: torch.nn.Module) -> torch.nn.Module:
