@@ -21,6 +21,7 @@ from conformance.launch.started import (
     started,
     train_command,
 )
+from conformance.rollout.digits import write_cut
 from conformance.trainer.small_run import events, make_trainer, step_between, weights_of
 from rollmatch.launch.run_directory import last_checkpoint
 
@@ -111,7 +112,9 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(tm
     out = tmp_path / "run"
     overrides = (*HF, f"training.output_dir={out}", "training.max_steps=500", "training.per_device_train_batch_size=2")
     narrow = ("global_max_length=330", "training.eval_scenes=2", "custom.extra.rollout_matching.max_new_tokens=8")
-    with started(train_command(*overrides, *narrow, launcher=FORKED), tmp_path / "told.txt", loaded=LEARNER) as running:
+    small = f"model.model={write_cut(tmp_path / 'model')}"
+    command = train_command(*overrides, *narrow, small, launcher=FORKED)
+    with started(command, tmp_path / "told.txt", loaded=LEARNER) as running:
         running.wait_until(lambda: len(journal_of(out, "step")) >= 2)
         _, second = sorted(psutil.Process(running.process.pid).children(), key=lambda rank: rank.create_time())
         second.send_signal(signal.SIGINT)

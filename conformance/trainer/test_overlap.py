@@ -7,7 +7,7 @@ from itertools import chain
 
 import pytest
 
-from conformance.rollout.digits import scenes
+from conformance.rollout.digits import scenes, unseen
 from conformance.trainer.overlapped import overlapped
 from conformance.trainer.small_run import events
 from rollmatch.errors import RolloutError
@@ -17,7 +17,8 @@ SHORT = (
     *("training.per_device_train_batch_size=1", "training.packing=false"),
     "custom.extra.rollout_matching.max_new_tokens=4",
 )
-KEPT = ("training.max_steps=5", "training.save_steps=2", "training.save_total_limit=9")
+KEPT = ("training.max_steps=4", "training.save_steps=2", "training.save_total_limit=9")
+BLIND = {"is_shallow": True, "samples": unseen(scenes("train")[:8]), "eval_samples": scenes()[:1]}
 
 
 def notes_what_is_learnt(trainer):
@@ -58,7 +59,7 @@ def test_ten_steps_ahead_with_drops_consume_what_ten_steps_without_do(tmp_path):
     for mode in ("off", "ahead"):
         overrides = (*SHORT, "training.max_steps=10", "training.eval_steps=1")
         trainer, servers = overlapped(  # asks for more than may be learnt from
-            *(tmp_path / mode, mode, *overrides), eval_samples=scenes()[:1], is_shallow=True, lead=2
+            *(tmp_path / mode, mode, *overrides), lead=2, **BLIND
         )
         notes_what_is_learnt(trainer)
         if mode == "ahead":
@@ -91,7 +92,7 @@ def events_of(trainer, *names):
 @pytest.mark.kills("asked-before-the-sync")
 @pytest.mark.parametrize("mode", ["stream", "ahead"])
 def test_the_first_call_comes_after_the_first_committed_update(mode, tmp_path):
-    trainer, servers = overlapped(tmp_path, mode, *SHORT, "training.max_steps=2", is_shallow=True)
+    trainer, servers = overlapped(tmp_path, mode, *SHORT, "training.max_steps=2", **BLIND)
     trainer.train()
     kinds = [event[:2] for event in servers.events]
     assert kinds[0] == ("sync", 1)
@@ -108,7 +109,7 @@ def test_the_first_call_comes_after_the_first_committed_update(mode, tmp_path):
 @pytest.mark.clause("prefetch/a-stuck-prefetcher-is-an-error#1")
 @pytest.mark.kills("caller-swallows")
 def test_an_error_at_the_third_request_stops_the_run_within_ten_seconds(tmp_path):
-    trainer, servers = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=4", is_shallow=True)
+    trainer, servers = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=4", **BLIND)
     raised, calls = [], []
 
     def fail_third(server, ids):
@@ -167,10 +168,10 @@ def test_a_segment_that_waited_for_a_row_until_it_was_too_old_is_asked_for_again
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_asks_for_the_samples_that_follow(tmp_path):
-    whole, _ = overlapped(tmp_path / "whole", "ahead", *SHORT, *KEPT, is_shallow=True)
+    whole, _ = overlapped(tmp_path / "whole", "ahead", *SHORT, *KEPT, **BLIND)
     notes_what_is_learnt(whole)
     whole.train()
-    rest, _ = overlapped(tmp_path / "rest", "ahead", *SHORT, *KEPT, is_shallow=True)
+    rest, _ = overlapped(tmp_path / "rest", "ahead", *SHORT, *KEPT, **BLIND)
     notes_what_is_learnt(rest)
     rest.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert rest.seen == whole.seen[2:]
@@ -178,7 +179,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_asks_for_the_samples_that_follow(t
 
 def test_the_run_closes_with_its_callers(tmp_path):
     before = set(threading.enumerate())
-    trainer, _ = overlapped(tmp_path, "ahead", *SHORT, is_shallow=True)
+    trainer, _ = overlapped(tmp_path, "ahead", *SHORT, **BLIND)
     trainer.train()
     callers = [each for each in set(threading.enumerate()) - before if each.name.startswith("rollout-caller")]
     assert len(callers) == 8
@@ -205,7 +206,7 @@ class TwoRanks(Ranks):
 @pytest.mark.clause("prefetch/a-stuck-prefetcher-is-an-error#3")
 @pytest.mark.kills("ranks-drop-alone")
 def test_what_one_rank_drops_all_ranks_know_in_the_same_step(tmp_path):
-    trainer, _ = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=3", is_shallow=True)
+    trainer, _ = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=3", **BLIND)
     ranks = TwoRanks(rank=0, learner_world_size=2)
     trainer.ring.fence.ranks = ranks
     trainer.ring = dataclasses.replace(trainer.ring, ranks=ranks)

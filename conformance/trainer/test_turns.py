@@ -64,7 +64,7 @@ def test_each_rank_plays_and_learns_its_own_half(two_ranks, tmp_path):
     halves = [[event for event in part if event["step"] < 4] for part in journals_of(two_ranks, "valued", num_ranks=2)]
     assert [len(half) for half in halves] == [1, 1]
     mine, theirs = (half[0]["sample_ids"] for half in halves)
-    assert len(mine) == len(theirs) == 16
+    assert len(mine) == len(theirs) == 10
     assert sorted(mine + theirs) == sorted(events(alone, "valued")[0]["sample_ids"])
     requested = chain(*journals_of(two_ranks, "requested", num_ranks=2))
     seeds = [seed for event in requested if event["purpose"] == "train" for seed in event["seeds"]]
