@@ -8,8 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from conformance.launch.forked import LEARNER, Forked, keep
-from conformance.launch.nursery import COLLECT
+from conformance.launch.forked import COLLECT, LEARNER, Forked, keep
 
 
 def main(run: str, *words: str) -> int:

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from conformance.launch.nursery import divided
 from rollmatch.launch.gpus import has_gpu
 
 MODEL_LOADED = (
@@ -44,6 +43,8 @@ ENGINE = (
     *LEARNER,
 )
 """What servers and colocated learners load."""
+COLLECT = "--collect-only"
+"""Comes before the tests that are loaded, too."""
 ROOT = Path(__file__).parents[2]
 LOAD_TIMEOUT_S = 120
 _open: dict[str, socket.socket] = {}
@@ -164,6 +165,16 @@ def _start_nursery(address: str, loaded: tuple[str, ...]) -> None:
         assert nursery.poll() is None, "the nursery ended"
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def divided(loaded: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Modules, and what to tell pytest if there are tests as well.
+
+    >>> divided(("torch", "peft", "--collect-only", "conformance/spec"))
+    (('torch', 'peft'), ('--collect-only', 'conformance/spec'))
+    """
+    place = loaded.index(COLLECT) if COLLECT in loaded else len(loaded)
+    return tuple(loaded[:place]), tuple(loaded[place:])
 
 
 def _connect(address: str) -> socket.socket:

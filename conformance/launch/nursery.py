@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -23,11 +22,11 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from conformance.harness.faults.preload import look_through_models
+from conformance.launch.forked import divided
 from rollmatch.launch.learner import set_environment
 from rollmatch.startup import leave, loading
 
 MESSAGE_BYTES = 1 << 18
-COLLECT = "--collect-only"
 
 
 class Nursery:
@@ -185,16 +184,6 @@ def main(address: str, *loaded: str) -> None:
 
             pytest.main([*tests, "--capture=no", "-p", "no:cacheprovider"])
     Nursery(address).serve()
-
-
-def divided(loaded: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Modules, and what to tell pytest if there are tests as well.
-
-    >>> divided(("torch", "peft", "--collect-only", "conformance/spec"))
-    (('torch', 'peft'), ('--collect-only', 'conformance/spec'))
-    """
-    place = loaded.index(COLLECT) if COLLECT in loaded else len(loaded)
-    return tuple(loaded[:place]), tuple(loaded[place:])
 
 
 if __name__ == "__main__":
