@@ -9,7 +9,7 @@ import requests
 import torch
 
 from rollmatch.wire.digest import bytes_of, digest_of
-from rollmatch.wire.gloo_group import DROP, GO, GlooGroup, GroupAddress
+from rollmatch.wire.gloo_group import DROP, GO, CommunicatorTimeout, GlooGroup, GroupAddress
 from rollmatch.wire.ids import pack_ids, unpack_ids
 
 MSGPACK = {"Content-Type": "application/msgpack"}
@@ -102,7 +102,12 @@ class Learner:
             host="127.0.0.1", port=self.port, rank=self.world_size - 1, world_size=self.world_size,
             timeout_s=self.timeout_s, join_timeout_s=20.0,
         )  # fmt: skip
-        self.group = GlooGroup.open(address)
+        try:
+            self.group = GlooGroup.open(address)
+        except CommunicatorTimeout:
+            if call.done():  # a refusal says more than that nobody came
+                return call.result()
+            raise
         return call.result()
 
     def close(self, **fields):

@@ -67,6 +67,25 @@ def test_a_learner_that_hangs_up_while_it_opens_leaves_room_for_the_next(server,
     settle(server, policies, scene_batch, greedy)
 
 
+def test_a_hang_up_and_the_next_learner_may_be_heard_of_at_once(instance, server):
+    """As a busy machine, or a collector's pause, brings it about."""
+    lonely, learner = Learner(server, port=free_port()), Learner(server, port=free_port(), client="next")
+    call = in_thread(server.post, "/native/communicator/", lonely.wish(), timeout=1)
+    while "group_members 3.0" not in requests.get(server.url + "/metrics/", timeout=1).text:
+        time.sleep(0.01)
+    os.kill(instance.process.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(requests.exceptions.ReadTimeout):
+            call.result()
+        opened = in_thread(learner.open)
+        time.sleep(0.1)
+    finally:
+        os.kill(instance.process.pid, signal.SIGCONT)
+    status, body = opened.result()
+    assert status == 200, body
+    learner.close()
+
+
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory):
     """A server of its own, for what it does not survive: with placeholder weights and a key."""

@@ -6,8 +6,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from conformance.wire.stand_in import make_stand_in
+from rollmatch.wire.gloo_group import GroupAddress
+from rollmatch.wire.payloads import SyncRequest
 from rollmatch.wire.server.announced import BucketInvalid
 from rollmatch.wire.server.queued_routes import FlatTensor, check_places
+from rollmatch.wire.server.update import SyncDropped
 
 FAILURE = {"code": "transfer-failed", "key": "broadcast", "problem": "peer is gone", "remedy": "again", "status": 409}
 OPEN = {"client": "me", "host": "127.0.0.1", "port": 23000, "world_size": 3}
@@ -215,10 +218,6 @@ def test_drop_ends_an_update_that_is_on_its_way(stand_in):
     parts, _ = stand_in
 
     async def run():
-        from rollmatch.wire.gloo_group import GroupAddress
-        from rollmatch.wire.payloads import SyncRequest
-        from rollmatch.wire.server.update import SyncDropped
-
         address = GroupAddress(host="127.0.0.1", port=1, rank=0, world_size=3)
         await parts.communicator.open("me", address, transport="gloo")
         for replica in parts.front.replicas:
@@ -231,6 +230,23 @@ def test_drop_ends_an_update_that_is_on_its_way(stand_in):
         with pytest.raises(SyncDropped):
             await sync
         assert not await parts.update.drop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.scenario("server-dialects/a-communicator-can-be-opened-again-after-closing")
+@pytest.mark.kills("group-left-late")
+def test_workers_hear_of_a_groups_end_before_they_hear_of_the_next():
+    async def run():
+        parts, _ = make_stand_in()
+        communicator, address = parts.communicator, GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3)
+        await communicator.open("me", address, transport="gloo")
+        first = communicator.attached
+        await asyncio.gather(communicator.close(), communicator.open("next", address, transport="gloo"))
+        heard = [[call[0] for call in replica.calls] for replica in parts.front.replicas]
+        assert heard == [["rollmatch_open", "rollmatch_close", "rollmatch_open"]] * 2
+        assert not await communicator.close(only=first)
+        assert communicator.attached.client == "next"
 
     asyncio.run(run())
 

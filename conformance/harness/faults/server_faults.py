@@ -170,6 +170,13 @@ SERVER = (
         new="        was_open = self.attached is not None\n",
     ),
     Fault(
+        fault_id="group-left-late",
+        what="Workers may hear of a group's end after they heard of the next one, and leave that.",
+        seam="wire.server.communicator",
+        old="        async with self._change:\n            if not",
+        new="        if True:\n            if not",
+    ),
+    Fault(
         fault_id="failed-group-kept",
         what="A group that failed is kept.",
         seam="wire.server.communicator",

@@ -55,6 +55,8 @@ class Communicator:
         self.front = front
         self.num_workers = num_workers
         self.attached: Attached | None = None
+        self._change = asyncio.Lock()
+        """Workers hear of a group's end before they hear of the next one."""
 
     @property
     def num_members(self) -> int:
@@ -91,15 +93,22 @@ class Communicator:
                 f"{self.num_workers} workers from rank {address.rank} and a learner are more than {address.world_size}"
             )
             raise WorldSizeMismatch(problem, key="world_size", remedy="Count all workers of all servers, and one.")
-        self.attached = Attached(client=client, transport=transport, world_size=address.world_size)
-        per_replica = self.num_workers // len(self.front.replicas)
+        attached = Attached(client=client, transport=transport, world_size=address.world_size)
+        self.attached = attached
         try:
-            ranks = []
-            for index in range(len(self.front.replicas)):
-                told = asdict(address) | {"rank": address.rank + index * per_replica}
-                ranks += [a["rank"] for a in await self.front.call_one(index, "rollmatch_open", told, transport)]
-        except RollmatchError:
-            await self.close()
+            async with self._change:
+                return await self._tell_of(address, transport)
+        except (RollmatchError, asyncio.CancelledError):
+            await self.close(only=attached)
+            raise
+
+    async def join(self, client: str, address: GroupAddress, *, transport: str) -> list[int]:
+        """Open, and wait until all have joined; a caller that hangs up meanwhile leaves. Errors: of both."""
+        ranks, attached = await self.open(client, address, transport=transport), self.attached
+        try:
+            await self.settle()
+        except asyncio.CancelledError:
+            await self.close(only=attached)
             raise
         return ranks
 
@@ -122,13 +131,23 @@ class Communicator:
                 await self.close()
             raise
 
-    async def close(self) -> bool:
-        """Leave the group on all workers; whether there was one."""
+    async def close(self, *, only: Attached | None = None) -> bool:
+        """Leave the group on all workers; whether there was one. ``only``: leave no group that came after it."""
+        if only is not None and self.attached is not only:
+            return False
         was_open = self.attached is not None
         self.attached = None
-        if not self.front.is_dead:
-            await self.front.call_all("rollmatch_close")
+        async with self._change:
+            if not self.front.is_dead:
+                await self.front.call_all("rollmatch_close")
         return was_open
+
+    async def _tell_of(self, address: GroupAddress, transport: str) -> list[int]:
+        ranks, per_replica = [], self.num_workers // len(self.front.replicas)
+        for index in range(len(self.front.replicas)):
+            told = asdict(address) | {"rank": address.rank + index * per_replica}
+            ranks += [a["rank"] for a in await self.front.call_one(index, "rollmatch_open", told, transport)]
+        return ranks
 
 
 def _pause_s(waited_s: float, share: float) -> float:

@@ -4,6 +4,7 @@ import asyncio
 
 from rollmatch.errors import SyncError
 from rollmatch.wire.payloads import SyncRequest
+from rollmatch.wire.server.communicator import Attached
 from rollmatch.wire.server.front import BROKEN, SERVING, UPDATING, WRITING
 from rollmatch.wire.server.update import Committed, Update
 
@@ -21,7 +22,7 @@ async def write_in_place(update: Update, request: SyncRequest) -> Committed:
     Errors: ``NothingKeptBeside``, those of ``Update.stage``; afterwards the old weights serve if none was touched,
     else none do.
     """
-    update.communicator.check_attached(request.client)
+    attached = update.communicator.check_attached(request.client)
     if not request.commit:
         remedy = "Announce with commit: true, or open a communicator with transport gloo."
         raise NothingKeptBeside("weights in place cannot be kept beside", key="commit", remedy=remedy)
@@ -32,12 +33,12 @@ async def write_in_place(update: Update, request: SyncRequest) -> Committed:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        update.clean(_leave(update, task))
+        update.clean(_leave(update, attached, task))
         raise
 
 
-async def _leave(update: Update, task: asyncio.Task[Committed]) -> None:
-    await update.communicator.close()
+async def _leave(update: Update, attached: Attached, task: asyncio.Task[Committed]) -> None:
+    await update.communicator.close(only=attached)
     await asyncio.wait([task])
     task.exception()  # told to nobody: the caller is gone
 

@@ -1,5 +1,6 @@
 """The native dialect's routes."""
 
+import asyncio
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter, Request
@@ -22,6 +23,9 @@ from rollmatch.wire.server.in_place import write_in_place
 from rollmatch.wire.server.parts import Parts
 from rollmatch.wire.server.settings import ServerSettings
 from rollmatch.wire.server.update import Committed, Staged
+
+_NEWS_S = 0.05
+"""A caller that hung up is heard of by then, even if its end came in one turn of the loop with the next one's wish."""
 
 
 def native_routes(parts: Parts) -> APIRouter:
@@ -76,10 +80,7 @@ def _add_communicator(router: APIRouter, parts: Parts) -> None:
     async def communicator(request: Request) -> Response:
         wish = await read_body(request, CommunicatorRequest)
         ranks = await unless_gone(request, _join(parts, wish))
-        if isinstance(ranks, Response):
-            await parts.update.close()
-            return ranks
-        return answer(request, {"ranks": ranks, "transport": wish.transport})
+        return ranks if isinstance(ranks, Response) else answer(request, {"ranks": ranks, "transport": wish.transport})
 
     @router.post("/communicator/close/")
     async def close(request: Request) -> Response:
@@ -90,10 +91,12 @@ def _add_communicator(router: APIRouter, parts: Parts) -> None:
 
 
 async def _join(parts: Parts, wish: CommunicatorRequest) -> list[int]:
-    """Errors: those of ``Communicator.open`` and ``settle``."""
+    """Errors: those of ``Communicator.join``."""
     attached = parts.communicator.attached
     if wish.replace and attached is not None and attached.client == wish.client:
         await parts.update.close()
+    elif attached is not None:
+        await asyncio.sleep(_NEWS_S)
     address = GroupAddress(
         host=wish.host,
         port=wish.port,
@@ -102,9 +105,7 @@ async def _join(parts: Parts, wish: CommunicatorRequest) -> list[int]:
         timeout_s=wish.timeout_s,
         join_timeout_s=wish.join_timeout_s,
     )
-    ranks = await parts.communicator.open(wish.client, address, transport=wish.transport)
-    await parts.communicator.settle()
-    return ranks
+    return await parts.communicator.join(wish.client, address, transport=wish.transport)
 
 
 def _add_sync(router: APIRouter, parts: Parts) -> None:

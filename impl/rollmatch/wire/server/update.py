@@ -103,7 +103,7 @@ class Update:
         try:
             self.staged = await self.receive(request)
         except asyncio.CancelledError:  # the learner hung up: its group is of no more use
-            self.clean(self.communicator.close())
+            self.clean(self.communicator.close(only=attached))
             raise
         except RollmatchError:
             if self.communicator.attached is attached:
