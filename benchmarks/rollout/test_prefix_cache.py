@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rollmatch.launch.learner import CPU_ENVIRONMENT, ENVIRONMENT
+from rollmatch.launch.learner import ENVIRONMENT, cpu_environment
 
 ROOT = Path(__file__).parents[2]
 MOST_RECOMPUTED, LEAST_SPEEDUP = 1.05, 3.0
@@ -27,7 +27,7 @@ def measure(caching):
         text=True,
         timeout=600,
         check=True,
-        env=os.environ | ENVIRONMENT | CPU_ENVIRONMENT | {"PYTHONPATH": f"{ROOT}/impl:{ROOT}"},
+        env=os.environ | ENVIRONMENT | cpu_environment(eager=True) | {"PYTHONPATH": f"{ROOT}/impl:{ROOT}"},
     )
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))[len("RESULT") :])
 

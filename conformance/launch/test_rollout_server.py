@@ -58,6 +58,12 @@ def test_without_gpus_the_list_counts_replicas():
     assert (settings_of(made).data_parallel_size, settings_of(made).gpus) == (3, [])
 
 
+def test_nothing_is_compiled_for_an_eager_engine_on_a_cpu():
+    compiled = f"{VLLM}.enforce_eager=false"
+    made = command(on_gpu=False), command(compiled, on_gpu=False), command(on_gpu=True)
+    assert ["TORCHDYNAMO_DISABLE" in each.environment for each in made] == [True, False, False]
+
+
 def test_a_server_on_a_cpu_takes_prompts_in_whole_and_one_on_gpus_as_vllm_likes():
     told = [settings_of(command(on_gpu=where)).engine_arguments for where in (False, True)]
     assert [arguments.get("enable_chunked_prefill") for arguments in told] == [False, None]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollmatch.config import RunConfig, check_files, load
-from rollmatch.config.effective import sync_mode, tensor_parallel_size
+from rollmatch.config.effective import enforce_eager, sync_mode, tensor_parallel_size
 from rollmatch.config.servers import uses_servers
 from rollmatch.errors import LaunchError
 from rollmatch.launch.await_servers import Patience, await_servers
@@ -34,6 +34,9 @@ ENVIRONMENT = {
 CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # decoding with several is several times slower; the learner raises its own count later
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # vLLM's binding to one NUMA node is worth no line
+}
+EAGER_ENVIRONMENT = {
+    "TORCHDYNAMO_DISABLE": "1",  # else each engine compiles how log-probabilities are counted, which takes it 5 s
 }
 
 
@@ -65,7 +68,7 @@ def train(
         tensor_parallel_size(config, learner_world_size=world_size)
         _check_engine(config.custom.extra.rollout_matching.rollout_backend)
     checkpoint = _open(Path(config.training.output_dir), resume=resume, overwrite=overwrite)
-    set_environment()
+    set_environment(eager=enforce_eager(config, on_gpu=has_gpu()))
     with loading():
         from rollmatch.launch.run import run
     return run(config, train_samples, val_samples, config_path=path, checkpoint=checkpoint)
@@ -97,7 +100,12 @@ def _open(directory: Path, *, resume: bool, overwrite: bool) -> Path | None:
     return last_checkpoint(directory) if resume else None
 
 
-def set_environment() -> None:
-    """Set what libraries read when they load; what the user has set stays."""
-    for name, value in (ENVIRONMENT if has_gpu() else ENVIRONMENT | CPU_ENVIRONMENT).items():
+def set_environment(*, eager: bool = True) -> None:
+    """Set what libraries read when they load; what the user has set stays. ``eager``: no engine here compiles."""
+    for name, value in (ENVIRONMENT if has_gpu() else ENVIRONMENT | cpu_environment(eager=eager)).items():
         os.environ.setdefault(name, value)
+
+
+def cpu_environment(*, eager: bool) -> dict[str, str]:
+    """What is added where there is no GPU."""
+    return CPU_ENVIRONMENT | (EAGER_ENVIRONMENT if eager else {})

@@ -18,7 +18,7 @@ from rollmatch.config.servers import max_model_len, memory_share, prefix_caching
 from rollmatch.errors import LaunchError
 from rollmatch.launch.command import Command, become
 from rollmatch.launch.gpus import has_gpu
-from rollmatch.launch.learner import CPU_ENVIRONMENT, ENVIRONMENT
+from rollmatch.launch.learner import ENVIRONMENT, cpu_environment
 from rollmatch.launch.swift_words import rollout_words
 from rollmatch.wire.server.port import bind_http
 from rollmatch.wire.server.settings import ServerSettings
@@ -77,7 +77,8 @@ def make_command(config: RunConfig, *, gpus: Sequence[str] | None, server_index:
             key=f"{_SECTION}.vllm_data_parallel_size",
             remedy="Name as many GPUs, or change the parallel sizes.",
         )
-    environment = server_environment(on_gpu=on_gpu) | ({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if on_gpu else {})
+    environment = server_environment(on_gpu=on_gpu, eager=effective.enforce_eager(config, on_gpu=on_gpu))
+    environment |= {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if on_gpu else {}
     port = _port(_address(config, server_index))
     if section.engine == "swift":
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING")  # its engine lives where it likes
@@ -88,9 +89,10 @@ def make_command(config: RunConfig, *, gpus: Sequence[str] | None, server_index:
     return Command(words=words, environment=environment)
 
 
-def server_environment(*, on_gpu: bool) -> dict[str, str]:
-    """What is added to the environment of a rollout server, whichever."""
-    return SERVER_ENVIRONMENT | ({} if on_gpu else CPU_ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"})
+def server_environment(*, on_gpu: bool, eager: bool = True) -> dict[str, str]:
+    """What is added to the environment of a rollout server, whichever; on a GPU, eager or not."""
+    on_cpu = cpu_environment(eager=eager) | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return SERVER_ENVIRONMENT | ({} if on_gpu else on_cpu)
 
 
 def server_words(settings: ServerSettings, *, gpus: Sequence[str]) -> tuple[str, ...]:
