@@ -14,7 +14,12 @@ def answers(checkpoint, num_scenes):
     from rollmatch.ranks import Ranks
     from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
 
-    arguments = {"kv_cache_memory_bytes": 2**30, "max_num_seqs": 64, "limit_mm_per_prompt": {"image": 1, "video": 0}}
+    arguments = {
+        "kv_cache_memory_bytes": 2**30,
+        "gpu_memory_utilization": 0.05,
+        "max_num_seqs": 64,
+        "limit_mm_per_prompt": {"image": 1, "video": 0},
+    }
     settings = EngineSettings(model=checkpoint, dtype="float32", max_model_len=512, engine_arguments=arguments)
     backend = VllmColocateBackend(settings, template_of(), Ranks())
     backend.policy_version = 1  # what it read is what is asked for

@@ -79,7 +79,7 @@ def named(config, http, group):
         f"{VLLM}.server.base_url=http://127.0.0.1:{http}",
         f"{VLLM}.server.group_port={group}",
         "training.per_device_train_batch_size=3",
-        "custom.extra.rollout_matching.max_new_tokens=64",
+        "custom.extra.rollout_matching.max_new_tokens=24",
     )
 
 

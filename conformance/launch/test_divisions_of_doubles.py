@@ -178,7 +178,7 @@ def test_an_interrupt_of_the_launcher_ends_the_server_and_its_workers(tmp_path, 
         launcher.wait_until(lambda: "serving" in launcher.told())
         assert len(in_session(launcher.process.pid)) >= 3
         launcher.process.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 10
         while in_session(launcher.process.pid) and time.monotonic() < deadline:
             launcher.process.poll()
             time.sleep(0.05)

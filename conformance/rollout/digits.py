@@ -24,6 +24,8 @@ CONFIG = ROOT / "fixtures/digits/digits.yaml"
 MODEL = ROOT / "fixtures/models/digits"
 PACKED = {"text_config": PACKED_ATTENTION}
 GREEDY = Decoding(max_new_tokens=96)
+BRIEF = Decoding(max_new_tokens=40)
+"""Greedy, too: some responses end, others are cut."""
 LONG_QUESTION = "List every digit with its box, from top to bottom. " * 20
 """A prompt over more than one block of the engine's attention cache (128 tokens on a CPU)."""
 _READ: dict[str, torch.nn.Module] = {}

@@ -3,7 +3,7 @@
 import pytest
 from starlette.testclient import TestClient
 
-from conformance.rollout.digits import GREEDY, load_model, perturb, requests_for, scenes, template_of
+from conformance.rollout.digits import BRIEF, load_model, perturb, requests_for, scenes, template_of
 from conformance.wire.calls import Learner, text_batch
 from conformance.wire.instance import free_port
 from conformance.wire.stand_in import make_stand_in
@@ -70,7 +70,7 @@ def greedy():
     """Sampling values under which the server decodes as ``transformers`` does here."""
     template = template_of()
     return {
-        "max_tokens": GREEDY.max_new_tokens,
+        "max_tokens": BRIEF.max_new_tokens,
         "stop_token_ids": [template.vocabulary.stop_id],
         "logit_bias": dict.fromkeys(template.banned_ids, -100.0),
     }
@@ -103,7 +103,7 @@ class Policy:
         if seed:
             perturb(model, seed=seed, scale=0.05)
         self.weights = {name: tensor.clone() for name, tensor in merged_weights(model)}
-        rollouts = HfBackend(model, template_of(), batch_size=NUM_SCENES).generate(requests, GREEDY)
+        rollouts = HfBackend(model, template_of(), batch_size=NUM_SCENES).generate(requests, BRIEF)
         self.responses = [rollout.response_token_ids for rollout in rollouts]
 
     def wrote(self, responses):
@@ -124,11 +124,11 @@ class LongResponses:
     """What some prompts are answered at length, greedily: much longer than a sync takes."""
 
     def __init__(self):
-        self.prompts = text_batch([[7, 8, i] for i in range(24)])
+        self.prompts = text_batch([[7, 8, i] for i in range(12)])
         self._by_policy = {}
 
     def write(self, server):
-        return server.infer(self.prompts, max_tokens=480, ignore_eos=True)
+        return server.infer(self.prompts, max_tokens=240, ignore_eos=True)
 
     def of(self, policy, server):
         """By a server that holds the policy; asked for once."""

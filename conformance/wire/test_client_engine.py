@@ -3,7 +3,7 @@
 import pytest
 
 from conformance.doubles.adapters import perturb_adapters
-from conformance.rollout.digits import GREEDY, load_model, perturb, template_of, tokens_of
+from conformance.rollout.digits import BRIEF, load_model, perturb, template_of, tokens_of
 from conformance.wire.instance import free_port
 from rollmatch.config.policy import TunerConfig
 from rollmatch.model import merged_weights
@@ -38,14 +38,14 @@ def merged_copy(model):
 
 
 def expected_of(model, requests):
-    return tokens_of(HfBackend(model, template_of(), batch_size=len(requests)).generate(requests, GREEDY))
+    return tokens_of(HfBackend(model, template_of(), batch_size=len(requests)).generate(requests, BRIEF))
 
 
 def test_greedy_rollouts_follow_every_full_sync(backend, policies, scene_requests):
     for policy in (policies[1], policies[2]):
         version = backend.policy_version + 1
         backend.push(policy.weights.items(), version=version)
-        rollouts = backend.generate(scene_requests, GREEDY)
+        rollouts = backend.generate(scene_requests, BRIEF)
         assert tokens_of(rollouts) == policy.responses
         assert {rollout.policy_version for rollout in rollouts} == {version}
         assert [rollout.request_id for rollout in rollouts] == [r.request_id for r in scene_requests]
@@ -57,20 +57,20 @@ def test_greedy_rollouts_follow_every_full_sync(backend, policies, scene_request
 def test_merged_adapters_of_the_vision_tower_too_arrive(backend, scene_requests, use_dora):
     model = adapted(use_dora=use_dora)
     backend.push(named_weights(model), version=backend.policy_version + 1)
-    assert tokens_of(backend.generate(scene_requests, GREEDY)) == expected_of(merged_copy(model), scene_requests)
+    assert tokens_of(backend.generate(scene_requests, BRIEF)) == expected_of(merged_copy(model), scene_requests)
 
 
 @pytest.mark.parametrize("use_dora", [False, True])
 def test_an_adapter_alone_is_merged_by_the_server_bit_for_bit(backend, scene_requests, use_dora):
     model, mode = adapted(use_dora=use_dora), SyncMode("adapter", fallback_to_full=False)
     assert mode.push(backend, named_weights(model), version=backend.policy_version + 1) == "adapter"
-    assert tokens_of(backend.generate(scene_requests, GREEDY)) == expected_of(merged_copy(model), scene_requests)
+    assert tokens_of(backend.generate(scene_requests, BRIEF)) == expected_of(merged_copy(model), scene_requests)
 
 
 def test_the_prompt_that_the_engine_saw_is_the_learners(backend, policies, scene_requests):
     backend.push(policies[0].weights.items(), version=backend.policy_version + 1)
     template = template_of()
-    for request, rollout in zip(scene_requests, backend.generate(scene_requests, GREEDY), strict=True):
+    for request, rollout in zip(scene_requests, backend.generate(scene_requests, BRIEF), strict=True):
         prompt = template.expand(request.prompt_token_ids, template.image_features(request.sample))
         template.check_alignment(request.sample, prompt, rollout)
 
@@ -85,7 +85,7 @@ def test_the_older_dialects_carry_weights_and_rollouts_too(instance, policies, s
     try:
         for policy in (policies[1], policies[2]):
             backend.push(policy.weights.items(), version=backend.policy_version + 1)
-            assert tokens_of(backend.generate(scene_requests, GREEDY)) == policy.responses
+            assert tokens_of(backend.generate(scene_requests, BRIEF)) == policy.responses
     finally:
         backend.close()
 
@@ -95,4 +95,4 @@ def test_a_perturbed_policy_is_told_from_the_old_one(backend, policies, scene_re
     model = load_model()
     perturb(model, seed=9, scale=0.05)
     backend.push(policies[0].weights.items(), version=backend.policy_version + 1)
-    assert tokens_of(backend.generate(scene_requests, GREEDY)) != expected_of(model, scene_requests)
+    assert tokens_of(backend.generate(scene_requests, BRIEF)) != expected_of(model, scene_requests)

@@ -3,7 +3,7 @@
 import pytest
 
 from conformance.launch.one_step import take_a_step
-from conformance.rollout.digits import CONFIG, GREEDY, load_model, template_of, tokens_of
+from conformance.rollout.digits import BRIEF, CONFIG, load_model, template_of, tokens_of
 from conformance.rollout.logprobs import TOLERANCE, farthest_apart
 from conformance.wire.instance import free_port
 from conformance.wire.stock import stock_server
@@ -48,7 +48,7 @@ def test_a_learner_takes_a_step_on_pictures_and_leaves_room_for_the_next(stock, 
 def test_greedy_rollouts_follow_every_sync(backend, policies, scene_requests):
     for version, policy in ((1, policies[1]), (2, policies[2])):
         backend.push(policy.weights.items(), version=version)
-        assert tokens_of(backend.generate(scene_requests, GREEDY)) == policy.responses
+        assert tokens_of(backend.generate(scene_requests, BRIEF)) == policy.responses
         assert backend.is_current()
 
 
@@ -72,6 +72,6 @@ def test_a_transfer_that_is_not_what_was_announced_changes_nothing(backend, poli
     assert not backend.is_current()
     held = VllmServerBackend(backend.servers, template_of(), Ranks(), sender=None)
     held._instances = ()
-    assert tokens_of(held.generate(scene_requests, GREEDY)) == policies[1].responses
+    assert tokens_of(held.generate(scene_requests, BRIEF)) == policies[1].responses
     backend.push(policies[2].weights.items(), version=backend.policy_version + 1)
-    assert tokens_of(backend.generate(scene_requests, GREEDY)) == policies[2].responses
+    assert tokens_of(backend.generate(scene_requests, BRIEF)) == policies[2].responses
