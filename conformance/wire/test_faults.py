@@ -70,8 +70,9 @@ def test_a_learner_that_hangs_up_while_it_opens_leaves_room_for_the_next(server,
 def test_a_hang_up_and_the_next_learner_may_be_heard_of_at_once(instance, server):
     """As a busy machine, or a collector's pause, brings it about."""
     lonely, learner = Learner(server, port=free_port()), Learner(server, port=free_port(), client="next")
-    call = in_thread(server.post, "/native/communicator/", lonely.wish(), timeout=1)
-    while "group_members 3.0" not in requests.get(server.url + "/metrics/", timeout=1).text:
+    call = in_thread(server.post, "/native/communicator/", lonely.wish(), timeout=2)
+    while "group_members 3.0" not in requests.get(server.url + "/metrics/", timeout=5).text:
+        assert not call.done(), "the server has not begun to open the group"
         time.sleep(0.01)
     os.kill(instance.process.pid, signal.SIGSTOP)
     try:
