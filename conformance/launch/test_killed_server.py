@@ -41,10 +41,12 @@ def stopped(*processes):
     """They do nothing inside; who was killed there is not woken."""
     for process in processes:
         process.send_signal(signal.SIGSTOP)
-    yield
-    for process in processes:
-        with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            process.send_signal(signal.SIGCONT)
+    try:
+        yield
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
 
 
 def kill_between(run, learner):

@@ -8,6 +8,7 @@ import pytest
 import requests
 
 from conformance.launch.forked import ENGINE, Forked
+from conformance.launch.test_killed_server import stopped
 from conformance.wire.calls import Learner, in_thread, text_batch
 from conformance.wire.instance import ENVIRONMENT, Instance, free_port, running, settings_for
 
@@ -74,14 +75,11 @@ def test_a_hang_up_and_the_next_learner_may_be_heard_of_at_once(instance, server
     while "group_members 3.0" not in requests.get(server.url + "/metrics/", timeout=5).text:
         assert not call.done(), "the server has not begun to open the group"
         time.sleep(0.01)
-    os.kill(instance.process.pid, signal.SIGSTOP)
-    try:
+    with stopped(instance.process):
         with pytest.raises(requests.exceptions.ReadTimeout):
             call.result()
         opened = in_thread(learner.open)
         time.sleep(0.1)
-    finally:
-        os.kill(instance.process.pid, signal.SIGCONT)
     status, body = opened.result()
     assert status == 200, body
     learner.close()

@@ -90,7 +90,7 @@ def make_command(config: RunConfig, *, gpus: Sequence[str] | None, server_index:
 
 
 def server_environment(*, on_gpu: bool, eager: bool = True) -> dict[str, str]:
-    """What is added to the environment of a rollout server, whichever; on a GPU, eager or not."""
+    """What is added to the environment of a rollout server, whichever; ``eager`` counts on a CPU only."""
     on_cpu = cpu_environment(eager=eager) | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return SERVER_ENVIRONMENT | ({} if on_gpu else on_cpu)
 

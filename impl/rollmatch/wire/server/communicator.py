@@ -10,6 +10,8 @@ from rollmatch.wire.server.failures import WorkerFailure
 from rollmatch.wire.server.front import Front
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S, _SHARE_OF_POLLS = 0.001, 0.05, 0.02
+_NEWS_S = 0.05
+"""A caller that hung up is heard of by then, even if its end came in one turn of the loop with the next one's wish."""
 QUEUED = ""
 """Client name of swift and trl trainers, which give none."""
 
@@ -87,6 +89,8 @@ class Communicator:
 
         Errors: ``GroupPortInUse``, ``WorldSizeMismatch``, and those of ``check_free``.
         """
+        if self.attached is not None:
+            await asyncio.sleep(_NEWS_S)
         self.check_free(client)
         if address.rank + self.num_workers > address.world_size - 1:
             problem = (

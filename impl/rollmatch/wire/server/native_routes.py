@@ -1,6 +1,5 @@
 """The native dialect's routes."""
 
-import asyncio
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter, Request
@@ -23,9 +22,6 @@ from rollmatch.wire.server.in_place import write_in_place
 from rollmatch.wire.server.parts import Parts
 from rollmatch.wire.server.settings import ServerSettings
 from rollmatch.wire.server.update import Committed, Staged
-
-_NEWS_S = 0.05
-"""A caller that hung up is heard of by then, even if its end came in one turn of the loop with the next one's wish."""
 
 
 def native_routes(parts: Parts) -> APIRouter:
@@ -95,8 +91,6 @@ async def _join(parts: Parts, wish: CommunicatorRequest) -> list[int]:
     attached = parts.communicator.attached
     if wish.replace and attached is not None and attached.client == wish.client:
         await parts.update.close()
-    elif attached is not None:
-        await asyncio.sleep(_NEWS_S)
     address = GroupAddress(
         host=wish.host,
         port=wish.port,
