@@ -9,7 +9,7 @@ digits: $(VENV)/ready
 
 test: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest conformance -m "not gpu" -n 3 --dist loadfile
-	$(VENV)/bin/python -m pytest --quiet --doctest-modules impl --ignore=impl/rollmatch/launch/swift_rewards.py  # imports ms-swift
+	$(VENV)/bin/python -m pytest --quiet --doctest-modules impl --ignore=impl/rollmatch/cli/swift_rewards.py  # imports ms-swift
 
 faults: $(VENV)/ready
 	$(VENV)/bin/python -m conformance.harness.faults --moved

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rollmatch.launch.learner import set_environment
+from rollmatch.cli.learner import set_environment
 
 set_environment()  # before torch and vLLM load
 

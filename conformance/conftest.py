@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import HealthCheck, settings
 
-from rollmatch.launch.learner import set_environment
+from rollmatch.cli.learner import set_environment
 
 pytest_plugins = [
     *("conformance.garbage", "conformance.outside_tools", "conformance.gpus", "conformance.servers.plugin"),

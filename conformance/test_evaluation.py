@@ -7,11 +7,11 @@ import pytest
 
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.target.answers import BOX, FAR_BOX, answer, box, element, ids, poly
-from rollmatch.evaluation import describe_scene, score, write_evaluation
+from rollmatch.objectives.evaluation import describe_scene, score, write_evaluation
+from rollmatch.objectives.rollout_matching.match import MatchRules
+from rollmatch.objectives.rollout_matching.target import RolloutMatching
+from rollmatch.objectives.rollout_matching.transport import TransportRules
 from rollmatch.records import Rollout, Sample
-from rollmatch.target.match import MatchRules
-from rollmatch.target.rollout_matching import RolloutMatching
-from rollmatch.target.transport import TransportRules
 
 VOCABULARY = make_vocabulary()
 RULES = MatchRules(maskiou_gate=0.5)

@@ -12,25 +12,36 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "impl" / "rollmatch"
 ROOMS = (
-    *("errors", "startup", "records", "vocabulary", "journal", "ranks", "config", "samples", "template", "merge"),
-    *("model", "wire", "rollout", "target", "learn", "sync", "evaluation", "objective", "step_report", "carry"),
-    *("overlap", "ring", "streaming", "trainer", "report", "plan", "launch"),
+    *("errors", "startup", "records", "journal", "ranks", "config", "data", "model", "weights", "server", "dialects"),
+    *(
+        "rollout",
+        "learn",
+        "objectives",
+        "step_report",
+        "carry",
+        "ring",
+        "streaming",
+        "trainer",
+        "report",
+        "plan",
+        "cli",
+    ),
 )
-DOORS = {"vllm": ("rollout.vllm_colocate", "wire.server", "wire.worker"), "peft": ("model",)}
+DOORS = {"vllm": ("rollout.vllm_colocate", "server", "weights.worker"), "peft": ("model",)}
 """Heavy package -> the only modules that may import it."""
 TORCHLESS = (
-    "errors",
-    "config",
-    "records",
-    "vocabulary",
-    "samples",
-    "target",
-    "learn.pack",
-    "learn.mask",
-    "report",
-    "plan",
+    *("errors", "config", "records", "model.vocabulary", "data", "objectives.evaluation", "objectives.environment"),
+    *(
+        "objectives.episode",
+        "objectives.named",
+        "objectives.rollout_matching.parse",
+        "objectives.rollout_matching.match",
+    ),
+    *("objectives.rollout_matching.append", "objectives.rollout_matching.target", "objectives.grpo.segments"),
+    *("objectives.grpo.advantage", "objectives.grpo.reward", "objectives.vineppo.advantage", "objectives.vineppo.tree"),
+    *("learn.pack", "learn.mask", "report", "plan"),
 )
-LIGHT = (*TORCHLESS, "launch.cli")
+LIGHT = (*TORCHLESS, "cli.cli")
 """Loading these loads none of HEAVY."""
 HEAVY = ("torch", "transformers", "vllm", "peft")
 FORBIDDEN = {
@@ -201,20 +212,24 @@ def test_light_modules_load_nothing_heavy():
     code += f"print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-    assert {"rollmatch.config.load", "rollmatch.samples.jsonl", "rollmatch.launch.cli"} <= set(light)
+    assert {"rollmatch.config.load", "rollmatch.data.jsonl", "rollmatch.cli.cli"} <= set(light)
 
 
 @pytest.mark.parametrize(
     ("source", "module", "culprits"),
     [
-        ("import rollmatch.learn.pack", "target.parse", ["rollmatch.learn.pack"]),
-        ("from rollmatch import trainer", "sync", ["rollmatch.trainer"]),
-        ("def f():\n    from rollmatch.launch.cli import main", "config.load", 2),
-        ("from ..learn import pack", "target.parse", 2),
-        ("import importlib\nimportlib.import_module('rollmatch.launch')", "report.page", ["rollmatch.launch"]),
+        ("import rollmatch.learn.pack", "data.jsonl", ["rollmatch.learn.pack"]),
+        ("from rollmatch import trainer", "weights", ["rollmatch.trainer"]),
+        ("def f():\n    from rollmatch.cli.cli import main", "config.load", 2),
+        ("from ..learn import pack", "data.jsonl", 2),
+        ("import importlib\nimportlib.import_module('rollmatch.cli')", "report.page", ["rollmatch.cli"]),
         ("from rollmatch.records import Sample", "", 2),
-        ("from rollmatch.target.parse import parse\nfrom . import mask\nimport torch", "learn.pack", []),
-        ("from rollmatch import __version__", "launch.cli", []),
+        (
+            "from rollmatch.data.jsonl import load_samples\nfrom . import mask\nimport torch",
+            "learn.pack",
+            [],
+        ),
+        ("from rollmatch import __version__", "cli.cli", []),
     ],
 )
 def test_the_order_check_sees_every_kind_of_import(source, module, culprits):
@@ -226,15 +241,15 @@ def test_the_order_check_sees_every_kind_of_import(source, module, culprits):
     ("source", "module", "closed"),
     [
         ("import vllm", "rollout.hf", ["vllm"]),
-        ("def f():\n    from vllm.outputs import X", "wire.client", ["vllm"]),
-        ("import vllm", "wire.server", []),
+        ("def f():\n    from vllm.outputs import X", "dialects.http", ["vllm"]),
+        ("import vllm", "server", []),
         ("__import__('peft')", "trainer", ["peft"]),
         ("from peft import LoraConfig", "model", []),
         ("from peft import LoraConfig", "model.adapter", []),
         ("if TYPE_CHECKING:\n    import torch", "learn.mask", ["torch"]),
-        ("import torch.nn as nn", "target.match", ["torch"]),
+        ("import torch.nn as nn", "objectives.rollout_matching.match", ["torch"]),
         ("import torch", "learn.loss", []),
-        ("from rollmatch import model", "target.match", []),
+        ("from rollmatch import model", "objectives.rollout_matching.match", []),
     ],
 )
 def test_the_door_check_sees_every_kind_of_import(source, module, closed):
@@ -243,7 +258,7 @@ def test_the_door_check_sees_every_kind_of_import(source, module, closed):
 
 def test_a_package_resolves_its_own_relative_imports():
     assert "rollmatch.learn.pack" in imports_of("from .pack import Packer", "learn", is_package=True)
-    assert "rollmatch.target" in imports_of("from .. import target", "learn", is_package=True)
+    assert "rollmatch.data" in imports_of("from .. import data", "learn", is_package=True)
 
 
 def test_the_budget_checks_count():

@@ -9,10 +9,10 @@ import torch
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.loss import LossTerms
 from rollmatch.learn.mask import MaskRules
-from rollmatch.objective.rollout_matching import RolloutMatchingObjective
+from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective
+from rollmatch.objectives.rollout_matching.target import RolloutReport, summarize
 from rollmatch.records import Rollout, Sample, Segment, Supervision
 from rollmatch.step_report import PHASES, StepReport
-from rollmatch.target.rollout_matching import RolloutReport, summarize
 
 MATCHING = RolloutMatchingObjective(
     target=None, eval_target=None, mask_rules=MaskRules(), loss_rules=None, bin_of=lambda token_id: None

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from conformance.doubles.tokenizer import CONTROL_TOKENS, make_tokenizer, make_vocabulary
-from rollmatch.records import NUM_BINS
-from rollmatch.vocabulary import (
+from rollmatch.model.vocabulary import (
     CoordTokensMissing,
     StopTokenMissing,
     TokenizerMissing,
@@ -22,6 +21,7 @@ from rollmatch.vocabulary import (
     coord_token,
     trim_stop,
 )
+from rollmatch.records import NUM_BINS
 
 DIGITS = Path(__file__).parents[1] / "fixtures/models/digits"
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

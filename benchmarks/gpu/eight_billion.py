@@ -78,7 +78,7 @@ def random_weights(device, num_layers=NUM_LAYERS):
 
 
 def random_adapter(device, num_layers=NUM_LAYERS, *, rank=16):
-    """(name, tensor) of a DoRA on every linear, and its merges, as ``sync.adapter`` has them."""
+    """(name, tensor) of a DoRA on every linear, and its merges, as ``weights.adapter`` has them."""
     tensors, merges = [], []
     for layer in range(num_layers):
         for short, (num_out, num_in) in LINEARS.items():

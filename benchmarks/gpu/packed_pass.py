@@ -20,8 +20,8 @@ from rollmatch.learn.mask import MaskRules, mask_segment, place_supervisions
 from rollmatch.learn.pack import Packer
 from rollmatch.learn.scoring import Scoring
 from rollmatch.learn.varlen import installed
+from rollmatch.model.template import NO_IMAGES
 from rollmatch.records import Sample, Segment
-from rollmatch.template import NO_IMAGES
 
 SHAPE = {
     "num_layers": 36, "hidden_len": 4096, "inner_len": 12_288, "num_heads": 32, "num_groups": 8, "head_len": 128,

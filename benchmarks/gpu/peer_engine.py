@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 
-from rollmatch.wire.worker.extension import WorkerExtension
+from rollmatch.weights.worker.extension import WorkerExtension
 
 END_S = 20.0
 WORKER = "benchmarks.gpu.peer_engine.PeerWorker"

@@ -9,14 +9,14 @@ import torch
 
 from benchmarks.gpu.eight_billion import random_adapter, shapes
 from conformance.wire.instance import Instance, settings_for
-from rollmatch.sync.direct import BUCKET_BYTES, TAIL_BYTES, DirectShipment, mixed_digests_of
-from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.native_sender import NativeSender
-from rollmatch.sync.plan import make_plan, spec_of
-from rollmatch.wire.client.session import ClientSettings, RolloutServer
-from rollmatch.wire.gloo_group import GO, GroupAddress
-from rollmatch.wire.worker.direct import open_direct
-from rollmatch.wire.worker.merging import merge_named
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.weights.direct_sender import BUCKET_BYTES, TAIL_BYTES, DirectShipment, mixed_digests_of
+from rollmatch.weights.gloo_group import GO, GroupAddress
+from rollmatch.weights.plan import make_plan, spec_of
+from rollmatch.weights.worker.direct import open_direct
+from rollmatch.weights.worker.merging import merge_named
 
 HOST, TIMEOUT_S = "127.0.0.1", 30.0
 ENGINE = {"enforce_eager": True, "kv_cache_memory_bytes": 4 << 30, "gpu_memory_utilization": 0.3}

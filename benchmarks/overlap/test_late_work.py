@@ -15,14 +15,14 @@ import torch
 from benchmarks.overlap.pinned import CONFIG, MATCHING, slowed, two_servers
 from conformance.launch.started import absolute
 from conformance.rollout.digits import load_model, requests_for, scenes
+from rollmatch.cli.assemble import make_template
+from rollmatch.cli.connect import connect_servers
 from rollmatch.config import load
 from rollmatch.config.effective import calls_together
-from rollmatch.launch.assemble import make_template
-from rollmatch.launch.connect import connect_servers
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
-from rollmatch.sync.named_weights import named_weights
+from rollmatch.weights.named_weights import named_weights
 
 NUM_ROUNDS = int(os.environ.get("LATE_ROUNDS", "4"))
 NUM_SEATS, SIZE = 4, 48

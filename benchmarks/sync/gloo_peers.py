@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from rollmatch.sync.bucket import Buffer
-from rollmatch.wire.digest import bytes_of
-from rollmatch.wire.flight import MAX_IN_FLIGHT, Flight
-from rollmatch.wire.gloo_group import GlooGroup, GroupAddress
-from rollmatch.wire.worker.groups import GlooMember
+from rollmatch.weights.bucket import Buffer
+from rollmatch.weights.digest import bytes_of
+from rollmatch.weights.flight import MAX_IN_FLIGHT, Flight
+from rollmatch.weights.gloo_group import GlooGroup, GroupAddress
+from rollmatch.weights.worker.groups import GlooMember
 
 ROOT = Path(__file__).parents[2]
 SENDER, RECEIVER, TIMEOUT_S = 1, 0, 60.0

@@ -16,19 +16,19 @@ import uvicorn
 
 from conformance.rollout.digits import MODEL, ROOT
 from conformance.wire.instance import free_port
-from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.native_sender import NativeSender
-from rollmatch.wire.client.session import ClientSettings, RolloutServer
-from rollmatch.wire.payloads import TensorSpec
-from rollmatch.wire.server.app import make_app
-from rollmatch.wire.server.front import Front
-from rollmatch.wire.server.identity import Model
-from rollmatch.wire.server.images import ImageReader
-from rollmatch.wire.server.parts import assemble
-from rollmatch.wire.server.prompts import PromptMaker
-from rollmatch.wire.server.serving import vocabulary_size
-from rollmatch.wire.server.settings import ServerSettings
-from rollmatch.wire.worker.extension import WorkerExtension
+from rollmatch.cli.server_app import make_app
+from rollmatch.cli.serving import vocabulary_size
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.server.front import Front
+from rollmatch.server.identity import Model
+from rollmatch.server.images import ImageReader
+from rollmatch.server.parts import assemble
+from rollmatch.server.payloads import TensorSpec
+from rollmatch.server.prompts import PromptMaker
+from rollmatch.server.settings import ServerSettings
+from rollmatch.weights.worker.extension import WorkerExtension
 
 START_TIMEOUT_S, END_TIMEOUT_S, POLL_S, TIMEOUT_S = 60, 10, 0.1, 20.0
 

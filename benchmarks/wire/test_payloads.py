@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from rollmatch.wire.ids import pack_ids, unpack_ids
-from rollmatch.wire.payloads import InferReply, InferResponse
+from rollmatch.data.ids import pack_ids, unpack_ids
+from rollmatch.server.payloads import InferReply, InferResponse
 
 NUM_RESPONSES, PROMPT_LEN, RESPONSE_LEN = 512, 1500, 1000
 VOCABULARY_SIZE = 151_936

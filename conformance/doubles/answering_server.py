@@ -7,8 +7,8 @@ from PIL import Image
 
 from conformance.doubles.engine import RememberingEngine
 from conformance.sync.native_double import NativeDouble
-from rollmatch.model import merged_weights
-from rollmatch.wire.ids import pack_ids, unpack_ids
+from rollmatch.data.ids import pack_ids, unpack_ids
+from rollmatch.model.policy import merged_weights
 
 
 class AnsweringServer(NativeDouble):

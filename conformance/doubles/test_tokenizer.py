@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.doubles.tokenizer import CONTROL_TOKENS, FUSED, ids_of_bytes, make_tokenizer, make_vocabulary
+from rollmatch.model.vocabulary import coord_token
 from rollmatch.records import NUM_BINS
-from rollmatch.vocabulary import coord_token
 
 
 @pytest.mark.parametrize("fused", [fused for fused in FUSED if fused[0] < 0x80])

@@ -10,8 +10,8 @@ from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from rollmatch.model.vocabulary import Vocabulary, coord_token
 from rollmatch.records import NUM_BINS
-from rollmatch.vocabulary import Vocabulary, coord_token
 
 CONTROL_TOKENS = (
     "<|endoftext|>",

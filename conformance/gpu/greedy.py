@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from conformance.rollout.digits import GREEDY, requests_for, scenes, template_of
-from rollmatch.wire.ids import pack_ids
+from rollmatch.data.ids import pack_ids
 
 
 def answers(server, num_scenes):

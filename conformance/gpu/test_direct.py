@@ -11,13 +11,13 @@ from conformance.gpu.greedy import answers
 from conformance.rollout.digits import MODEL, load_model, perturb
 from conformance.wire.calls import text_batch
 from conformance.wire.instance import ENGINE, free_port, running
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
-from rollmatch.model import merged_weights
-from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.native_sender import NativeSender
-from rollmatch.wire.client.session import ClientSettings, RolloutServer
-from rollmatch.wire.direct_group import DirectGroup
-from rollmatch.wire.mixed_digest import mixed_digest_of
+from rollmatch.model.policy import merged_weights
+from rollmatch.weights.direct_group import DirectGroup
+from rollmatch.weights.mixed_digest import mixed_digest_of
 
 NUM_SCENES, TIMEOUT_S = 4, 20.0
 SMALL = ENGINE | {"kv_cache_memory_bytes": 2**30, "gpu_memory_utilization": 0.05}

@@ -5,8 +5,8 @@ import torch
 
 from conformance.rollout.digits import MODEL
 from rollmatch.config.policy import ModelConfig, TunerConfig
-from rollmatch.merge.weight import Parts, merge_weight, merges_by_kernel
-from rollmatch.model import checkpoint_name, load_policy, merged_weights
+from rollmatch.model.merge import Parts, merge_weight, merges_by_kernel
+from rollmatch.model.policy import checkpoint_name, load_policy, merged_weights
 
 pytestmark = pytest.mark.gpu(1)
 

@@ -16,7 +16,7 @@ from conformance.launch.started import finish, in_time, is_healthy, journals_of,
 from conformance.rollout.digits import CONFIG, ROOT, absolute, template_of
 from conformance.wire.calls import Server
 from conformance.wire.instance import free_port
-from rollmatch.vocabulary import trim_stop
+from rollmatch.model.vocabulary import trim_stop
 
 STEPS, NUM_ASKED = 60, 8
 SERVER = "custom.extra.rollout_server"

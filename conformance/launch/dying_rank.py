@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
-from rollmatch.sync.fence import Fence
+from rollmatch.rollout.fence import Fence
 
 
 class Pushing:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rollmatch.launch.gpus import has_gpu
+from rollmatch.cli.gpus import has_gpu
 
 MODEL_LOADED = (
     "safetensors.torch",
@@ -31,7 +31,7 @@ TESTS = (
 )
 """What tests of most rooms load."""
 LEARNER = (
-    *(f"rollmatch.launch.{name}" for name in ("run", "planning", "learner_launcher", "rollout_server")),
+    *(f"rollmatch.cli.{name}" for name in ("run", "planning", "learner_launcher", "rollout_server")),
     *("peft", "conformance.trainer.overlapped", "conformance.trainer.turns", "PIL.PngImagePlugin"),
     *(*MODEL_LOADED, *TESTS),
 )
@@ -39,7 +39,7 @@ LEARNER = (
 ENGINE = (
     *("vllm.entrypoints.llm", "vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
     *("vllm.model_executor.models.qwen3", "vllm.model_executor.models.qwen3_vl"),
-    *("vllm.model_executor.layers.quantization.online.base", "rollmatch.wire.server.serving"),
+    *("vllm.model_executor.layers.quantization.online.base", "rollmatch.cli.serving"),
     *LEARNER,
 )
 """What servers and colocated learners load."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from conformance.launch.nursery import run
-from rollmatch.launch.learner import set_environment
+from rollmatch.cli.learner import set_environment
 from rollmatch.startup import leave
 
 NUM_RANKS = 2

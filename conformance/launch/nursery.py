@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from conformance.harness.faults.preload import look_through_models
 from conformance.launch.forked import divided
-from rollmatch.launch.learner import set_environment
+from rollmatch.cli.learner import set_environment
 from rollmatch.startup import leave, loading
 
 MESSAGE_BYTES = 1 << 18

@@ -9,11 +9,11 @@ from conformance.launch.forked import LEARNER
 from conformance.launch.started import finish, in_time, journal_of
 from conformance.rollout.digits import CONFIG, absolute
 from conformance.wire.instance import free_port
+from rollmatch.cli.assemble import make_template
+from rollmatch.cli.learner import load_data
 from rollmatch.config import load
 from rollmatch.config.policy import TunerConfig
-from rollmatch.launch.assemble import make_template
-from rollmatch.launch.learner import load_data
-from rollmatch.model import load_policy
+from rollmatch.model.policy import load_policy
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.request import make_requests
@@ -60,7 +60,7 @@ def take_a_step(config: Path, url: str, folder: Path, *overrides: str) -> None:
     """One step, and what the server answers before and after it."""
     out = folder / "run"
     sets = [part for override in (*overrides_for(url, out), *overrides) for part in ("--set", override)]
-    command = [sys.executable, "-m", "rollmatch.launch.cli", "train", str(config), *sets, "--wait-timeout", "300"]
+    command = [sys.executable, "-m", "rollmatch.cli.cli", "train", str(config), *sets, "--wait-timeout", "300"]
     code, told = finish(command, folder / "learner.txt", loaded=LEARNER)
     assert code == 0, told[-3000:]
     events = journal_of(out, None)

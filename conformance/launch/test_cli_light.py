@@ -8,11 +8,11 @@ import yaml
 from PIL import Image
 
 from rollmatch import __version__
+from rollmatch.cli.await_servers import Patience
+from rollmatch.cli.cli import main, tell
 from rollmatch.config import json_schema, load
 from rollmatch.config.yaml_dialect import parse_mapping
 from rollmatch.errors import ErrorList, LaunchError
-from rollmatch.launch.await_servers import Patience
-from rollmatch.launch.cli import main, tell
 
 RECORD = {"images": ["a.png"], "objects": [{"desc": "a", "bbox_2d": [0, 0, 9, 9]}], "width": 8, "height": 6}
 HEAVY = ("torch", "transformers", "vllm", "peft", "accelerate")
@@ -144,7 +144,7 @@ def heavy_command(monkeypatch):
                 raise answer
             return answer
 
-        module = types.ModuleType(f"rollmatch.launch.{name}")
+        module = types.ModuleType(f"rollmatch.cli.{name}")
         module.train = module.doctor = command
         monkeypatch.setitem(sys.modules, module.__name__, module)
         return calls
@@ -190,7 +190,7 @@ def test_nested_error_lists_are_told_flat():
 
 def test_check_and_schema_load_nothing_heavy(place):
     code = (
-        "import sys; from rollmatch.launch.cli import main\n"
+        "import sys; from rollmatch.cli.cli import main\n"
         "assert main(['check', 'run.yaml']) == 0 and main(['schema', '--out', 'schema.json']) == 0\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
     )

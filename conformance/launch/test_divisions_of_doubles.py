@@ -21,18 +21,18 @@ from conformance.sync.native_double import NativeDouble, serving
 from conformance.sync.ranks_of_learner import SAMPLE, TEMPLATE
 from conformance.trainer.small_run import events, make_trainer
 from conformance.wire.instance import free_port
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.ranks import Ranks
 from rollmatch.records import RolloutRequest
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.vllm_server import VllmServerBackend
-from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.native_sender import NativeSender
-from rollmatch.wire.client.session import ClientSettings, RolloutServer
 
 VLLM = "custom.extra.rollout_matching.vllm"
 SERVED = "custom.extra.rollout_server"
 STEPS = 3
-ENGINES = ("vllm", "rollmatch.rollout.vllm_colocate", "rollmatch.wire.server.replica")
+ENGINES = ("vllm", "rollmatch.rollout.vllm_colocate", "rollmatch.server.replica")
 
 
 class NoEngines:

@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 
 from conformance.rollout.digits import CONFIG, absolute
-from rollmatch.launch import learner
-from rollmatch.launch.learner import EngineMissing
+from rollmatch.cli import learner
+from rollmatch.cli.learner import EngineMissing
 
 BEGUN = "checks are over"
 

@@ -14,7 +14,7 @@ from conformance.launch.division import MATCHING, SMALL, named, typed
 from conformance.launch.forked import ENGINE, LEARNER
 from conformance.launch.started import is_healthy, journal_of, started
 from conformance.wire.instance import free_port
-from rollmatch.samples import LearnerOrder, load_samples
+from rollmatch.data import LearnerOrder, load_samples
 
 pytestmark = pytest.mark.engine
 STEPS, SAVED_AT, BATCH = 6, 3, 3

@@ -17,11 +17,11 @@ import pytest
 from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digits
 from conformance.scenarios.configs import not_refused
 from conformance.wire.instance import free_port
-from rollmatch.launch.await_servers import Patience, await_servers
-from rollmatch.launch.cli import main
-from rollmatch.launch.rollout_server import serve
-from rollmatch.launch.served import GpusOverlap, ServedModelDiffers
-from rollmatch.wire.server.identity import load_model_identity
+from rollmatch.cli.await_servers import Patience, await_servers
+from rollmatch.cli.cli import main
+from rollmatch.cli.rollout_server import serve
+from rollmatch.cli.served import GpusOverlap, ServedModelDiffers
+from rollmatch.server.identity import load_model_identity
 
 VLLM, SERVER = "custom.extra.rollout_matching.vllm", "custom.extra.rollout_server"
 
@@ -38,7 +38,7 @@ def sets(*overrides):
 def begun(monkeypatch):
     """Commands that a launcher would have become."""
     commands = []
-    monkeypatch.setattr("rollmatch.launch.rollout_server.become", commands.append)
+    monkeypatch.setattr("rollmatch.cli.rollout_server.become", commands.append)
     return commands
 
 

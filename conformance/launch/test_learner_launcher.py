@@ -18,11 +18,11 @@ from conformance.launch.relay import write_relay
 from conformance.launch.started import HF, journal_of, started, train_command
 from conformance.rollout.digits import CONFIG, load_digits, write_cut
 from conformance.scenarios.configs import not_refused
-from rollmatch.launch.await_servers import Patience, ServerProcessDied, WorldSizeMismatch, await_servers
-from rollmatch.launch.child import run_child, tell_command
-from rollmatch.launch.cli import main
-from rollmatch.launch.gpus import GpuListInvalid, has_gpu, parse_gpus
-from rollmatch.wire.client.session import ServerUnreachable
+from rollmatch.cli.await_servers import Patience, ServerProcessDied, WorldSizeMismatch, await_servers
+from rollmatch.cli.child import run_child, tell_command
+from rollmatch.cli.cli import main
+from rollmatch.cli.gpus import GpuListInvalid, has_gpu, parse_gpus
+from rollmatch.dialects.session import ServerUnreachable
 
 SIZES = "custom.extra.rollout_server.vllm_data_parallel_size=3"
 
@@ -82,7 +82,7 @@ def test_a_list_of_gpus_holds_numbers_or_the_drivers_names():
 @pytest.fixture
 def looks_often(monkeypatch):
     """A launcher that asks seven times a second."""
-    monkeypatch.setattr("rollmatch.launch.await_servers.LOOK_S", 0.15)
+    monkeypatch.setattr("rollmatch.cli.await_servers.LOOK_S", 0.15)
 
 
 @pytest.mark.scenario("launchers/the-server-comes-up-in-time")
@@ -139,7 +139,7 @@ def test_a_dry_run_prints_torchrun_and_the_gpus_and_starts_nothing(capsys, tmp_p
     assert main(["train", str(CONFIG), "--gpus", "6,7", "--dry-run", "--resume", *overrides]) == 0
     told = capsys.readouterr().out
     assert told.startswith("CUDA_VISIBLE_DEVICES=6,7 ")
-    assert "torchrun --standalone --nproc-per-node 2 -m rollmatch.launch.cli train" in told
+    assert "torchrun --standalone --nproc-per-node 2 -m rollmatch.cli.cli train" in told
     assert told.rstrip().endswith("--resume")
     assert not (tmp_path / "run").exists()
     assert main(["train", str(CONFIG), "--gpus", "3", "--dry-run"]) == 0
@@ -161,9 +161,7 @@ def test_a_child_killed_by_a_signal_is_told_as_shells_do():
     assert run_child([sys.executable, "-c", kill], {}) == 128 + signal.SIGKILL
 
 
-LAUNCHER = (
-    "import sys; from rollmatch.launch.child import run_child; sys.exit(run_child(sys.argv[1:], {}, grace_s=0.5))"
-)
+LAUNCHER = "import sys; from rollmatch.cli.child import run_child; sys.exit(run_child(sys.argv[1:], {}, grace_s=0.5))"
 STUBBORN = """
 import signal, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"], start_new_session=True)

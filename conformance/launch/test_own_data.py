@@ -9,7 +9,7 @@ import pytest
 from conformance.launch.forked import LEARNER
 from conformance.launch.started import HF, finish, journal_of, train_command
 from conformance.rollout.digits import ROOT
-from rollmatch.samples import load_samples
+from rollmatch.data import load_samples
 
 NAMES = {"zero": "Knopf, groß", "one": 'a "thin" stick', "two": "swan", "three": "眼鏡", "four": "chair"}
 DECODING = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}

@@ -8,10 +8,10 @@ import socket
 import pytest
 
 from conformance.rollout.digits import CONFIG, ROOT, absolute, load_digits
+from rollmatch.cli.cli import main
+from rollmatch.cli.rollout_server import make_command, serve
 from rollmatch.errors import RollmatchError
-from rollmatch.launch.cli import main
-from rollmatch.launch.rollout_server import make_command, serve
-from rollmatch.wire.server.settings import ServerSettings
+from rollmatch.server.settings import ServerSettings
 
 VLLM, SERVER = "custom.extra.rollout_matching.vllm", "custom.extra.rollout_server"
 ONE = (f"{VLLM}.mode=server", f"{VLLM}.server.base_url=http://127.0.0.1:8123", f"{VLLM}.server.group_port=51216")
@@ -112,7 +112,7 @@ def test_a_dry_run_prints_what_a_shell_would_take(capsys):
     overrides = [*absolute(), *ONE, "custom.train_jsonl=missing.jsonl"]
     assert serve(str(CONFIG), overrides=overrides, gpus=["0"], dry_run=True) == 0
     words = shlex.split(capsys.readouterr().out)
-    assert "rollmatch.wire.server" in words
+    assert "rollmatch.cli.server_process" in words
     assert "OMP_NUM_THREADS=1" in words or any(word.startswith("CUDA_VISIBLE_DEVICES=") for word in words)
 
 
@@ -144,7 +144,7 @@ def test_a_busy_port_or_a_missing_model_stops_the_start():
 @pytest.mark.clause("launchers/server-and-learner-have-a-launcher-each#1,3,4")
 @pytest.mark.kills("gpus-not-shown")
 def test_two_commands_take_one_file(capsys, monkeypatch):
-    monkeypatch.setattr("rollmatch.launch.rollout_server.has_gpu", lambda: True)
+    monkeypatch.setattr("rollmatch.cli.rollout_server.has_gpu", lambda: True)
     sets = [part for override in [*absolute(), *ONE] for part in ("--set", override)]
     assert main(["serve", str(CONFIG), "--gpus", "0,1,2", "--dry-run", *sets]) == 0
     served = shlex.split(capsys.readouterr().out)
@@ -154,7 +154,7 @@ def test_two_commands_take_one_file(capsys, monkeypatch):
     trained = shlex.split(capsys.readouterr().out)
     assert "CUDA_VISIBLE_DEVICES=3" in trained
     assert "train" in trained
-    assert not {"serve", "rollmatch.wire.server"} & set(trained)
+    assert not {"serve", "rollmatch.cli.server_process"} & set(trained)
 
 
 @pytest.mark.scenario("launchers/there-is-no-combined-command")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rollmatch.launch.run_directory import RunDirectoryTaken, last_checkpoint, open_run_directory
+from rollmatch.cli.run_directory import RunDirectoryTaken, last_checkpoint, open_run_directory
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from starlette.testclient import TestClient
 from conformance.rollout.digits import MODEL, ROOT
 from conformance.wire.instance import free_port
 from conformance.wire.stand_in import make_stand_in
+from rollmatch.cli import cli, connect, server_arguments, vllm_serve
 from rollmatch.config import load
 from rollmatch.config.pairing import pair_servers
+from rollmatch.dialects.trl.vllm_client import VLLMClient
 from rollmatch.errors import RollmatchError
-from rollmatch.launch import cli, connect, server_arguments, vllm_serve
 from rollmatch.ranks import Ranks
-from rollmatch.sync.vllm_client import VLLMClient
 
 FIVE = "--use_vllm_server --vllm_host localhost --vllm_server_port 8000 --vllm_group_port 22222"
 
@@ -213,4 +213,4 @@ def test_a_model_that_is_no_directory_is_refused(tmp_path):
 
 def test_what_would_be_started_is_told(capsys):
     assert cli.main(["vllm-serve", "--model", str(MODEL), "--dry-run"]) == 0
-    assert "rollmatch.wire.server" in capsys.readouterr().out
+    assert "rollmatch.cli.server_process" in capsys.readouterr().out

@@ -9,12 +9,12 @@ import pytest
 from conformance.launch.swift_parser import parse
 from conformance.outside_tools import swift_python
 from conformance.rollout.digits import ROOT, absolute, scenes
+from rollmatch.cli import swift_learner
+from rollmatch.cli.await_servers import Patience
+from rollmatch.cli.command import Command
+from rollmatch.cli.swift_learner import CONFIG_VARIABLE, LOSS_TYPES, learner_command, swift_rows, train_by_swift
 from rollmatch.config import load
 from rollmatch.errors import RollmatchError
-from rollmatch.launch import swift_learner
-from rollmatch.launch.await_servers import Patience
-from rollmatch.launch.command import Command
-from rollmatch.launch.swift_learner import CONFIG_VARIABLE, LOSS_TYPES, learner_command, swift_rows, train_by_swift
 from rollmatch.records import Sample
 
 CONFIG = ROOT / "fixtures/digits/grpo-6v2.yaml"

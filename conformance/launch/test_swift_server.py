@@ -15,7 +15,7 @@ from conformance.launch.swift_command import put_on_the_path
 from conformance.rollout.digits import CONFIG, GREEDY, requests_for, scenes, template_of
 from conformance.wire.instance import free_port
 from rollmatch.config.policy import ModelConfig, TunerConfig
-from rollmatch.model import load_policy
+from rollmatch.model.policy import load_policy
 from rollmatch.rollout.hf import HfBackend
 
 pytestmark = [pytest.mark.swift, pytest.mark.engine]

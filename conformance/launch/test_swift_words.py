@@ -12,9 +12,9 @@ import pytest
 from conformance.launch.swift_parser import FOLDER, parse, recorded
 from conformance.outside_tools import swift_python
 from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digits
+from rollmatch.cli.cli import main
+from rollmatch.cli.swift_words import rollout_words
 from rollmatch.errors import RollmatchError
-from rollmatch.launch.cli import main
-from rollmatch.launch.swift_words import rollout_words
 
 VLLM, SERVER, SWIFT = (f"custom.extra.{name}" for name in ("rollout_matching.vllm", "rollout_server", "swift"))
 ENGINE = f"{SERVER}.engine=swift"

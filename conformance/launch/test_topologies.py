@@ -12,7 +12,7 @@ from safetensors import safe_open
 from conformance.harness.judge import judge
 from conformance.launch.division import GRPO, MATCHING, named, run_division
 from conformance.rollout.digits import absolute
-from rollmatch.launch.cli import main
+from rollmatch.cli.cli import main
 
 STEPS = 10
 
@@ -54,14 +54,12 @@ def check_who_did_what(division, *, num_replicas, num_ranks):
             assert step["learn_tokens"] > 0
             assert step["phase_s"]["learn"] > 0
             assert step["grad_norm"] > 0
-    learning = {"rollmatch.trainer", "rollmatch.learn.loss", "rollmatch.sync.fence"}
+    learning = {"rollmatch.trainer", "rollmatch.learn.loss", "rollmatch.rollout.fence"}
     assert learning <= division.learner_modules
     assert not learning & division.server_modules
-    assert "rollmatch.wire.server.replica" in division.server_modules
+    assert "rollmatch.server.replica" in division.server_modules
     engines = {name for name in division.learner_modules if name.split(".")[0] == "vllm"}
-    assert not engines | (
-        {"rollmatch.wire.server.replica", "rollmatch.rollout.vllm_colocate"} & division.learner_modules
-    )
+    assert not engines | ({"rollmatch.server.replica", "rollmatch.rollout.vllm_colocate"} & division.learner_modules)
     assert not division.orphans, "the server leaves nobody behind"
 
 
@@ -132,7 +130,7 @@ def adapted_parts(checkpoint):
     ids=["one-and-one", "two-and-two", "three-and-one", "six-and-two"],
 )
 def test_one_file_makes_every_division_by_its_gpus_alone(capsys, monkeypatch, replicas, learners):
-    monkeypatch.setattr("rollmatch.launch.rollout_server.has_gpu", lambda: True)
+    monkeypatch.setattr("rollmatch.cli.rollout_server.has_gpu", lambda: True)
     sets = [part for override in absolute(*named(GRPO, 8080, 51216)) for part in ("--set", override)]
     assert main(["serve", str(GRPO), "--gpus", replicas, "--dry-run", *sets]) == 0
     served = shlex.split(capsys.readouterr().out)

@@ -14,8 +14,8 @@ from conformance.doubles.tiny_qwen3_vl import (
     VISION_END_ID,
     VISION_START_ID,
 )
+from rollmatch.model.template import NO_IMAGES, ImageFeatures
 from rollmatch.records import Row, Sample, Segment
-from rollmatch.template import NO_IMAGES, ImageFeatures
 
 GRIDS = ((1, 4, 4), (1, 4, 6), (1, 2, 8))
 """Patches (time, height, width) of the images that segments get, in turn."""

@@ -20,8 +20,8 @@ from rollmatch.learn.attention import (
     use_packed_attention,
 )
 from rollmatch.learn.collate import make_model_inputs
+from rollmatch.model.template import NO_IMAGES
 from rollmatch.records import Segment
-from rollmatch.template import NO_IMAGES
 
 
 @pytest.fixture(scope="module")

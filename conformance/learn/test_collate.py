@@ -16,7 +16,7 @@ from rollmatch.learn.collate import (
     make_padded_inputs,
     row_metadata,
 )
-from rollmatch.template import NO_IMAGES, ImageFeatures
+from rollmatch.model.template import NO_IMAGES, ImageFeatures
 
 
 @pytest.fixture(scope="module")

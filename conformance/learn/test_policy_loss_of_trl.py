@@ -8,8 +8,8 @@ import torch
 
 from rollmatch.learn import head
 from rollmatch.learn.policy_loss import PolicyRules, count_policy_totals, policy_loss, supervise_policy
+from rollmatch.objectives.grpo.advantage import group_advantages
 from rollmatch.records import PolicyTarget, Sample, Segment
-from rollmatch.target.advantage import group_advantages
 
 RECORDED = json.loads((Path(__file__).parents[2] / "fixtures/trl/grpo.json").read_text())
 NORMALIZE = {"dapo": "token", "grpo": "sequence", "dr_grpo": "constant"}

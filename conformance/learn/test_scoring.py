@@ -15,7 +15,7 @@ from rollmatch.learn.mask import mask_segment, place_supervisions
 from rollmatch.learn.pack import Packer
 from rollmatch.learn.score import score_segments
 from rollmatch.learn.scoring import Scoring, head_worth_avoiding, losing_logits
-from rollmatch.template import NO_IMAGES
+from rollmatch.model.template import NO_IMAGES
 
 
 class Supervisor:

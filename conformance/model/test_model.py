@@ -12,7 +12,7 @@ from transformers import Qwen3ForCausalLM
 
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3, make_tiny_qwen3_vl
 from rollmatch.config.policy import ModelConfig, TunerConfig
-from rollmatch.model import (
+from rollmatch.model.policy import (
     AdapterTargetsNothing,
     NothingToTrain,
     TiedHeadAdapted,

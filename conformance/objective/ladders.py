@@ -7,16 +7,16 @@ from random import Random
 from conformance.doubles.tokenizer import ids_of_bytes
 from conformance.objective.locks import VOCABULARY, A, B, RolloutSide, objective, prompt_of, sample_of
 from rollmatch.learn.policy_loss import PolicyRules
-from rollmatch.objective.grpo import GroupRules, GrpoObjective
-from rollmatch.objective.multi_turn import World
-from rollmatch.objective.policy_gradient import LogprobRules
-from rollmatch.objective.seam import Reuse
+from rollmatch.objectives.environment import ActionUnparsable
+from rollmatch.objectives.grpo.objective import GroupRules, GrpoObjective
+from rollmatch.objectives.policy_gradient import LogprobRules
+from rollmatch.objectives.protocol import Reuse
+from rollmatch.objectives.vineppo.multi_turn import World
+from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
+from rollmatch.objectives.vineppo.split import Turns
+from rollmatch.objectives.vineppo.tree import SearchRules
 from rollmatch.records import Rollout
 from rollmatch.rollout.backend import Decoding
-from rollmatch.target.environment import ActionUnparsable
-from rollmatch.target.vineppo.search import SearchBudget, TreeValues
-from rollmatch.target.vineppo.split import Turns
-from rollmatch.target.vineppo.tree import SearchRules
 
 TOP, MAX_TURNS, UP = 3, 5, 0.5
 STEP_REWARD, TOP_REWARD = 0.25, 1.0

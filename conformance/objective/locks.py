@@ -9,15 +9,15 @@ import torch
 from conformance.doubles.company import alone
 from conformance.doubles.tokenizer import ids_of_bytes, make_vocabulary
 from rollmatch.learn.policy_loss import PolicyRules, count_policy_totals, policy_loss, supervise_policy
-from rollmatch.objective.policy_gradient import LogprobRules
-from rollmatch.objective.seam import Means, Reuse
-from rollmatch.objective.single_turn import Pay
-from rollmatch.objective.vineppo import VinePpoObjective
+from rollmatch.objectives.grpo.reward import Reward
+from rollmatch.objectives.policy_gradient import LogprobRules
+from rollmatch.objectives.protocol import Means, Reuse
+from rollmatch.objectives.vineppo.objective import VinePpoObjective
+from rollmatch.objectives.vineppo.single_turn import Pay
+from rollmatch.objectives.vineppo.split import FixedTokens
+from rollmatch.objectives.vineppo.value import ContinuationValues, ValueRules
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
-from rollmatch.target.reward import Reward
-from rollmatch.target.vineppo.split import FixedTokens
-from rollmatch.target.vineppo.value import ContinuationValues, ValueRules
 
 VOCABULARY = make_vocabulary()
 A, B = ids_of_bytes(b"AB")

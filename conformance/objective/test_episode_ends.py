@@ -4,8 +4,8 @@ import pytest
 
 from conformance.objective.ladders import Ladder, TurnSide, climbing, played, reply, world
 from conformance.objective.locks import VOCABULARY, B, sample_of
-from rollmatch.target.environment import EnvironmentFailed
-from rollmatch.target.vineppo.continuation import ContinuationOutdated
+from rollmatch.objectives.environment import EnvironmentFailed
+from rollmatch.objectives.vineppo.continuation import ContinuationOutdated
 
 SAMPLES = [sample_of(0), sample_of(1)]
 

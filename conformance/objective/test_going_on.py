@@ -5,13 +5,13 @@ import pytest
 from conformance.doubles.company import together
 from conformance.objective.ladders import Ladder, TurnSide, climbing, played, reply, world
 from conformance.objective.locks import A, B, sample_of
-from rollmatch.objective.multi_turn import MultiTurn
+from rollmatch.objectives.environment import generator_of
+from rollmatch.objectives.vineppo.continuation import Wish
+from rollmatch.objectives.vineppo.multi_turn import MultiTurn
+from rollmatch.objectives.vineppo.split import FixedTokens, Turns
+from rollmatch.objectives.vineppo.trajectory import Trajectory, Turn, state_at, states_of
+from rollmatch.objectives.vineppo.tree import SearchRules, Tree
 from rollmatch.rollout.backend import Decoding
-from rollmatch.target.environment import generator_of
-from rollmatch.target.vineppo.continuation import Wish
-from rollmatch.target.vineppo.split import FixedTokens, Turns
-from rollmatch.target.vineppo.trajectory import Trajectory, Turn, state_at, states_of
-from rollmatch.target.vineppo.tree import SearchRules, Tree
 
 SAMPLES = [sample_of(0), sample_of(1)]
 

@@ -24,11 +24,11 @@ from conformance.objective.ladders import (
 )
 from conformance.objective.locks import VOCABULARY, A, B, gradient_of, prompt_of, sample_of, segments_of
 from rollmatch.learn.policy_loss import supervise_policy
-from rollmatch.objective.vineppo import TrajectoryReport
+from rollmatch.objectives.vineppo.objective import TrajectoryReport
+from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
+from rollmatch.objectives.vineppo.split import FixedTokens, Turns
+from rollmatch.objectives.vineppo.tree import SearchRules
 from rollmatch.rollout.backend import Decoding
-from rollmatch.target.vineppo.search import SearchBudget, TreeValues
-from rollmatch.target.vineppo.split import FixedTokens, Turns
-from rollmatch.target.vineppo.tree import SearchRules
 
 SAMPLES = [sample_of(0), sample_of(1)]
 LONG = Decoding(max_new_tokens=2, temperature=1.0)

@@ -6,8 +6,8 @@ import pytest
 
 from conformance.objective.ladders import Ladder, TurnSide, climbing, grouped, played, searching, world
 from conformance.objective.locks import A, sample_of
-from rollmatch.objective.multi_turn import World
-from rollmatch.objective.seam import Reuse
+from rollmatch.objectives.protocol import Reuse
+from rollmatch.objectives.vineppo.multi_turn import World
 
 SAMPLES = [sample_of(0), sample_of(1)]
 

@@ -15,11 +15,11 @@ from conformance.objective.locks import (
     sample_of,
     segments_of,
 )
+from rollmatch.dialects.http import ServerRefused
 from rollmatch.errors import RollmatchError
-from rollmatch.target.vineppo.search import SearchBudget, TreeValues
-from rollmatch.target.vineppo.split import FixedTokens
-from rollmatch.target.vineppo.tree import SearchRules
-from rollmatch.wire.client.http import ServerRefused
+from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
+from rollmatch.objectives.vineppo.split import FixedTokens
+from rollmatch.objectives.vineppo.tree import SearchRules
 
 SAMPLES = [sample_of(0), sample_of(1)]
 

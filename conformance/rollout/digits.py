@@ -11,13 +11,13 @@ import torch
 
 from rollmatch.config import RunConfig, load
 from rollmatch.config.policy import ModelConfig, TunerConfig
+from rollmatch.data import load_samples
 from rollmatch.learn.attention import PACKED_ATTENTION
-from rollmatch.model import load_policy, unwrap
+from rollmatch.model.policy import load_policy, unwrap
+from rollmatch.model.template import Template
 from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.request import make_requests
-from rollmatch.samples import load_samples
-from rollmatch.template import Template
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "fixtures/digits/digits.yaml"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from rollmatch.launch.learner import set_environment
+from rollmatch.cli.learner import set_environment
 
 set_environment()
 
@@ -21,7 +21,7 @@ def main(folder: Path) -> None:
 
     from conformance.rollout.digits import load_model, perturb, requests_for, scenes
     from conformance.rollout.engine import open_engine
-    from rollmatch.model import merged_weights
+    from rollmatch.model.policy import merged_weights
     from rollmatch.ranks import Ranks
     from rollmatch.rollout.backend import Decoding
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from conformance.scenarios.prefetching import GREEDY, requests_of
 from conformance.sync.native_double import NativeDouble, serving
+from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.late_work import next_lot
 from rollmatch.rollout.lot import Lot, cut_lots
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 from rollmatch.rollout.vllm_server import VllmServerBackend
-from rollmatch.wire.client.session import ClientSettings, RolloutServer, connect_all
 
 NUM_REQUESTS, PIECES = 16, 4
 TEMPLATE = SimpleNamespace(

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from conformance.rollout.digits import GREEDY
+from rollmatch.dialects.native.client import encode
+from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
+from rollmatch.dialects.trl.client import TrlDialect, equally_often
 from rollmatch.errors import RollmatchError
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.vllm_server import check_prefixes
-from rollmatch.wire.client.native import encode
-from rollmatch.wire.client.prompt import Prompt, Reply, SamplingRules
-from rollmatch.wire.client.trl import TrlDialect, equally_often
 
 RULES = SamplingRules(
     max_tokens=8, temperature=1.0, top_p=1.0, top_k=-1, repetition_penalty=1.0, stop_token_ids=(9,), banned_token_ids=()

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from conformance.sync.native_double import NativeDouble, Refused, serving
+from rollmatch.dialects.http import ServerRefused
+from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.ranks import Ranks
 from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync
 from rollmatch.rollout.vllm_server import VllmServerBackend
-from rollmatch.wire.client.http import ServerRefused
-from rollmatch.wire.client.session import ClientSettings, RolloutServer, connect_all
 
 STOP = 9
 TEMPLATE = SimpleNamespace(

@@ -5,7 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from rollmatch.samples import BadSamples, load_samples
+from rollmatch.data import BadSamples, load_samples
 
 
 @pytest.fixture

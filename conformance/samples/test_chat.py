@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollmatch.samples import BadSamples, load_samples
+from rollmatch.data import BadSamples, load_samples
 
 
 def loaded(path, *, system="Be brief."):

@@ -1,6 +1,6 @@
 import pytest
 
-from rollmatch.samples import load_samples
+from rollmatch.data import load_samples
 
 
 def with_desc(record, desc):

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollmatch.data import load_samples
+from rollmatch.data.geometry import bins_of, check_geometry, read_bin, twice_area
 from rollmatch.records import Geometry
-from rollmatch.samples import load_samples
-from rollmatch.samples.geometry import bins_of, check_geometry, read_bin, twice_area
 
 BINS = st.integers(0, 999)
 

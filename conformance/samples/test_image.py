@@ -1,8 +1,8 @@
 import pytest
 from PIL import Image
 
-from rollmatch.samples import load_samples
-from rollmatch.samples.image import check_image
+from rollmatch.data import load_samples
+from rollmatch.data.image import check_image
 
 KEY = "train.jsonl:1"
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollmatch.data import BadSamples, load_samples
+from rollmatch.data.jsonl import top_left
 from rollmatch.records import Geometry, GroundTruth
-from rollmatch.samples import BadSamples, load_samples
-from rollmatch.samples.jsonl import top_left
 
 DIGITS = Path(__file__).parents[2] / "fixtures" / "digits"
 

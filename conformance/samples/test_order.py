@@ -5,7 +5,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmatch.samples import LearnerOrder
+from rollmatch.data import LearnerOrder
 
 SEEDS = st.integers(0, 2**40)
 EPOCHS = st.integers(0, 10_000)
@@ -50,7 +50,7 @@ def test_coming_back_to_an_epoch_gives_its_order_again():
 
 
 def test_an_order_is_the_same_in_every_process():
-    code = "from rollmatch.samples import LearnerOrder; o = LearnerOrder(30, seed=7); o.set_epoch(2); print(list(o))"
+    code = "from rollmatch.data import LearnerOrder; o = LearnerOrder(30, seed=7); o.set_epoch(2); print(list(o))"
     answers = {
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
         for env in (os.environ | {"PYTHONHASHSEED": "1"}, os.environ | {"PYTHONHASHSEED": "2"})

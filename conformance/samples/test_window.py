@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
-from rollmatch.samples import LearnerOrder, ReusedOrder, StepShape, WindowPlan
+from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, WindowPlan
 
 shapes = st.builds(
     StepShape,

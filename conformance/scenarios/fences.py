@@ -6,7 +6,7 @@ from typing import Any
 from conformance.harness.schedule import Action, as_rank, do, meet
 from rollmatch.errors import RollmatchError
 from rollmatch.ranks import Ranks
-from rollmatch.sync.fence import Fence
+from rollmatch.rollout.fence import Fence
 
 
 class ScheduledRanks(Ranks):

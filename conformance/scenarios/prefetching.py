@@ -10,8 +10,8 @@ from conformance.scenarios.fences import Silent
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
-from rollmatch.sync.fence import Fence
 
 GREEDY = Decoding(max_new_tokens=4)
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from conformance.scenarios.configs import LONG, config_with, not_refused, problem_of, problems_of, refusal_of
-from rollmatch.launch.assemble import _make_decoding
+from rollmatch.cli.assemble import _make_decoding
 from rollmatch.ranks import Ranks
 from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout import vllm_colocate

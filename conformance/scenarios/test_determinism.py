@@ -6,9 +6,9 @@ from conformance.rollout import remembered
 from conformance.rollout.digits import scenes
 from conformance.scenarios.configs import not_refused
 from conformance.trainer.small_run import events, make_trainer
-from rollmatch.launch.watch import RunWatcher
+from rollmatch.cli.watch import RunWatcher
+from rollmatch.data.order import LearnerOrder
 from rollmatch.rollout.request import derive_seed
-from rollmatch.samples.order import LearnerOrder
 
 
 def seeds_of(run_seed, *, steps=(0,), rank=0, num=64):

@@ -5,10 +5,10 @@ import torch
 
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.scenarios.configs import config_with
-from rollmatch.launch.objectives import make_objective
+from rollmatch.cli.objectives import make_objective
 from rollmatch.learn.batch import MicroBatch
-from rollmatch.objective.grpo import GrpoObjective
-from rollmatch.objective.seam import Means
+from rollmatch.objectives.grpo.objective import GrpoObjective
+from rollmatch.objectives.protocol import Means
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, Sample
 from rollmatch.rollout.backend import Decoding

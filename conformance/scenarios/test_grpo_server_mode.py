@@ -16,17 +16,17 @@ from conformance.scenarios.configs import LONG, config_with, not_refused, refusa
 from conformance.sync.native_double import NativeDouble, serving
 from conformance.sync.test_named_weights import adapted
 from conformance.wire.instance import free_port
+from rollmatch.cli.assemble import make_backend
+from rollmatch.cli.await_servers import Patience, await_servers
+from rollmatch.cli.rollout_server import make_settings
 from rollmatch.config import RunConfig
 from rollmatch.config.pairing import pair_servers
 from rollmatch.config.servers import server_section
+from rollmatch.dialects.native import group as gloo
 from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal
-from rollmatch.launch.assemble import make_backend
-from rollmatch.launch.await_servers import Patience, await_servers
-from rollmatch.launch.rollout_server import make_settings
-from rollmatch.model import merged_weights
+from rollmatch.model.policy import merged_weights
 from rollmatch.ranks import Ranks
-from rollmatch.sync import gloo
 
 GRPO = (
     "custom.trainer_variant=grpo",

@@ -6,7 +6,7 @@ from conformance.harness.schedule import Action, explore
 from conformance.scenarios.configs import LONG, config_with
 from conformance.scenarios.fences import FencedWorld
 from rollmatch.config.effective import AdapterWithSeveralRanks, sync_mode
-from rollmatch.sync.fence import Fence
+from rollmatch.rollout.fence import Fence
 
 
 class LonelyFence(Fence):

@@ -3,10 +3,10 @@
 import pytest
 
 from conformance.scenarios.configs import config_with, refusal_of
+from rollmatch.cli.objectives import match_rules_of
 from rollmatch.errors import ErrorList
-from rollmatch.launch.objectives import match_rules_of
+from rollmatch.objectives.rollout_matching.match import MatchRules, match_objects
 from rollmatch.records import Geometry, GroundTruth, PredictedObject
-from rollmatch.target.match import MatchRules, match_objects
 
 SEVEN = (100, 100, 300, 300)
 

@@ -12,21 +12,21 @@ from conformance.learn.segments import make_row, plain_segments
 from conformance.rollout.digits import load_digits, load_model, template_of
 from conformance.target.answers import answer, element, ids
 from conformance.trainer.small_run import events, make_trainer
+from rollmatch.cli.run import _announce, describe
+from rollmatch.cli.run_directory import RESOLVED
+from rollmatch.cli.watch import UNDERFULL_STEPS, RunWatcher, make_step_fields
 from rollmatch.config import load
 from rollmatch.journal import Journal, read_journal
-from rollmatch.launch.run import _announce, describe
-from rollmatch.launch.run_directory import RESOLVED
-from rollmatch.launch.watch import UNDERFULL_STEPS, RunWatcher, make_step_fields
 from rollmatch.learn.pack import Packer
-from rollmatch.model import merged_weights
+from rollmatch.model.policy import merged_weights
+from rollmatch.objectives.rollout_matching.parse import parse_rollout
+from rollmatch.objectives.rollout_matching.target import RolloutReport, summarize
+from rollmatch.objectives.rollout_matching.verdict import DropReason
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout
 from rollmatch.report.console import StepConsole
+from rollmatch.rollout.fence import Fence
 from rollmatch.step_report import PHASES
-from rollmatch.sync.fence import Fence
-from rollmatch.target.parse import parse_rollout
-from rollmatch.target.rollout_matching import RolloutReport, summarize
-from rollmatch.target.verdict import DropReason
 
 SAMPLING = {"max_new_tokens", "temperature", "top_p", "top_k"}
 

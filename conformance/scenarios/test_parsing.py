@@ -7,12 +7,12 @@ from tokenizers import Tokenizer
 
 from conformance.doubles.tokenizer import ids_of_bytes, make_tokenizer, make_vocabulary
 from conformance.target.answers import answer, box, element, ids, quoted
+from rollmatch.model.vocabulary import CoordTokensMissing, Vocabulary
+from rollmatch.objectives.rollout_matching.match import MatchRules
+from rollmatch.objectives.rollout_matching.parse import OPENING, parse_rollout
+from rollmatch.objectives.rollout_matching.target import RolloutMatching
+from rollmatch.objectives.rollout_matching.transport import TransportRules
 from rollmatch.records import Rollout, Sample
-from rollmatch.target.match import MatchRules
-from rollmatch.target.parse import OPENING, parse_rollout
-from rollmatch.target.rollout_matching import RolloutMatching
-from rollmatch.target.transport import TransportRules
-from rollmatch.vocabulary import CoordTokensMissing, Vocabulary
 
 OTHER = (500, 500, 700, 700)
 

@@ -8,8 +8,8 @@ import pytest
 from conformance.harness.schedule import explore
 from conformance.scenarios.configs import config_with, not_refused, refusal_of
 from conformance.scenarios.prefetching import GREEDY, AheadWorld, requests_of, rollouts_of
-from rollmatch.launch.assemble import make_overlap
-from rollmatch.overlap.ahead import Ahead, Wanted
+from rollmatch.cli.assemble import make_overlap
+from rollmatch.rollout.ahead import Ahead, Wanted
 from rollmatch.rollout.prefetch import Prefetch, PrefetchOverfull, PrefetchRules
 
 OVERLAP, STALENESS = "~.overlap", "~.max_staleness"

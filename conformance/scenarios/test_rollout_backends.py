@@ -7,11 +7,11 @@ import torch
 
 from conformance.rollout.digits import GREEDY, LONG_QUESTION, cut, load_model, requests_for, scenes, template_of
 from conformance.scenarios.configs import LONG, config_with, not_refused, refusal_of
+from rollmatch.model.template import PromptMismatch
+from rollmatch.model.vocabulary import trim_stop
 from rollmatch.records import Rollout, Sample
 from rollmatch.rollout.backend import Decoding, RolloutsMissing, check_answers
 from rollmatch.rollout.hf import HfBackend
-from rollmatch.template import PromptMismatch
-from rollmatch.vocabulary import trim_stop
 
 SHORT = Decoding(max_new_tokens=6)
 SAMPLE = Sample(sample_id=0, origin="train.jsonl:7", images=(), objects=(), width=8, height=8)

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from conformance.scenarios.configs import not_refused
-from rollmatch.samples import BadSamples, load_samples
+from rollmatch.data import BadSamples, load_samples
 
 GOOD = {
     "images": ["a.png"],

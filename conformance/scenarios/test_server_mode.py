@@ -15,8 +15,8 @@ from conformance.scenarios.configs import not_refused
 from conformance.sync.native_double import serving
 from conformance.trainer.small_run import events, make_trainer
 from conformance.wire.instance import free_port
+from rollmatch.model.template import PromptMismatch
 from rollmatch.rollout.vllm_server import VllmServerBackend
-from rollmatch.template import PromptMismatch
 
 VLLM = "custom.extra.rollout_matching.vllm"
 STEPS = 4

@@ -9,13 +9,13 @@ from conformance.learn.loss_cases import MASK, RULES, random_logits
 from conformance.learn.segments import make_row, make_segment
 from conformance.scenarios.configs import LONG, config_with, not_refused, refusal_of
 from conformance.target.answers import answer, box, element, ids
-from rollmatch.launch.objectives import loss_rules_of
+from rollmatch.cli.objectives import loss_rules_of
 from rollmatch.learn.loss import LossRules, LossTotals, count_totals, masked_loss, slot_losses
 from rollmatch.learn.mask import IGNORED, MaskRules, SupervisionOutsideTarget, mask_row, mask_segment
+from rollmatch.objectives.rollout_matching.match import MatchRules
+from rollmatch.objectives.rollout_matching.target import RolloutMatching
+from rollmatch.objectives.rollout_matching.transport import TransportRules, coordinate_targets
 from rollmatch.records import Geometry, GroundTruth, PredictedObject, Rollout, Sample, Segment, Supervision
-from rollmatch.target.match import MatchRules
-from rollmatch.target.rollout_matching import RolloutMatching
-from rollmatch.target.transport import TransportRules, coordinate_targets
 
 SAMPLE = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
 SMALL = {"rules": MaskRules(), "bin_of": lambda token_id: token_id - 20 if 20 <= token_id < 30 else None}

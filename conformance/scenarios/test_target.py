@@ -12,18 +12,18 @@ from conformance.scenarios.configs import not_refused
 from conformance.target.answers import PLACES, answer, box, element, ids, object_lists, tokens
 from rollmatch.errors import TargetError
 from rollmatch.learn.mask import MaskRules, mask_segment
-from rollmatch.records import Rollout, Sample
-from rollmatch.target.append import (
+from rollmatch.objectives.rollout_matching.append import (
     CutHeadNotEncodable,
     DescChangedByTokenizer,
     DescHoldsAddedToken,
     append_missed,
     serialize_objects,
 )
-from rollmatch.target.match import MatchRules, match_objects
-from rollmatch.target.parse import parse_rollout
-from rollmatch.target.rollout_matching import RolloutMatching
-from rollmatch.target.transport import TransportRules
+from rollmatch.objectives.rollout_matching.match import MatchRules, match_objects
+from rollmatch.objectives.rollout_matching.parse import parse_rollout
+from rollmatch.objectives.rollout_matching.target import RolloutMatching
+from rollmatch.objectives.rollout_matching.transport import TransportRules
+from rollmatch.records import Rollout, Sample
 
 OTHER = (600, 600, 900, 900)
 CONTEXT = (0, 0)

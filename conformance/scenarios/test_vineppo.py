@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from conformance.doubles.company import alone, together
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.target.vineppo.locks import STOP, LockPolicy, sample_of, trajectory_of, value_of, waves_of
-from rollmatch.target.vineppo.advantage import normalize, spread, step_advantages
-from rollmatch.target.vineppo.continuation import ContinuationOutdated
-from rollmatch.target.vineppo.search import Forest, SearchBudget, TreeValues
-from rollmatch.target.vineppo.split import FixedTokens, Lines, LowProbability, Sentences, Turns
-from rollmatch.target.vineppo.trajectory import Trajectory, Turn, state_at, states_of
-from rollmatch.target.vineppo.tree import SearchRules, Tree, TreeOutdated
-from rollmatch.target.vineppo.value import ContinuationValues, ValueRules
+from rollmatch.objectives.vineppo.advantage import normalize, spread, step_advantages
+from rollmatch.objectives.vineppo.continuation import ContinuationOutdated
+from rollmatch.objectives.vineppo.search import Forest, SearchBudget, TreeValues
+from rollmatch.objectives.vineppo.split import FixedTokens, Lines, LowProbability, Sentences, Turns
+from rollmatch.objectives.vineppo.trajectory import Trajectory, Turn, state_at, states_of
+from rollmatch.objectives.vineppo.tree import SearchRules, Tree, TreeOutdated
+from rollmatch.objectives.vineppo.value import ContinuationValues, ValueRules
 
 RIGHT, WRONG = (0, 0, 0, 0, 2, 0, STOP), (0, 1, 0, 0, 2, 0, STOP)
 SYMBOLS, PAIRS = FixedTokens(num_tokens=1), FixedTokens(num_tokens=2)

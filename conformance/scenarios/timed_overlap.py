@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from conformance.harness.virtual_time import VirtualTime
 from conformance.scenarios.fences import Silent
 from conformance.scenarios.prefetching import GREEDY, ScheduledMonitor, requests_of, rollouts_of
-from rollmatch.overlap.ahead import Ahead, Wanted
 from rollmatch.ranks import Ranks
+from rollmatch.rollout.ahead import Ahead, Wanted
+from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
-from rollmatch.sync.fence import Fence
 
 
 @dataclass(frozen=True, kw_only=True)

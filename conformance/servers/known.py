@@ -114,7 +114,7 @@ def _own(_: Path, port: int) -> list[str]:
             "limit_mm_per_prompt": IMAGES,
         },
     }
-    return [sys.executable, "-m", "rollmatch.wire.server", json.dumps(settings)]
+    return [sys.executable, "-m", "rollmatch.cli.server_process", json.dumps(settings)]
 
 
 def _flags(options: Mapping[str, str]) -> list[str]:

@@ -14,9 +14,9 @@ from conformance.servers.talk import Stopped, Talk
 from conformance.wire.calls import Learner, Server
 from conformance.wire.flat_bucket import flat_metadata
 from conformance.wire.instance import free_port
-from rollmatch.sync.queued_group import QueuedGroup
-from rollmatch.wire.digest import bytes_of
-from rollmatch.wire.gloo_group import GlooGroup, GroupAddress
+from rollmatch.dialects.queued_group import QueuedGroup
+from rollmatch.weights.digest import bytes_of
+from rollmatch.weights.gloo_group import GlooGroup, GroupAddress
 
 TIMEOUT_S = 20.0
 HOST = "127.0.0.1"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rollmatch.config.policy import ModelConfig, TunerConfig
-from rollmatch.model import load_policy, merged_weights
+from rollmatch.model.policy import load_policy, merged_weights
 
 SPREAD = 0.05
 """How far each weight of a changed policy lies off, in standard deviations of its tensor."""

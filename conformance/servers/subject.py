@@ -8,7 +8,7 @@ import requests
 
 from conformance.servers.dialects import DIALECTS, Dialect, Prompt
 from conformance.servers.policy import Policies
-from rollmatch.wire.client.dialect import SIGNS
+from rollmatch.dialects.dialect import SIGNS
 
 FIND_TIMEOUT_S = 20.0
 

@@ -2,7 +2,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from rollmatch.wire.client.session import ClientSettings, RolloutServer
+from rollmatch.dialects.session import ClientSettings, RolloutServer
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import os
 import sys
 
 from conformance.launch.forked import LEARNER, Forked
-from rollmatch.sync.bucket import Buffer
-from rollmatch.sync.digest import digests_of
-from rollmatch.wire.digest import bytes_of, cut
-from rollmatch.wire.gloo_group import GlooGroup, GroupAddress
+from rollmatch.weights.bucket import Buffer
+from rollmatch.weights.comparison import digests_of
+from rollmatch.weights.digest import bytes_of, cut
+from rollmatch.weights.gloo_group import GlooGroup, GroupAddress
 
 
 def address_of(rank, world_size, port):

@@ -14,8 +14,8 @@ import torch
 
 from conformance.sync.fronts import running
 from rollmatch.errors import RollmatchError
-from rollmatch.wire.digest import DIGEST_KIND, NUM_DIGEST_BYTES, cut, digest_of
-from rollmatch.wire.gloo_group import GO, GlooGroup, GroupAddress
+from rollmatch.weights.digest import DIGEST_KIND, NUM_DIGEST_BYTES, cut, digest_of
+from rollmatch.weights.gloo_group import GO, GlooGroup, GroupAddress
 
 
 class Refused(Exception):

@@ -16,17 +16,17 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
 from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.vllm_server import VllmServerBackend
-from rollmatch.sync.fence import Fence
-from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.named_weights import named_weights
-from rollmatch.sync.native_sender import NativeSender
-from rollmatch.wire.client.session import ClientSettings, RolloutServer
+from rollmatch.weights.named_weights import named_weights
 
 TEMPLATE = SimpleNamespace(
     messages=lambda sample: [], banned_ids=(), vocabulary=SimpleNamespace(stop_id=9, stop_token="<|im_end|>")

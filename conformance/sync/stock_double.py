@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler
 
 from conformance.sync.fronts import running
 from rollmatch.errors import RollmatchError
-from rollmatch.wire.gloo_group import GlooGroup, GroupAddress
-from rollmatch.wire.worker.groups import GlooMember
-from rollmatch.wire.worker.receiver import Receiver
+from rollmatch.weights.gloo_group import GlooGroup, GroupAddress
+from rollmatch.weights.worker.groups import GlooMember
+from rollmatch.weights.worker.receiver import Receiver
 
 ROUTES = (
     *("health", "get_world_size", "weight_info", "v1/chat/completions", "init_weight_transfer_engine", "pause"),

@@ -5,8 +5,8 @@ import pytest
 from conformance.sync.native_double import NativeDouble, serving
 from conformance.sync.test_native_sender import equal, tensors_of
 from conformance.wire.instance import free_port
-from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.native_sender import NativeSender
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.sender import NativeSender
 
 
 @pytest.fixture

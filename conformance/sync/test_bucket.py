@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from conformance.sync.gloo_ranks import broadcast_between
 from conformance.wire.instance import free_port
-from rollmatch.sync import bucket, digest
-from rollmatch.sync.bucket import Buffer
-from rollmatch.sync.digest import DigestMismatch, check_digests, digests_of
-from rollmatch.wire.digest import bytes_of, cut
+from rollmatch.weights import bucket
+from rollmatch.weights import comparison as digest
+from rollmatch.weights.bucket import Buffer
+from rollmatch.weights.comparison import DigestMismatch, check_digests, digests_of
+from rollmatch.weights.digest import bytes_of, cut
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int8, torch.int64])
 KINDS = st.lists(st.tuples(DTYPES, st.lists(st.integers(0, 5), max_size=3).map(tuple)), max_size=8)

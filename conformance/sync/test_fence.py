@@ -11,8 +11,8 @@ import torch
 from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
-from rollmatch.sync.fence import Fence, PushFailed
-from rollmatch.sync.plan import TensorMissing
+from rollmatch.rollout.fence import Fence, PushFailed
+from rollmatch.weights.plan import TensorMissing
 
 WEIGHTS = {"a": torch.zeros(3, 2), "b": torch.ones(5, dtype=torch.bfloat16)}
 FENCED = ("gather", "barrier", "push", "gather", "barrier", "go on")

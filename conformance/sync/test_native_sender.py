@@ -9,14 +9,14 @@ import torch
 
 from conformance.sync.native_double import NativeDouble, serving
 from conformance.wire.instance import free_port
+from rollmatch.dialects.native import group as gloo
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.sender import NativeSender, SyncUnconfirmed, _better
+from rollmatch.dialects.pending import Pending
 from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.sync import gloo
-from rollmatch.sync.digest import digests_of
-from rollmatch.sync.direct import device_of
-from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.native_sender import NativeSender, SyncUnconfirmed, _better
-from rollmatch.wire.client.pending import Pending
-from rollmatch.wire.gloo_group import CommunicatorTimeout, GlooGroup, TransferFailed
+from rollmatch.weights.comparison import digests_of
+from rollmatch.weights.direct_sender import device_of
+from rollmatch.weights.gloo_group import CommunicatorTimeout, GlooGroup, TransferFailed
 
 TIMEOUT_S = 2.0
 

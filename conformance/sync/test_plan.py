@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmatch.sync import plan
-from rollmatch.sync.plan import ITEM_SIZES, Spec, SyncError, fit, make_plan
+from rollmatch.weights import plan
+from rollmatch.weights.plan import ITEM_SIZES, Spec, SyncError, fit, make_plan
 
 SHAPES = st.lists(st.integers(0, 6), max_size=3).map(tuple)
 SPECS = st.lists(st.tuples(st.sampled_from(["float32", "bfloat16", "int64"]), SHAPES), max_size=12).map(

@@ -10,15 +10,15 @@ from torch.distributed import TCPStore
 
 from conformance.wire.calls import in_thread
 from conformance.wire.instance import free_port
+from rollmatch.dialects import queued_group, queued_sender
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.dialects.queued_group import QueuedGroup, read_text
+from rollmatch.dialects.queued_sender import QueuedSender
+from rollmatch.dialects.session import DIALECTS, ClientSettings, RolloutServer
 from rollmatch.errors import SyncError
-from rollmatch.sync import queued_group, queued_sender
-from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.native_sender import NativeSender
-from rollmatch.sync.queued_group import QueuedGroup, read_text
-from rollmatch.sync.queued_sender import QueuedSender
-from rollmatch.sync.sender import make_sender
-from rollmatch.wire.client.session import DIALECTS, ClientSettings, RolloutServer
-from rollmatch.wire.gloo_group import GroupAddress, open_stateless
+from rollmatch.rollout.weight_sender import make_sender
+from rollmatch.weights.gloo_group import GroupAddress, open_stateless
 
 MEETING = Meeting(host="127.0.0.1", port=1, client="learner", timeout_s=1, join_timeout_s=1)
 

@@ -4,12 +4,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmatch.sync.bucket import Buffer
-from rollmatch.sync.plan import make_plan, spec_of
-from rollmatch.sync.shipment import Shipment
-from rollmatch.wire.digest import digest_of
-from rollmatch.wire.flight import MAX_IN_FLIGHT, Flight
-from rollmatch.wire.worker.blocks import Blocks
+from rollmatch.weights.bucket import Buffer
+from rollmatch.weights.digest import digest_of
+from rollmatch.weights.flight import MAX_IN_FLIGHT, Flight
+from rollmatch.weights.plan import make_plan, spec_of
+from rollmatch.weights.shipment import Shipment
+from rollmatch.weights.worker.blocks import Blocks
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int64])
 

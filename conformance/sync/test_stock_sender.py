@@ -6,10 +6,10 @@ import torch
 from conformance.scenarios.configs import not_refused
 from conformance.sync.stock_double import StockDouble, serving
 from conformance.wire.instance import free_port
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.vllm.sender import StockSender
 from rollmatch.errors import RollmatchError
-from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.sender import make_sender
-from rollmatch.sync.stock_sender import StockSender
+from rollmatch.rollout.weight_sender import make_sender
 
 UPDATE = ["/pause", "/start_weight_update", "/update_weights"]
 GOOD = [*UPDATE, "/finish_weight_update", "/reset_prefix_cache", "/resume"]

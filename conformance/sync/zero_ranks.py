@@ -20,9 +20,9 @@ from conformance.doubles.adapters import perturb_adapters
 from conformance.rollout.digits import load_model
 from conformance.sync.ranks_of_learner import make_fence, roll_out
 from rollmatch.config.policy import TunerConfig
-from rollmatch.model import merged_weights
+from rollmatch.model.policy import merged_weights
 from rollmatch.ranks import Ranks
-from rollmatch.sync.named_weights import named_weights
+from rollmatch.weights.named_weights import named_weights
 
 LEARNING_RATE = 0.001
 

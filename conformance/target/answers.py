@@ -10,9 +10,9 @@ from functools import cache
 from hypothesis import strategies as st
 
 from conformance.doubles.tokenizer import CONTROL_TOKENS, FUSED, ids_of_bytes, make_vocabulary
+from rollmatch.model.vocabulary import coord_token
+from rollmatch.objectives.rollout_matching.append import serialize_objects
 from rollmatch.records import Geometry, GroundTruth
-from rollmatch.target.append import serialize_objects
-from rollmatch.vocabulary import coord_token
 
 BOX = (100, 100, 300, 300)
 FAR_BOX = (600, 600, 900, 900)

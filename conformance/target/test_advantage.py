@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmatch.target.advantage import STD_FLOOR, group_advantages
+from rollmatch.objectives.grpo.advantage import STD_FLOOR, group_advantages
 
 rewards = st.floats(-10, 10).map(lambda value: round(value, 3))
 groups = st.lists(st.lists(rewards, min_size=2, max_size=8), min_size=1, max_size=5)

@@ -8,14 +8,14 @@ from hypothesis import given
 
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.target.answers import answer, box, element, ids, object_lists, poly, quoted
-from rollmatch.target.append import (
+from rollmatch.objectives.rollout_matching.append import (
     CutHeadNotEncodable,
     DescChangedByTokenizer,
     DescHoldsAddedToken,
     append_missed,
     serialize_objects,
 )
-from rollmatch.target.parse import OPENING, parse_rollout
+from rollmatch.objectives.rollout_matching.parse import OPENING, parse_rollout
 
 VOCABULARY = make_vocabulary()
 DESC = re.compile(rb'"desc": "((?:[^"\\]|\\.)*)"')

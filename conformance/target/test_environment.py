@@ -7,7 +7,7 @@ import pytest
 
 from conformance.objective.ladders import Ladder
 from conformance.objective.locks import sample_of
-from rollmatch.target.environment import (
+from rollmatch.objectives.environment import (
     ActionUnparsable,
     CloneDiffers,
     EnvironmentFailed,

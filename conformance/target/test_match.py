@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pycocotools import mask as coco_mask
 
 from conformance.target.answers import BOX, FAR_BOX, box, poly
+from rollmatch.objectives.rollout_matching.match import MatchRules, match_objects, outline
 from rollmatch.records import Geometry, Matching, PredictedObject
-from rollmatch.target.match import MatchRules, match_objects, outline
 
 RULES = MatchRules()
 

@@ -19,10 +19,10 @@ from conformance.target.answers import (
     quoted,
     responses,
 )
+from rollmatch.objectives.rollout_matching.append import serialize_objects
+from rollmatch.objectives.rollout_matching.parse import OPENING, parse_rollout
+from rollmatch.objectives.rollout_matching.verdict import DropReason
 from rollmatch.records import Geometry
-from rollmatch.target.append import serialize_objects
-from rollmatch.target.parse import OPENING, parse_rollout
-from rollmatch.target.verdict import DropReason
 
 VOCABULARY = make_vocabulary()
 STRINGS = '\u00e9\U0001f600 \\"\\\\'  # two and four bytes, and escapes

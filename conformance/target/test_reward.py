@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from rollmatch.objectives.grpo.reward import Reward, RewardsAllFailed, RewardUnknown, Timing, judge_all, load_function
 from rollmatch.records import Sample
-from rollmatch.target.reward import Reward, RewardsAllFailed, RewardUnknown, Timing, judge_all, load_function
 
 SAMPLES = [
     Sample(sample_id=place, origin=f"x:{place}", images=(), metadata={"answer": answer})

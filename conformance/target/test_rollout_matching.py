@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.target.answers import FAR_BOX, answer, box, element, ids, object_lists, poly, responses
+from rollmatch.objectives.rollout_matching.append import DescChangedByTokenizer, DescHoldsAddedToken, serialize_objects
+from rollmatch.objectives.rollout_matching.match import MatchRules
+from rollmatch.objectives.rollout_matching.target import RolloutMatching, RolloutReport, RolloutsMisaligned, summarize
+from rollmatch.objectives.rollout_matching.transport import TransportRules
+from rollmatch.objectives.rollout_matching.verdict import DropReason
 from rollmatch.records import Rollout, Sample
-from rollmatch.target.append import DescChangedByTokenizer, DescHoldsAddedToken, serialize_objects
-from rollmatch.target.match import MatchRules
-from rollmatch.target.rollout_matching import RolloutMatching, RolloutReport, RolloutsMisaligned, summarize
-from rollmatch.target.transport import TransportRules
-from rollmatch.target.verdict import DropReason
 
 VOCABULARY = make_vocabulary()
 PROMPT = (1, 2, 3)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.target.answers import box, boxes, poly, polys
+from rollmatch.objectives.rollout_matching.transport import TransportRules, coordinate_targets
 from rollmatch.records import PredictedObject
-from rollmatch.target.transport import TransportRules, coordinate_targets
 
 RULES = TransportRules()
 SHARP = TransportRules(ot_epsilon=0.5, ot_iters=200)

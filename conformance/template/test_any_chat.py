@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rollmatch.model.template import NO_IMAGES, ImagesNotSupported, Template, TurnsNotRendered
+from rollmatch.model.vocabulary import CoordTokensMissing, Vocabulary
 from rollmatch.records import Sample
-from rollmatch.template import NO_IMAGES, ImagesNotSupported, Template, TurnsNotRendered
-from rollmatch.vocabulary import CoordTokensMissing, Vocabulary
 
 MODELS = Path(__file__).parents[2] / "fixtures/models"
 TEXT, DIGITS = MODELS / "arithmetic", MODELS / "digits"

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from rollmatch.records import Rollout, Sample
-from rollmatch.template import (
+from rollmatch.model.template import (
     ImagesNotSupported,
     PlaceholdersMisfit,
     PromptMismatch,
     Template,
     expand_placeholders,
 )
+from rollmatch.records import Rollout, Sample
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 DIGITS = FIXTURES / "models/digits"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from rollmatch.launch.learner import set_environment
+from rollmatch.cli.learner import set_environment
 
 set_environment()
 

@@ -6,10 +6,10 @@ import threading
 
 from conformance.rollout.remembered import Remembered
 from conformance.trainer.small_run import make_trainer
-from rollmatch.overlap.ahead import Ahead
+from rollmatch.rollout.ahead import Ahead
+from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
-from rollmatch.sync.fence import Fence
 
 
 class CopyServers:

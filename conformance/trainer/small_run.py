@@ -9,14 +9,14 @@ from transformers import TrainerCallback
 
 from conformance.rollout.digits import cut, load_digits, scenes
 from conformance.rollout.remembered import Remembered
+from rollmatch.cli.assemble import attention_of, make_arguments, make_ring, make_template
+from rollmatch.cli.run_directory import JOURNAL
 from rollmatch.config import RunConfig
 from rollmatch.journal import Journal, read_journal
-from rollmatch.launch.assemble import attention_of, make_arguments, make_ring, make_template
-from rollmatch.launch.run_directory import JOURNAL
-from rollmatch.model import load_policy
+from rollmatch.model.policy import load_policy
+from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.hf import HfBackend
-from rollmatch.template import Template
 from rollmatch.trainer import RolloutTrainer
 
 SMALL = (

@@ -23,7 +23,7 @@ from conformance.launch.started import (
 )
 from conformance.rollout.digits import write_cut
 from conformance.trainer.small_run import events, make_trainer, step_between, weights_of
-from rollmatch.launch.run_directory import last_checkpoint
+from rollmatch.cli.run_directory import last_checkpoint
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
 TWO_STEPS = (

@@ -12,11 +12,11 @@ from transformers import TrainerCallback
 from conformance.rollout.digits import scenes
 from conformance.trainer.small_run import KEPT, events, make_trainer, requested, step_between, trained, weights_of
 from rollmatch.learn import scoring
+from rollmatch.model.template import PromptMismatch
+from rollmatch.objectives.rollout_matching.verdict import DropReason
 from rollmatch.records import Segment
 from rollmatch.step_report import PHASES
-from rollmatch.sync.named_weights import named_weights
-from rollmatch.target.verdict import DropReason
-from rollmatch.template import PromptMismatch
+from rollmatch.weights.named_weights import named_weights
 
 TOLERANCE = 1e-5
 """Of the whole step's length: what sums in another order may differ by in float32. A wrong divisor differs by 0.5."""

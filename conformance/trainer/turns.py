@@ -4,8 +4,8 @@ from pathlib import Path
 
 from conformance.rollout.digits import ROOT
 from conformance.trainer.small_run import assembled
+from rollmatch.cli.learner import load_data
 from rollmatch.config import load
-from rollmatch.launch.learner import load_data
 from rollmatch.trainer import RolloutTrainer
 
 SMALL = (

@@ -8,9 +8,9 @@ import msgspec
 import requests
 import torch
 
-from rollmatch.wire.digest import bytes_of, digest_of
-from rollmatch.wire.gloo_group import DROP, GO, CommunicatorTimeout, GlooGroup, GroupAddress
-from rollmatch.wire.ids import pack_ids, unpack_ids
+from rollmatch.data.ids import pack_ids, unpack_ids
+from rollmatch.weights.digest import bytes_of, digest_of
+from rollmatch.weights.gloo_group import DROP, GO, CommunicatorTimeout, GlooGroup, GroupAddress
 
 MSGPACK = {"Content-Type": "application/msgpack"}
 TIMEOUT_S = 60

@@ -7,14 +7,14 @@ from conformance.rollout.digits import BRIEF, load_model, perturb, requests_for,
 from conformance.wire.calls import Learner, text_batch
 from conformance.wire.instance import free_port
 from conformance.wire.stand_in import make_stand_in
-from rollmatch.model import merged_weights
+from rollmatch.data.ids import pack_ids
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.model.policy import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.vllm_server import VllmServerBackend
-from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.native_sender import NativeSender
-from rollmatch.wire.client.session import ClientSettings, RolloutServer
-from rollmatch.wire.ids import pack_ids
 
 NUM_SCENES = 6
 

@@ -17,7 +17,7 @@ from conformance.launch.forked import ENGINE as LOADED
 from conformance.launch.forked import start
 from conformance.rollout.digits import MODEL, ROOT
 from conformance.wire.calls import Server
-from rollmatch.wire.server.settings import KEY_VARIABLE, ServerSettings
+from rollmatch.server.settings import KEY_VARIABLE, ServerSettings
 
 START_TIMEOUT_S, END_TIMEOUT_S = 300, 20
 ENVIRONMENT = {
@@ -67,7 +67,7 @@ class Instance:
         self.url = f"http://127.0.0.1:{settings.port}"
         fields = dataclasses.asdict(settings)
         key = fields.pop("api_key")
-        command = [sys.executable, "-m", "rollmatch.wire.server", json.dumps(fields)]
+        command = [sys.executable, "-m", "rollmatch.cli.server_process", json.dumps(fields)]
         environment = os.environ | ENVIRONMENT | ({KEY_VARIABLE: key} if key else {})
         self.process = start(command, loaded=LOADED, log=log, environment=environment)
         self.server = Server(self.url, key=key)

@@ -21,8 +21,8 @@ with loading():
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
 
-    from rollmatch.wire.worker.places import learn_places
-    from rollmatch.wire.worker.writing import write_tensors
+    from rollmatch.weights.worker.places import learn_places
+    from rollmatch.weights.worker.writing import write_tensors
 
 
 def configured(directory, size):

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from conformance.wire.flat_bucket import flat_metadata
-from rollmatch.wire.digest import bytes_of
+from rollmatch.weights.digest import bytes_of
 
 
 class QueuedLearner:

@@ -3,15 +3,15 @@
 import asyncio
 
 from conformance.rollout.digits import MODEL, ROOT
-from rollmatch.wire.server.app import make_app
-from rollmatch.wire.server.front import Front
-from rollmatch.wire.server.identity import load_model_identity
-from rollmatch.wire.server.images import ImageReader
-from rollmatch.wire.server.parts import assemble
-from rollmatch.wire.server.prompts import PromptMaker
-from rollmatch.wire.server.replica import Drawn, EngineRefused, dead
-from rollmatch.wire.server.serving import vocabulary_size
-from rollmatch.wire.server.settings import ServerSettings
+from rollmatch.cli.server_app import make_app
+from rollmatch.cli.serving import vocabulary_size
+from rollmatch.server.front import Front
+from rollmatch.server.identity import load_model_identity
+from rollmatch.server.images import ImageReader
+from rollmatch.server.parts import assemble
+from rollmatch.server.prompts import PromptMaker
+from rollmatch.server.replica import Drawn, EngineRefused, dead
+from rollmatch.server.settings import ServerSettings
 
 WORLD_SIZE = 2
 STOP = 410

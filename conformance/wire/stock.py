@@ -13,10 +13,10 @@ import requests
 from conformance.launch.forked import ENGINE, start
 from conformance.rollout.digits import MODEL, ROOT
 from conformance.wire.instance import END_TIMEOUT_S, ENVIRONMENT, START_TIMEOUT_S, free_port
-from rollmatch.wire.worker.plugin import NAME
+from rollmatch.weights.worker.plugin import NAME
 
 PLUGGED = ROOT / "conformance/servers/plugged"
-ENTRY_POINT = f"[vllm.general_plugins]\n{NAME} = rollmatch.wire.worker.plugin:register\n"
+ENTRY_POINT = f"[vllm.general_plugins]\n{NAME} = rollmatch.weights.worker.plugin:register\n"
 
 
 def plugin_path(directory):

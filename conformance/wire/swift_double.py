@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from rollmatch.dialects.prompt import Prompt, SamplingRules
+from rollmatch.dialects.watch import WatchRules
 from rollmatch.errors import RollmatchError
-from rollmatch.wire.client.prompt import Prompt, SamplingRules
-from rollmatch.wire.client.watch import WatchRules
 
 RULES = SamplingRules(
     max_tokens=8,

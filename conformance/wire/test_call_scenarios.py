@@ -10,8 +10,8 @@ from conformance.sync.native_double import NativeDouble, serving
 from conformance.wire.instance import free_port
 from conformance.wire.swift_double import error_of, running_double
 from conformance.wire.test_client_scenarios import SECOND, TEMPLATE, backend_of, config_for, requests_of, tensors_of
+from rollmatch.cli.connect import connect_servers
 from rollmatch.journal import Journal, read_journal
-from rollmatch.launch.connect import connect_servers
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.request import make_requests

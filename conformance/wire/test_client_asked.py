@@ -8,7 +8,7 @@ import pytest
 import responses
 
 from conformance.wire.swift_double import error_of, running_double
-from rollmatch.wire.client.http import MSGPACK, HttpServer
+from rollmatch.dialects.http import MSGPACK, HttpServer
 
 BODY = {"infer_requests": [{"messages": [{"content": "3"}]}]}
 

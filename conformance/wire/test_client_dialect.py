@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.wire.swift_double import RULES, error_of, prompts
-from rollmatch.wire.client.dialect import find_routes, name_dialect
-from rollmatch.wire.client.http import HttpServer
-from rollmatch.wire.client.prompt import Prompt
-from rollmatch.wire.client.session import DIALECTS, ClientSettings, RolloutServer
-from rollmatch.wire.ids import pack_ids
-from rollmatch.wire.payloads import InferBatch
+from rollmatch.data.ids import pack_ids
+from rollmatch.dialects.dialect import find_routes, name_dialect
+from rollmatch.dialects.http import HttpServer
+from rollmatch.dialects.prompt import Prompt
+from rollmatch.dialects.session import DIALECTS, ClientSettings, RolloutServer
+from rollmatch.server.payloads import InferBatch
 
 URL = "http://h:1"
 F1 = ("/health/", "/get_world_size/", "/init_communicator/")

@@ -6,17 +6,17 @@ from conformance.doubles.adapters import perturb_adapters
 from conformance.rollout.digits import BRIEF, load_model, perturb, template_of, tokens_of
 from conformance.wire.instance import free_port
 from rollmatch.config.policy import TunerConfig
-from rollmatch.model import merged_weights
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.queued_sender import QueuedSender
+from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.dialects.swift.client import SwiftDialect
+from rollmatch.dialects.trl.client import TrlDialect
+from rollmatch.model.policy import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.sync_mode import SyncMode
 from rollmatch.rollout.vllm_server import VllmServerBackend
-from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.mode import SyncMode
-from rollmatch.sync.named_weights import named_weights
-from rollmatch.sync.queued_sender import QueuedSender
-from rollmatch.wire.client.session import ClientSettings, RolloutServer
-from rollmatch.wire.client.swift import SwiftDialect
-from rollmatch.wire.client.trl import TrlDialect
+from rollmatch.weights.named_weights import named_weights
 
 pytestmark = pytest.mark.engine
 

@@ -10,13 +10,13 @@ import pytest
 import responses
 
 from conformance.wire.swift_double import RULES, error_of, prompts
-from rollmatch.launch.connect import try_out
+from rollmatch.cli.connect import try_out
+from rollmatch.data.ids import pack_ids
+from rollmatch.dialects.logprobs import check_logprobs
+from rollmatch.dialects.session import DIALECTS, ClientSettings, RolloutServer
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.vllm_server import VllmServerBackend
-from rollmatch.wire.client.logprobs import check_logprobs
-from rollmatch.wire.client.session import DIALECTS, ClientSettings, RolloutServer
-from rollmatch.wire.ids import pack_ids
 
 URL = "http://h:1"
 ASKING = dataclasses.replace(RULES, logprobs=True)

@@ -16,16 +16,16 @@ from conformance.sync.native_double import NativeDouble, serving
 from conformance.wire.calls import in_thread
 from conformance.wire.instance import free_port
 from conformance.wire.swift_double import RULES, error_of, prompts, running_double
-from rollmatch.launch.assemble import make_ring
-from rollmatch.launch.connect import connect_servers
+from rollmatch.cli.assemble import make_ring
+from rollmatch.cli.connect import connect_servers
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.ranks import Ranks
 from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.request import derive_seed
-from rollmatch.sync.fence import Fence
-from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.mode import SyncMode
-from rollmatch.wire.client.session import ClientSettings, RolloutServer
+from rollmatch.rollout.sync_mode import SyncMode
 
 TEMPLATE = SimpleNamespace(
     messages=lambda sample: [{"role": "user", "content": str(sample.sample_id)}],

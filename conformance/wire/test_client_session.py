@@ -8,9 +8,9 @@ import responses
 
 from conformance.scenarios.configs import not_refused
 from conformance.wire.swift_double import QUICK, RULES, error_of, prompts, running_double
+from rollmatch.dialects.http import HttpServer
+from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.errors import RollmatchError
-from rollmatch.wire.client.http import HttpServer
-from rollmatch.wire.client.session import ClientSettings, RolloutServer, connect_all
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import torch
 
 from conformance.wire.calls import in_thread, text_batch
 from conformance.wire.instance import free_port
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
-from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.native_sender import NativeSender
-from rollmatch.wire.client.session import ClientSettings, RolloutServer
-from rollmatch.wire.direct_group import DirectGroup
+from rollmatch.weights.direct_group import DirectGroup
 
 pytestmark = pytest.mark.engine
 HEAD = "lm_head.weight"

@@ -7,16 +7,16 @@ import pytest
 from conformance.rollout.digits import load_model, template_of
 from conformance.rollout.logprobs import TOLERANCE, farthest_apart, figures_of
 from conformance.wire.instance import free_port
+from rollmatch.dialects.logprobs import QUESTION, check_logprobs
+from rollmatch.dialects.native.client import NativeDialect
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.dialects.swift.client import SwiftDialect
+from rollmatch.dialects.trl.client import TrlDialect
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.vllm_server import VllmServerBackend
-from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.native_sender import NativeSender
-from rollmatch.wire.client.logprobs import QUESTION, check_logprobs
-from rollmatch.wire.client.native import NativeDialect
-from rollmatch.wire.client.session import ClientSettings, RolloutServer
-from rollmatch.wire.client.swift import SwiftDialect
-from rollmatch.wire.client.trl import TrlDialect
 
 pytestmark = pytest.mark.engine
 

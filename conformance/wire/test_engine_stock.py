@@ -7,15 +7,15 @@ from conformance.rollout.digits import BRIEF, CONFIG, load_model, template_of, t
 from conformance.rollout.logprobs import TOLERANCE, farthest_apart
 from conformance.wire.instance import free_port
 from conformance.wire.stock import stock_server
+from rollmatch.dialects.logprobs import check_logprobs
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.vllm_server import VllmServerBackend
-from rollmatch.sync import shipment
-from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.sender import make_sender
-from rollmatch.wire.client.logprobs import check_logprobs
-from rollmatch.wire.client.session import ClientSettings, RolloutServer
+from rollmatch.rollout.weight_sender import make_sender
+from rollmatch.weights import shipment
 
 pytestmark = pytest.mark.engine
 

@@ -7,14 +7,14 @@ import pytest
 from conformance.doubles.company import alone
 from conformance.objective.locks import objective, segments_of
 from conformance.rollout.digits import load_model, scenes, template_of
-from rollmatch.model import merged_weights
-from rollmatch.objective.multi_turn import World
-from rollmatch.objective.seam import Means
-from rollmatch.objective.vineppo import TrajectoryReport
+from rollmatch.model.policy import merged_weights
+from rollmatch.objectives.protocol import Means
+from rollmatch.objectives.vineppo.multi_turn import World
+from rollmatch.objectives.vineppo.objective import TrajectoryReport
+from rollmatch.objectives.vineppo.split import Turns
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.request import make_requests
-from rollmatch.target.vineppo.split import Turns
 
 pytestmark = pytest.mark.engine
 

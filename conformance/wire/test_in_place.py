@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from conformance.wire.test_server_updates import FAILURE, OPEN, first_of, full_sync, generate
-from rollmatch.wire.server.front import WRITING
+from rollmatch.server.front import WRITING
 
 DIRECT = OPEN | {"transport": "direct"}
 
@@ -84,8 +84,8 @@ def test_a_wrong_announcement_is_refused_before_anything_is_paused(stand_in, pos
 
 def test_a_caller_that_hangs_up_does_not_end_an_update(stand_in):
     """What was received is served, whoever listens; its group is closed."""
-    from rollmatch.wire.payloads import SyncRequest
-    from rollmatch.wire.server.in_place import write_in_place
+    from rollmatch.server.in_place import write_in_place
+    from rollmatch.server.payloads import SyncRequest
 
     parts, may_end = stand_in[0], asyncio.Event()
     settle = parts.communicator.settle
@@ -95,7 +95,7 @@ def test_a_caller_that_hangs_up_does_not_end_an_update(stand_in):
         return await settle(**keywords)
 
     async def hang_up():
-        from rollmatch.wire.gloo_group import GroupAddress
+        from rollmatch.weights.gloo_group import GroupAddress
 
         address = GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3)
         await parts.communicator.open("me", address, transport="direct")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from rollmatch.wire.digest import bytes_of, digest_of
-from rollmatch.wire.ids import PackedIds, pack_ids, unpack_ids
+from rollmatch.data.ids import PackedIds, pack_ids, unpack_ids
+from rollmatch.weights.digest import bytes_of, digest_of
 
 packed = TypeAdapter(PackedIds)
 

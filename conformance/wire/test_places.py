@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmatch.errors import RollmatchError
-from rollmatch.wire.worker.places import learn_places
-from rollmatch.wire.worker.writing import write_tensors
+from rollmatch.weights.worker.places import learn_places
+from rollmatch.weights.worker.writing import write_tensors
 
 
 class Fused(torch.nn.Module):

@@ -9,16 +9,16 @@ from conformance.rollout.digits import load_model
 from conformance.wire.swift_double import error_of
 from conformance.wire.test_client_scenarios import MEETING, TEMPLATE, double
 from rollmatch.config.policy import TunerConfig
-from rollmatch.model import merged_weights
+from rollmatch.dialects import queued_sender
+from rollmatch.dialects.queued_sender import QueuedSender, flat_metadata
+from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.model.policy import merged_weights
 from rollmatch.ranks import Ranks
+from rollmatch.rollout.sync_mode import SyncMode
 from rollmatch.rollout.vllm_server import VllmServerBackend
-from rollmatch.sync import queued_sender
-from rollmatch.sync.adapter import adapter_of
-from rollmatch.sync.mode import SyncMode
-from rollmatch.sync.named_weights import named_weights
-from rollmatch.sync.plan import Spec
-from rollmatch.sync.queued_sender import QueuedSender, flat_metadata
-from rollmatch.wire.client.session import ClientSettings, RolloutServer
+from rollmatch.weights.adapter import adapter_of
+from rollmatch.weights.named_weights import named_weights
+from rollmatch.weights.plan import Spec
 
 __all__ = ["double"]
 

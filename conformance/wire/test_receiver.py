@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rollmatch.errors import RollmatchError
-from rollmatch.wire.digest import digest_of
-from rollmatch.wire.worker.receiver import Receiver
+from rollmatch.weights.digest import digest_of
+from rollmatch.weights.worker.receiver import Receiver
 
 
 class Group:

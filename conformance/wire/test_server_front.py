@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.wire.stand_in import PretendingReplica
-from rollmatch.wire.payloads import Sampling
-from rollmatch.wire.server.failures import WorkerDead
-from rollmatch.wire.server.front import Front, WeightsBroken, WeightsNotSet
-from rollmatch.wire.server.prompts import Prompt
-from rollmatch.wire.server.replica import Draw, EngineRefused
+from rollmatch.server.failures import WorkerDead
+from rollmatch.server.front import Front, WeightsBroken, WeightsNotSet
+from rollmatch.server.payloads import Sampling
+from rollmatch.server.prompts import Prompt
+from rollmatch.server.replica import Draw, EngineRefused
 
 
 def draws_of(*ids):

@@ -9,8 +9,8 @@ from starlette.testclient import TestClient
 
 from conformance.rollout.digits import requests_for, scenes
 from conformance.wire.stand_in import STOP, make_stand_in
-from rollmatch.wire.ids import pack_ids, unpack_ids
-from rollmatch.wire.server.swift_routes import SwiftInferRequest, SwiftRequestConfig, make_wishes
+from rollmatch.data.ids import pack_ids, unpack_ids
+from rollmatch.dialects.swift.routes import SwiftInferRequest, SwiftRequestConfig, make_wishes
 
 SAMPLING = {"max_tokens": 3}
 IMAGE = 414

@@ -15,7 +15,7 @@ from conformance.wire.stand_in import STOP, PretendingReplica, make_stand_in
 from conformance.wire.test_server_front import draws_of, front_of
 from conformance.wire.test_server_requests import IMAGE
 from conformance.wire.test_server_updates import OPEN, full_sync
-from rollmatch.wire.server.port import PortInUse, bind_http
+from rollmatch.server.port import PortInUse, bind_http
 
 SWIFT_ROUTES = (
     *("/health/", "/infer/", "/get_world_size/", "/init_communicator/", "/update_flattened_params/"),

@@ -6,11 +6,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from conformance.wire.stand_in import make_stand_in
-from rollmatch.wire.gloo_group import GroupAddress
-from rollmatch.wire.payloads import SyncRequest
-from rollmatch.wire.server.announced import BucketInvalid
-from rollmatch.wire.server.queued_routes import FlatTensor, check_places
-from rollmatch.wire.server.update import SyncDropped
+from rollmatch.dialects.queued_routes import FlatTensor, check_places
+from rollmatch.server.announced import BucketInvalid
+from rollmatch.server.payloads import SyncRequest
+from rollmatch.server.update import SyncDropped
+from rollmatch.weights.gloo_group import GroupAddress
 
 FAILURE = {"code": "transfer-failed", "key": "broadcast", "problem": "peer is gone", "remedy": "again", "status": 409}
 OPEN = {"client": "me", "host": "127.0.0.1", "port": 23000, "world_size": 3}

@@ -10,20 +10,20 @@ from conformance.rollout.digits import load_model
 from conformance.scenarios.configs import not_refused
 from conformance.sync.native_double import NativeDouble, serving
 from conformance.sync.test_native_sender import free_port, names_called
+from rollmatch.cli import run as run_module
 from rollmatch.config.policy import TunerConfig
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
-from rollmatch.launch import run as run_module
-from rollmatch.model import merged_weights
+from rollmatch.model.policy import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.ring import Ring
+from rollmatch.rollout.sync_mode import SyncMode
 from rollmatch.rollout.vllm_server import VllmServerBackend
-from rollmatch.sync.adapter import adapter_of
-from rollmatch.sync.gloo import Meeting
-from rollmatch.sync.mode import SyncMode
-from rollmatch.sync.named_weights import named_weights
-from rollmatch.sync.native_sender import NativeSender
-from rollmatch.wire.client.session import ClientSettings, RolloutServer
-from rollmatch.wire.digest import bytes_of, digest_of
+from rollmatch.weights.adapter import adapter_of
+from rollmatch.weights.digest import bytes_of, digest_of
+from rollmatch.weights.named_weights import named_weights
 
 TEMPLATE = SimpleNamespace(
     messages=lambda sample: [], banned_ids=(), vocabulary=SimpleNamespace(stop_id=9, stop_token="<|im_end|>")

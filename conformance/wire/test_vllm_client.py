@@ -3,7 +3,7 @@
 import pytest
 
 from conformance.wire.instance import free_port
-from rollmatch.sync.vllm_client import VLLMClient
+from rollmatch.dialects.trl.vllm_client import VLLMClient
 
 pytestmark = pytest.mark.engine
 

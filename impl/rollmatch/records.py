@@ -96,7 +96,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedObject:
-    """One valid object found in a response. Made by ``target.parse``, eaten by match and append."""
+    """One valid object found in a response. Returned by ``parse_rollout``, used by match and append."""
 
     desc: str
     geometry: Geometry
@@ -108,7 +108,7 @@ class PredictedObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRollout:
-    """What a response holds. Made by ``target.parse``, eaten by match and append."""
+    """What a response holds. Returned by ``parse_rollout``, used by match and append."""
 
     prefix_token_ids: tuple[int, ...]
     """[X] ids of the response exactly as sampled, up to the cut; a token that the cut falls into is left out."""
@@ -130,7 +130,7 @@ class ParsedRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """Which prediction stands for which true object. Made by ``target.match``."""
+    """Which prediction stands for which true object. Made by ``objectives.rollout_matching.match``."""
 
     pairs: tuple[tuple[int, int], ...]
     """(prediction index, ground truth index), by prediction index."""

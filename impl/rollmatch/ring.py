@@ -10,17 +10,17 @@ from torch import nn
 
 from rollmatch.journal import Journal
 from rollmatch.learn.batch import Batcher, MicroBatch
-from rollmatch.objective.seam import Objective
-from rollmatch.overlap.ahead import Ahead, Wanted
-from rollmatch.overlap.timeline import measure
+from rollmatch.model.template import ImageFeatures, Template
+from rollmatch.objectives.protocol import Objective
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample
+from rollmatch.rollout.ahead import Ahead, Wanted
 from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.request import make_requests
+from rollmatch.rollout.timeline import measure
 from rollmatch.step_report import StepReport
-from rollmatch.sync.fence import Fence
-from rollmatch.template import ImageFeatures, Template
 
 Weights = Callable[[], Any]
 """The learner's weights as they are when it is called."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollmatch.learn.batch import MicroBatch
-from rollmatch.objective.seam import Objective
+from rollmatch.objectives.protocol import Objective
 from rollmatch.records import Rollout
 
 PHASES = ("sync", "rollout", "target", "pack", "learn")

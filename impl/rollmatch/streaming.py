@@ -1,7 +1,7 @@
 """An optimizer step that is learnt while its rollouts come back: strictly on-policy, with the gradient of any other.
 
 The micro-batches are those of a step without overlap; only their order is that in which they become whole. What they
-are divided by is known when the last rollout is there: ``overlap.early`` keeps graphs or gradients until then.
+are divided by is known when the last rollout is there: ``rollout.early`` keeps graphs or gradients until then.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +14,13 @@ from torch import Tensor
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.head import Logits
 from rollmatch.learn.scoring import Scoring
-from rollmatch.objective.seam import Means, Terms
-from rollmatch.overlap.early import EarlyGradients
+from rollmatch.model.template import ImageFeatures
+from rollmatch.objectives.protocol import Means, Terms
 from rollmatch.records import Rollout, Sample, Segment
 from rollmatch.ring import Ring
+from rollmatch.rollout.early import EarlyGradients
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.step_report import StepReport
-from rollmatch.template import ImageFeatures
 
 MakeMeans = Callable[[dict[int, ImageFeatures]], Means]
 

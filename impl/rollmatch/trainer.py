@@ -18,21 +18,21 @@ import torch
 from transformers import Trainer
 
 from rollmatch.carry import Carry, read_carry, write_carry
+from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
 from rollmatch.errors import LearnError
-from rollmatch.evaluation import write_evaluation
 from rollmatch.learn.batch import MicroBatch, split_evenly
 from rollmatch.learn.score import score_segments
 from rollmatch.learn.scoring import Scoring, head_worth_avoiding
-from rollmatch.model import unwrap, without_adapters
-from rollmatch.objective.seam import Means
-from rollmatch.overlap.ahead import AGE_UNKNOWN, Wanted
+from rollmatch.model.policy import unwrap, without_adapters
+from rollmatch.model.template import ImageFeatures
+from rollmatch.objectives.evaluation import write_evaluation
+from rollmatch.objectives.protocol import Means
 from rollmatch.records import Rollout, Sample, Segment
 from rollmatch.ring import Ring
-from rollmatch.samples import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
+from rollmatch.rollout.ahead import AGE_UNKNOWN, Wanted
 from rollmatch.step_report import StepReport
 from rollmatch.streaming import StreamedLearning, StreamedStep
-from rollmatch.sync.named_weights import named_weights
-from rollmatch.template import ImageFeatures
+from rollmatch.weights.named_weights import named_weights
 
 
 class OrderDisagrees(LearnError):

@@ -2,7 +2,7 @@
 
 from conformance.harness.faults.fault import Fault
 
-WORLD, EPISODE, PLAYED = "target.environment", "target.episode", "objective.multi_turn"
+WORLD, EPISODE, PLAYED = "objectives.environment", "objectives.episode", "objectives.vineppo.multi_turn"
 
 ENVIRONMENT = (
     Fault(
@@ -57,7 +57,7 @@ ENVIRONMENT = (
     Fault(
         fault_id="steps-begin-anywhere",
         what="A step may begin inside an observation.",
-        seam="target.vineppo.split",
+        seam="objectives.vineppo.split",
         old="    if trajectory.is_written(start):",
         new="    if True:",
     ),
@@ -92,7 +92,7 @@ ENVIRONMENT = (
     Fault(
         fault_id="states-are-their-ids",
         what="States are equal where their ids are, wherever the environment stands.",
-        seam="target.vineppo.trajectory",
+        seam="objectives.vineppo.trajectory",
         old="    fingerprint: Hashable = None",
         new="    fingerprint: Hashable = field(default=None, compare=False)",
     ),
@@ -113,7 +113,7 @@ ENVIRONMENT = (
     Fault(
         fault_id="episodes-of-one-method",
         what="VinePPO plays by a seed of its own.",
-        seam="objective.vineppo",
+        seam="objectives.vineppo.objective",
         old="            return self.world.play(samples, rollouts, means)",
         new="            return type(self.world)(**{**vars(self.world), 'run_seed': self.run_seed + 1}).play(\n"
         "                samples, rollouts, means)",

@@ -8,7 +8,7 @@ LATE = (
     Fault(
         fault_id="ahead-with-other-seeds",
         what="What is asked for ahead has seeds of the step that asks for it.",
-        seam="overlap.ahead",
+        seam="rollout.ahead",
         old="make_requests(window.samples, window.step)",
         new="make_requests(window.samples, wanted[0].step)",
     ),

@@ -6,7 +6,7 @@ RING = (
     Fault(
         fault_id="fence-without-any-wait",
         what="No rank waits for the others, neither before a push nor after it.",
-        seam="sync.fence",
+        seam="rollout.fence",
         old="        is_due, version = self._agree(step)\n",
         new="        type(self.ranks).barrier = lambda ranks: None\n        "
         "type(self.ranks).gather = lambda ranks, item: [item]\n"
@@ -15,35 +15,35 @@ RING = (
     Fault(
         fault_id="fence-decides-alone",
         what="Each rank decides for itself whether a sync is due.",
-        seam="sync.fence",
+        seam="rollout.fence",
         old="        return any(due for due, _ in told), max(version for _, version in told) + 1",
         new="        return is_due, max(version for _, version in told) + 1",
     ),
     Fault(
         fault_id="fence-verdict-kept",
         what="A failed push is nobody else's business.",
-        seam="sync.fence",
+        seam="rollout.fence",
         old="        if problems:\n",
         new="        if problems and cause:\n",
     ),
     Fault(
         fault_id="sync-per-rollout-request",
         what="Weights move whenever rollouts are wanted, newer step or not.",
-        seam="sync.fence",
+        seam="rollout.fence",
         old="        is_due = step != self.synced_step or not _is_current(self.backend)",
         new="        is_due = True",
     ),
     Fault(
         fault_id="sync-once-per-run",
         what="Weights move before the first rollout only.",
-        seam="sync.fence",
+        seam="rollout.fence",
         old="        is_due = step != self.synced_step or not _is_current(self.backend)",
         new="        is_due = self.synced_step is None",
     ),
     Fault(
         fault_id="tensors-uncounted",
         what="Only the first tensor of a sync is counted.",
-        seam="sync.fence",
+        seam="rollout.fence",
         old="        self.num_tensors += 1\n",
         new="        self.num_tensors = 1\n",
     ),
@@ -85,14 +85,14 @@ RING = (
     Fault(
         fault_id="mean-of-ratios",
         what="Recall is measured against predictions.",
-        seam="target.rollout_matching",
+        seam="objectives.rollout_matching.target",
         old='        "recall": _ratio(matched, truth),',
         new='        "recall": _ratio(matched, predicted),',
     ),
     Fault(
         fault_id="truncation-uncounted",
         what="Truncated responses are not counted.",
-        seam="target.rollout_matching",
+        seam="objectives.rollout_matching.target",
         old='        "truncated_rate": _ratio(sum(report.truncated for report in reports), len(reports)),',
         new='        "truncated_rate": 0.0,',
     ),

@@ -157,7 +157,7 @@ RLHF = (
     Fault(
         fault_id="group-port-for-the-server-s",
         what="A group port in use is told as the server's own.",
-        seam="sync.gloo",
+        seam="dialects.native.group",
         old="        if refusal.code == GroupPortInUse.code:",
         new="        if not refusal.code:",
     ),

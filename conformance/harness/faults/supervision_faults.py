@@ -70,7 +70,7 @@ SUPERVISION = (
     Fault(
         fault_id="polygon-keeps-its-bins",
         what="A polygon is taught its own bins.",
-        seam="target.transport",
+        seam="objectives.rollout_matching.transport",
         old="    if predicted.geometry is Geometry.BBOX and truth.geometry is Geometry.BBOX:\n    "
         "    return truth.bins",
         new="    if predicted.geometry is Geometry.BBOX and truth.geometry is Geometry.BBOX:\n    "
@@ -101,21 +101,21 @@ SUPERVISION = (
     Fault(
         fault_id="stop-token-left-out",
         what="The target ends without its stop token.",
-        seam="target.append",
+        seam="objectives.rollout_matching.append",
         old="        token_ids=(*token_ids, vocabulary.stop_id),",
         new="        token_ids=(*token_ids, token_ids[-1]),",
     ),
     Fault(
         fault_id="missed-not-appended",
         what="The last missed object is not appended.",
-        seam="target.rollout_matching",
+        seam="objectives.rollout_matching.target",
         old="        missed = [sample.objects[index] for index in matching.false_negatives]",
         new="        missed = [sample.objects[index] for index in matching.false_negatives[:-1]]",
     ),
     Fault(
         fault_id="target-encoded-anew",
         what="The model's own words are tokenised anew.",
-        seam="target.rollout_matching",
+        seam="objectives.rollout_matching.target",
         old="            token_ids=(*rollout.prompt_token_ids, *parsed.prefix_token_ids, *tail.token_ids),",
         new="            token_ids=(\n                *rollout.prompt_token_ids,\n"
         "                *(self.vocabulary._byte_ids[b] for b in self.vocabulary.decode(parsed.prefix_token_ids)),\n"
@@ -124,28 +124,28 @@ SUPERVISION = (
     Fault(
         fault_id="list-left-open",
         what="The appended text closes the object but not the list.",
-        seam="target.append",
+        seam="objectives.rollout_matching.append",
         old='CLOSING = "]}"',
         new='CLOSING = "}"',
     ),
     Fault(
         fault_id="comma-always",
         what="A comma stands before every first appended object.",
-        seam="target.append",
+        seam="objectives.rollout_matching.append",
         old='    comma = ", " if missed and parsed.num_elements else ""',
         new='    comma = ", " if missed else ""',
     ),
     Fault(
         fault_id="special-descriptions-taken",
         what="A description that spells the stop token becomes it.",
-        seam="target.append",
+        seam="objectives.rollout_matching.append",
         old="            if token_id in vocabulary.control_ids or vocabulary.bin_of(token_id) is not None:",
         new="            if False:",
     ),
     Fault(
         fault_id="changed-descriptions-taken",
         what="A description that the tokenizer rewrites is taught as rewritten.",
-        seam="target.append",
+        seam="objectives.rollout_matching.append",
         old="        if vocabulary.decode(token_ids) != quoted.encode():",
         new="        if False:",
     ),

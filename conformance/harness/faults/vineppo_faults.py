@@ -2,8 +2,8 @@
 
 from conformance.harness.faults.fault import Fault
 
-VALUE, ADVANTAGE, TREE = "target.vineppo.value", "target.vineppo.advantage", "target.vineppo.tree"
-STATE, WAVE = "target.vineppo.trajectory", "target.vineppo.continuation"
+VALUE, ADVANTAGE, TREE = "objectives.vineppo.value", "objectives.vineppo.advantage", "objectives.vineppo.tree"
+STATE, WAVE = "objectives.vineppo.trajectory", "objectives.vineppo.continuation"
 
 VINEPPO = (
     Fault(
@@ -87,7 +87,7 @@ VINEPPO = (
     Fault(
         fault_id="last-step-left-out",
         what="What follows the last cut point belongs to no step.",
-        seam="target.vineppo.split",
+        seam="objectives.vineppo.split",
         old="    return (0, *sorted({place for place in places if 0 < place < length}), length)",
         new="    return (0, *sorted({place for place in places if 0 < place < length - 1}), length - 1)",
     ),
@@ -129,7 +129,7 @@ VINEPPO = (
     Fault(
         fault_id="old-trees-kept",
         what="Trees of an older policy version stay.",
-        seam="target.vineppo.search",
+        seam="objectives.vineppo.search",
         old="            self._trees.clear()\n",
         new="",
     ),
@@ -169,7 +169,7 @@ VINEPPO_SERVER = (
     Fault(
         fault_id="connection-timeout-of-generate",
         what="The connection timeout limits a generate call too.",
-        seam="sync.vllm_client",
+        seam="dialects.trl.vllm_client",
         old="path_of(ROUTE), body, timeout_s=None, content_type",
         new="path_of(ROUTE), body, timeout_s=self.connection_timeout, content_type",
     ),
@@ -196,7 +196,7 @@ VINEPPO_SERVER = (
     ),
 )
 
-TURN = "objective.single_turn"
+TURN = "objectives.vineppo.single_turn"
 
 VINEPPO_OBJECTIVE = (
     Fault(
@@ -216,9 +216,9 @@ VINEPPO_OBJECTIVE = (
     Fault(
         fault_id="continuations-learnt-from",
         what="Continuations are scored and learnt from as responses are.",
-        seam="objective.vineppo",
+        seam="objectives.vineppo.objective",
         old="        cost = counted.report(",
-        new="        from rollmatch.target.vineppo.trajectory import state_at\n"
+        new="        from rollmatch.objectives.vineppo.trajectory import state_at\n"
         "        more = waves.go_on([waves.wish(state_at(one, 1), 99) for one in trajectories])\n"
         "        whole = [rollouts[0].__class__(request_id='', prompt_token_ids=one.prompt_token_ids,\n"
         "                                       response_token_ids=one.token_ids, finish_reason='length',\n"

@@ -6,9 +6,9 @@ from random import Random
 
 from conformance.doubles.company import alone
 from fixtures.tasks.lock import SYMBOLS, Lock
+from rollmatch.objectives.vineppo.continuation import Waves, Wish
+from rollmatch.objectives.vineppo.trajectory import Trajectory, state_at
 from rollmatch.records import Sample
-from rollmatch.target.vineppo.continuation import Waves, Wish
-from rollmatch.target.vineppo.trajectory import Trajectory, state_at
 
 STOP = 9
 LOCK = Lock(critical={1: "A", 4: "C"}, length=6)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.doubles.company import alone, together
-from rollmatch.target.vineppo.advantage import normalize, spread, step_advantages
+from rollmatch.objectives.vineppo.advantage import normalize, spread, step_advantages
 
 NUMBERS = st.floats(-10, 10)
 BATCHES = st.lists(st.lists(NUMBERS, min_size=1, max_size=6), min_size=2, max_size=8)

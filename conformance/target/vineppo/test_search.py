@@ -7,10 +7,10 @@ import pytest
 
 from conformance.doubles.company import together
 from conformance.target.vineppo.locks import STOP, LockPolicy, trajectory_of, value_of, waves_of
-from rollmatch.target.vineppo.search import Forest, SearchBudget, TreeValues
-from rollmatch.target.vineppo.split import FixedTokens
-from rollmatch.target.vineppo.trajectory import state_at
-from rollmatch.target.vineppo.tree import SearchRules, Tree, TreeOutdated
+from rollmatch.objectives.vineppo.search import Forest, SearchBudget, TreeValues
+from rollmatch.objectives.vineppo.split import FixedTokens
+from rollmatch.objectives.vineppo.trajectory import state_at
+from rollmatch.objectives.vineppo.tree import SearchRules, Tree, TreeOutdated
 
 PAIRS = FixedTokens(num_tokens=2)
 RIGHT, WRONG, OTHER = (0, 0, 0, 0, 2, 0, STOP), (0, 1, 0, 0, 2, 0, STOP), (0, 0, 1, 1, 2, 0, STOP)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from conformance.doubles.tokenizer import ids_of_bytes, make_vocabulary
 from conformance.target.vineppo.locks import sample_of
-from rollmatch.target.vineppo.prose import sentence_starts
-from rollmatch.target.vineppo.split import (
+from rollmatch.objectives.vineppo.prose import sentence_starts
+from rollmatch.objectives.vineppo.split import (
     AtMost,
     FixedTokens,
     Lines,
@@ -20,7 +20,7 @@ from rollmatch.target.vineppo.split import (
     Turns,
     join_steps,
 )
-from rollmatch.target.vineppo.trajectory import StepsDoNotTile, Trajectory, Turn, check_cuts, states_of
+from rollmatch.objectives.vineppo.trajectory import StepsDoNotTile, Trajectory, Turn, check_cuts, states_of
 
 VOCABULARY = make_vocabulary()
 PROSE = st.text(alphabet="ab AB.\n$=,+\\[](){}xyz ", max_size=240)

@@ -7,15 +7,15 @@ import pytest
 
 from conformance.doubles.company import alone, together
 from conformance.target.vineppo.locks import LOCK, PROBABILITIES, STOP, LockPolicy, trajectory_of, value_of, waves_of
-from rollmatch.target.vineppo.continuation import (
+from rollmatch.objectives.vineppo.continuation import (
     ContinuationMisaligned,
     ContinuationOutdated,
     ContinuationTooLong,
     seed_of,
 )
-from rollmatch.target.vineppo.split import FixedTokens
-from rollmatch.target.vineppo.trajectory import State, state_at
-from rollmatch.target.vineppo.value import ContinuationValues, ValueRules
+from rollmatch.objectives.vineppo.split import FixedTokens
+from rollmatch.objectives.vineppo.trajectory import State, state_at
+from rollmatch.objectives.vineppo.value import ContinuationValues, ValueRules
 
 EVERY = FixedTokens(num_tokens=1)
 

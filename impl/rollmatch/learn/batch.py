@@ -10,8 +10,8 @@ import torch
 from rollmatch.learn.collate import make_model_inputs, make_padded_inputs
 from rollmatch.learn.mask import starts_of_padded
 from rollmatch.learn.pack import Packer
+from rollmatch.model.template import ImageFeatures
 from rollmatch.records import Row, Sample, Segment
-from rollmatch.template import ImageFeatures
 
 Item = TypeVar("Item")
 FeaturesOf = Callable[[Sample], ImageFeatures]

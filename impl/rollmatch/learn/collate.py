@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from rollmatch.errors import LearnError
+from rollmatch.model.template import ImageFeatures
 from rollmatch.records import Row, Segment
-from rollmatch.template import ImageFeatures
 
 
 class ImagesNotAligned(LearnError):

@@ -10,9 +10,9 @@ from rollmatch.learn.collate import make_padded_inputs
 from rollmatch.learn.head import Logits, logprobs_of
 from rollmatch.learn.scoring import Scoring, head_worth_avoiding
 from rollmatch.learn.sent import sent
-from rollmatch.model import unwrap
+from rollmatch.model.policy import unwrap
+from rollmatch.model.template import ImageFeatures
 from rollmatch.records import Sample, Segment
-from rollmatch.template import ImageFeatures
 
 CHUNK_LEN = 2048
 """Target tokens whose logits exist at once in float32."""

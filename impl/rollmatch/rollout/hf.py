@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from transformers import GenerationConfig
 
+from rollmatch.model.template import ImageFeatures, Template
+from rollmatch.model.vocabulary import trim_stop
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, check_answers, kept_logprobs
-from rollmatch.template import ImageFeatures, Template
-from rollmatch.vocabulary import trim_stop
 
 
 class HfBackend:

@@ -19,13 +19,13 @@ import torch.distributed as dist
 from PIL import Image
 
 from rollmatch.errors import RolloutError
+from rollmatch.model.template import Template
+from rollmatch.model.vocabulary import trim_stop
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs
 from rollmatch.startup import loading
-from rollmatch.template import Template
-from rollmatch.vocabulary import trim_stop
-from rollmatch.wire.worker.loading import keep_weights_loadable
+from rollmatch.weights.worker.loading import keep_weights_loadable
 
 LOGPROBS_AS_SAMPLED = {"logprobs_mode": "processed_logprobs"}
 """Log-probabilities under the distribution that was sampled from: after temperature, bans, top-p and top-k."""

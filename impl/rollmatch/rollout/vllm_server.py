@@ -8,19 +8,19 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol
 
+from rollmatch.dialects.call_log import CallLog
+from rollmatch.dialects.http import CallTimeout, ServerRefused, TransportFailed
+from rollmatch.dialects.pending import Pending
+from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
+from rollmatch.dialects.session import HEALTH_TIMEOUT_S, RolloutServer
 from rollmatch.errors import RollmatchError, RolloutError
 from rollmatch.journal import Journal
+from rollmatch.model.template import Template
+from rollmatch.model.vocabulary import trim_stop
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs
 from rollmatch.rollout.chunk import Chunk, cut_chunks
-from rollmatch.template import Template
-from rollmatch.vocabulary import trim_stop
-from rollmatch.wire.client.call_log import CallLog
-from rollmatch.wire.client.http import CallTimeout, ServerRefused, TransportFailed
-from rollmatch.wire.client.pending import Pending
-from rollmatch.wire.client.prompt import Prompt, Reply, SamplingRules
-from rollmatch.wire.client.session import HEALTH_TIMEOUT_S, RolloutServer
 
 CHAT_DIALECTS = ("swift", "vllm")
 

@@ -1,0 +1,1 @@
+"""Commands: ``rollmatch check``, ``train``, ``serve``, ``plan`` and what they start."""

@@ -1,0 +1,262 @@
+"""The configuration, made into the rooms of the ring and the arguments of the trainer."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import TrainingArguments
+
+from rollmatch.cli.connect import connect_servers, try_out
+from rollmatch.cli.objectives import make_objective
+from rollmatch.config import RunConfig, effective
+from rollmatch.config.rollout_matching import RolloutMatchingConfig
+from rollmatch.config.servers import uses_servers
+from rollmatch.errors import ConfigError
+from rollmatch.journal import Journal
+from rollmatch.learn.attention import PACKED_ATTENTION
+from rollmatch.learn.batch import Batcher
+from rollmatch.learn.pack import Packer
+from rollmatch.model.policy import load_policy
+from rollmatch.model.template import Template
+from rollmatch.objectives.protocol import Objective
+from rollmatch.ranks import Ranks
+from rollmatch.ring import Ring
+from rollmatch.rollout.ahead import Ahead
+from rollmatch.rollout.backend import Decoding, RolloutBackend
+from rollmatch.rollout.fence import Fence
+from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.prefetch import LotBackend, Prefetch, PrefetchRules
+from rollmatch.rollout.sync_mode import SyncMode
+
+
+class ArgumentUnknown(ConfigError):
+    """``training.extra_arguments`` are arguments of transformers' ``TrainingArguments``."""
+
+    code = "argument-unknown"
+
+
+PASSED_ON = (
+    "output_dir",
+    "seed",
+    "max_steps",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "weight_decay",
+    "max_grad_norm",
+    "optim",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "bf16",
+    "gradient_checkpointing",
+    "logging_steps",
+    "save_steps",
+    "save_total_limit",
+)
+"""Keys of ``training`` that are transformers' own, by the same name."""
+
+
+def make_arguments(config: RunConfig) -> TrainingArguments:
+    """``training.*`` as transformers wants it."""
+    training = config.training
+    named: dict[str, Any] = {name: getattr(training, name) for name in PASSED_ON}
+    named |= {
+        "report_to": [name for name in training.report_to if name != "none"],
+        "eval_strategy": "steps" if training.eval_steps else "no",
+        "eval_steps": training.eval_steps or None,
+        "save_strategy": "steps",
+        "remove_unused_columns": False,
+        "average_tokens_across_devices": False,  # the loss is divided by the step's own totals
+        "disable_tqdm": True,
+        "use_cpu": not torch.cuda.is_available(),
+    }
+    _check_names(training.extra_arguments)
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(Path(training.output_dir) / "tensorboard"))
+    return TrainingArguments(**(named | training.extra_arguments))
+
+
+def _check_names(extra_arguments: Mapping[str, Any]) -> None:
+    known = [field.name for field in fields(TrainingArguments)]
+    for name in extra_arguments:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            raise ArgumentUnknown(
+                "transformers.TrainingArguments has no such argument",
+                key=f"training.extra_arguments.{name}",
+                remedy=f"Did you mean {close[0]}?" if close else "Remove it.",
+            )
+
+
+def attention_of(config: RunConfig) -> str | dict[str, str]:
+    """transformers' name of ``model.attn_impl``; packed attention is for the language model only."""
+    if config.model.attn_impl != "packed":
+        return config.model.attn_impl
+    described = json.loads((Path(config.model.model) / "config.json").read_text(encoding="utf-8"))
+    return {"text_config": PACKED_ATTENTION} if "vision_config" in described else PACKED_ATTENTION
+
+
+def make_template(config: RunConfig) -> Template:
+    """The model directory's template with the configured prompts."""
+    prompts = config.custom.prompts
+    any_chat = config.custom.learns_from_rewards
+    return Template(config.model.model, system=prompts.system, user=prompts.user, any_chat=any_chat)
+
+
+def make_ring(config: RunConfig, model: torch.nn.Module, template: Template, *, journal: Journal, ranks: Ranks) -> Ring:
+    """All rooms. Starts the rollout engine, the slowest part, last."""
+    rules = config.custom.extra.rollout_matching
+    on_gpu = torch.cuda.is_available()
+    threads = config.training.learner_threads or (None if on_gpu else _threads_per_rank())
+    if threads:
+        torch.set_num_threads(threads)
+    carried = effective.sync_mode(config, learner_world_size=ranks.learner_world_size)
+    mode = SyncMode(carried, fallback_to_full=rules.vllm.sync.fallback_to_full)
+    decoding, objective = _make_decoding(rules), make_objective(config, template)
+    decoding = replace(decoding, logprobs=objective.wants_logprobs)
+    backend = make_backend(config, model, template, ranks=ranks, journal=journal)
+    try_out(backend, decoding)
+    prefetch, ahead = make_overlap(config, backend, decoding, learner_world_size=ranks.learner_world_size)
+    fence = Fence(backend, ranks, journal, mode=mode)
+    if prefetch is not None:
+        fence.quiet = prefetch.quiet
+    return Ring(
+        template=template,
+        decoding=decoding,
+        eval_decoding=_make_eval_decoding(config, decoding),
+        reference=_load_reference(config, model),
+        objective=objective,
+        batcher=_make_batcher(config, model, objective, pad_id=template.pad_id),
+        journal=journal,
+        run_seed=config.training.seed,
+        ranks=ranks,
+        graphs_kept=rules.graphs_kept,
+        rollout_threads=effective.rollout_threads(config, on_gpu=on_gpu),
+        learner_threads=threads,
+        fence=fence,
+        prefetch=prefetch,
+        ahead=ahead,
+    )
+
+
+def make_overlap(
+    config: RunConfig, backend: RolloutBackend, decoding: Decoding, *, learner_world_size: int
+) -> tuple[Prefetch | None, Ahead | None]:
+    """What calls servers beside learning, and what asks for later steps; None where nothing does."""
+    rules = config.custom.extra.rollout_matching
+    if rules.overlap == "off":
+        return None, None
+    streams = rules.overlap == "stream"
+    lead = effective.num_windows_ahead(config)
+    servers = cast(LotBackend, backend)
+    together = effective.calls_together(config, num_servers=servers.num_servers, learner_world_size=learner_world_size)
+    bounds = PrefetchRules(
+        max_windows=1 if streams else lead + 1,
+        callers_per_server=together if streams else lead * together,
+        pieces_per_server=rules.pieces_per_server,
+    )
+    prefetch = Prefetch(servers, decoding, bounds)
+    oldest = effective.staleness_when_learning_begins(config)
+    return prefetch, None if streams else Ahead(prefetch, max_staleness=oldest, lead=lead)
+
+
+def make_backend(
+    config: RunConfig, model: torch.nn.Module, template: Template, *, ranks: Ranks, journal: Journal
+) -> RolloutBackend:
+    """The configured rollout backend, ready."""
+    rules = config.custom.extra.rollout_matching
+    if rules.rollout_backend == "hf":
+        return HfBackend(model, template, batch_size=rules.rollout_generate_batch_size)
+    if uses_servers(config):
+        return connect_servers(config, template, ranks=ranks, journal=journal)
+    from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
+
+    settings = EngineSettings(
+        model=config.model.model,
+        dtype=config.model.torch_dtype,
+        max_model_len=effective.max_model_len(config),
+        tensor_parallel_size=effective.tensor_parallel_size(config, learner_world_size=ranks.learner_world_size),
+        sleeps=rules.vllm.sleep_level > 0 and torch.cuda.is_available(),
+        engine_arguments=_engine_arguments(config),
+    )
+    return VllmColocateBackend(settings, template, ranks)
+
+
+def _engine_arguments(config: RunConfig) -> dict[str, Any]:
+    vllm = config.custom.extra.rollout_matching.vllm
+    on_gpu = torch.cuda.is_available()
+    cache_mib = effective.kv_cache_memory_mib(config, on_gpu=on_gpu)
+    arguments: dict[str, Any] = {
+        "seed": config.training.seed,
+        "gpu_memory_utilization": vllm.gpu_memory_utilization,
+        "kv_cache_memory_bytes": cache_mib * 2**20 if cache_mib else None,
+        "enforce_eager": effective.enforce_eager(config, on_gpu=on_gpu),
+        "load_format": vllm.load_format,
+        "enable_lora": vllm.enable_lora,
+        "enable_prefix_caching": vllm.enable_prefix_caching,
+        "max_num_seqs": vllm.max_num_seqs,
+        "max_num_batched_tokens": vllm.max_num_batched_tokens,
+        "enable_chunked_prefill": effective.chunked_prefill(
+            config, on_gpu=on_gpu, max_model_len=effective.max_model_len(config)
+        ),
+        "limit_mm_per_prompt": vllm.limit_mm_per_prompt,
+        "disable_custom_all_reduce": vllm.disable_custom_all_reduce,
+    }
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _make_batcher(config: RunConfig, model: torch.nn.Module, objective: Objective, *, pad_id: int) -> Batcher:
+    training = config.training
+    packer = None
+    if training.packing:
+        packer = Packer(
+            config.global_max_length,
+            max_buffered=training.packing_buffer,
+            min_fill_ratio=training.packing_min_fill_ratio,
+        )
+    return Batcher(model, objective, packer=packer, pad_id=pad_id)
+
+
+def _make_decoding(rules: RolloutMatchingConfig) -> Decoding:
+    return Decoding(
+        max_new_tokens=rules.max_new_tokens,
+        temperature=rules.decoding.temperature,
+        top_p=rules.decoding.top_p,
+        top_k=rules.decoding.top_k,
+        repetition_penalty=rules.repetition_penalty,
+        num_beams=rules.num_beams,
+    )
+
+
+def _make_eval_decoding(config: RunConfig, decoding: Decoding) -> Decoding:
+    """Rollout matching measures what it trains by; the others sample to explore, which an evaluation need not."""
+    if not config.custom.learns_from_rewards:
+        return decoding
+    temperature = config.custom.extra.grpo.eval_temperature
+    return replace(decoding, temperature=temperature, logprobs=False)
+
+
+def _load_reference(config: RunConfig, model: torch.nn.Module) -> torch.nn.Module | None:
+    """A second copy of the policy before training, only where a distance to it counts and no adapters can be left out.
+
+    It lives where the policy will: transformers moves the policy to its device later.
+    """
+    if not config.custom.learns_from_rewards or config.custom.extra.grpo.beta == 0:
+        return None
+    if config.tuner.train_type == "lora":
+        return None
+    kept = load_policy(config.model, config.tuner, attn_implementation=attention_of(config)).requires_grad_(False)
+    return kept.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def _threads_per_rank() -> int:
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, (os.cpu_count() or 1) // local_ranks)

@@ -1,0 +1,104 @@
+"""The learner begins when every rollout server answers, and is as large as the YAML says."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from rollmatch.cli.served import check_gpus, check_model
+from rollmatch.config import RunConfig
+from rollmatch.config.pairing import pair_servers
+from rollmatch.config.servers import server_section
+from rollmatch.dialects.http import ServerRefused
+from rollmatch.dialects.session import ClientSettings, RolloutServer, ServerUnreachable
+from rollmatch.errors import LaunchError
+from rollmatch.server.settings import KEY_VARIABLE
+
+LOOK_S = 1.0
+"""Longest wait for one server's health before its process is looked at again."""
+
+
+class ServerProcessDied(LaunchError):
+    """The server process that the learner waits for lives."""
+
+    code = "server-process-died"
+
+
+class WorldSizeMismatch(LaunchError):
+    """A server has as many workers as its parallel sizes in the YAML make."""
+
+    code = "world-size-mismatch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a learner waits for its servers."""
+
+    timeout_s: float | None = None
+    """None takes the configured limit, 0 looks once."""
+    server_pid: int | None = None
+    """A process whose end ends the waiting."""
+
+
+def await_servers(config: RunConfig, patience: Patience, *, gpus: Sequence[str] = ()) -> None:
+    """Wait until all are healthy; ``gpus`` are the learner's, where it was told which.
+
+    Errors: ``ServerUnreachable``, ``ServerProcessDied``, ``WorldSizeMismatch``, those of ``served``, and the refusal
+    of a server whose workers are dead or that wants another key.
+    """
+    told = server_section(config)
+    limit_s = told.timeout_s if patience.timeout_s is None else patience.timeout_s
+    deadline = time.monotonic() + limit_s
+    settings = ClientSettings(timeout_s=limit_s, api_key=os.environ.get(KEY_VARIABLE) or None)
+    for address in pair_servers(told):
+        server = RolloutServer(address.base_url, settings)
+        health = _await_health(server, deadline=deadline, limit_s=limit_s, server_pid=patience.server_pid)
+        _check_world_size(server, config)
+        check_gpus(server.base_url, health, gpus)
+        check_model(server, config)
+
+
+def _await_health(
+    server: RolloutServer, *, deadline: float, limit_s: float, server_pid: int | None
+) -> Mapping[str, Any]:
+    """What the server tells of itself as soon as it is well."""
+    while True:
+        if server_pid is not None and not _lives(server_pid):
+            problem = f"process {server_pid} has ended, and {server.base_url} does not answer"
+            raise ServerProcessDied(problem, key="--server-pid", remedy="Look at the server's own output.")
+        left_s = deadline - time.monotonic()
+        try:
+            return server.wait_until_healthy(min(LOOK_S, max(left_s, 0.1)))
+        except ServerUnreachable as error:
+            if left_s <= LOOK_S:
+                problem = f"{server.base_url} was not well within {limit_s:g} s"
+                raise ServerUnreachable(problem, key=server.base_url, remedy=error.remedy) from error
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _check_world_size(server: RolloutServer, config: RunConfig) -> None:
+    sizes = config.custom.extra.rollout_server
+    if sizes.vllm_data_parallel_size is None:
+        return
+    wanted = sizes.vllm_tensor_parallel_size * sizes.vllm_data_parallel_size
+    try:
+        answer = server.get("/get_world_size")
+    except ServerRefused as refusal:
+        if refusal.status == 404:  # a stock vllm serve does not tell
+            return
+        raise
+    if answer["world_size"] != wanted:
+        raise WorldSizeMismatch(
+            f"{server.base_url} has {answer['world_size']} workers, the configuration makes {wanted}",
+            key="custom.extra.rollout_server",
+            remedy="Serve and train with the same YAML.",
+        )

@@ -1,0 +1,213 @@
+"""``rollmatch``: check, plan, train, serve, schema, doctor. Heavy rooms are imported only by what needs them."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from rollmatch import __version__
+from rollmatch.cli import planning, server_arguments
+from rollmatch.cli import vllm_serve as vllm_serving
+from rollmatch.cli.gpus import parse_gpus, visible
+from rollmatch.cli.worlds import show_world
+from rollmatch.config import RunConfig, check_files, json_schema, load, resolved_yaml
+from rollmatch.config.effective import max_model_len, tensor_parallel_rule
+from rollmatch.data import BadSamples, load_samples
+from rollmatch.errors import ErrorList, LaunchError, RollmatchError
+from rollmatch.records import Sample
+from rollmatch.startup import leave
+
+TRACEBACK_VARIABLE = "ROLLMATCH_TRACEBACK"
+"""Set to 1, it shows where in the code an error was raised."""
+
+
+class OutputNotWritable(LaunchError):
+    """A file that was asked for cannot be written."""
+
+    code = "output-not-writable"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns 0 (fine) or 1 (problems, told on stderr); wrong usage exits with 2."""
+    try:
+        options = _make_parser().parse_args(arguments)
+        return int(options.command(options) or 0)
+    except RollmatchError as error:
+        if os.environ.get(TRACEBACK_VARIABLE) == "1":
+            raise
+        print(tell(error), file=sys.stderr)
+        return 1
+
+
+def run() -> NoReturn:
+    """``main`` as a process of its own."""
+    leave(main())
+
+
+def tell(error: RollmatchError) -> str:
+    """An error for people: a numbered list, one problem and its remedy each."""
+    shown, num_hidden = _unfold(error)
+    num_problems = len(shown) + num_hidden
+    lines = [f"rollmatch: {num_problems} problem{'s' * (num_problems != 1)}"]
+    lines += [f"{number:3}. {_lines_of(problem)}" for number, problem in enumerate(shown, start=1)]
+    if num_hidden:
+        lines.append(f"     ... and {num_hidden} more")
+    return "\n".join(lines)
+
+
+def _lines_of(error: RollmatchError) -> str:
+    where = f"{error.key}: " if error.key else ""
+    return f"[{error.code}] {where}{error.problem}" + (f"\n     {error.remedy}" if error.remedy else "")
+
+
+def _unfold(error: RollmatchError) -> tuple[list[RollmatchError], int]:
+    """The single errors inside, and how many of a data set's are left out."""
+    if isinstance(error, BadSamples):
+        num_shown = len(error.errors) - error.num_hidden
+        return list(error.errors[:num_shown]), error.num_hidden
+    if not isinstance(error, ErrorList):
+        return [error], 0
+    parts = [_unfold(part) for part in error.errors]
+    return [single for singles, _ in parts for single in singles], sum(num_hidden for _, num_hidden in parts)
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rollmatch", description="Train a model on its own rollouts.")
+    parser.add_argument("--version", action="version", version=f"rollmatch {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    check = commands.add_parser("check", help="check configuration, files and samples; starts nothing")
+    _add_config(check, _check)
+    plan = commands.add_parser("plan", help="how to split GPUs between servers and learners; starts nothing")
+    _add_config(plan, planning.plan)
+    planning.add_arguments(plan)
+    train = commands.add_parser("train", help="train")
+    _add_config(train, _train)
+    train.add_argument("--resume", action="store_true", help="go on from the last checkpoint in training.output_dir")
+    train.add_argument("--overwrite", action="store_true", help="start anew in a directory that holds a run")
+    train.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="such as 6,7: one learner process on each")
+    train.add_argument("--wait-timeout", type=float, metavar="SECONDS", help="for the rollout servers' health")
+    train.add_argument("--server-pid", type=int, metavar="PID", help="do not wait longer than this process lives")
+    engines = ("rollmatch", "swift")
+    train.add_argument("--engine", choices=engines, default=engines[0], help="swift: GRPO by ms-swift's own learner")
+    train.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
+    server_arguments.add_arguments(train)
+    serve = commands.add_parser("serve", help="start a rollout server")
+    _add_config(serve, _serve)
+    serve.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="such as 0,1,2; without GPUs, so many replicas")
+    serve.add_argument("--server", type=int, metavar="INDEX", help="which one, where the YAML names several")
+    serve.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
+    vllm_serve = commands.add_parser("vllm-serve", help="start a rollout server without a YAML, by TRL's arguments")
+    vllm_serving.add_arguments(vllm_serve)
+    vllm_serve.set_defaults(command=vllm_serving.vllm_serve)
+    schema = commands.add_parser("schema", help="print the JSON Schema of the YAML, for editors")
+    schema.add_argument("--out", type=Path, metavar="FILE", help="write it there instead")
+    schema.set_defaults(command=_schema)
+    doctor = commands.add_parser("doctor", help="look at this machine and its packages")
+    doctor.add_argument("--fix", action="store_true", help="repair what can be repaired")
+    doctor.set_defaults(command=_doctor)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser, command: object) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="YAML file")
+    text = "set one key, over the YAML; may be given several times"
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=VALUE", help=text)
+    parser.set_defaults(command=command)
+
+
+def _check(options: argparse.Namespace) -> None:
+    config = load(options.config, options.overrides)
+    train, val = _load_data(config)
+    print(resolved_yaml(config))
+    print(f"train: {_count(train)}  ({config.custom.train_jsonl})")
+    print(f"val: {_count(val)}  ({config.custom.val_jsonl})")
+    print(f"longest segment: {config.global_max_length} tokens, prompt and response: {max_model_len(config)} tokens")
+    print(f"tensor_parallel_size: {tensor_parallel_rule(config)}")
+
+
+def _load_data(config: RunConfig) -> list[list[Sample]]:
+    """Train and validation samples; all problems of all files at once."""
+    errors: list[RollmatchError] = []
+    loaded: list[list[Sample]] = []
+    try:
+        check_files(config)
+    except ErrorList as several:
+        errors += several.errors
+    custom = config.custom
+    for path in filter(os.path.isfile, (custom.train_jsonl, custom.val_jsonl)):
+        try:
+            loaded.append(load_samples(path, custom.image_root, custom.object_ordering, chat_system=custom.chat_system))
+        except BadSamples as several:
+            errors.append(several)
+    if errors:
+        raise ErrorList(errors)
+    return [show_world(config, samples) for samples in loaded]
+
+
+def _count(samples: list[Sample]) -> str:
+    return f"{len(samples)} samples, {sum(len(sample.objects) for sample in samples)} objects"
+
+
+def _schema(options: argparse.Namespace) -> None:
+    text = json.dumps(json_schema(), indent=2) + "\n"
+    if options.out is None:
+        print(text, end="")
+        return
+    try:
+        options.out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        remedy = "Name a file in a directory that exists."
+        raise OutputNotWritable(str(error.strerror), key=str(options.out), remedy=remedy) from error
+
+
+def _train(options: argparse.Namespace) -> int:
+    from rollmatch.cli import learner_launcher
+    from rollmatch.cli.await_servers import Patience
+    from rollmatch.cli.learner import train
+
+    gpus = options.gpus or ()
+    options.overrides += server_arguments.overrides_of(options)
+    arguments = [part for override in options.overrides for part in ("--set", override)]
+    arguments += [f"--{name}" for name in ("resume", "overwrite") if getattr(options, name)]
+    patience = Patience(timeout_s=options.wait_timeout, server_pid=options.server_pid)
+    if options.engine == "swift":
+        from rollmatch.cli.swift_learner import train_by_swift
+
+        asked = {"overrides": options.overrides, "gpus": gpus, "patience": patience}
+        return train_by_swift(options.config, **asked, dry_run=options.dry_run)
+    if options.dry_run:
+        load(options.config, options.overrides)
+        print(learner_launcher.tell(options.config, arguments, gpus=gpus or ("0",)))
+        return 0
+    if len(gpus) > 1:
+        return learner_launcher.launch(
+            options.config, arguments, gpus=gpus, overrides=options.overrides, patience=patience
+        )
+    os.environ.update(visible(gpus) if gpus else {})
+    modes = {"resume": options.resume, "overwrite": options.overwrite}
+    return train(options.config, overrides=options.overrides, patience=patience, **modes)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from rollmatch.cli.rollout_server import serve
+
+    return serve(
+        options.config,
+        overrides=options.overrides,
+        gpus=options.gpus,
+        server_index=options.server,
+        dry_run=options.dry_run,
+    )
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from rollmatch.cli.doctor import doctor
+
+    return doctor(fix=options.fix)
+
+
+if __name__ == "__main__":  # `accelerate launch -m rollmatch.cli.cli train CONFIG`
+    run()

@@ -1,0 +1,59 @@
+"""From the configuration to connected rollout servers."""
+
+import os
+from pathlib import Path
+
+from rollmatch.config import RunConfig
+from rollmatch.config.pairing import pair_servers
+from rollmatch.config.servers import server_section
+from rollmatch.dialects.logprobs import QUESTION, check_logprobs
+from rollmatch.dialects.native.group import Meeting, resolve
+from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
+from rollmatch.journal import Journal
+from rollmatch.model.template import Template
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import Decoding, RolloutBackend
+from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.weight_sender import make_sender
+from rollmatch.server.settings import KEY_VARIABLE
+
+BROADCAST_TIMEOUT_S = 20.0
+"""Longest single broadcast; bounds how long a server that hangs can hold the learner."""
+
+
+def connect_servers(
+    config: RunConfig, template: Template, *, ranks: Ranks, journal: Journal | None = None
+) -> VllmServerBackend:
+    """The backend of ``vllm.mode: server``; every rank connects, only rank 0 will send weights.
+
+    Errors: ``ServerUnreachable``, ``DialectUnknown``, ``DialectsMixed``, ``WeightsNotTaken``.
+    """
+    told = server_section(config)
+    addresses = pair_servers(told)
+    limit = told.infer_timeout_s
+    settings = ClientSettings(
+        timeout_s=told.timeout_s,
+        infer_timeout_s=limit if limit is not None and limit > 0 else None,
+        api_key=os.environ.get(KEY_VARIABLE) or None,
+    )
+    servers = [RolloutServer(address.base_url, settings) for address in addresses]
+    connect_all(servers)
+    meeting = Meeting(
+        host=resolve(addresses[0].host),
+        port=addresses[0].group_port,
+        client=str(Path(config.training.output_dir).resolve()),
+        timeout_s=min(BROADCAST_TIMEOUT_S, told.timeout_s),
+        join_timeout_s=told.timeout_s,
+    )
+    ports = [address.group_port for address in addresses]
+    sender = make_sender(servers, ports, meeting) if ranks.is_primary else None
+    return VllmServerBackend(servers, template, ranks, sender=sender, journal=journal)
+
+
+def try_out(backend: RolloutBackend, decoding: Decoding) -> None:
+    """Whether servers tell what ``decoding`` asks for; rank 0 looks. Errors: ``LogprobsOfAnotherDistribution``."""
+    if not isinstance(backend, VllmServerBackend) or not (decoding.logprobs and decoding.is_shaped):
+        return
+    if backend.ranks.is_primary:
+        for server in backend.servers:
+            check_logprobs(server, prompt_token_ids=backend.template.vocabulary.encode(QUESTION))

@@ -1,0 +1,111 @@
+"""``rollmatch train``: check everything while nothing is started, set the environment, then run.
+
+Nothing heavy is imported here: some variables only count if they are set before torch and vLLM load.
+"""
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollmatch.cli.await_servers import Patience, await_servers
+from rollmatch.cli.gpus import has_gpu
+from rollmatch.cli.rewards import load_rewards
+from rollmatch.cli.run_directory import last_checkpoint, open_run_directory
+from rollmatch.cli.worlds import show_world
+from rollmatch.config import RunConfig, check_files, load
+from rollmatch.config.effective import enforce_eager, sync_mode, tensor_parallel_size
+from rollmatch.config.servers import uses_servers
+from rollmatch.data import load_samples
+from rollmatch.errors import LaunchError
+from rollmatch.records import Sample
+from rollmatch.startup import loading
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "HF_HUB_OFFLINE": "1",  # models are local directories: a typing error must not become a download
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+}
+CPU_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",  # decoding with several is several times slower; the learner raises its own count later
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # vLLM's binding to one NUMA node is worth no line
+}
+EAGER_ENVIRONMENT = {
+    "TORCHDYNAMO_DISABLE": "1",  # else each engine compiles how log-probabilities are counted, which takes it 5 s
+}
+
+
+class EngineMissing(LaunchError):
+    """The configured backend is installed; nothing takes its place by itself."""
+
+    code = "engine-missing"
+
+
+def train(
+    path: str,
+    *,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    patience: Patience | None = None,
+) -> int:
+    """Run a training from its YAML. Returns 0, or 128 + the signal that ended it early."""
+    config = load(path, overrides)
+    check_files(config)
+    load_rewards(config)
+    train_samples, val_samples = load_data(config)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    sync_mode(config, learner_world_size=world_size)
+    if uses_servers(config):
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        await_servers(config, patience or Patience(), gpus=[gpu for gpu in shown.split(",") if gpu])
+    else:
+        tensor_parallel_size(config, learner_world_size=world_size)
+        _check_engine(config.custom.extra.rollout_matching.rollout_backend)
+    checkpoint = _open(Path(config.training.output_dir), resume=resume, overwrite=overwrite)
+    set_environment(eager=enforce_eager(config, on_gpu=has_gpu()))
+    with loading():
+        from rollmatch.cli.run import run
+    return run(config, train_samples, val_samples, config_path=path, checkpoint=checkpoint)
+
+
+def load_data(config: RunConfig) -> tuple[list[Sample], list[Sample]]:
+    """Training and held-out samples. Errors: ``BadSamples``, those of ``show_world``."""
+    custom = config.custom
+    train, val = (
+        load_samples(path, custom.image_root, custom.object_ordering, chat_system=custom.chat_system)
+        for path in (custom.train_jsonl, custom.val_jsonl)
+    )
+    return show_world(config, train), show_world(config, val)
+
+
+def _check_engine(backend: str) -> None:
+    if backend == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise EngineMissing(
+            "is vllm, which is not installed",
+            key="custom.extra.rollout_matching.rollout_backend",
+            remedy="Install rollmatch[gpu], or rollmatch[cpu] where there is no GPU, or set rollout_backend: hf.",
+        )
+
+
+def _open(directory: Path, *, resume: bool, overwrite: bool) -> Path | None:
+    """Rank 0 makes the directory ready; the others only look where a run that is resumed goes on."""
+    if os.environ.get("RANK", "0") == "0":
+        return open_run_directory(directory, resume=resume, overwrite=overwrite)
+    return last_checkpoint(directory) if resume else None
+
+
+def set_environment(*, eager: bool = True) -> None:
+    """Set what libraries read when they load; what the user has set stays. ``eager``: no engine here compiles."""
+    for name, value in (ENVIRONMENT if has_gpu() else ENVIRONMENT | cpu_environment(eager=eager)).items():
+        os.environ.setdefault(name, value)
+
+
+def cpu_environment(*, eager: bool) -> dict[str, str]:
+    """What is added where there is no GPU."""
+    return CPU_ENVIRONMENT | (EAGER_ENVIRONMENT if eager else {})

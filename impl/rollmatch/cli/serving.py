@@ -1,0 +1,71 @@
+"""From settings to a listening server."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from rollmatch.cli.server_app import make_app
+from rollmatch.server.front import Front
+from rollmatch.server.identity import load_model_identity
+from rollmatch.server.images import ImageReader
+from rollmatch.server.parts import assemble
+from rollmatch.server.payloads import Sampling
+from rollmatch.server.prompts import Prompt, PromptMaker
+from rollmatch.server.replica import Draw, VllmReplica
+from rollmatch.server.settings import ServerSettings
+
+_GRACE_S = 3
+
+
+def serve(settings: ServerSettings, listener: socket.socket) -> None:
+    """Start all replicas, listen, and go on until a signal. Errors: ``CheckpointMissing``."""
+    os.register_at_fork(after_in_child=listener.close)  # an engine that outlives the front must not hold its port
+    signal.signal(signal.SIGTERM, _leave)
+    asyncio.run(_serve(settings, listener))
+
+
+async def _serve(settings: ServerSettings, listener: socket.socket) -> None:
+    model = load_model_identity(settings.model, dtype=settings.dtype)
+    reader = ImageReader(settings.image_roots)
+    prompts = PromptMaker(settings.model, vocabulary_size=vocabulary_size(settings.model), reader=reader)
+    front = Front(await start_replicas(settings), weights_set=settings.load_format != "dummy")
+    app = make_app(assemble(settings, model=model, prompts=prompts, front=front))
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S)
+    where = f"http://{settings.host}:{settings.port}"
+    print(f"rollout server ready: {where} ({settings.data_parallel_size} replicas)", file=sys.stderr, flush=True)
+    await uvicorn.Server(config).serve(sockets=[listener])
+
+
+async def start_replicas(settings: ServerSettings) -> list[VllmReplica]:
+    """All engines, one after the other: GPUs are told to each by the environment, and a fork wants no busy threads."""
+
+    def start(index: int) -> VllmReplica:
+        return VllmReplica(settings, index=index)
+
+    replicas = [await asyncio.to_thread(start, index) for index in range(settings.data_parallel_size)]
+    await asyncio.gather(*(_warm_up(replica) for replica in replicas))
+    return replicas
+
+
+async def _warm_up(replica: VllmReplica) -> None:
+    """One token: what vLLM sets up with its first request would keep health waiting for more than a second."""
+    prompt = Prompt(token_ids=[0], images=[], expanded_len=1)
+    await replica.draw(Draw(prompt=prompt, sampling=Sampling(max_tokens=1), seed=None), "warm-up")
+
+
+def vocabulary_size(directory: str) -> int:
+    """Rows of the embedding, by the model's config."""
+    config: dict[str, Any] = json.loads((Path(directory) / "config.json").read_text())
+    return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+
+
+def _leave(number: int, frame: object) -> None:
+    """SIGTERM while engines start: go, and the workers, which watch their parent, go too."""
+    raise SystemExit(128 + number)

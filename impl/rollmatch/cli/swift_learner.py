@@ -1,0 +1,192 @@
+"""``rollmatch train --engine swift``: GRPO by ms-swift's own learner, ``swift rlhf``, from the same YAML.
+
+The samples are written down in ms-swift's form first; our reward functions reach it through ``swift_rewards``.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollmatch.cli.await_servers import Patience, await_servers
+from rollmatch.cli.command import Command, become
+from rollmatch.cli.gpus import visible
+from rollmatch.cli.learner import load_data
+from rollmatch.cli.swift_words import SWIFT, model_options, spell
+from rollmatch.config import RunConfig, check_files, load
+from rollmatch.config.grpo import GrpoConfig
+from rollmatch.config.pairing import pair_servers
+from rollmatch.config.servers import server_section, uses_servers
+from rollmatch.data.chat import IMAGE_TAG, tagged_messages
+from rollmatch.errors import LaunchError
+from rollmatch.records import Sample
+
+CONFIG_VARIABLE = "ROLLMATCH_CONFIG"
+"""Tells ``swift_rewards`` which YAML, as a JSON list of its path and what ``--set`` laid over it."""
+REWARDS = Path(__file__).with_name("swift_rewards.py")
+LOSS_TYPES = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}
+"""Our ``normalize`` -> ms-swift's name for the same mean."""
+SAME_NAMES = (
+    *("seed", "max_steps", "num_train_epochs", "gradient_accumulation_steps", "learning_rate", "lr_scheduler_type"),
+    *("warmup_steps", "weight_decay", "max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16"),
+    *("gradient_checkpointing", "logging_steps", "save_steps", "save_total_limit", "output_dir"),
+)
+"""Keys of ``training`` that ms-swift has by the same name."""
+
+
+class SwiftTrainsOtherwise(LaunchError):
+    """ms-swift's learner does what the configuration says: GRPO, with rollouts by servers."""
+
+    code = "swift-trains-otherwise"
+
+
+def train_by_swift(
+    path: str, *, overrides: Sequence[str] = (), gpus: Sequence[str] = (), patience: Patience, dry_run: bool = False
+) -> int:
+    """Become ms-swift's learner; returns only from a dry run, which prints the command.
+
+    Errors: the configuration's and the samples', ``SwiftTrainsOtherwise``, those of waiting, ``SwiftMissing``.
+    """
+    config = load(path, overrides)
+    command = learner_command(config, path, overrides=overrides, gpus=gpus)
+    if not dry_run:
+        check_files(config)
+        train, val = load_data(config)
+        await_servers(config, patience, gpus=gpus)
+        for name, samples in (("train", train), ("val", val)):
+            _write(_data_path(config, name), swift_rows(samples, config))
+        become(command)
+    print(command)
+    return 0
+
+
+def learner_command(config: RunConfig, path: str, *, overrides: Sequence[str], gpus: Sequence[str]) -> Command:
+    """``swift rlhf --rlhf_type grpo``. Errors: ``SwiftTrainsOtherwise``, ``ArgumentHasOwnKey``."""
+    _check(config)
+    options = model_options(config) | _connection(config) | _algorithm(config) | _training(config) | _tuner(config)
+    words = spell(options, config.custom.extra.swift.rlhf_options, key=f"{SWIFT}.rlhf_options")
+    environment = dict(visible(gpus)) if gpus else {}
+    environment |= {"NPROC_PER_NODE": str(max(1, len(gpus)))}
+    environment |= {CONFIG_VARIABLE: json.dumps([str(Path(path).resolve()), *overrides])}
+    return Command(words=("swift", "rlhf", *words), environment=environment)
+
+
+def swift_rows(samples: Iterable[Sample], config: RunConfig) -> Iterable[dict[str, Any]]:
+    """Samples as ms-swift reads them: a chat, its images, and which sample it is."""
+    prompts = config.custom.prompts
+    for sample in samples:
+        question = ("user", IMAGE_TAG * len(sample.images) + prompts.user)
+        asked = tagged_messages(sample) if sample.messages else (*_system(prompts.system), question)
+        messages = [{"role": role, "content": text} for role, text in asked]
+        yield {"messages": messages, "images": list(sample.images), "origin": sample.origin}
+
+
+def _check(config: RunConfig) -> None:
+    if config.custom.trainer_variant != "grpo":
+        problem = f"is {config.custom.trainer_variant}, which ms-swift's learner does not know"
+        raise SwiftTrainsOtherwise(problem, key="custom.trainer_variant", remedy="Train without --engine swift.")
+    if config.custom.extra.environment.name is not None:
+        problem = "is named, which ms-swift's learner would not ask"
+        raise SwiftTrainsOtherwise(problem, key="custom.extra.environment.name", remedy="Train without --engine swift.")
+    if not uses_servers(config):
+        remedy = "Name the server under rlhf, and start it with rollmatch serve."
+        raise SwiftTrainsOtherwise("no server is named", key="rlhf.vllm_mode", remedy=remedy)
+
+
+def _connection(config: RunConfig) -> dict[str, Any]:
+    servers = pair_servers(server_section(config))
+    return {
+        "rlhf_type": "grpo",
+        "use_vllm": True,
+        "vllm_mode": "server",
+        "vllm_server_base_url": None if config.rlhf.use_vllm else [server.base_url for server in servers],
+        "vllm_server_host": config.rlhf.vllm_server_host,
+        "vllm_server_port": config.rlhf.vllm_server_port,
+        "vllm_server_group_port": [server.group_port for server in servers],
+        "vllm_server_timeout": server_section(config).timeout_s,
+    }
+
+
+def _algorithm(config: RunConfig) -> dict[str, Any]:
+    rules, rollout = config.custom.extra.grpo, config.custom.extra.rollout_matching
+    capped = rules.correction_cap is not None
+    return {
+        "num_generations": rules.num_generations,
+        "num_iterations": rules.num_iterations,
+        "steps_per_generation": rules.steps_per_generation * config.training.gradient_accumulation_steps,
+        "advantage_estimator": "rloo" if rules.baseline == "leave_one_out" else "grpo",
+        "kl_in_reward": False,
+        "scale_rewards": rules.scale_rewards,
+        "overlong_filter": rules.mask_truncated_completions,
+        "loss_type": LOSS_TYPES[rules.normalize],
+        "epsilon": rules.epsilon,
+        "epsilon_high": rules.epsilon_high,
+        "delta": rules.ratio_cap,
+        "beta": rules.beta,
+        "rollout_importance_sampling_mode": "token_truncate" if capped else None,
+        "rollout_importance_sampling_threshold": rules.correction_cap,
+        "max_completion_length": rollout.max_new_tokens,
+        "temperature": rollout.decoding.temperature,
+        "top_p": rollout.decoding.top_p,
+        "top_k": rollout.decoding.top_k,
+        "repetition_penalty": rollout.repetition_penalty,
+    } | _rewards(rules)
+
+
+def _rewards(rules: GrpoConfig) -> dict[str, Any]:
+    return {
+        "external_plugins": [str(REWARDS)],
+        "reward_funcs": [reward.shown_name for reward in rules.rewards],
+        "reward_weights": [reward.weight for reward in rules.rewards],
+    }
+
+
+def _training(config: RunConfig) -> dict[str, Any]:
+    """ms-swift counts completions where we count samples."""
+    training, size = config.training, config.custom.extra.grpo.num_generations
+    return {name: getattr(training, name) for name in SAME_NAMES} | {
+        "per_device_train_batch_size": training.per_device_train_batch_size * size,
+        "per_device_eval_batch_size": training.per_device_train_batch_size * size,
+        "eval_strategy": "steps" if training.eval_steps else "no",
+        "eval_steps": training.eval_steps or None,
+        "report_to": training.report_to,
+        "max_length": config.global_max_length,
+        "dataset": [str(_data_path(config, "train"))],
+        "val_dataset": [str(_data_path(config, "val"))],
+        "split_dataset_ratio": 0,
+        "remove_unused_columns": False,
+    }
+
+
+def _tuner(config: RunConfig) -> dict[str, Any]:
+    tuner, attention = config.tuner, config.model.attn_impl
+    options: dict[str, Any] = {
+        "tuner_type": tuner.train_type,
+        "freeze_llm": tuner.freeze_llm,
+        "freeze_vit": tuner.freeze_vit,
+        "freeze_aligner": tuner.freeze_aligner,
+        "attn_impl": None if attention == "packed" else attention,  # ours alone
+    }
+    if tuner.train_type == "lora":
+        options |= {
+            "use_dora": tuner.use_dora,
+            "lora_rank": tuner.lora_rank,
+            "lora_alpha": tuner.lora_alpha,
+            "lora_dropout": tuner.lora_dropout,
+            "target_regex": tuner.target_regex,
+        }
+    return options
+
+
+def _data_path(config: RunConfig, name: str) -> Path:
+    return Path(config.training.output_dir).resolve() / f"swift-{name}.jsonl"
+
+
+def _system(text: str) -> tuple[tuple[str, str], ...]:
+    return (("system", text),) if text else ()
+
+
+def _write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    os.makedirs(path.parent, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -1,0 +1,40 @@
+"""Our reward functions as ms-swift's: a plugin that ``swift rlhf --external_plugins`` imports by its path.
+
+A function that fails for one answer gives None, which ms-swift leaves out of the group.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from swift.rewards import ORM, orms
+
+from rollmatch.cli.learner import load_data
+from rollmatch.cli.rewards import load_rewards
+from rollmatch.cli.swift_learner import CONFIG_VARIABLE
+from rollmatch.config import load
+from rollmatch.objectives.grpo.reward import Reward, Timing, judge_all
+from rollmatch.records import Sample
+
+
+def make_orm(reward: Reward, samples: Mapping[str, Sample]) -> type[Any]:
+    """A class of ms-swift's kind; it shows the class's name in its logs."""
+
+    def judge(self: Any, completions: Sequence[str], *, origin: Sequence[str], **_: Any) -> list[float | None]:
+        asked = [samples[name] for name in origin]
+        return [each.values[0] for each in judge_all(completions, asked, [reward], Timing())]
+
+    return type(reward.name, (ORM,), {"__call__": judge})
+
+
+def register() -> None:
+    """All rewards of the YAML that the environment names."""
+    path, *overrides = json.loads(os.environ[CONFIG_VARIABLE])
+    config = load(path, overrides)
+    samples = {sample.origin: sample for part in load_data(config) for sample in part}
+    for reward in load_rewards(config):
+        orms[reward.name] = make_orm(reward, samples)
+
+
+register()

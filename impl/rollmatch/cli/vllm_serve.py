@@ -1,0 +1,111 @@
+"""A rollout server by command-line arguments alone, as ``trl vllm-serve`` and verifiers' guide name them.
+
+    rollmatch vllm-serve --model MODEL_DIR --port 8000 --tensor_parallel_size 2 --max_model_len 8192
+
+It is the server of ``rollmatch serve``: it speaks every dialect, and listens on loopback unless it is told otherwise.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from rollmatch.cli.command import Command, become
+from rollmatch.cli.gpus import has_gpu
+from rollmatch.cli.rollout_server import server_environment, server_words
+from rollmatch.errors import LaunchError
+from rollmatch.server.port import bind_http
+from rollmatch.server.settings import ServerSettings
+
+_CACHE_MIB_ON_CPU = 512
+_CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE_MIB"
+
+
+class ModelDirectoryMissing(LaunchError):
+    """The model is a directory on this machine; hub ids are not downloaded."""
+
+    code = "model-directory-missing"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The guide's arguments; each also with dashes in place of underscores."""
+    parser.add_argument("--model", required=True, metavar="DIRECTORY")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: loopback only)")
+    parser.add_argument("--port", type=int, default=8000)
+    for name, kind, default, text in (
+        ("tensor_parallel_size", int, 1, "GPUs of one replica"),
+        ("data_parallel_size", int, 1, "replicas"),
+        ("max_model_len", int, None, "prompt and response in tokens (default: the model's own)"),
+        ("gpu_memory_utilization", float, 0.9, "share of each GPU's memory"),
+        ("enable_prefix_caching", truth, None, "true or false (default: vLLM's own)"),
+    ):
+        dashed = name.replace("_", "-")
+        parser.add_argument(f"--{name}", f"--{dashed}", dest=name, type=kind, default=default, help=text)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
+
+
+def truth(text: str) -> bool:
+    """A switch as people write it.
+
+    >>> truth("True"), truth("0")
+    (True, False)
+    """
+    if text.lower() in ("true", "1", "yes"):
+        return True
+    if text.lower() in ("false", "0", "no"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+
+
+def vllm_serve(options: argparse.Namespace) -> int:
+    """Become the server; returns only from a dry run. Errors: ``ModelDirectoryMissing``, ``PortInUse``."""
+    command = make_command(make_settings(options, on_gpu=has_gpu()), on_gpu=has_gpu())
+    if not options.dry_run:
+        bind_http(options.host, options.port).close()
+        become(command)
+    print(command)
+    return 0
+
+
+def make_settings(options: argparse.Namespace, *, on_gpu: bool) -> ServerSettings:
+    """The arguments as the server takes them. Errors: ``ModelDirectoryMissing``."""
+    if not os.path.isdir(options.model):
+        problem, remedy = f"{options.model} is no directory", "Name the directory of a saved model."
+        raise ModelDirectoryMissing(problem, key="--model", remedy=remedy)
+    arguments: dict[str, Any] = {
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "enable_prefix_caching": options.enable_prefix_caching,
+        "kv_cache_memory_bytes": None if on_gpu else int(os.environ.get(_CACHE_VARIABLE, _CACHE_MIB_ON_CPU)) << 20,
+        "enforce_eager": None if on_gpu else True,
+        "enable_chunked_prefill": None if on_gpu else False,  # vLLM 0.32 cannot cut a prompt whose sampling is seeded
+    }
+    return ServerSettings(
+        model=options.model,
+        dtype=options.dtype,
+        max_model_len=options.max_model_len or own_length(options.model),
+        host=options.host,
+        port=options.port,
+        tensor_parallel_size=options.tensor_parallel_size,
+        data_parallel_size=options.data_parallel_size,
+        engine_arguments={name: value for name, value in arguments.items() if value is not None},
+    )
+
+
+def own_length(model: str) -> int:
+    """The longest sequence that a model's ``config.json`` names; 4096 where it names none."""
+    with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
+        described = json.load(file)
+    return int((described.get("text_config") or described).get("max_position_embeddings", 4096))
+
+
+def make_command(settings: ServerSettings, *, on_gpu: bool) -> Command:
+    """The command line and what is added to the environment; all GPUs that are visible stay visible."""
+    words = server_words(settings, gpus=_visible(settings) if on_gpu else ())
+    return Command(words=words, environment=server_environment(on_gpu=on_gpu))
+
+
+def _visible(settings: ServerSettings) -> Sequence[str]:
+    told = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return tuple(told.split(",")) if told else tuple(map(str, range(settings.world_size)))

@@ -1,0 +1,119 @@
+"""Records that bring their own question, as messages or as a bare prompt; images and metadata may stand beside it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rollmatch.data.fields import check_images, check_metadata, check_names, check_sides
+from rollmatch.data.place import Place, image_path, wrong_type
+from rollmatch.errors import DataError
+from rollmatch.records import Sample
+
+ROLES = ("system", "user", "assistant", "tool")
+OPTIONAL = ("images", "width", "height", "metadata")
+IMAGE_TAG = "<image>"
+"""Where an image stands in a chat's text."""
+
+
+class ChatMalformed(DataError):
+    """A chat is a list of {role, content} with texts, of which the last is not the assistant's."""
+
+    code = "chat-malformed"
+
+
+class TwoQuestions(DataError):
+    """A record holds messages or a prompt, not both."""
+
+    code = "two-questions"
+
+
+class TagsMisfit(DataError):
+    """A chat tags none of its images, or each of them once, with <image>."""
+
+    code = "tags-misfit"
+
+
+def is_chat(record: Any) -> bool:
+    """Whether a record brings its own question."""
+    return isinstance(record, dict) and ("messages" in record or "prompt" in record)
+
+
+def check_chat(record: Mapping[str, Any], place: Place) -> Iterator[DataError]:
+    """Broken rules of one record."""
+    key = place.key
+    if "messages" in record and "prompt" in record:
+        yield TwoQuestions("there are messages and a prompt", key=key, remedy="Keep one of them.")
+    yield from check_names(record, ("messages", "prompt", *OPTIONAL), key)
+    yield from _check_question(record, key)
+    yield from check_sides(record, key)
+    yield from check_images(record, place, at_least_one=False)
+    yield from check_metadata(record, key)
+
+
+def make_chat_sample(record: Mapping[str, Any], place: Place) -> Sample:
+    """A sample from a record that breaks no rule. A bare prompt follows the configured system message."""
+    messages = record.get("messages") or [{"role": "user", "content": record["prompt"]}]
+    lead = (("system", place.system),) if "prompt" in record and place.system else ()
+    return Sample(
+        sample_id=place.sample_id,
+        origin=place.key,
+        images=tuple(image_path(image, place.image_root) for image in record.get("images", ())),
+        width=record.get("width", 0),
+        height=record.get("height", 0),
+        messages=(*lead, *((message["role"], message["content"]) for message in messages)),
+        metadata=record.get("metadata", {}),
+    )
+
+
+def tagged_messages(sample: Sample) -> tuple[tuple[str, str], ...]:
+    """(role, text) of a sample's own chat, with a tag for each image: before the first question where none is tagged.
+
+    >>> sample = Sample(sample_id=0, origin="x:1", images=("a.png",), messages=(("user", "Is it red?"),))
+    >>> tagged_messages(sample)
+    (('user', '<image>Is it red?'),)
+    """
+    if any(IMAGE_TAG in text for _, text in sample.messages):
+        return sample.messages
+    first = next(place for place, (role, _) in enumerate(sample.messages) if role == "user")
+    role, text = sample.messages[first]
+    question = (role, IMAGE_TAG * len(sample.images) + text)
+    return (*sample.messages[:first], question, *sample.messages[first + 1 :])
+
+
+def _check_question(record: Mapping[str, Any], key: str) -> Iterator[DataError]:
+    if "prompt" in record and not (isinstance(record["prompt"], str) and record["prompt"]):
+        yield wrong_type("prompt", "a text that is not empty", record["prompt"], key)
+        return
+    messages = record.get("messages", [{"role": "user", "content": record.get("prompt")}])
+    if not isinstance(messages, list) or not messages:
+        yield wrong_type("messages", "a list of one or more messages", messages, key)
+        return
+    found = [error for index, message in enumerate(messages) for error in _check_message(message, index, key)]
+    yield from found
+    if found:
+        return
+    if messages[-1]["role"] == "assistant":
+        remedy = "Remove it, or put it below metadata: the policy writes the answer."
+        yield ChatMalformed("the last message is the assistant's", key=key, remedy=remedy)
+    if all(message["role"] != "user" for message in messages):
+        yield ChatMalformed("no message is the user's", key=key, remedy="Ask something.")
+    yield from _check_tags(record, "".join(message["content"] for message in messages), key)
+
+
+def _check_message(message: Any, index: int, key: str) -> Iterator[DataError]:
+    remedy = 'Write {"role": "user", "content": "..."}.'
+    if not isinstance(message, dict) or set(message) != {"role", "content"}:
+        yield ChatMalformed(f"messages[{index}] is not a mapping of role and content", key=key, remedy=remedy)
+        return
+    if message["role"] not in ROLES:
+        problem = f"messages[{index}].role is {message['role']!r}, none of {', '.join(ROLES)}"
+        yield ChatMalformed(problem, key=key, remedy=remedy)
+    if not isinstance(message["content"], str):
+        problem = f"messages[{index}].content is no text"
+        yield ChatMalformed(problem, key=key, remedy=f"Name pictures in images, and mark their places by {IMAGE_TAG}.")
+
+
+def _check_tags(record: Mapping[str, Any], text: str, key: str) -> Iterator[DataError]:
+    images, num_tags = record.get("images", []), text.count(IMAGE_TAG)
+    if isinstance(images, list) and images and num_tags not in (0, len(images)):
+        problem = f"{num_tags} tags {IMAGE_TAG} for {len(images)} images"
+        yield TagsMisfit(problem, key=key, remedy="Tag each image once, or none: then they stand before the question.")

@@ -1,0 +1,46 @@
+"""Checks of the fields that every kind of record may have."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rollmatch.data.image import check_image
+from rollmatch.data.place import FieldUnknown, Place, image_path, is_side, wrong_type
+from rollmatch.errors import DataError
+
+
+def check_names(names: Iterable[str], known: Sequence[str], key: str, *, place: str = "") -> Iterator[DataError]:
+    """No name is unknown; ``place`` says where they stand within the record."""
+    for name in names:
+        if name not in known:
+            remedy = f"Remove it, or put it below metadata; known are {', '.join(known)}."
+            yield FieldUnknown(f"{place}{name!r} is not a known field", key=key, remedy=remedy)
+
+
+def check_sides(record: Mapping[str, Any], key: str) -> Iterator[DataError]:
+    """Width and height."""
+    for name in ("width", "height"):
+        if name in record and not is_side(record[name]):
+            yield wrong_type(name, "a whole number above 0", record[name], key)
+
+
+def check_images(record: Mapping[str, Any], place: Place, *, at_least_one: bool) -> Iterator[DataError]:
+    """Paths, and the files behind them; whether a record must have them is not asked here."""
+    images = record.get("images", ())
+    if "images" in record and not (_is_paths(images) and (images or not at_least_one)):
+        wanted = "a list of one or more paths" if at_least_one else "a list of paths"
+        yield wrong_type("images", wanted, images, place.key)
+        return
+    sides: tuple[Any, Any] = (record.get("width"), record.get("height"))
+    size = sides if all(map(is_side, sides)) else None
+    for image in images:
+        yield from check_image(image_path(image, place.image_root), size=size, key=place.key)
+
+
+def check_metadata(record: Mapping[str, Any], key: str) -> Iterator[DataError]:
+    """Whatever the user likes, by names."""
+    if not isinstance(record.get("metadata", {}), dict):
+        yield wrong_type("metadata", "a mapping", record["metadata"], key)
+
+
+def _is_paths(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(image, str) and image for image in value)

@@ -1,0 +1,65 @@
+"""One JSON object of a data set -> one sample, or everything that is wrong with it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rollmatch.data.desc import check_desc
+from rollmatch.data.fields import check_images, check_metadata, check_names, check_sides
+from rollmatch.data.geometry import bins_of, check_geometry, geometry_of
+from rollmatch.data.place import FieldMissing, FieldType, Place, image_path, wrong_type
+from rollmatch.errors import DataError
+from rollmatch.records import GroundTruth, Sample
+
+REQUIRED = ("images", "objects", "width", "height")
+OPTIONAL = ("metadata",)
+OF_OBJECT = ("desc", "bbox_2d", "poly", "poly_points")
+
+
+def check_record(record: Any, place: Place) -> Iterator[DataError]:
+    """Broken rules of one record."""
+    if not isinstance(record, dict):
+        problem = f"the line holds a {type(record).__name__}, not an object"
+        yield FieldType(problem, key=place.key, remedy='Write {"images": [...], "objects": [...], ...}.')
+        return
+    for name in REQUIRED:
+        if name not in record:
+            yield FieldMissing(f"there is no {name}", key=place.key, remedy="Add it.")
+    yield from check_names(record, (*REQUIRED, *OPTIONAL), place.key)
+    yield from check_sides(record, place.key)
+    yield from check_images(record, place, at_least_one=True)
+    yield from _check_objects(record, place.key)
+    yield from check_metadata(record, place.key)
+
+
+def make_sample(record: Mapping[str, Any], place: Place) -> Sample:
+    """A sample from a record that breaks no rule; objects in their given order."""
+    return Sample(
+        sample_id=place.sample_id,
+        origin=place.key,
+        images=tuple(image_path(image, place.image_root) for image in record["images"]),
+        objects=tuple(_ground_truth(item) for item in record["objects"]),
+        width=record["width"],
+        height=record["height"],
+        metadata=record.get("metadata", {}),
+    )
+
+
+def _ground_truth(item: dict[str, Any]) -> GroundTruth:
+    geometry = geometry_of(item)
+    assert geometry is not None
+    return GroundTruth(desc=item["desc"], geometry=geometry, bins=bins_of(item[geometry]))
+
+
+def _check_objects(record: dict[str, Any], key: str) -> Iterator[DataError]:
+    objects = record.get("objects", [])
+    if not isinstance(objects, list):
+        yield wrong_type("objects", "a list", objects, key)
+        return
+    for index, item in enumerate(objects):
+        name = f"objects[{index}]"
+        if not isinstance(item, dict):
+            yield wrong_type(name, "a mapping", item, key)
+            continue
+        yield from check_names(item, OF_OBJECT, key, place=f"{name}: ")
+        yield from check_desc(item.get("desc"), key=key, place=name)
+        yield from check_geometry(item, key=key, place=name)

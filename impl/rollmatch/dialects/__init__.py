@@ -1,0 +1,1 @@
+"""Protocols of rollout servers: for each dialect its routes, client and weight sender."""

@@ -1,0 +1,219 @@
+"""HTTP calls to one rollout server, each over a connection of its own.
+
+Sockets that idle while the learner learns die in silence; a fresh connection per call is never one of them. Nothing
+here tries again: whoever calls knows whether a call may be repeated.
+"""
+
+import http.client
+import ipaddress
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+import requests
+from requests.structures import CaseInsensitiveDict
+from requests.utils import get_environ_proxies, get_netrc_auth
+
+from rollmatch.dialects.asked import Asked, Call, Question
+from rollmatch.dialects.pending import Pending
+from rollmatch.errors import RolloutError
+
+CONNECT_TIMEOUT_S = 10.0
+JSON, MSGPACK = "application/json", "application/msgpack"
+REMEDY = "Look at the server's own output; start it again and resume the run."
+_LONGEST_TEXT = 300
+
+
+class TransportFailed(RolloutError):
+    """The connection to the server holds from the question to the end of the answer."""
+
+    code = "transport-failed"
+
+
+class CallTimeout(RolloutError):
+    """The server answers a call with a time limit within it."""
+
+    code = "call-timeout"
+
+
+class ServerRefused(RolloutError):
+    """The server does what it is asked; ``code`` is the server's own where it has one."""
+
+    code = "server-refused"
+
+    def __init__(self, problem: str, *, key: str = "", remedy: str = "") -> None:
+        super().__init__(problem, key=key, remedy=remedy)
+        self.status = 0
+        self.item: int | None = None
+
+
+class ReplyMalformed(RolloutError):
+    """A reply is what the dialect says, and holds ids for every request."""
+
+    code = "reply-malformed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A reply with status 200."""
+
+    body: Any
+    headers: Mapping[str, str]
+
+
+class _Response(NamedTuple):
+    """What came back, however it was asked for."""
+
+    status_code: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    @property
+    def start(self) -> str:
+        """Of its text."""
+        return self.content.decode(errors="replace")[:_LONGEST_TEXT]
+
+
+class HttpServer:
+    """One rollout server, by the prefix of its routes."""
+
+    def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.host = urlsplit(self.base_url).hostname or ""
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    def get(self, path: str, *, timeout_s: float) -> Answer:
+        """Ask. Errors: ``TransportFailed``, ``CallTimeout``, ``ServerRefused``, ``ReplyMalformed``."""
+        return self._call("GET", path, timeout_s=timeout_s)
+
+    def post(self, path: str, body: Any = None, *, timeout_s: float | None, content_type: str = JSON) -> Answer:
+        """Tell, once. Errors as for ``get``."""
+        return self._call(
+            "POST", path, timeout_s=timeout_s, data=_encoded(body, content_type), content_type=content_type
+        )
+
+    def begin(self, path: str, body: Any, *, timeout_s: float, content_type: str = JSON) -> Call[Answer]:
+        """As ``post``, but under way when this returns; its errors come with its result."""
+        if not self._is_straight:
+            return Pending(partial(self.post, path, body, timeout_s=timeout_s, content_type=content_type))
+        url = urlsplit(self.base_url)
+        question = Question(
+            path=url.path + path,
+            data=_encoded(body, content_type),
+            headers=self._headers | {"Content-Type": content_type},
+            connect_timeout_s=min(CONNECT_TIMEOUT_S, timeout_s),
+            timeout_s=timeout_s,
+        )
+
+        def read(answer: http.client.HTTPResponse) -> Answer:
+            headers = CaseInsensitiveDict(answer.getheaders())
+            return self._answer(path, _Response(answer.status, headers, answer.read()))
+
+        def failed(error: Exception, was_sent: bool) -> RolloutError:
+            if isinstance(error, TimeoutError) and was_sent:
+                return self._late(path, timeout_s)
+            return self._broken(path, error)
+
+        return Asked((self.host, url.port), question, read=read, failed=failed)
+
+    @cached_property
+    def _is_straight(self) -> bool:
+        """Whether nothing but a connection lies between: no encryption, no proxy, no password of the environment."""
+        url = urlsplit(self.base_url)
+        if url.scheme != "http" or "@" in url.netloc:
+            return False
+        return is_loopback(self.host) or not (get_environ_proxies(self.base_url) or get_netrc_auth(self.base_url))
+
+    def status_of(self, path: str, *, timeout_s: float) -> int:
+        """The status of a GET. Errors: ``TransportFailed``, ``CallTimeout``."""
+        return self._send("GET", path, timeout_s=timeout_s).status_code
+
+    def _call(self, method: str, path: str, **sent: Any) -> Answer:
+        return self._answer(path, self._send(method, path, **sent))
+
+    def _answer(self, path: str, response: _Response) -> Answer:
+        if response.status_code != requests.codes.ok:
+            raise _refusal(self.base_url, path, response)
+        return Answer(body=self._decode(path, response), headers=response.headers)
+
+    def _send(
+        self, method: str, path: str, *, timeout_s: float | None, data: bytes | None = None, content_type: str = ""
+    ) -> _Response:
+        headers = self._headers | ({"Content-Type": content_type} if data is not None else {})
+        limits = (CONNECT_TIMEOUT_S if timeout_s is None else min(CONNECT_TIMEOUT_S, timeout_s), timeout_s)
+        with requests.Session() as session:
+            session.trust_env = not is_loopback(self.host)  # a proxy of the environment cannot reach this machine
+            try:
+                told = session.request(method, self.base_url + path, data=data, headers=headers, timeout=limits)
+            except requests.ReadTimeout as error:
+                raise self._late(path, timeout_s or 0.0) from error
+            except requests.RequestException as error:
+                raise self._broken(path, error) from error
+        return _Response(told.status_code, told.headers, told.content)
+
+    def _late(self, path: str, timeout_s: float) -> CallTimeout:
+        problem = f"{self.base_url}{path} did not answer within {timeout_s:g} s"
+        return CallTimeout(problem, key=self.base_url, remedy=REMEDY)
+
+    def _broken(self, path: str, error: Exception) -> TransportFailed:
+        return TransportFailed(f"{path}: {_root_of(error)}", key=self.base_url, remedy=REMEDY)
+
+    def _decode(self, path: str, response: _Response) -> Any:
+        try:
+            return _read(response)
+        except ValueError as error:
+            problem = f"{path} answered with status 200, but not in the format of its dialect: {response.start!r}"
+            raise ReplyMalformed(problem, key=self.base_url, remedy="Is this URL a rollout server's?") from error
+
+
+def _encoded(body: Any, content_type: str) -> bytes | None:
+    encode = msgspec.msgpack.encode if content_type == MSGPACK else msgspec.json.encode
+    return None if body is None else encode(body)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine by name or address.
+
+    >>> [is_loopback(host) for host in ("localhost", "127.0.0.2", "::1", "10.0.0.1", "example.org")]
+    [True, True, True, False, False]
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _read(response: _Response) -> Any:
+    """Its body; msgspec's and json's errors are both ``ValueError``."""
+    if response.headers.get("Content-Type", "").startswith(MSGPACK):
+        return msgspec.msgpack.decode(response.content)
+    return json.loads(response.content) if response.content else None
+
+
+def _refusal(base_url: str, path: str, response: _Response) -> ServerRefused:
+    """A server's no, in its own words where it has some."""
+    try:
+        told = _read(response)
+    except ValueError:
+        told = None
+    if isinstance(told, dict) and isinstance(told.get("code"), str):
+        problem, key = str(told.get("problem", "")), str(told.get("key") or "")
+        error = ServerRefused(f"{base_url}{path}: {problem}", key=key or base_url, remedy=str(told.get("remedy", "")))
+        error.code = told["code"]
+        error.item = told["item"] if isinstance(told.get("item"), int) else None
+    else:
+        text = response.start.strip()
+        error = ServerRefused(f"{base_url}{path} answered {response.status_code}: {text}", key=base_url)
+    error.status = response.status_code
+    return error
+
+
+def _root_of(error: BaseException) -> str:
+    """The innermost reason, without the wrappings of the HTTP library."""
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+    return f"{type(error).__name__}: {error}"

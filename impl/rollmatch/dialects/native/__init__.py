@@ -1,0 +1,1 @@
+"""The native dialect: one control message per sync, versions, digests."""

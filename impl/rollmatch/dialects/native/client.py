@@ -1,0 +1,96 @@
+"""The native dialect: ids in, ids out, as bytes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rollmatch.data.ids import pack_ids, unpack_ids
+from rollmatch.dialects.dialect import Post
+from rollmatch.dialects.http import MSGPACK, Answer, ReplyMalformed
+from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
+from rollmatch.dialects.reply import entries_of, field_of, filled, logprobs_of, reason_of
+
+ROUTE = "/native/infer"
+BANNED = -100.0
+"""Logit bias of a token that may not be sampled."""
+
+
+class NativeDialect:
+    """Our own server's."""
+
+    name = "native"
+    answers_while_generating = True
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+
+    def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
+        """One call for all. Errors: ``ReplyMalformed``, ``ReplyCountMismatch``."""
+        return self._read(post(ROUTE, encode(prompts, sampling), MSGPACK), prompts)
+
+    def _read(self, answer: Answer, prompts: Sequence[Prompt]) -> list[Reply]:
+        body = field_of(answer.body, "responses")
+        entries = entries_of(body, base_url=self.base_url, num_requests=len(prompts))
+        for place, (entry, prompt) in enumerate(zip(entries, prompts, strict=True)):
+            if field_of(entry, "request_id") != prompt.request_id:
+                problem = f"entry {place} of the answer of {self.base_url} is not for request {prompt.request_id}"
+                raise ReplyMalformed(problem, key=self.base_url)
+        return [self._reply(entry, place) for place, entry in enumerate(entries)]
+
+    def _logprobs(self, entry: Any, response: Sequence[int], place: int) -> tuple[float, ...] | None:
+        packed = field_of(entry, "logprobs")
+        if packed is None:
+            return None
+        told = np.frombuffer(packed, dtype="<f4").tolist() if isinstance(packed, bytes) else packed
+        return logprobs_of(told, response, place=place, base_url=self.base_url)
+
+    def _reply(self, entry: Any, place: int) -> Reply:
+        version = field_of(entry, "policy_version")
+        if type(version) is not int:
+            raise ReplyMalformed(f"entry {place} of {self.base_url} has no policy_version", key=self.base_url)
+        prompt = self._ids(entry, "prompt_token_ids", place)
+        response = self._ids(entry, "response_token_ids", place)
+        return Reply(
+            prompt_token_ids=filled(prompt, name="prompt_token_ids", place=place, base_url=self.base_url),
+            response_token_ids=response,
+            logprobs=self._logprobs(entry, response, place),
+            finish_reason=reason_of(field_of(entry, "finish_reason"), place=place, base_url=self.base_url),
+            policy_version=version,
+        )
+
+    def _ids(self, entry: Any, name: str, place: int) -> tuple[int, ...]:
+        packed = field_of(entry, name)
+        if not isinstance(packed, bytes) or len(packed) % 4:
+            raise ReplyMalformed(f"entry {place} of the answer of {self.base_url} has no {name}", key=self.base_url)
+        return tuple(unpack_ids(packed).tolist())
+
+
+def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, Any]:
+    """The body of a call."""
+    return {
+        "requests": [
+            {
+                "request_id": prompt.request_id,
+                "prompt_token_ids": pack_ids(prompt.prompt_token_ids),
+                "images": list(prompt.images),
+                "seed": prompt.seed,
+            }
+            | ({} if prompt.max_tokens is None else {"sampling": _values(sampling, prompt.max_tokens)})
+            for prompt in prompts
+        ],
+        "sampling": _values(sampling, sampling.max_tokens),
+    }
+
+
+def _values(sampling: SamplingRules, max_tokens: int) -> dict[str, Any]:
+    return {
+        "max_tokens": max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "repetition_penalty": sampling.repetition_penalty,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "logit_bias": dict.fromkeys(sampling.banned_token_ids, BANNED),
+        **({"logprobs": True} if sampling.logprobs else {}),
+    }

@@ -1,0 +1,135 @@
+"""Control routes of the swift and trl dialects. Unlike elsewhere, status 200 means that it was done."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from rollmatch.server.announced import AdapterInvalid, BucketInvalid
+from rollmatch.server.http import answer, read_body
+from rollmatch.server.parts import Parts
+from rollmatch.server.payloads import TensorSpec
+from rollmatch.weights.gloo_group import GroupAddress
+
+JOIN_TIMEOUT_S, TRANSFER_TIMEOUT_S = 60.0, 30.0
+_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "int64": 8, "int32": 4, "uint8": 1, "int8": 1}
+
+
+class CommunicatorInit(BaseModel):
+    """``/init_communicator/``; TRL also sends ``client_device_uuid``."""
+
+    host: str
+    port: int = Field(ge=1, le=65535)
+    world_size: int
+
+
+class NamedParam(BaseModel):
+    """``/update_named_param/``."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class FlatTensor(NamedParam):
+    """One tensor of a bucket; places count bytes."""
+
+    start_idx: int
+    end_idx: int
+    numel: int
+
+
+class FlatBucket(BaseModel):
+    """``/update_flattened_params/``."""
+
+    metadatas: list[FlatTensor]
+
+
+def queued_routes(parts: Parts) -> APIRouter:
+    """Routes that swift and trl trainers share."""
+    router = APIRouter(tags=["swift", "trl"])
+    _add_group(router, parts)
+    _add_updates(router, parts)
+    _add_resets(router, parts)
+    return router
+
+
+def _add_group(router: APIRouter, parts: Parts) -> None:
+    @router.post("/init_communicator/")
+    async def init(request: Request) -> Response:
+        wish = await read_body(request, CommunicatorInit)
+        address = GroupAddress(
+            host=wish.host,
+            port=wish.port,
+            rank=0,
+            world_size=wish.world_size,
+            timeout_s=TRANSFER_TIMEOUT_S,
+            join_timeout_s=JOIN_TIMEOUT_S,
+        )
+        await parts.queued.open(address)
+        return _done(request, f"listening at {wish.host}:{wish.port}, waiting for rank {wish.world_size - 1}")
+
+    @router.post("/close_communicator/")
+    async def close(request: Request) -> Response:
+        return _done(request, "communicator closed" if await parts.queued.close() else "no communicator was open")
+
+
+def _add_updates(router: APIRouter, parts: Parts) -> None:
+    @router.post("/update_named_param/")
+    async def named(request: Request) -> Response:
+        wish = await read_body(request, NamedParam)
+        await parts.queued.announce([_spec(wish)])
+        return _done(request, f"ready to receive {wish.name}")
+
+    @router.post("/update_flattened_params/")
+    async def flattened(request: Request) -> Response:
+        bucket = await read_body(request, FlatBucket)
+        check_places(bucket.metadatas)
+        await parts.queued.announce([_spec(told) for told in bucket.metadatas])
+        return _done(request, f"ready to receive {len(bucket.metadatas)} tensors")
+
+    @router.post("/update_adapter_flattened_param/")
+    async def adapter(request: Request) -> Response:
+        remedy = "Sync full weights, or send the adapter in the native dialect, where the server merges it."
+        raise AdapterInvalid("this server's engines take no adapters", key="enable_lora", remedy=remedy)
+
+    @router.post("/process_weights_after_loading/")
+    async def process(request: Request) -> Response:
+        await parts.queued.settle()
+        return _done(request, "Weights processed after loading")
+
+
+def _add_resets(router: APIRouter, parts: Parts) -> None:
+    async def reset(request: Request) -> Response:
+        await parts.queued.settle()
+        done = await parts.front.reset_caches()
+        return answer(request, {"message": f"caches reset, status: {done}", "success": done})
+
+    for name in ("prefix", "encoder", "mm"):
+        router.post(f"/reset_{name}_cache/", name=f"reset_{name}_cache")(reset)
+
+
+def check_places(tensors: list[FlatTensor]) -> None:
+    """Places count bytes, one tensor after the other from 0. Errors: ``BucketInvalid``."""
+    end = 0
+    remedy = "Write places in bytes, as ms-swift does since 4.2, one tensor after the other."
+    if not tensors:
+        raise BucketInvalid("names no tensor", key="metadatas", remedy="Announce at least one tensor.")
+    for place, tensor in enumerate(tensors):
+        size = _SIZES.get(tensor.dtype.removeprefix("torch."), 0)
+        for length in tensor.shape:
+            size *= length
+        if (tensor.start_idx, tensor.end_idx) != (end, end + size):
+            problem = f"{tensor.name} lies at {tensor.start_idx}:{tensor.end_idx}, expected {end}:{end + size}"
+            raise BucketInvalid(problem, key=f"metadatas[{place}]", remedy=remedy)
+        end += size
+
+
+def _spec(told: NamedParam) -> TensorSpec:
+    return TensorSpec(name=told.name, dtype=told.dtype.removeprefix("torch."), shape=told.shape)
+
+
+def _done(request: Request, message: str) -> Response:
+    told: dict[str, Any] = {"message": message}
+    return answer(request, told)

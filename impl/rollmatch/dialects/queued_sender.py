@@ -1,0 +1,147 @@
+"""Weights to servers of the swift and trl dialects: announced piece by piece, each piece a broadcast and a barrier.
+
+Servers of these dialects cannot prove what they hold: real ones answer before they have loaded, and answer 200 when
+loading fails. So this way carries all weights only, never an adapter alone, and sends every piece once.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.pending import Pending
+from rollmatch.dialects.queued_group import QueuedGroup
+from rollmatch.dialects.session import RolloutServer
+from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.weights.bucket import Buffer
+from rollmatch.weights.digest import bytes_of
+from rollmatch.weights.gloo_group import GroupAddress
+from rollmatch.weights.plan import Plan, Spec, make_plan, spec_of
+
+BUCKET_BYTES = 512 * 2**20
+"""ms-swift's own."""
+AFTER_LOADING = "/process_weights_after_loading"
+"""Ends a sync, where a server has it."""
+_NO_DEVICE = "none"
+
+
+class AdapterUnproven(SyncError):
+    """An adapter is sent alone only to servers that prove what they merged."""
+
+    code = "adapter-unproven"
+
+
+class QueuedSender:
+    """Rank 0's way to its servers; each has a group of its own at its own port."""
+
+    def __init__(self, servers: Sequence[RolloutServer], ports: Sequence[int], meeting: Meeting) -> None:
+        self.servers, self.ports, self.meeting = tuple(servers), tuple(ports), meeting
+        self._groups: tuple[QueuedGroup, ...] = ()
+
+    @property
+    def instances(self) -> None:
+        """Nothing in a sync of this dialect tells."""
+        return None
+
+    def send(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
+        """All weights, to all servers at the same time; the servers count versions themselves, if they do."""
+        named = list(weights)
+        plan = make_plan([spec_of(*pair) for pair in named], bucket_bytes=BUCKET_BYTES)
+        tensors = [named[place][1] for place in plan.order]
+        if not self._groups:
+            places = zip(self.servers, self.ports, strict=True)
+            self._groups = tuple(_all(partial(join, *place, self.meeting) for place in places))
+        pairs = zip(self.servers, self._groups, strict=True)
+        try:
+            with torch.no_grad():
+                _all(partial(_send_to, server, group, plan, tensors) for server, group in pairs)
+        except RollmatchError:
+            self.close()
+            raise
+
+    def send_adapter(self, adapter: Any, *, version: int) -> None:
+        """Errors: ``AdapterUnproven``, always."""
+        raise AdapterUnproven(
+            f"{self.servers[0].base_url} speaks {self.servers[0].dialect.name}, which proves nothing",
+            key=self.servers[0].base_url,
+            remedy="Set sync.mode to full, or serve with rollmatch serve.",
+        )
+
+    def close(self) -> None:
+        """Leave all groups."""
+        if self._groups:
+            self._groups = ()
+            for call in [Pending(partial(server.control, "/close_communicator")) for server in self.servers]:
+                call.is_done(within_s=5.0)
+
+
+def join(server: RolloutServer, port: int, meeting: Meeting) -> QueuedGroup:
+    """Join a server's workers at a port, as the last rank. Errors: the server's, ``CommunicatorTimeout``."""
+    world_size = int(server.get("/get_world_size")["world_size"]) + 1
+    server.control("/close_communicator")
+    told = {"host": meeting.host, "port": port, "world_size": world_size, "client_device_uuid": _NO_DEVICE}
+    server.control("/init_communicator", told, timeout_s=meeting.join_timeout_s)
+    address = GroupAddress(
+        host=meeting.host,
+        port=port,
+        rank=world_size - 1,
+        world_size=world_size,
+        timeout_s=meeting.timeout_s,
+        join_timeout_s=meeting.join_timeout_s,
+    )
+    return QueuedGroup(address)
+
+
+def send_named(server: RolloutServer, group: QueuedGroup, spec: Spec, tensor: Tensor) -> None:
+    """One tensor, TRL's way: announced, broadcast, waited for."""
+    told = {"name": spec.name, "dtype": f"torch.{spec.dtype}", "shape": list(spec.shape)}
+    server.control("/update_named_param", told)
+    group.send(tensor.detach().cpu().contiguous())
+
+
+def _all(calls: Iterable[Any]) -> list[Any]:
+    """Results of calls that run at the same time."""
+    return [pending.result() for pending in [Pending(call) for call in calls]]
+
+
+def _send_to(server: RolloutServer, group: QueuedGroup, plan: Plan, tensors: Sequence[Tensor]) -> None:
+    if server.dialect.name == "swift":
+        buffer = Buffer()
+        for bucket in plan.buckets:
+            specs = plan.specs[bucket.start : bucket.stop]
+            server.control("/update_flattened_params", {"metadatas": flat_metadata(specs)})
+            parts = [bytes_of(tensor.cpu()) for tensor in tensors[bucket.start : bucket.stop]]
+            group.send(buffer.fill(parts))
+    else:
+        for spec, tensor in zip(plan.specs, tensors, strict=True):
+            send_named(server, group, spec, tensor)
+    if AFTER_LOADING in server.routes:
+        server.control(AFTER_LOADING)
+    server.empty_caches()
+
+
+def flat_metadata(specs: Sequence[Spec]) -> list[dict[str, Any]]:
+    """Where each tensor lies in a bucket, in bytes (ms-swift from 4.2 on).
+
+    >>> [(one["start_idx"], one["end_idx"]) for one in
+    ...  flat_metadata([Spec("a", "bfloat16", (6,)), Spec("b", "float32", (2,))])]
+    [(0, 12), (12, 20)]
+    """
+    described, start = [], 0
+    for spec in specs:
+        stop = start + spec.num_bytes
+        described.append(
+            {
+                "name": spec.name,
+                "dtype": f"torch.{spec.dtype}",
+                "shape": list(spec.shape),
+                "start_idx": start,
+                "end_idx": stop,
+                "numel": spec.num_bytes,
+            }
+        )
+        start = stop
+    return described

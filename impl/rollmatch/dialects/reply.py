@@ -1,0 +1,99 @@
+"""Checks on what servers answer: one entry per request, each with its ids."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollmatch.dialects.http import ReplyMalformed
+from rollmatch.dialects.prompt import Reply
+from rollmatch.errors import RolloutError
+
+FINISH_REASONS = ("stop", "length")
+
+
+class ReplyCountMismatch(RolloutError):
+    """A call is answered with one entry per request."""
+
+    code = "reply-count-mismatch"
+
+
+def entries_of(body: Any, *, base_url: str, num_requests: int) -> list[Any]:
+    """The entries of a reply, as many as there were requests. Errors: ``ReplyMalformed``, ``ReplyCountMismatch``."""
+    if not isinstance(body, list):
+        raise ReplyMalformed(f"{base_url} answered {type(body).__name__}, not a list of responses", key=base_url)
+    if len(body) != num_requests:
+        raise ReplyCountMismatch(f"{base_url} gave {len(body)} answers to {num_requests} requests", key=base_url)
+    return body
+
+
+def ids_of(value: Any, *, name: str, place: int, base_url: str) -> tuple[int, ...]:
+    """A list of token ids. Errors: ``ReplyMalformed``."""
+    if (
+        not isinstance(value, Sequence)
+        or isinstance(value, str | bytes)
+        or any(type(item) is not int for item in value)
+    ):
+        raise ReplyMalformed(
+            f"entry {place} of the answer of {base_url} has no {name}",
+            key=base_url,
+            remedy="The server must return token ids of prompts and responses.",
+        )
+    return tuple(value)
+
+
+def logprobs_of(value: Any, ids: Sequence[int], *, place: int, base_url: str) -> tuple[float, ...]:
+    """One finite number up to 0 per response token. Errors: ``ReplyMalformed``."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if not is_list or len(value) != len(ids) or not all(isinstance(item, int | float) for item in value):
+        raise ReplyMalformed(
+            f"entry {place} of the answer of {base_url} has no log-probability for each of {len(ids)} tokens",
+            key=base_url,
+            remedy="The server must return the sampled tokens' log-probabilities.",
+        )
+    return tuple(float(item) for item in value)
+
+
+def chat_reply_of(body: Any, *, version: int | None, place: int, base_url: str) -> Reply:
+    """A chat completion with token ids, as vLLM and ms-swift give it. Errors: ``ReplyMalformed``."""
+    choice = field_of(body, "choices", 0)
+    prompt = ids_of(field_of(body, "prompt_token_ids"), name="prompt_token_ids", place=place, base_url=base_url)
+    response = ids_of(field_of(choice, "token_ids"), name="token_ids", place=place, base_url=base_url)
+    told, logprobs = field_of(choice, "logprobs", "content"), None
+    if told is not None:
+        values = [field_of(token, "logprob") for token in told]
+        logprobs = logprobs_of(values, response, place=place, base_url=base_url)
+    return Reply(
+        prompt_token_ids=filled(prompt, name="prompt_token_ids", place=place, base_url=base_url),
+        response_token_ids=response,
+        logprobs=logprobs,
+        finish_reason=reason_of(field_of(choice, "finish_reason"), place=place, base_url=base_url),
+        policy_version=version,
+    )
+
+
+def filled(ids: tuple[int, ...], *, name: str, place: int, base_url: str) -> tuple[int, ...]:
+    """Ids that are not empty: a prompt never is. Errors: ``ReplyMalformed``."""
+    if not ids:
+        raise ReplyMalformed(f"entry {place} of the answer of {base_url} has an empty {name}", key=base_url)
+    return ids
+
+
+def reason_of(value: Any, *, place: int, base_url: str) -> str:
+    """Why a response ended. Errors: ``ReplyMalformed``."""
+    if value not in FINISH_REASONS:
+        problem = f"entry {place} of the answer of {base_url} ended by {value!r}, not by stop or length"
+        raise ReplyMalformed(problem, key=base_url, remedy="The response is not whole; look at the server's output.")
+    return str(value)
+
+
+def field_of(entry: Any, *names: str | int) -> Any:
+    """A value deep inside JSON; None where the way there does not exist.
+
+    >>> field_of({"choices": [{"token_ids": [5]}]}, "choices", 0, "token_ids"), field_of([], 0)
+    ([5], None)
+    """
+    for name in names:
+        try:
+            entry = entry[name]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return entry

@@ -1,0 +1,218 @@
+"""One rollout server as the learner uses it: found, asked, watched, and told what to do.
+
+A generate call may be repeated, because it changes nothing: a broken connection is tried once more over a fresh one,
+then the call is halved until the request that breaks it stands alone. A control call is sent once.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollmatch.dialects.asked import Call
+from rollmatch.dialects.call_log import CallLog
+from rollmatch.dialects.dialect import Dialect, find_routes, name_dialect
+from rollmatch.dialects.http import JSON, REMEDY, Answer, CallTimeout, HttpServer, ServerRefused, TransportFailed
+from rollmatch.dialects.native.client import NativeDialect
+from rollmatch.dialects.pending import Pending
+from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
+from rollmatch.dialects.swift.client import SwiftDialect
+from rollmatch.dialects.trl.client import TrlDialect
+from rollmatch.dialects.vllm.client import VllmDialect
+from rollmatch.dialects.watch import ServerDied, WatchRules, look, watched
+from rollmatch.errors import RolloutError
+
+DIALECTS: dict[str, type[Any]] = {kind.name: kind for kind in (NativeDialect, SwiftDialect, TrlDialect, VllmDialect)}
+GO_WITHOUT = (
+    "Start the rollout server and check base_url, or train without one: vllm.mode colocate, or rollout_backend hf."
+)
+CONTROL_TIMEOUT_S, HEALTH_TIMEOUT_S = 60.0, 10.0
+CACHES = ("/reset_prefix_cache", "/reset_encoder_cache", "/reset_mm_cache")
+"""What forgets what older weights have computed."""
+_POLL_S = 0.25
+
+
+class ServerUnreachable(RolloutError):
+    """A server named in the configuration answers."""
+
+    code = "server-unreachable"
+
+
+class InferTimeout(RolloutError):
+    """A generate call is answered within ``infer_timeout_s``."""
+
+    code = "infer-timeout"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """How servers are reached. Made by ``launch`` from the configuration."""
+
+    timeout_s: float = 240.0
+    """For health and for the group that carries weights."""
+    infer_timeout_s: float | None = None
+    """None: no limit, but a watch."""
+    api_key: str | None = None
+    watch: WatchRules = field(default_factory=WatchRules)
+
+
+class RolloutServer:
+    """One rollout server, by the prefix of its routes."""
+
+    def __init__(self, base_url: str, settings: ClientSettings) -> None:
+        self.http = HttpServer(base_url, api_key=settings.api_key)
+        self.base_url = self.http.base_url
+        self.settings = settings
+        self.routes: dict[str, str] = {}
+        self.dialect: Dialect = NativeDialect(self.base_url)
+        self.watch = settings.watch
+
+    def connect(self) -> None:
+        """Wait for health, then find out the dialect. Errors: ``ServerUnreachable``, ``DialectUnknown``."""
+        self.wait_until_healthy(self.settings.timeout_s)
+        self.routes = find_routes(self.http, timeout_s=CONTROL_TIMEOUT_S)
+        self.dialect = DIALECTS[name_dialect(self.http, self.routes)](self.base_url)
+        if not self.dialect.answers_while_generating:
+            self.watch = WatchRules(
+                poll_s=self.watch.poll_s,
+                look_timeout_s=self.watch.look_timeout_s,
+                max_failures=self.watch.max_failures,
+                silence_is_death=False,
+            )
+
+    def wait_until_healthy(self, timeout_s: float) -> dict[str, Any]:
+        """The server's health, as soon as it is well. Errors: ``ServerUnreachable``, ``ServerRefused`` (dead, key)."""
+        deadline, problem = time.monotonic() + timeout_s, "no answer"
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                return self.health(timeout_s=min(left, 10.0))
+            except ServerRefused as error:
+                if error.code in ("worker-dead", "bearer-key-missing", "bearer-key-wrong"):
+                    raise
+                problem = error.problem
+            except (TransportFailed, CallTimeout) as error:
+                problem = error.problem
+            time.sleep(max(0.0, min(_POLL_S, deadline - time.monotonic())))
+        raise ServerUnreachable(
+            f"{self.base_url} was not well within {timeout_s:g} s: {problem}", key=self.base_url, remedy=GO_WITHOUT
+        )
+
+    def health(self, *, timeout_s: float) -> dict[str, Any]:
+        """What the server tells about itself; little more than a status in most dialects."""
+        told = self.http.get(self.path_of("/health"), timeout_s=timeout_s).body
+        return told if isinstance(told, dict) else {}
+
+    def instance(self) -> str:
+        """What the server calls itself since its start, empty if nothing; a stock vllm serve: its weights."""
+        if "/weight_info" in self.routes:
+            return str(self.get("/weight_info", timeout_s=HEALTH_TIMEOUT_S).get("weight_version", ""))
+        return str(self.health(timeout_s=HEALTH_TIMEOUT_S).get("instance", ""))
+
+    def path_of(self, route: str) -> str:
+        """A route as this server writes it: with a slash at its end unless it told otherwise."""
+        return self.routes.get(route, f"{route}/")
+
+    def get(self, route: str, *, timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
+        """Ask, once."""
+        return self.http.get(self.path_of(route), timeout_s=timeout_s).body
+
+    def control(
+        self,
+        route: str,
+        body: Any = None,
+        *,
+        timeout_s: float = CONTROL_TIMEOUT_S,
+        content_type: str = JSON,
+        query: str = "",
+    ) -> Any:
+        """Tell, once: a control call that was sent may have been heard, so it is never sent again by itself."""
+        path = f"{self.path_of(route)}?{query}" if query else self.path_of(route)
+        return self.http.post(path, body, timeout_s=timeout_s, content_type=content_type).body
+
+    def begin(self, route: str, body: Any, *, timeout_s: float, content_type: str = JSON) -> Call[Answer]:
+        """As ``control``, but under way when this returns; its errors come with its result, an ``Answer``."""
+        return self.http.begin(self.path_of(route), body, timeout_s=timeout_s, content_type=content_type)
+
+    def empty_caches(self) -> None:
+        """Tell those of ``CACHES`` that this server has."""
+        for route in CACHES:
+            if route in self.routes:
+                self.control(route)
+
+    def infer(
+        self, prompts: Sequence[Prompt], sampling: SamplingRules, *, start: int = 0, log: CallLog | None = None
+    ) -> list[Reply]:
+        """One reply per prompt, in order; ``start`` is the first one's index in the whole list, for messages.
+
+        Errors: ``ServerUnreachable``, ``ServerDied``, ``InferTimeout``, ``ServerRefused``, ``ReplyMalformed``,
+        ``ReplyCountMismatch``.
+        """
+        span, log = spelled(start, start + len(prompts)), log or CallLog()
+        log.note(prompts, start=start)
+        try:
+            return self._ask_twice(prompts, sampling, log)
+        except TransportFailed as error:
+            if problem := look(self.http, self.path_of("/health"), self.watch):
+                text = f"{self.base_url} {problem}, with {span}"
+                raise ServerDied(text, key=self.base_url, remedy=REMEDY) from error
+            if len(prompts) == 1:
+                text = f"{self.base_url} broke the connection twice for {span}: {error.problem}"
+                raise ServerUnreachable(text, key=self.base_url, remedy=GO_WITHOUT) from error
+        except CallTimeout as error:
+            limit = self.settings.infer_timeout_s or 0.0
+            text = f"{self.base_url} did not answer {span} within {limit:g} s"
+            remedy = "Raise vllm.server.infer_timeout_s, or ask for less at a time."
+            raise InferTimeout(text, key=self.base_url, remedy=remedy) from error
+        except RolloutError as error:
+            raise _with_span(error, self.base_url, span, start) from error
+        middle = (len(prompts) + 1) // 2
+        log.num_splits += 1
+        first = self.infer(prompts[:middle], sampling, start=start, log=log)
+        return first + self.infer(prompts[middle:], sampling, start=start + middle, log=log)
+
+    def _ask_twice(self, prompts: Sequence[Prompt], sampling: SamplingRules, log: CallLog) -> list[Reply]:
+        try:
+            return self._ask(prompts, sampling)
+        except TransportFailed:
+            log.num_retries += 1
+            return self._ask(prompts, sampling)
+
+    def _ask(self, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
+        limit = self.settings.infer_timeout_s
+
+        def post(route: str, body: Any, content_type: str) -> Answer:
+            path = self.path_of(route)
+            return self.http.post(path, body, timeout_s=limit or None, content_type=content_type)
+
+        def call() -> list[Reply]:
+            return self.dialect.exchange(post, prompts, sampling)
+
+        return call() if limit else watched(call, self.http, self.path_of("/health"), self.watch)
+
+
+def connect_all(servers: Sequence[RolloutServer]) -> None:
+    """Connect to every server, at the same time. Errors: the first server's that has one, in their order."""
+    calls = [Pending(server.connect) for server in servers]
+    for call in calls:
+        call.result()
+
+
+def spelled(start: int, stop: int) -> str:
+    """A range of requests in words.
+
+    >>> spelled(2, 3), spelled(2, 4), spelled(2, 9)
+    ('request 2', 'requests 2 and 3', 'requests 2 to 8')
+    """
+    if stop - start == 1:
+        return f"request {start}"
+    return f"requests {start} and {stop - 1}" if stop - start == 2 else f"requests {start} to {stop - 1}"
+
+
+def _with_span(error: RolloutError, base_url: str, span: str, start: int) -> RolloutError:
+    """The same error, which names the server and what it was asked for."""
+    told = type(error)(f"{error.problem} ({span})", key=base_url, remedy=error.remedy)
+    told.code = error.code
+    if isinstance(error, ServerRefused) and isinstance(told, ServerRefused):
+        told.status = error.status
+        told.item = None if error.item is None else start + error.item
+    return told

@@ -1,0 +1,1 @@
+"""The dialect of ms-swift 4.x."""

@@ -1,0 +1,1 @@
+"""The dialect of TRL's vLLM server."""

@@ -1,0 +1,96 @@
+"""The dialect of ``trl vllm-serve`` up to 1.10 (token-id prompts: from 1.0 on).
+
+All responses of a call share one seed and one set of sampling values. A prompt that is asked several times is sent
+once with a number of completions: two copies of it would be answered alike.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollmatch.dialects.dialect import Post
+from rollmatch.dialects.http import JSON, ReplyMalformed
+from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
+from rollmatch.dialects.reply import entries_of, field_of, filled, ids_of, logprobs_of
+from rollmatch.dialects.swift.client import text_of, version_of
+
+ROUTE = "/generate"
+
+
+class TrlDialect:
+    """Ids in, ids out; the reason a response ended is read from its last token."""
+
+    name = "trl"
+    answers_while_generating = False
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+
+    def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
+        """One call for all that are asked equally often. Errors: ``ReplyMalformed``, ``ReplyCountMismatch``."""
+        replies: dict[int, Reply] = {}
+        for places in equally_often(prompts):
+            told = self._ask(post, [prompts[copies[0]] for copies in places], sampling, num_copies=len(places[0]))
+            replies |= dict(zip((place for copies in places for place in copies), told, strict=True))
+        return [replies[place] for place in range(len(prompts))]
+
+    def _ask(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules, *, num_copies: int) -> list[Reply]:
+        answer = post(ROUTE, encode(prompts, sampling) | {"n": num_copies}, JSON)
+        counts = {"prompt_ids": len(prompts), "completion_ids": len(prompts) * num_copies}
+        rows = [self._rows(answer.body, name, count) for name, count in counts.items()]
+        rows[0] = [row for row in rows[0] for _ in range(num_copies)]
+        told = field_of(answer.body, "logprobs") if sampling.logprobs else None
+        return [
+            Reply(
+                prompt_token_ids=filled(prompt, name="prompt_ids", place=place, base_url=self.base_url),
+                response_token_ids=response,
+                logprobs=None if told is None else self._logprobs(field_of(told, place), response, place),
+                finish_reason="stop" if set(sampling.stop_token_ids) & set(response) else "length",
+                policy_version=version_of(answer.headers),
+            )
+            for place, (prompt, response) in enumerate(zip(*rows, strict=True))
+        ]
+
+    def _logprobs(self, told: Any, response: Sequence[int], place: int) -> tuple[float, ...]:
+        """A number per token, or (from 0.27 on) a list of one, the sampled token's."""
+        values = [field_of(each, 0) if isinstance(each, list) else each for each in told or ()]
+        return logprobs_of(values, response, place=place, base_url=self.base_url)
+
+    def _rows(self, body: Any, name: str, num_requests: int) -> list[tuple[int, ...]]:
+        rows = field_of(body, name)
+        if rows is None:
+            raise ReplyMalformed(f"the answer of {self.base_url} has no {name}", key=self.base_url)
+        entries = entries_of(rows, base_url=self.base_url, num_requests=num_requests)
+        return [ids_of(row, name=name, place=place, base_url=self.base_url) for place, row in enumerate(entries)]
+
+
+def equally_often(prompts: Sequence[Prompt]) -> list[list[list[int]]]:
+    """Places of prompts, by prompt, those that stand equally often together.
+
+    >>> def prompt(token_id):
+    ...     return Prompt(request_id="", prompt_token_ids=(token_id,), messages=(), images=(), seed=1)
+    >>> equally_often([prompt(5), prompt(6), prompt(5), prompt(7)])
+    [[[0, 2]], [[1], [3]]]
+    """
+    copies: dict[tuple[tuple[int, ...], tuple[bytes, ...]], list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        copies.setdefault((prompt.prompt_token_ids, prompt.images), []).append(place)
+    by_count: dict[int, list[list[int]]] = {}
+    for places in copies.values():
+        by_count.setdefault(len(places), []).append(places)
+    return list(by_count.values())
+
+
+def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, Any]:
+    """The body of a call; its seed is the first request's."""
+    return {
+        "prompts": [list(prompt.prompt_token_ids) for prompt in prompts],
+        "images": [[text_of(image) for image in prompt.images] or None for prompt in prompts],
+        "n": 1,
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "repetition_penalty": sampling.repetition_penalty,
+        "logprobs": 0 if sampling.logprobs else None,
+        "generation_kwargs": {"seed": prompts[0].seed, "stop_token_ids": list(sampling.stop_token_ids)},
+    }

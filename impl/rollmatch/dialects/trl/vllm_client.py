@@ -1,0 +1,143 @@
+"""A rollout server of the trl dialect for somebody else's trainer: ask it for completions, give it new weights.
+
+Usable alone, without the rest of the ring; the names are those that TRL's and verifiers' trainers know. Every training
+process may have one and generate; only one of them, the main process, opens the communicator and sends weights.
+
+    client = VLLMClient(host="localhost", server_port=8000, group_port=51216)
+    completions = client.generate(["What is 2 + 2?"], n=4, max_tokens=32)
+    client.init_communicator()
+    client.update_model_params(model)        # sends every weight, then empties the server's prefix cache
+    client.close_communicator()
+"""
+
+import atexit
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rollmatch.config.rlhf import FIRST_GROUP_PORT, base_url_of
+from rollmatch.dialects.http import JSON, ReplyMalformed
+from rollmatch.dialects.native.group import Meeting, resolve
+from rollmatch.dialects.queued_group import QueuedGroup
+from rollmatch.dialects.queued_sender import join, send_named
+from rollmatch.dialects.reply import entries_of, field_of, ids_of
+from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.dialects.trl.client import ROUTE, TrlDialect
+from rollmatch.dialects.watch import WatchRules, watched
+from rollmatch.errors import SyncError
+from rollmatch.weights.named_weights import named_weights
+from rollmatch.weights.plan import spec_of
+
+_TRANSFER_TIMEOUT_S = 30.0
+
+
+class CommunicatorNotOpen(SyncError):
+    """Weights are sent by the process that has opened the communicator."""
+
+    code = "communicator-not-open"
+
+
+class VLLMClient:
+    """One server, as one training process sees it."""
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        server_port: int = 8000,
+        group_port: int = FIRST_GROUP_PORT,
+        connection_timeout: float = 60.0,
+    ) -> None:
+        """Wait for the server's health, ``connection_timeout`` seconds at most. Errors: ``ServerUnreachable``.
+
+        The timeout is for connecting and for joining the communicator; how long a generate call takes is not limited,
+        a server that dies meanwhile is noticed within seconds.
+        """
+        settings = ClientSettings(timeout_s=connection_timeout, watch=WatchRules(silence_is_death=False))
+        self.server = RolloutServer(base_url_of(host, server_port), settings)
+        self.server.connect()
+        self.server.dialect = TrlDialect(self.server.base_url)
+        self.base_url = self.server.base_url
+        self.group_port, self.connection_timeout = group_port, connection_timeout
+        self._meeting = Meeting(
+            host=resolve(host),
+            port=group_port,
+            client="vllm-client",
+            timeout_s=_TRANSFER_TIMEOUT_S,
+            join_timeout_s=connection_timeout,
+        )
+        self._group: QueuedGroup | None = None
+
+    def generate(
+        self, prompts: Sequence[str] | Sequence[Sequence[int]], *, n: int = 1, max_tokens: int = 16, **sampling: Any
+    ) -> list[list[int]]:
+        """``n`` completions of each prompt, as ids, one prompt after the other.
+
+        ``sampling``: temperature, top_p, top_k, min_p, repetition_penalty, and what goes into ``generation_kwargs``
+        (seed, stop_token_ids, ...). Errors: ``ServerRefused`` with the status, ``ServerDied``, ``ReplyMalformed``,
+        ``ReplyCountMismatch``; nothing is ever taken for an empty completion.
+        """
+        body = make_body(prompts, n=n, max_tokens=max_tokens, sampling=sampling)
+
+        def call() -> Any:
+            return self.server.http.post(self.server.path_of(ROUTE), body, timeout_s=None, content_type=JSON).body
+
+        told = watched(call, self.server.http, self.server.path_of("/health"), self.server.watch)
+        rows = field_of(told, "completion_ids")
+        if rows is None:
+            raise ReplyMalformed(f"the answer of {self.base_url} has no completion_ids", key=self.base_url)
+        entries = entries_of(rows, base_url=self.base_url, num_requests=len(prompts) * n)
+        return [
+            list(ids_of(row, name="completion_ids", place=place, base_url=self.base_url))
+            for place, row in enumerate(entries)
+        ]
+
+    def init_communicator(self) -> None:
+        """Join the server's workers as the last rank of their group. Errors: the server's, ``CommunicatorTimeout``."""
+        self.close_communicator()
+        self._group = join(self.server, self.group_port, self._meeting)
+        atexit.register(self.close_communicator)
+
+    def update_named_param(self, name: str, weights: Tensor) -> None:
+        """Announce one tensor, then broadcast it. Errors: ``CommunicatorNotOpen``, ``TransferFailed``, the server's."""
+        if self._group is None:
+            remedy = "Call init_communicator() first, in the main process only."
+            raise CommunicatorNotOpen("no communicator is open", key=self.base_url, remedy=remedy)
+        send_named(self.server, self._group, spec_of(name, weights), weights)
+
+    def update_model_params(self, model: nn.Module | Mapping[str, Tensor]) -> None:
+        """All weights of a model (adapters merged, shards gathered) or of a state dict; then the caches are emptied."""
+        named: Iterable[tuple[str, Tensor]] = model.items() if isinstance(model, Mapping) else named_weights(model)
+        with torch.no_grad():
+            for name, weights in named:
+                self.update_named_param(name, weights)
+        self.server.empty_caches()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what was computed with older weights."""
+        self.server.control("/reset_prefix_cache")
+
+    def close_communicator(self) -> None:
+        """Leave the group, if this process is in one."""
+        if self._group is not None:
+            self._group = None
+            atexit.unregister(self.close_communicator)
+            self.server.control("/close_communicator")
+
+
+_IN_THE_BODY = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def make_body(
+    prompts: Sequence[str] | Sequence[Sequence[int]], *, n: int, max_tokens: int, sampling: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The body of a generate call; values that the dialect has no field for go into ``generation_kwargs``.
+
+    >>> make_body(["a"], n=2, max_tokens=4, sampling={"top_p": 0.9, "seed": 7})["generation_kwargs"]
+    {'seed': 7}
+    """
+    further = {name: value for name, value in sampling.items() if name not in _IN_THE_BODY}
+    told = {name: value for name, value in sampling.items() if name in _IN_THE_BODY}
+    listed = [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts]
+    return {"prompts": listed, "n": n, "max_tokens": max_tokens, "logprobs": None, "generation_kwargs": further} | told

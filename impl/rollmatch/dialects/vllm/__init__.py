@@ -1,0 +1,1 @@
+"""Stock `vllm serve` with its RL routes."""

@@ -1,1 +1,0 @@
-"""The doors: what people start."""

@@ -1,1 +1,0 @@
-"""Adapters into weights: the same arithmetic on learners and on rollout servers."""

@@ -1,0 +1,1 @@
+"""The policy: weights, adapters, chat template, vocabulary."""

@@ -1,0 +1,238 @@
+"""Samples -> prompt token ids and image features; the door to the tokenizer's chat template and the image processor.
+
+The learner and every rollout engine must see the same prompt. Two forms of it exist: as the chat template writes it,
+with one placeholder per image (sent to engines), and *expanded*, with as many placeholders as the image has merged
+patches (what a model's forward pass takes and what an engine reports back as ``prompt_token_ids``).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from rollmatch.data.chat import IMAGE_TAG, tagged_messages
+from rollmatch.errors import ConfigError, RolloutError
+from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.records import Rollout, Sample
+
+
+class ImagesNotSupported(ConfigError):
+    """The model directory says how images are prepared."""
+
+    code = "images-not-supported"
+
+
+class PlaceholdersMisfit(ConfigError):
+    """A prompt holds one image placeholder per image."""
+
+    code = "placeholders-misfit"
+
+
+class TurnsNotRendered(ConfigError):
+    """The chat template writes a message of the user's behind one of the assistant's, both as they are."""
+
+    code = "turns-not-rendered"
+
+
+class PromptMismatch(RolloutError):
+    """The engine saw another prompt than the one the learner would teach on."""
+
+    code = "prompt-mismatch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFeatures:
+    """What the vision tower eats for one segment's images. Made here, eaten by ``rollout.hf`` and ``learn.collate``."""
+
+    pixel_values: torch.Tensor
+    """[patches of all images, patch values]"""
+    image_grid_thw: torch.Tensor
+    """[images, 3] patches along time, height, width."""
+
+
+NO_IMAGES = ImageFeatures(pixel_values=torch.empty(0, 0), image_grid_thw=torch.empty(0, 3, dtype=torch.int64))
+"""Images of a sample of text alone."""
+NO_ID = -1
+"""An id that no token has."""
+WRITTEN = "rollmatch-writes-here"
+"""Stands for a turn of the assistant's where a chat is rendered around it."""
+
+
+class Template:
+    """Chat template, image processor and vocabulary of one model directory.
+
+    ``any_chat`` takes every chat model: coordinate tokens and images are there where the model has them.
+    """
+
+    def __init__(self, directory: str | Path, *, system: str, user: str, any_chat: bool = False) -> None:
+        self.vocabulary = Vocabulary.load(directory, coordinates=not any_chat)
+        self.processor = _load_processor(directory, needs_images=not any_chat)
+        self.image_processor = getattr(self.processor, "image_processor", None)
+        self.tokenizer = getattr(self.processor, "tokenizer", self.processor)
+        self.system, self.user = system, user
+        self.image_id: int = getattr(self.processor, "image_token_id", NO_ID)
+        self.merge_area: int = self.image_processor.merge_size**2 if self.image_processor else 1
+        self.pad_id: int = self._find_pad_id()
+        stop = self.vocabulary.stop_id
+        self.banned_ids = tuple(sorted(i for i in self.vocabulary.control_ids if i not in (stop, self.pad_id)))
+        """Tokens no response may hold: vision placeholders above all, which would ask for images that are not there."""
+
+    def messages(self, sample: Sample) -> list[dict[str, Any]]:
+        """Chat messages of a sample's prompt: its own, or system (unless empty), then images and the question."""
+        if sample.messages:
+            return own_messages(sample)
+        content = [{"type": "image", "image": path} for path in sample.images] + [{"type": "text", "text": self.user}]
+        question = {"role": "user", "content": content}
+        return [{"role": "system", "content": self.system}, question] if self.system else [question]
+
+    def prompt_token_ids(self, sample: Sample) -> tuple[int, ...]:
+        """[P'] the prompt with one placeholder per image, ready for the assistant's first token."""
+        text = self.tokenizer.apply_chat_template(self.messages(sample), tokenize=False, add_generation_prompt=True)
+        return self.vocabulary.encode(text)
+
+    def reply_token_ids(self, text: str, is_stopped: bool) -> tuple[int, ...]:
+        """What a chat holds between two turns of the assistant where the user says ``text``; ids of turns stay theirs.
+
+        ``is_stopped``: the stop token ended the turn before, and is not written again. Errors: ``TurnsNotRendered``.
+        """
+        roles = (("user", "?"), ("assistant", WRITTEN), ("user", text))
+        chat = [{"role": role, "content": content} for role, content in roles]
+        whole = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        _, mark, after = whole.partition(WRITTEN)
+        if not mark or text.strip() not in after:
+            problem = "the chat template does not write a second message of the user's behind the assistant's"
+            remedy = "Set custom.extra.environment.observations to text, or give the model another template."
+            raise TurnsNotRendered(problem, key="model.model", remedy=remedy)
+        ids = self.vocabulary.encode(after)
+        return ids[1:] if is_stopped and ids[:1] == (self.vocabulary.stop_id,) else ids
+
+    def text_token_ids(self, text: str, is_stopped: bool) -> tuple[int, ...]:
+        """What stands between two turns where nothing but ``text`` does."""
+        return self.vocabulary.encode(text)
+
+    def load_images(self, sample: Sample) -> list[Image.Image]:
+        """The sample's images in RGB, as every backend gets them."""
+        images = []
+        for path in sample.images:
+            with Image.open(path) as image:
+                images.append(image.convert("RGB"))
+        return images
+
+    def image_features(self, sample: Sample) -> ImageFeatures:
+        """Patches and grids of a sample's images. Errors: ``ImagesNotSupported``."""
+        if not sample.images:
+            return NO_IMAGES
+        if self.image_processor is None:
+            raise ImagesNotSupported("the model takes no images", key=sample.origin, remedy="Take a vision model.")
+        features = self.image_processor(images=self.load_images(sample), return_tensors="pt")
+        return ImageFeatures(pixel_values=features["pixel_values"], image_grid_thw=features["image_grid_thw"])
+
+    def num_image_tokens(self, image: Image.Image) -> int:
+        """Merged patches of an image, from its size alone."""
+        assert self.image_processor is not None
+        num_patches: int = self.image_processor.get_number_of_image_patches(image.height, image.width)
+        return num_patches // self.merge_area
+
+    def expand(self, prompt_token_ids: Sequence[int], features: ImageFeatures) -> tuple[int, ...]:
+        """[P] repeat each image placeholder once per merged patch."""
+        counts = [int(grid.prod()) // self.merge_area for grid in features.image_grid_thw]
+        return expand_placeholders(prompt_token_ids, counts, image_id=self.image_id)
+
+    def check_alignment(self, sample: Sample, prompt_token_ids: Sequence[int], rollout: Rollout) -> None:
+        """Raise ``PromptMismatch`` unless the engine saw exactly ``prompt_token_ids`` (expanded)."""
+        if tuple(prompt_token_ids) != rollout.prompt_token_ids:
+            raise _describe_mismatch(sample, prompt_token_ids, rollout.prompt_token_ids, self.image_id)
+
+    def _find_pad_id(self) -> int:
+        """The tokenizer's, or the stop token where it has none: what is padded is masked."""
+        pad_id = self.tokenizer.pad_token_id
+        return self.vocabulary.stop_id if pad_id is None else int(pad_id)
+
+
+def own_messages(sample: Sample) -> list[dict[str, Any]]:
+    """A sample's own chat as a chat template takes it; images stand where tagged, else before the first question.
+
+    >>> sample = Sample(sample_id=0, origin="x:1", images=("a.png",), messages=(("user", "Is <image> red?"),))
+    >>> [part["type"] for part in own_messages(sample)[0]["content"]]
+    ['text', 'image', 'text']
+    """
+    if not sample.images:
+        return [{"role": role, "content": text} for role, text in sample.messages]
+    images = iter(sample.images)
+    return [{"role": role, "content": list(_parts_of(text, images))} for role, text in tagged_messages(sample)]
+
+
+def _parts_of(text: str, images: Iterator[str]) -> Iterator[dict[str, Any]]:
+    for place, piece in enumerate(text.split(IMAGE_TAG)):
+        if place:
+            yield {"type": "image", "image": next(images)}
+        if piece:
+            yield {"type": "text", "text": piece}
+
+
+def expand_placeholders(prompt_token_ids: Sequence[int], counts: Sequence[int], *, image_id: int) -> tuple[int, ...]:
+    """Repeat the i-th placeholder ``counts[i]`` times. Errors: ``PlaceholdersMisfit``.
+
+    >>> expand_placeholders([5, 99, 6, 99, 7], [2, 3], image_id=99)
+    (5, 99, 99, 6, 99, 99, 99, 7)
+    """
+    num_placeholders = sum(token_id == image_id for token_id in prompt_token_ids)
+    if num_placeholders != len(counts):
+        raise PlaceholdersMisfit(
+            f"the prompt holds {num_placeholders} image placeholders for {len(counts)} images",
+            key="custom.prompts",
+            remedy="Take the placeholder's literal out of the prompts: the chat template writes one per image.",
+        )
+    remaining = iter(counts)
+    expanded: list[int] = []
+    for token_id in prompt_token_ids:
+        expanded.extend([token_id] * (next(remaining) if token_id == image_id else 1))
+    return tuple(expanded)
+
+
+def _load_processor(directory: str | Path, *, needs_images: bool) -> Any:
+    from transformers import AutoProcessor, AutoTokenizer  # a second to load
+
+    remedy = "Save preprocessor_config.json and video_preprocessor_config.json beside the model."
+    try:
+        processor = AutoProcessor.from_pretrained(str(directory))
+    except OSError as error:
+        if not needs_images:
+            return AutoTokenizer.from_pretrained(str(directory))
+        told = str(error).partition(".")[0]
+        raise ImagesNotSupported(f"{directory}: {told}", key="model.model", remedy=remedy) from error
+    if needs_images and not hasattr(processor, "image_processor"):
+        raise ImagesNotSupported(f"{directory} has no image processor", key="model.model", remedy=remedy)
+    return processor
+
+
+def _describe_mismatch(sample: Sample, learner: Sequence[int], engine: Sequence[int], image_id: int) -> PromptMismatch:
+    """Name the first differing position, both ids, and what usually causes such a difference."""
+    shorter = min(len(learner), len(engine))
+    place = next((i for i in range(shorter) if learner[i] != engine[i]), shorter)
+    ours, theirs = (ids[place] if place < len(ids) else None for ids in (learner, engine))
+    if image_id in (ours, theirs):
+        cause = "The two sides resize images differently: give both the same preprocessor_config.json."
+    elif place == 0 or _ends_alike(learner, engine):
+        cause = "A system message is missing on one side: pin the same chat template on both."
+    else:
+        cause = "The chat template or the tokenizer differs: serve the directory the learner trains."
+    return PromptMismatch(
+        f"prompts differ first at position {place}: learner {ours}, engine {theirs} "
+        f"(lengths {len(learner)} and {len(engine)})",
+        key=sample.origin,
+        remedy=cause,
+    )
+
+
+def _ends_alike(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether the shorter list is the end of the longer one.
+
+    >>> _ends_alike([1, 7, 1, 8], [1, 8]), _ends_alike([1, 8], [1, 7, 1, 8]), _ends_alike([1, 8], [1, 7, 1, 9])
+    (True, True, False)
+    """
+    shorter, longer = sorted((tuple(one), tuple(other)), key=len)
+    return longer[len(longer) - len(shorter) :] == shorter

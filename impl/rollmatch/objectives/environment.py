@@ -1,0 +1,207 @@
+"""What answers a policy turn by turn: plain classes, named in the configuration. Needs no torch.
+
+An environment takes no arguments but its options, keeps nothing outside itself, and can be pickled::
+
+    class Coin:
+        def reset(self, sample, rng):           # -> first observation, put at the end of the sample's prompt
+            self.rng, self.flips = rng, 0
+            return "heads or tails?"
+
+        def clone(self, rng):                   # goes on exactly as this one would with the same generator
+            twin = Coin()
+            twin.rng, twin.flips = rng, self.flips
+            return twin
+
+        def step(self, action):                 # -> observation, reward, terminated, truncated
+            if action not in ("heads", "tails"):
+                raise ActionUnparsable(f"{action!r} is neither heads nor tails")
+            self.flips += 1
+            return "again?", float(action == self.rng.choice(["heads", "tails"])), self.flips == 3, False
+
+        def fingerprint(self):                  # numbers and texts that tell its states apart
+            return self.flips
+
+``reset`` and ``step`` are gymnasium's, with a sample in place of options and texts in place of arrays; what stands
+after the fourth part of a step's answer (gymnasium's ``info``) is ignored. ``reset`` is given the same generator for
+every attempt at a sample, so that all of them have one prompt; after it each attempt goes on by a clone of its own.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from rollmatch.errors import ConfigError, TargetError
+from rollmatch.objectives.named import load_named
+from rollmatch.records import Sample
+
+METHODS = ("reset", "clone", "step", "fingerprint")
+
+
+class EnvironmentUnknown(ConfigError):
+    """An environment is named as module:Class, and can be imported."""
+
+    code = "environment-unknown"
+
+
+class EnvironmentMisfit(ConfigError):
+    """An environment can be made from its options, and has reset, clone, step and fingerprint."""
+
+    code = "environment-misfit"
+
+
+class EnvironmentFailed(TargetError):
+    """An environment answers every action: what is no action it refuses by ``ActionUnparsable``."""
+
+    code = "environment-failed"
+
+
+class ObservationNotText(TargetError):
+    """What an environment shows is a text."""
+
+    code = "observation-not-text"
+
+
+class StepMalformed(TargetError):
+    """A step is answered by a text, a finite number and two truth values."""
+
+    code = "step-malformed"
+
+
+class CloneDiffers(TargetError):
+    """A clone has the fingerprint of what it was cloned from."""
+
+    code = "clone-differs"
+
+
+class ActionUnparsable(TargetError):
+    """What the policy wrote is an action of the environment. Raised by environments; it ends the episode."""
+
+    code = "action-unparsable"
+
+
+class Environment(Protocol):
+    """The world of one sample."""
+
+    def reset(self, sample: Sample, rng: np.random.Generator) -> str:
+        """Begin, and show what is first seen."""
+
+    def clone(self, rng: np.random.Generator) -> "Environment":
+        """A copy that shares nothing with this one, and draws from ``rng``."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool]:
+        """(observation, reward, terminated, truncated). Errors: ``ActionUnparsable``."""
+
+    def fingerprint(self) -> Hashable:
+        """Equal for states that go on alike; of numbers, texts and tuples, the generator left out."""
+
+
+MakeEnvironment = Callable[[], Environment]
+
+
+class Answer(NamedTuple):
+    """What a step led to."""
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+def load_environment(name: str, options: Mapping[str, Any], *, key: str) -> MakeEnvironment:
+    """Import ``module:Class``; modules of the working directory are found, too. It is made once, to see that it can be.
+
+    Errors: ``EnvironmentUnknown``, ``EnvironmentMisfit``.
+    """
+    found = load_named(name, key=key, kind="Class", refuse=EnvironmentUnknown)
+
+    def make() -> Environment:
+        made: Environment = found(**options)
+        return made
+
+    _check_made(make, name, key=key)
+    return make
+
+
+def _check_made(make: MakeEnvironment, name: str, *, key: str) -> None:
+    remedy = "It is made as Class(**options), and has reset, clone, step and fingerprint."
+    try:
+        made = make()
+    except Exception as error:  # the user's code may raise anything; it is told as what it is
+        raise EnvironmentMisfit(f"{name}: {type(error).__name__}: {error}", key=key, remedy=remedy) from error
+    missing = [method for method in METHODS if not callable(getattr(made, method, None))]
+    if missing:
+        raise EnvironmentMisfit(f"{name} has no {', '.join(missing)}", key=key, remedy=remedy)
+
+
+def generator_of(*told: object) -> np.random.Generator:
+    """Random numbers that belong to what is told (run seed, sample, attempt) and to nothing else.
+
+    >>> generator_of(7, 0, "3.0.1").random() == generator_of(7, 0, "3.0.1").random()
+    True
+    """
+    words = np.frombuffer(hashlib.blake2b(repr(told).encode(), digest_size=16).digest(), dtype="<u4")
+    return np.random.default_rng(words.tolist())
+
+
+def begin(make: MakeEnvironment, sample: Sample, *, run_seed: int) -> tuple[Environment, str]:
+    """An environment at its beginning, and what it shows; the same whenever it is begun for a sample of a run.
+
+    Errors: ``EnvironmentFailed``, ``ObservationNotText``, ``CloneDiffers``.
+    """
+    made = make()
+    with _Telling(sample.origin, "reset"):
+        observation = made.reset(sample, generator_of(run_seed, sample.sample_id))
+        twin = made.clone(generator_of(0))
+        alike = made.fingerprint() == twin.fingerprint()
+    if not isinstance(observation, str):
+        raise ObservationNotText(f"reset returned {observation!r}", key=sample.origin, remedy="Return a text.")
+    if not alike:
+        problem = f"{twin.fingerprint()!r} was cloned from {made.fingerprint()!r}"
+        raise CloneDiffers(problem, key=sample.origin, remedy="Copy the whole state in clone.")
+    return made, observation
+
+
+def show(
+    make: MakeEnvironment, sample: Sample, *, run_seed: int, asked: Sequence[tuple[str, str]] = (("user", ""),)
+) -> Sample:
+    """The sample, with what its environment shows first in a line of its own at the end of its last message.
+
+    ``asked`` are the messages of samples that bring none. Errors: those of ``begin``.
+    """
+    _, observation = begin(make, sample, run_seed=run_seed)
+    *before, (role, text) = sample.messages or asked
+    shown = "\n".join(part for part in (text, observation) if part)
+    return replace(sample, messages=(*before, (role, shown)))
+
+
+def take_step(environment: Environment, action: str, *, key: str) -> Answer:
+    """One step, its answer checked. Errors: ``ActionUnparsable``, ``EnvironmentFailed``, ``StepMalformed``."""
+    with _Telling(key, f"step({action!r})"):
+        told = environment.step(action)
+    parts = told if isinstance(told, tuple | list) and len(told) >= 4 else (None,) * 4
+    observation, reward, *ends = parts[:4]
+    is_number = isinstance(reward, int | float | np.number) and math.isfinite(float(reward))
+    if not isinstance(observation, str) or not is_number or not all(isinstance(end, bool | np.bool_) for end in ends):
+        remedy = "Return (observation, reward, terminated, truncated): a text, a finite number, two truth values."
+        raise StepMalformed(f"step({action!r}) returned {told!r}", key=key, remedy=remedy)
+    return Answer(observation, float(reward), bool(ends[0]), bool(ends[1]))
+
+
+class _Telling:
+    """Names the sample and the call that an environment failed in."""
+
+    def __init__(self, key: str, call: str) -> None:
+        self.key, self.call = key, call
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, ActionUnparsable):
+            problem = f"{self.call}: {type(error).__name__}: {error}"
+            remedy = "Correct the environment; it refuses what is no action by ActionUnparsable."
+            raise EnvironmentFailed(problem, key=self.key, remedy=remedy) from error

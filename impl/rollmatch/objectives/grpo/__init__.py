@@ -1,0 +1,1 @@
+"""GRPO: rewards, group advantages and the objective."""

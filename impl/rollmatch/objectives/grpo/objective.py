@@ -1,0 +1,146 @@
+"""GRPO as an objective: each completion is measured by its group, and made likelier or less likely."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rollmatch.learn.policy_loss import PolicyRules
+from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.objectives.evaluation import describe_answers
+from rollmatch.objectives.grpo.advantage import Baseline, Scale, group_advantages
+from rollmatch.objectives.grpo.reward import Judgement, Reward, Timing, judge_all
+from rollmatch.objectives.grpo.segments import (
+    CompletionReport,
+    make_reports,
+    policy_segment,
+    summarize_completions,
+    target_ids,
+)
+from rollmatch.objectives.policy_gradient import LogprobRules, PolicyGradient
+from rollmatch.objectives.protocol import Evaluated, Harvest, Means, Reuse
+from rollmatch.objectives.vineppo.multi_turn import Played, World
+from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
+
+NUM_SHOWN = 64
+"""Answers of an evaluation that are written down."""
+NUM_FAILURES = 5
+"""Failures of reward functions that are written down per window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRules:
+    """What a completion is compared with."""
+
+    baseline: Baseline = "mean"
+    scale: Scale = "group"
+    mask_truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A response, and what it was paid."""
+
+    sample: Sample
+    rollout: Rollout
+    judgement: Judgement
+    is_truncated: bool
+    is_written: tuple[bool, ...] | None = None
+    """Which target tokens the policy wrote; None: all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpoObjective(PolicyGradient):
+    """``trainer_variant: grpo``."""
+
+    reuse: Reuse
+    group_rules: GroupRules
+    policy_rules: PolicyRules
+    logprob_rules: LogprobRules
+    rewards: tuple[Reward, ...]
+    vocabulary: Vocabulary
+    world: World | None = None
+    """Where completions have several turns; it pays them, then, and not ``rewards``."""
+
+    def make_segments(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Harvest:
+        """``num_rollouts`` segments per sample. Errors: ``RewardsAllFailed``, ``LogprobsMisfit``, those of ``play``."""
+        asked, timing, num_tokens = self.reuse.repeat(samples), Timing(), None
+        if self.world is None:
+            made = self._complete(asked, rollouts, timing)
+        else:
+            played = self.world.play(asked, rollouts, means)
+            made, num_tokens = [_completion(one) for one in played], sum(one.num_tokens for one in played)
+        judged, rollouts = [one.judgement for one in made], [one.rollout for one in made]
+        advantages = self._advantages(judged, means)
+        segments = [self._segment(*pair) for pair in zip(made, advantages, strict=True)]
+        segments = self.with_logprobs(segments, rollouts, means)
+        means.note(
+            "rewarded",
+            step=means.step,
+            seconds={name: round(seconds, 4) for name, seconds in timing.seconds.items()},
+            rewards=[judgement.total for judgement in judged],
+            failures=[failure for judgement in judged for failure in judgement.failures][:NUM_FAILURES],
+        )
+        reports = self._reports(made, group_size=self.reuse.num_rollouts)
+        return Harvest(segments=self.reuse.group(segments), reports=tuple(reports), num_rollout_tokens=num_tokens)
+
+    def summarize(self, reports: Sequence[CompletionReport]) -> dict[str, float]:
+        """Rewards, lengths and rates."""
+        return summarize_completions(reports, [reward.name for reward in self.rewards])
+
+    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Evaluated:
+        """Rewards of one completion each; some answers are written down."""
+        if self.world is None:
+            made = self._complete(samples, rollouts, Timing())
+        else:
+            made = [_completion(one) for one in self.world.share(samples, rollouts, means)]
+        metrics = self.summarize(self._reports(made, group_size=1))
+        metrics.pop("flat_group_rate", None)
+        totals = [one.judgement.total for one in made[:NUM_SHOWN]]
+        record = describe_answers(samples, [one.rollout for one in made], totals, vocabulary=self.vocabulary)
+        return Evaluated(metrics=metrics | {"num_scenes": float(len(samples))}, record=record)
+
+    def _complete(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], timing: Timing) -> list[Completion]:
+        answers = [self.vocabulary.text(rollout.response_token_ids) for rollout in rollouts]
+        judged = judge_all(answers, samples, self.rewards, timing)
+        return [
+            Completion(sample=s, rollout=r, judgement=j, is_truncated=r.finish_reason == "length")
+            for s, r, j in zip(samples, rollouts, judged, strict=True)
+        ]
+
+    def _reports(self, made: Sequence[Completion], *, group_size: int) -> list[CompletionReport]:
+        reports = make_reports([one.rollout for one in made], [one.judgement for one in made], group_size=group_size)
+        lens = [sum(one.is_written or ()) or report.response_len for one, report in zip(made, reports, strict=True)]
+        return [
+            replace(report, is_truncated=one.is_truncated, response_len=length)
+            for one, report, length in zip(made, reports, lens, strict=True)
+        ]
+
+    def _advantages(self, judged: Sequence[Judgement], means: Means) -> list[float]:
+        """Of each completion. The standard deviation of all rewards is over all ranks."""
+        mine = self.reuse.group([judgement.total for judgement in judged])
+        ranks = means.ranks.gather(mine) if self.group_rules.scale == "batch" else [mine]
+        place = means.ranks.rank if self.group_rules.scale == "batch" else 0
+        first = sum(len(groups) for groups in ranks[:place])
+        everyone = [group for groups in ranks for group in groups]
+        advantages = group_advantages(everyone, baseline=self.group_rules.baseline, scale=self.group_rules.scale)
+        return [advantage for group in advantages[first : first + len(mine)] for advantage in group]
+
+    def _segment(self, made: Completion, advantage: float) -> Segment:
+        stop_id = self.vocabulary.stop_id
+        policy = PolicyTarget(
+            advantages=(advantage,) * len(target_ids(made.rollout, stop_id=stop_id)),
+            is_masked=made.judgement.total is None or (self.group_rules.mask_truncated and made.is_truncated),
+            is_written=made.is_written,
+        )
+        return policy_segment(made.sample, made.rollout, policy, stop_id=stop_id)
+
+
+def _completion(played: Played) -> Completion:
+    """An episode, paid by its environment."""
+    trajectory = played.trajectory
+    return Completion(
+        sample=trajectory.sample,
+        rollout=played.rollout,
+        judgement=Judgement(values=(), total=trajectory.total_return),
+        is_truncated=not trajectory.is_finished,
+        is_written=trajectory.written,
+    )

@@ -1,0 +1,102 @@
+"""Groups of completions that compete with themselves: rollouts in, segments with advantages out. Needs no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from rollmatch.errors import TargetError
+from rollmatch.objectives.grpo.advantage import is_flat
+from rollmatch.objectives.grpo.reward import Judgement
+from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
+
+
+class LogprobsMisfit(TargetError):
+    """An engine that is asked for log-probabilities gives one per sampled token, the stop token's too."""
+
+    code = "logprobs-misfit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionReport:
+    """What one completion was worth. Made here, eaten by ``summarize_completions``."""
+
+    judgement: Judgement
+    response_len: int
+    """Tokens as sampled, without the stop token."""
+    is_truncated: bool
+    is_flat: bool
+    """All completions of its group got the same, so that none teaches anything."""
+
+
+def target_ids(rollout: Rollout, *, stop_id: int) -> tuple[int, ...]:
+    """What a policy gradient learns from a response: its tokens, and the stop token that ended it.
+
+    >>> rollout = Rollout(request_id="0", prompt_token_ids=(1,), response_token_ids=(7, 8), finish_reason="stop",
+    ...                   policy_version=1)
+    >>> target_ids(rollout, stop_id=9)
+    (7, 8, 9)
+    """
+    return (*rollout.response_token_ids, *((stop_id,) if rollout.finish_reason == "stop" else ()))
+
+
+def policy_segment(sample: Sample, rollout: Rollout, policy: PolicyTarget, *, stop_id: int) -> Segment:
+    """A response as a segment that a policy gradient learns from."""
+    target = target_ids(rollout, stop_id=stop_id)
+    return Segment(
+        sample=sample,
+        policy_version=rollout.policy_version,
+        token_ids=(*rollout.prompt_token_ids, *target),
+        prompt_len=len(rollout.prompt_token_ids),
+        prefix_len=len(target),
+        policy=policy,
+    )
+
+
+def sampled_logprobs(sample: Sample, rollout: Rollout, *, stop_id: int) -> tuple[float, ...]:
+    """The engine's log-probabilities of the target's tokens. Errors: ``LogprobsMisfit``."""
+    told, wanted = rollout.response_logprobs, len(target_ids(rollout, stop_id=stop_id))
+    if told is None or len(told) != wanted:
+        raise LogprobsMisfit(
+            f"{'no' if told is None else len(told)} log-probabilities for {wanted} tokens",
+            key=sample.origin,
+            remedy="The engine must tell the log-probability of every sampled token; or set old_logprobs: recomputed "
+            "and correction_cap: null, which need none.",
+        )
+    return told
+
+
+def make_reports(
+    rollouts: Sequence[Rollout], judged: Sequence[Judgement], *, group_size: int
+) -> list[CompletionReport]:
+    """One per rollout, in order."""
+    totals = [judgement.total for judgement in judged]
+    return [
+        CompletionReport(
+            judgement=judgement,
+            response_len=len(rollout.response_token_ids),
+            is_truncated=rollout.finish_reason == "length",
+            is_flat=is_flat(totals[index - index % group_size :][:group_size]),
+        )
+        for index, (rollout, judgement) in enumerate(zip(rollouts, judged, strict=True))
+    ]
+
+
+def summarize_completions(reports: Sequence[CompletionReport], names: Sequence[str]) -> dict[str, float]:
+    """Means over completions; ``reward`` is the weighted sum. Empty where nothing was rolled out."""
+    if not reports:
+        return {}
+    rewards = [report.judgement.total for report in reports if report.judgement.total is not None]
+    figures: dict[str, list[float]] = {
+        "truncated_rate": [report.is_truncated for report in reports],
+        "flat_group_rate": [report.is_flat for report in reports],
+        "reward_failed_rate": [report.judgement.total is None for report in reports],
+        "response_len": [report.response_len for report in reports],
+    }
+    values = {
+        f"reward/{name}": [each for report in reports if (each := report.judgement.values[place]) is not None]
+        for place, name in enumerate(names)
+    }
+    means = {name: fmean(column) for name, column in (figures | values).items() if column}
+    mean = fmean(rewards) if rewards else 0.0
+    spread = fmean((reward - mean) ** 2 for reward in rewards) ** 0.5 if rewards else 0.0
+    return {"reward": mean, "reward_std": spread, **means}

@@ -1,0 +1,1 @@
+"""Rollout matching: parse, match, append; its segments and its loss."""

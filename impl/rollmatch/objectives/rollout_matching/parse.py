@@ -1,0 +1,151 @@
+"""One response, as token ids -> the part one can append to, and the objects found in it. Needs no torch.
+
+The one accepted form is ``{"objects": [element, ...]}``. Nothing is ever repaired:
+
+==============================  =================================================================================
+a control token                 the response ends before it; its literal spelled in ordinary tokens is just text
+undecodable bytes               not JSON, wherever they stand, and neither is an id that only pads the embedding
+a character cut short           by the end of the ids: truncation
+another opening                 invalid: prose, another first key, that key spelled with escapes
+an element that is not JSON     the scan ends before it: truncated if the text ran out, else drop ``malformed``
+no comma after an element       the element stays, the scan ends, drop ``malformed``
+a bare number or word           counts once a delimiter follows: ``12`` may be the beginning of ``123``
+more than 32 levels of nesting  not JSON, as readers of JSON have limits; the same for NaN, Infinity, endless integers
+JSON, but no valid object       stays in the prefix as context, is no prediction, one ``DropReason``
+anything after the closing      drop ``trailing_text``: prose, a second value, a second top-level key
+==============================  =================================================================================
+
+The prefix ends right after the last element that is JSON (or right after the opening bracket); JSON white space is
+legal everywhere. Where that end falls inside a token, as merges across punctuation make it do all the time
+(``"]}, {"`` may be one token), the ids before that token are the prefix, and its kept bytes, the *cut head*, are
+written again as the beginning of the tail: so the rollout's ids are never touched, and what the model should have
+said instead of that token gets a label. ``truncated`` says that the text ran out before the closing brace; ``invalid``
+that the opening was not found: then no id is kept and the cut head is an opening of our own.
+"""
+
+import codecs
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.objectives.rollout_matching.scan import OPENING_MARKS, Ending, expect, scan_elements
+from rollmatch.objectives.rollout_matching.verdict import DropReason, Slot, judge
+from rollmatch.records import ParsedRollout, PredictedObject
+
+OPENING = '{"objects": ['
+"""How an answer begins; the prefix of a response in which nothing is parseable."""
+_NO_TEXT = b"\xff"  # never UTF-8
+_UNDECODABLE, _CUT_SHORT = "\0", "\ufffd"  # the first is JSON nowhere, the second only inside a string
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Response:
+    ids: tuple[int, ...]
+    starts: tuple[int, ...]
+    """[len(ids) + 1] first byte of each token, then the number of bytes."""
+    text: str
+    slots: tuple[Slot, ...]
+
+
+def parse_rollout(response_token_ids: Sequence[int], vocabulary: Vocabulary) -> ParsedRollout:
+    """Read one response; the module's table says how."""
+    response = _read(response_token_ids, vocabulary)
+    opened, ending = expect(response.text, 0, OPENING_MARKS)
+    if ending is not Ending.CLOSED:
+        return _make_invalid(truncated=ending is Ending.TRUNCATED)
+    elements, ending = scan_elements(response.text, opened)
+    cut, *places = _byte_places(response.text, [opened, *(place for e in elements for place in (e.start, e.end))])
+    cut = places[-1] if places else cut
+    judged = [
+        judge(element.value, _slots_between(response.slots, start, end))
+        for element, start, end in zip(elements, places[::2], places[1::2], strict=True)
+    ]
+    drops = Counter(verdict.value for verdict in judged if isinstance(verdict, DropReason))
+    if ending in (Ending.MALFORMED, Ending.TRAILING_TEXT):
+        drops[ending.value] += 1
+    kept, cut_head = _cut_at(response, cut, vocabulary)
+    return ParsedRollout(
+        prefix_token_ids=kept,
+        cut_head=cut_head,
+        prefix_text=(vocabulary.decode(kept) + cut_head).decode(),
+        num_elements=len(elements),
+        objects=tuple(verdict for verdict in judged if isinstance(verdict, PredictedObject)),
+        drops=dict(drops),
+        truncated=ending is Ending.TRUNCATED,
+        invalid=False,
+    )
+
+
+def _make_invalid(*, truncated: bool) -> ParsedRollout:
+    return ParsedRollout(
+        prefix_token_ids=(),
+        cut_head=OPENING.encode(),
+        prefix_text=OPENING,
+        num_elements=0,
+        objects=(),
+        drops={},
+        truncated=truncated,
+        invalid=True,
+    )
+
+
+def _read(response_token_ids: Iterable[int], vocabulary: Vocabulary) -> _Response:
+    ids: list[int] = []
+    pieces: list[bytes] = []
+    for token_id in response_token_ids:
+        if token_id in vocabulary.control_ids:
+            break
+        ids.append(token_id)
+        pieces.append(vocabulary.piece(token_id) or _NO_TEXT)
+    starts = tuple(accumulate(map(len, pieces), initial=0))
+    bins = ((position, vocabulary.bin_of(token_id)) for position, token_id in enumerate(ids))
+    return _Response(
+        ids=tuple(ids),
+        starts=starts,
+        text=_decode_head(b"".join(pieces)),
+        slots=tuple(Slot(starts[position], position, k) for position, k in bins if k is not None),
+    )
+
+
+def _decode_head(raw: bytes) -> str:
+    r"""The longest head that is UTF-8, then one mark if anything follows it.
+
+    >>> _decode_head(b"ab\xff]"), _decode_head(b"ab\xc3"), _decode_head(b"ab\xc3\xa9")
+    ('ab\x00', 'ab\ufffd', 'ab\xe9')
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        text = decoder.decode(raw)
+    except UnicodeDecodeError as error:
+        return raw[: error.start].decode() + _UNDECODABLE
+    return text + _CUT_SHORT if decoder.getstate()[0] else text
+
+
+def _byte_places(text: str, places: Sequence[int]) -> list[int]:
+    r"""Ascending character places as byte places.
+
+    >>> _byte_places("a\u00e9]", [0, 1, 2, 3])
+    [0, 1, 3, 4]
+    """
+    spans = zip([0, *places], places, strict=False)
+    return list(accumulate(len(text[start:end].encode()) for start, end in spans))
+
+
+def _slots_between(slots: tuple[Slot, ...], start: int, end: int) -> tuple[Slot, ...]:
+    first, last = (bisect_left(slots, byte, key=lambda slot: slot.byte) for byte in (start, end))
+    return slots[first:last]
+
+
+def _cut_at(response: _Response, cut: int, vocabulary: Vocabulary) -> tuple[tuple[int, ...], bytes]:
+    """The ids that end at or before byte ``cut``, and the bytes from there to the cut.
+
+    With tokens of 3, 2 and 4 bytes (starts 0, 3, 5, 9): cut 5 keeps two ids and no bytes; cut 6 keeps two ids and the
+    third's first byte.
+    """
+    place = bisect_left(response.starts, cut)
+    if response.starts[place] == cut:
+        return response.ids[:place], b""
+    return response.ids[: place - 1], vocabulary.piece(response.ids[place - 1])[: cut - response.starts[place - 1]]

@@ -1,0 +1,165 @@
+"""What is asked to go on from a state, and the waves in which all ranks ask it."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rollmatch.errors import TargetError
+from rollmatch.objectives.vineppo.trajectory import State, Trajectory
+
+
+class ContinuationOutdated(TargetError):
+    """A continuation is written by the policy version that wrote the response."""
+
+    code = "continuation-outdated"
+
+
+class ContinuationMisaligned(TargetError):
+    """There is one continuation per wish, in order, and it begins with its state's ids."""
+
+    code = "continuation-misaligned"
+
+
+class ContinuationTooLong(TargetError):
+    """A continuation keeps within the token limit that is left after its state."""
+
+    code = "continuation-too-long"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """One continuation to be sampled."""
+
+    state: State
+    seed: int
+    """Of the state and the number of the continuation, whoever asks for it: never 0."""
+
+
+class Continuer(Protocol):
+    """Goes on from states by the rule that sampled the responses: same decoding, stop tokens, token limit, reward."""
+
+    max_new_tokens: int
+    """Longest whole response."""
+
+    def go_on(self, wishes: Sequence[Wish]) -> list[Trajectory]:
+        """One whole trajectory per wish, in order, beginning with its state's ids. Called by all ranks, also empty."""
+
+
+class Company(Protocol):
+    """The learner ranks, as ``ranks.Ranks``."""
+
+    @property
+    def rank(self) -> int:
+        """Which one this is."""
+
+    @property
+    def learner_world_size(self) -> int:
+        """How many there are."""
+
+    def gather(self, item: Any) -> list[Any]:
+        """One item per rank -> all of them, on every rank."""
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        """Summed over ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """What one continuation was worth."""
+
+    value: float
+    """Return from its state on."""
+    num_tokens: int
+    """Sampled for it."""
+    is_finished: bool
+
+
+class Waves:
+    """Continuations of an iteration: wished by any rank, sampled once, known to all.
+
+    ``run_seed`` and ``step`` make the seeds; a state's are the same whoever wishes it.
+    """
+
+    def __init__(self, continuer: Continuer, company: Company, *, run_seed: int, step: int) -> None:
+        self.continuer, self.company = continuer, company
+        self.run_seed, self.step = run_seed, step
+        self.drawn: dict[State, list[Draw]] = {}
+
+    def draw(self, num_wanted: Mapping[State, int]) -> None:
+        """Sample until every state has as many continuations as some rank wants; one wave, called by all ranks.
+
+        Errors: ``ContinuationOutdated``, ``ContinuationMisaligned``, ``ContinuationTooLong``.
+        """
+        wanted: dict[State, int] = {}
+        for part in self.company.gather(list(num_wanted.items())):
+            for state, num in part:
+                wanted[state] = max(num, wanted.get(state, 0))
+        wishes = [
+            self.wish(state, index)
+            for state in sorted(wanted, key=lambda state: state.sort_key)
+            for index in range(len(self.drawn.get(state, ())), wanted[state])
+        ]
+        mine = wishes[self._share(len(wishes))]
+        made = self.go_on(mine)
+        told = [_draw_of(wish, trajectory) for wish, trajectory in zip(mine, made, strict=True)]
+        parts = self.company.gather(told)
+        for wish, draw in zip(wishes, (draw for part in parts for draw in part), strict=True):
+            self.drawn.setdefault(wish.state, []).append(draw)
+
+    def go_on(self, wishes: Sequence[Wish]) -> list[Trajectory]:
+        """Continuations of this rank's own wishes, checked."""
+        made = self.continuer.go_on(wishes)
+        if len(made) != len(wishes):
+            raise ContinuationMisaligned(f"{len(made)} for {len(wishes)} wishes", key="continuations")
+        for wish, trajectory in zip(wishes, made, strict=True):
+            check_continuation(wish.state, trajectory, max_new_tokens=self.continuer.max_new_tokens)
+        return made
+
+    def wish(self, state: State, index: int) -> Wish:
+        """The ``index``-th continuation of a state."""
+        return Wish(state=state, seed=seed_of(state, index=index, run_seed=self.run_seed, step=self.step))
+
+    def _share(self, num: int) -> slice:
+        """This rank's contiguous part, so that states that share a prefix stay together."""
+        rank, world_size = self.company.rank, self.company.learner_world_size
+        return slice(rank * num // world_size, (rank + 1) * num // world_size)
+
+
+def check_continuation(state: State, made: Trajectory, *, max_new_tokens: int) -> None:
+    """Raise the error of the rule that a continuation breaks."""
+    key = state.sample.origin
+    if made.policy_version != state.policy_version:
+        raise ContinuationOutdated(
+            f"version {made.policy_version} went on where version {state.policy_version} had written",
+            key=key,
+            remedy="Nothing may sync between a response and its values.",
+        )
+    if made.token_ids[: state.position] != state.prefix_token_ids or len(made.token_ids) <= state.position:
+        raise ContinuationMisaligned("it does not begin with its state's ids, or adds none", key=key)
+    if len(made.token_ids) > max_new_tokens:
+        raise ContinuationTooLong(f"{len(made.token_ids)} ids, the limit is {max_new_tokens}", key=key)
+
+
+def seed_of(state: State, *, index: int, run_seed: int, step: int) -> int:
+    """One seed per state and continuation; the same for equal states, on any rank."""
+    return seed_from(run_seed, step, index, state.sample_id, state.prefix_token_ids, state.fingerprint)
+
+
+def seed_from(*told: object) -> int:
+    """A seed in 1 .. 2**31 - 1 that belongs to what is told and to nothing else.
+
+    >>> seed_from(7, (1, 2)) == seed_from(7, (1, 2)) != seed_from(7, (12,))
+    True
+    """
+    word = int.from_bytes(hashlib.blake2b(repr(told).encode(), digest_size=4).digest(), "little")
+    return (word & 0x7FFFFFFF) or 1
+
+
+def _draw_of(wish: Wish, trajectory: Trajectory) -> Draw:
+    position = wish.state.position
+    return Draw(
+        value=trajectory.return_from(position),
+        num_tokens=trajectory.num_written(position),
+        is_finished=trajectory.is_finished,
+    )

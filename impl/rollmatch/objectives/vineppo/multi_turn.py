@@ -1,0 +1,151 @@
+"""Trajectories of several turns in an environment; and how such an episode is gone on from.
+
+The ring asks for the first turn of each episode as for any response. The others are asked for here, one wave per turn
+with all live episodes in it. All learner ranks take part in as many waves, so that none waits for another's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+
+from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.objectives.environment import MakeEnvironment, begin, generator_of
+from rollmatch.objectives.episode import Episode, EpisodeRules, Reply, resume
+from rollmatch.objectives.protocol import Means
+from rollmatch.objectives.vineppo.continuation import Wish, seed_from
+from rollmatch.objectives.vineppo.trajectory import Trajectory
+from rollmatch.records import Rollout, RolloutRequest, Sample
+from rollmatch.rollout.backend import Decoding
+
+NUM_SHOWN = 5
+"""Actions that were none, of a window, that are written down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """An episode that is over."""
+
+    trajectory: Trajectory
+    rollout: Rollout
+    """The same as one response, observations included; its prompt as the engine saw it."""
+    num_tokens: int = 0
+    """Of all turns, counted as those of rollouts are: without stop tokens."""
+    unparsable: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The environment of a run, and the rules of its episodes."""
+
+    make: MakeEnvironment
+    vocabulary: Vocabulary
+    prompt_of: Callable[[Sample], tuple[int, ...]]
+    reply: Reply
+    max_turns: int
+    max_response_tokens: int
+    run_seed: int
+
+    def rules_of(self, decoding: Decoding) -> EpisodeRules:
+        """Of episodes whose turns are decoded so."""
+        return EpisodeRules(
+            vocabulary=self.vocabulary,
+            reply=self.reply,
+            max_turns=self.max_turns,
+            max_turn_tokens=decoding.max_new_tokens,
+            max_response_tokens=self.max_response_tokens,
+        )
+
+    def play(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> list[Played]:
+        """First turns -> whole episodes, in order. Called by all ranks. Errors: those of ``Episode.take``."""
+        rules = self.rules_of(means.decoding)
+        episodes = [self._begin(*pair, rules) for pair in zip(samples, rollouts, strict=True)]
+        for episode, rollout in zip(episodes, rollouts, strict=True):
+            episode.take(rollout)
+        go_on(episodes, means, means.decoding, name=f"{means.step}.{means.ranks.rank}.t")
+        played = [_played(*pair) for pair in zip(episodes, rollouts, strict=True)]
+        unparsable = [one.unparsable for one in played if one.unparsable]
+        means.note(
+            "played",
+            step=means.step,
+            num_episodes=len(played),
+            num_turns=sum(len(one.trajectory.turns) for one in played),
+            num_tokens=sum(one.trajectory.num_written() for one in played),
+            finished=sum(one.trajectory.is_finished for one in played),
+            num_unparsable=len(unparsable),
+            unparsable=unparsable[:NUM_SHOWN],
+        )
+        return played
+
+    def share(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> list[Played]:
+        """As ``play``, of what all ranks hold alike: each plays its part of it, and knows all."""
+        rank, world_size = means.ranks.rank, means.ranks.learner_world_size
+        mine = slice(rank, None, world_size)
+        parts = means.ranks.gather(self.play(samples[mine], rollouts[mine], means))
+        return [parts[place % world_size][place // world_size] for place in range(len(samples))]
+
+    def _begin(self, sample: Sample, rollout: Rollout, rules: EpisodeRules) -> Episode:
+        environment, _ = begin(self.make, sample, run_seed=self.run_seed)
+        chance = generator_of(self.run_seed, sample.sample_id, rollout.request_id)
+        return Episode(
+            sample=sample,
+            prompt_token_ids=self.prompt_of(sample),
+            policy_version=rollout.policy_version,
+            environment=environment.clone(chance),
+            rules=rules,
+            seed=int(chance.integers(1, 2**31)),
+        )
+
+
+class MultiTurn:
+    """Goes on from the middle of an episode, by the rule that sampled it; a ``Continuer``."""
+
+    def __init__(self, world: World, means: Means, *, logprobs: bool) -> None:
+        self.means = means
+        self.decoding = replace(means.decoding, logprobs=logprobs)
+        self.rules = world.rules_of(self.decoding)
+        self.max_new_tokens = world.max_response_tokens
+        self._calls = count()
+
+    def go_on(self, wishes: Sequence[Wish]) -> list[Trajectory]:
+        """As the protocol: one call of the rollout side per turn, for all."""
+        episodes = [resume(wish.state, self.rules, seed=wish.seed) for wish in wishes]
+        name = f"{self.means.step}.{self.means.ranks.rank}.c{next(self._calls)}"
+        go_on(episodes, self.means, self.decoding, name=name)
+        return [episode.trajectory() for episode in episodes]
+
+
+def go_on(episodes: Sequence[Episode], means: Means, decoding: Decoding, *, name: str) -> None:
+    """Play all to their ends: a wave per turn."""
+    request_of = partial(_request, name=name)
+    while any(means.ranks.gather(any(not episode.is_over for episode in episodes))):
+        live = [(place, episode) for place, episode in enumerate(episodes) if not episode.is_over]
+        rollouts = means.ask([request_of(place, episode) for place, episode in live], decoding)
+        for (_, episode), rollout in zip(live, rollouts, strict=True):
+            episode.take(rollout)
+
+
+def _request(place: int, episode: Episode, *, name: str) -> RolloutRequest:
+    number = episode.turn.number
+    return RolloutRequest(
+        request_id=f"{name}.{place}.{number}",
+        sample=episode.sample,
+        prompt_token_ids=episode.prompt_token_ids,
+        prefix_token_ids=tuple(episode.token_ids),
+        max_new_tokens=episode.room,
+        seed=seed_from(episode.seed, number),
+    )
+
+
+def _played(episode: Episode, first: Rollout) -> Played:
+    trajectory, stop_id = episode.trajectory(), episode.rules.vocabulary.stop_id
+    is_stopped = trajectory.token_ids[-1] == stop_id
+    whole = replace(
+        first,
+        response_token_ids=trajectory.token_ids[: len(trajectory.token_ids) - is_stopped],
+        finish_reason="stop" if is_stopped else "length",
+        response_logprobs=trajectory.logprobs,
+    )
+    ids = trajectory.token_ids
+    num_tokens = sum(turn.stop - turn.start - (ids[turn.stop - 1] == stop_id) for turn in trajectory.turns)
+    return Played(trajectory=trajectory, rollout=whole, num_tokens=num_tokens, unparsable=episode.unparsable)

@@ -1,0 +1,211 @@
+"""VinePPO as an objective: each step of a response is judged by the values of the states before and after it.
+
+Its two variants differ in where values come from (``objectives.vineppo.value``, ``search``) and in nothing else.
+Continuations estimate values; they are never learnt from.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from rollmatch.learn.policy_loss import PolicyRules
+from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.objectives.evaluation import describe_answers
+from rollmatch.objectives.grpo.segments import policy_segment
+from rollmatch.objectives.policy_gradient import LogprobRules, PolicyGradient
+from rollmatch.objectives.protocol import Evaluated, Harvest, Means, Reuse
+from rollmatch.objectives.vineppo.advantage import Normalization, normalize, spread, step_advantages
+from rollmatch.objectives.vineppo.continuation import Continuer, Waves
+from rollmatch.objectives.vineppo.multi_turn import MultiTurn, Played, World
+from rollmatch.objectives.vineppo.single_turn import Pay, SingleTurn, starts
+from rollmatch.objectives.vineppo.split import Splitter
+from rollmatch.objectives.vineppo.trajectory import Cuts, Trajectory
+from rollmatch.objectives.vineppo.value import Valued, Valuer
+from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
+
+NUM_SHOWN = 128
+"""Answers of an evaluation, and trajectories of a window, that are written down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryReport:
+    """What one response was worth, step by step."""
+
+    total_return: float
+    response_len: int
+    is_truncated: bool
+    values: tuple[float, ...]
+    """[S] before each step."""
+    step_advantages: tuple[float, ...]
+    """[S] before they were normalised."""
+    num_turns: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowReport:
+    """What a window's values cost on this rank; stands once among the reports of its trajectories."""
+
+    num_states: int
+    num_continuations: int
+    continuation_tokens: int
+    unfinished: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class VinePpoObjective(PolicyGradient):
+    """``trainer_variant: vineppo`` and ``vineppo_mcts``."""
+
+    reuse: Reuse
+    policy_rules: PolicyRules
+    logprob_rules: LogprobRules
+    vocabulary: Vocabulary
+    pay: Pay
+    splitter: Splitter
+    valuer: Valuer
+    normalization: Normalization
+    run_seed: int
+    prompt_of: Callable[[Sample], tuple[int, ...]]
+    world: World | None = None
+    """Where responses have several turns; it pays them, then, and not ``pay``."""
+    reads_logprobs: bool = False
+    """Whether steps or the search go by log-probabilities."""
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the engine is to tell each sampled token's log-probability."""
+        return self.reads_logprobs or self.logprob_rules.wants_sampled
+
+    def make_segments(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Harvest:
+        """``num_rollouts`` segments per sample. Errors: those of splitters, values and rewards."""
+        asked = self.reuse.repeat(samples)
+        played = self._play(asked, rollouts, means)
+        trajectories, rollouts = [one.trajectory for one in played], [one.rollout for one in played]
+        cuts = [self.splitter.cuts(trajectory) for trajectory in trajectories]
+        counted = Counted(self._continuer(means))
+        waves = Waves(counted, means.ranks, run_seed=self.run_seed, step=means.step)
+        valued = self.valuer.values_of(trajectories, cuts, waves)
+        reports = [_report(*three) for three in zip(trajectories, cuts, valued, strict=True)]
+        advantages = self._advantages(trajectories, cuts, reports, means)
+        segments = [self._segment(*pair) for pair in zip(played, advantages, strict=True)]
+        segments = self.with_logprobs(segments, rollouts, means)
+        cost = counted.report(num_states=sum(len(one.values) for one in valued))
+        self._note(means, samples, reports, cost)
+        num_tokens = sum(one.num_tokens for one in played) if self.world else None
+        return Harvest(segments=self.reuse.group(segments), reports=(*reports, cost), num_rollout_tokens=num_tokens)
+
+    def summarize(self, reports: Sequence[Any]) -> dict[str, float]:
+        """Returns, lengths, what values were and what they cost."""
+        mine = [report for report in reports if isinstance(report, TrajectoryReport)]
+        costs = [report for report in reports if isinstance(report, WindowReport)]
+        if not mine:
+            return {}
+        return {
+            "reward": fmean(report.total_return for report in mine),
+            "truncated_rate": fmean(report.is_truncated for report in mine),
+            "response_len": fmean(report.response_len for report in mine),
+            "steps": fmean(len(report.values) for report in mine),
+            "prompt_value": fmean(report.values[0] for report in mine),
+            "advantage_size": fmean(abs(a) for report in mine for a in report.step_advantages),
+            **({"turns": fmean(report.num_turns for report in mine)} if self.world else {}),
+            "continuations": float(sum(cost.num_continuations for cost in costs)),
+            "continuation_tokens": float(sum(cost.continuation_tokens for cost in costs)),
+            "states_per_continuation": _share(costs),
+        }
+
+    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Evaluated:
+        """Returns of one response each; some are written down."""
+        play = self.world.share if self.world else self._play
+        played = play(samples, rollouts, means)
+        returns, rollouts = [one.trajectory.total_return for one in played], [one.rollout for one in played]
+        metrics = {"reward": fmean(returns), "num_scenes": float(len(samples))}
+        record = describe_answers(samples, rollouts, returns[:NUM_SHOWN], vocabulary=self.vocabulary)
+        return Evaluated(metrics=metrics, record=record)
+
+    def _play(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> list[Played]:
+        """Whole responses, paid; in an environment, with the turns that follow the first."""
+        if self.world is not None:
+            return self.world.play(samples, rollouts, means)
+        made = self.pay.trajectories(starts(samples, rollouts, self.prompt_of), rollouts)
+        return [Played(trajectory=one, rollout=rollout) for one, rollout in zip(made, rollouts, strict=True)]
+
+    def _continuer(self, means: Means) -> Continuer:
+        if self.world is not None:
+            return MultiTurn(self.world, means, logprobs=self.reads_logprobs)
+        return SingleTurn(self.pay, means, logprobs=self.reads_logprobs)
+
+    def _advantages(
+        self,
+        trajectories: Sequence[Trajectory],
+        cuts: Sequence[Cuts],
+        reports: Sequence[TrajectoryReport],
+        means: Means,
+    ) -> list[tuple[float, ...]]:
+        """Of each token of each response."""
+        rows = [spread(report.step_advantages, bounds) for report, bounds in zip(reports, cuts, strict=True)]
+        return normalize(rows, [one.written for one in trajectories], self.normalization, means.ranks.sum)
+
+    def _segment(self, played: Played, advantages: tuple[float, ...]) -> Segment:
+        made = played.trajectory
+        policy = PolicyTarget(advantages=advantages, is_written=made.written if made.turns else None)
+        return policy_segment(made.sample, played.rollout, policy, stop_id=self.vocabulary.stop_id)
+
+    def _note(
+        self, means: Means, samples: Sequence[Sample], reports: Sequence[TrajectoryReport], cost: WindowReport
+    ) -> None:
+        shown = reports[:NUM_SHOWN]
+        means.note(
+            "valued",
+            step=means.step,
+            num_states=cost.num_states,
+            num_continuations=cost.num_continuations,
+            continuation_tokens=cost.continuation_tokens,
+            sample_ids=[sample.sample_id for sample in self.reuse.repeat(samples)],
+            returns=[report.total_return for report in reports],
+            values=[[round(value, 4) for value in report.values] for report in shown],
+            advantages=[[round(a, 4) for a in report.step_advantages] for report in shown],
+        )
+
+
+class Counted:
+    """A continuer that counts what is asked of it."""
+
+    def __init__(self, continuer: Continuer) -> None:
+        self.continuer = continuer
+        self.max_new_tokens = continuer.max_new_tokens
+        self.num_continuations = self.num_tokens = self.num_unfinished = 0
+
+    def go_on(self, wishes: Sequence[Any]) -> list[Trajectory]:
+        """As the protocol."""
+        made = self.continuer.go_on(wishes)
+        self.num_continuations += len(made)
+        for wish, one in zip(wishes, made, strict=True):
+            self.num_tokens += one.num_written(wish.state.position)
+            self.num_unfinished += not one.is_finished
+        return made
+
+    def report(self, *, num_states: int) -> WindowReport:
+        """The counts."""
+        return WindowReport(
+            num_states=num_states,
+            num_continuations=self.num_continuations,
+            continuation_tokens=self.num_tokens,
+            unfinished=self.num_unfinished,
+        )
+
+
+def _report(trajectory: Trajectory, cuts: Cuts, valued: Valued) -> TrajectoryReport:
+    return TrajectoryReport(
+        total_return=trajectory.total_return,
+        response_len=trajectory.num_written() - (trajectory.is_finished and not trajectory.turns),
+        num_turns=len(trajectory.turns) or 1,
+        is_truncated=not trajectory.is_finished,
+        values=valued.values,
+        step_advantages=step_advantages(valued.values, trajectory.step_rewards(cuts)),
+    )
+
+
+def _share(costs: Sequence[WindowReport]) -> float:
+    """States per continuation; above 1 / K where states were shared."""
+    num = sum(cost.num_continuations for cost in costs)
+    return sum(cost.num_states for cost in costs) / num if num else 0.0

@@ -1,0 +1,140 @@
+"""VinePPO-MCTS: a tree per prompt decides where continuations are worth most, and every value is read from it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollmatch.objectives.vineppo.continuation import Waves
+from rollmatch.objectives.vineppo.split import Splitter
+from rollmatch.objectives.vineppo.trajectory import Cuts, State, Trajectory, state_at
+from rollmatch.objectives.vineppo.tree import Node, SearchRules, Tree
+from rollmatch.objectives.vineppo.value import Owner, Valued, make_valued
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchBudget:
+    """What the search may spend per prompt."""
+
+    num_rounds: int = 4
+    """Waves of continuations."""
+    num_per_round: int = 8
+    """Continuations of a tree in each wave."""
+    num_least: int = 3
+    """Returns, its own left out, that each value is the mean of at least; missing ones are sampled afterwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Walk:
+    """A trajectory that is to be judged, with what names it on all ranks."""
+
+    owner: Owner
+    trajectory: Trajectory
+    cuts: Cuts
+
+
+class Forest:
+    """The trees of one policy version, by sample."""
+
+    def __init__(self, rules: SearchRules) -> None:
+        self.rules = rules
+        self.policy_version = 0
+        self._trees: dict[int, Tree] = {}
+
+    def tree_of(self, trajectory: Trajectory) -> Tree:
+        """The tree below a trajectory's prompt; a newer policy version empties the forest first."""
+        if trajectory.policy_version > self.policy_version:
+            self._trees.clear()
+            self.policy_version = trajectory.policy_version
+        sample_id = trajectory.sample.sample_id
+        if sample_id not in self._trees:
+            self._trees[sample_id] = Tree(state_at(trajectory, 0), self.rules)
+        return self._trees[sample_id]
+
+    def __len__(self) -> int:
+        return len(self._trees)
+
+
+class TreeValues:
+    """Values from search trees; the trajectories that are learnt from are those the policy sampled from the prompt.
+
+    A sample's tree is grown by one rank, from the responses of all. Errors: those of ``Tree`` and ``Waves``.
+    """
+
+    def __init__(self, rules: SearchRules, budget: SearchBudget, splitter: Splitter) -> None:
+        self.forest = Forest(rules)
+        self.budget, self.splitter = budget, splitter
+
+    def values_of(self, trajectories: Sequence[Trajectory], cuts: Sequence[Cuts], waves: Waves) -> list[Valued]:
+        """As the contract."""
+        company = waves.company
+        mine = [
+            _Walk(owner=(company.rank, i), trajectory=t, cuts=c)
+            for i, (t, c) in enumerate(zip(trajectories, cuts, strict=True))
+        ]
+        walks = [walk for part in company.gather(mine) for walk in part]
+        trees, paths = self._plant(walks, company.rank, company.learner_world_size)
+        for _ in range(self.budget.num_rounds):
+            self._grow(list(trees.values()), waves)
+        self._top_up(paths, trees, waves)
+        known = {own: make_valued([node.returns_without(own) for node in path]) for own, path in paths.items()}
+        told = {owner: valued for part in company.gather(known) for owner, valued in part.items()}
+        return [told[walk.owner] for walk in mine]
+
+    def _plant(
+        self, walks: Sequence[_Walk], rank: int, world_size: int
+    ) -> tuple[dict[int, Tree], dict[Owner, list[Node]]]:
+        """This rank's trees, by sample, with the responses in them, and the path of each response."""
+        places = {walk.trajectory.sample.sample_id: 0 for walk in walks}
+        mine = {sample_id for place, sample_id in enumerate(places) if place % world_size == rank}
+        trees: dict[int, Tree] = {}
+        paths: dict[Owner, list[Node]] = {}
+        for walk in walks:
+            if (sample_id := walk.trajectory.sample.sample_id) in mine:
+                trees[sample_id] = self.forest.tree_of(walk.trajectory)
+                paths[walk.owner] = trees[sample_id].add(walk.trajectory, walk.cuts, owner=walk.owner)
+        return trees, paths
+
+    def _grow(self, trees: Sequence[Tree], waves: Waves) -> None:
+        """One wave: what each tree selects, sampled and backed up."""
+        chosen = [(tree, _begin(tree)) for tree in trees for _ in range(self.budget.num_per_round)]
+        wishes = []
+        num_asked: dict[State, int] = {}
+        for _, node in chosen:
+            assert node.state is not None
+            index = len(node.returns) + num_asked.get(node.state, 0)
+            num_asked[node.state] = num_asked.get(node.state, 0) + 1
+            wishes.append(waves.wish(node.state, index))
+        for (tree, node), made in zip(chosen, waves.go_on(wishes), strict=True):
+            for above in node.lineage():
+                above.pending -= 1
+            tree.add(made, self._cuts_from(node, made), start=node)
+
+    def _top_up(self, paths: dict[Owner, list[Node]], trees: dict[int, Tree], waves: Waves) -> None:
+        """Sample what the values lack, in one wave."""
+        missing: dict[Node, int] = {}
+        for owner, path in paths.items():
+            for node in path:
+                lack = self.budget.num_least - len(node.returns_without(owner))
+                missing[node] = max(lack, missing.get(node, 0))
+        wishes, places = [], []
+        for node, num in missing.items():
+            assert node.state is not None
+            wishes += [waves.wish(node.state, len(node.returns) + extra) for extra in range(num)]
+            places += [node] * num
+        for node, made in zip(places, waves.go_on(wishes), strict=True):
+            tree = trees[made.sample.sample_id]
+            tree.add(made, self._cuts_from(node, made), start=node)
+
+    def _cuts_from(self, node: Node, made: Trajectory) -> Cuts:
+        """The bounds on the way to the node, then the continuation's own."""
+        assert node.state is not None
+        before = {above.state.position for above in node.lineage() if above.state is not None}
+        after = {cut for cut in self.splitter.cuts(made) if cut > node.state.position}
+        return tuple(sorted({0, *before, *after, len(made.token_ids)}))
+
+
+def _begin(tree: Tree) -> Node:
+    """Select, and mark the way as being under way, so that a wave spreads."""
+    node = tree.select()
+    for above in node.lineage():
+        above.pending += 1
+    return node

@@ -1,0 +1,108 @@
+"""Trajectories of one response to one prompt, paid at its end; and how such a response is gone on from."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from rollmatch.errors import TargetError
+from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.objectives.grpo.reward import Reward, Timing, judge_all
+from rollmatch.objectives.protocol import Means
+from rollmatch.objectives.vineppo.continuation import Wish
+from rollmatch.objectives.vineppo.trajectory import State, Trajectory
+from rollmatch.records import Rollout, RolloutRequest, Sample
+
+
+class RewardMissing(TargetError):
+    """A response whose steps are judged has a reward, and so has every continuation."""
+
+    code = "reward-missing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pay:
+    """What a response is paid."""
+
+    rewards: tuple[Reward, ...]
+    vocabulary: Vocabulary
+    unfinished_return: float | None = 0.0
+    """Of a response that ran into its limit; None: as any other."""
+
+    def totals(self, answers: Sequence[tuple[int, ...]], samples: Sequence[Sample], timing: Timing) -> list[float]:
+        """Of whole responses, without stop tokens. Errors: ``RewardMissing``, ``RewardsAllFailed``."""
+        judged = judge_all([self.vocabulary.text(ids) for ids in answers], samples, self.rewards, timing)
+        totals = []
+        for sample, judgement in zip(samples, judged, strict=True):
+            if judgement.total is None:
+                raise RewardMissing(judgement.failures[0], key=sample.origin, remedy="Correct the reward function.")
+            totals.append(judgement.total)
+        return totals
+
+    def trajectories(
+        self, states: Sequence[State], rollouts: Sequence[Rollout], timing: Timing | None = None
+    ) -> list[Trajectory]:
+        """What rollouts made of the states they went on from. Errors: as ``totals``."""
+        pairs = zip(states, rollouts, strict=True)
+        whole = [state.prefix_token_ids + rollout.response_token_ids for state, rollout in pairs]
+        totals = self.totals(whole, [state.sample for state in states], timing or Timing())
+        return [self._trajectory(*three) for three in zip(states, rollouts, totals, strict=True)]
+
+    def _trajectory(self, state: State, rollout: Rollout, total: float) -> Trajectory:
+        is_finished = rollout.finish_reason == "stop"
+        ids = state.prefix_token_ids + rollout.response_token_ids + ((self.vocabulary.stop_id,) if is_finished else ())
+        if not is_finished and self.unfinished_return is not None:
+            total = self.unfinished_return
+        told = rollout.response_logprobs
+        return Trajectory(
+            sample=state.sample,
+            prompt_token_ids=state.prompt_token_ids,
+            token_ids=ids,
+            rewards=((len(ids), total),),
+            policy_version=rollout.policy_version,
+            is_finished=is_finished,
+            logprobs=None if told is None else (0.0,) * state.position + told,
+        )
+
+
+class SingleTurn:
+    """Goes on from the middle of a response, by the rule that sampled it; a ``Continuer``."""
+
+    def __init__(self, pay: Pay, means: Means, *, logprobs: bool) -> None:
+        self.pay, self.means = pay, means
+        self.decoding = replace(means.decoding, logprobs=logprobs)
+        self.max_new_tokens = means.decoding.max_new_tokens
+        self._numbers = count()
+        self.timing = Timing()
+
+    def go_on(self, wishes: Sequence[Wish]) -> list[Trajectory]:
+        """As the protocol: one call of the rollout side for all."""
+        requests = [self._request(wish) for wish in wishes]
+        rollouts = self.means.ask(requests, self.decoding)
+        return self.pay.trajectories([wish.state for wish in wishes], rollouts, self.timing)
+
+    def _request(self, wish: Wish) -> RolloutRequest:
+        state = wish.state
+        return RolloutRequest(
+            request_id=f"{self.means.step}.{self.means.ranks.rank}.c{next(self._numbers)}",
+            sample=state.sample,
+            prompt_token_ids=state.prompt_token_ids,
+            prefix_token_ids=state.prefix_token_ids,
+            max_new_tokens=state.budget_left(self.max_new_tokens),
+            seed=wish.seed,
+        )
+
+
+def starts(
+    samples: Sequence[Sample], rollouts: Sequence[Rollout], prompt_of: Callable[[Sample], tuple[int, ...]]
+) -> list[State]:
+    """The prompts that responses were made to, as states."""
+    return [
+        State(
+            sample=sample,
+            sample_id=sample.sample_id,
+            prompt_token_ids=prompt_of(sample),
+            prefix_token_ids=(),
+            policy_version=rollout.policy_version,
+        )
+        for sample, rollout in zip(samples, rollouts, strict=True)
+    ]

@@ -1,0 +1,173 @@
+"""A search tree over the steps of responses to one prompt.
+
+Two kinds of numbers live in a node, and only one of them is a value. ``visits`` and ``total`` are the search's: every
+return is backed up to the root, although the search itself chose where to go on, so they say where to look and nothing
+else. ``returns`` are the value's: of responses and continuations that the policy alone brought through the node,
+started at it or above it; their mean is the node's value under the policy.
+
+What holds: a value never counts the trajectory it judges; nothing that the search selected stands in a value above the
+place where it was started; values of an older policy version are gone with their tree. What does not: the search
+decides by outcomes how many returns a node gets, so a value is consistent, but at a finite number not exactly unbiased.
+"""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from math import exp, inf, log, sqrt
+from statistics import fmean
+from typing import Literal
+
+from rollmatch.errors import TargetError
+from rollmatch.objectives.vineppo.trajectory import Cuts, State, Trajectory, check_cuts, state_at
+from rollmatch.objectives.vineppo.value import Owner
+
+
+class TreeOutdated(TargetError):
+    """A tree takes trajectories of its own policy version only."""
+
+    code = "tree-outdated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRules:
+    """Where the search goes on."""
+
+    select: Literal["uct", "puct"] = "uct"
+    exploration: float = 1.0
+    """Weight of what was seldom visited."""
+    widening: float = 1.0
+    """A node may have ``widening * visits ** 0.5`` children before the search goes below them."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A state, reached from its parent by one step."""
+
+    state: State | None
+    """None: the end of a response, whose value is 0."""
+    parent: "Node | None"
+    step_reward: float = 0.0
+    """Of the step that leads here."""
+    step_logprob: float = 0.0
+    visits: int = 0
+    total: float = 0.0
+    """Of the returns from here on, over all visits."""
+    pending: int = 0
+    """Continuations that are under way below."""
+    returns: list[tuple[Owner | None, float]] = field(default_factory=list)
+    """(trajectory or None for a continuation, return from here on)."""
+    children: dict[Hashable, "Node"] = field(default_factory=dict)
+    """By step and by the state it leads to."""
+
+    @property
+    def value(self) -> float:
+        """Mean of the returns; 0 at the end of a response."""
+        return fmean(value for _, value in self.returns) if self.returns else 0.0
+
+    def returns_without(self, owner: Owner | None) -> list[float]:
+        """What the value of this node is the mean of, for a trajectory."""
+        return [value for own, value in self.returns if owner is None or own != owner]
+
+    def lineage(self) -> Iterator["Node"]:
+        """This node, its parent, and so on to the root."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+class Tree:
+    """All that is known below one prompt, by one policy version."""
+
+    def __init__(self, root: State, rules: SearchRules) -> None:
+        self.rules = rules
+        self.root = Node(state=root, parent=None)
+        self.policy_version = root.policy_version
+
+    def add(
+        self, trajectory: Trajectory, cuts: Cuts, *, start: Node | None = None, owner: Owner | None = None
+    ) -> list[Node]:
+        """Insert a response (from the root), or a continuation from ``start``; then back its returns up.
+
+        Its path: the nodes of the states it went through, its end left out.
+
+        Errors: ``TreeOutdated``, ``StepsDoNotTile``.
+        """
+        self._check(trajectory)
+        check_cuts(trajectory, cuts)
+        node = start or self.root
+        assert node.state is not None
+        begun = node.state.position
+        passed = [node]
+        for stop in (cut for cut in cuts if cut > begun):
+            node = self._child(node, trajectory, stop)
+            passed.append(node)
+        for node in passed[:-1]:
+            assert node.state is not None
+            node.returns.append((owner, trajectory.return_from(node.state.position)))
+        self._back_up(passed, trajectory)
+        return passed[:-1]
+
+    def select(self) -> Node:
+        """Where to go on next: down to the first node that is not wide enough, or whose children all are ends."""
+        node = self.root
+        while True:
+            inner = [child for child in node.children.values() if child.state is not None]
+            if not inner or self._may_widen(node):
+                return node
+            node = max(inner, key=lambda child: self._score(child, inner))
+
+    def _may_widen(self, node: Node) -> bool:
+        return len(node.children) + node.pending < self.rules.widening * sqrt(node.visits + node.pending)
+
+    def _score(self, child: Node, siblings: list[Node]) -> float:
+        assert child.parent is not None
+        above = child.parent.visits + child.parent.pending
+        visits = child.visits + child.pending
+        if visits == 0:
+            return inf
+        mean = child.step_reward + child.total / visits
+        if self.rules.select == "uct":
+            return mean + self.rules.exploration * sqrt(log(max(above, 1)) / visits)
+        prior = exp(child.step_logprob) / sum(exp(sibling.step_logprob) for sibling in siblings)
+        return mean + self.rules.exploration * prior * sqrt(above) / (1 + visits)
+
+    def _check(self, trajectory: Trajectory) -> None:
+        if trajectory.policy_version != self.policy_version:
+            problem = f"it holds version {self.policy_version}, the trajectory is of {trajectory.policy_version}"
+            raise TreeOutdated(problem, key=trajectory.sample.origin)
+
+    def _child(self, node: Node, trajectory: Trajectory, stop: int) -> Node:
+        assert node.state is not None
+        begun, is_end = node.state.position, stop == len(trajectory.token_ids)
+        state = None if is_end else state_at(trajectory, stop)
+        step = trajectory.token_ids[begun:stop], state.fingerprint if state else "end"
+        if step in node.children:
+            return node.children[step]
+        child = Node(
+            state=state,
+            parent=node,
+            step_reward=sum(trajectory.step_rewards((begun, stop))),
+            step_logprob=sum(trajectory.logprobs[begun:stop]) if trajectory.logprobs else 0.0,
+        )
+        node.children[step] = child
+        return child
+
+    def _back_up(self, passed: list[Node], trajectory: Trajectory) -> None:
+        for node, value in _worths(passed, trajectory):
+            node.visits += 1
+            node.total += value
+
+
+def _worths(passed: list[Node], trajectory: Trajectory) -> Iterator[tuple[Node, float]]:
+    """All nodes from the root to the end, and the return from each on.
+
+    What lies above the start was paid by the steps that led there.
+    """
+    for node in passed:
+        yield node, 0.0 if node.state is None else trajectory.return_from(node.state.position)
+    below, *above = passed[0].lineage()
+    assert below.state is not None
+    value = trajectory.return_from(below.state.position)
+    for node in above:
+        value, below = value + below.step_reward, node
+        yield node, value

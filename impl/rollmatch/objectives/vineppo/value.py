@@ -1,0 +1,123 @@
+"""Values of the states of trajectories: plain means over fresh continuations, and over siblings where told so.
+
+What keeps the policy gradient right: a value never sees the trajectory it judges, so it does not depend on the
+action taken from its state. What ``first_continuations`` below ``num_continuations`` costs: the number of samples then
+depends on what they showed, so a mean is biased (towards the nearer end, by at most a few hundredths; zero at 0.5).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import fmean, pvariance
+from typing import Literal, Protocol
+
+from rollmatch.objectives.vineppo.continuation import Waves
+from rollmatch.objectives.vineppo.trajectory import Cuts, State, Trajectory, states_of
+
+Owner = tuple[int, int]
+"""(rank, index among its trajectories) of a trajectory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRules:
+    """How many continuations, and what stands in for them."""
+
+    num_continuations: int = 9
+    """K of the paper."""
+    siblings: Literal["none", "prompt", "all"] = "none"
+    """Whether other responses through a state count as its continuations: nowhere, at the prompt, everywhere."""
+    first_continuations: int | None = None
+    """Ask for so many first, and for the rest only where they differed; None asks for all at once."""
+
+
+class Valuer(Protocol):
+    """Values of states; each trainer variant has one."""
+
+    def values_of(self, trajectories: Sequence[Trajectory], cuts: Sequence[Cuts], waves: Waves) -> list["Valued"]:
+        """The values before each step of each trajectory. Called by all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Valued:
+    """The values of one trajectory."""
+
+    values: tuple[float, ...]
+    """[S] before each step."""
+    counts: tuple[int, ...]
+    """[S] returns that each is the mean of."""
+    spreads: tuple[float, ...]
+    """[S] variance of those returns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """A response went through a state, and what it was paid from there on."""
+
+    owner: Owner
+    state: State
+    value: float
+
+
+class ContinuationValues:
+    """The paper's values. Errors: those of ``Waves.draw``."""
+
+    def __init__(self, rules: ValueRules) -> None:
+        self.rules = rules
+
+    def values_of(self, trajectories: Sequence[Trajectory], cuts: Sequence[Cuts], waves: Waves) -> list[Valued]:
+        """As the contract: unique states of all ranks, one wave (two where continuations are asked for in two goes)."""
+        rank, rules = waves.company.rank, self.rules
+        mine = [passages_of((rank, i), t, c) for i, (t, c) in enumerate(zip(trajectories, cuts, strict=True))]
+        through = group_by_state([p for part in waves.company.gather([p for row in mine for p in row]) for p in part])
+        needed = {state: max(rules.num_continuations - self._num_free(through[state]), 0) for state in through}
+        first = rules.first_continuations or rules.num_continuations
+        waves.draw({state: min(num, first) for state, num in needed.items()})
+        if first < rules.num_continuations:
+            waves.draw({state: num for state, num in needed.items() if _differ(state, waves)})
+        return [self._value(row, through, waves) for row in mine]
+
+    def _num_free(self, passages: Sequence[Passage]) -> int:
+        """Siblings that each response has here: one less than pass."""
+        return len(passages) - 1 if self._counts_siblings(passages[0].state) else 0
+
+    def _counts_siblings(self, state: State) -> bool:
+        return self.rules.siblings == "all" or (self.rules.siblings == "prompt" and state.position == 0)
+
+    def _value(self, row: Sequence[Passage], through: dict[State, list[Passage]], waves: Waves) -> Valued:
+        samples = []
+        for passage in row:
+            fresh = [draw.value for draw in waves.drawn.get(passage.state, ())]
+            free = [other.value for other in through[passage.state] if other.owner != passage.owner]
+            samples.append(fresh + (free if self._counts_siblings(passage.state) else []))
+        return make_valued(samples)
+
+
+def passages_of(owner: Owner, trajectory: Trajectory, cuts: Cuts) -> list[Passage]:
+    """[S] one per state of a trajectory."""
+    states = states_of(trajectory, cuts)
+    return [Passage(owner=owner, state=state, value=trajectory.return_from(state.position)) for state in states]
+
+
+def group_by_state(passages: Sequence[Passage]) -> dict[State, list[Passage]]:
+    """Who went through each state, in the order of ranks."""
+    through: dict[State, list[Passage]] = {}
+    for passage in passages:
+        through.setdefault(passage.state, []).append(passage)
+    return through
+
+
+def make_valued(samples: Sequence[Sequence[float]]) -> Valued:
+    """[S] lists of returns -> their plain means.
+
+    >>> make_valued([(0.0, 1.0), (1.0, 1.0)]).values
+    (0.5, 1.0)
+    """
+    return Valued(
+        values=tuple(fmean(returns) for returns in samples),
+        counts=tuple(len(returns) for returns in samples),
+        spreads=tuple(pvariance(returns) for returns in samples),
+    )
+
+
+def _differ(state: State, waves: Waves) -> bool:
+    return len(list(groupby(draw.value for draw in waves.drawn.get(state, ())))) > 1

@@ -1,0 +1,150 @@
+"""When weights move: before the first rollout of every optimizer step, and never while one is written.
+
+State machine of one rank, with g the optimizer step the learner is at::
+
+    synced at step s, version v  --(rollouts wanted, s == g on all ranks)-->  rollouts may be asked for
+    synced at step s, version v  --(rollouts wanted, s != g on some rank)-->  barrier, push, verdict, barrier
+                                                                              -> synced at step g, version v + 1
+
+Ranks agree first whether a sync is due, because after a resume they may remember different steps. An engine that lost
+its weights (a server that was started again) makes one due, too. The verdict is shared before anybody goes on: a push
+that failed on one rank is the same error on all of them. A rank that is alone has nobody to tell and raises what its
+backend raised.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, runtime_checkable
+
+from rollmatch.errors import FAILURES, SyncError
+from rollmatch.journal import Journal
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import RolloutBackend
+from rollmatch.rollout.sync_mode import SyncMode
+
+
+class PushFailed(SyncError):
+    """Every rank's engine took the new weights."""
+
+    code = "push-failed"
+
+
+@runtime_checkable
+class Forgetful(Protocol):
+    """A backend whose engines may lose their weights behind the learner's back."""
+
+    def is_current(self) -> bool:
+        """Whether they still are those that took the last push."""
+
+
+class Fence:
+    """Keeps a backend's weights equal to the learner's whenever a rollout is asked for."""
+
+    def __init__(
+        self, backend: RolloutBackend, ranks: Ranks, journal: Journal, *, mode: SyncMode | None = None
+    ) -> None:
+        self.backend = backend
+        self.ranks = ranks
+        self.journal = journal
+        self.mode = mode or SyncMode()
+        self.synced_step: int | None = None
+        self.step_of: dict[int, int] = {}
+        """Policy version -> the optimizer step whose weights it is, for all versions that this fence has sent."""
+        self.quiet: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around every push: where calls are under way while the learner learns, it waits for their end."""
+
+    def sync_if_due(self, step: int, weights: Callable[[], Iterable[tuple[str, Any]]]) -> float:
+        """Push if the learner has moved since the last sync; returns the seconds it took, less the wait for quiet.
+
+        Errors: ``PushFailed``.
+        """
+        is_due, version = self._agree(step)
+        if not is_due:
+            return 0.0
+        self.synced_step = None
+        with self.quiet():
+            began = time.perf_counter()
+            self._push_between_barriers(step, weights, version=version)
+            self.synced_step = self.step_of[self.backend.policy_version] = step
+            return time.perf_counter() - began
+
+    def _push_between_barriers(
+        self, step: int, weights: Callable[[], Iterable[tuple[str, Any]]], *, version: int
+    ) -> None:
+        began = time.perf_counter()
+        self.ranks.barrier()
+        counted = Counted(weights)
+        carried: str
+        if self.ranks.learner_world_size == 1:
+            carried = self.mode.push(self.backend, counted, version=version)
+        else:
+            carried = self._push_with_others(counted, version)
+        self.journal.write(  # before the barrier: whoever leaves it knows that every rank's sync has ended
+            "synced",
+            step=step,
+            version=self.backend.policy_version,
+            mode=carried,
+            num_tensors=counted.num_tensors,
+            num_bytes=counted.num_bytes,
+            seconds=round(time.perf_counter() - began, 4),
+        )
+        self.ranks.barrier()
+
+    def _agree(self, step: int) -> tuple[bool, int]:
+        """Whether any rank finds a sync due, and the version it would make: one above the newest known to any."""
+        is_due = step != self.synced_step or not _is_current(self.backend)
+        told = self.ranks.gather((is_due, self.backend.policy_version))
+        return any(due for due, _ in told), max(version for _, version in told) + 1
+
+    def _push_with_others(self, weights: "Counted", version: int) -> str:
+        """Push and share the verdict; also where a push fails in a way not listed, so that nobody waits for ever."""
+        carried, cause = "", None
+        problem = f"rank {self.ranks.rank} failed, and tells why itself"
+        try:
+            carried = self.mode.push(self.backend, weights, version=version)
+            problem = ""
+        except FAILURES as error:
+            problem, cause = f"rank {self.ranks.rank}: {type(error).__name__}: {error}", error
+        finally:
+            problems = [text for text in self.ranks.gather(problem) if text]
+        if problems:
+            remedy = "See the first rank that failed; the run cannot go on."
+            raise PushFailed(problems[0], key="sync", remedy=remedy) from cause
+        return carried
+
+
+def _is_current(backend: RolloutBackend) -> bool:
+    return not isinstance(backend, Forgetful) or backend.is_current()
+
+
+class Counted:
+    """Passes weights through and counts them; they are made when the backend first asks, as a part of the push."""
+
+    def __init__(self, weights: Callable[[], Iterable[tuple[str, Any]]]) -> None:
+        self._weights = weights
+        self.num_tensors = 0
+        self.num_bytes = 0
+
+    @property
+    def is_sharded(self) -> bool:
+        """As of the weights; they are taken for sharded where they do not tell, because that is safe."""
+        return bool(getattr(self._weights(), "is_sharded", True))
+
+    def adapter(self) -> Any:
+        """The adapter alone, counted."""
+        adapter = self._weights().adapter()  # type: ignore[attr-defined]
+        self.num_tensors = self.num_bytes = 0
+        for _, tensor in adapter.tensors:
+            self._count(tensor)
+        return adapter
+
+    def __iter__(self) -> Any:
+        self.num_tensors = self.num_bytes = 0
+        for name, tensor in self._weights():
+            self._count(tensor)
+            yield name, tensor
+
+    def _count(self, tensor: Any) -> None:
+        self.num_tensors += 1
+        self.num_bytes += tensor.numel() * tensor.element_size()

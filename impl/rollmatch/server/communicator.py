@@ -1,0 +1,164 @@
+"""The group that carries weights, seen from the front: one learner at a time."""
+
+import asyncio
+import time
+from dataclasses import asdict, dataclass
+
+from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.server.failures import WorkerFailure
+from rollmatch.server.front import Front
+from rollmatch.weights.gloo_group import GroupAddress
+
+_SHORTEST_POLL_S, _LONGEST_POLL_S, _SHARE_OF_POLLS = 0.001, 0.05, 0.02
+_NEWS_S = 0.05
+"""A caller that hung up is heard of by then, even if its end came in one turn of the loop with the next one's wish."""
+QUEUED = ""
+"""Client name of swift and trl trainers, which give none."""
+
+
+class CommunicatorMissing(SyncError):
+    """Weights are announced after a communicator was opened."""
+
+    code = "communicator-missing"
+
+
+class CommunicatorAlreadyOpen(SyncError):
+    """A communicator is closed before the same learner opens another one."""
+
+    code = "communicator-already-open"
+
+
+class ClientAlreadyAttached(SyncError):
+    """One learner at a time sends weights."""
+
+    code = "client-already-attached"
+
+
+class WorldSizeMismatch(SyncError):
+    """The group has room for all workers of this server and for the learner."""
+
+    code = "world-size-mismatch"
+    status = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """Who is attached, and how."""
+
+    client: str
+    transport: str
+    world_size: int
+
+
+class Communicator:
+    """Opens, watches and closes the group on all workers."""
+
+    def __init__(self, front: Front, *, num_workers: int) -> None:
+        self.front = front
+        self.num_workers = num_workers
+        self.attached: Attached | None = None
+        self._change = asyncio.Lock()
+        """Workers hear of a group's end before they hear of the next one."""
+
+    @property
+    def num_members(self) -> int:
+        """Of the open group, the learner counted; 0 where none is open."""
+        return self.attached.world_size if self.attached else 0
+
+    def check_free(self, client: str) -> None:
+        """Errors: ``CommunicatorAlreadyOpen``, ``ClientAlreadyAttached``."""
+        if self.attached is None:
+            return
+        if self.attached.client == client:
+            remedy = "Close it first."
+            raise CommunicatorAlreadyOpen("this learner has a communicator", key="client", remedy=remedy)
+        told = self.attached.client or "a swift or trl trainer"
+        remedy = "Wait until it leaves; if it is gone for good, close its communicator with force."
+        raise ClientAlreadyAttached(f"{told} is attached", key="client", remedy=remedy)
+
+    def check_attached(self, client: str) -> Attached:
+        """Errors: ``CommunicatorMissing``, ``ClientAlreadyAttached``."""
+        if self.attached is None:
+            raise CommunicatorMissing("no communicator is open", key="client", remedy="Open one first.")
+        if self.attached.client != client:
+            self.check_free(client)
+        return self.attached
+
+    async def open(self, client: str, address: GroupAddress, *, transport: str) -> list[int]:
+        """Bind the port and begin to join; ``address.rank`` is that of the first worker. Returns all ranks.
+
+        Errors: ``GroupPortInUse``, ``WorldSizeMismatch``, and those of ``check_free``.
+        """
+        if self.attached is not None:
+            await asyncio.sleep(_NEWS_S)
+        self.check_free(client)
+        if address.rank + self.num_workers > address.world_size - 1:
+            problem = (
+                f"{self.num_workers} workers from rank {address.rank} and a learner are more than {address.world_size}"
+            )
+            raise WorldSizeMismatch(problem, key="world_size", remedy="Count all workers of all servers, and one.")
+        attached = Attached(client=client, transport=transport, world_size=address.world_size)
+        self.attached = attached
+        try:
+            async with self._change:
+                return await self._tell_of(address, transport)
+        except (RollmatchError, asyncio.CancelledError):
+            await self.close(only=attached)
+            raise
+
+    async def join(self, client: str, address: GroupAddress, *, transport: str) -> list[int]:
+        """Open, and wait until all have joined; a caller that hangs up meanwhile leaves. Errors: of both."""
+        ranks, attached = await self.open(client, address, transport=transport), self.attached
+        try:
+            await self.settle()
+        except asyncio.CancelledError:
+            await self.close(only=attached)
+            raise
+        return ranks
+
+    async def settle(self, *, wait_s: float = 0.0) -> list[dict[str, str]]:
+        """Wait until no worker joins or receives; digests that each worker has.
+
+        ``wait_s``: how long workers themselves wait before they answer; they do nothing else meanwhile.
+        Errors: what the workers tell; where the group itself failed, it is closed.
+        """
+        began = time.monotonic()
+        try:
+            while True:
+                told = await self.front.call_all("rollmatch_poll", *([wait_s] if wait_s else []))
+                if all(answer["state"] == "idle" for answer in told):
+                    return [answer["digests"] for answer in told]
+                share = min(answer.get("share", 0.0) for answer in told if answer["state"] != "idle")
+                await asyncio.sleep(_pause_s(time.monotonic() - began, share))
+        except WorkerFailure as error:
+            if error.code in ("transfer-failed", "communicator-timeout", "transport-unknown"):
+                await self.close()
+            raise
+
+    async def close(self, *, only: Attached | None = None) -> bool:
+        """Leave the group on all workers; whether there was one. ``only``: leave no group that came after it."""
+        if only is not None and self.attached is not only:
+            return False
+        was_open = self.attached is not None
+        self.attached = None
+        async with self._change:
+            if not self.front.is_dead:
+                await self.front.call_all("rollmatch_close")
+        return was_open
+
+    async def _tell_of(self, address: GroupAddress, transport: str) -> list[int]:
+        ranks, per_replica = [], self.num_workers // len(self.front.replicas)
+        for index in range(len(self.front.replicas)):
+            told = asdict(address) | {"rank": address.rank + index * per_replica}
+            ranks += [a["rank"] for a in await self.front.call_one(index, "rollmatch_open", told, transport)]
+        return ranks
+
+
+def _pause_s(waited_s: float, share: float) -> float:
+    """Until the next look at workers that have received this share by now: rarely, but often towards the end.
+
+    >>> [round(_pause_s(2.0, share), 4) for share in (0.0, 0.5, 0.99, 0.9999)], _pause_s(0.01, 0.0)
+    ([0.04, 0.04, 0.0101, 0.001], 0.001)
+    """
+    left_s = waited_s * (1 - share) / share if share else waited_s
+    return min(max(_SHORTEST_POLL_S, min(waited_s * _SHARE_OF_POLLS, left_s / 2)), _LONGEST_POLL_S)

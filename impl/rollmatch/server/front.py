@@ -1,0 +1,219 @@
+"""One front over all replicas: who draws what where, and the gate that keeps a response under one version."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from rollmatch.errors import RolloutError
+from rollmatch.server.failures import BadItem, WorkerFailure
+from rollmatch.server.replica import Draw, Drawn, Replica, dead
+
+SERVING, NOT_SET, BROKEN, UPDATING = "serving", "weights-not-set", "weights-broken", "updating"
+WRITING = "update-in-progress"
+"""Weights are being written in place."""
+_WATCH_S, _ABORT_S = 0.5, 30.0
+_T = TypeVar("_T")
+
+
+class WeightsNotSet(RolloutError):
+    """A server that was started with placeholder weights gets real ones before it is asked."""
+
+    code = "weights-not-set"
+    status = 409
+
+
+class WeightsBroken(RolloutError):
+    """An update that failed half way is repaired by a full one before anything is generated."""
+
+    code = "weights-broken"
+    status = 409
+
+
+class WrittenInPlace(RolloutError):
+    """Weights that are being written in place are not generated with."""
+
+    code = "update-in-progress"
+    status = 409
+
+
+class Front:
+    """Draws responses on the replicas. All methods run on one event loop."""
+
+    def __init__(self, replicas: Sequence[Replica], *, weights_set: bool = True) -> None:
+        self.replicas = tuple(replicas)
+        self.policy_version = 0
+        self.state = SERVING if weights_set else NOT_SET
+        self.is_dead = False
+        self.tokens_by_replica = [0] * len(self.replicas)
+        """Response tokens that each has written since the start."""
+        self.num_restarted = 0
+        self._loads = [0] * len(self.replicas)
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._restarted: set[asyncio.Task[Any]] = set()
+        self._counter = itertools.count()
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Of all replicas."""
+        return sum(self.tokens_by_replica)
+
+    @property
+    def num_running(self) -> int:
+        """Responses that are being written, or wait to be."""
+        return sum(self._loads)
+
+    def check(self) -> None:
+        """Raise unless responses can be drawn.
+
+        Errors: ``WorkerDead``, ``WeightsNotSet``, ``WrittenInPlace``, ``WeightsBroken``.
+        """
+        if self.is_dead or any(replica.is_dead() for replica in self.replicas):
+            raise dead()
+        if self.state == NOT_SET:
+            problem = "the server was started with placeholder weights and got no others yet"
+            raise WeightsNotSet(problem, key="weights", remedy="Sync first.")
+        if self.state == WRITING:
+            problem = "weights are being written in place of those that were served"
+            raise WrittenInPlace(problem, key="weights", remedy="Ask again when the update is committed.")
+        if self.state == BROKEN:
+            problem = "an update failed while it was being loaded"
+            raise WeightsBroken(problem, key="weights", remedy="Run a full sync.")
+
+    async def draw_all(self, draws: Sequence[Draw]) -> list[tuple[Drawn, int]]:
+        """Each response with the version that wrote it, in order; all or none. Errors also: ``EngineRefused``."""
+        self.check()
+        places = self.place(len(draws))
+        tasks = [asyncio.create_task(self._draw_whole(*pair)) for pair in zip(draws, places, strict=True)]
+        try:
+            if tasks:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for item, task in enumerate(tasks):
+                _raise_failure(task, item)
+            return [task.result() for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def place(self, num_draws: int) -> list[int]:
+        """Replica of each draw: even contiguous blocks, the first ones to the replicas with the least to do.
+
+        Which block goes where depends on nothing but the loads, so that an idle server repeats itself.
+        """
+        order = sorted(range(len(self.replicas)), key=lambda index: (self._loads[index], index))
+        share, extra = divmod(num_draws, len(order))
+        blocks = [[index] * (share + (place < extra)) for place, index in enumerate(order)]
+        return list(itertools.chain.from_iterable(blocks))
+
+    async def call_all(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
+        """Call every worker, in order of rank. Errors: ``WorkerFailure``, ``WorkerDead``."""
+        calls = [self._while_alive(replica.call(method, *arguments)) for replica in self.replicas]
+        return _checked(itertools.chain.from_iterable(await asyncio.gather(*calls)))
+
+    async def call_one(self, index: int, method: str, *arguments: Any) -> list[dict[str, Any]]:
+        """Call the workers of one replica. Errors: as ``call_all``."""
+        return _checked(await self._while_alive(self.replicas[index].call(method, *arguments)))
+
+    @asynccontextmanager
+    async def quiet(self, *, drain_s: float) -> AsyncIterator[int]:
+        """No response is being written inside; those not done after ``drain_s`` are begun again afterwards."""
+        before, self.state = self.state, UPDATING
+        self._gate.clear()
+        try:
+            if self._running:
+                await asyncio.wait(self._running, timeout=drain_s)
+            left = list(self._running)
+            self._restarted.update(left)
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left, timeout=_ABORT_S)
+            self.num_restarted += len(left)
+            yield len(left)
+        finally:
+            if self.state == UPDATING:
+                self.state = before
+            self._gate.set()
+
+    async def reset_caches(self) -> bool:
+        """Forget what older weights computed, on all replicas."""
+        return all(await asyncio.gather(*(self._while_alive(replica.reset_caches()) for replica in self.replicas)))
+
+    async def watch(self) -> None:
+        """Runs beside the server: a dead replica ends all that waits for it."""
+        while not any(replica.is_dead() for replica in self.replicas):
+            await asyncio.sleep(_WATCH_S)
+        self.is_dead = True
+        for task in list(self._running):
+            task.cancel()
+
+    async def _draw_whole(self, draw: Draw, index: int) -> tuple[Drawn, int]:
+        """Draw until a response was written under one version."""
+        self._loads[index] += 1
+        try:
+            while True:
+                await self._gate.wait()
+                self.check()
+                version = self.policy_version
+                task = asyncio.create_task(self.replicas[index].draw(draw, f"{next(self._counter)}"))
+                drawn = await self._kept(task)
+                if drawn is not None:
+                    self.tokens_by_replica[index] += len(drawn.response_token_ids)
+                    return drawn, version
+        finally:
+            self._loads[index] -= 1
+
+    async def _kept(self, task: asyncio.Task[Drawn]) -> Drawn | None:
+        """The task's result; None where a commit ended it. Errors: ``WorkerDead``."""
+        self._running.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if _is_cancelled_itself():
+                raise
+            if self.is_dead:
+                raise dead() from None
+            if task in self._restarted:
+                return None
+            raise
+        finally:
+            self._running.discard(task)
+            self._restarted.discard(task)
+
+    async def _while_alive(self, call: Coroutine[Any, Any, _T]) -> _T:
+        """A call's result; a call to an engine that dies may never end by itself. Errors: ``WorkerDead``."""
+        task = asyncio.create_task(call)
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=_WATCH_S)
+                if not task.done() and (self.is_dead or any(replica.is_dead() for replica in self.replicas)):
+                    raise dead()
+            return task.result()
+        finally:
+            task.cancel()
+
+
+def _checked(told: Any) -> list[dict[str, Any]]:
+    answers = list(told)
+    for answer in answers:
+        if "failure" in answer:
+            raise WorkerFailure(answer["failure"])
+    return answers
+
+
+def _raise_failure(task: asyncio.Task[Any], item: int) -> None:
+    """Raise what a task failed with, saying which item it was; one that still runs has not failed."""
+    error = task.exception() if task.done() and not task.cancelled() else None
+    if isinstance(error, BadItem):
+        error.item = item
+    if error is not None:
+        raise error
+
+
+def _is_cancelled_itself() -> bool:
+    current = asyncio.current_task()
+    return current is not None and current.cancelling() > 0

@@ -1,0 +1,46 @@
+"""What the server counts, for Prometheus."""
+
+from collections.abc import Callable
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from rollmatch.server.communicator import Communicator
+from rollmatch.server.front import Front
+
+
+class Metrics:
+    """One registry per server, so that two in one process do not meet."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, front: Front, communicator: Communicator) -> None:
+        self.registry = CollectorRegistry()
+        named: dict[str, tuple[str, Callable[[], float]]] = {
+            "running_requests": ("Responses being written or waiting", lambda: front.num_running),
+            "policy_version": ("Version of the served weights", lambda: front.policy_version),
+            "alive": ("1 while every worker is", lambda: float(not front.is_dead)),
+            "generated_tokens": ("Response tokens since the start", lambda: front.num_generated_tokens),
+            "restarted_requests": ("Responses begun anew because of a commit", lambda: front.num_restarted),
+            "group_members": ("Members of the open weight group", lambda: communicator.num_members),
+        }
+        for name, (told, value) in named.items():
+            Gauge(f"rollmatch_{name}", told, registry=self.registry).set_function(value)
+        by_replica = Gauge("rollmatch_replica_tokens", "The same of each replica", ["replica"], registry=self.registry)
+        for index in range(len(front.replicas)):
+            by_replica.labels(index).set_function(partial(front.tokens_by_replica.__getitem__, index))
+        self.requests = Counter(
+            "rollmatch_requests", "Calls by route and status", ["route", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "rollmatch_request_seconds",
+            "Duration of calls by route",
+            ["route"],
+            registry=self.registry,
+            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+        )
+
+    def text(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self.registry)

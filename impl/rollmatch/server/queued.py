@@ -1,0 +1,103 @@
+"""Updates of the swift and trl dialects: announced piece by piece, with no word when the last one was sent.
+
+Pieces are staged; the update commits when every tensor of the model is there. The calls that end a sync in these
+dialects wait for that commit, and tell what went wrong.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from rollmatch.errors import RollmatchError
+from rollmatch.server.announced import check_aliases, check_complete, check_tensor
+from rollmatch.server.communicator import QUEUED, Communicator, WorldSizeMismatch
+from rollmatch.server.front import Front
+from rollmatch.server.identity import Model
+from rollmatch.server.payloads import TensorSpec
+from rollmatch.server.update import Update, agreed
+from rollmatch.weights.gloo_group import GroupAddress
+
+TRANSPORT = "stateless"
+
+
+class QueuedUpdate:
+    """What these dialects' control calls do."""
+
+    def __init__(self, front: Front, communicator: Communicator, update: Update, model: Model) -> None:
+        self.front, self.communicator, self.update, self.model = front, communicator, update, model
+        self._names: set[str] = set()
+        self._num_announced = 0
+        self._following: asyncio.Task[None] | None = None
+        self._failure: RollmatchError | None = None
+
+    async def open(self, address: GroupAddress) -> None:
+        """The port is bound when this returns; the learner, the last rank, joins afterwards.
+
+        Errors: those of ``Communicator.open``.
+        """
+        if address.world_size != self.communicator.num_workers + 1:
+            problem = f"is {address.world_size}, must be {self.communicator.num_workers + 1}"
+            raise WorldSizeMismatch(problem, key="world_size", remedy="Send the server's world size plus one.")
+        self._failure = None
+        await self.communicator.open(QUEUED, address, transport=TRANSPORT)
+        self._follow()
+
+    async def announce(self, tensors: Sequence[TensorSpec]) -> None:
+        """One broadcast with the raw bytes of these tensors comes next.
+
+        Errors: ``CommunicatorMissing``, those of ``announced`` and of what went before.
+        """
+        self._tell_failure()
+        self.communicator.check_attached(QUEUED)
+        for spec in tensors:
+            check_tensor(spec, self.model)
+        entries = [[spec.name, spec.dtype.removeprefix("torch."), list(spec.shape)] for spec in tensors]
+        await self.front.call_all("rollmatch_receive", {"tensors": entries, "buckets": [len(entries)]})
+        self._names |= {spec.name for spec in tensors}
+        self._num_announced += 1
+        self._follow()
+
+    async def settle(self) -> None:
+        """The learner has sent all. Errors: ``TensorMissing`` (what came is dropped), or what went wrong."""
+        if self._following is not None:
+            await asyncio.shield(self._following)
+        self._tell_failure()
+        if self._names:
+            names, self._names = self._names, set()
+            await self.front.call_all("rollmatch_drop")
+            check_complete(names, self.model)
+
+    async def before_generating(self) -> None:
+        """Let a complete update commit first, as these dialects' queues would have it."""
+        if self._following is not None and self._is_complete():
+            await asyncio.shield(self._following)
+
+    async def close(self) -> bool:
+        """Drop, and leave the group."""
+        self._names, self._failure = set(), None
+        return await self.communicator.close()
+
+    def _is_complete(self) -> bool:
+        return self._names >= set(self.model.tensors)
+
+    def _tell_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _follow(self) -> None:
+        if self._following is None or self._following.done():
+            self._following = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        """Watch what was announced arrive; commit when it is complete."""
+        try:
+            num_seen = -1
+            while num_seen != self._num_announced:
+                num_seen = self._num_announced
+                digests = agreed(await self.communicator.settle())
+            if self._is_complete():
+                check_aliases(digests, self.model)
+                await self.update.swap(self.front.policy_version + 1)
+                self._names = set()
+        except RollmatchError as error:
+            self._failure, self._names = error, set()

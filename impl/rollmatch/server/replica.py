@@ -1,0 +1,201 @@
+"""One engine: vLLM's ``AsyncLLM`` with our worker extension. A door to vllm; nothing else of the front knows it."""
+
+import asyncio
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from rollmatch.server.failures import BadItem, WorkerDead
+from rollmatch.server.payloads import Sampling
+from rollmatch.server.prompts import Prompt
+from rollmatch.server.settings import ServerSettings
+from rollmatch.startup import loading
+from rollmatch.weights.direct_group import forbid_multicast
+
+EXTENSION = "rollmatch.weights.worker.extension.WorkerExtension"
+_RESET_TRIES, _RESET_PAUSE_S, _END_S = 200, 0.02, 0.5
+
+
+class EngineRefused(BadItem):
+    """The engine takes what passed the front's own checks."""
+
+    code = "engine-refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """One response to be sampled."""
+
+    prompt: Prompt
+    sampling: Sampling
+    seed: int | None
+    stop: tuple[str, ...] = ()
+    """Texts at which a response ends (swift only)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """One sampled response."""
+
+    prompt_token_ids: list[int]
+    response_token_ids: list[int]
+    finish_reason: str
+    stop_token_id: int | None
+    logprobs: bytes | None
+    """float32, one per response token."""
+
+
+class Replica(Protocol):
+    """What the front needs of an engine."""
+
+    async def draw(self, draw: Draw, request_id: str) -> Drawn:
+        """Sample one response; cancelling frees its place. Errors: ``EngineRefused``, ``WorkerDead``."""
+
+    async def call(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
+        """Call a method of every worker. Errors: ``WorkerDead``."""
+
+    async def reset_caches(self) -> bool:
+        """Forget everything computed with older weights; no request may run."""
+
+    def is_dead(self) -> bool:
+        """Whether a worker of it died."""
+
+    def close(self) -> None:
+        """Stop its processes."""
+
+
+class VllmReplica:
+    """An ``AsyncLLM``; its engine core, and with it the worker, is a process of its own."""
+
+    def __init__(self, settings: ServerSettings, *, index: int) -> None:
+        with loading():
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.v1.engine.async_llm import AsyncLLM
+        size = settings.tensor_parallel_size
+        arguments = {
+            "model": settings.model,
+            "dtype": settings.dtype,
+            "max_model_len": settings.max_model_len,
+            "tensor_parallel_size": size,
+            "load_format": settings.load_format,
+            "worker_extension_cls": EXTENSION,
+            "enable_log_requests": False,
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+            "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
+        } | ({"distributed_executor_backend": "uni"} if size == 1 else {})
+        if settings.gpus:
+            forbid_multicast()
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(settings.gpus[index * size : (index + 1) * size])
+        config = AsyncEngineArgs(**(arguments | settings.engine_arguments)).create_engine_config()
+        if not settings.gpus:
+            # vLLM has just set "spawn" for CPUs; a fork finds torch and vLLM loaded: 1 s of CPU in place of 8.
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+
+    async def draw(self, draw: Draw, request_id: str) -> Drawn:
+        """As the protocol."""
+        prompt: dict[str, Any] = {"prompt_token_ids": draw.prompt.token_ids}
+        if draw.prompt.images:
+            prompt["multi_modal_data"] = {"image": draw.prompt.images}
+        last = None
+        try:
+            with _told_when_dead():
+                async for output in self._engine.generate(prompt, _sampling_params(draw), request_id):
+                    last = output
+        except (ValueError, TypeError) as error:
+            raise EngineRefused(f"{type(error).__name__}: {error}", key="requests") from error
+        assert last is not None
+        return _drawn(last)
+
+    async def call(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
+        """As the protocol."""
+        with _told_when_dead():
+            told: list[dict[str, Any]] = await self._engine.collective_rpc(method, args=arguments)
+            return told
+
+    async def reset_caches(self) -> bool:
+        """As the protocol; blocks of requests that just ended are given back an engine step later."""
+        with _told_when_dead():
+            for _ in range(_RESET_TRIES):
+                if await self._engine.reset_prefix_cache():
+                    await self._engine.reset_encoder_cache()
+                    return True
+                await asyncio.sleep(_RESET_PAUSE_S)
+        return False
+
+    def is_dead(self) -> bool:
+        """As the protocol."""
+        return bool(self._engine.errored)
+
+    def close(self) -> None:
+        """As the protocol. An idle engine core does not end on SIGTERM (vLLM 0.32), and it has nothing to save."""
+        known = inspect.signature(self._engine.shutdown).parameters
+        self._engine.shutdown(**({"timeout": _END_S} if "timeout" in known else {}))
+        del self._engine  # else it shuts down once more while Python ends, when half of it is gone
+
+
+def dead() -> WorkerDead:
+    """What to say when a worker is gone."""
+    return WorkerDead("a worker process of this server died", key="worker", remedy="Restart the server, then sync.")
+
+
+@contextmanager
+def _told_when_dead() -> Iterator[None]:
+    """vLLM's error as ours."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        yield
+    except EngineDeadError as error:
+        raise dead() from error
+
+
+def _sampling_params(draw: Draw) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = draw.sampling
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        min_tokens=sampling.min_tokens,
+        ignore_eos=sampling.ignore_eos,
+        stop_token_ids=list(sampling.stop_token_ids),
+        stop=list(draw.stop),
+        logit_bias=dict(sampling.logit_bias) or None,
+        logprobs=0 if sampling.logprobs else None,
+        seed=draw.seed,
+        detokenize=bool(draw.stop),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _drawn(output: Any) -> Drawn:
+    answer = output.outputs[0]
+    token_ids = list(answer.token_ids)
+    stopped = answer.finish_reason == "stop"
+    stop_token_id = answer.stop_reason if isinstance(answer.stop_reason, int) else token_ids[-1] if stopped else None
+    return Drawn(
+        prompt_token_ids=list(output.prompt_token_ids),
+        response_token_ids=token_ids,
+        finish_reason="stop" if stopped else "length",
+        stop_token_id=stop_token_id,
+        logprobs=_logprobs(answer.logprobs, token_ids) if answer.logprobs is not None else None,
+    )
+
+
+def _logprobs(told: Any, token_ids: list[int]) -> bytes:
+    values = [place[token_id].logprob for place, token_id in zip(told, token_ids, strict=True)]
+    return np.asarray(values, dtype="<f4").tobytes()

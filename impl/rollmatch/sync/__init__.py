@@ -1,1 +1,0 @@
-"""Weights back: when they move (``fence``); how is the backend's affair."""

@@ -1,0 +1,1 @@
+"""Weights on their way to rollout engines: plan, digests, senders, receivers, transports."""

@@ -1,0 +1,121 @@
+"""Weights into a stock ``vllm serve`` on a machine without GPUs: a weight transfer engine of vLLM's own kind, on gloo.
+
+vLLM finds it as a plug-in (entry point ``vllm.general_plugins``) under the name ``rollmatch_gloo``. The learner is rank
+0. What is received is verified by digests before the first weight changes, so a transfer that fails leaves the old
+weights whole. Source: vLLM 0.32 ``distributed/weight_transfer/base.py``.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from rollmatch.errors import SyncError
+from rollmatch.weights.gloo_group import GlooGroup, GroupAddress
+from rollmatch.weights.worker.groups import GlooMember
+from rollmatch.weights.worker.loading import addresses_of, has_plain_weights, load_into
+from rollmatch.weights.worker.plugin import RL_ROUTES
+from rollmatch.weights.worker.receiver import NothingReceived, Receiver
+
+LEARNER = 0
+_POLL_S = 0.001
+
+
+class WeightsPacked(SyncError):
+    """Weights are loaded into a model that keeps them as they are."""
+
+    code = "weights-packed"
+
+
+@dataclass(kw_only=True)
+class Meeting(WeightTransferInitInfo):  # type: ignore[misc]
+    """Where the learner waits; the first names are vLLM's."""
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    timeout_s: float = 30.0
+    join_timeout_s: float = 60.0
+
+
+@dataclass(kw_only=True)
+class Announced(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """What is sent next; the first names are vLLM's."""
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+    buckets: list[int] = field(default_factory=list)
+    """Number of tensors of each broadcast; their digests follow the last one."""
+
+
+class GlooEngine(WeightTransferEngine[Meeting, Announced]):  # type: ignore[misc]
+    """Receives beside nothing else: the server is paused meanwhile."""
+
+    init_info_cls, update_info_cls = Meeting, Announced
+    _receiver: Receiver | None = None
+
+    def init_transfer_engine(self, init_info: Meeting) -> None:
+        """Join; an older group is left. Errors: ``CommunicatorTimeout``, ``WeightsPacked``."""
+        if not has_plain_weights():
+            problem = "vLLM has packed its linear weights, of which a tied head would keep an old copy"
+            raise WeightsPacked(problem, key=RL_ROUTES, remedy=f"Start the server with {RL_ROUTES}=1.")
+        self.shutdown()
+        parallel = self.parallel_config
+        address = GroupAddress(
+            host=init_info.master_address,
+            port=init_info.master_port,
+            rank=init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank,
+            world_size=init_info.world_size,
+            timeout_s=init_info.timeout_s,
+            join_timeout_s=init_info.join_timeout_s,
+        )
+        self._receiver = Receiver.joining(lambda: GlooMember(GlooGroup.open(address), source=LEARNER))
+        self._wait()
+
+    def start_weight_update(self) -> None:
+        """Nothing changes before all has come."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As ``receive_weights``; there is no device to wait for."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: Announced) -> None:
+        """Receive, verify, load. Errors: ``TransferFailed``, ``DigestMismatch``, ``LoadFailed``."""
+        tensors = list(zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True))
+        receiver = self._needed()
+        receiver.begin({"tensors": tensors, "buckets": update_info.buckets or [len(tensors)], "trailer": True})
+        self._wait()
+        received = receiver.take()
+        load_into(self.model, received)
+        receiver.reuse(addresses_of(self.model))
+
+    def finish_weight_update(self) -> None:
+        """All is done."""
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        if self._receiver is not None:
+            self._receiver.close()
+        self._receiver = None
+
+    def _wait(self) -> None:
+        """Until the receiver has nothing to do; forgets what failed, which is told once."""
+        receiver = self._needed()
+        try:
+            while receiver.poll()["state"] == "busy":
+                time.sleep(_POLL_S)
+        finally:
+            if receiver.has_failed:
+                self.shutdown()
+
+    def _needed(self) -> Receiver:
+        if self._receiver is None:
+            raise NothingReceived("no learner is connected", remedy="Call /init_weight_transfer_engine first.")
+        return self._receiver
