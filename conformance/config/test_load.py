@@ -1,5 +1,7 @@
 import copy
+import re
 import sys
+from typing import get_args
 
 import pytest
 
@@ -156,10 +158,11 @@ def test_the_resolved_tree_holds_every_key_and_loads_back_equal(tmp_path, make_w
         assert section_of(field) is not None or f"{key.rpartition('.')[2]}:" in path.read_text()
 
 
-def test_every_field_is_explained_in_one_line():
+def test_every_field_is_described_and_every_number_has_a_unit():
     for key, field in fields().items():
         assert field.description, key
-        assert "\n" not in field.description, key
+        is_number = {int, float} & {field.annotation, *get_args(field.annotation)}
+        assert not is_number or re.search(r"\sUnit: [\w -]+\.$", field.description), key
 
 
 def test_required_keys_carry_a_stand_in():

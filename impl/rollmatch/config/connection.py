@@ -72,13 +72,13 @@ class ServerEntry(Section):
     """One rollout server."""
 
     base_url: BaseUrl
-    """Prefix of all its routes, such as http://127.0.0.1:8000."""
+    """URL prefix of all its routes, such as http://127.0.0.1:8000."""
     group_port: Port
-    """Port at which the group that carries weights meets."""
+    """Port of the weight-sync group (torch.distributed rendezvous). Unit: port."""
 
 
 class ServerConfig(Section):
-    """Where the rollout servers are: either servers, or base_url beside group_port."""
+    """Addresses of the rollout servers: either servers, or base_url with group_port."""
 
     servers: (
         Annotated[
@@ -87,16 +87,17 @@ class ServerConfig(Section):
         ]
         | None
     ) = None
-    """The servers, one mapping of base_url and group_port each."""
+    """List of servers, each a mapping of base_url and group_port."""
     base_url: Annotated[
         str | tuple[str, ...] | None,
         BeforeValidator(_one_or_several(str, "a URL or a list of URLs"), json_schema_input_type=str | list[str] | None),
         AfterValidator(_check_urls),
     ] = None
-    """Prefix of a server's routes, or a list of them."""
+    """URL prefix of the server, or a list of URLs."""
     group_port: GroupPorts | None = None
-    """Port at which the group that carries weights meets: the first server's (the next ones count on), or a list."""
+    """Port of the weight-sync group: first port (the next servers count up) or one per server. Unit: port."""
     timeout_s: Positive = 240.0
-    """Seconds to wait for the servers' health and for the group that carries weights."""
+    """Time to wait for the servers to become healthy, and for the weight-sync group to open. Unit: seconds."""
     infer_timeout_s: float | None = None
-    """Seconds one generate call may take; null or up to 0 is no limit (a server that dies is noticed all the same)."""
+    """Timeout of one generation call; null or a value up to 0 means no timeout, and a dead server is still detected
+    through /health/. Unit: seconds."""

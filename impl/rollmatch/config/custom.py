@@ -23,50 +23,50 @@ USER_PROMPT = (
 
 
 class PromptsConfig(Section):
-    """What the policy is asked, the same for every sample."""
+    """The prompt of every sample that does not have its own."""
 
     system: str = SYSTEM_PROMPT
-    """The system message; empty leaves it out."""
+    """System message; empty omits it."""
     user: Text = USER_PROMPT
-    """The text after the images in the user message."""
+    """Text after the images in the user message."""
 
 
 class ExtraConfig(Section):
-    """Settings of the trainer variants."""
+    """Settings of generation and of the trainer variants."""
 
     rollout_matching: RolloutMatchingConfig = RolloutMatchingConfig()
-    """Settings of trainer_variant rollout_matching_sft; rollouts of every variant are made as it says."""
+    """Generation of every trainer_variant; matching and losses of rollout_matching_sft."""
     grpo: GrpoConfig = GrpoConfig()
-    """Settings of trainer_variant grpo; groups, rewards and policy gradient of vineppo and vineppo_mcts."""
+    """Groups, rewards and policy gradient of grpo, vineppo and vineppo_mcts."""
     vineppo: VinePpoConfig = VinePpoConfig()
-    """Settings of trainer_variant vineppo and vineppo_mcts."""
+    """Steps and values of vineppo and vineppo_mcts."""
     environment: EnvironmentConfig = EnvironmentConfig()
-    """What answers the policy turn by turn, where a response has several."""
+    """Responses of several turns."""
     rollout_server: RolloutServerConfig = RolloutServerConfig()
     """What rollmatch serve starts."""
     swift: SwiftConfig = SwiftConfig()
-    """What only ms-swift wants to know."""
+    """Settings that only ms-swift's commands need."""
 
 
 class CustomConfig(Section):
-    """The trainer, its data and its prompts."""
+    """Objective, data and prompts."""
 
     trainer_variant: Literal["rollout_matching_sft", "grpo", "vineppo", "vineppo_mcts"] = Field(
         examples=["rollout_matching_sft"]
     )
-    """What is trained for."""
+    """The objective: rollout-matching SFT, GRPO, VinePPO, or VinePPO with tree search."""
     train_jsonl: Text = Field(examples=["data/train.jsonl"])
     """Training samples, one JSON object per line."""
     val_jsonl: Text = Field(examples=["data/val.jsonl"])
     """Evaluation samples, one JSON object per line."""
     image_root: Text | None = None
-    """Directory at which image paths start; null takes the directory of each JSONL file."""
+    """Directory of relative image paths; null uses the directory of each JSONL file."""
     object_ordering: Literal["as_given", "sorted"] = "as_given"
-    """Order of a sample's objects: as in the file, or by top edge and then left edge."""
+    """Order of a sample's objects in the target: as in the file, or sorted by top edge, then left edge."""
     prompts: PromptsConfig = PromptsConfig()
-    """What the policy is asked."""
+    """The prompt of every sample that does not have its own."""
     extra: ExtraConfig = ExtraConfig()
-    """Settings of the trainer variants."""
+    """Settings of generation and of the trainer variants."""
 
     @property
     def learns_from_rewards(self) -> bool:

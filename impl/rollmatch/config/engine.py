@@ -10,48 +10,50 @@ class SyncConfig(Section):
     """How new weights reach the rollout engine."""
 
     mode: Literal["full", "adapter", "auto"] = "full"
-    """full carries all weights, adapters merged; adapter carries adapters only; auto is adapter with enable_lora."""
+    """full sends all weights, adapters merged. adapter sends adapters only. auto is adapter with enable_lora, else
+    full."""
     fallback_to_full: bool = True
-    """Carry all weights from then on when an adapter sync fails; false stops the run instead."""
+    """After a failed adapter sync, send all weights from then on. false stops the run."""
 
 
 class VllmConfig(Section):
     """The vLLM engine."""
 
     mode: Literal["colocate", "server"] = "colocate"
-    """colocate runs the engine on the learner's own devices, server asks rollout servers that are already running."""
+    """colocate runs the engine in the learner's process and on its devices; server uses rollout servers that are
+    already running."""
     max_model_len: Count | None = None
-    """Most tokens of prompt and response together; null takes global_max_length."""
+    """Longest prompt and response together; null uses global_max_length. Unit: tokens."""
     tensor_parallel_size: Count | None = None
-    """Learner ranks that share one engine; null takes 4 when there are 4 learner ranks, else 1."""
+    """Learner ranks that share one colocated engine; null is 4 with 4 learner ranks, else 1. Unit: ranks."""
     gpu_memory_utilization: PositiveShare = 0.45
-    """Share of a GPU's memory the engine may take; the learner needs the rest."""
+    """Share of a GPU's memory for a colocated engine; the learner uses the rest. Unit: share."""
     enable_lora: bool = False
-    """Reserve memory for adapters in the engine; full sync does not need it."""
+    """Reserve engine memory for adapters. Not needed by sync.mode: full."""
     load_format: Literal["auto", "dummy"] = "auto"
-    """auto reads the model's weights at start, dummy leaves them to the first sync."""
+    """auto reads the weights from disk at start; dummy waits for the first sync."""
     enable_prefix_caching: bool = True
-    """Keep attention caches of equal prompt beginnings; emptied at each sync."""
+    """Reuse the KV cache of equal prompt prefixes; the cache is cleared at each sync."""
     enforce_eager: bool | None = None
-    """Run without graph capture; null does so on CPU only."""
+    """Run without CUDA graphs and compilation; null is true on a CPU only."""
     max_num_seqs: Count = 256
-    """Most responses decoded at the same time."""
+    """Responses that an engine decodes at once. Unit: sequences."""
     max_num_batched_tokens: Count | None = None
-    """Most tokens of one engine step; null leaves it to vLLM."""
+    """Tokens of one engine step; null uses vLLM's default. Unit: tokens."""
     enable_chunked_prefill: bool | None = None
-    """Split prompts over several engine steps; null leaves it to vLLM, and on a CPU keeps them whole."""
+    """Split long prompts over several engine steps; null uses vLLM's default on a GPU and false on a CPU."""
     kv_cache_memory_mib: Count | None = None
-    """Attention cache in MiB; null takes 512 on CPU and gpu_memory_utilization on GPU."""
+    """Size of the KV cache; null is 512 on a CPU and follows gpu_memory_utilization on a GPU. Unit: MiB."""
     limit_mm_per_prompt: dict[str, Index] | None = None
-    """Most items of each modality in a prompt, such as {image: 1}; null leaves it to vLLM."""
+    """Items of each modality in one prompt, such as {image: 1}; null uses vLLM's default. Unit: items."""
     disable_custom_all_reduce: bool = True
     """Use NCCL instead of vLLM's own all-reduce between tensor parallel ranks."""
     sleep_level: Literal[0, 1] = 0
-    """1 gives a colocated engine's GPU memory to the learner while it works, 0 keeps it; a CPU has nothing to give."""
+    """1 frees a colocated engine's GPU memory while the learner learns; 0 keeps it. No effect on a CPU. Unit: level."""
     sync: SyncConfig = SyncConfig()
-    """How new weights reach the engine."""
+    """How new weights reach the rollout engine."""
     server: ServerConfig = ServerConfig()
-    """Where the rollout servers of mode server are."""
+    """Addresses of the rollout servers of mode: server."""
 
     @property
     def carries_adapter(self) -> bool:

@@ -8,18 +8,15 @@ from rollmatch.config.section import Count, Section, Text
 
 
 class EnvironmentConfig(Section):
-    """What answers the policy turn by turn, and pays it in place of reward functions; for grpo, vineppo, vineppo_mcts.
-
-    A turn ends with the stop token, or at rollout_matching's max_new_tokens.
-    """
+    """Responses of several turns (grpo, vineppo, vineppo_mcts): a class replies to each turn and gives the rewards."""
 
     name: Text | None = None
-    """A class as module:Class; null is none: a response is one turn."""
+    """The environment, as module:Class; null is none: a response is one turn."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Arguments by name that the class is made with."""
+    """Keyword arguments of the class."""
     max_turns: Count = 16
-    """Most turns of an episode."""
+    """Most turns of an episode. Unit: turns."""
     max_response_tokens: Count = 1024
-    """Most tokens of all turns and observations of an episode together; it ends where no further turn fits."""
+    """Longest episode, turns and observations together; it ends when no further turn fits. Unit: tokens."""
     observations: Literal["chat", "text"] = "chat"
-    """How observations follow a turn: as the chat template writes a user's message, or as their bare text."""
+    """Format of an observation: a user message by the chat template, or plain text."""

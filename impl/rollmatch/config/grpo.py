@@ -19,11 +19,11 @@ class RewardConfig(Section):
     """One reward function."""
 
     function: Annotated[Text, AfterValidator(_check_function)] = Field(examples=["builtins:len"])
-    """A function of (answer text, sample) that gives a number, as module:function."""
+    """The function, as module:function; called as function(answer: str, sample) -> float."""
     weight: float = 1.0
-    """What it counts in the sum."""
+    """Weight in the sum of rewards. Unit: reward weight."""
     name: Text | None = None
-    """Its name in logs; null takes the function's."""
+    """Name in logs; null uses the function's name."""
 
     @property
     def shown_name(self) -> str:
@@ -32,37 +32,39 @@ class RewardConfig(Section):
 
 
 class GrpoConfig(Section):
-    """Groups of completions, their rewards, and the policy gradient; rollouts are made as rollout_matching says."""
+    """Groups, rewards and policy gradient (grpo, vineppo, vineppo_mcts). Generation: see rollout_matching."""
 
     num_generations: Annotated[int, Field(ge=2)] = 8
-    """Completions of each prompt, which compete with each other."""
+    """Group size: completions per prompt, whose rewards are compared. Unit: completions."""
     rewards: Annotated[
         tuple[RewardConfig, ...], BeforeValidator(as_tuple, json_schema_input_type=list[RewardConfig])
     ] = ()
-    """Reward functions, summed by weight; at least one for trainer_variant grpo."""
+    """Reward functions, summed by weight. trainer_variant: grpo needs at least one, or an environment."""
     steps_per_generation: Count = 1
-    """Optimizer steps whose prompts are answered together."""
+    """Optimizer steps served by one generation phase. Unit: optimizer steps."""
     num_iterations: Count = 1
-    """Passes over them."""
+    """Passes over the completions of one generation phase (mu in GRPO). Unit: passes."""
     baseline: Literal["mean", "leave_one_out"] = "mean"
-    """What a reward is compared with: the mean of its group, or of the group's other members."""
+    """What a reward is compared with: the mean of its group, or of the other members (leave_one_out, RLOO)."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """What the difference is divided by: the standard deviation of its group, of all rewards, or nothing."""
+    """Divisor of the difference: standard deviation of the group, of the batch, or none (Dr. GRPO)."""
     mask_truncated_completions: bool = False
-    """Leave completions that ran into their length limit out of the loss."""
+    """Exclude completions that reached the length limit from the loss."""
     normalize: Literal["token", "sequence", "constant"] = "token"
-    """What the loss is a mean over: tokens, completions (each by its own tokens), or completions of full length."""
+    """Denominator of the loss: token (DAPO), sequence (GRPO), or constant, i.e. completions * max_new_tokens (Dr.
+    GRPO)."""
     epsilon: ShareBelowOne = 0.2
-    """How far the ratio may fall below 1 before it is clipped."""
+    """Lower clip: the probability ratio is clipped below 1 - epsilon. Unit: ratio."""
     epsilon_high: Positive | None = None
-    """How far the ratio may rise above 1; null takes epsilon."""
+    """Upper clip: the probability ratio is clipped above 1 + epsilon_high; null uses epsilon. Unit: ratio."""
     ratio_cap: Positive | None = None
-    """Largest ratio of a completion that is to become less likely; null leaves it."""
+    """Largest ratio for negative advantages (two-sided clipping, delta in TRL); null disables it. Unit: ratio."""
     beta: Weight = 0.0
-    """Weight of the distance to the policy before training."""
+    """Weight of the KL divergence from the reference policy; 0 needs no reference. Unit: loss weight."""
     old_logprobs: Literal["recomputed", "server"] = "recomputed"
-    """Where the ratio starts: the learner's own log-probabilities, or those the engine sampled with."""
+    """Denominator of the ratio: recomputed by the learner, or server for those the engine sampled with."""
     correction_cap: Positive | None = 2.0
-    """Largest weight of the correction for an engine that differs from the learner; null does not correct."""
+    """Cap of the importance weight that corrects for differences between engine and learner; null disables the
+    correction. Unit: ratio."""
     eval_temperature: Weight = 0.0
-    """Temperature of the completions of an evaluation."""
+    """Sampling temperature in evaluation; 0 is greedy. Unit: divisor of the logits."""

@@ -23,36 +23,37 @@ def _module_regex(value: str) -> str:
 
 
 class ModelConfig(Section):
-    """The policy."""
+    """The policy that is trained."""
 
     model: Text = Field(examples=["models/qwen3-vl-coord"])
-    """Directory of a saved Hugging Face model with tokenizer; hub ids are not downloaded."""
+    """Directory of a saved Hugging Face model with its tokenizer."""
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the weights; auto takes what the model's config.json says."""
+    """Precision of the learner's weights. auto reads it from config.json."""
     attn_impl: Literal[
         "packed", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention"
     ] = "packed"
-    """Attention of the learner; packed keeps the segments of a row from seeing each other on any device."""
+    """Attention of the learner. packed isolates the segments of a row on every device; the other names are those of
+    transformers."""
 
 
 class TunerConfig(Section):
-    """Which weights learn."""
+    """Which weights are trained."""
 
     train_type: Literal["full", "lora"] = "full"
-    """full trains all weights that are not frozen, lora trains adapters."""
+    """full trains every weight that is not frozen; lora trains adapters (peft)."""
     use_dora: bool = False
-    """Split adapters into magnitude and direction (DoRA); needs train_type lora."""
+    """Use DoRA adapters (magnitude and direction). Needs train_type: lora."""
     lora_rank: Count = 8
-    """Rank of the adapter matrices."""
+    """Rank r of the adapter matrices. Unit: dimensions."""
     lora_alpha: Count = 16
-    """Scale of the adapter: its output is multiplied by lora_alpha / lora_rank."""
+    """Adapter scale: the adapter's output is multiplied by lora_alpha / lora_rank. Unit: ratio."""
     lora_dropout: ShareBelowOne = 0.0
-    """Dropout in front of the adapter."""
+    """Dropout before the adapter. Unit: probability."""
     target_regex: Annotated[str, Field(min_length=1), AfterValidator(_module_regex)] | None = None
-    """Regular expression that must match a module's whole name to adapt it; null adapts all linear layers."""
+    """Regular expression for the full names of the modules to adapt. null adapts all linear layers."""
     freeze_llm: bool = False
-    """Keep the language model as it is."""
+    """Freeze the language model."""
     freeze_vit: bool = False
-    """Keep the vision tower as it is."""
+    """Freeze the vision tower."""
     freeze_aligner: bool = False
-    """Keep the projector between vision tower and language model as it is."""
+    """Freeze the projector between vision tower and language model."""

@@ -41,19 +41,20 @@ Host = Annotated[str, AfterValidator(_check_host)]
 
 
 class RlhfConfig(Section):
-    """Where the rollout server of GRPO is; its own settings stand in custom.extra.rollout_server."""
+    """Rollout servers by ms-swift's key names (not for rollout_matching_sft). Server settings are in
+    custom.extra.rollout_server."""
 
     rlhf_type: Literal["grpo"] = "grpo"
-    """As ms-swift names it; custom.trainer_variant says what is trained for."""
+    """ms-swift's name of the method. custom.trainer_variant selects what runs."""
     use_vllm: bool = False
-    """true takes rollouts as vllm_mode says, false as custom.extra.rollout_matching says."""
+    """true generates as vllm_mode says; false as custom.extra.rollout_matching says."""
     vllm_mode: Literal["server", "colocate"] | None = None
-    """server asks a rollout server that is already running, colocate runs the engine on the learner's own devices."""
+    """server uses rollout servers that are already running; colocate runs the engine on the learner's devices."""
     vllm_server_host: Annotated[tuple[Host, ...], _listed(str)] | None = None
-    """Names or addresses of the servers' machines, one server on each."""
+    """Host names or addresses, one server per host."""
     vllm_server_port: Annotated[tuple[Port, ...], _listed(Port)] | None = None
-    """HTTP ports, one for each host."""
+    """HTTP port of each host. Unit: port."""
     vllm_server_timeout: Positive = 240.0
-    """Seconds to wait for the servers' health and for the group that carries weights."""
+    """Time to wait for the servers to become healthy, and for the weight-sync group to open. Unit: seconds."""
     vllm_server_group_port: GroupPorts = FIRST_GROUP_PORT
-    """Port at which the group that carries weights meets: the first server's (the next ones count on), or a list."""
+    """Port of the weight-sync group: first port (the next servers count up) or one per server. Unit: port."""

@@ -20,74 +20,80 @@ _InAnyCase = Literal["vllm", "hf"] | Annotated[str, Field(pattern="^([vV][lL][lL
 
 
 class DecodingConfig(Section):
-    """How a response is sampled."""
+    """Sampling parameters of a response."""
 
     temperature: Weight = 0.0
-    """0 always takes the likeliest token; above 0 samples."""
+    """Sampling temperature; 0 is greedy. Unit: divisor of the logits."""
     top_p: PositiveShare = 1.0
-    """Sample from the likeliest tokens that hold this share of the probability."""
+    """Nucleus sampling: sample from the most probable tokens that together have this probability. Unit: probability."""
     top_k: CountOrMinusOne = -1
-    """Sample from this many likeliest tokens; -1 from all."""
+    """Sample from this many most probable tokens; -1 samples from all. Unit: tokens."""
 
 
 class RolloutMatchingConfig(Section):
-    """Rollout, match, append, learn."""
+    """Generation (for every trainer_variant), and matching and losses of rollout_matching_sft."""
 
     rollout_backend: Annotated[
         Literal["vllm", "hf"], BeforeValidator(lower_case, json_schema_input_type=_InAnyCase)
     ] = "vllm"
-    """vllm, or hf for the learner's own generate(); in any case."""
+    """Where rollouts are generated: vllm (an engine in the process, or servers) or hf (the learner's generate()). Not
+    case-sensitive."""
     rollout_generate_batch_size: Count = 1
-    """Prompts per generate() call of the hf backend."""
+    """Prompts per generate() call of the hf backend. Unit: prompts."""
     decode_mode: Literal["greedy", "beam"] = "greedy"
-    """greedy decodes one response (sampled when decoding.temperature is above 0), beam searches with num_beams."""
+    """greedy decodes one response, sampled if decoding.temperature > 0; beam searches with num_beams (hf only)."""
     num_beams: Count = 1
-    """Beams of decode_mode beam."""
+    """Beams of decode_mode: beam. Unit: beams."""
     max_new_tokens: Count = 512
-    """Longest response in tokens."""
+    """Longest response; in an environment, longest turn. Unit: tokens."""
     repetition_penalty: Positive = 1.0
-    """Above 1 makes tokens that were already written less likely."""
+    """Values above 1 make tokens that already occurred less probable. Unit: ratio."""
     decoding: DecodingConfig = DecodingConfig()
-    """How a response is sampled."""
+    """Sampling parameters of a response."""
     overlap: Literal["off", "stream", "ahead"] = "off"
-    """off learns once all rollouts of a step are back, stream from each as it comes, ahead asks for later steps too."""
+    """Generate while the learner learns. off: one after the other. stream: learn from each rollout of the step on
+    arrival, on-policy. ahead: request the rollouts of later steps early, off-policy by up to max_staleness."""
     max_staleness: Count = 1
-    """Optimizer steps that a rollout may be old under overlap ahead, and that are asked for in advance."""
+    """overlap: ahead only. Largest age of a rollout when it is learned from, counted between the weights that generated
+    it and the current ones. Older rollouts are generated again, never learned from. 1 is fastest; higher values
+    lengthen each sync. Unit: optimizer steps."""
     graphs_kept: Count = 1
-    """Micro-batches that overlap stream holds in memory until their step is whole; more save second backward passes."""
+    """overlap: stream only. Autograd graphs kept until the step is complete; each one costs the memory of a micro-batch
+    and saves a second backward pass. Unit: micro-batches."""
     pieces_per_server: Count = 1
-    """Calls of a server's share of a step under overlap; what has not begun goes to an idle server; 1 moves nothing."""
+    """overlap only. Calls into which a server's share of a step is divided; calls that have not started move to an idle
+    server. 1 disables work stealing. Unit: calls."""
     candidate_top_k: Count = 10
-    """True objects considered as partners of each predicted one, best boxes first."""
+    """Ground-truth objects considered as a match of each predicted object, by box IoU. Unit: objects."""
     maskiou_gate: Share = 0.3
-    """Least mask IoU of a pair."""
+    """Smallest mask IoU of a match. Unit: IoU."""
     maskiou_resolution: Count = 256
-    """Side of the canvas, in cells, on which masks are compared."""
+    """Side of the square canvas on which masks are compared. Unit: cells."""
     fp_cost: Weight = 1.0
-    """Cost of leaving a predicted object without partner."""
+    """Matching cost of a predicted object without a match; a match costs 1 - IoU. Unit: cost."""
     fn_cost: Weight = 1.0
-    """Cost of leaving a true object without partner."""
+    """Matching cost of a ground-truth object without a match. Unit: cost."""
     ot_cost: Literal["l2", "l1"] = "l2"
-    """Distance between polygon vertices when they are transported onto each other."""
+    """Distance between polygon vertices in the optimal transport that pairs them."""
     ot_epsilon: Positive = 10.0
-    """Entropic smoothing of that transport, in bins."""
+    """Entropic regularization of the transport. Unit: bins."""
     ot_iters: Count = 30
-    """Sinkhorn iterations of that transport."""
+    """Sinkhorn iterations of the transport. Unit: iterations."""
     target_sigma: Positive = 2.0
-    """Width, in bins, of the soft target around a true coordinate."""
+    """Standard deviation of the soft target around a true coordinate. Unit: bins."""
     target_truncate: Count | None = None
-    """Distance, in bins, beyond which the soft target is zero; null never cuts."""
+    """The soft target is 0 beyond this distance; null never truncates. Unit: bins."""
     temperature_coord: Positive = 1.0
-    """Divides the coordinate logits before the coordinate loss."""
+    """Temperature of the coordinate loss. Unit: divisor of the logits."""
     soft_ce_weight: Weight = 1.0
-    """Weight of the cross-entropy with the soft target."""
+    """Weight of the cross-entropy with the soft target. Unit: loss weight."""
     w1_weight: Weight = 1.0
-    """Weight of the distance between predicted and soft-target distributions."""
+    """Weight of the Wasserstein-1 distance between predicted and soft-target bins. Unit: loss weight."""
     gate_weight: Weight = 0.0
-    """Weight of the loss that moves probability onto coordinate tokens at coordinate slots."""
+    """Weight of the loss that moves probability to coordinate tokens at coordinate positions. Unit: loss weight."""
     desc_ce_weight: Weight = 1.0
-    """Weight of the cross-entropy on the desc values of appended objects; 0 leaves them out."""
+    """Weight of the cross-entropy on the desc values of appended objects; 0 ignores them. Unit: loss weight."""
     eval_iou: Share = 0.5
-    """Least IoU that counts as a hit in evaluation."""
+    """Smallest IoU that counts as a true positive in evaluation. Unit: IoU."""
     vllm: VllmConfig = VllmConfig()
-    """The rollout engine of rollout_backend vllm."""
+    """The rollout engine of rollout_backend: vllm."""

@@ -16,20 +16,20 @@ from rollmatch.config.yaml_dialect import Tree, dump
 
 
 class RunConfig(Section):
-    """Everything a run is told."""
+    """The configuration of a run."""
 
     model: ModelConfig
-    """The policy."""
+    """The policy that is trained."""
     tuner: TunerConfig = TunerConfig()
-    """Which weights learn."""
+    """Which weights are trained."""
     rlhf: RlhfConfig = RlhfConfig()
-    """Where the rollout server of GRPO is."""
+    """Rollout servers by ms-swift's key names (not for rollout_matching_sft)."""
     custom: CustomConfig
-    """The trainer, its data and its prompts."""
+    """Objective, data and prompts."""
     global_max_length: Annotated[int, Field(gt=0, examples=[4096])]
-    """Most tokens of a segment (prompt and target) and of a packed row."""
+    """Longest segment (prompt and target), and capacity of a packed row. Unit: tokens."""
     training: TrainingConfig
-    """The optimizer, the run and the packing."""
+    """Optimizer, run and packing."""
 
 
 @cache

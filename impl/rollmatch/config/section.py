@@ -7,7 +7,11 @@ from pydantic_core import PydanticCustomError
 
 
 class Section(BaseModel):
-    """A mapping of the YAML. Attribute names are YAML keys; a field's docstring is its help in editors."""
+    """A mapping of the YAML. Attribute names are YAML keys.
+
+    A field's docstring is its description in the JSON schema, in editors and in ``docs/reference/configuration.md``.
+    That of a number ends with ``Unit: ...``.
+    """
 
     model_config = ConfigDict(
         extra="forbid",

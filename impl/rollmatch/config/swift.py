@@ -8,13 +8,13 @@ from rollmatch.config.section import Section, Text
 
 
 class SwiftConfig(Section):
-    """What ms-swift's commands are told besides what the other sections say."""
+    """Settings that only ms-swift's commands need."""
 
     model_type: Text | None = None
-    """ms-swift's name for the architecture, such as qwen3_vl; null lets it guess, if only one fits."""
+    """ms-swift's name of the architecture, such as qwen3_vl; null lets ms-swift detect it."""
     template: Text | None = None
-    """ms-swift's name for the chat template, such as qwen3_vl; null lets it guess."""
+    """ms-swift's name of the chat template, such as qwen3_vl; null lets ms-swift detect it."""
     rollout_options: dict[str, Any] = Field(default_factory=dict)
-    """Further options of swift rollout, by its names without dashes; none that another section says."""
+    """Further options of swift rollout, by name without dashes. Options that another section sets are rejected."""
     rlhf_options: dict[str, Any] = Field(default_factory=dict)
-    """Further options of swift rlhf, by its names without dashes; none that another section says."""
+    """Further options of swift rlhf, by name without dashes. Options that another section sets are rejected."""

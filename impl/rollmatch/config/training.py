@@ -26,69 +26,69 @@ def _as_reporters(value: Any) -> Any:
 
 
 class TrainingConfig(Section):
-    """The optimizer, the run and the packing; names are those of transformers.TrainingArguments where it has them."""
+    """Optimizer, run and packing. Keys are those of transformers.TrainingArguments where it has them."""
 
     output_dir: Text = Field(examples=["runs/first"])
-    """Directory for checkpoints, logs and the report."""
+    """Run directory: checkpoints, journal.jsonl, TensorBoard logs, run.html."""
     seed: Index = 42
-    """Seed of sample order, rollouts and initial adapters."""
+    """Seed of the sample order, of every rollout request and of new adapters. Unit: integer."""
     max_steps: CountOrMinusOne = -1
-    """Optimizer steps; -1 goes by num_train_epochs."""
+    """Length of the run. -1 uses num_train_epochs. Unit: optimizer steps."""
     num_train_epochs: Positive = 1.0
-    """Passes over the training samples when max_steps is -1."""
+    """Length of the run when max_steps is -1. Unit: epochs."""
     per_device_train_batch_size: Count = 1
-    """Samples per learner rank and forward pass."""
+    """Samples of one forward pass, per learner rank. Unit: samples."""
     gradient_accumulation_steps: Count = 1
-    """Forward passes per optimizer step."""
+    """Forward passes of one optimizer step, per learner rank. Unit: micro-batches."""
     learning_rate: Weight = 1e-5
-    """Highest learning rate."""
+    """Peak learning rate. Unit: step size."""
     lr_scheduler_type: Text = "linear"
-    """Course of the learning rate, by its name in transformers."""
+    """Learning rate schedule, by its name in transformers."""
     warmup_steps: Weight = 0.0
-    """Optimizer steps until the highest learning rate; below 1 a share of all steps."""
+    """Steps until the peak learning rate; a value below 1 is a share of all steps. Unit: optimizer steps."""
     weight_decay: Weight = 0.0
-    """Decoupled weight decay."""
+    """Decoupled weight decay. Unit: coefficient."""
     max_grad_norm: Weight = 1.0
-    """Gradients are scaled down to this norm; 0 leaves them."""
+    """Gradients with a larger norm are scaled down to this norm; 0 disables clipping. Unit: L2 norm."""
     optim: Text = "adamw_torch"
     """Optimizer, by its name in transformers."""
     adam_beta1: ShareBelowOne = 0.9
-    """Decay of Adam's first moment."""
+    """Decay rate of Adam's first moment. Unit: coefficient."""
     adam_beta2: ShareBelowOne = 0.999
-    """Decay of Adam's second moment."""
+    """Decay rate of Adam's second moment. Unit: coefficient."""
     adam_epsilon: Positive = 1e-8
-    """Adam's guard against division by zero."""
+    """Added to Adam's denominator. Unit: coefficient."""
     bf16: bool = False
-    """Compute in bfloat16 with float32 master weights."""
+    """Compute in bfloat16 by autocast; trained weights stay in float32."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them."""
+    """Recompute activations in the backward pass: less memory, about a third more time."""
     logging_steps: Count = 1
-    """Optimizer steps between log lines."""
+    """Steps between log lines. Unit: optimizer steps."""
     eval_steps: Index = 0
-    """Optimizer steps between evaluations; 0 evaluates only before and after training."""
+    """Steps between evaluations; 0 evaluates only before and after training. Unit: optimizer steps."""
     eval_scenes: Count | None = None
-    """Evaluate only the first so many samples of val_jsonl; null all."""
+    """Evaluate only the first samples of val_jsonl; null evaluates all. Unit: samples."""
     save_steps: Count = 50
-    """Optimizer steps between checkpoints."""
+    """Steps between checkpoints. Unit: optimizer steps."""
     save_total_limit: Count | None = 2
-    """Checkpoints that are kept; null keeps all."""
+    """Checkpoints to keep; null keeps all. Unit: checkpoints."""
     report_to: Annotated[
         tuple[Reporter, ...],
         Field(min_length=1),
         BeforeValidator(_as_reporters, json_schema_input_type=Reporter | list[Reporter]),
     ] = ("tensorboard",)
-    """Where metrics go besides the run's own journal; a name or a list."""
+    """Where metrics go besides the run's own journal: one name or a list."""
     packing: bool = False
-    """Concatenate segments into rows of up to global_max_length tokens after the rollouts."""
+    """Pack segments into rows of up to global_max_length tokens (one forward pass each)."""
     packing_buffer: Count = 512
-    """Most segments kept for later rows; more is an error."""
+    """Most segments that may wait for a later row; more is an error. Unit: segments."""
     packing_min_fill_ratio: PositiveShare = 0.65
-    """Rows filled less than this raise a warning."""
+    """Rows filled less than this are reported as a warning. Unit: share of global_max_length."""
     packing_drop_last: bool = True
-    """Segments still kept when training ends are dropped; must be true with packing."""
+    """Drop the segments that still wait when training ends. Must be true with packing."""
     learner_threads: Count | None = None
-    """CPU threads of the learner; null leaves it to torch."""
+    """CPU threads of the learner; null uses torch's default. Unit: threads."""
     rollout_threads: Count | None = None
-    """CPU threads of the rollout engine; null takes 1 on CPU and leaves it to vLLM on GPU."""
+    """CPU threads of the rollout engine; null is 1 on a CPU and vLLM's default on a GPU. Unit: threads."""
     extra_arguments: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of transformers.TrainingArguments, passed on; none that has a key of its own here."""
+    """Further fields of transformers.TrainingArguments, by name. Fields that have a key here are rejected."""

@@ -6,46 +6,48 @@ from rollmatch.config.section import Count, Index, PositiveShare, Section, Weigh
 
 
 class SearchConfig(Section):
-    """The search tree of trainer_variant vineppo_mcts."""
+    """Search tree of trainer_variant: vineppo_mcts."""
 
     select: Literal["uct", "puct"] = "uct"
-    """What weighs nodes that were seldom visited: their visits alone, or also how likely their step was."""
+    """Exploration bonus of a node: from its visits (uct), or also from the policy's probability of its step (puct)."""
     exploration: Weight = 1.0
-    """Weight of what was seldom visited."""
+    """Weight of the exploration bonus. Unit: value per bonus."""
     widening: Weight = 1.0
-    """A node gets further children while it has fewer than this times the root of its visits."""
+    """A node gets a new child while it has fewer than widening * sqrt(visits). Unit: coefficient."""
     num_rounds: Index = 4
-    """Waves of continuations per window."""
+    """Search rounds per generation phase. Unit: rounds."""
     num_per_round: Count = 8
-    """Continuations of each tree per wave."""
+    """Continuations per tree and round. Unit: continuations."""
     num_least: Count = 3
-    """Returns that each value is the mean of at least, its own trajectory's left out."""
+    """Minimum number of returns averaged into a value, the response's own excluded. Unit: returns."""
 
 
 class VinePpoConfig(Section):
-    """Steps and values; groups, rewards and the policy gradient are as custom.extra.grpo says."""
+    """Steps and values. Groups, rewards and policy gradient are configured in custom.extra.grpo."""
 
     num_continuations: Count = 9
-    """Fresh continuations of each state, whose mean return is its value."""
+    """K: Monte Carlo continuations per state; their mean return is its value. Unit: continuations."""
     first_continuations: Count | None = None
-    """Sample so many first, and the others only where these differed; null samples all at once."""
+    """Sample this many first, and the rest only where their returns differ; null samples all at once. Unit:
+    continuations."""
     siblings: Literal["none", "prompt", "all"] = "none"
-    """Whether other responses through a state stand in for continuations: nowhere, at the prompt, everywhere."""
+    """Use other responses that pass through a state as continuations: never, at the prompt only, or everywhere."""
     steps: Literal["lines", "sentences", "tokens", "low_probability", "turns"] = "lines"
-    """Where steps begin: at lines, sentences, every step_tokens, unsure tokens, or turns of an environment."""
+    """How a response is split into steps: at lines, sentences, every step_tokens tokens, low-probability tokens, or
+    turns of an environment."""
     step_tokens: Count = 100
-    """Tokens of a step where steps is tokens."""
+    """Length of a step with steps: tokens. Unit: tokens."""
     step_probability: PositiveShare = 0.9
-    """A token below this probability is one the policy was unsure of."""
+    """steps: low_probability counts tokens below this probability. Unit: probability."""
     step_every: Count = 5
-    """Every so manieth of these begins a step."""
+    """steps: low_probability starts a step at every n-th such token. Unit: tokens."""
     answer_mark: str = ""
-    """What begins a last line that belongs to the step before it, such as "#### "; empty for none."""
+    """A last line that starts with this mark, such as "#### ", belongs to the step before it; empty: no rule."""
     max_steps: Count | None = None
-    """Most steps of a response; neighbours are joined. null is no limit."""
+    """Most steps of a response; adjacent steps are merged; null is no limit. Unit: steps of a response."""
     normalization: Literal["whiten", "scale", "none"] = "whiten"
-    """Advantages of all tokens of all ranks: mean 0 and deviation 1, only scaled, or left alone."""
+    """Advantages over all tokens of all ranks: whiten (mean 0, deviation 1), scale (deviation 1) or none."""
     unfinished_return: float | None = 0.0
-    """Return of a response or continuation that ran into its length limit; null takes its reward."""
+    """Return of a response that reached the length limit; null uses its reward. Unit: reward."""
     search: SearchConfig = SearchConfig()
-    """The search tree of trainer_variant vineppo_mcts."""
+    """Search tree of trainer_variant: vineppo_mcts."""
