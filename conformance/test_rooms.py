@@ -25,6 +25,7 @@ ROOMS = (
         "report",
         "plan",
         "cli",
+        "__main__",
     ),
 )
 DOORS = {"vllm": ("rollout.vllm_colocate", "server", "weights.worker"), "peft": ("model",)}
@@ -41,7 +42,7 @@ TORCHLESS = (
     *("objectives.grpo.advantage", "objectives.grpo.reward", "objectives.vineppo.advantage", "objectives.vineppo.tree"),
     *("learn.pack", "learn.mask", "report", "plan"),
 )
-LIGHT = (*TORCHLESS, "cli.cli")
+LIGHT = (*TORCHLESS, "cli.main")
 """Loading these loads none of HEAVY."""
 HEAVY = ("torch", "transformers", "vllm", "peft")
 FORBIDDEN = {
@@ -212,7 +213,7 @@ def test_light_modules_load_nothing_heavy():
     code += f"print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-    assert {"rollmatch.config.load", "rollmatch.data.jsonl", "rollmatch.cli.cli"} <= set(light)
+    assert {"rollmatch.config.load", "rollmatch.data.jsonl", "rollmatch.cli.main"} <= set(light)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ def test_light_modules_load_nothing_heavy():
     [
         ("import rollmatch.learn.pack", "data.jsonl", ["rollmatch.learn.pack"]),
         ("from rollmatch import trainer", "weights", ["rollmatch.trainer"]),
-        ("def f():\n    from rollmatch.cli.cli import main", "config.load", 2),
+        ("def f():\n    from rollmatch.cli.main import main", "config.load", 2),
         ("from ..learn import pack", "data.jsonl", 2),
         ("import importlib\nimportlib.import_module('rollmatch.cli')", "report.page", ["rollmatch.cli"]),
         ("from rollmatch.records import Sample", "", 2),
@@ -229,7 +230,7 @@ def test_light_modules_load_nothing_heavy():
             "learn.pack",
             [],
         ),
-        ("from rollmatch import __version__", "cli.cli", []),
+        ("from rollmatch import __version__", "cli.main", []),
     ],
 )
 def test_the_order_check_sees_every_kind_of_import(source, module, culprits):

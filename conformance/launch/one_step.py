@@ -60,7 +60,7 @@ def take_a_step(config: Path, url: str, folder: Path, *overrides: str) -> None:
     """One step, and what the server answers before and after it."""
     out = folder / "run"
     sets = [part for override in (*overrides_for(url, out), *overrides) for part in ("--set", override)]
-    command = [sys.executable, "-m", "rollmatch.cli.cli", "train", str(config), *sets, "--wait-timeout", "300"]
+    command = [sys.executable, "-m", "rollmatch", "train", str(config), *sets, "--wait-timeout", "300"]
     code, told = finish(command, folder / "learner.txt", loaded=LEARNER)
     assert code == 0, told[-3000:]
     events = journal_of(out, None)

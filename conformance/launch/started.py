@@ -36,7 +36,7 @@ HF = (
 def cli_command(name: str, config: Path, *overrides: str) -> list[str]:
     """``rollmatch NAME CONFIG`` with settings laid over it."""
     sets = [part for override in absolute(*overrides) for part in ("--set", override)]
-    return [sys.executable, "-m", "rollmatch.cli.cli", name, str(config), *sets]
+    return [sys.executable, "-m", "rollmatch", name, str(config), *sets]
 
 
 def train_command(*overrides: str, launcher: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> list[str]:

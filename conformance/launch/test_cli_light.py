@@ -9,7 +9,7 @@ from PIL import Image
 
 from rollmatch import __version__
 from rollmatch.cli.await_servers import Patience
-from rollmatch.cli.cli import main, tell
+from rollmatch.cli.main import main, tell
 from rollmatch.config import json_schema, load
 from rollmatch.config.yaml_dialect import parse_mapping
 from rollmatch.errors import ErrorList, LaunchError
@@ -190,7 +190,7 @@ def test_nested_error_lists_are_told_flat():
 
 def test_check_and_schema_load_nothing_heavy(place):
     code = (
-        "import sys; from rollmatch.cli.cli import main\n"
+        "import sys; from rollmatch.cli.main import main\n"
         "assert main(['check', 'run.yaml']) == 0 and main(['schema', '--out', 'schema.json']) == 0\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
     )

@@ -18,7 +18,7 @@ from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digit
 from conformance.scenarios.configs import not_refused
 from conformance.wire.instance import free_port
 from rollmatch.cli.await_servers import Patience, await_servers
-from rollmatch.cli.cli import main
+from rollmatch.cli.main import main
 from rollmatch.cli.rollout_server import serve
 from rollmatch.cli.served import GpusOverlap, ServedModelDiffers
 from rollmatch.server.identity import load_model_identity

@@ -20,8 +20,8 @@ from conformance.rollout.digits import CONFIG, load_digits, write_cut
 from conformance.scenarios.configs import not_refused
 from rollmatch.cli.await_servers import Patience, ServerProcessDied, WorldSizeMismatch, await_servers
 from rollmatch.cli.child import run_child, tell_command
-from rollmatch.cli.cli import main
 from rollmatch.cli.gpus import GpuListInvalid, has_gpu, parse_gpus
+from rollmatch.cli.main import main
 from rollmatch.dialects.session import ServerUnreachable
 
 SIZES = "custom.extra.rollout_server.vllm_data_parallel_size=3"
@@ -139,7 +139,7 @@ def test_a_dry_run_prints_torchrun_and_the_gpus_and_starts_nothing(capsys, tmp_p
     assert main(["train", str(CONFIG), "--gpus", "6,7", "--dry-run", "--resume", *overrides]) == 0
     told = capsys.readouterr().out
     assert told.startswith("CUDA_VISIBLE_DEVICES=6,7 ")
-    assert "torchrun --standalone --nproc-per-node 2 -m rollmatch.cli.cli train" in told
+    assert "torchrun --standalone --nproc-per-node 2 -m rollmatch train" in told
     assert told.rstrip().endswith("--resume")
     assert not (tmp_path / "run").exists()
     assert main(["train", str(CONFIG), "--gpus", "3", "--dry-run"]) == 0

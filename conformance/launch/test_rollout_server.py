@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from conformance.rollout.digits import CONFIG, ROOT, absolute, load_digits
-from rollmatch.cli.cli import main
+from rollmatch.cli.main import main
 from rollmatch.cli.rollout_server import make_command, serve
 from rollmatch.errors import RollmatchError
 from rollmatch.server.settings import ServerSettings

@@ -12,7 +12,7 @@ import pytest
 from conformance.launch.swift_parser import FOLDER, parse, recorded
 from conformance.outside_tools import swift_python
 from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digits
-from rollmatch.cli.cli import main
+from rollmatch.cli.main import main
 from rollmatch.cli.swift_words import rollout_words
 from rollmatch.errors import RollmatchError
 

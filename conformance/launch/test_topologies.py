@@ -12,7 +12,7 @@ from safetensors import safe_open
 from conformance.harness.judge import judge
 from conformance.launch.division import GRPO, MATCHING, named, run_division
 from conformance.rollout.digits import absolute
-from rollmatch.cli.cli import main
+from rollmatch.cli.main import main
 
 STEPS = 10
 

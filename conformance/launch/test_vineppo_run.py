@@ -56,7 +56,7 @@ def overrides_for(out, variant):
 @pytest.mark.scenario("vineppo/a-sync-in-the-middle-of-two-processes")
 def test_two_processes_generate_and_one_sends_weights(tmp_path):
     http, group = free_port(), free_port()
-    serve = [sys.executable, "-m", "rollmatch.cli.cli", "vllm-serve", "--model", "fixtures/models/tasks"]
+    serve = [sys.executable, "-m", "rollmatch", "vllm-serve", "--model", "fixtures/models/tasks"]
     serve += ["--port", str(http), "--dtype", "float32", "--max_model_len", "64", "--enable_prefix_caching", "True"]
     five = ["--use_vllm_server", "--vllm_host", "localhost", "--vllm_server_port", str(http)]
     five += ["--vllm_group_port", str(group), "--vllm_connection_timeout", "60"]
@@ -64,7 +64,7 @@ def test_two_processes_generate_and_one_sends_weights(tmp_path):
         members = Members(f"http://127.0.0.1:{http}")
         for launcher, variant in zip(LAUNCHERS, ("vineppo", "vineppo_mcts"), strict=True):
             out = tmp_path / launcher
-            train = [sys.executable, *LAUNCHERS[launcher], "-m", "rollmatch.cli.cli", "train", str(CONFIG)]
+            train = [sys.executable, *LAUNCHERS[launcher], "-m", "rollmatch", "train", str(CONFIG)]
             with started([*train, *overrides_for(out, variant), *five], tmp_path / f"{launcher}.txt") as learner:
                 code = members.watch(learner, out)
             assert code == 0, learner.told()[-3000:] + server.told()[-2000:]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from conformance.rollout.digits import ROOT
-from rollmatch.cli.cli import main
+from rollmatch.cli.main import main
 
 CONFIG = str(ROOT / "fixtures/digits/3v1.yaml")
 

@@ -20,9 +20,9 @@ def learner_command(path: str, arguments: Sequence[str], *, num_processes: int) 
     """The command line of the learner; ``arguments`` are those after the YAML.
 
     >>> learner_command("run.yaml", ["--resume"], num_processes=2)[1:]
-    ['--standalone', '--nproc-per-node', '2', '-m', 'rollmatch.cli.cli', 'train', 'run.yaml', '--resume']
+    ['--standalone', '--nproc-per-node', '2', '-m', 'rollmatch', 'train', 'run.yaml', '--resume']
     """
-    learner = ["-m", "rollmatch.cli.cli", "train", path, *arguments]
+    learner = ["-m", "rollmatch", "train", path, *arguments]
     if num_processes == 1:
         return [sys.executable, *learner]
     torchrun = Path(sys.executable).with_name("torchrun")

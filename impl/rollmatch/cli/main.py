@@ -207,7 +207,3 @@ def _doctor(options: argparse.Namespace) -> int:
     from rollmatch.cli.doctor import doctor
 
     return doctor(fix=options.fix)
-
-
-if __name__ == "__main__":  # `accelerate launch -m rollmatch.cli.cli train CONFIG`
-    run()
