@@ -12,7 +12,7 @@ from rollmatch.cli.learner import set_environment
 
 pytest_plugins = [
     *("conformance.garbage", "conformance.outside_tools", "conformance.gpus", "conformance.servers.plugin"),
-    *("conformance.harness.binding.plugin", "conformance.order", "conformance.workers"),
+    *("conformance.harness.plugin", "conformance.order", "conformance.workers"),
 ]
 
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -1,0 +1,138 @@
+"""Tests against a changed module: each trial is a fork of a process that has loaded torch and pytest, but none of ours.
+
+The fork sees a copy of ``impl/`` made of links, in which one file is another one; processes that a test starts see the
+same copy, by ``PYTHONPATH``.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+IMPL = ROOT / "impl"
+PRELOADED = (
+    *("numpy", "scipy.optimize", "pydantic", "hypothesis", "PIL.Image", "pycocotools.mask", "yaml", "jinja2", "rich"),
+    *("torch", "torch.distributed", "peft", "accelerate", "requests", "fastapi.testclient", "uvicorn", "msgspec"),
+    *("transformers.trainer", "transformers.models.auto.processing_auto", "transformers.generation.utils"),
+    *("transformers.models.qwen3_vl.modeling_qwen3_vl", "transformers.models.qwen3_vl.processing_qwen3_vl"),
+)
+OPTIONS = ("-x", "-q", "--tb=short", "--import-mode=importlib", "-o", "addopts=", "-p", "no:cacheprovider")
+VERDICTS = {0: "passed", 1: "failed", 2: "broken"}
+"""Exit status of a fork: an assertion failed; the tests could not run. Any other status is ``timeout``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    name: str
+    path: Path
+    """The changed file, below ``impl/``."""
+    source: str
+    tests: tuple[str, ...]
+    timeout_s: int = 240
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    trial: Trial
+    outcome: str
+    log: str
+
+
+def run_trials(trials: Iterable[Trial], *, num_workers: int) -> Iterator[Verdict]:
+    """Run trials in forks, as many at a time as workers; yield verdicts as they end."""
+    for name in PRELOADED:
+        import_module(name)
+    loaded = [name for name in sys.modules if name.partition(".")[0] == "rollmatch"]
+    assert not loaded, f"a fork would keep {loaded[0]} as it is: import rollmatch only in trials"
+    waiting, running = iter(trials), dict[int, tuple[Trial, Path]]()
+    with tempfile.TemporaryDirectory() as scratch:
+        exhausted = False
+        while running or not exhausted:
+            trial = next(waiting, None) if not exhausted and len(running) < num_workers else None
+            exhausted = exhausted or (trial is None and len(running) < num_workers)
+            if trial is not None:
+                folder = Path(tempfile.mkdtemp(dir=scratch))
+                running[_start(trial, folder)] = trial, folder
+            elif running:
+                yield _end(running)
+
+
+def _end(running: dict[int, tuple[Trial, Path]]) -> Verdict:
+    child, status = os.wait()
+    trial, folder = running.pop(child)
+    with_children = os.killpg  # whatever a test left behind
+    try:
+        with_children(child, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    outcome = VERDICTS.get(os.waitstatus_to_exitcode(status), "timeout")
+    log = (folder / "log").read_text(encoding="utf-8", errors="replace")
+    shutil.rmtree(folder, ignore_errors=True)
+    return Verdict(trial=trial, outcome=outcome, log=log)
+
+
+def _start(trial: Trial, folder: Path) -> int:
+    """The child's process id; the child leads a process group of its own."""
+    child = os.fork()
+    if child:
+        return child
+    status = 3
+    try:
+        os.setsid()
+        signal.alarm(trial.timeout_s)
+        log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        status = _run(trial, folder)
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def _run(trial: Trial, folder: Path) -> int:
+    impl = folder / "impl"
+    link_tree(impl, trial.path, trial.source)
+    os.environ["PYTHONPATH"] = f"{impl}{os.pathsep}{ROOT}"
+    sys.path[:0] = [str(impl), str(ROOT)]
+    os.chdir(ROOT)
+    listener = FailedCalls()
+    paths = ["-o", f"pythonpath={impl} {ROOT}", "--basetemp", str(folder / "tmp")]
+    status = pytest.main([*OPTIONS, *paths, *trial.tests], plugins=[listener])
+    return 0 if status == pytest.ExitCode.OK else 1 if listener.tests else 2
+
+
+class FailedCalls:
+    """A pytest plugin: tests whose own code failed, not their collection or set-up."""
+
+    def __init__(self) -> None:
+        self.tests: list[str] = []
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and report.when == "call":
+            self.tests.append(report.nodeid)
+
+
+def link_tree(target: Path, path: Path, source: str) -> None:
+    """``impl/`` as links, but ``path`` (below it) with another source."""
+    folder, original = target, IMPL
+    for name in path.parts:
+        folder.mkdir()
+        for each in original.iterdir():
+            if each.name not in (name, "__pycache__"):
+                (folder / each.name).symlink_to(each)
+        folder, original = folder / name, original / name
+    folder.write_text(source, encoding="utf-8")
+
+
+def survivors(verdicts: Collection[Verdict]) -> list[Verdict]:
+    """Trials that no test noticed."""
+    return [each for each in verdicts if each.outcome == "passed"]
