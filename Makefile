@@ -12,7 +12,7 @@ test: $(VENV)/ready
 	$(VENV)/bin/python -m pytest --quiet --doctest-modules impl --ignore=impl/rollmatch/cli/swift_rewards.py  # imports ms-swift
 
 faults: $(VENV)/ready
-	$(VENV)/bin/python -m conformance.harness.faults --moved
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m conformance.harness.faults
 
 openspec: $(VENV)/ready
 	$(VENV)/bin/python -m conformance.harness.openspec_tool

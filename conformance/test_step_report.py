@@ -118,7 +118,7 @@ def test_losses_of_micro_batches_add_up(full):
     assert (full.figures()["loss_ce"], full.figures()["loss_coord"]) == (0.75, 3.0)
 
 
-@pytest.mark.clause("observability/time-is-measured-by-phase#4")
+@pytest.mark.scenario(clauses=["observability/time-is-measured-by-phase#4"])
 def test_a_step_without_anything_has_the_same_figures_all_zero(full):
     empty = StepReport(step=0, objective=MATCHING).figures()
     assert empty.keys() == full.figures().keys()

@@ -14,8 +14,12 @@ NAMED = (
 VINE = ("custom.trainer_variant=vineppo", *NAMED)
 
 
-@pytest.mark.clause("environments/an-environment-is-a-class-that-answers-the-policy#5,6")
-@pytest.mark.clause("environments/an-episode-ends-by-its-environment-or-by-a-limit#3")
+@pytest.mark.scenario(
+    clauses=[
+        "environments/an-environment-is-a-class-that-answers-the-policy#5,6",
+        "environments/an-episode-ends-by-its-environment-or-by-a-limit#3",
+    ]
+)
 @pytest.mark.parametrize(
     ("bad", "code", "key"),
     [

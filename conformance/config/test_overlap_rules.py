@@ -30,11 +30,11 @@ def test_completions_may_be_asked_for_ahead():
     assert config_with(*GRPO).custom.extra.rollout_matching.overlap == "ahead"
 
 
-@pytest.mark.scenario("prefetch/vineppo-ahead-is-refused")
-@pytest.mark.scenario("prefetch/vineppo-without-overlap-is-accepted")
-@pytest.mark.clause("prefetch/what-is-judged-by-further-rollouts-does-not-overlap#1,2,3")
-@pytest.mark.kills("vineppo-ahead-taken")
-@pytest.mark.kills("grpo-streams")
+@pytest.mark.scenario(
+    "prefetch/vineppo-ahead-is-refused",
+    "prefetch/vineppo-without-overlap-is-accepted",
+    clauses=["prefetch/what-is-judged-by-further-rollouts-does-not-overlap#1,2,3"],
+)
 @pytest.mark.parametrize(
     ("bad", "why", "good"),
     [
@@ -57,8 +57,7 @@ def test_what_is_not_learnt_from_the_response_alone_does_not_overlap(bad, why, g
     config_with(*good)
 
 
-@pytest.mark.clause("prefetch/grpo-requests-completions-a-window-ahead#5")
-@pytest.mark.kills("packed-completions-ahead")
+@pytest.mark.scenario(clauses=["prefetch/grpo-requests-completions-a-window-ahead#5"])
 def test_completions_that_wait_for_a_row_could_not_be_asked_for_again():
     packed = (*GRPO, "training.packing=true", "~.max_staleness=2")
     assert refusal_of(*packed) == ("ahead-needs-padded-batches", f"{LONG}.overlap")
@@ -66,10 +65,11 @@ def test_completions_that_wait_for_a_row_could_not_be_asked_for_again():
     config_with(*packed, "~.overlap=off")
 
 
-@pytest.mark.scenario("prefetch/staleness-without-a-correction-is-refused")
-@pytest.mark.scenario("prefetch/staleness-with-the-server-s-log-probabilities-is-accepted")
-@pytest.mark.clause("prefetch/grpo-requests-completions-a-window-ahead#4")
-@pytest.mark.kills("staleness-uncorrected-taken")
+@pytest.mark.scenario(
+    "prefetch/staleness-without-a-correction-is-refused",
+    "prefetch/staleness-with-the-server-s-log-probabilities-is-accepted",
+    clauses=["prefetch/grpo-requests-completions-a-window-ahead#4"],
+)
 def test_staleness_is_corrected_for():
     plain = (*GRPO, "custom.extra.grpo.correction_cap=null")
     assert refusal_of(*plain) == ("staleness-uncorrected", "custom.extra.grpo.correction_cap")
@@ -78,8 +78,7 @@ def test_staleness_is_corrected_for():
     config_with(*SERVED, "custom.extra.grpo.correction_cap=null")
 
 
-@pytest.mark.clause("prefetch/grpo-requests-completions-a-window-ahead#3")
-@pytest.mark.kills("windows-of-any-length")
+@pytest.mark.scenario(clauses=["prefetch/grpo-requests-completions-a-window-ahead#3"])
 def test_a_window_of_several_steps_needs_as_much_staleness():
     for staleness in (1, 6):
         told = refusal_of(*GRPO, *SEVERAL, f"~.max_staleness={staleness}")
@@ -104,11 +103,11 @@ def test_windows_in_advance_keep_the_last_step_of_each_within_the_staleness(over
     assert num_windows_ahead(config_with(*overrides)) == expected
 
 
-@pytest.mark.scenario("request-distribution/pieces-without-overlap-are-refused")
-@pytest.mark.scenario("request-distribution/pieces-with-overlap-are-accepted")
-@pytest.mark.clause("request-distribution/late-work-moves-only-where-it-may#1,8")
-@pytest.mark.kills("pieces-without-overlap")
-@pytest.mark.kills("late-work-by-default")
+@pytest.mark.scenario(
+    "request-distribution/pieces-without-overlap-are-refused",
+    "request-distribution/pieces-with-overlap-are-accepted",
+    clauses=["request-distribution/late-work-moves-only-where-it-may#1,8"],
+)
 def test_shares_are_cut_in_pieces_where_calls_are_made_beside_learning():
     cut = (*SERVED, "~.pieces_per_server=4")
     assert refusal_of(*cut, "~.overlap=off") == ("late-work-needs-overlap", f"{LONG}.pieces_per_server")

@@ -1,141 +1,102 @@
-"""The specification and the tests hold together; and each gate that says so can fail."""
+"""Specification and tests belong together; each check that says so can fail."""
 
+import subprocess
 import sys
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from conformance.harness.binding.binding import bind, check_binding
-from conformance.harness.binding.claim import ROOT, Claims, read_claims
-from conformance.harness.binding.evidence import Evidence
-from conformance.harness.binding.explanation import explain
-from conformance.harness.binding.register import Register, load_register, write_acknowledged
-from conformance.harness.catalogue import Catalogue, Entry, load_catalogue
-from conformance.harness.sources import load_sources
-from conformance.launch.forked import run_to_end, this_run
+from conformance.harness.binding import ROOT, check_binding, read_claims
+from conformance.harness.evidence import Evidence
+from conformance.harness.plugin import explain
+from conformance.harness.specification import read_specification
 
-MOST_PENDING = (0, 0)
-"""Scenarios and clauses that may be pending. Only ever lowered."""
-SCENARIO, CLAUSE = "box/a-lid/it-opens", "box/a-lid#1"
+UNPROVABLE = {
+    "configuration/all-problems-of-a-config-are-told-at-once#3": "what a check does not load leaves no trace",
+    "decoding/effective-decoding-can-be-audited#1": "a permission",
+    "rollout-backends/a-rollout-carries-exact-token-ids#7": "a permission",
+    "samples/an-object-has-a-description-and-exactly-one-shape#6": "a definition",
+}
+"""Sentences that no test can show, and why."""
+SPEC = """# box Specification
 
+## Requirements
 
-@pytest.fixture(scope="module")
-def catalogue():
-    return load_catalogue()
+### Requirement: A lid
+A lid MUST open.
+It has a `MUST` in code only.
+A lid SHOULD NOT squeak.
 
-
-@pytest.fixture(scope="module")
-def claims():
-    return read_claims()
-
-
-def test_every_rule_is_bound_pending_or_excluded_and_read(catalogue, claims):
-    found = check_binding(bind(claims, catalogue), catalogue, load_register())
-    assert [str(finding) for finding in found] == []
-
-
-def test_the_list_of_what_is_pending_only_shrinks(catalogue):
-    pending = load_register().pending
-    counts = tuple(len(pending.keys() & entries.keys()) for entries in (catalogue.scenarios, catalogue.clauses))
-    assert all(count <= most for count, most in zip(counts, MOST_PENDING, strict=True))
-    assert counts == MOST_PENDING, "less is pending: lower MOST_PENDING to these numbers"
+#### Scenario: It opens
+- **WHEN** the lid is lifted
+- **THEN** it opens
+"""
+SCENARIO, CLAUSE = "box/it-opens", "box/a-lid#1"
+BOTH = f'scenario("{SCENARIO}", clauses=["box/a-lid#1,2"])'
 
 
-def test_every_removed_requirement_has_a_tombstone(claims):
-    assert {claim.text for claim in claims.of("tombstone")} == set(load_sources().removed)
+def test_every_rule_has_a_test_and_every_marker_a_rule():
+    assert check_binding(read_claims(), read_specification(), UNPROVABLE) == []
 
 
-def small(text="it opens."):
-    entry = Entry(
-        entry_id=SCENARIO, text=f"WHEN x\nTHEN {text}", path="specs/box/spec.md", line=9, requirement_id="box/a-lid"
-    )
-    clause = Entry(
-        entry_id=CLAUSE,
-        text="A lid MUST open.",
-        path="specs/box/spec.md",
-        line=4,
-        verb="MUST",
-        requirement_id="box/a-lid",
-    )
-    return Catalogue(requirements={}, scenarios={SCENARIO: entry}, clauses={CLAUSE: clause})
+def test_no_scenario_was_lost():
+    assert len(read_specification().scenarios) >= 347
+    assert len(read_specification().clauses) >= 514
 
 
-def claims_in(folder, *decorators, body="assert True"):
-    marks = "".join(f"@pytest.mark.{each}\n" for each in decorators)
-    (folder / "test_lid.py").write_text(f"import pytest\n\n\n{marks}def test_lid():\n    {body}\n")
+@pytest.fixture
+def box(tmp_path):
+    (tmp_path / "box").mkdir()
+    (tmp_path / "box/spec.md").write_text(SPEC)
+    return read_specification(tmp_path)
+
+
+def claims_in(folder, *markers):
+    marks = "".join(f"@pytest.mark.{each}\n" for each in markers)
+    (folder / "test_lid.py").write_text(f"import pytest\n\n\n{marks}def test_lid():\n    pass\n")
     return read_claims(folder, folder)
 
 
-def codes(claims, catalogue, **register):
-    listed = {"pending": {}, "excluded": {}, "acknowledged": {}}
-    return {f.code for f in check_binding(bind(claims, catalogue), catalogue, Register(**(listed | register)))}
+def test_a_specification_is_read_with_ids_texts_and_places(box):
+    assert list(box.scenarios) == [SCENARIO]
+    assert list(box.clauses) == [CLAUSE, "box/a-lid#2"]
+    assert box.scenarios[SCENARIO].text == "WHEN the lid is lifted\nTHEN it opens"
+    assert box.clauses[CLAUSE].text == "A lid MUST open."
+    assert box.clauses["box/a-lid#2"].place.endswith("box/spec.md:8")
 
 
-BOTH = (f'scenario("{SCENARIO}")', f'clause("{CLAUSE}")')
+def test_an_id_that_occurs_twice_is_refused(tmp_path):
+    (tmp_path / "box").mkdir()
+    (tmp_path / "box/spec.md").write_text(SPEC + "\n#### Scenario: It  opens\n- **WHEN** x\n- **THEN** y\n")
+    with pytest.raises(ValueError, match="the same id"):
+        read_specification(tmp_path)
 
 
-def read_of(catalogue):
-    return {each: entry.digest for each, entry in {**catalogue.scenarios, **catalogue.clauses}.items()}
-
-
-def test_a_bound_and_read_specification_is_fine(tmp_path):
-    assert codes(claims_in(tmp_path, *BOTH), small(), acknowledged=read_of(small())) == set()
-    short = claims_in(tmp_path, 'scenario("box/it-opens")', BOTH[1])
-    assert codes(short, small(), acknowledged=read_of(small())) == set()
-
-
-@pytest.mark.parametrize(
-    ("decorators", "code"),
-    [
-        (BOTH[:1], "clause-unbound"),
-        (BOTH[1:], "scenario-unbound"),
-        ((*BOTH, 'scenario("box/it-closes")'), "scenario-unknown"),
-        ((*BOTH, 'clause("box/a-lid#2")'), "clause-unknown"),
-        ((*BOTH, "scenario(SOME_NAME)"), "marker-unreadable"),
-        ((*BOTH, "scenario"), "marker-unreadable"),
-    ],
-)
-def test_a_broken_binding_is_found(tmp_path, decorators, code):
-    assert code in codes(claims_in(tmp_path, *decorators), small(), acknowledged=read_of(small()))
-
-
-def test_text_that_has_changed_is_stale_until_it_is_read_again(tmp_path):
-    bound, old, new = claims_in(tmp_path, *BOTH), small(), small("it opens twice.")
-    assert codes(bound, new, acknowledged=read_of(old)) == {"text-not-acknowledged"}
-    assert codes(bound, new, acknowledged=read_of(new)) == set()
-    spaced = {SCENARIO: replace(old.scenarios[SCENARIO], text="WHEN x  \nTHEN   it opens.")}
-    assert codes(bound, replace(old, scenarios=spaced), acknowledged=read_of(old)) == set()
+def test_a_bound_specification_is_fine(tmp_path, box):
+    assert check_binding(claims_in(tmp_path, BOTH), box, {}) == []
+    claims = claims_in(tmp_path, f'scenario("{SCENARIO}")', 'scenario(clauses=["box/a-lid#1"])')
+    assert check_binding(claims, box, {"box/a-lid#2": "a wish"}) == []
 
 
 @pytest.mark.parametrize(
-    ("register", "code"),
+    ("markers", "exempt", "problem"),
     [
-        ({"pending": {SCENARIO: "the next issue"}}, "pending-bound"),
-        ({"pending": {"box/a-lid/gone": "the next issue"}}, "pending-unknown"),
-        ({"excluded": {CLAUSE: "no test can"}}, "excluded-bound"),
-        ({"excluded": {"box/a-lid#7": "no test can"}}, "excluded-unknown"),
-        ({"acknowledged": {**read_of(small()), "box/a-lid#7": "0"}}, "acknowledged-unbound"),
+        ([f'scenario("{SCENARIO}")'], {}, "no test shows box/a-lid#1;"),
+        (['scenario(clauses=["box/a-lid#1,2"])'], {}, f"no test shows {SCENARIO};"),
+        ([BOTH, 'scenario("box/it-open")'], {}, f"'box/it-open' is not in the specification; did you mean {SCENARIO}?"),
+        ([BOTH, 'scenario(clauses=["box/a-lid#3"])'], {}, "'box/a-lid#3' is not in the specification"),
+        ([BOTH], {"box/a-lid#7": "gone"}, "box/a-lid#7: exempt from a test, but there is no such clause"),
+        ([BOTH], {CLAUSE: "shown"}, f"{CLAUSE}: exempt from a test, but test_lid.py::test_lid shows it"),
     ],
 )
-def test_a_list_that_has_outlived_its_reason_is_found(tmp_path, register, code):
-    told = {"acknowledged": read_of(small())} | register
-    assert code in codes(claims_in(tmp_path, *BOTH), small(), **told)
+def test_a_broken_binding_is_found(tmp_path, box, markers, exempt, problem):
+    (found,) = check_binding(claims_in(tmp_path, *markers), box, exempt)[:1]
+    assert problem in found
 
 
-def test_pending_and_excluded_need_a_reason(tmp_path):
-    nobody = Claims(found=(), findings=())
-    listed = {"pending": {SCENARIO: "the next issue"}, "excluded": {CLAUSE: "no test can"}}
-    assert codes(nobody, small(), **listed, acknowledged={CLAUSE: read_of(small())[CLAUSE]}) == set()
-    assert "excluded-without-reason" in codes(nobody, small(), **(listed | {"excluded": {CLAUSE: ""}}))
-    assert "excluded-scenario" in codes(nobody, small(), excluded={SCENARIO: "no test can", CLAUSE: "no test can"})
-
-
-def test_what_was_read_is_read_back_though_a_digest_looks_like_a_number(tmp_path):
-    told = {"box/a-lid#1": "264030e89081", "box/a-lid#2": "123456789012", SCENARIO: "abcdefabcdef"}
-    write_acknowledged(told, tmp_path)
-    (tmp_path / "pending.yaml").write_text("{}\n")
-    assert load_register(tmp_path).acknowledged == told
+def test_a_marker_that_is_not_above_a_test_is_refused(tmp_path):
+    (tmp_path / "test_lid.py").write_text('import pytest\nMARK = pytest.mark.scenario("box/it-opens")\n')
+    with pytest.raises(ValueError, match="not above a test function"):
+        read_claims(tmp_path, tmp_path)
 
 
 def report(outcome, when="call", test="t.py::test_lid"):
@@ -145,79 +106,51 @@ def report(outcome, when="call", test="t.py::test_lid"):
 
 def test_a_skip_is_no_evidence():
     evidence = Evidence()
-    evidence.take(report("passed", when="setup"))
-    evidence.take(report("skipped"))
-    assert [finding.code for finding in evidence.findings()] == ["scenario-not-shown"]
-    evidence.take(report("passed", test="t.py::test_other"))
-    assert (evidence.findings(), evidence.verdicts()) == ([], {SCENARIO: "passed"})
-    evidence.take(report("failed", when="teardown", test="t.py::test_other"))
+    evidence.pytest_runtest_logreport(report("passed", when="setup"))
+    evidence.pytest_runtest_logreport(report("skipped"))
+    assert evidence.not_shown() == [f"{SCENARIO}: not shown, its tests were skipped: t.py::test_lid"]
+    evidence.pytest_runtest_logreport(report("passed", test="t.py::test_other"))
+    assert (evidence.not_shown(), evidence.verdicts()) == ([], {SCENARIO: "passed"})
+    evidence.pytest_runtest_logreport(report("failed", when="teardown", test="t.py::test_other"))
     assert evidence.verdicts() == {SCENARIO: "failed"}
 
 
-def test_a_failure_quotes_file_line_sentence_and_a_command():
-    told = explain([SCENARIO, CLAUSE], "t.py::test_lid[a b]", small())
-    assert "spec/openspec/specs/box/spec.md:9" in told
-    assert "THEN it opens." in told
-    assert "A lid MUST open." in told
-    assert "python -m pytest 't.py::test_lid[a b]'" in told
+def test_a_failure_quotes_the_rule_and_a_command():
+    text = explain(["packing/a-gap-is-filled-exactly", "packing/a-segment-is-never-split#1"], "t.py::test_lid[a b]")
+    assert "spec/openspec/specs/packing/spec.md:" in text
+    assert "THEN it holds the segments 0, 2 and 3" in text
+    assert " MUST " in text
+    assert "python -m pytest 't.py::test_lid[a b]'" in text
 
 
-STRANGE = 'import pytest\n\n\n@pytest.mark.scenario("packing/no-such-thing")\ndef test_strange():\n    pass\n'
-SKIPPED = """import pytest
+BODIES = {
+    "unknown": ("packing/no-such-thing", "pass"),
+    "skipped": ("packing/a-gap-is-filled-exactly", "pytest.skip('no time')"),
+    "broken": ("packing/a-gap-is-filled-exactly", "assert 1 == 2"),
+}
 
 
-@pytest.mark.scenario("packing/a-gap-is-filled-exactly")
-def test_skipped():
-    pytest.skip("no time")
-"""
-BROKEN = """import pytest
-
-
-@pytest.mark.scenario("packing/a-gap-is-filled-exactly")
-def test_broken():
-    assert 1 == 2
-"""
-
-
-def run_with(text, folder, *options):
-    """A run of pytest with the plugin over one test file; its exit status and what it said."""
-    path = folder / "test_one.py"
-    path.write_text(text)
-    code = (
-        f"import os, sys, pytest\nfrom pathlib import Path\nos.chdir({str(folder)!r})\n"
-        "from conformance.harness.binding import plugin\nfrom conformance.harness.binding.claim import read_claims\n"
-        f"plugin.read_claims = lambda: read_claims(Path({str(folder)!r}), Path({str(folder)!r}))\n"
-        f"sys.exit(pytest.main([{str(path)!r}, '-p', plugin.__name__, '-p', 'no:cacheprovider', *{list(options)!r},"
-        f" '-p', 'conformance.workers', '--testrunuid', {this_run()!r}]))"
+def run_with(folder, *options):
+    """A run of pytest with the plugin alone over one file with three tests; its output."""
+    tests = (
+        f'@pytest.mark.scenario("{rule}")\ndef test_{name}():\n    {body}\n' for name, (rule, body) in BODIES.items()
     )
+    (folder / "test_one.py").write_text("import pytest\n\n" + "\n\n".join(tests))
+    command = [sys.executable, "-m", "pytest", "test_one.py", "-p", "conformance.harness.plugin", *options]
     environment = {"PYTHONPATH": f"{ROOT / 'impl'}:{ROOT}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    return run_to_end([sys.executable, "-c", code], folder / "log", environment=environment)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "xdist"])
-def test_an_unknown_id_stops_a_run_before_it_starts(tmp_path, options):
-    status, told = run_with(STRANGE, tmp_path, *options)
-    assert status == 4, told
-    assert "[scenario-unknown] test_one.py:5: 'packing/no-such-thing' is no scenario." in told
-    assert "INTERNALERROR" not in told
+def test_an_unknown_rule_fails_and_a_failure_is_explained(tmp_path, options):
+    status, text = run_with(tmp_path, "-k", "unknown or broken", *options)
+    assert status == 1, text
+    assert "'packing/no-such-thing' is not in the specification" in text
+    assert "again:  python -m pytest test_one.py::test_broken" in text
+    assert "scenarios: 0 passed, 2 failed, 0 not-shown of 347" in text
 
 
-def test_a_skipped_scenario_fails_the_run_and_a_failing_one_is_explained(tmp_path):
-    status, told = run_with(SKIPPED, tmp_path)
-    assert (status, "[scenario-not-shown] packing/" in told) == (1, True), told
-    status, told = run_with(BROKEN, tmp_path, "-n", "1")
-    assert status == 1
-    assert "spec/openspec/specs/packing/spec.md:" in told
-    assert "THEN it holds the segments 0, 2 and 3" in told
-    assert "again:  python -m pytest test_one.py::test_broken" in told
-
-
-def test_markers_are_read_where_they_stand(tmp_path):
-    found = claims_in(tmp_path, *BOTH).found
-    assert [(claim.kind, claim.text, claim.test) for claim in found] == [
-        ("scenario", SCENARIO, "test_lid.py::test_lid"),
-        ("clause", CLAUSE, "test_lid.py::test_lid"),
-    ]
-    other = claims_in(tmp_path, *BOTH, body="assert False").found
-    assert {claim.digest for claim in found} != {claim.digest for claim in other}
-    assert Path(ROOT / "conformance").is_dir()
+def test_a_run_that_skips_a_scenario_fails(tmp_path):
+    status, text = run_with(tmp_path, "-k", "skipped")
+    assert (status, "not shown, its tests were skipped" in text) == (1, True), text

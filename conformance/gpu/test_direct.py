@@ -135,8 +135,9 @@ def test_two_tensor_parallel_ranks_keep_their_parts(tmp_path, learner_device, fr
 
 
 @pytest.mark.gpu(4)
-@pytest.mark.scenario("weight-sync/three-receivers-cost-what-one-costs")
-@pytest.mark.clause("weight-sync/weights-travel-in-memory#3")
+@pytest.mark.scenario(
+    "weight-sync/three-receivers-cost-what-one-costs", clauses=["weight-sync/weights-travel-in-memory#3"]
+)
 def test_three_receivers_cost_what_one_costs():
     """Ten syncs of 16 GB to each, by the benchmark that keeps its samples."""
     told = receivers.measure()

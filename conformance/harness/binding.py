@@ -40,14 +40,16 @@ def read_claims(folder: Path = ROOT / "conformance", root: Path = ROOT) -> list[
 
 
 def _claims_of(text: str, name: str) -> list[Claim]:
-    tests = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    tree = ast.parse(text)
+    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    named = sum(isinstance(node, ast.Attribute) and node.attr == "scenario" for node in ast.walk(tree))
     marked = [
         (test, mark)
         for test in tests
         for mark in test.decorator_list
         if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.scenario"
     ]
-    if len(marked) != text.count("pytest.mark.scenario("):
+    if len(marked) != named:
         raise ValueError(f"{name}: a scenario marker is not above a test function; write it there")
     return [
         Claim(rule_id=rule_id, test=f"{name}::{test.name}", line=mark.lineno)
@@ -61,7 +63,7 @@ def _ids_of(mark: ast.Call) -> list[str]:
     return expand([ast.literal_eval(each) for each in mark.args], *clauses)
 
 
-def tests_by_rule(claims: Iterable[Claim]) -> dict[str, list[str]]:
+def map_tests(claims: Iterable[Claim]) -> dict[str, list[str]]:
     """Rule -> its tests."""
     tests: dict[str, list[str]] = {}
     for claim in claims:
@@ -71,7 +73,7 @@ def tests_by_rule(claims: Iterable[Claim]) -> dict[str, list[str]]:
 
 def check_binding(claims: Iterable[Claim], specification: Specification, unprovable: Mapping[str, str]) -> list[str]:
     """What is wrong, one line each; ``unprovable``: clause -> why no test can show it."""
-    tests, rules = tests_by_rule(claims), {**specification.scenarios, **specification.clauses}
+    tests, rules = map_tests(claims), {**specification.scenarios, **specification.clauses}
     problems = [
         f"{claim.test.partition('::')[0]}:{claim.line}: {unknown(claim.rule_id, specification)}"
         for claim in claims

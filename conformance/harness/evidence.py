@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Evidence:
     """Filled from reports of this process or of xdist's workers."""
 

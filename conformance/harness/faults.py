@@ -12,7 +12,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.harness.binding import read_claims, tests_by_rule
+from conformance.harness.binding import map_tests, read_claims
 from conformance.harness.trial import IMPL, Trial, run_trials
 
 FAULTS = Path(__file__).with_suffix(".toml")
@@ -36,7 +36,9 @@ class Fault:
         """The file's source with the fault. Errors: ``ValueError`` unless ``old`` occurs once."""
         source = (IMPL / self.path).read_text(encoding="utf-8")
         if (count := source.count(self.old)) != 1:
-            raise ValueError(f"{self.fault_id}: its text occurs {count} times in {self.path}; adapt or remove the fault")
+            raise ValueError(
+                f"{self.fault_id}: its text occurs {count} times in {self.path}; adapt or remove the fault"
+            )
         return source.replace(self.old, self.new)
 
 
@@ -58,7 +60,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="faults whose id contains this word")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    tests = tests_by_rule(read_claims())
+    tests = map_tests(read_claims())
     trials = [trial_of(fault, tests) for fault in read_faults() if options.only in fault.fault_id]
     missed = 0
     for verdict in run_trials(trials, num_workers=options.workers):

@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.harness.binding import read_claims, tests_by_rule
+from conformance.harness.binding import map_tests, read_claims
 from conformance.harness.evidence import Evidence, verdict_of
 from conformance.harness.faults import read_faults
 from conformance.harness.specification import read_specification
 from rollmatch.report.matrix.page import write_matrix_page
 
 
-def write_matrix(
-    folder: Path, evidence: Evidence, *, subject: str, checks: Sequence[Mapping[str, Any]] = ()
-) -> None:
+def write_matrix(folder: Path, evidence: Evidence, *, subject: str, checks: Sequence[Mapping[str, Any]] = ()) -> None:
     """Write ``matrix.json``, ``matrix.html`` and ``badge.json``; keep cells of other subjects in these files.
 
     ``checks``: rows of the checks of rollout servers, with a cell for each server.
@@ -44,7 +42,7 @@ def make_badge(rows: list[dict[str, Any]], subject: str) -> dict[str, Any]:
 
 
 def _make_rows(evidence: Evidence, *, subject: str, cells: dict[str, Any]) -> list[dict[str, Any]]:
-    tests, faults = tests_by_rule(read_claims()), read_faults()
+    tests, faults = map_tests(read_claims()), read_faults()
     return [
         {
             "id": each,

@@ -9,7 +9,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -53,27 +54,22 @@ def run_trials(trials: Iterable[Trial], *, num_workers: int) -> Iterator[Verdict
         import_module(name)
     loaded = [name for name in sys.modules if name.partition(".")[0] == "rollmatch"]
     assert not loaded, f"a fork would keep {loaded[0]} as it is: import rollmatch only in trials"
-    waiting, running = iter(trials), dict[int, tuple[Trial, Path]]()
+    running: dict[int, tuple[Trial, Path]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        exhausted = False
-        while running or not exhausted:
-            trial = next(waiting, None) if not exhausted and len(running) < num_workers else None
-            exhausted = exhausted or (trial is None and len(running) < num_workers)
-            if trial is not None:
-                folder = Path(tempfile.mkdtemp(dir=scratch))
-                running[_start(trial, folder)] = trial, folder
-            elif running:
+        for trial in trials:
+            folder = Path(tempfile.mkdtemp(dir=scratch))
+            running[_start(trial, folder)] = trial, folder
+            if len(running) == num_workers:
                 yield _end(running)
+        while running:
+            yield _end(running)
 
 
 def _end(running: dict[int, tuple[Trial, Path]]) -> Verdict:
     child, status = os.wait()
     trial, folder = running.pop(child)
-    with_children = os.killpg  # whatever a test left behind
-    try:
-        with_children(child, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # processes that a test left behind
     outcome = VERDICTS.get(os.waitstatus_to_exitcode(status), "timeout")
     log = (folder / "log").read_text(encoding="utf-8", errors="replace")
     shutil.rmtree(folder, ignore_errors=True)
@@ -89,7 +85,7 @@ def _start(trial: Trial, folder: Path) -> int:
     try:
         os.setsid()
         signal.alarm(trial.timeout_s)
-        log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
+        log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
         status = _run(trial, folder)
@@ -131,8 +127,3 @@ def link_tree(target: Path, path: Path, source: str) -> None:
                 (folder / each.name).symlink_to(each)
         folder, original = folder / name, original / name
     folder.write_text(source, encoding="utf-8")
-
-
-def survivors(verdicts: Collection[Verdict]) -> list[Verdict]:
-    """Trials that no test noticed."""
-    return [each for each in verdicts if each.outcome == "passed"]

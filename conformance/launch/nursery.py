@@ -21,7 +21,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from conformance.harness.faults.preload import look_through_models
 from conformance.launch.forked import divided
 from rollmatch.cli.learner import set_environment
 from rollmatch.startup import leave, loading
@@ -178,7 +177,9 @@ def main(address: str, *loaded: str) -> None:
         for name in modules:
             import_module(name)
         if "transformers.models.auto.processing_auto" in modules:
-            look_through_models()
+            from transformers import AutoProcessor
+
+            AutoProcessor.from_pretrained("fixtures/models/digits")  # loads some models
         if tests:
             import pytest
 

@@ -91,9 +91,7 @@ def learn(tmp_path):
         yield learnt
 
 
-@pytest.mark.scenario("topologies/one-optimizer-step-on-three-and-one")
-@pytest.mark.scenario("rollout-backends/server-mode-starts-no-engine")
-@pytest.mark.kills("engine-in-the-learner")
+@pytest.mark.scenario("topologies/one-optimizer-step-on-three-and-one", "rollout-backends/server-mode-starts-no-engine")
 def test_three_servers_write_and_the_learner_loads_no_engine(engines, learn):
     trainer, servers = learn(1)
     assert engines == []
@@ -104,7 +102,6 @@ def test_three_servers_write_and_the_learner_loads_no_engine(engines, learn):
 
 
 @pytest.mark.scenario("topologies/three-and-one-on-a-laptop")
-@pytest.mark.kills("weights-sent-every-other-step")
 def test_each_step_learns_from_rollouts_of_its_own_version(learn):
     trainer, _ = learn(STEPS)
     assert [(event["step"], event["version"]) for event in events(trainer, "synced")] == [
@@ -115,10 +112,9 @@ def test_each_step_learns_from_rollouts_of_its_own_version(learn):
 
 
 @pytest.mark.scenario(
-    "vineppo/every-process-generates-and-one-process-sends-weights/two-processes-do-not-wait-for-each-other-at-the-rendezvous"
+    "vineppo/two-processes-do-not-wait-for-each-other-at-the-rendezvous",
+    "vineppo/a-sync-in-the-middle-of-two-processes",
 )
-@pytest.mark.scenario("vineppo/a-sync-in-the-middle-of-two-processes")
-@pytest.mark.kills("every-rank-joins")
 def test_two_ranks_ask_and_one_of_them_joins_the_group():
     double, weights = NativeDouble({"a": torch.zeros(2)}), [("a", torch.ones(2))]
     with serving(double) as (url,), ExitStack() as stack:
@@ -165,7 +161,6 @@ finally:
 
 
 @pytest.mark.scenario("launchers/an-interrupt-leaves-no-orphans")
-@pytest.mark.kills("launcher-beside-its-server")
 def test_an_interrupt_of_the_launcher_ends_the_server_and_its_workers(tmp_path, monkeypatch):
     program = tmp_path / "swift"
     program.write_text(SERVER_WITH_TWO_WORKERS)

@@ -45,9 +45,9 @@ def run_two(folder):
             rank.wait()
 
 
-@pytest.mark.scenario("learner-ranks/a-rank-dies-between-the-barriers")
-@pytest.mark.clause("learner-ranks/a-failed-sync-fails-on-every-rank#4")
-@pytest.mark.kills("gone-ranks-agree")
+@pytest.mark.scenario(
+    "learner-ranks/a-rank-dies-between-the-barriers", clauses=["learner-ranks/a-failed-sync-fails-on-every-rank#3"]
+)
 def test_a_rank_that_dies_between_the_barriers_ends_the_other_one_soon(tmp_path):
     (code, code_of_dead), seconds = run_two(tmp_path)
     assert code_of_dead == -signal.SIGKILL

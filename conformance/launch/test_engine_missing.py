@@ -24,9 +24,10 @@ def machine_without_vllm(monkeypatch, tmp_path):
     return absolute(f"training.output_dir={tmp_path}/run")
 
 
-@pytest.mark.scenario("rollout-backends/a-missing-vllm-is-an-error-and-not-a-switch-to-hf")
-@pytest.mark.clause("rollout-backends/the-rollout-backend-is-chosen-in-yaml#4,5")
-@pytest.mark.kills("missing-engine-passed-over")
+@pytest.mark.scenario(
+    "rollout-backends/a-missing-vllm-is-an-error-and-not-a-switch-to-hf",
+    clauses=["rollout-backends/the-rollout-backend-is-chosen-in-yaml#4,5"],
+)
 def test_a_missing_vllm_is_an_error_and_not_a_switch_to_hf(machine_without_vllm):
     with pytest.raises(EngineMissing) as caught:
         learner.train(str(CONFIG), overrides=machine_without_vllm)

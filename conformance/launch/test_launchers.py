@@ -43,7 +43,6 @@ def begun(monkeypatch):
 
 
 @pytest.mark.scenario("launchers/the-form-with-equals-signs")
-@pytest.mark.kills("one-replica-on-a-cpu")
 def test_the_script_starts_what_the_command_starts(capsys):
     config = ROOT / "fixtures/digits/3v1.yaml"
     assert main(["serve", str(config), "--gpus", "0,1,2", "--dry-run"]) == 0
@@ -65,7 +64,6 @@ def test_the_script_names_what_is_wrong(told, missing):
 
 
 @pytest.mark.scenario("launchers/six-workers-on-five-gpus")
-@pytest.mark.kills("gpus-uncounted")
 def test_six_workers_on_five_gpus(capsys, begun):
     sizes = (f"{SERVER}.vllm_tensor_parallel_size=1", f"{SERVER}.vllm_data_parallel_size=6")
     asked = ["serve", str(CONFIG), *sets(*named(), *sizes)]
@@ -81,8 +79,7 @@ def test_six_workers_on_five_gpus(capsys, begun):
     assert len(begun) == 1
 
 
-@pytest.mark.clause("launchers/the-server-launcher-checks-before-it-starts#5")
-@pytest.mark.kills("group-port-tested")
+@pytest.mark.scenario(clauses=["launchers/the-server-launcher-checks-before-it-starts#5"])
 def test_the_group_port_is_left_alone(begun):
     with socket.create_server(("127.0.0.1", 0)) as held:
         held.setblocking(False)
@@ -127,8 +124,7 @@ def wait_for(server, *overrides, gpus=()):
     await_servers(load_digits(*named(server.url), *overrides), Patience(timeout_s=5), gpus=gpus)
 
 
-@pytest.mark.clause("launchers/server-and-learner-have-a-launcher-each#5")
-@pytest.mark.kills("shared-gpus-untold")
+@pytest.mark.scenario(clauses=["launchers/server-and-learner-have-a-launcher-each#5"])
 def test_a_gpu_of_both_sides_is_told():
     with Telling(health={"status": "ok", "gpus": ["0", "1", "2"]}) as server:
         with pytest.raises(GpusOverlap) as told:
@@ -142,8 +138,7 @@ def test_a_gpu_of_both_sides_is_told():
         wait_for(silent, gpus=("0",))
 
 
-@pytest.mark.clause("launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#5")
-@pytest.mark.kills("any-model-served")
+@pytest.mark.scenario(clauses=["launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#5"])
 def test_a_server_of_another_model_is_told():
     digest = load_model_identity(MODEL, dtype="float32").digest
     with Telling(health={"status": "ok"}, identity={"model": "/models/other", "model_digest": digest}) as server:

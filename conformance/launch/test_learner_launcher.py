@@ -85,9 +85,10 @@ def looks_often(monkeypatch):
     monkeypatch.setattr("rollmatch.cli.await_servers.LOOK_S", 0.15)
 
 
-@pytest.mark.scenario("launchers/the-server-comes-up-in-time")
-@pytest.mark.clause("launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#1")
-@pytest.mark.kills("one-look-at-the-server")
+@pytest.mark.scenario(
+    "launchers/the-server-comes-up-in-time",
+    clauses=["launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#1"],
+)
 def test_a_server_that_comes_up_in_time_is_waited_for(looks_often):
     with serving(after_s=0.9) as url:
         began = time.monotonic()
@@ -96,9 +97,10 @@ def test_a_server_that_comes_up_in_time_is_waited_for(looks_often):
     assert 0.6 < time.monotonic() - began < 20
 
 
-@pytest.mark.scenario("launchers/the-server-does-not-come-up")
-@pytest.mark.clause("launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#2")
-@pytest.mark.kills("waits-much-longer")
+@pytest.mark.scenario(
+    "launchers/the-server-does-not-come-up",
+    clauses=["launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#2"],
+)
 def test_a_server_that_does_not_come_up_ends_the_waiting_in_time(nobody):
     began = time.monotonic()
     with pytest.raises(ServerUnreachable) as caught:
@@ -107,7 +109,7 @@ def test_a_server_that_does_not_come_up_ends_the_waiting_in_time(nobody):
     assert 2 <= time.monotonic() - began < 5.5  # waiting three times as long would be 6
 
 
-@pytest.mark.clause("launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#3")
+@pytest.mark.scenario(clauses=["launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#3"])
 def test_the_end_of_the_servers_process_ends_the_waiting(nobody, looks_often):
     server = subprocess.Popen(["sleep", "0.4"])
     began = time.monotonic()
@@ -118,9 +120,10 @@ def test_the_end_of_the_servers_process_ends_the_waiting(nobody, looks_often):
     assert time.monotonic() - began < 15
 
 
-@pytest.mark.scenario("launchers/a-server-of-another-size")
-@pytest.mark.clause("launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#4")
-@pytest.mark.kills("sizes-unchecked")
+@pytest.mark.scenario(
+    "launchers/a-server-of-another-size",
+    clauses=["launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#4"],
+)
 def test_a_server_of_another_size_is_refused_and_one_of_ours_is_taken():
     with serving(2) as url, pytest.raises(WorldSizeMismatch) as caught:
         await_servers(config_for(url, SIZES), Patience(timeout_s=5))
@@ -131,9 +134,9 @@ def test_a_server_of_another_size_is_refused_and_one_of_ours_is_taken():
         await_servers(config_for(url, SIZES), Patience(timeout_s=5))
 
 
-@pytest.mark.scenario("launchers/two-gpus-two-ranks")
-@pytest.mark.clause("launchers/several-learner-gpus-mean-several-learner-processes#1,2")
-@pytest.mark.kills("one-rank-for-all-gpus")
+@pytest.mark.scenario(
+    "launchers/two-gpus-two-ranks", clauses=["launchers/several-learner-gpus-mean-several-learner-processes#1,2"]
+)
 def test_a_dry_run_prints_torchrun_and_the_gpus_and_starts_nothing(capsys, tmp_path):
     overrides = ("--set", f"training.output_dir={tmp_path / 'run'}")
     assert main(["train", str(CONFIG), "--gpus", "6,7", "--dry-run", "--resume", *overrides]) == 0
@@ -150,7 +153,7 @@ def test_a_command_is_told_as_one_would_type_it():
     assert tell_command(["run", "a b"], {"X": "1 2"}) == "X='1 2' run 'a b'"
 
 
-@pytest.mark.clause("launchers/several-learner-gpus-mean-several-learner-processes#3")
+@pytest.mark.scenario(clauses=["launchers/several-learner-gpus-mean-several-learner-processes#3"])
 @pytest.mark.parametrize(("code", "expected"), [("3", 3), ("0", 0)])
 def test_a_launcher_ends_with_its_childs_code(code, expected):
     assert run_child([sys.executable, "-c", f"raise SystemExit({code})"], {}) == expected
@@ -171,7 +174,7 @@ time.sleep(99)
 """
 
 
-@pytest.mark.clause("launchers/several-learner-gpus-mean-several-learner-processes#4")
+@pytest.mark.scenario(clauses=["launchers/several-learner-gpus-mean-several-learner-processes#4"])
 def test_a_signal_leaves_nobody_behind_even_of_a_child_that_ignores_it():
     launcher = psutil.Popen([sys.executable, "-c", LAUNCHER, sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE)
     assert launcher.stdout.readline() == b"up\n"

@@ -36,10 +36,10 @@ def refusal(*overrides, **fields):
     return told.value.code, told.value.key
 
 
-@pytest.mark.scenario("launchers/one-file-tells-both-sides-the-port")
-@pytest.mark.clause("launchers/server-and-learner-have-a-launcher-each#4,7")
-@pytest.mark.clause("rollout-server/the-server-keeps-to-itself#1")
-@pytest.mark.kills("port-of-nobody")
+@pytest.mark.scenario(
+    "launchers/one-file-tells-both-sides-the-port",
+    clauses=["launchers/server-and-learner-have-a-launcher-each#4,7", "rollout-server/the-server-keeps-to-itself#1"],
+)
 def test_three_gpus_make_three_replicas_that_see_them():
     made = command()
     assert made.environment["CUDA_VISIBLE_DEVICES"] == "0,1,2"
@@ -48,9 +48,9 @@ def test_three_gpus_make_three_replicas_that_see_them():
     assert (settings.host, settings.max_model_len, settings.dtype) == ("127.0.0.1", 512, "float32")
 
 
-@pytest.mark.scenario("launchers/three-replicas-on-a-laptop")
-@pytest.mark.clause("launchers/machines-without-gpus-count-replicas#1")
-@pytest.mark.kills("one-replica-on-a-cpu")
+@pytest.mark.scenario(
+    "launchers/three-replicas-on-a-laptop", clauses=["launchers/machines-without-gpus-count-replicas#1"]
+)
 def test_without_gpus_the_list_counts_replicas():
     made = command(on_gpu=False)
     assert "CUDA_VISIBLE_DEVICES" not in made.environment
@@ -72,9 +72,9 @@ def test_a_server_on_a_cpu_takes_prompts_in_whole_and_one_on_gpus_as_vllm_likes(
     ]
 
 
-@pytest.mark.scenario("launchers/six-workers-on-six-gpus")
-@pytest.mark.clause("launchers/the-server-launcher-checks-before-it-starts#2")
-@pytest.mark.kills("gpus-uncounted")
+@pytest.mark.scenario(
+    "launchers/six-workers-on-six-gpus", clauses=["launchers/the-server-launcher-checks-before-it-starts#2"]
+)
 def test_parallel_sizes_make_up_the_gpus():
     six = f"{SERVER}.vllm_data_parallel_size=6"
     assert refusal(six, gpus=tuple("01234")) == ("gpu-count-mismatch", f"{SERVER}.vllm_data_parallel_size")
@@ -91,9 +91,9 @@ def test_one_of_several_servers_is_named():
     assert settings_of(command(named=TWO, server_index=1)).port == 8124
 
 
-@pytest.mark.clause("launchers/ms-swift-can-be-the-server#1")
-@pytest.mark.clause("launchers/server-and-learner-have-a-launcher-each#6")
-@pytest.mark.kills("swift-told-otherwise")
+@pytest.mark.scenario(
+    clauses=["launchers/ms-swift-can-be-the-server#1", "launchers/server-and-learner-have-a-launcher-each#6"]
+)
 def test_swift_gets_the_same_settings_by_its_own_names():
     made = command(
         f"{SERVER}.engine=swift", f"{SERVER}.vllm_gpu_memory_utilization=0.6", f"{SERVER}.vllm_max_model_len=400"
@@ -123,10 +123,11 @@ def test_lora_in_the_engine_is_refused():
     load_digits(*ONE, f"{SERVER}.vllm_enable_lora=false")
 
 
-@pytest.mark.scenario("launchers/a-hub-id-is-not-downloaded")
-@pytest.mark.scenario("launchers/a-busy-port-stops-the-launcher")
-@pytest.mark.clause("launchers/the-server-launcher-checks-before-it-starts#1,3,4")
-@pytest.mark.kills("hub-ids-believed")
+@pytest.mark.scenario(
+    "launchers/a-hub-id-is-not-downloaded",
+    "launchers/a-busy-port-stops-the-launcher",
+    clauses=["launchers/the-server-launcher-checks-before-it-starts#1,3,4"],
+)
 def test_a_busy_port_or_a_missing_model_stops_the_start():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -140,9 +141,9 @@ def test_a_busy_port_or_a_missing_model_stops_the_start():
     assert [(error.code, error.key) for error in told.value.errors] == [("model-directory-missing", "model.model")]
 
 
-@pytest.mark.scenario("launchers/two-commands-and-one-file")
-@pytest.mark.clause("launchers/server-and-learner-have-a-launcher-each#1,3,4")
-@pytest.mark.kills("gpus-not-shown")
+@pytest.mark.scenario(
+    "launchers/two-commands-and-one-file", clauses=["launchers/server-and-learner-have-a-launcher-each#1,3,4"]
+)
 def test_two_commands_take_one_file(capsys, monkeypatch):
     monkeypatch.setattr("rollmatch.cli.rollout_server.has_gpu", lambda: True)
     sets = [part for override in [*absolute(), *ONE] for part in ("--set", override)]
@@ -157,9 +158,9 @@ def test_two_commands_take_one_file(capsys, monkeypatch):
     assert not {"serve", "rollmatch.cli.server_process"} & set(trained)
 
 
-@pytest.mark.scenario("launchers/there-is-no-combined-command")
-@pytest.mark.clause("launchers/server-and-learner-have-a-launcher-each#2")
-@pytest.mark.kills("servers-started-too")
+@pytest.mark.scenario(
+    "launchers/there-is-no-combined-command", clauses=["launchers/server-and-learner-have-a-launcher-each#2"]
+)
 def test_there_is_no_combined_command(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])

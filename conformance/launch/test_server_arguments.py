@@ -32,11 +32,10 @@ def configured(words):
     return load(str(ROOT / "fixtures/digits/digits.yaml"), parsed(words))
 
 
-@pytest.mark.scenario("vineppo/the-five-arguments-reach-the-client")
-@pytest.mark.clause("vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#2")
-@pytest.mark.clause("vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#4")
-@pytest.mark.kills("connection-timeout-unread")
-@pytest.mark.kills("group-port-counts-from-the-server-port")
+@pytest.mark.scenario(
+    "vineppo/the-five-arguments-reach-the-client",
+    clauses=["vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#2,4"],
+)
 def test_the_five_arguments_reach_the_client(monkeypatch):
     made, meetings = [], []
     monkeypatch.setattr(connect, "RolloutServer", lambda url, settings: made.append((url, settings)))
@@ -50,8 +49,7 @@ def test_the_five_arguments_reach_the_client(monkeypatch):
     assert (ports, meeting.port, meeting.join_timeout_s) == ([22222], 22222, 30.0)
 
 
-@pytest.mark.clause("vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#3")
-@pytest.mark.kills("another-default-group-port")
+@pytest.mark.scenario(clauses=["vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#3"])
 def test_the_group_port_is_trl_s_unless_told():
     (address,) = pair_servers(configured("--use_vllm_server").custom.extra.rollout_matching.vllm.server)
     assert (address.base_url, address.group_port) == ("http://127.0.0.1:8000", 51216)
@@ -119,9 +117,10 @@ def slow_server():
     server.shutdown()
 
 
-@pytest.mark.scenario("vineppo/a-slow-answer-is-not-a-lost-connection")
-@pytest.mark.clause("vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#5")
-@pytest.mark.kills("connection-timeout-of-generate")
+@pytest.mark.scenario(
+    "vineppo/a-slow-answer-is-not-a-lost-connection",
+    clauses=["vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#5"],
+)
 def test_a_slow_answer_is_not_a_lost_connection(slow_server):
     _, port = slow_server
     client = VLLMClient(server_port=port, connection_timeout=1.0)
@@ -167,10 +166,9 @@ def serve_options(words):
     return parser.parse_args(["--model", str(MODEL), *words.split()])
 
 
-@pytest.mark.scenario("vineppo/two-gpus-with-tensor-parallelism")
-@pytest.mark.clause("vineppo/the-server-can-be-started-by-the-guide-s-arguments#1")
-@pytest.mark.kills("tensor-parallel-size-unread")
-@pytest.mark.kills("prefix-caching-unread")
+@pytest.mark.scenario(
+    "vineppo/two-gpus-with-tensor-parallelism", clauses=["vineppo/the-server-can-be-started-by-the-guide-s-arguments#1"]
+)
 def test_two_gpus_with_tensor_parallelism(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     words = "--port 8123 --tensor_parallel_size 2 --data_parallel_size 1 --max_model_len 8192"
@@ -187,9 +185,9 @@ def test_two_gpus_with_tensor_parallelism(monkeypatch):
     assert (told["tensor_parallel_size"], told["gpus"]) == (2, ["0", "1"])
 
 
-@pytest.mark.scenario("vineppo/the-default-address-is-loopback")
-@pytest.mark.clause("vineppo/the-server-can-be-started-by-the-guide-s-arguments#2")
-@pytest.mark.kills("listens-everywhere")
+@pytest.mark.scenario(
+    "vineppo/the-default-address-is-loopback", clauses=["vineppo/the-server-can-be-started-by-the-guide-s-arguments#2"]
+)
 def test_the_default_address_is_loopback():
     settings = vllm_serve.make_settings(serve_options(f"--port {free_port()}"), on_gpu=False)
     with vllm_serve.bind_http(settings.host, settings.port) as bound:

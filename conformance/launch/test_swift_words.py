@@ -42,10 +42,7 @@ def printed(capsys, command, *flags, overrides=()):
     return dict(word.split("=", 1) for word in told[:start]), told[start:]
 
 
-@pytest.mark.scenario("launchers/ms-swift-can-be-the-server/a-swift-command-line")
-@pytest.mark.clause("launchers/ms-swift-can-be-the-server#1,2")
-@pytest.mark.kills("swift-told-otherwise")
-@pytest.mark.kills("swift-option-misspelt")
+@pytest.mark.scenario("launchers/a-swift-command-line", clauses=["launchers/ms-swift-can-be-the-server#1,2"])
 def test_a_swift_command_line(capsys):
     environment, told = printed(capsys, "serve", "--gpus", "0,1,2,3,4,5", overrides=SIX)
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment, "ms-swift's workers are its own business"
@@ -61,15 +58,13 @@ def test_a_swift_command_line(capsys):
     assert (understood["vllm_max_model_len"], understood["vllm_gpu_memory_utilization"]) == (12000, 0.6)
 
 
-@pytest.mark.clause("launchers/ms-swift-can-be-the-server#2")
-@pytest.mark.kills("swift-told-auto")
+@pytest.mark.scenario(clauses=["launchers/ms-swift-can-be-the-server#2"])
 @pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "float16"])
 def test_every_precision_is_one_that_swift_knows(dtype):
     understood = parse("rollout", words(f"model.torch_dtype={dtype}"))
     assert understood.get("torch_dtype", "auto") == dtype
 
 
-@pytest.mark.kills("swift-engine-told-half")
 def test_swift_s_engine_is_told_what_ours_would_be(capsys):
     understood = parse(
         "rollout",

@@ -64,11 +64,15 @@ def check_who_did_what(division, *, num_replicas, num_ranks):
 
 
 @pytest.mark.engine
-@pytest.mark.scenario("topologies/one-optimizer-step-on-three-and-one")
-@pytest.mark.scenario("rollout-backends/server-mode-starts-no-engine")
-@pytest.mark.clause("topologies/three-rollout-gpus-and-one-learner-gpu-work-together#1,2,3,4")
-@pytest.mark.clause("rollout-server/a-rollout-server-only-generates#1,2")
-@pytest.mark.clause("rollout-backends/the-vllm-backend-offers-colocate-and-server-mode#5,6")
+@pytest.mark.scenario(
+    "topologies/one-optimizer-step-on-three-and-one",
+    "rollout-backends/server-mode-starts-no-engine",
+    clauses=[
+        "topologies/three-rollout-gpus-and-one-learner-gpu-work-together#1,2,3,4",
+        "rollout-server/a-rollout-server-only-generates#1,2",
+        "rollout-backends/the-vllm-backend-offers-colocate-and-server-mode#5,6",
+    ],
+)
 def test_three_replicas_only_generate_and_one_learner_only_learns(three):
     check_who_did_what(three, num_replicas=3, num_ranks=1)
     events = first_step(three.journal(num_ranks=1))
@@ -79,8 +83,7 @@ def test_three_replicas_only_generate_and_one_learner_only_learns(three):
 
 
 @pytest.mark.engine
-@pytest.mark.scenario("topologies/three-and-one-on-a-laptop")
-@pytest.mark.clause("topologies/every-topology-runs-without-gpus#1")
+@pytest.mark.scenario("topologies/three-and-one-on-a-laptop", clauses=["topologies/every-topology-runs-without-gpus#1"])
 def test_ten_steps_each_learn_from_rollouts_of_their_own_version(three):
     assert three.code == 0
     events = three.journal(num_ranks=1)
@@ -97,9 +100,13 @@ def test_ten_steps_each_learn_from_rollouts_of_their_own_version(three):
 
 
 @pytest.mark.engine
-@pytest.mark.scenario("topologies/one-optimizer-step-on-six-and-two")
-@pytest.mark.clause("topologies/six-rollout-gpus-and-two-learner-gpus-work-together#1")
-@pytest.mark.clause("rollout-backends/the-vllm-backend-offers-colocate-and-server-mode#7")
+@pytest.mark.scenario(
+    "topologies/one-optimizer-step-on-six-and-two",
+    clauses=[
+        "topologies/six-rollout-gpus-and-two-learner-gpus-work-together#1",
+        "rollout-backends/the-vllm-backend-offers-colocate-and-server-mode#7",
+    ],
+)
 def test_six_replicas_generate_for_two_ranks_of_which_one_sends_weights(six):
     check_who_did_what(six, num_replicas=6, num_ranks=2)
     assert judge(six.journal(num_ranks=2)) == []
@@ -123,7 +130,7 @@ def adapted_parts(checkpoint):
     return {part for part, infix in parts for name in names if infix in name}
 
 
-@pytest.mark.clause("topologies/six-rollout-gpus-and-two-learner-gpus-work-together#2")
+@pytest.mark.scenario(clauses=["topologies/six-rollout-gpus-and-two-learner-gpus-work-together#2"])
 @pytest.mark.parametrize(
     ("replicas", "learners"),
     [("0", "1"), ("0,1", "2,3"), ("0,1,2", "3"), ("0,1,2,3,4,5", "6,7")],

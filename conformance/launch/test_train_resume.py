@@ -124,9 +124,10 @@ def test_an_interrupted_run_stops_with_a_checkpoint_and_says_how_to_go_on(folder
     assert [line["resumed_from"] for line in journal_of(folder / "stopped", "run")] == [None, line["step"]]
 
 
-@pytest.mark.scenario("data-ownership/a-killed-run-goes-on-where-it-was")
-@pytest.mark.clause("data-ownership/the-learner-owns-the-order-of-the-data#4")
-@pytest.mark.clause("packing/the-waiting-list-is-bounded#6")
+@pytest.mark.scenario(
+    "data-ownership/a-killed-run-goes-on-where-it-was",
+    clauses=["data-ownership/the-learner-owns-the-order-of-the-data#4", "packing/the-waiting-list-is-bounded#6"],
+)
 @pytest.mark.parametrize("name", ["killed", "stopped"])
 def test_a_resumed_run_is_the_whole_run(name, folder, resumed):
     whole, again = folder / "whole", folder / name

@@ -48,12 +48,14 @@ def overrides_for(out, variant):
     return [part for key, value in told.items() for part in ("--set", f"{key}={value}")]
 
 
-@pytest.mark.clause("vineppo/every-process-generates-and-one-process-sends-weights#1,2,3,4,5")
-@pytest.mark.clause("vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#1")
 @pytest.mark.scenario(
-    "vineppo/every-process-generates-and-one-process-sends-weights/two-processes-do-not-wait-for-each-other-at-the-rendezvous"
+    "vineppo/two-processes-do-not-wait-for-each-other-at-the-rendezvous",
+    "vineppo/a-sync-in-the-middle-of-two-processes",
+    clauses=[
+        "vineppo/every-process-generates-and-one-process-sends-weights#1,2,3,4,5",
+        "vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#1",
+    ],
 )
-@pytest.mark.scenario("vineppo/a-sync-in-the-middle-of-two-processes")
 def test_two_processes_generate_and_one_sends_weights(tmp_path):
     http, group = free_port(), free_port()
     serve = [sys.executable, "-m", "rollmatch", "vllm-serve", "--model", "fixtures/models/tasks"]

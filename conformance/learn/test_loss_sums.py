@@ -91,7 +91,7 @@ def summed(terms):
     return {field: sum(getattr(one, field).item() for one in terms) for field in FIELDS}
 
 
-@pytest.mark.clause("supervision/the-loss-does-not-depend-on-how-a-step-is-cut-up#1,2")
+@pytest.mark.scenario(clauses=["supervision/the-loss-does-not-depend-on-how-a-step-is-cut-up#1,2"])
 def test_packed_rows_segments_alone_and_a_padded_batch_give_one_loss_and_one_gradient(model, pairs):
     totals = count_totals([mask_segment(segment, **MASK) for segment, _ in pairs])
 

@@ -124,7 +124,7 @@ def test_every_tail_token_teaches_exactly_one_thing(segment):
     assert supervision.labels[-1] == EOS_ID
 
 
-@pytest.mark.clause("packing/each-segment-of-a-row-keeps-its-description#4")
+@pytest.mark.scenario(clauses=["packing/each-segment-of-a-row-keeps-its-description#4"])
 @given(st.lists(drawn_segments, min_size=1, max_size=5), drawn_rules)
 def test_a_row_is_masked_as_its_segments_are(segments, rules):
     row = make_row(*segments)

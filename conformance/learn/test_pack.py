@@ -43,7 +43,7 @@ def test_a_fuller_row_beats_the_first_that_fits(lengths):
     assert ids_of(packer.state()) == [i for i in range(len(lengths)) if i not in (0, 2, 3)]
 
 
-@pytest.mark.clause("packing/a-row-is-filled-as-well-as-can-be-oldest-first#2,3")
+@pytest.mark.scenario(clauses=["packing/a-row-is-filled-as-well-as-can-be-oldest-first#2,3"])
 @given(lengths_and_capacity)
 def test_the_subset_is_the_optimum_and_the_oldest_one(case):
     lengths, capacity = case

@@ -10,9 +10,10 @@ from rollmatch.objectives.vineppo.continuation import ContinuationOutdated
 SAMPLES = [sample_of(0), sample_of(1)]
 
 
-@pytest.mark.scenario("environments/a-text-that-is-no-action-ends-the-episode")
-@pytest.mark.clause("environments/a-wrong-answer-of-an-environment-stops-the-run#6,7")
-@pytest.mark.kills("no-action-is-a-limit")
+@pytest.mark.scenario(
+    "environments/a-text-that-is-no-action-ends-the-episode",
+    clauses=["environments/a-wrong-answer-of-an-environment-stops-the-run#6,7"],
+)
 def test_what_is_no_action_ends_the_episode_and_is_counted():
     (c,) = VOCABULARY.encode("C")
     side = TurnSide(letters=(c,))
@@ -27,9 +28,10 @@ def test_what_is_no_action_ends_the_episode_and_is_counted():
     assert good.notes[0][1]["num_unparsable"] == 0
 
 
-@pytest.mark.scenario("environments/no-room-for-another-turn")
-@pytest.mark.clause("environments/an-episode-ends-by-its-environment-or-by-a-limit#1,2")
-@pytest.mark.kills("turn-without-room")
+@pytest.mark.scenario(
+    "environments/no-room-for-another-turn",
+    clauses=["environments/an-episode-ends-by-its-environment-or-by-a-limit#1,2"],
+)
 def test_an_episode_ends_where_no_turn_fits():
     side = TurnSide(letters=(B,))
     step = len((B, *reply("<0>", False)))
@@ -40,8 +42,7 @@ def test_an_episode_ends_where_no_turn_fits():
     assert (len(shorter.turns), shorter.is_finished, len(shorter.token_ids)) == (1, False, 1)
 
 
-@pytest.mark.clause("environments/episodes-can-be-played-again#5")
-@pytest.mark.kills("turns-of-any-version")
+@pytest.mark.scenario(clauses=["environments/episodes-can-be-played-again#5"])
 def test_a_sync_in_mid_episode_is_refused():
     class Moving(TurnSide):
         def ask(self, requests, decoding):
@@ -54,7 +55,7 @@ def test_a_sync_in_mid_episode_is_refused():
     played(TurnSide())
 
 
-@pytest.mark.clause("environments/a-wrong-answer-of-an-environment-stops-the-run#4,5")
+@pytest.mark.scenario(clauses=["environments/a-wrong-answer-of-an-environment-stops-the-run#4,5"])
 def test_an_environment_that_fails_stops_the_run_and_is_named():
     class Broken(Ladder):
         def step(self, action):

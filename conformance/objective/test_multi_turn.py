@@ -42,9 +42,12 @@ def reports_of(harvest):
     return [report for report in harvest.reports if isinstance(report, TrajectoryReport)]
 
 
-@pytest.mark.clause("environments/only-what-the-policy-wrote-is-learnt#1")
-@pytest.mark.clause("environments/an-episode-ends-by-its-environment-or-by-a-limit#1,2")
-@pytest.mark.kills("one-turn-too-many")
+@pytest.mark.scenario(
+    clauses=[
+        "environments/only-what-the-policy-wrote-is-learnt#1",
+        "environments/an-episode-ends-by-its-environment-or-by-a-limit#1,2",
+    ]
+)
 @pytest.mark.parametrize("decoding", [Decoding(max_new_tokens=1), LONG])
 def test_turns_and_observations_follow_each_other_as_they_were_written(decoding):
     side = TurnSide(decoding=decoding)
@@ -115,8 +118,7 @@ def test_rollout_tokens_are_those_of_all_turns(decoding):
         assert harvest.num_rollout_tokens == sum(target.count(A) + target.count(B) for target in targets)
 
 
-@pytest.mark.clause("environments/only-what-the-policy-wrote-is-learnt#3")
-@pytest.mark.kills("steps-begin-anywhere")
+@pytest.mark.scenario(clauses=["environments/only-what-the-policy-wrote-is-learnt#3"])
 def test_no_step_starts_in_an_observation():
     side = TurnSide()
     for one in played(side):
@@ -125,8 +127,7 @@ def test_no_step_starts_in_an_observation():
         assert FixedTokens(num_tokens=1).cuts(made) == Turns().cuts(made)
 
 
-@pytest.mark.clause("environments/continuations-go-on-from-a-clone#3")
-@pytest.mark.kills("continuations-have-all-turns")
+@pytest.mark.scenario(clauses=["environments/continuations-go-on-from-a-clone#3"])
 def test_a_continuation_has_the_turns_that_are_left():
     side = TurnSide(letters=(B,))
     harvest_of(side, climbing(num_continuations=2))
@@ -135,7 +136,7 @@ def test_a_continuation_has_the_turns_that_are_left():
     assert {len(request.prefix_token_ids) for request in waves[-1]} == {4 * len((B, *reply("<0>", False)))}
 
 
-@pytest.mark.clause("environments/episodes-can-be-played-again#2")
+@pytest.mark.scenario(clauses=["environments/episodes-can-be-played-again#2"])
 def test_values_are_those_of_dynamic_programming():
     side = TurnSide()
     harvest = harvest_of(side, climbing(num_continuations=400))
@@ -148,9 +149,9 @@ def test_values_are_those_of_dynamic_programming():
         assert report.values == pytest.approx(exact, abs=0.1)
 
 
-@pytest.mark.scenario("environments/a-world-without-chance")
-@pytest.mark.clause("environments/continuations-go-on-from-a-clone#1,2")
-@pytest.mark.kills("continuations-share-the-environment")
+@pytest.mark.scenario(
+    "environments/a-world-without-chance", clauses=["environments/continuations-go-on-from-a-clone#1,2"]
+)
 def test_a_world_without_chance_goes_on_from_where_it_was():
     side = TurnSide(letters=(A,))
     harvest = harvest_of(side, climbing(in_world=world(lambda: Ladder(slip=0.0)), num_continuations=2))
@@ -178,9 +179,10 @@ def test_a_search_tree_counts_what_was_paid_on_the_way():
         assert tree.root.total / tree.root.visits == pytest.approx(value_of(0, MAX_TURNS), abs=0.45)
 
 
-@pytest.mark.scenario("environments/observations-between-turns-of-one-letter")
-@pytest.mark.clause("environments/only-what-the-policy-wrote-is-learnt#2")
-@pytest.mark.kills("observations-learnt-from")
+@pytest.mark.scenario(
+    "environments/observations-between-turns-of-one-letter",
+    clauses=["environments/only-what-the-policy-wrote-is-learnt#2"],
+)
 def test_observations_get_no_gradient_and_turns_do():
     side = TurnSide()
     segments = segments_of(harvest_of(side, climbing(num_continuations=4)))

@@ -24,9 +24,9 @@ class Blind(Ladder):
         return "<>", *super().step(action)[1:]
 
 
-@pytest.mark.scenario("environments/equal-ids-in-different-places")
-@pytest.mark.clause("environments/continuations-go-on-from-a-clone#4")
-@pytest.mark.kills("states-are-their-ids")
+@pytest.mark.scenario(
+    "environments/equal-ids-in-different-places", clauses=["environments/continuations-go-on-from-a-clone#4"]
+)
 def test_equal_ids_on_different_rungs_are_different_states():
     side, in_world = TurnSide(letters=(A,)), world(Blind)
     made = replace(climbing(in_world=in_world, num_continuations=2), reuse=Reuse(num_rollouts=8))
@@ -41,8 +41,7 @@ def test_equal_ids_on_different_rungs_are_different_states():
     assert asked.num_continuations == 2 * len(places)
 
 
-@pytest.mark.clause("environments/episodes-can-be-played-again#2")
-@pytest.mark.kills("attempts-share-their-chance")
+@pytest.mark.scenario(clauses=["environments/episodes-can-be-played-again#2"])
 def test_every_attempt_meets_a_chance_of_its_own():
     attempts = [one.trajectory.rewards for one in played(TurnSide(letters=(A,)), num=8)]
     assert len(set(attempts[:8])) > 1, "the same letters, and other slips"
@@ -58,9 +57,9 @@ def noted(made, monkeypatch):
     return [one.trajectory for one in found]
 
 
-@pytest.mark.scenario("environments/three-methods-and-one-seed")
-@pytest.mark.clause("environments/episodes-can-be-played-again#3")
-@pytest.mark.kills("episodes-of-one-method")
+@pytest.mark.scenario(
+    "environments/three-methods-and-one-seed", clauses=["environments/episodes-can-be-played-again#3"]
+)
 def test_three_methods_play_the_same_episodes():
     told = []
     for made in (grouped(), climbing(), searching()):

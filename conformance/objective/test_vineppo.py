@@ -29,10 +29,7 @@ def harvest_of(side, made=None, *, samples=SAMPLES, company=None):
     return (made or objective()).make_segments(samples, rollouts, side.means(company)), rollouts
 
 
-@pytest.mark.clause("vineppo/a-value-is-the-plain-mean-of-fresh-continuations#3")
-@pytest.mark.kills("continuations-sampled-otherwise")
-@pytest.mark.kills("budget-of-the-whole-response")
-@pytest.mark.kills("continuations-from-the-prompt")
+@pytest.mark.scenario(clauses=["vineppo/a-value-is-the-plain-mean-of-fresh-continuations#3"])
 def test_continuations_are_asked_for_by_the_rule_that_sampled_the_response():
     side = RolloutSide()
     harvest_of(side)
@@ -45,8 +42,7 @@ def test_continuations_are_asked_for_by_the_rule_that_sampled_the_response():
     assert len({request.request_id for request in requests}) == len({request.seed for request in requests})
 
 
-@pytest.mark.clause("vineppo/a-value-is-the-plain-mean-of-fresh-continuations#5")
-@pytest.mark.kills("continuations-learnt-from")
+@pytest.mark.scenario(clauses=["vineppo/a-value-is-the-plain-mean-of-fresh-continuations#5"])
 def test_only_responses_are_learnt_from():
     side = RolloutSide()
     harvest, rollouts = harvest_of(side)
@@ -86,10 +82,9 @@ def test_advantages_of_zero_make_a_gradient_of_zero():
     assert float(gradient.abs().max()) == 0.0
 
 
-@pytest.mark.scenario("vineppo/a-server-error-stops-the-iteration")
-@pytest.mark.clause("vineppo/a-failed-generation-is-an-error#1")
-@pytest.mark.clause("vineppo/a-failed-generation-is-an-error#2")
-@pytest.mark.kills("failed-continuation-is-empty")
+@pytest.mark.scenario(
+    "vineppo/a-server-error-stops-the-iteration", clauses=["vineppo/a-failed-generation-is-an-error#1,2"]
+)
 def test_a_server_error_stops_the_iteration():
     side = RolloutSide()
 

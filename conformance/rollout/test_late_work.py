@@ -31,8 +31,7 @@ LOTS = st.lists(
 )
 
 
-@pytest.mark.clause("request-distribution/late-work-moves-only-where-it-may#4")
-@pytest.mark.kills("the-first-piece-moves")
+@pytest.mark.scenario(clauses=["request-distribution/late-work-moves-only-where-it-may#4"])
 @given(st.lists(LOTS, min_size=1, max_size=3))
 def test_a_server_without_own_work_of_the_earliest_step_takes_the_end_of_the_longest_queue(told):
     queues = [deque(lot._replace(server_index=place) for lot in sorted(lots)) for place, lots in enumerate(told)]
@@ -54,8 +53,7 @@ def test_a_server_without_own_work_of_the_earliest_step_takes_the_end_of_the_lon
             assert sum(each.stop - each.start for each in its) == longest
 
 
-@pytest.mark.clause("request-distribution/late-work-moves-only-where-it-may#3")
-@pytest.mark.kills("pieces-in-one")
+@pytest.mark.scenario(clauses=["request-distribution/late-work-moves-only-where-it-may#3"])
 @given(
     parts=st.lists(st.integers(1, 5), min_size=1, max_size=5),
     num_servers=st.integers(1, 4),
@@ -126,9 +124,10 @@ def until(condition):
         time.sleep(0.005)
 
 
-@pytest.mark.scenario("request-distribution/an-idle-server-takes-what-a-slow-one-has-not-begun")
-@pytest.mark.clause("request-distribution/late-work-moves-only-where-it-may#4,5,6,7")
-@pytest.mark.kills("late-work-never-moves")
+@pytest.mark.scenario(
+    "request-distribution/an-idle-server-takes-what-a-slow-one-has-not-begun",
+    clauses=["request-distribution/late-work-moves-only-where-it-may#4,5,6,7"],
+)
 def test_what_a_slow_server_has_not_begun_is_written_by_the_idle_one(make_run):
     gate = threading.Event()
     run, usual = make_run(pieces=PIECES, gate=gate), make_run(pieces=1)
@@ -160,9 +159,10 @@ def test_the_timeline_tells_which_server_was_asked_for_what(make_run):
     assert [sorted(each) for each in told] == [[0, 1, 2, 3], list(range(4, NUM_REQUESTS))]
 
 
-@pytest.mark.scenario("request-distribution/a-chunk-that-may-not-move-stays")
-@pytest.mark.clause("request-distribution/late-work-moves-only-where-it-may#2")
-@pytest.mark.kills("late-work-always-moves")
+@pytest.mark.scenario(
+    "request-distribution/a-chunk-that-may-not-move-stays",
+    clauses=["request-distribution/late-work-moves-only-where-it-may#2"],
+)
 def test_a_share_that_is_not_cut_stays_with_its_server(make_run):
     gate = threading.Event()
     run = make_run(pieces=1, gate=gate, parts=(4,) * 4)

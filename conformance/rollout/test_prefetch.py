@@ -94,7 +94,6 @@ def test_windows_come_back_whole_and_in_order(parts, num_servers):
             assert num_dropped == 0
 
 
-@pytest.mark.kills("open-from-the-start")
 def test_nothing_is_asked_for_while_it_is_held():
     servers = Servers()
     with opened(servers, is_open=False) as prefetch:

@@ -71,8 +71,10 @@ def test_no_rollout_before_the_engine_holds_the_learners_weights(engine_backend,
     assert len(engine_backend.generate(requests_16[:1], GREEDY)) == 1
 
 
-@pytest.mark.scenario("rollout-backends/eight-scenes-decoded-by-both-backends")
-@pytest.mark.clause("rollout-backends/both-backends-agree-under-greedy-decoding#1")
+@pytest.mark.scenario(
+    "rollout-backends/eight-scenes-decoded-by-both-backends",
+    clauses=["rollout-backends/both-backends-agree-under-greedy-decoding#1"],
+)
 def test_greedy_rollouts_equal_generate_token_for_token(engine, requests_16, greedy_16):
     assert ids_of(engine.generate(requests_16, GREEDY)) == ids_of(greedy_16)
 

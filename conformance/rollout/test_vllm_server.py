@@ -112,11 +112,12 @@ def test_rollouts_come_back_in_the_order_of_the_requests(make_backend):
     assert [rollout.prompt_token_ids for rollout in rollouts] == [request.prompt_token_ids for request in requests]
 
 
-@pytest.mark.scenario("request-distribution/four-requests-and-three-servers")
-@pytest.mark.scenario("request-distribution/seven-requests-and-three-servers")
-@pytest.mark.scenario("request-distribution/one-request-and-three-servers")
-@pytest.mark.clause("request-distribution/requests-are-cut-into-contiguous-chunks#1,2,3")
-@pytest.mark.kills("chunks-too-long")
+@pytest.mark.scenario(
+    "request-distribution/four-requests-and-three-servers",
+    "request-distribution/seven-requests-and-three-servers",
+    "request-distribution/one-request-and-three-servers",
+    clauses=["request-distribution/requests-are-cut-into-contiguous-chunks#1,2,3"],
+)
 def test_every_server_gets_its_chunk_and_an_empty_chunk_no_call(make_backend, doubles):
     backend = make_backend()
     for num_requests, sizes in ((7, [3, 3, 1]), (4, [2, 2, 0]), (1, [1, 0, 0])):
@@ -131,9 +132,10 @@ def test_every_server_gets_its_chunk_and_an_empty_chunk_no_call(make_backend, do
         assert [asked(double) for double in doubles] == expected
 
 
-@pytest.mark.scenario("request-distribution/the-same-list-twice")
-@pytest.mark.clause("request-distribution/requests-are-cut-into-contiguous-chunks#4")
-@pytest.mark.kills("chunks-take-turns")
+@pytest.mark.scenario(
+    "request-distribution/the-same-list-twice",
+    clauses=["request-distribution/requests-are-cut-into-contiguous-chunks#4"],
+)
 def test_the_same_list_twice_goes_the_same_ways(make_backend, doubles):
     backend, requests = make_backend(), requests_of(10)
     for _ in range(2):
@@ -142,9 +144,9 @@ def test_the_same_list_twice_goes_the_same_ways(make_backend, doubles):
     assert all(first == second for first, second in map(asked, doubles))
 
 
-@pytest.mark.scenario("request-distribution/nothing-to-ask-for")
-@pytest.mark.clause("request-distribution/no-requests-mean-no-calls#1,2")
-@pytest.mark.kills("empty-chunk-sent")
+@pytest.mark.scenario(
+    "request-distribution/nothing-to-ask-for", clauses=["request-distribution/no-requests-mean-no-calls#1,2"]
+)
 def test_no_requests_touch_no_server(make_backend, doubles):
     assert make_backend().generate([], GREEDY) == []
     assert [double.calls for double in doubles] == [[], [], []]
@@ -156,7 +158,7 @@ def test_the_stop_token_and_what_follows_are_trimmed(make_backend):
     assert rollout.policy_version == 1
 
 
-@pytest.mark.clause("request-distribution/requests-are-cut-into-contiguous-chunks#5")
+@pytest.mark.scenario(clauses=["request-distribution/requests-are-cut-into-contiguous-chunks#5"])
 def test_all_servers_are_asked_at_the_same_time(make_backend, doubles):
     gate, answer = threading.Barrier(3), NativeDouble.infer
     for double in doubles:
@@ -164,9 +166,10 @@ def test_all_servers_are_asked_at_the_same_time(make_backend, doubles):
     assert len(make_backend().generate(requests_of(6), GREEDY)) == 6
 
 
-@pytest.mark.scenario("request-distribution/the-last-server-answers-first")
-@pytest.mark.clause("request-distribution/rollouts-come-back-in-the-order-of-the-requests#1")
-@pytest.mark.kills("replies-as-they-come")
+@pytest.mark.scenario(
+    "request-distribution/the-last-server-answers-first",
+    clauses=["request-distribution/rollouts-come-back-in-the-order-of-the-requests#1"],
+)
 def test_the_last_server_may_answer_first(make_backend, doubles):
     answer = NativeDouble.infer
     doubles[0].infer = lambda body: (time.sleep(2), answer(doubles[0], body))[1]
@@ -174,9 +177,10 @@ def test_the_last_server_may_answer_first(make_backend, doubles):
     assert [rollout.response_token_ids[0] for rollout in rollouts] == [100 + i for i in range(7)]
 
 
-@pytest.mark.scenario("request-distribution/one-of-three-servers-refuses")
-@pytest.mark.clause("request-distribution/one-failing-server-fails-the-step#1,2,3")
-@pytest.mark.kills("refusal-of-nobody")
+@pytest.mark.scenario(
+    "request-distribution/one-of-three-servers-refuses",
+    clauses=["request-distribution/one-failing-server-fails-the-step#1,2,3"],
+)
 def test_a_server_that_refuses_fails_the_whole_and_names_its_part(make_backend, doubles):
     def refuse(body):
         raise Refused("prompt-too-long", item=1)
@@ -223,9 +227,9 @@ def test_a_server_that_was_started_again_is_not_current(make_backend, doubles):
     assert backend.is_current()
 
 
-@pytest.mark.scenario("learner-ranks/spread-weights-arrive-whole")
-@pytest.mark.clause("learner-ranks/only-the-main-process-sends-weights#4")
-@pytest.mark.kills("gathers-left-early")
+@pytest.mark.scenario(
+    "learner-ranks/spread-weights-arrive-whole", clauses=["learner-ranks/only-the-main-process-sends-weights#4"]
+)
 @pytest.mark.parametrize(("rank", "is_sharded", "passed"), [(0, True, 3), (0, False, 3), (1, True, 3), (1, False, 0)])
 def test_every_rank_takes_part_in_gathers_and_no_other_iterates(make_backend, rank, is_sharded, passed):
     weights = Watched(is_sharded=is_sharded)

@@ -21,16 +21,16 @@ def accepted(*overrides):
         return config_with(*overrides).custom.extra.rollout_matching
 
 
-@pytest.mark.scenario("decoding/beam-search-on-vllm-is-refused")
-@pytest.mark.clause("decoding/decoding-is-greedy-unless-told-otherwise#2")
-@pytest.mark.kills("beam-on-any-backend")
+@pytest.mark.scenario(
+    "decoding/beam-search-on-vllm-is-refused", clauses=["decoding/decoding-is-greedy-unless-told-otherwise#2"]
+)
 def test_beam_search_on_vllm_is_refused():
     assert refusal_of(*BEAM, "~.rollout_backend=vllm") == ("beam-needs-hf", f"{LONG}decode_mode")
 
 
-@pytest.mark.scenario("decoding/beam-search-on-hf-is-accepted")
-@pytest.mark.clause("decoding/decoding-is-greedy-unless-told-otherwise#1,3")
-@pytest.mark.kills("beam-never-taken")
+@pytest.mark.scenario(
+    "decoding/beam-search-on-hf-is-accepted", clauses=["decoding/decoding-is-greedy-unless-told-otherwise#1,3"]
+)
 def test_beam_search_on_hf_is_accepted():
     rollout = accepted(*BEAM, "~.rollout_backend=hf")
     assert (rollout.decode_mode, rollout.num_beams) == ("beam", 4)
@@ -39,74 +39,70 @@ def test_beam_search_on_hf_is_accepted():
     assert sampled == ("beam-sampled", f"{LONG}decoding.temperature")
 
 
-@pytest.mark.scenario("decoding/a-limit-that-leaves-no-room-is-refused")
-@pytest.mark.clause("decoding/a-response-leaves-room-for-its-prompt#1,2,3")
-@pytest.mark.kills("response-as-long-as-segment")
+@pytest.mark.scenario(
+    "decoding/a-limit-that-leaves-no-room-is-refused", clauses=["decoding/a-response-leaves-room-for-its-prompt#1,2,3"]
+)
 def test_a_limit_that_leaves_no_room_is_refused():
     assert refusal_of("global_max_length=512", "~.max_new_tokens=512") == ("response-too-long", "global_max_length")
     engine = refusal_of("global_max_length=1024", "~.vllm.max_model_len=1025")
     assert engine == ("engine-longer-than-segment", f"{LONG}vllm.max_model_len")
 
 
-@pytest.mark.scenario("decoding/a-limit-that-leaves-room-is-accepted")
-@pytest.mark.clause("decoding/a-response-leaves-room-for-its-prompt#1,3")
-@pytest.mark.kills("response-half-a-segment")
+@pytest.mark.scenario(
+    "decoding/a-limit-that-leaves-room-is-accepted", clauses=["decoding/a-response-leaves-room-for-its-prompt#1,3"]
+)
 def test_a_limit_that_leaves_room_is_accepted():
     rollout = accepted("global_max_length=1024", "~.max_new_tokens=512", "~.vllm.max_model_len=1024")
     assert rollout.max_new_tokens == 512 == accepted().max_new_tokens
 
 
-@pytest.mark.scenario("decoding/defaults-decode-greedily")
-@pytest.mark.clause("decoding/sampling-is-configured-under-decoding#1,2,3,4")
-@pytest.mark.kills("default-temperature-one")
+@pytest.mark.scenario(
+    "decoding/defaults-decode-greedily", clauses=["decoding/sampling-is-configured-under-decoding#1,2,3,4"]
+)
 def test_defaults_decode_greedily():
     decoding = _make_decoding(accepted())
     assert (decoding.temperature, decoding.top_p, decoding.top_k) == (0, 1.0, -1)
 
 
-@pytest.mark.scenario("decoding/a-negative-temperature-is-refused")
-@pytest.mark.clause("decoding/sampling-is-configured-under-decoding#2,5")
-@pytest.mark.kills("temperature-any-number")
+@pytest.mark.scenario(
+    "decoding/a-negative-temperature-is-refused", clauses=["decoding/sampling-is-configured-under-decoding#2,5"]
+)
 def test_a_negative_temperature_is_refused():
     assert refusal_of("~.decoding.temperature=-0.1") == ("out-of-range", f"{LONG}decoding.temperature")
 
 
-@pytest.mark.scenario("decoding/a-top-p-of-zero-is-refused")
-@pytest.mark.clause("decoding/sampling-is-configured-under-decoding#3,5")
-@pytest.mark.kills("top-p-zero-taken")
+@pytest.mark.scenario(
+    "decoding/a-top-p-of-zero-is-refused", clauses=["decoding/sampling-is-configured-under-decoding#3,5"]
+)
 def test_a_top_p_of_zero_is_refused():
     assert refusal_of("~.decoding.top_p=0") == ("out-of-range", f"{LONG}decoding.top_p")
 
 
-@pytest.mark.scenario("decoding/a-top-k-of-zero-is-refused")
-@pytest.mark.clause("decoding/sampling-is-configured-under-decoding#4,5")
-@pytest.mark.kills("top-k-zero-taken")
+@pytest.mark.scenario(
+    "decoding/a-top-k-of-zero-is-refused", clauses=["decoding/sampling-is-configured-under-decoding#4,5"]
+)
 def test_a_top_k_of_zero_is_refused():
     assert refusal_of("~.decoding.top_k=0") == ("out-of-range", f"{LONG}decoding.top_k")
 
 
-@pytest.mark.scenario("decoding/the-ends-of-the-ranges-are-accepted")
-@pytest.mark.clause("decoding/sampling-is-configured-under-decoding#2,3,4")
-@pytest.mark.kills("top-p-one-refused")
-@pytest.mark.kills("temperature-zero-refused")
+@pytest.mark.scenario(
+    "decoding/the-ends-of-the-ranges-are-accepted", clauses=["decoding/sampling-is-configured-under-decoding#2,3,4"]
+)
 def test_the_ends_of_the_ranges_are_accepted():
     decoding = accepted("~.decoding={temperature: 0, top_p: 1.0, top_k: 1}").decoding
     assert (decoding.temperature, decoding.top_p, decoding.top_k) == (0, 1.0, 1)
 
 
-@pytest.mark.scenario("decoding/a-flat-temperature-is-refused")
-@pytest.mark.clause("decoding/flat-decoding-keys-are-refused#1,2")
-@pytest.mark.tombstone("decoding/sampling-is-set-by-flat-keys")
-@pytest.mark.kills("flat-temperature-unknown")
+@pytest.mark.scenario("decoding/a-flat-temperature-is-refused", clauses=["decoding/flat-decoding-keys-are-refused#1,2"])
 def test_a_flat_temperature_is_refused():
     problem = problem_of("~.temperature=0.7")
     assert (problem.code, problem.key) == ("removed-key", f"{LONG}temperature")
     assert f"{LONG}decoding.temperature" in problem.remedy
 
 
-@pytest.mark.scenario("decoding/two-flat-keys-give-two-problems")
-@pytest.mark.clause("decoding/flat-decoding-keys-are-refused#1,2")
-@pytest.mark.kills("first-removed-key-only")
+@pytest.mark.scenario(
+    "decoding/two-flat-keys-give-two-problems", clauses=["decoding/flat-decoding-keys-are-refused#1,2"]
+)
 def test_two_flat_keys_give_two_problems():
     problems = problems_of("~.top_p=0.9", "~.top_k=5")
     assert sorted((problem.code, problem.key) for problem in problems) == [
@@ -117,45 +113,45 @@ def test_two_flat_keys_give_two_problems():
 
 
 @pytest.mark.scenario("decoding/the-value-in-its-new-place-is-accepted")
-@pytest.mark.kills("temperature-zero-only")
 def test_the_value_in_its_new_place_is_accepted():
     assert accepted("~.decoding.temperature=0.7").decoding.temperature == 0.7
 
 
-@pytest.mark.scenario("decoding/beam-search-with-one-beam-is-refused")
-@pytest.mark.clause("decoding/decoding-is-greedy-unless-told-otherwise#5")
-@pytest.mark.kills("one-beam-taken")
+@pytest.mark.scenario(
+    "decoding/beam-search-with-one-beam-is-refused", clauses=["decoding/decoding-is-greedy-unless-told-otherwise#4"]
+)
 def test_beam_search_with_one_beam_is_refused():
     told = refusal_of("~.decode_mode=beam", "~.num_beams=1", "~.rollout_backend=hf")
     assert told == ("beams-disagree", f"{LONG}num_beams")
     assert refusal_of("~.num_beams=2") == told
 
 
-@pytest.mark.scenario("decoding/sampled-beams-are-refused")
-@pytest.mark.clause("decoding/decoding-is-greedy-unless-told-otherwise#3")
-@pytest.mark.kills("sampled-beams-taken")
+@pytest.mark.scenario(
+    "decoding/sampled-beams-are-refused", clauses=["decoding/decoding-is-greedy-unless-told-otherwise#3"]
+)
 def test_sampled_beams_are_refused():
     told = refusal_of(*BEAM, "~.rollout_backend=hf", "~.decoding.temperature=0.7")
     assert told == ("beam-sampled", f"{LONG}decoding.temperature")
 
 
-@pytest.mark.scenario("decoding/an-engine-that-outgrows-a-segment-is-refused")
-@pytest.mark.clause("decoding/a-response-leaves-room-for-its-prompt#3")
-@pytest.mark.kills("engine-of-any-length")
+@pytest.mark.scenario(
+    "decoding/an-engine-that-outgrows-a-segment-is-refused",
+    clauses=["decoding/a-response-leaves-room-for-its-prompt#3"],
+)
 def test_an_engine_that_outgrows_a_segment_is_refused():
     told = refusal_of("global_max_length=1024", "~.vllm.max_model_len=2048")
     assert told == ("engine-longer-than-segment", f"{LONG}vllm.max_model_len")
 
 
 @pytest.mark.scenario("decoding/an-engine-as-long-as-a-segment-is-accepted")
-@pytest.mark.kills("engine-shorter-only")
 def test_an_engine_as_long_as_a_segment_is_accepted():
     assert accepted("global_max_length=1024", "~.vllm.max_model_len=1024").vllm.max_model_len == 1024
 
 
-@pytest.mark.scenario("decoding/an-engine-without-room-for-a-prompt-is-refused")
-@pytest.mark.clause("decoding/a-response-leaves-room-for-its-prompt#4")
-@pytest.mark.kills("engine-filled-by-a-response")
+@pytest.mark.scenario(
+    "decoding/an-engine-without-room-for-a-prompt-is-refused",
+    clauses=["decoding/a-response-leaves-room-for-its-prompt#4"],
+)
 def test_an_engine_without_room_for_a_prompt_is_refused():
     told = refusal_of("global_max_length=1024", "~.vllm.max_model_len=512", "~.max_new_tokens=512")
     assert told == ("response-too-long", f"{LONG}vllm.max_model_len")
@@ -188,9 +184,9 @@ def engine_of_100(prompt_len, monkeypatch):
     return backend, engine, request
 
 
-@pytest.mark.scenario("decoding/a-prompt-that-leaves-no-room-is-refused")
-@pytest.mark.clause("decoding/a-response-leaves-room-for-its-prompt#5")
-@pytest.mark.kills("prompt-of-any-length")
+@pytest.mark.scenario(
+    "decoding/a-prompt-that-leaves-no-room-is-refused", clauses=["decoding/a-response-leaves-room-for-its-prompt#5"]
+)
 def test_a_prompt_that_leaves_no_room_is_refused(monkeypatch):
     backend, engine, request = engine_of_100(41, monkeypatch)
     with pytest.raises(vllm_colocate.PromptTooLong) as caught:
@@ -201,7 +197,6 @@ def test_a_prompt_that_leaves_no_room_is_refused(monkeypatch):
 
 
 @pytest.mark.scenario("decoding/a-prompt-that-leaves-just-enough-room-is-served")
-@pytest.mark.kills("room-of-one-more")
 def test_a_prompt_that_leaves_just_enough_room_is_served(monkeypatch):
     backend, _, request = engine_of_100(40, monkeypatch)
     with not_refused():

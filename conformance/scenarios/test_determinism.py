@@ -44,12 +44,14 @@ def first(tmp_path_factory):
     return trainer, folder
 
 
-@pytest.mark.scenario("determinism/two-runs-agree")
-@pytest.mark.clause("determinism/the-same-seed-gives-the-same-order-and-the-same-requests#1,2,3")
-@pytest.mark.clause("determinism/every-request-has-a-seed-of-its-own#4")
-@pytest.mark.clause("observability/rollouts-can-be-audited#1")
-@pytest.mark.kills("order-from-the-clock")
-@pytest.mark.kills("seeds-unrecorded")
+@pytest.mark.scenario(
+    "determinism/two-runs-agree",
+    clauses=[
+        "determinism/the-same-seed-gives-the-same-order-and-the-same-requests#1,2,3",
+        "determinism/every-request-has-a-seed-of-its-own#4",
+        "observability/rollouts-can-be-audited#1",
+    ],
+)
 def test_two_runs_agree(first, tmp_path):
     trainer, _ = first
     second = run(tmp_path)
@@ -65,19 +67,19 @@ def test_two_runs_agree(first, tmp_path):
     ]
 
 
-@pytest.mark.scenario("determinism/another-seed-gives-another-order")
-@pytest.mark.clause("data-ownership/the-learner-owns-the-order-of-the-data#1")
-@pytest.mark.kills("order-without-seed")
+@pytest.mark.scenario(
+    "determinism/another-seed-gives-another-order", clauses=["data-ownership/the-learner-owns-the-order-of-the-data#1"]
+)
 def test_another_seed_gives_another_order():
     one, other = (list(LearnerOrder(100, seed=seed)) for seed in (7, 8))
     assert sorted(one) == sorted(other) == list(range(100))
     assert one != other
 
 
-@pytest.mark.scenario("determinism/seeds-differ-within-a-step-and-between-steps")
-@pytest.mark.clause("determinism/every-request-has-a-seed-of-its-own#1,2")
-@pytest.mark.kills("seed-without-sample-index")
-@pytest.mark.kills("seed-without-step")
+@pytest.mark.scenario(
+    "determinism/seeds-differ-within-a-step-and-between-steps",
+    clauses=["determinism/every-request-has-a-seed-of-its-own#1,2"],
+)
 def test_seeds_differ_within_a_step_and_between_steps():
     seeds = seeds_of(7, steps=(0, 1, 2))
     assert len(set(seeds)) == 192
@@ -85,17 +87,17 @@ def test_seeds_differ_within_a_step_and_between_steps():
     assert seeds_of(7, steps=(0, 1, 2)) == seeds
 
 
-@pytest.mark.scenario("determinism/ranks-do-not-repeat-each-other")
-@pytest.mark.clause("determinism/every-request-has-a-seed-of-its-own#1")
-@pytest.mark.kills("seed-without-rank")
+@pytest.mark.scenario(
+    "determinism/ranks-do-not-repeat-each-other", clauses=["determinism/every-request-has-a-seed-of-its-own#1"]
+)
 def test_ranks_do_not_repeat_each_other():
     assert len({*seeds_of(7, rank=0), *seeds_of(7, rank=1)}) == 128
 
 
-@pytest.mark.scenario("data-ownership/a-killed-run-goes-on-where-it-was")
-@pytest.mark.clause("data-ownership/the-learner-owns-the-order-of-the-data#4")
-@pytest.mark.kills("resume-begins-the-epoch-again")
-@pytest.mark.kills("every-epoch-alike")
+@pytest.mark.scenario(
+    "data-ownership/a-killed-run-goes-on-where-it-was",
+    clauses=["data-ownership/the-learner-owns-the-order-of-the-data#4"],
+)
 def test_a_resumed_run_goes_on_with_the_next_sample(first, tmp_path):
     """Four samples, two a step: the second step is in the middle of an epoch, the third in the next one."""
     trainer, folder = first

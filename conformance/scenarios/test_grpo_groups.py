@@ -72,33 +72,34 @@ def advantages(*rewards, scale):
     return [segment.policy.advantages[0] for segment in segments]
 
 
-@pytest.mark.scenario("grpo-server-mode/a-group-of-completions-competes-with-itself/four-rewards-of-one-group")
-@pytest.mark.clause("grpo-server-mode/a-group-of-completions-competes-with-itself#3")
-@pytest.mark.kills("compared-with-nothing")
-@pytest.mark.kills("always-scaled")
+@pytest.mark.scenario(
+    "grpo-server-mode/four-rewards-of-one-group",
+    clauses=["grpo-server-mode/a-group-of-completions-competes-with-itself#3"],
+)
 def test_four_rewards_of_one_group():
     assert advantages(1, 0, 0, 1, scale="none") == [0.5, -0.5, -0.5, 0.5]
 
 
-@pytest.mark.scenario("grpo-server-mode/a-group-of-completions-competes-with-itself/four-rewards-of-one-group-scaled")
-@pytest.mark.clause("grpo-server-mode/a-group-of-completions-competes-with-itself#3")
-@pytest.mark.kills("spread-of-a-whole-population")
-@pytest.mark.kills("compared-with-nothing")
+@pytest.mark.scenario(
+    "grpo-server-mode/four-rewards-of-one-group-scaled",
+    clauses=["grpo-server-mode/a-group-of-completions-competes-with-itself#3"],
+)
 def test_four_rewards_of_one_group_scaled():
     assert advantages(1, 0, 0, 1, scale="group") == pytest.approx([0.8659, -0.8659, -0.8659, 0.8659], abs=1e-4)
 
 
-@pytest.mark.scenario("grpo-server-mode/a-group-of-completions-competes-with-itself/equal-rewards-teach-nothing")
-@pytest.mark.clause("grpo-server-mode/a-group-of-completions-competes-with-itself#4")
-@pytest.mark.kills("compared-with-nothing")
+@pytest.mark.scenario(
+    "grpo-server-mode/equal-rewards-teach-nothing",
+    clauses=["grpo-server-mode/a-group-of-completions-competes-with-itself#4"],
+)
 def test_equal_rewards_teach_nothing():
     assert advantages(1, 1, 1, 1, scale="group") == [0, 0, 0, 0]
 
 
-@pytest.mark.scenario("grpo-server-mode/a-group-of-completions-competes-with-itself/completions-of-one-prompt-differ")
-@pytest.mark.clause("grpo-server-mode/a-group-of-completions-competes-with-itself#1,2")
-@pytest.mark.kills("seed-without-sample-index")
-@pytest.mark.kills("one-completion-less")
+@pytest.mark.scenario(
+    "grpo-server-mode/completions-of-one-prompt-differ",
+    clauses=["grpo-server-mode/a-group-of-completions-competes-with-itself#1,2"],
+)
 def test_completions_of_one_prompt_differ():
     objective = objective_with(f"{SECTION}num_generations=8")
     assert objective.reuse.num_rollouts == 8
@@ -109,10 +110,9 @@ def test_completions_of_one_prompt_differ():
 
 
 @pytest.mark.scenario(
-    "grpo-server-mode/a-group-of-completions-competes-with-itself/a-completion-at-its-limit-is-masked"
+    "grpo-server-mode/a-completion-at-its-limit-is-masked",
+    clauses=["grpo-server-mode/a-group-of-completions-competes-with-itself#5"],
 )
-@pytest.mark.clause("grpo-server-mode/a-group-of-completions-competes-with-itself#5")
-@pytest.mark.kills("truncated-learnt-from")
 def test_a_completion_at_its_limit_is_masked():
     def gradient_of(*overrides):
         objective = objective_with(f"{SECTION}num_generations=2", *overrides)

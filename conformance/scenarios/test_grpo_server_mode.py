@@ -74,21 +74,15 @@ def connected(config: RunConfig):
         journal.close()
 
 
-@pytest.mark.scenario(
-    "grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports/an-empty-list-of-ports-is-refused"
-)
-@pytest.mark.kills("empty-lists-taken")
+@pytest.mark.scenario("grpo-server-mode/an-empty-list-of-ports-is-refused")
 def test_an_empty_list_of_ports_is_refused():
     assert refusal_of(*SERVER_MODE, HOST, "rlhf.vllm_server_port=[]") == ("out-of-range", "rlhf.vllm_server_port")
     assert refusal_of(*SERVER_MODE, "rlhf.vllm_server_host=[]", PORT) == ("out-of-range", "rlhf.vllm_server_host")
 
 
 @pytest.mark.scenario(
-    "grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports/one-host-and-one-port-are-accepted"
+    "grpo-server-mode/one-host-and-one-port-are-accepted", clauses=["grpo-server-mode/two-jobs-can-share-a-machine#1"]
 )
-@pytest.mark.clause("grpo-server-mode/two-jobs-can-share-a-machine#1")
-@pytest.mark.kills("group-port-elsewhere")
-@pytest.mark.kills("group-port-not-told")
 def test_one_host_and_one_port_are_accepted():
     with not_refused():
         servers = pair_servers(server_section(config_with(*NAMED)))
@@ -98,17 +92,15 @@ def test_one_host_and_one_port_are_accepted():
 
 
 @pytest.mark.scenario(
-    "grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports/two-ports-for-one-host-are-refused"
+    "grpo-server-mode/two-ports-for-one-host-are-refused",
+    clauses=["grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#2"],
 )
-@pytest.mark.clause("grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#2")
-@pytest.mark.kills("ports-to-spare")
 def test_two_ports_for_one_host_are_refused():
     refusal = refusal_of(*SERVER_MODE, HOST, "rlhf.vllm_server_port=[8080, 8081]")
     assert refusal == ("pairing-length-mismatch", "rlhf.vllm_server_port")
 
 
-@pytest.mark.clause("grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#3")
-@pytest.mark.kills("servers-crowd-a-machine")
+@pytest.mark.scenario(clauses=["grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#3"])
 def test_a_machine_has_one_server():
     ports = "rlhf.vllm_server_port=[8080, 8081]"
     refusal = refusal_of(*SERVER_MODE, 'rlhf.vllm_server_host=["127.0.0.1", "127.0.0.1"]', ports)
@@ -117,9 +109,10 @@ def test_a_machine_has_one_server():
         config_with(*SERVER_MODE, 'rlhf.vllm_server_host=["10.0.0.1", "10.0.0.2"]', ports)
 
 
-@pytest.mark.scenario("grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports/a-missing-host-is-refused")
-@pytest.mark.clause("grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#5")
-@pytest.mark.kills("host-guessed")
+@pytest.mark.scenario(
+    "grpo-server-mode/a-missing-host-is-refused",
+    clauses=["grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#5"],
+)
 def test_a_missing_host_or_port_is_refused():
     assert refusal_of(*SERVER_MODE, PORT) == ("missing-key", "rlhf.vllm_server_host")
     assert refusal_of(*SERVER_MODE, HOST) == ("missing-key", "rlhf.vllm_server_port")
@@ -127,8 +120,7 @@ def test_a_missing_host_or_port_is_refused():
         config_with(*NAMED)
 
 
-@pytest.mark.clause("grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#1")
-@pytest.mark.kills("named-server-unasked")
+@pytest.mark.scenario(clauses=["grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#1"])
 def test_grpo_takes_its_rollouts_from_the_named_server(tmp_path, monkeypatch):
     install(load_model(), template_of(), monkeypatch)  # an engine beside it would be found, and need not be a real one
     with (
@@ -138,9 +130,7 @@ def test_grpo_takes_its_rollouts_from_the_named_server(tmp_path, monkeypatch):
         assert [server.base_url for server in getattr(asked, "servers", ())] == [url]
 
 
-@pytest.mark.clause("grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#4")
-@pytest.mark.kills("grpo-waits-less")
-@pytest.mark.kills("grpo-waits-as-told-elsewhere")
+@pytest.mark.scenario(clauses=["grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#4"])
 def test_the_wait_for_the_server_is_limited():
     assert server_section(config_with(*NAMED)).timeout_s == 240
     nobody = f"rlhf.vllm_server_port=[{free_port()}]"
@@ -155,17 +145,15 @@ def test_the_wait_for_the_server_is_limited():
 
 
 @pytest.mark.scenario(
-    "grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own/an-engine-that-is-too-short-is-refused"
+    "grpo-server-mode/an-engine-that-is-too-short-is-refused",
+    clauses=["grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#5"],
 )
-@pytest.mark.clause("grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#5")
-@pytest.mark.kills("short-engine-taken")
 def test_an_engine_that_is_too_short_is_refused():
     refusal = refused("global_max_length=12000", f"{LAUNCHED}vllm_max_model_len=8000")
     assert refusal == ("engine-shorter-than-segment", "vllm_max_model_len")
 
 
-@pytest.mark.scenario("grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own/equal-lengths-are-accepted")
-@pytest.mark.kills("equal-lengths-refused")
+@pytest.mark.scenario("grpo-server-mode/equal-lengths-are-accepted")
 def test_equal_lengths_are_accepted():
     with not_refused():
         settings = settings_of("global_max_length=12000", f"{LAUNCHED}vllm_max_model_len=12000")
@@ -173,10 +161,9 @@ def test_equal_lengths_are_accepted():
 
 
 @pytest.mark.scenario(
-    "grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own/a-data-parallel-size-of-zero-is-refused"
+    "grpo-server-mode/a-data-parallel-size-of-zero-is-refused",
+    clauses=["grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#2"],
 )
-@pytest.mark.clause("grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#2")
-@pytest.mark.kills("no-replicas-taken")
 @pytest.mark.parametrize("name", ["vllm_data_parallel_size", "vllm_tensor_parallel_size"])
 def test_a_parallel_size_of_zero_is_refused(name):
     assert refused(f"{LAUNCHED}{name}=0") == ("out-of-range", name)
@@ -185,8 +172,7 @@ def test_a_parallel_size_of_zero_is_refused(name):
         config_with(*NAMED, f"{LAUNCHED}{name}=1")
 
 
-@pytest.mark.clause("grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#4")
-@pytest.mark.kills("no-length-taken")
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#4"])
 def test_a_length_is_a_whole_number_from_one():
     assert refused(f"{LAUNCHED}vllm_max_model_len=0") == ("out-of-range", "vllm_max_model_len")
     assert refused(f"{LAUNCHED}vllm_max_model_len=99.5") == ("wrong-type", "vllm_max_model_len")
@@ -194,9 +180,7 @@ def test_a_length_is_a_whole_number_from_one():
         config_with(*NAMED, f"{LAUNCHED}vllm_max_model_len=1024")
 
 
-@pytest.mark.clause("grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#3")
-@pytest.mark.kills("grpo-server-takes-more")
-@pytest.mark.kills("any-share-of-memory")
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#3"])
 def test_the_share_of_memory_is_above_0_and_at_most_1():
     for share in ("0", "1.1"):
         key = "vllm_gpu_memory_utilization"
@@ -206,8 +190,7 @@ def test_the_share_of_memory_is_above_0_and_at_most_1():
     assert told["engine_arguments"]["gpu_memory_utilization"] == 1.0
 
 
-@pytest.mark.clause("grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#1")
-@pytest.mark.kills("server-section-unread")
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#1"])
 def test_settings_of_the_server_stand_in_its_section():
     told = settings_of(
         f"{LAUNCHED}vllm_tensor_parallel_size=2",
@@ -219,33 +202,30 @@ def test_settings_of_the_server_stand_in_its_section():
     assert settings_of()["max_model_len"] == 1024, "that of the longest segment, unless told"
 
 
-@pytest.mark.clause("grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#6")
-@pytest.mark.kills("misplaced-settings-unreported")
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#6"])
 def test_an_engine_setting_under_rlhf_is_reported():
     assert refused("rlhf.vllm_max_model_len=12000") == ("engine-setting-in-rlhf", "rlhf.vllm_max_model_len")
     with not_refused():
         config_with(*NAMED, f"{LAUNCHED}vllm_max_model_len=12000")
 
 
-@pytest.mark.scenario("grpo-server-mode/grpo-syncs-merged-weights-only/lora-on-the-server-is-refused")
-@pytest.mark.clause("grpo-server-mode/grpo-syncs-merged-weights-only#2")
-@pytest.mark.kills("lora-on-the-server-taken")
+@pytest.mark.scenario(
+    "grpo-server-mode/lora-on-the-server-is-refused", clauses=["grpo-server-mode/grpo-syncs-merged-weights-only#2"]
+)
 def test_lora_on_the_server_is_refused():
     assert refused(f"{LAUNCHED}vllm_enable_lora=true") == ("lora-on-rollout-server", "vllm_enable_lora")
 
 
-@pytest.mark.scenario("grpo-server-mode/grpo-syncs-merged-weights-only/lora-off-is-accepted")
-@pytest.mark.clause("grpo-server-mode/grpo-syncs-merged-weights-only#1")
-@pytest.mark.kills("lora-on-by-default")
+@pytest.mark.scenario(
+    "grpo-server-mode/lora-off-is-accepted", clauses=["grpo-server-mode/grpo-syncs-merged-weights-only#1"]
+)
 def test_lora_off_is_accepted():
     with not_refused():
         assert not config_with(*NAMED, f"{LAUNCHED}vllm_enable_lora=false").custom.extra.rollout_server.vllm_enable_lora
         assert not config_with(*NAMED).custom.extra.rollout_server.vllm_enable_lora
 
 
-@pytest.mark.clause("grpo-server-mode/grpo-syncs-merged-weights-only#3")
-@pytest.mark.kills("dora-unmerged")
-@pytest.mark.kills("grpo-sends-adapters")
+@pytest.mark.scenario(clauses=["grpo-server-mode/grpo-syncs-merged-weights-only#3"])
 def test_adapters_on_all_three_parts_are_merged_into_what_is_sent():
     policy = adapted(use_dora=True)
     plain = {name: weight for name, weight in policy.get_base_model().named_parameters() if "lora" not in name}
@@ -264,11 +244,9 @@ def test_adapters_on_all_three_parts_are_merged_into_what_is_sent():
 
 
 @pytest.mark.scenario(
-    "grpo-server-mode/two-jobs-can-share-a-machine/a-taken-group-port-is-told-apart-from-a-taken-server-port"
+    "grpo-server-mode/a-taken-group-port-is-told-apart-from-a-taken-server-port",
+    clauses=["grpo-server-mode/two-jobs-can-share-a-machine#2"],
 )
-@pytest.mark.clause("grpo-server-mode/two-jobs-can-share-a-machine#2")
-@pytest.mark.kills("group-port-not-told")
-@pytest.mark.kills("group-port-for-the-server-s")
 def test_a_taken_group_port_is_told_apart_from_a_taken_server_port(tmp_path, monkeypatch):
     monkeypatch.setattr(gloo, "wait_until_free", partial(gloo.wait_until_free, within_s=0.3))
     taken, weights = free_port(), {"a": torch.zeros(2)}

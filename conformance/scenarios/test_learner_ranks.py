@@ -51,10 +51,13 @@ def problems_of(**told):
     return {trouble.problem for trouble in found.troubles}, max(world.generated for world in worlds)
 
 
-@pytest.mark.scenario("learner-ranks/every-interleaving-ends")
-@pytest.mark.clause("learner-ranks/a-fence-stands-between-sync-and-generation#2,4")
-@pytest.mark.clause("learner-ranks/only-the-main-process-sends-weights#3")
-@pytest.mark.kills("fence-without-any-wait")
+@pytest.mark.scenario(
+    "learner-ranks/every-interleaving-ends",
+    clauses=[
+        "learner-ranks/a-fence-stands-between-sync-and-generation#2,4",
+        "learner-ranks/only-the-main-process-sends-weights#3",
+    ],
+)
 @pytest.mark.parametrize(("num_ranks", "num_steps"), [(1, 2), (2, 2), (3, 1)])
 def test_every_interleaving_ends(num_ranks, num_steps):
     problems, generated = problems_of(num_ranks=num_ranks, num_steps=num_steps)
@@ -62,9 +65,10 @@ def test_every_interleaving_ends(num_ranks, num_steps):
     assert generated == num_ranks * num_steps
 
 
-@pytest.mark.scenario("learner-ranks/ranks-that-disagree-after-a-resume")
-@pytest.mark.clause("learner-ranks/a-fence-stands-between-sync-and-generation#3")
-@pytest.mark.kills("fence-decides-alone")
+@pytest.mark.scenario(
+    "learner-ranks/ranks-that-disagree-after-a-resume",
+    clauses=["learner-ranks/a-fence-stands-between-sync-and-generation#3"],
+)
 @pytest.mark.parametrize("synced", [(0, None), (None, 0), (5, 0, 0), (0, 0, None)])
 def test_ranks_that_disagree_after_a_resume(synced):
     worlds = []
@@ -79,8 +83,7 @@ def test_ranks_that_disagree_after_a_resume(synced):
     assert all(backend.policy_version == 2 for world in done for backend in world.backends)
 
 
-@pytest.mark.clause("learner-ranks/a-failed-sync-fails-on-every-rank#1")
-@pytest.mark.kills("fence-verdict-kept")
+@pytest.mark.scenario(clauses=["learner-ranks/a-failed-sync-fails-on-every-rank#1"])
 @pytest.mark.parametrize("broken", [(0,), (1,), (0, 1)])
 def test_no_rank_generates_after_a_failed_sync(broken):
     worlds = []
@@ -107,9 +110,7 @@ def test_a_broken_fence_is_found(told, problem):
     assert problem in problems_of(num_ranks=2, **told)[0]
 
 
-@pytest.mark.tombstone("learner-ranks/rollout-matching-takes-one-learner-process-in-server-mode")
-@pytest.mark.clause("learner-ranks/several-ranks-take-full-sync-only#1")
-@pytest.mark.kills("adapter-with-several-ranks-taken")
+@pytest.mark.scenario(clauses=["learner-ranks/several-ranks-take-full-sync-only#1"])
 def test_several_ranks_are_taken_in_server_mode_but_no_adapters_alone():
     server = "~.vllm.server={base_url: 'http://127.0.0.1:8000', group_port: 51216}"
     config = config_with("~.vllm.mode=server", server)

@@ -24,9 +24,9 @@ def overlap(iou):
     return predicted(0, 0, 500, round(500 * iou)), truth(0, 0, 500, 500)
 
 
-@pytest.mark.scenario("matching/the-better-partner-wins")
-@pytest.mark.clause("matching/matching-is-a-cheapest-assignment-on-mask-overlap#1,2")
-@pytest.mark.kills("match-dearest")
+@pytest.mark.scenario(
+    "matching/the-better-partner-wins", clauses=["matching/matching-is-a-cheapest-assignment-on-mask-overlap#1,2"]
+)
 def test_the_better_partner_wins():
     found = match_objects([predicted(*SEVEN), predicted(110, 110, 310, 310)], [truth(*SEVEN)], MatchRules())
     assert (found.pairs, found.ious) == (((0, 0),), (1.0,))
@@ -34,9 +34,10 @@ def test_the_better_partner_wins():
     assert found.false_negatives == ()
 
 
-@pytest.mark.scenario("matching/a-pair-that-costs-more-than-leaving-both-alone-is-not-matched")
-@pytest.mark.clause("matching/matching-is-a-cheapest-assignment-on-mask-overlap#3,4")
-@pytest.mark.kills("match-at-any-cost")
+@pytest.mark.scenario(
+    "matching/a-pair-that-costs-more-than-leaving-both-alone-is-not-matched",
+    clauses=["matching/matching-is-a-cheapest-assignment-on-mask-overlap#3,4"],
+)
 def test_a_pair_that_costs_more_than_leaving_both_alone_is_not_matched():
     one, other = overlap(0.4)
     found = match_objects([one], [other], MatchRules(maskiou_gate=0.3, fp_cost=0.2, fn_cost=0.2))
@@ -46,18 +47,16 @@ def test_a_pair_that_costs_more_than_leaving_both_alone_is_not_matched():
     assert (rules.fp_cost, rules.fn_cost) == (1.0, 1.0)
 
 
-@pytest.mark.scenario("matching/a-wrong-description-is-still-a-match")
-@pytest.mark.clause("matching/matching-is-a-cheapest-assignment-on-mask-overlap#5")
-@pytest.mark.kills("match-by-description")
+@pytest.mark.scenario(
+    "matching/a-wrong-description-is-still-a-match",
+    clauses=["matching/matching-is-a-cheapest-assignment-on-mask-overlap#5"],
+)
 def test_a_wrong_description_is_still_a_match():
     found = match_objects([predicted(*SEVEN, desc="six")], [truth(*SEVEN, desc="nine")], MatchRules())
     assert found.pairs == ((0, 0),)
 
 
-@pytest.mark.scenario("matching/overlap-below-the-gate")
-@pytest.mark.clause("matching/poor-overlaps-are-gated#1,4")
-@pytest.mark.kills("gate-open")
-@pytest.mark.kills("gate-uncounted")
+@pytest.mark.scenario("matching/overlap-below-the-gate", clauses=["matching/poor-overlaps-are-gated#1,5"])
 def test_overlap_below_the_gate():
     found = match_objects([predicted(*SEVEN)], [truth(200, 100, 400, 300)], MatchRules(maskiou_gate=0.35))
     assert found.pairs == ()
@@ -66,9 +65,7 @@ def test_overlap_below_the_gate():
     assert through.ious == (pytest.approx(0.342, abs=5e-4),)
 
 
-@pytest.mark.scenario("matching/overlap-at-the-gate")
-@pytest.mark.clause("matching/poor-overlaps-are-gated#2,3")
-@pytest.mark.kills("gate-a-tenth-too-high")
+@pytest.mark.scenario("matching/overlap-at-the-gate", clauses=["matching/poor-overlaps-are-gated#2,3"])
 def test_overlap_at_the_gate():
     one, other = overlap(0.31)
     found = match_objects([one], [other], MatchRules(maskiou_gate=0.3))
@@ -86,10 +83,9 @@ SLANTED = GroundTruth(desc="a", geometry=Geometry.POLY, bins=(100, 100, 110, 100
 """The bounding box of SEVEN, and a mask that hardly overlaps it."""
 
 
-@pytest.mark.scenario("matching/only-the-best-candidate-counts")
-@pytest.mark.clause("matching/candidates-are-the-nearest-true-objects#1,3")
-@pytest.mark.kills("candidates-worst-first")
-@pytest.mark.kills("candidates-all")
+@pytest.mark.scenario(
+    "matching/only-the-best-candidate-counts", clauses=["matching/candidates-are-the-nearest-true-objects#1,3"]
+)
 def test_only_the_best_candidate_counts():
     shapes = [predicted(*SEVEN)], [SLANTED, truth(150, 100, 350, 300)]
     found = match_objects(*shapes, MatchRules(candidate_top_k=1, maskiou_gate=0.3))
@@ -97,9 +93,9 @@ def test_only_the_best_candidate_counts():
     assert config_with().custom.extra.rollout_matching.candidate_top_k == 10
 
 
-@pytest.mark.scenario("matching/the-second-candidate-counts-too")
-@pytest.mark.clause("matching/candidates-are-the-nearest-true-objects#1")
-@pytest.mark.kills("one-candidate-only")
+@pytest.mark.scenario(
+    "matching/the-second-candidate-counts-too", clauses=["matching/candidates-are-the-nearest-true-objects#1"]
+)
 def test_the_second_candidate_counts_too():
     shapes = [predicted(*SEVEN)], [SLANTED, truth(150, 100, 350, 300)]
     found = match_objects(*shapes, MatchRules(candidate_top_k=2, maskiou_gate=0.3))
@@ -107,51 +103,50 @@ def test_the_second_candidate_counts_too():
     assert found.ious == (pytest.approx(0.619, abs=1e-2),)
 
 
-@pytest.mark.scenario("matching/without-any-overlap-the-nearest-counts")
-@pytest.mark.clause("matching/candidates-are-the-nearest-true-objects#2")
-@pytest.mark.kills("nearest-by-overlap-only")
+@pytest.mark.scenario(
+    "matching/without-any-overlap-the-nearest-counts", clauses=["matching/candidates-are-the-nearest-true-objects#2"]
+)
 def test_without_any_overlap_the_nearest_counts():
     far, near = truth(500, 500, 600, 600), truth(300, 300, 400, 400)
     found = match_objects([predicted(100, 100, 200, 200)], [far, near], MatchRules(candidate_top_k=1, maskiou_gate=0))
     assert found.pairs == ((0, 1),)
 
 
-@pytest.mark.scenario("matching/a-thin-box-can-be-matched")
-@pytest.mark.clause("matching/poor-overlaps-are-gated#5")
-@pytest.mark.kills("thin-boxes-lost")
+@pytest.mark.scenario("matching/a-thin-box-can-be-matched", clauses=["matching/poor-overlaps-are-gated#4"])
 def test_a_thin_box_can_be_matched():
     found = match_objects([predicted(10, 10, 12, 300)], [truth(10, 10, 12, 300)], MatchRules(maskiou_resolution=256))
     assert (found.pairs, found.ious) == (((0, 0),), (1.0,))
 
 
-@pytest.mark.scenario("matching/missed-objects-keep-their-order")
-@pytest.mark.clause("matching/ties-are-broken-the-same-way-every-time#2")
-@pytest.mark.kills("missed-in-reverse")
+@pytest.mark.scenario(
+    "matching/missed-objects-keep-their-order", clauses=["matching/ties-are-broken-the-same-way-every-time#2"]
+)
 def test_missed_objects_keep_their_order():
     assert match_objects([], [truth(*SEVEN)] * 3, MatchRules()).false_negatives == (0, 1, 2)
 
 
-@pytest.mark.scenario("matching/a-pair-that-costs-less-than-leaving-both-alone-is-matched")
-@pytest.mark.clause("matching/matching-is-a-cheapest-assignment-on-mask-overlap#3")
-@pytest.mark.kills("unmatched-for-free")
+@pytest.mark.scenario(
+    "matching/a-pair-that-costs-less-than-leaving-both-alone-is-matched",
+    clauses=["matching/matching-is-a-cheapest-assignment-on-mask-overlap#3"],
+)
 def test_a_pair_that_costs_less_than_leaving_both_alone_is_matched():
     one, other = overlap(0.4)
     assert match_objects([one], [other], MatchRules(maskiou_gate=0.3, fp_cost=0.4, fn_cost=0.4)).pairs == ((0, 0),)
 
 
-@pytest.mark.scenario("matching/two-equal-predictions-and-one-true-object")
-@pytest.mark.clause("matching/ties-are-broken-the-same-way-every-time#1")
-@pytest.mark.kills("ties-to-the-last")
+@pytest.mark.scenario(
+    "matching/two-equal-predictions-and-one-true-object", clauses=["matching/ties-are-broken-the-same-way-every-time#1"]
+)
 def test_two_equal_predictions_and_one_true_object():
     found = match_objects([predicted(*SEVEN)] * 2, [truth(*SEVEN)], MatchRules())
     assert found.pairs == ((0, 0),)
     assert found.false_positives == (1,)
 
 
-@pytest.mark.scenario("matching/two-equal-predictions-and-two-equal-true-objects")
-@pytest.mark.clause("matching/ties-are-broken-the-same-way-every-time#1,2")
-@pytest.mark.kills("ties-to-the-last")
-@pytest.mark.kills("missed-in-reverse")
+@pytest.mark.scenario(
+    "matching/two-equal-predictions-and-two-equal-true-objects",
+    clauses=["matching/ties-are-broken-the-same-way-every-time#1,2"],
+)
 def test_two_equal_predictions_and_two_equal_true_objects():
     for _ in range(10):
         found = match_objects([predicted(*SEVEN)] * 2, [truth(*SEVEN)] * 2, MatchRules())

@@ -42,20 +42,14 @@ def trained(tmp_path_factory):
     return trainer
 
 
-@pytest.mark.scenario("observability/the-events-of-one-step")
-@pytest.mark.clause("observability/a-run-keeps-a-journal#1,2,3")
-@pytest.mark.kills("journal-without-rank")
-@pytest.mark.kills("packing-untold")
+@pytest.mark.scenario("observability/the-events-of-one-step", clauses=["observability/a-run-keeps-a-journal#1,2,3"])
 def test_the_events_of_one_step(trained):
     lines = [json.loads(line) for line in trained.ring.journal.path.read_text().splitlines()]
     assert [line["event"] for line in lines][:5] == ["synced", "requested", "generated", "packed", "step"]
     assert all({"event", "time", "rank"} <= line.keys() for line in lines)
 
 
-@pytest.mark.scenario("observability/a-sync-is-written-down")
-@pytest.mark.clause("observability/rollouts-can-be-audited#1,2,4")
-@pytest.mark.kills("tensors-uncounted")
-@pytest.mark.kills("generation-without-version")
+@pytest.mark.scenario("observability/a-sync-is-written-down", clauses=["observability/rollouts-can-be-audited#1,2,4"])
 def test_a_sync_is_written_down(trained, tmp_path, monkeypatch):
     model, journal = load_model(), Journal(tmp_path / "journal.jsonl")
     backend = make_remembering_backend(model, template_of(), Ranks(), monkeypatch)
@@ -70,11 +64,9 @@ def test_a_sync_is_written_down(trained, tmp_path, monkeypatch):
     assert [event.get("policy_version") for event in events(trained, "generated")] == [1, 2, 3]
 
 
-@pytest.mark.scenario("observability/the-phases-of-a-step-add-up")
-@pytest.mark.clause("observability/time-is-measured-by-phase#1,2,3")
-@pytest.mark.kills("learning-untimed")
-@pytest.mark.kills("phase-counted-twice")
-@pytest.mark.kills("ranks-untimed")
+@pytest.mark.scenario(
+    "observability/the-phases-of-a-step-add-up", clauses=["observability/time-is-measured-by-phase#1,2,3"]
+)
 def test_the_phases_of_a_step_add_up(trained):
     steps = events(trained, "step")
     assert len(steps) == 3
@@ -92,10 +84,9 @@ def report_of(*, predicted, truth, matched, **changes):
     return RolloutReport(num_predicted=predicted, num_truth=truth, num_matched=matched, **(plain | changes))
 
 
-@pytest.mark.scenario("observability/sums-come-before-ratios")
-@pytest.mark.clause("observability/quality-is-measured-by-counts#1,2,3")
-@pytest.mark.kills("mean-of-ratios")
-@pytest.mark.kills("truncation-uncounted")
+@pytest.mark.scenario(
+    "observability/sums-come-before-ratios", clauses=["observability/quality-is-measured-by-counts#1,2,3"]
+)
 def test_sums_come_before_ratios():
     drops = {"drops": {"malformed": 2}, "truncated": True}
     figures = summarize(
@@ -116,10 +107,10 @@ def warnings_of(fills):
     return told.getvalue()
 
 
-@pytest.mark.scenario("observability/a-poorly-filled-row-warns")
-@pytest.mark.clause("observability/quality-is-measured-by-counts#6")
-@pytest.mark.clause("packing/the-waiting-list-is-bounded#3")
-@pytest.mark.kills("underfull-untold")
+@pytest.mark.scenario(
+    "observability/a-poorly-filled-row-warns",
+    clauses=["observability/quality-is-measured-by-counts#6", "packing/the-waiting-list-is-bounded#3"],
+)
 def test_poorly_filled_rows_warn():
     row = type(make_row())(segments=make_row(*plain_segments(6)).segments, capacity=10)
     assert row.fill == 0.6
@@ -131,15 +122,14 @@ def test_poorly_filled_rows_warn():
 
 
 @pytest.mark.scenario("observability/a-well-filled-row-does-not-warn")
-@pytest.mark.kills("underfull-never-forgotten")
 def test_well_filled_rows_do_not_warn():
     assert warnings_of([0.6] * 9 + [0.7]) == ""
     assert warnings_of([0.6] * 9 + [0.7, 0.6]) == ""
 
 
-@pytest.mark.scenario("observability/dropped-objects-are-counted-by-name")
-@pytest.mark.clause("observability/quality-is-measured-by-counts#3")
-@pytest.mark.kills("drops-of-the-first")
+@pytest.mark.scenario(
+    "observability/dropped-objects-are-counted-by-name", clauses=["observability/quality-is-measured-by-counts#3"]
+)
 def test_dropped_objects_are_counted_by_name():
     parsed = [parse_rollout(ids(answer(each)), make_vocabulary()) for each in (element(1, 2, 3), element(desc=""))]
     figures = summarize([report_of(predicted=0, truth=0, matched=0, drops=each.drops) for each in parsed])
@@ -147,17 +137,16 @@ def test_dropped_objects_are_counted_by_name():
     assert told == {"wrong_arity": 1, "missing_desc": 1}
 
 
-@pytest.mark.clause("observability/quality-is-measured-by-counts#4")
-@pytest.mark.clause("packing/packing-happens-after-the-rollouts#1")
+@pytest.mark.scenario(
+    clauses=["observability/quality-is-measured-by-counts#4", "packing/packing-happens-after-the-rollouts#1"]
+)
 def test_the_fill_is_written_down(trained):
     for event in events(trained, "packed"):
         assert event["fill"] == pytest.approx(event["tokens"] / load_digits().global_max_length, abs=1e-3)
         assert event["segments"] == 4
 
 
-@pytest.mark.scenario("observability/the-servers-are-written-down")
-@pytest.mark.clause("observability/rollouts-can-be-audited#3")
-@pytest.mark.kills("servers-untold")
+@pytest.mark.scenario("observability/the-servers-are-written-down", clauses=["observability/rollouts-can-be-audited#3"])
 def test_the_servers_are_written_down():
     urls = ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]
     server = "custom.extra.rollout_matching.vllm.server"
@@ -174,7 +163,7 @@ class OfTwo(Ranks):
         return [item, 2.5]
 
 
-@pytest.mark.clause("observability/time-is-measured-by-phase#3")
+@pytest.mark.scenario(clauses=["observability/time-is-measured-by-phase#3"])
 def test_a_step_tells_how_long_each_rank_waited_for_its_rollouts(tmp_path):
     trainer = make_trainer(tmp_path)
     object.__setattr__(trainer.ring, "ranks", OfTwo(rank=0, learner_world_size=2))
@@ -184,7 +173,7 @@ def test_a_step_tells_how_long_each_rank_waited_for_its_rollouts(tmp_path):
     assert make_step_fields(logs, step=1, step_s=4.0)["rollout_s_by_rank"] == [1.25, 2.5]
 
 
-@pytest.mark.clause("observability/a-run-keeps-a-journal#4")
+@pytest.mark.scenario(clauses=["observability/a-run-keeps-a-journal#4"])
 @pytest.mark.parametrize("resumed", [False, True])
 def test_the_resolved_config_is_kept_in_the_run_directory(tmp_path, resumed, capsys):
     config = load_digits(f"training.output_dir={tmp_path}", "training.learning_rate=0.5")
@@ -194,9 +183,9 @@ def test_the_resolved_config_is_kept_in_the_run_directory(tmp_path, resumed, cap
     assert ("learning_rate" in capsys.readouterr().out) == resumed
 
 
-@pytest.mark.scenario("observability/the-age-of-carried-segments-is-seen")
-@pytest.mark.clause("observability/quality-is-measured-by-counts#5")
-@pytest.mark.kills("age-of-the-youngest")
+@pytest.mark.scenario(
+    "observability/the-age-of-carried-segments-is-seen", clauses=["observability/quality-is-measured-by-counts#5"]
+)
 def test_the_age_of_carried_segments_is_seen(tmp_path):
     trainer = make_trainer(tmp_path, "training.packing=true")
     samples = trainer.train_dataset[:2]

@@ -26,36 +26,34 @@ def ids_of(segments):
     return [segment.sample.sample_id for segment in segments]
 
 
-@pytest.mark.scenario("packing/a-key-for-another-row-length-is-refused")
-@pytest.mark.clause("packing/packing-happens-after-the-rollouts#2,3")
-@pytest.mark.kills("packing-length-forgotten")
+@pytest.mark.scenario(
+    "packing/a-key-for-another-row-length-is-refused", clauses=["packing/packing-happens-after-the-rollouts#2,3"]
+)
 def test_a_key_for_another_row_length_is_refused():
     problem = problem_of("training.packing_length=4096")
     assert (problem.code, problem.key) == ("removed-key", "training.packing_length")
     assert "global_max_length" in problem.remedy
 
 
-@pytest.mark.scenario("packing/a-key-for-another-scope-is-refused")
-@pytest.mark.clause("packing/packing-happens-after-the-rollouts#4")
-@pytest.mark.kills("pack-scope-forgotten")
+@pytest.mark.scenario(
+    "packing/a-key-for-another-scope-is-refused", clauses=["packing/packing-happens-after-the-rollouts#4"]
+)
 def test_a_key_for_another_scope_is_refused():
     key = "custom.extra.rollout_matching.post_rollout_pack_scope"
     assert refusal_of("~.post_rollout_pack_scope=window") == ("removed-key", key)
 
 
 @pytest.mark.scenario("packing/a-packing-config-without-these-keys-is-accepted")
-@pytest.mark.kills("packing-never-taken")
 def test_a_packing_config_without_these_keys_is_accepted():
     with not_refused():
         config = config_with("training.packing=true", "global_max_length=4096")
     assert (config.training.packing, config.global_max_length) == (True, 4096)
 
 
-@pytest.mark.scenario("packing/a-segment-that-is-too-long")
-@pytest.mark.clause("packing/packing-happens-after-the-rollouts#5")
-@pytest.mark.clause("packing/a-segment-is-never-split#2,3,4")
-@pytest.mark.kills("too-long-taken")
-@pytest.mark.kills("refused-after-taking")
+@pytest.mark.scenario(
+    "packing/a-segment-that-is-too-long",
+    clauses=["packing/packing-happens-after-the-rollouts#5", "packing/a-segment-is-never-split#2,3,4"],
+)
 def test_a_segment_that_is_too_long():
     packer = packer_with(6, 3)
     long = plain_segment(11, sample_id=3)
@@ -67,9 +65,7 @@ def test_a_segment_that_is_too_long():
     assert [segment.encoded_len for segment in packer.state()] == [6, 3]
 
 
-@pytest.mark.scenario("packing/a-segment-of-exactly-one-row")
-@pytest.mark.clause("packing/a-segment-is-never-split#1")
-@pytest.mark.kills("segment-as-long-as-row-refused")
+@pytest.mark.scenario("packing/a-segment-of-exactly-one-row", clauses=["packing/a-segment-is-never-split#1"])
 def test_a_segment_of_exactly_one_row():
     with not_refused():
         row = packer_with(10).pop_row()
@@ -77,31 +73,25 @@ def test_a_segment_of_exactly_one_row():
     assert row.fill == 1.0
 
 
-@pytest.mark.scenario("packing/a-gap-is-filled-exactly")
-@pytest.mark.clause("packing/a-row-is-filled-as-well-as-can-be-oldest-first#1,2,4,5")
-@pytest.mark.kills("first-fit")
-@pytest.mark.kills("left-overs-dropped")
+@pytest.mark.scenario(
+    "packing/a-gap-is-filled-exactly", clauses=["packing/a-row-is-filled-as-well-as-can-be-oldest-first#1,2,4,5"]
+)
 def test_a_gap_is_filled_exactly():
     packer = packer_with(6, 3, 2, 2)
     assert ids_of(packer.pop_row().segments) == [0, 2, 3]
     assert [segment.encoded_len for segment in packer.state()] == [3]
 
 
-@pytest.mark.scenario("packing/the-older-of-two-equal-choices")
-@pytest.mark.clause("packing/a-row-is-filled-as-well-as-can-be-oldest-first#1,3,4,5")
-@pytest.mark.kills("younger-of-equals")
-@pytest.mark.kills("row-in-reverse")
-@pytest.mark.kills("oldest-not-first")
+@pytest.mark.scenario(
+    "packing/the-older-of-two-equal-choices", clauses=["packing/a-row-is-filled-as-well-as-can-be-oldest-first#1,3,4,5"]
+)
 def test_the_older_of_two_equal_choices():
     packer = packer_with(6, 3, 2, 2, 2)
     assert ids_of(packer.pop_row().segments) == [0, 2, 3]
     assert [(segment.sample.sample_id, segment.encoded_len) for segment in packer.state()] == [(1, 3), (4, 2)]
 
 
-@pytest.mark.scenario("packing/one-segment-too-many")
-@pytest.mark.clause("packing/the-waiting-list-is-bounded#1,2")
-@pytest.mark.kills("buffer-unbounded")
-@pytest.mark.kills("refused-after-taking")
+@pytest.mark.scenario("packing/one-segment-too-many", clauses=["packing/the-waiting-list-is-bounded#1,2"])
 def test_one_segment_too_many():
     packer = packer_with(4, 4, max_buffered=3)
     with pytest.raises(PackingBufferFull) as caught:
@@ -111,9 +101,7 @@ def test_one_segment_too_many():
     assert config_with().training.packing_buffer == 512
 
 
-@pytest.mark.scenario("packing/as-many-segments-as-allowed")
-@pytest.mark.clause("packing/the-waiting-list-is-bounded#2")
-@pytest.mark.kills("buffer-one-too-small")
+@pytest.mark.scenario("packing/as-many-segments-as-allowed", clauses=["packing/the-waiting-list-is-bounded#2"])
 def test_as_many_segments_as_allowed():
     packer = packer_with(4, 4, max_buffered=3)
     with not_refused():
@@ -121,26 +109,22 @@ def test_as_many_segments_as_allowed():
     assert packer.buffered == 3
 
 
-@pytest.mark.scenario("packing/a-last-short-row-is-not-promised")
-@pytest.mark.clause("packing/the-waiting-list-is-bounded#4")
-@pytest.mark.kills("short-row-promised")
+@pytest.mark.scenario("packing/a-last-short-row-is-not-promised", clauses=["packing/the-waiting-list-is-bounded#4"])
 def test_a_last_short_row_is_not_promised():
     refused = refusal_of("training.packing=true", "training.packing_drop_last=false")
     assert refused == ("packing-never-flushes", "training.packing_drop_last")
 
 
-@pytest.mark.scenario("packing/no-row-of-a-step-stays-empty")
-@pytest.mark.clause("packing/a-row-is-filled-as-well-as-can-be-oldest-first#6")
-@pytest.mark.kills("first-row-takes-all")
+@pytest.mark.scenario(
+    "packing/no-row-of-a-step-stays-empty", clauses=["packing/a-row-is-filled-as-well-as-can-be-oldest-first#6"]
+)
 def test_no_row_of_a_step_stays_empty():
     packer = packer_with(2, 2, 2)
     assert ids_of(packer.pop_row(rows_to_follow=1).segments) == [0, 1]
     assert [ids_of(packer.pop_row().segments) for _ in range(packer.buffered)] == [[2]]
 
 
-@pytest.mark.scenario("packing/a-row-without-segments-is-refused")
-@pytest.mark.clause("packing/the-waiting-list-is-bounded#5")
-@pytest.mark.kills("empty-row-is-an-accident")
+@pytest.mark.scenario("packing/a-row-without-segments-is-refused", clauses=["packing/the-waiting-list-is-bounded#5"])
 def test_a_row_without_segments_is_refused():
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - another error is to fail an assertion, not the test
         packer_with().pop_row()
@@ -149,10 +133,7 @@ def test_a_row_without_segments_is_refused():
     assert packer_with(3).pop_row().lengths == (3,)
 
 
-@pytest.mark.scenario("packing/a-resumed-run-packs-on")
-@pytest.mark.clause("packing/the-waiting-list-is-bounded#6")
-@pytest.mark.kills("carry-in-reverse")
-@pytest.mark.kills("carry-forgotten")
+@pytest.mark.scenario("packing/a-resumed-run-packs-on", clauses=["packing/the-waiting-list-is-bounded#6"])
 def test_a_resumed_run_packs_on(tmp_path):
     overrides = ("training.packing=true", "training.max_steps=1", "training.save_steps=1")
     trainer = make_trainer(tmp_path / "one", *overrides)
@@ -171,10 +152,9 @@ def test_a_resumed_run_packs_on(tmp_path):
     assert resumed.ring.batcher.packer.pop_row().segments[0] == waiting[0]
 
 
-@pytest.mark.scenario("packing/offsets-of-three-segments")
-@pytest.mark.clause("packing/each-segment-of-a-row-keeps-its-description#1,2,3")
-@pytest.mark.kills("offsets-one-late")
-@pytest.mark.kills("metadata-of-the-first")
+@pytest.mark.scenario(
+    "packing/offsets-of-three-segments", clauses=["packing/each-segment-of-a-row-keeps-its-description#1,2,3"]
+)
 def test_offsets_of_three_segments():
     row = make_row(*plain_segments(3, 2, 4))
     assert row.offsets == (0, 3, 5)
@@ -202,11 +182,9 @@ def segment_of(sample_id, length, *, slot, coord_bin):
     )
 
 
-@pytest.mark.scenario("packing/packed-labels-equal-unpacked-labels")
-@pytest.mark.clause("packing/each-segment-of-a-row-keeps-its-description#4")
-@pytest.mark.kills("slots-not-moved")
-@pytest.mark.kills("labels-not-moved")
-@pytest.mark.kills("mask-shifted-by-one")
+@pytest.mark.scenario(
+    "packing/packed-labels-equal-unpacked-labels", clauses=["packing/each-segment-of-a-row-keeps-its-description#4"]
+)
 def test_packed_labels_equal_unpacked_labels():
     first, second = segment_of(0, 8, slot=4, coord_bin=3), segment_of(1, 5, slot=3, coord_bin=5)
     alone = [mask_segment(segment, **MASK) for segment in (first, second)]
@@ -223,9 +201,10 @@ def packed_model():
     return make_packed_model()
 
 
-@pytest.mark.scenario("packing/a-change-in-one-segment-leaves-the-other-alone")
-@pytest.mark.clause("packing/segments-of-a-row-do-not-see-each-other#1")
-@pytest.mark.kills("segments-see-each-other")
+@pytest.mark.scenario(
+    "packing/a-change-in-one-segment-leaves-the-other-alone",
+    clauses=["packing/segments-of-a-row-do-not-see-each-other#1"],
+)
 def test_a_change_in_one_segment_leaves_the_other_alone(packed_model):
     (first, images), (second, others) = make_segment(0), make_segment(1)
     ids = list(first.token_ids)
@@ -244,10 +223,9 @@ def test_a_change_in_one_segment_leaves_the_other_alone(packed_model):
     assert torch.equal(before[cut:], after[cut:])
 
 
-@pytest.mark.scenario("packing/images-in-every-segment")
-@pytest.mark.clause("packing/segments-of-a-row-do-not-see-each-other#2,3")
-@pytest.mark.kills("positions-run-on")
-@pytest.mark.kills("segments-see-each-other")
+@pytest.mark.scenario(
+    "packing/images-in-every-segment", clauses=["packing/segments-of-a-row-do-not-see-each-other#2,3"]
+)
 def test_images_in_every_segment(packed_model):
     pairs = [make_segment(seed, num_images=count) for seed, count in enumerate((0, 1, 2, 3))]
     row, images = make_row(*(segment for segment, _ in pairs)), [some for _, some in pairs]

@@ -36,10 +36,7 @@ def target_of(text, *objects):
     return report, make_vocabulary().text(segment.token_ids[1:-1])
 
 
-@pytest.mark.scenario("parsing/a-well-formed-answer-is-read")
-@pytest.mark.clause("parsing/an-answer-is-one-line-of-json#1,2,3")
-@pytest.mark.kills("bins-one-off")
-@pytest.mark.kills("always-truncated")
+@pytest.mark.scenario("parsing/a-well-formed-answer-is-read", clauses=["parsing/an-answer-is-one-line-of-json#1,2,3"])
 def test_a_well_formed_answer_is_read():
     parsed = parse(answer(element(12, 40, 310, 505)))
     assert [(found.desc, found.bins) for found in parsed.objects] == [("seven", (12, 40, 310, 505))]
@@ -49,9 +46,9 @@ def test_a_well_formed_answer_is_read():
     assert (empty.objects, empty.invalid, empty.truncated) == ((), False, False)
 
 
-@pytest.mark.scenario("parsing/a-tokenizer-without-coordinate-tokens-is-refused")
-@pytest.mark.clause("parsing/an-answer-is-one-line-of-json#4")
-@pytest.mark.kills("coordinate-tokens-unchecked")
+@pytest.mark.scenario(
+    "parsing/a-tokenizer-without-coordinate-tokens-is-refused", clauses=["parsing/an-answer-is-one-line-of-json#4"]
+)
 def test_a_tokenizer_without_coordinate_tokens_is_refused(tmp_path):
     tokenizer = json.loads(make_tokenizer().to_str())
     tokenizer["added_tokens"] = [t for t in tokenizer["added_tokens"] if t["content"] != "<|coord_7|>"]
@@ -63,10 +60,10 @@ def test_a_tokenizer_without_coordinate_tokens_is_refused(tmp_path):
     assert len(Vocabulary.load(tmp_path).coord_ids) == 1000
 
 
-@pytest.mark.scenario("parsing/a-token-that-fuses-two-objects-is-cut-inside")
-@pytest.mark.clause("parsing/the-prefix-ends-after-the-last-well-formed-element#1,2,3,4,6")
-@pytest.mark.kills("cut-token-kept-whole")
-@pytest.mark.kills("prefix-keeps-what-follows")
+@pytest.mark.scenario(
+    "parsing/a-token-that-fuses-two-objects-is-cut-inside",
+    clauses=["parsing/the-prefix-ends-after-the-last-well-formed-element#1,2,3,4,5"],
+)
 def test_a_token_that_fuses_two_objects_is_cut_inside():
     response = ids(answer(element(), element(*OTHER)))[:-8]
     fused = make_vocabulary().encode('"]}, {"')[0]
@@ -79,9 +76,10 @@ def test_a_token_that_fuses_two_objects_is_cut_inside():
     assert parsed.cut_head == b'"]}'
 
 
-@pytest.mark.scenario("parsing/a-cut-between-tokens-changes-no-id")
-@pytest.mark.clause("parsing/the-prefix-ends-after-the-last-well-formed-element#3")
-@pytest.mark.kills("prefix-one-short")
+@pytest.mark.scenario(
+    "parsing/a-cut-between-tokens-changes-no-id",
+    clauses=["parsing/the-prefix-ends-after-the-last-well-formed-element#3"],
+)
 def test_a_cut_between_tokens_changes_no_id():
     whole = f'{{"objects": [{{"desc": "seven", "bbox_2d": [{quoted(*OTHER)}]}}'.encode()
     head, tail = ids(whole.decode()[: -len('"]}')]), ids_of_bytes(b'"]}')
@@ -91,9 +89,10 @@ def test_a_cut_between_tokens_changes_no_id():
     assert parsed.cut_head == b""
 
 
-@pytest.mark.scenario("parsing/a-letter-of-two-bytes-in-two-tokens-survives")
-@pytest.mark.clause("parsing/the-prefix-ends-after-the-last-well-formed-element#5")
-@pytest.mark.kills("decoded-token-by-token")
+@pytest.mark.scenario(
+    "parsing/a-letter-of-two-bytes-in-two-tokens-survives",
+    clauses=["parsing/the-prefix-ends-after-the-last-well-formed-element#6"],
+)
 def test_a_letter_of_two_bytes_in_two_tokens_survives():
     text = answer(element(desc="caf\u00e9"))
     response = ids_of_bytes(text.partition('"bbox_2d')[0].encode()) + ids('"bbox_2d' + text.partition('"bbox_2d')[2])
@@ -116,11 +115,9 @@ INVALID = {
 }
 
 
-@pytest.mark.scenario("parsing/each-kind-of-invalid-object-has-its-reason")
-@pytest.mark.clause("parsing/nothing-is-repaired#1,2,5")
-@pytest.mark.kills("degenerate-box-taken")
-@pytest.mark.kills("invalid-objects-leave-the-prefix")
-@pytest.mark.kills("unknown-key-tolerated")
+@pytest.mark.scenario(
+    "parsing/each-kind-of-invalid-object-has-its-reason", clauses=["parsing/nothing-is-repaired#1,2,6"]
+)
 def test_each_kind_of_invalid_object_has_its_reason():
     parsed = parse(answer(*INVALID.values()))
     assert parsed.drops == dict.fromkeys(INVALID, 1)
@@ -129,18 +126,16 @@ def test_each_kind_of_invalid_object_has_its_reason():
     assert all(each in parsed.prefix_text for each in INVALID.values())
 
 
-@pytest.mark.scenario("parsing/an-invalid-object-does-not-hide-its-neighbours")
-@pytest.mark.clause("parsing/nothing-is-repaired#1")
-@pytest.mark.kills("first-invalid-ends-the-reading")
+@pytest.mark.scenario(
+    "parsing/an-invalid-object-does-not-hide-its-neighbours", clauses=["parsing/nothing-is-repaired#1"]
+)
 def test_an_invalid_object_does_not_hide_its_neighbours():
     parsed = parse(answer(element(desc="one"), element(1, 2, 3), element(*OTHER, desc="three")))
     assert [found.desc for found in parsed.objects] == ["one", "three"]
     assert parsed.num_elements == 3
 
 
-@pytest.mark.scenario("parsing/a-second-top-level-value-is-cut-off")
-@pytest.mark.clause("parsing/nothing-is-repaired#4")
-@pytest.mark.kills("trailing-text-uncounted")
+@pytest.mark.scenario("parsing/a-second-top-level-value-is-cut-off", clauses=["parsing/nothing-is-repaired#5"])
 def test_a_second_top_level_value_is_cut_off():
     parsed = parse(answer(element()) + '{"objects": []}')
     assert len(parsed.objects) == 1
@@ -148,10 +143,10 @@ def test_a_second_top_level_value_is_cut_off():
     assert parsed.prefix_text == OPENING + element()
 
 
-@pytest.mark.scenario("parsing/a-truncated-tail-is-cut-back-to-the-last-whole-object")
-@pytest.mark.clause("parsing/nothing-is-repaired#3")
-@pytest.mark.clause("parsing/the-prefix-ends-after-the-last-well-formed-element#1")
-@pytest.mark.kills("truncation-untold")
+@pytest.mark.scenario(
+    "parsing/a-truncated-tail-is-cut-back-to-the-last-whole-object",
+    clauses=["parsing/nothing-is-repaired#3", "parsing/the-prefix-ends-after-the-last-well-formed-element#1"],
+)
 def test_a_truncated_tail_is_cut_back_to_the_last_whole_object():
     whole = answer(element(), element(*OTHER), element(10, 10, 20, 20))
     parsed = parse(whole[: whole.rindex("<|coord_20|>")])
@@ -160,9 +155,7 @@ def test_a_truncated_tail_is_cut_back_to_the_last_whole_object():
     assert parsed.prefix_text == OPENING + element() + ", " + element(*OTHER)
 
 
-@pytest.mark.scenario("parsing/a-missing-comma-ends-the-reading")
-@pytest.mark.clause("parsing/nothing-is-repaired#3")
-@pytest.mark.kills("malformed-uncounted")
+@pytest.mark.scenario("parsing/a-missing-comma-ends-the-reading", clauses=["parsing/nothing-is-repaired#3"])
 def test_a_missing_comma_ends_the_reading():
     parsed = parse(answer(element() + " " + element(*OTHER)))
     assert [found.bins for found in parsed.objects] == [(100, 100, 300, 300)]
@@ -170,36 +163,33 @@ def test_a_missing_comma_ends_the_reading():
     assert not parsed.truncated
 
 
-@pytest.mark.scenario("parsing/a-list-of-33-levels-is-not-read")
-@pytest.mark.clause("parsing/nothing-is-repaired#6")
-@pytest.mark.kills("nested-without-end")
+@pytest.mark.scenario("parsing/a-list-of-33-levels-is-not-read", clauses=["parsing/nothing-is-repaired#4"])
 def test_a_list_of_33_levels_is_not_read():
     parsed = parse(answer(element(), "[" * 33 + "]" * 33))
     assert (len(parsed.objects), parsed.drops, parsed.num_elements) == (1, {"malformed": 1}, 1)
     assert parse(answer(element(), "[" * 32 + "]" * 32)).num_elements == 2
 
 
-@pytest.mark.scenario("parsing/a-stop-token-inside-a-description")
-@pytest.mark.clause("parsing/a-stop-marker-ends-the-answer#1")
-@pytest.mark.kills("control-tokens-read-as-text")
+@pytest.mark.scenario("parsing/a-stop-token-inside-a-description", clauses=["parsing/a-stop-marker-ends-the-answer#1"])
 def test_a_stop_token_inside_a_description():
     parsed = parse(answer(element(), element(*OTHER, desc="se<|im_end|>ven")))
     assert parsed.truncated
     assert parsed.prefix_text == OPENING + element()
 
 
-@pytest.mark.scenario("parsing/a-spelled-stop-marker-inside-a-description")
-@pytest.mark.clause("parsing/a-stop-marker-ends-the-answer#2")
-@pytest.mark.kills("stop-marker-by-its-spelling")
+@pytest.mark.scenario(
+    "parsing/a-spelled-stop-marker-inside-a-description", clauses=["parsing/a-stop-marker-ends-the-answer#2"]
+)
 def test_a_spelled_stop_marker_inside_a_description():
     head, tail = answer(element(desc="a<|im_end|>b")).split("<|im_end|>")
     response = (*ids(head), *ids_of_bytes(b"<|im_end|>"), *ids(tail))
     assert [found.desc for found in parse_rollout(response, make_vocabulary()).objects] == ["a<|im_end|>b"]
 
 
-@pytest.mark.scenario("parsing/leading-prose-makes-a-response-invalid")
-@pytest.mark.clause("parsing/an-unreadable-response-falls-back-to-an-empty-list#1,2,3,4")
-@pytest.mark.kills("prose-skipped")
+@pytest.mark.scenario(
+    "parsing/leading-prose-makes-a-response-invalid",
+    clauses=["parsing/an-unreadable-response-falls-back-to-an-empty-list#1,2,3,4"],
+)
 def test_leading_prose_makes_a_response_invalid():
     text = 'Here you are: {"objects": []}'
     assert parse(text).invalid
@@ -210,6 +200,5 @@ def test_leading_prose_makes_a_response_invalid():
 
 
 @pytest.mark.scenario("parsing/white-space-before-the-brace-is-legal")
-@pytest.mark.kills("white-space-refused")
 def test_white_space_before_the_brace_is_legal():
     assert not parse(' {"objects": []}').invalid

@@ -26,9 +26,7 @@ WINDOW_OF_FOUR = (
 )
 
 
-@pytest.mark.scenario("prefetch/an-unknown-mode-is-refused")
-@pytest.mark.clause("prefetch/overlap-is-chosen-in-yaml#1")
-@pytest.mark.kills("any-overlap")
+@pytest.mark.scenario("prefetch/an-unknown-mode-is-refused", clauses=["prefetch/overlap-is-chosen-in-yaml#1"])
 def test_an_unknown_mode_is_refused_and_the_three_are_taken():
     assert refusal_of(f"{OVERLAP}=async", *SERVED) == ("not-a-choice", f"{LONG}.overlap")
     with not_refused():
@@ -36,10 +34,11 @@ def test_an_unknown_mode_is_refused_and_the_three_are_taken():
             assert config_with(f"{OVERLAP}={mode}", *SERVED).custom.extra.rollout_matching.overlap == mode
 
 
-@pytest.mark.scenario("prefetch/a-staleness-of-zero-is-refused")
-@pytest.mark.scenario("prefetch/a-staleness-of-one-is-accepted")
-@pytest.mark.clause("prefetch/overlap-is-chosen-in-yaml#6")
-@pytest.mark.kills("any-staleness")
+@pytest.mark.scenario(
+    "prefetch/a-staleness-of-zero-is-refused",
+    "prefetch/a-staleness-of-one-is-accepted",
+    clauses=["prefetch/overlap-is-chosen-in-yaml#6"],
+)
 def test_a_staleness_is_a_whole_number_from_one():
     for value, code in (("0", "out-of-range"), ("-1", "out-of-range"), ("1.5", "wrong-type"), ("true", "wrong-type")):
         told = refusal_of(f"{OVERLAP}=ahead", f"{STALENESS}={value}", *SERVED)
@@ -76,8 +75,7 @@ def test_a_segment_that_waits_for_a_row_needs_a_step_of_the_staleness():
         config_with(f"{OVERLAP}=ahead", *SERVED)
 
 
-@pytest.mark.clause("prefetch/overlap-is-chosen-in-yaml#5")
-@pytest.mark.kills("overlap-ahead-by-default")
+@pytest.mark.scenario(clauses=["prefetch/overlap-is-chosen-in-yaml#5"])
 def test_who_says_nothing_never_learns_from_old_rollouts():
     with not_refused():
         assert config_with().custom.extra.rollout_matching.overlap == "off"
@@ -97,12 +95,7 @@ class Answering:
         return rollouts_of(requests, self.policy_version)
 
 
-@pytest.mark.scenario("prefetch/an-old-rollout-is-made-anew")
-@pytest.mark.clause("prefetch/staleness-is-known-and-bounded#2,3")
-@pytest.mark.kills("stale-by-one-more")
-@pytest.mark.kills("too-old-is-left-out")
-@pytest.mark.kills("each-sync-makes-older")
-@pytest.mark.kills("age-in-syncs")
+@pytest.mark.scenario("prefetch/an-old-rollout-is-made-anew", clauses=["prefetch/staleness-is-known-and-bounded#2,3"])
 @pytest.mark.parametrize(
     ("step_of", "times_asked", "age"),
     [
@@ -149,9 +142,7 @@ def test_the_staleness_is_told_in_optimizer_steps_and_counts_to_the_last_of_a_wi
     assert (ahead.lead, ahead.max_staleness) == (lead, oldest)
 
 
-@pytest.mark.clause("prefetch/a-stuck-prefetcher-is-an-error#2")
-@pytest.mark.kills("windows-unbounded")
-@pytest.mark.kills("bytes-unbounded")
+@pytest.mark.scenario(clauses=["prefetch/a-stuck-prefetcher-is-an-error#2"])
 def test_what_waits_to_be_learnt_is_bounded_in_number_and_in_bytes():
     servers = Answering()
     rules = PrefetchRules(max_windows=2, callers_per_server=1, max_bytes=16)  # each rollout counts 16
@@ -197,10 +188,10 @@ class Guarded(Prefetch):
         super()._answer(lot)
 
 
-@pytest.mark.scenario("prefetch/every-interleaving-of-prefetch-and-sync-ends")
-@pytest.mark.clause("prefetch/nothing-is-requested-before-the-weights-are-right#2,3")
-@pytest.mark.kills("sync-beside-calls")
-@pytest.mark.kills("guard-around-the-wait")
+@pytest.mark.scenario(
+    "prefetch/every-interleaving-of-prefetch-and-sync-ends",
+    clauses=["prefetch/nothing-is-requested-before-the-weights-are-right#2,3"],
+)
 @pytest.mark.parametrize(
     "shape", [{}, {"num_steps": 3}, {"num_steps": 3, "max_staleness": 2}, {"num_steps": 1, "callers": 2, "size": 2}]
 )

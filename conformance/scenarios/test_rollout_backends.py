@@ -45,9 +45,10 @@ def mismatch(learner, engine):
     return caught.value
 
 
-@pytest.mark.scenario("rollout-backends/the-default-backend-is-vllm")
-@pytest.mark.clause("rollout-backends/the-rollout-backend-is-chosen-in-yaml#1,2")
-@pytest.mark.kills("default-backend-hf")
+@pytest.mark.scenario(
+    "rollout-backends/the-default-backend-is-vllm",
+    clauses=["rollout-backends/the-rollout-backend-is-chosen-in-yaml#1,2"],
+)
 def test_the_default_backend_is_vllm():
     assert config_with().custom.extra.rollout_matching.rollout_backend == "vllm"
     for backend in ("vllm", "hf"):
@@ -55,15 +56,13 @@ def test_the_default_backend_is_vllm():
 
 
 @pytest.mark.scenario("rollout-backends/an-unknown-backend-is-refused")
-@pytest.mark.kills("any-backend")
 def test_an_unknown_backend_is_refused():
     assert refusal_of("~.rollout_backend=tgi") == ("not-a-choice", f"{LONG}rollout_backend")
 
 
-@pytest.mark.scenario("rollout-backends/the-stop-token-is-trimmed")
-@pytest.mark.clause("rollout-backends/a-rollout-carries-exact-token-ids#1,2,4,5")
-@pytest.mark.kills("stop-token-kept")
-@pytest.mark.kills("trimmed-at-the-last-stop")
+@pytest.mark.scenario(
+    "rollout-backends/the-stop-token-is-trimmed", clauses=["rollout-backends/a-rollout-carries-exact-token-ids#1,2,4,5"]
+)
 def test_the_stop_token_is_trimmed(model):
     assert trim_stop([5, 6, 9, 7], {9}) == (5, 6)
     stop_id = template_of().vocabulary.stop_id
@@ -73,11 +72,13 @@ def test_the_stop_token_is_trimmed(model):
     assert template_of().vocabulary.text(rollout.response_token_ids).endswith("]}")
 
 
-@pytest.mark.scenario("rollout-backends/a-response-at-its-limit-keeps-all-its-ids")
-@pytest.mark.clause("rollout-backends/a-rollout-carries-exact-token-ids#1,4")
-@pytest.mark.clause("decoding/a-response-leaves-room-for-its-prompt#1")
-@pytest.mark.kills("last-id-lost-at-the-limit")
-@pytest.mark.kills("length-finish-untold")
+@pytest.mark.scenario(
+    "rollout-backends/a-response-at-its-limit-keeps-all-its-ids",
+    clauses=[
+        "rollout-backends/a-rollout-carries-exact-token-ids#1,4",
+        "decoding/a-response-leaves-room-for-its-prompt#1",
+    ],
+)
 def test_a_response_at_its_limit_keeps_all_its_ids(model):
     assert trim_stop([5, 6, 7], {9}) == (5, 6, 7)
     (rollout,) = HfBackend(model, template_of(), batch_size=1).generate(
@@ -87,19 +88,20 @@ def test_a_response_at_its_limit_keeps_all_its_ids(model):
     assert rollout.finish_reason == "length"
 
 
-@pytest.mark.scenario("rollout-backends/one-differing-id-stops-the-run")
-@pytest.mark.clause("rollout-backends/learner-and-engine-see-the-same-prompt#1,2,3")
-@pytest.mark.kills("prompts-compared-by-length")
-@pytest.mark.kills("mismatch-one-place-late")
+@pytest.mark.scenario(
+    "rollout-backends/one-differing-id-stops-the-run",
+    clauses=["rollout-backends/learner-and-engine-see-the-same-prompt#1,2,3"],
+)
 def test_one_differing_id_stops_the_run():
     error = mismatch((1, 2, 3, 4), (1, 2, 8, 4))
     assert (error.code, error.key) == ("prompt-mismatch", "train.jsonl:7")
     assert all(told in error.problem for told in ("position 2", "learner 3", "engine 8"))
 
 
-@pytest.mark.scenario("rollout-backends/a-shorter-engine-prompt-stops-the-run")
-@pytest.mark.clause("rollout-backends/learner-and-engine-see-the-same-prompt#2,3")
-@pytest.mark.kills("shorter-prompt-tolerated")
+@pytest.mark.scenario(
+    "rollout-backends/a-shorter-engine-prompt-stops-the-run",
+    clauses=["rollout-backends/learner-and-engine-see-the-same-prompt#2,3"],
+)
 def test_a_shorter_engine_prompt_stops_the_run():
     error = mismatch((1, 2, 3, 4), (2, 3, 4))
     assert error.code == "prompt-mismatch"
@@ -107,16 +109,15 @@ def test_a_shorter_engine_prompt_stops_the_run():
 
 
 @pytest.mark.scenario("rollout-backends/equal-prompts-are-accepted")
-@pytest.mark.kills("equal-prompts-refused")
 def test_equal_prompts_are_accepted():
     with not_refused():
         check((1, 2, 3, 4), (1, 2, 3, 4))
 
 
-@pytest.mark.scenario("rollout-backends/the-true-answer-does-not-travel")
-@pytest.mark.clause("rollout-backends/a-request-holds-the-prompt-and-nothing-of-the-answer#1,2,3")
-@pytest.mark.kills("answer-in-the-request")
-@pytest.mark.kills("question-before-the-image")
+@pytest.mark.scenario(
+    "rollout-backends/the-true-answer-does-not-travel",
+    clauses=["rollout-backends/a-request-holds-the-prompt-and-nothing-of-the-answer#1,2,3"],
+)
 def test_the_true_answer_does_not_travel():
     template, sample = template_of(), scenes()[0]
     messages = template.messages(sample)
@@ -143,12 +144,13 @@ class Counting:
         return self.model.generate(**inputs)
 
 
-@pytest.mark.scenario("rollout-backends/five-prompts-in-batches-of-two")
-@pytest.mark.clause("rollout-backends/the-hf-backend-generates-in-left-padded-batches#1,2,3,4")
-@pytest.mark.clause("rollout-backends/a-rollout-carries-exact-token-ids#3,5")
-@pytest.mark.kills("all-prompts-at-once")
-@pytest.mark.kills("padded-on-the-right")
-@pytest.mark.kills("rollouts-in-reverse")
+@pytest.mark.scenario(
+    "rollout-backends/five-prompts-in-batches-of-two",
+    clauses=[
+        "rollout-backends/the-hf-backend-generates-in-left-padded-batches#1,2,3,4",
+        "rollout-backends/a-rollout-carries-exact-token-ids#3,5",
+    ],
+)
 def test_five_prompts_in_batches_of_two(shallow):
     counting, template = Counting(shallow), template_of()
     mixed = [*requests_for(scenes()[:1]), *requests_for(scenes()[1:2], template=template_of(LONG_QUESTION))]
@@ -172,9 +174,10 @@ def test_five_prompts_in_batches_of_two(shallow):
     assert refusal_of("~.rollout_generate_batch_size=0")[0] == "out-of-range"
 
 
-@pytest.mark.scenario("rollout-backends/greedy-output-does-not-depend-on-the-batch")
-@pytest.mark.clause("rollout-backends/the-hf-backend-generates-in-left-padded-batches#3")
-@pytest.mark.kills("padding-unmasked")
+@pytest.mark.scenario(
+    "rollout-backends/greedy-output-does-not-depend-on-the-batch",
+    clauses=["rollout-backends/the-hf-backend-generates-in-left-padded-batches#3"],
+)
 def test_greedy_output_does_not_depend_on_the_batch(shallow):
     template = template_of()
     long = [request.prompt_token_ids for request in requests_for(scenes()[:2], template=template_of(LONG_QUESTION))]
@@ -189,10 +192,13 @@ def test_greedy_output_does_not_depend_on_the_batch(shallow):
     assert ids_of(alone) == ids_of(together)
 
 
-@pytest.mark.scenario("rollout-backends/a-failing-generation-leaves-the-model-in-training-mode")
-@pytest.mark.clause("rollout-backends/the-hf-backend-generates-in-left-padded-batches#5")
-@pytest.mark.clause("rollout-backends/the-rollout-backend-is-chosen-in-yaml#3,4")
-@pytest.mark.kills("evaluation-mode-kept")
+@pytest.mark.scenario(
+    "rollout-backends/a-failing-generation-leaves-the-model-in-training-mode",
+    clauses=[
+        "rollout-backends/the-hf-backend-generates-in-left-padded-batches#5",
+        "rollout-backends/the-rollout-backend-is-chosen-in-yaml#3,4",
+    ],
+)
 def test_a_failing_generation_leaves_the_model_in_training_mode(model):
     model.train()
     backend = HfBackend(Counting(model, fails=True), template_of(), batch_size=2)
@@ -204,9 +210,9 @@ def test_a_failing_generation_leaves_the_model_in_training_mode(model):
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.scenario("rollout-backends/swapped-rollouts-are-refused")
-@pytest.mark.clause("rollout-backends/a-rollout-carries-exact-token-ids#7")
-@pytest.mark.kills("answers-unchecked")
+@pytest.mark.scenario(
+    "rollout-backends/swapped-rollouts-are-refused", clauses=["rollout-backends/a-rollout-carries-exact-token-ids#6"]
+)
 def test_swapped_rollouts_are_refused(model):
     requests = requests_for(scenes()[:2])
     rollouts = HfBackend(model, template_of(), batch_size=2).generate(requests, Decoding(max_new_tokens=1))

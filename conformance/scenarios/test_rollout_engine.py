@@ -27,26 +27,28 @@ def ids_of(rollouts):
     return [rollout.response_token_ids for rollout in rollouts]
 
 
-@pytest.mark.scenario("rollout-backends/four-ranks-share-one-engine")
-@pytest.mark.clause("rollout-backends/a-colocated-engine-leaves-room-for-training#1,2")
-@pytest.mark.kills("tensor-parallel-always-one")
-@pytest.mark.kills("half-of-the-memory")
+@pytest.mark.scenario(
+    "rollout-backends/four-ranks-share-one-engine",
+    clauses=["rollout-backends/a-colocated-engine-leaves-room-for-training#1,2"],
+)
 def test_four_ranks_share_one_engine():
     config = config_with()
     assert tensor_parallel_size(config, learner_world_size=4) == 4
     assert config.custom.extra.rollout_matching.vllm.gpu_memory_utilization == 0.45
 
 
-@pytest.mark.scenario("rollout-backends/two-ranks-have-an-engine-each")
-@pytest.mark.clause("rollout-backends/a-colocated-engine-leaves-room-for-training#2")
-@pytest.mark.kills("tensor-parallel-all-ranks")
+@pytest.mark.scenario(
+    "rollout-backends/two-ranks-have-an-engine-each",
+    clauses=["rollout-backends/a-colocated-engine-leaves-room-for-training#2"],
+)
 def test_two_ranks_have_an_engine_each():
     assert [tensor_parallel_size(config_with(), learner_world_size=size) for size in (1, 2, 3, 8)] == [1, 1, 1, 1]
 
 
-@pytest.mark.scenario("rollout-backends/six-ranks-cannot-form-groups-of-four")
-@pytest.mark.clause("rollout-backends/a-colocated-engine-leaves-room-for-training#3")
-@pytest.mark.kills("tensor-parallel-undivided")
+@pytest.mark.scenario(
+    "rollout-backends/six-ranks-cannot-form-groups-of-four",
+    clauses=["rollout-backends/a-colocated-engine-leaves-room-for-training#3"],
+)
 def test_six_ranks_cannot_form_groups_of_four():
     config = config_with("~.vllm.tensor_parallel_size=4")
     with pytest.raises(TensorParallelMismatch) as caught:
@@ -68,10 +70,10 @@ class OneGroup:
         return self.rank
 
 
-@pytest.mark.scenario("rollout-backends/ranks-of-one-group-get-their-own-rollouts")
-@pytest.mark.clause("rollout-backends/a-colocated-engine-leaves-room-for-training#4")
-@pytest.mark.kills("every-rank-takes-the-first-slice")
-@pytest.mark.kills("every-rank-runs-its-own")
+@pytest.mark.scenario(
+    "rollout-backends/ranks-of-one-group-get-their-own-rollouts",
+    clauses=["rollout-backends/a-colocated-engine-leaves-room-for-training#4"],
+)
 def test_ranks_of_one_group_get_their_own_rollouts(model, monkeypatch):
     backend = make_remembering_backend(model, template_of(), Ranks(), monkeypatch)
     backend.policy_version, backend._tensor_group = 1, "group"
@@ -92,11 +94,13 @@ def test_ranks_of_one_group_get_their_own_rollouts(model, monkeypatch):
     assert backend._engine.runs == [4, 4]
 
 
-@pytest.mark.scenario("rollout-backends/eight-scenes-decoded-by-both-backends")
-@pytest.mark.clause("rollout-backends/both-backends-agree-under-greedy-decoding#1")
-@pytest.mark.clause("decoding/decoding-is-greedy-unless-told-otherwise#4")
-@pytest.mark.kills("engine-samples")
-@pytest.mark.kills("engine-keeps-stop-tokens")
+@pytest.mark.scenario(
+    "rollout-backends/eight-scenes-decoded-by-both-backends",
+    clauses=[
+        "rollout-backends/both-backends-agree-under-greedy-decoding#1",
+        "decoding/decoding-is-greedy-unless-told-otherwise#5",
+    ],
+)
 def test_eight_scenes_through_the_engines_interface(model, monkeypatch):
     """The engine is a double; the real one answers in conformance/rollout/test_vllm_colocate.py."""
     backend = make_remembering_backend(model, template_of(), Ranks(), monkeypatch)
@@ -112,11 +116,13 @@ def test_eight_scenes_through_the_engines_interface(model, monkeypatch):
     assert (sampling.temperature, sampling.max_tokens) == (0, 96)
 
 
-@pytest.mark.scenario("rollout-backends/an-unset-mode-means-colocate")
-@pytest.mark.clause("rollout-backends/the-vllm-backend-offers-colocate-and-server-mode#1,2,3,4")
-@pytest.mark.clause("rollout-backends/the-rollout-backend-is-chosen-in-yaml#5")
-@pytest.mark.kills("prompts-uncompared")
-@pytest.mark.kills("default-mode-server")
+@pytest.mark.scenario(
+    "rollout-backends/an-unset-mode-means-colocate",
+    clauses=[
+        "rollout-backends/the-vllm-backend-offers-colocate-and-server-mode#1,2,3,4",
+        "rollout-backends/the-rollout-backend-is-chosen-in-yaml#5",
+    ],
+)
 def test_an_unset_mode_means_colocate(model, monkeypatch, tmp_path):
     """The engine is a double; a real one trains in conformance/launch/test_colocate_run.py."""
     with not_refused():

@@ -40,10 +40,10 @@ def with_object(**changes):
     return {**GOOD, "objects": [{**GOOD["objects"][0], **changes}]}
 
 
-@pytest.mark.scenario("samples/a-line-of-the-contract-becomes-a-sample")
-@pytest.mark.clause("samples/a-sample-is-one-json-object-on-one-line#1,2,3,4")
-@pytest.mark.kills("coordinates-turned-round")
-@pytest.mark.kills("images-from-the-working-directory")
+@pytest.mark.scenario(
+    "samples/a-line-of-the-contract-becomes-a-sample",
+    clauses=["samples/a-sample-is-one-json-object-on-one-line#1,2,3,4"],
+)
 def test_a_line_of_the_contract_becomes_a_sample(file_of, tmp_path):
     with not_refused():
         (sample,) = load_samples(file_of({**GOOD, "metadata": {"source": [1]}}))
@@ -54,31 +54,31 @@ def test_a_line_of_the_contract_becomes_a_sample(file_of, tmp_path):
     assert refusals(file_of({k: v for k, v in GOOD.items() if k != "width"})) == [("field-missing", ":1")]
 
 
-@pytest.mark.scenario("samples/a-size-that-is-not-the-image-s-is-refused")
-@pytest.mark.clause("samples/a-sample-is-one-json-object-on-one-line#5")
-@pytest.mark.kills("image-size-unchecked")
+@pytest.mark.scenario(
+    "samples/a-size-that-is-not-the-image-s-is-refused", clauses=["samples/a-sample-is-one-json-object-on-one-line#5"]
+)
 def test_a_size_that_is_not_the_images_is_refused(file_of):
     assert refusals(file_of({**GOOD, "width": 127})) == [("image-size-mismatch", ":1")]
 
 
-@pytest.mark.scenario("samples/a-box-without-area-is-refused")
-@pytest.mark.clause("samples/an-object-has-a-description-and-exactly-one-shape#3")
-@pytest.mark.kills("empty-box-is-data")
+@pytest.mark.scenario(
+    "samples/a-box-without-area-is-refused", clauses=["samples/an-object-has-a-description-and-exactly-one-shape#3"]
+)
 def test_a_box_without_area_is_refused(file_of):
     assert refusals(file_of(with_object(bbox_2d=[300, 20, 300, 400]))) == [("box-without-area", ":1")]
 
 
 @pytest.mark.scenario("samples/a-box-with-area-is-accepted")
-@pytest.mark.kills("narrow-box-refused")
 def test_a_box_with_area_is_accepted(file_of):
     with not_refused():
         (sample,) = load_samples(file_of(with_object(bbox_2d=[299, 20, 300, 400])))
     assert sample.objects[0].bins == (299, 20, 300, 400)
 
 
-@pytest.mark.scenario("samples/two-shapes-on-one-object-are-refused")
-@pytest.mark.clause("samples/an-object-has-a-description-and-exactly-one-shape#2,4")
-@pytest.mark.kills("first-shape-taken")
+@pytest.mark.scenario(
+    "samples/two-shapes-on-one-object-are-refused",
+    clauses=["samples/an-object-has-a-description-and-exactly-one-shape#2,4"],
+)
 def test_two_shapes_on_one_object_are_refused(file_of):
     poly = [10, 10, 90, 10, 90, 90]
     assert refusals(file_of(with_object(poly=poly))) == [("geometry-not-single", ":1")]
@@ -88,8 +88,7 @@ def test_two_shapes_on_one_object_are_refused(file_of):
     assert refusals(file_of(line)) == [("poly-without-area", ":1")]
 
 
-@pytest.mark.clause("samples/an-object-has-a-description-and-exactly-one-shape#1,5")
-@pytest.mark.kills("description-with-line-break")
+@pytest.mark.scenario(clauses=["samples/an-object-has-a-description-and-exactly-one-shape#1,5"])
 @pytest.mark.parametrize("desc", ["", " ", "a\nb", "a\tb", "a  b", "<|im_end|>"])
 def test_a_description_that_would_not_come_back_is_refused(desc, file_of):
     assert len(refusals(file_of(with_object(desc=desc)))) == 1
@@ -98,18 +97,17 @@ def test_a_description_that_would_not_come_back_is_refused(desc, file_of):
     assert refusals(file_of(with_object(bbox_2d=["<|coord_1000|>", 20, 300, 400]))) == [("bin-invalid", ":1")]
 
 
-@pytest.mark.scenario("samples/two-bad-lines-are-reported-together")
-@pytest.mark.clause("samples/bad-records-stop-a-run-before-training#1,2,3")
-@pytest.mark.kills("bad-lines-left-out")
-@pytest.mark.kills("first-bad-line-only")
+@pytest.mark.scenario(
+    "samples/two-bad-lines-are-reported-together", clauses=["samples/bad-records-stop-a-run-before-training#1,2,3"]
+)
 def test_two_bad_lines_are_reported_together(file_of):
     path = file_of(GOOD, "", GOOD, with_object(bbox_2d=[10, 20, 300, 1000]))
     assert refusals(path) == [("line-not-json", ":2"), ("bin-invalid", ":4")]
 
 
-@pytest.mark.scenario("samples/a-line-without-a-width-is-refused")
-@pytest.mark.clause("samples/a-sample-is-one-json-object-on-one-line#6")
-@pytest.mark.kills("missing-told-as-type")
+@pytest.mark.scenario(
+    "samples/a-line-without-a-width-is-refused", clauses=["samples/a-sample-is-one-json-object-on-one-line#6"]
+)
 def test_a_line_without_a_width_is_refused(file_of):
     assert refusals(file_of({name: value for name, value in GOOD.items() if name != "width"})) == [
         ("field-missing", ":1")
@@ -117,16 +115,16 @@ def test_a_line_without_a_width_is_refused(file_of):
     assert refusals(file_of({**GOOD, "width": "128"})) == [("field-type", ":1")]
 
 
-@pytest.mark.scenario("samples/a-field-of-no-contract-is-refused")
-@pytest.mark.clause("samples/a-sample-is-one-json-object-on-one-line#3")
-@pytest.mark.kills("fields-of-any-name")
+@pytest.mark.scenario(
+    "samples/a-field-of-no-contract-is-refused", clauses=["samples/a-sample-is-one-json-object-on-one-line#3"]
+)
 def test_a_field_of_no_contract_is_refused(file_of):
     assert refusals(file_of({**GOOD, "label": 3})) == [("field-unknown", ":1")]
 
 
-@pytest.mark.scenario("samples/an-image-that-is-not-there-is-refused")
-@pytest.mark.clause("samples/a-sample-is-one-json-object-on-one-line#7")
-@pytest.mark.kills("images-unchecked")
+@pytest.mark.scenario(
+    "samples/an-image-that-is-not-there-is-refused", clauses=["samples/a-sample-is-one-json-object-on-one-line#7"]
+)
 def test_an_image_that_is_not_there_is_refused(file_of, tmp_path):
     path = file_of(GOOD)
     (tmp_path / "a.png").unlink()
@@ -152,10 +150,10 @@ BROKEN = (
 )
 
 
-@pytest.mark.scenario("samples/each-kind-of-bad-object-has-its-code")
-@pytest.mark.clause("samples/an-object-has-a-description-and-exactly-one-shape#7,8")
-@pytest.mark.kills("description-with-line-break")
-@pytest.mark.kills("empty-box-is-data")
+@pytest.mark.scenario(
+    "samples/each-kind-of-bad-object-has-its-code",
+    clauses=["samples/an-object-has-a-description-and-exactly-one-shape#7,8"],
+)
 def test_each_kind_of_bad_object_has_its_code(file_of):
     lines = []
     for _, changes in BROKEN:
@@ -164,9 +162,10 @@ def test_each_kind_of_bad_object_has_its_code(file_of):
     assert refusals(file_of(*lines)) == [(code, f":{line}") for line, (code, _) in enumerate(BROKEN, 1)]
 
 
-@pytest.mark.scenario("samples/a-wrong-number-of-points-is-refused")
-@pytest.mark.clause("samples/an-object-has-a-description-and-exactly-one-shape#9,10")
-@pytest.mark.kills("points-uncounted")
+@pytest.mark.scenario(
+    "samples/a-wrong-number-of-points-is-refused",
+    clauses=["samples/an-object-has-a-description-and-exactly-one-shape#9,10"],
+)
 def test_a_wrong_number_of_points_is_refused(file_of):
     def with_points(number):
         return {**GOOD, "objects": [{"desc": "leaf", "poly": [1, 1, 9, 1, 9, 9], "poly_points": number}]}
@@ -175,8 +174,6 @@ def test_a_wrong_number_of_points_is_refused(file_of):
     assert len(load_samples(file_of(with_points(3)))) == 1
 
 
-@pytest.mark.scenario("samples/an-empty-file-is-refused")
-@pytest.mark.clause("samples/bad-records-stop-a-run-before-training#4")
-@pytest.mark.kills("empty-file-is-a-line")
+@pytest.mark.scenario("samples/an-empty-file-is-refused", clauses=["samples/bad-records-stop-a-run-before-training#4"])
 def test_an_empty_file_is_refused(file_of):
     assert refusals(file_of()) == [("dataset-empty", "")]

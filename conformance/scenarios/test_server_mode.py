@@ -64,9 +64,10 @@ def told(trainer, event, *fields):
     return [tuple(each[field] for field in fields) for each in events(trainer, event)]
 
 
-@pytest.mark.scenario("data-ownership/both-modes-see-the-same-samples")
-@pytest.mark.clause("data-ownership/the-learner-owns-the-order-of-the-data#3")
-@pytest.mark.kills("servers-have-an-order-of-their-own")
+@pytest.mark.scenario(
+    "data-ownership/both-modes-see-the-same-samples",
+    clauses=["data-ownership/the-learner-owns-the-order-of-the-data#3"],
+)
 def test_both_modes_see_the_same_samples(runs):
     colocate, served, *_ = runs
     asked = told(served, "requested", "step", "sample_ids", "seeds", "decoding")
@@ -78,7 +79,6 @@ def test_both_modes_see_the_same_samples(runs):
 
 
 @pytest.mark.scenario("rollout-backends/server-mode-hands-on-what-the-servers-said")
-@pytest.mark.kills("servers-answers-cut")
 def test_what_the_server_said_is_what_is_learnt_from_as_in_colocate_mode(runs, monkeypatch):
     colocate, served, server, given = runs
     stop_id = served.ring.template.vocabulary.stop_id

@@ -42,12 +42,13 @@ def labels_of(segment, *, desc_ce_weight=1.0):
     return mask_segment(segment, rules=rules, bin_of=make_vocabulary().bin_of)
 
 
-@pytest.mark.scenario("supervision/a-matched-object-is-corrected-in-place")
-@pytest.mark.clause("supervision/prompt-and-prefix-text-are-never-labels#1,2,3")
-@pytest.mark.clause("supervision/the-appended-tail-is-learnt-in-full#1,3")
-@pytest.mark.kills("mask-shifted-by-one")
-@pytest.mark.kills("tail-coordinates-as-text")
-@pytest.mark.kills("prefix-slots-untaught")
+@pytest.mark.scenario(
+    "supervision/a-matched-object-is-corrected-in-place",
+    clauses=[
+        "supervision/prompt-and-prefix-text-are-never-labels#1,2,3",
+        "supervision/the-appended-tail-is-learnt-in-full#1,3",
+    ],
+)
 def test_a_matched_object_is_corrected_in_place():
     made = mask_segment(small_segment(), **SMALL)
     assert {place: label for place, label in enumerate(made.labels) if label != IGNORED} == {5: 3, 7: 9}
@@ -55,9 +56,9 @@ def test_a_matched_object_is_corrected_in_place():
     assert made.weights == (0.0,) * 5 + (1.0, 0.0, 1.0)
 
 
-@pytest.mark.scenario("supervision/a-slot-in-the-prompt-is-refused")
-@pytest.mark.clause("supervision/prompt-and-prefix-text-are-never-labels#4")
-@pytest.mark.kills("slots-anywhere")
+@pytest.mark.scenario(
+    "supervision/a-slot-in-the-prompt-is-refused", clauses=["supervision/prompt-and-prefix-text-are-never-labels#4"]
+)
 def test_a_supervised_position_outside_the_target_is_refused():
     with pytest.raises(SupervisionOutsideTarget) as caught:
         mask_segment(small_segment(token_ids=(7, 22, 1, 22, 2, 3, 25, 9), coord_positions=(1,)), **SMALL)
@@ -65,10 +66,13 @@ def test_a_supervised_position_outside_the_target_is_refused():
     assert mask_segment(small_segment(coord_positions=(3,)), **SMALL).coord_positions[0] == 3
 
 
-@pytest.mark.scenario("supervision/a-false-positive-teaches-nothing")
-@pytest.mark.clause("supervision/prompt-and-prefix-text-are-never-labels#2")
-@pytest.mark.clause("target/every-target-is-json-with-every-true-object-once#3")
-@pytest.mark.kills("prefix-text-taught")
+@pytest.mark.scenario(
+    "supervision/a-false-positive-teaches-nothing",
+    clauses=[
+        "supervision/prompt-and-prefix-text-are-never-labels#2",
+        "target/every-target-is-json-with-every-true-object-once#3",
+    ],
+)
 def test_a_false_positive_teaches_nothing():
     segment = segment_of(answer(element()))
     made = labels_of(segment)
@@ -78,19 +82,18 @@ def test_a_false_positive_teaches_nothing():
     assert made.coord_positions == ()
 
 
-@pytest.mark.scenario("supervision/the-stop-token-is-a-label")
-@pytest.mark.clause("supervision/the-appended-tail-is-learnt-in-full#1")
-@pytest.mark.kills("stop-token-unlearnt")
+@pytest.mark.scenario(
+    "supervision/the-stop-token-is-a-label", clauses=["supervision/the-appended-tail-is-learnt-in-full#1"]
+)
 def test_the_stop_token_is_a_label():
     for text in (answer(), answer(element()), "prose"):
         for objects in ((), (box(),)):
             assert labels_of(segment_of(text, *objects)).labels[-1] == make_vocabulary().stop_id
 
 
-@pytest.mark.scenario("supervision/descriptions-can-be-left-out")
-@pytest.mark.clause("supervision/the-appended-tail-is-learnt-in-full#2")
-@pytest.mark.kills("description-weight-ignored")
-@pytest.mark.kills("closing-unlearnt")
+@pytest.mark.scenario(
+    "supervision/descriptions-can-be-left-out", clauses=["supervision/the-appended-tail-is-learnt-in-full#2"]
+)
 def test_descriptions_can_be_left_out():
     segment = segment_of(answer(), box(desc="seven"))
     made, pieces = labels_of(segment, desc_ce_weight=0), list(map(make_vocabulary().piece, segment.token_ids))
@@ -105,9 +108,10 @@ def test_descriptions_can_be_left_out():
     assert {half.weights[place] for place in touched} == {0.5}
 
 
-@pytest.mark.scenario("supervision/all-coordinate-weights-at-zero-are-refused")
-@pytest.mark.clause("supervision/coordinates-are-learnt-as-distributions-over-bins#2,3")
-@pytest.mark.kills("coordinates-unsupervised-taken")
+@pytest.mark.scenario(
+    "supervision/all-coordinate-weights-at-zero-are-refused",
+    clauses=["supervision/coordinates-are-learnt-as-distributions-over-bins#2,6"],
+)
 def test_all_coordinate_weights_at_zero_are_refused():
     refused = refusal_of("~.soft_ce_weight=0", "~.w1_weight=0", "~.gate_weight=0")
     assert refused == ("coordinates-unsupervised", f"{LONG}soft_ce_weight")
@@ -116,16 +120,13 @@ def test_all_coordinate_weights_at_zero_are_refused():
 
 
 @pytest.mark.scenario("supervision/one-weight-above-zero-is-accepted")
-@pytest.mark.kills("gate-weight-alone-refused")
 def test_one_weight_above_zero_is_accepted():
     with not_refused():
         rollout = config_with("~.soft_ce_weight=0", "~.w1_weight=0", "~.gate_weight=0.1").custom.extra.rollout_matching
     assert rollout.gate_weight == 0.1
 
 
-@pytest.mark.clause("supervision/coordinates-are-learnt-as-distributions-over-bins#1")
-@pytest.mark.kills("w1-unweighted")
-@pytest.mark.kills("gate-left-out")
+@pytest.mark.scenario(clauses=["supervision/coordinates-are-learnt-as-distributions-over-bins#1"])
 def test_a_slot_costs_the_weighted_sum_of_three_terms():
     logits, bins = random_logits(3), torch.tensor([0, 500, 999])
 
@@ -152,9 +153,10 @@ def slot_loss(logits, true_bin, **weights):
     return float(slot_losses(logits[None], bins=torch.tensor([true_bin]), rules=rules)[0])
 
 
-@pytest.mark.scenario("supervision/every-bin-is-equally-likely")
-@pytest.mark.clause("supervision/coordinates-are-learnt-as-distributions-over-bins#5")
-@pytest.mark.kills("soft-loss-is-a-mean")
+@pytest.mark.scenario(
+    "supervision/every-bin-is-equally-likely",
+    clauses=["supervision/coordinates-are-learnt-as-distributions-over-bins#3"],
+)
 def test_every_bin_is_equally_likely():
     logits = torch.full((VOCAB_LEN,), -1e4)
     logits[list(COORD_IDS)] = 0.0
@@ -162,18 +164,20 @@ def test_every_bin_is_equally_likely():
     assert config_with().custom.extra.rollout_matching.target_sigma == 2.0
 
 
-@pytest.mark.scenario("supervision/the-prediction-is-ten-bins-off")
-@pytest.mark.clause("supervision/coordinates-are-learnt-as-distributions-over-bins#6")
-@pytest.mark.kills("w1-in-bins")
+@pytest.mark.scenario(
+    "supervision/the-prediction-is-ten-bins-off",
+    clauses=["supervision/coordinates-are-learnt-as-distributions-over-bins#4"],
+)
 def test_the_prediction_is_ten_bins_off():
     logits = torch.full((VOCAB_LEN,), -1e4)
     logits[COORD_IDS[510]] = 0.0
     assert slot_loss(logits, 500, w1_weight=1.0) == pytest.approx(0.01, abs=1e-4)
 
 
-@pytest.mark.scenario("supervision/half-of-the-probability-leaves-the-coordinates")
-@pytest.mark.clause("supervision/coordinates-are-learnt-as-distributions-over-bins#7")
-@pytest.mark.kills("gate-left-out")
+@pytest.mark.scenario(
+    "supervision/half-of-the-probability-leaves-the-coordinates",
+    clauses=["supervision/coordinates-are-learnt-as-distributions-over-bins#5"],
+)
 def test_half_of_the_probability_leaves_the_coordinates():
     logits = torch.zeros(2000)
     rules = LossRules(coord_ids=tuple(range(1000)), soft_ce_weight=0.0, w1_weight=0.0, gate_weight=1.0)
@@ -181,9 +185,10 @@ def test_half_of_the_probability_leaves_the_coordinates():
     assert float(loss) == pytest.approx(0.6931, abs=1e-4)
 
 
-@pytest.mark.scenario("supervision/a-polygon-predicted-for-a-true-box")
-@pytest.mark.clause("supervision/coordinates-are-learnt-as-distributions-over-bins#4")
-@pytest.mark.kills("polygon-keeps-its-bins")
+@pytest.mark.scenario(
+    "supervision/a-polygon-predicted-for-a-true-box",
+    clauses=["supervision/coordinates-are-learnt-as-distributions-over-bins#7"],
+)
 def test_a_polygon_predicted_for_a_true_box():
     bins = (100, 100, 300, 100, 300, 300, 100, 300)
     found = PredictedObject(desc="a", geometry=Geometry.POLY, bins=bins, positions=tuple(range(8)))
@@ -191,10 +196,10 @@ def test_a_polygon_predicted_for_a_true_box():
     assert coordinate_targets(found, true, TransportRules()) == (110, 90, 320, 90, 320, 310, 110, 310)
 
 
-@pytest.mark.scenario("supervision/four-rows-at-once-or-one-after-the-other")
-@pytest.mark.clause("supervision/the-loss-does-not-depend-on-how-a-step-is-cut-up#1,2")
-@pytest.mark.kills("text-loss-per-row")
-@pytest.mark.kills("slot-loss-per-row")
+@pytest.mark.scenario(
+    "supervision/four-rows-at-once-or-one-after-the-other",
+    clauses=["supervision/the-loss-does-not-depend-on-how-a-step-is-cut-up#1,2"],
+)
 def test_four_rows_at_once_or_one_after_the_other():
     segments = [make_segment(seed, num_slots=2 * (seed % 4))[0] for seed in range(8)]
     logits = {s.sample.sample_id: random_logits(s.encoded_len, s.sample.sample_id) for s in segments}
@@ -214,9 +219,9 @@ def test_four_rows_at_once_or_one_after_the_other():
     assert float((once[1] - several[1]).abs().max()) < 1e-5
 
 
-@pytest.mark.scenario("supervision/nothing-to-learn")
-@pytest.mark.clause("supervision/the-loss-does-not-depend-on-how-a-step-is-cut-up#3")
-@pytest.mark.kills("nothing-divided-by-nothing")
+@pytest.mark.scenario(
+    "supervision/nothing-to-learn", clauses=["supervision/the-loss-does-not-depend-on-how-a-step-is-cut-up#3"]
+)
 def test_nothing_to_learn():
     empty = Supervision(
         labels=(IGNORED,) * 4, weights=(0.0,) * 4, coord_positions=(), coord_bins=(), coord_in_prefix=()

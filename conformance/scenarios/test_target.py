@@ -54,11 +54,10 @@ def appended_to(text, *objects):
     return target.removeprefix(parsed.prefix_text)
 
 
-@pytest.mark.scenario("target/one-object-found-and-one-missed")
-@pytest.mark.clause("target/the-target-is-the-prefix-the-missed-objects-and-the-end#1,2,3,4")
-@pytest.mark.kills("stop-token-left-out")
-@pytest.mark.kills("missed-not-appended")
-@pytest.mark.kills("target-encoded-anew")
+@pytest.mark.scenario(
+    "target/one-object-found-and-one-missed",
+    clauses=["target/the-target-is-the-prefix-the-missed-objects-and-the-end#1,3,4,5"],
+)
 def test_one_object_found_and_one_missed():
     response = ids(answer(element()))
     segment, _ = make(response, box(), box(*OTHER, desc="two"))
@@ -72,23 +71,24 @@ def test_one_object_found_and_one_missed():
     assert target[-1] == make_vocabulary().stop_id
 
 
-@pytest.mark.scenario("target/nothing-was-missed")
-@pytest.mark.clause("target/the-target-is-the-prefix-the-missed-objects-and-the-end#3")
-@pytest.mark.kills("list-left-open")
+@pytest.mark.scenario(
+    "target/nothing-was-missed", clauses=["target/the-target-is-the-prefix-the-missed-objects-and-the-end#4"]
+)
 def test_nothing_was_missed():
     assert appended_to(answer(element()), box()) == "]}"
 
 
-@pytest.mark.scenario("target/an-empty-list-gets-no-comma")
-@pytest.mark.clause("target/the-target-is-the-prefix-the-missed-objects-and-the-end#5")
-@pytest.mark.kills("comma-always")
+@pytest.mark.scenario(
+    "target/an-empty-list-gets-no-comma", clauses=["target/the-target-is-the-prefix-the-missed-objects-and-the-end#6"]
+)
 def test_an_empty_list_gets_no_comma():
     assert appended_to('{"objects": []}', box()).startswith('{"desc"')
 
 
-@pytest.mark.scenario("target/an-invalid-element-needs-a-comma")
-@pytest.mark.clause("target/the-target-is-the-prefix-the-missed-objects-and-the-end#5")
-@pytest.mark.kills("invalid-objects-leave-the-prefix")
+@pytest.mark.scenario(
+    "target/an-invalid-element-needs-a-comma",
+    clauses=["target/the-target-is-the-prefix-the-missed-objects-and-the-end#6"],
+)
 def test_an_invalid_element_needs_a_comma():
     assert appended_to(answer("7"), box()).startswith(', {"desc"')
 
@@ -106,10 +106,9 @@ def _cut_and_change(text, end, place, token):
     return tuple(response)
 
 
-@pytest.mark.scenario("target/any-response-leads-to-whole-json")
-@pytest.mark.clause("target/every-target-is-json-with-every-true-object-once#1,2")
-@pytest.mark.kills("comma-always")
-@pytest.mark.kills("missed-not-appended")
+@pytest.mark.scenario(
+    "target/any-response-leads-to-whole-json", clauses=["target/every-target-is-json-with-every-true-object-once#1,2"]
+)
 @given(cut_and_changed(), object_lists(max_size=3))
 def test_any_response_leads_to_whole_json(response, objects):
     try:
@@ -128,9 +127,10 @@ def test_any_response_leads_to_whole_json(response, objects):
     assert report.num_matched + report.appended == len(objects)
 
 
-@pytest.mark.scenario("target/a-description-that-spells-the-stop-token")
-@pytest.mark.clause("target/a-description-that-would-turn-into-special-tokens-is-refused#1")
-@pytest.mark.kills("special-descriptions-taken")
+@pytest.mark.scenario(
+    "target/a-description-that-spells-the-stop-token",
+    clauses=["target/a-description-that-would-turn-into-special-tokens-is-refused#1"],
+)
 def test_a_description_that_spells_the_stop_token():
     with pytest.raises(DescHoldsAddedToken) as caught:
         make(ids(answer()), box(desc="<|im_end|>"))
@@ -138,9 +138,10 @@ def test_a_description_that_spells_the_stop_token():
     assert make(ids(answer()), box(desc="im_end"))[1].appended == 1
 
 
-@pytest.mark.scenario("target/a-description-that-the-tokenizer-rewrites")
-@pytest.mark.clause("target/a-description-that-would-turn-into-special-tokens-is-refused#2")
-@pytest.mark.kills("changed-descriptions-taken")
+@pytest.mark.scenario(
+    "target/a-description-that-the-tokenizer-rewrites",
+    clauses=["target/a-description-that-would-turn-into-special-tokens-is-refused#2"],
+)
 def test_a_description_that_the_tokenizer_rewrites():
     with pytest.raises(TargetError) as caught:
         make(ids(answer()), box(desc="cafe\u0301"))
@@ -148,16 +149,15 @@ def test_a_description_that_the_tokenizer_rewrites():
 
 
 @pytest.mark.scenario("target/a-plain-description-is-accepted")
-@pytest.mark.kills("every-description-refused")
 def test_a_plain_description_is_accepted():
     with not_refused():
         assert '"cafe"' in appended_to(answer(), box(desc="cafe"))
 
 
-@pytest.mark.scenario("target/a-token-that-closed-too-early-is-taught-anew")
-@pytest.mark.clause("target/the-target-is-the-prefix-the-missed-objects-and-the-end#6")
-@pytest.mark.kills("cut-head-lost")
-@pytest.mark.kills("cut-head-on-its-own")
+@pytest.mark.scenario(
+    "target/a-token-that-closed-too-early-is-taught-anew",
+    clauses=["target/the-target-is-the-prefix-the-missed-objects-and-the-end#2"],
+)
 def test_a_token_that_closed_too_early_is_taught_anew():
     early, going_on = (make_vocabulary().encode(text)[0] for text in ('"]}]}', '"]}, {"'))
     response = ids(answer(element()))
@@ -170,8 +170,7 @@ def test_a_token_that_closed_too_early_is_taught_anew():
     assert labels[tail] == going_on
 
 
-@pytest.mark.clause("target/the-target-is-the-prefix-the-missed-objects-and-the-end#7")
-@pytest.mark.kills("rewritten-head-taken")
+@pytest.mark.scenario(clauses=["target/the-target-is-the-prefix-the-missed-objects-and-the-end#7"])
 def test_a_cut_head_that_the_tokenizer_rewrites_is_refused(monkeypatch):
     parsed = parse_rollout(ids(answer(element())), make_vocabulary())
     changed = replace(parsed, cut_head="e\u0301".encode())

@@ -27,9 +27,7 @@ def values_of(trajectories, policy, *, splitter=SYMBOLS, company=None, **rules):
     return ContinuationValues(ValueRules(**rules)).values_of(trajectories, cuts, waves_of(policy, company))
 
 
-@pytest.mark.clause("vineppo/a-value-is-the-plain-mean-of-fresh-continuations#1")
-@pytest.mark.kills("best-returns-only")
-@pytest.mark.kills("one-continuation-too-few")
+@pytest.mark.scenario(clauses=["vineppo/a-value-is-the-plain-mean-of-fresh-continuations#1"])
 def test_a_value_is_the_mean_of_k_returns():
     policy = LockPolicy()
     valued = values_of([trajectory_of(RIGHT)], policy, num_continuations=400)[0]
@@ -39,8 +37,7 @@ def test_a_value_is_the_mean_of_k_returns():
     assert policy.num_continuations == 7 * 400
 
 
-@pytest.mark.clause("vineppo/a-value-is-the-plain-mean-of-fresh-continuations#2")
-@pytest.mark.kills("own-return-in-value")
+@pytest.mark.scenario(clauses=["vineppo/a-value-is-the-plain-mean-of-fresh-continuations#2"])
 def test_a_trajectory_is_never_among_its_own_continuations():
     hopeless = LockPolicy(((0.25,) * 4, (0, 1, 0, 0), *[(0.25,) * 4] * 4))
     valued = values_of([trajectory_of(RIGHT)] * 2, hopeless, num_continuations=4, siblings="prompt")
@@ -50,7 +47,6 @@ def test_a_trajectory_is_never_among_its_own_continuations():
 
 
 @pytest.mark.scenario("vineppo/the-budget-shrinks-with-the-prefix")
-@pytest.mark.kills("budget-of-the-whole-response")
 def test_the_budget_shrinks_with_the_prefix():
     long = Trajectory(
         sample=sample_of(),
@@ -62,10 +58,10 @@ def test_the_budget_shrinks_with_the_prefix():
     assert state_at(long, 37).budget_left(100) == 63
 
 
-@pytest.mark.scenario("vineppo/no-value-is-bought-for-a-finished-response")
-@pytest.mark.clause("vineppo/a-value-is-the-plain-mean-of-fresh-continuations#4")
-@pytest.mark.kills("finished-response-valued")
-@pytest.mark.kills("value-of-the-end-one-early")
+@pytest.mark.scenario(
+    "vineppo/no-value-is-bought-for-a-finished-response",
+    clauses=["vineppo/a-value-is-the-plain-mean-of-fresh-continuations#4"],
+)
 def test_no_value_is_bought_for_a_finished_response():
     policy, response = LockPolicy(), trajectory_of(RIGHT)
     cuts = (0, 1, 2, 3, 5, 7)
@@ -75,27 +71,19 @@ def test_no_value_is_bought_for_a_finished_response():
     assert advantages[-1] == 1.0 - valued.values[-1]
 
 
-@pytest.mark.scenario("vineppo/three-steps")
-@pytest.mark.clause("vineppo/advantages-telescope#1")
-@pytest.mark.clause("vineppo/advantages-telescope#3")
-@pytest.mark.kills("value-of-the-end-one-early")
-@pytest.mark.kills("value-of-the-state-after-only")
+@pytest.mark.scenario("vineppo/three-steps", clauses=["vineppo/advantages-telescope#1,3"])
 def test_three_steps():
     advantages = step_advantages((0.5, 0.5, 0.9), (0, 0, 1))
     assert advantages == pytest.approx((0, 0.4, 0.1))
     assert math.isclose(sum(advantages), 0.5)
 
 
-@pytest.mark.clause("vineppo/advantages-telescope#2")
-@pytest.mark.kills("only-the-last-token-of-a-step")
+@pytest.mark.scenario(clauses=["vineppo/advantages-telescope#2"])
 def test_all_tokens_of_a_step_carry_its_advantage():
     assert spread((0.0, 0.4, 0.1), (0, 2, 5, 6)) == (0.0, 0.0, 0.4, 0.4, 0.4, 0.1)
 
 
-@pytest.mark.scenario("vineppo/two-processes-normalise-together")
-@pytest.mark.clause("vineppo/advantages-telescope#4")
-@pytest.mark.kills("normalised-per-rank")
-@pytest.mark.kills("normalised-per-response")
+@pytest.mark.scenario("vineppo/two-processes-normalise-together", clauses=["vineppo/advantages-telescope#4"])
 def test_two_processes_normalise_together():
     batch = [(0.1, 0.4, -0.3), (0.9,), (0.0, 0.0), (-0.5, 0.2, 0.2, 0.2)]
     masks = [(True,) * len(row) for row in batch]
@@ -118,11 +106,7 @@ SPLITTERS = (
 )
 
 
-@pytest.mark.scenario("vineppo/steps-tile-a-response")
-@pytest.mark.clause("vineppo/states-are-prefixes-of-token-ids#1")
-@pytest.mark.clause("vineppo/states-are-prefixes-of-token-ids#2")
-@pytest.mark.kills("prefix-encoded-anew")
-@pytest.mark.kills("last-step-left-out")
+@pytest.mark.scenario("vineppo/steps-tile-a-response", clauses=["vineppo/states-are-prefixes-of-token-ids#1,2"])
 @settings(max_examples=25)
 @given(text=st.text(alphabet="ab Ax.\n$=,7", max_size=120), extra=st.lists(st.integers(0, 255), max_size=4))
 @pytest.mark.parametrize("splitter", SPLITTERS, ids=lambda splitter: type(splitter).__name__)
@@ -146,10 +130,7 @@ def test_steps_tile_a_response(splitter, text, extra):
     ]
 
 
-@pytest.mark.scenario("vineppo/eight-responses-to-one-prompt")
-@pytest.mark.clause("vineppo/states-are-prefixes-of-token-ids#3")
-@pytest.mark.kills("states-valued-anew")
-@pytest.mark.kills("states-valued-by-every-rank")
+@pytest.mark.scenario("vineppo/eight-responses-to-one-prompt", clauses=["vineppo/states-are-prefixes-of-token-ids#3"])
 def test_eight_responses_to_one_prompt():
     responses = [trajectory_of((0, 0, a, b, 2, 0, STOP)) for a in range(2) for b in range(4)]
     policies = [LockPolicy(), LockPolicy()]
@@ -164,8 +145,7 @@ def test_eight_responses_to_one_prompt():
     assert len(asked) == 2 + 8 + 8
 
 
-@pytest.mark.clause("vineppo/states-are-prefixes-of-token-ids#4")
-@pytest.mark.kills("version-of-continuations-unread")
+@pytest.mark.scenario(clauses=["vineppo/states-are-prefixes-of-token-ids#4"])
 def test_continuations_come_from_the_version_that_wrote_the_response():
     with pytest.raises(ContinuationOutdated) as caught:
         values_of([trajectory_of(RIGHT, version=1)], LockPolicy(version=2))
@@ -173,10 +153,7 @@ def test_continuations_come_from_the_version_that_wrote_the_response():
     assert values_of([trajectory_of(RIGHT, version=2)], LockPolicy(version=2))
 
 
-@pytest.mark.clause("vineppo/the-search-variant-keeps-a-real-tree#1")
-@pytest.mark.clause("vineppo/the-search-variant-keeps-a-real-tree#2")
-@pytest.mark.kills("visits-not-backed-up")
-@pytest.mark.kills("own-return-in-tree-value")
+@pytest.mark.scenario(clauses=["vineppo/the-search-variant-keeps-a-real-tree#1,2"])
 def test_nodes_know_what_they_are_and_a_trajectory_walks_its_own_path():
     right, wrong = trajectory_of(RIGHT), trajectory_of(WRONG)
     tree = Tree(state_at(right, 0), SearchRules())
@@ -193,10 +170,7 @@ def test_nodes_know_what_they_are_and_a_trajectory_walks_its_own_path():
     assert valued[1].values[1:] == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.scenario("vineppo/an-update-empties-the-tree")
-@pytest.mark.clause("vineppo/the-search-variant-keeps-a-real-tree#3")
-@pytest.mark.kills("old-trees-kept")
-@pytest.mark.kills("tree-takes-any-version")
+@pytest.mark.scenario("vineppo/an-update-empties-the-tree", clauses=["vineppo/the-search-variant-keeps-a-real-tree#3"])
 def test_an_update_empties_the_tree():
     forest, old = Forest(SearchRules()), trajectory_of(RIGHT, version=4)
     forest.tree_of(old).add(old, PAIRS.cuts(old))

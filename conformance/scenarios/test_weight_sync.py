@@ -33,11 +33,13 @@ def ids_of(rollouts):
     return [rollout.response_token_ids for rollout in rollouts]
 
 
-@pytest.mark.scenario("weight-sync/two-steps-with-accumulation")
-@pytest.mark.clause("weight-sync/fresh-rollouts-come-from-the-newest-weights#1,2,3,4")
-@pytest.mark.clause("weight-sync/every-sync-has-a-version-and-is-proven#1")
-@pytest.mark.kills("sync-per-rollout-request")
-@pytest.mark.kills("sync-once-per-run")
+@pytest.mark.scenario(
+    "weight-sync/two-steps-with-accumulation",
+    clauses=[
+        "weight-sync/fresh-rollouts-come-from-the-newest-weights#1,2,3,4",
+        "weight-sync/every-sync-has-a-version-and-is-proven#1",
+    ],
+)
 def test_two_steps_with_accumulation(tmp_path):
     overrides = ("max_steps=2", "gradient_accumulation_steps=4", "per_device_train_batch_size=1")
     brief = "custom.extra.rollout_matching.max_new_tokens=5"
@@ -56,12 +58,10 @@ def test_two_steps_with_accumulation(tmp_path):
     assert len(events(trainer, "synced")) == 3
 
 
-@pytest.mark.scenario("weight-sync/a-colocated-engine-is-not-older-than-the-model")
-@pytest.mark.clause("weight-sync/fresh-rollouts-come-from-the-newest-weights#1")
-@pytest.mark.clause("weight-sync/weights-travel-in-memory#1")
-@pytest.mark.kills("prefix-cache-kept")
-@pytest.mark.kills("encoder-cache-kept")
-@pytest.mark.kills("weights-not-loaded")
+@pytest.mark.scenario(
+    "weight-sync/a-colocated-engine-is-not-older-than-the-model",
+    clauses=["weight-sync/fresh-rollouts-come-from-the-newest-weights#1", "weight-sync/weights-travel-in-memory#1"],
+)
 def test_an_engine_that_remembers_is_not_older_than_the_model(model, monkeypatch):
     """The engine is a double; the real one answers in conformance/rollout/test_vllm_colocate.py."""
     requests = requests_for(scenes()[:2])
@@ -80,18 +80,19 @@ def test_an_engine_that_remembers_is_not_older_than_the_model(model, monkeypatch
     assert {rollout.policy_version for rollout in after} == {2}
 
 
-@pytest.mark.scenario("weight-sync/the-default-mode-is-full")
-@pytest.mark.clause("weight-sync/the-sync-mode-is-chosen-in-yaml#2")
-@pytest.mark.kills("default-sync-adapter")
+@pytest.mark.scenario("weight-sync/the-default-mode-is-full", clauses=["weight-sync/the-sync-mode-is-chosen-in-yaml#2"])
 def test_the_default_mode_is_full():
     assert vllm_of().sync.mode == "full"
 
 
-@pytest.mark.scenario("weight-sync/greedy-output-follows-the-merged-model")
-@pytest.mark.clause("weight-sync/full-sync-sends-every-weight-merged#1,2")
-@pytest.mark.clause("weight-sync/adapter-sync-sends-adapters-only#2")
-@pytest.mark.clause("configuration/a-policy-is-trained-whole-or-by-adapters#5")
-@pytest.mark.kills("adapters-left-out")
+@pytest.mark.scenario(
+    "weight-sync/greedy-output-follows-the-merged-model",
+    clauses=[
+        "weight-sync/full-sync-sends-every-weight-merged#1,2",
+        "weight-sync/adapter-sync-sends-adapters-only#2",
+        "configuration/a-policy-is-trained-whole-or-by-adapters#5",
+    ],
+)
 @pytest.mark.parametrize("use_dora", [False, True])
 def test_full_sync_carries_the_merged_weights_and_leaves_the_model(model, use_dora):
     policy = load_model(TunerConfig(train_type="lora", use_dora=use_dora, lora_rank=4))
@@ -110,9 +111,10 @@ def test_full_sync_carries_the_merged_weights_and_leaves_the_model(model, use_do
     assert refusal_of("~.vllm.sync.mode=half") == ("not-a-choice", f"{LONG}vllm.sync.mode")
 
 
-@pytest.mark.scenario("weight-sync/an-engine-without-weights-refuses")
-@pytest.mark.clause("weight-sync/fresh-rollouts-come-from-the-newest-weights#5")
-@pytest.mark.kills("unsynced-engine-answers")
+@pytest.mark.scenario(
+    "weight-sync/an-engine-without-weights-refuses",
+    clauses=["weight-sync/fresh-rollouts-come-from-the-newest-weights#5"],
+)
 def test_an_engine_without_weights_refuses(model, monkeypatch):
     requests = requests_for(scenes()[:1])
     backend = make_remembering_backend(model, template_of(), Ranks(), monkeypatch)
@@ -128,35 +130,34 @@ def mode_of(*overrides):
         return sync_mode(config_with(*overrides), learner_world_size=1)
 
 
-@pytest.mark.scenario("weight-sync/auto-with-lora-means-adapter")
-@pytest.mark.clause("weight-sync/the-sync-mode-is-chosen-in-yaml#1,3")
-@pytest.mark.kills("auto-is-full")
+@pytest.mark.scenario(
+    "weight-sync/auto-with-lora-means-adapter", clauses=["weight-sync/the-sync-mode-is-chosen-in-yaml#1,3"]
+)
 def test_auto_with_lora_means_adapter():
     assert mode_of("~.vllm.sync.mode=auto", "~.vllm.enable_lora=true") == "adapter"
 
 
-@pytest.mark.scenario("weight-sync/auto-without-lora-means-full")
-@pytest.mark.clause("weight-sync/the-sync-mode-is-chosen-in-yaml#1,3")
-@pytest.mark.kills("auto-is-adapter")
+@pytest.mark.scenario(
+    "weight-sync/auto-without-lora-means-full", clauses=["weight-sync/the-sync-mode-is-chosen-in-yaml#1,3"]
+)
 def test_auto_without_lora_means_full():
     assert mode_of("~.vllm.sync.mode=auto", "~.vllm.enable_lora=false") == "full"
 
 
-@pytest.mark.scenario("weight-sync/adapter-without-lora-is-refused")
-@pytest.mark.clause("weight-sync/the-sync-mode-is-chosen-in-yaml#4")
-@pytest.mark.kills("adapter-without-lora")
+@pytest.mark.scenario(
+    "weight-sync/adapter-without-lora-is-refused", clauses=["weight-sync/the-sync-mode-is-chosen-in-yaml#4"]
+)
 def test_adapter_without_lora_is_refused():
     told = refusal_of("~.vllm.sync.mode=adapter", "~.vllm.enable_lora=false")
     assert told == ("adapter-needs-enable-lora", f"{LONG}vllm.sync.mode")
 
 
 @pytest.mark.scenario("weight-sync/adapter-with-lora-is-accepted")
-@pytest.mark.kills("adapter-never")
 def test_adapter_with_lora_is_accepted():
     assert mode_of("~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true") == "adapter"
 
 
-@pytest.mark.clause("weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#1")
+@pytest.mark.scenario(clauses=["weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#1"])
 def test_the_fallback_is_on_unless_told_otherwise():
     assert vllm_of().sync.fallback_to_full is True
     assert vllm_of("~.vllm.sync.fallback_to_full=false").sync.fallback_to_full is False

@@ -176,9 +176,9 @@ def test_a_rank_alone_sees_the_backends_own_error_and_is_not_synced(fence):
     assert (fence.synced_step, fence.backend.policy_version) == (0, 1)
 
 
-@pytest.mark.scenario("learner-ranks/two-ranks-pass-the-fence")
-@pytest.mark.kills("fence-without-any-wait")
-@pytest.mark.clause("learner-ranks/a-fence-stands-between-sync-and-generation#1")
+@pytest.mark.scenario(
+    "learner-ranks/two-ranks-pass-the-fence", clauses=["learner-ranks/a-fence-stands-between-sync-and-generation#1"]
+)
 def test_all_ranks_wait_push_share_their_verdict_and_wait_again(tmp_path):
     events, errors = sync_on_all(tmp_path)
     assert errors == [None] * 3
@@ -194,9 +194,9 @@ def test_a_fence_without_one_of_its_barriers_is_caught(tmp_path, kind, breach):
     assert breach in breaches(events)
 
 
-@pytest.mark.scenario("learner-ranks/the-sync-of-rank-0-fails")
-@pytest.mark.clause("learner-ranks/a-failed-sync-fails-on-every-rank#2,3")
-@pytest.mark.kills("failed-rank-unnamed")
+@pytest.mark.scenario(
+    "learner-ranks/the-sync-of-rank-0-fails", clauses=["learner-ranks/a-failed-sync-fails-on-every-rank#2,4"]
+)
 @pytest.mark.parametrize(
     "error",
     [
@@ -241,7 +241,7 @@ def test_an_engine_that_lost_its_weights_makes_a_sync_due(fence):
     assert fence.backend.policy_version == 2
 
 
-@pytest.mark.clause("learner-ranks/a-failed-sync-fails-on-every-rank#4")
+@pytest.mark.scenario(clauses=["learner-ranks/a-failed-sync-fails-on-every-rank#3"])
 def test_the_first_rank_that_failed_is_named(tmp_path):
     _, errors = sync_on_all(tmp_path, broken={2: KeyError("c"), 1: KeyError("b")})
     assert {e.problem for e in errors} == {"rank 1: KeyError: 'b'"}

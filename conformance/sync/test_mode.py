@@ -59,9 +59,9 @@ def test_an_adapter_travels_alone():
     assert backend.took == [("adapter", 1), ("adapter", 2)]
 
 
-@pytest.mark.scenario("weight-sync/the-fallback-stays")
-@pytest.mark.clause("weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#2,3,4")
-@pytest.mark.kills("fallback-forgotten")
+@pytest.mark.scenario(
+    "weight-sync/the-fallback-stays", clauses=["weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#2,3,4"]
+)
 def test_the_first_failure_is_followed_by_a_full_sync_at_once_and_for_good(caplog):
     backend, mode = Backend(failing=(2,)), SyncMode("adapter")
     with caplog.at_level(logging.WARNING):
@@ -78,9 +78,9 @@ def test_a_full_sync_after_a_half_committed_adapter_is_newer_than_both():
     assert backend.took == [("full", 2)]
 
 
-@pytest.mark.scenario("weight-sync/no-fallback-means-a-stop")
-@pytest.mark.clause("weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#5")
-@pytest.mark.kills("fallback-unasked")
+@pytest.mark.scenario(
+    "weight-sync/no-fallback-means-a-stop", clauses=["weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#5"]
+)
 def test_without_fallback_the_run_stops():
     backend, mode = Backend(failing=(1,)), SyncMode("adapter", fallback_to_full=False)
     with pytest.raises(AdapterSyncFailed) as caught:

@@ -51,7 +51,7 @@ def names_called(double):
     return [name for name, _ in double.calls if name not in ("health", "openapi", "identity", "close_communicator")]
 
 
-@pytest.mark.clause("weight-sync/weights-travel-in-memory#2")
+@pytest.mark.scenario(clauses=["weight-sync/weights-travel-in-memory#2"])
 @pytest.mark.parametrize("num_servers", [1, 3])
 def test_every_server_serves_the_learners_weights(start, num_servers):
     doubles = [NativeDouble(tensors_of(0)) for _ in range(num_servers)]
@@ -62,9 +62,9 @@ def test_every_server_serves_the_learners_weights(start, num_servers):
         assert [double.policy_version for double in doubles] == [version] * num_servers
 
 
-@pytest.mark.scenario("weight-sync/three-receivers-cost-what-one-costs")
-@pytest.mark.clause("weight-sync/weights-travel-in-memory#3")
-@pytest.mark.kills("smaller-buckets-for-more-servers")
+@pytest.mark.scenario(
+    "weight-sync/three-receivers-cost-what-one-costs", clauses=["weight-sync/weights-travel-in-memory#3"]
+)
 def test_three_servers_take_as_many_broadcasts_as_one(start, monkeypatch):
     """Why a time does not grow with servers, which conformance/gpu measures."""
     told = []
@@ -82,8 +82,12 @@ def test_three_servers_take_as_many_broadcasts_as_one(start, monkeypatch):
     assert told[:half] == told[half:]
 
 
-@pytest.mark.clause("server-dialects/the-native-dialect-carries-a-sync-in-one-message#1,2")
-@pytest.mark.clause("weight-sync/full-sync-sends-every-weight-merged#5")
+@pytest.mark.scenario(
+    clauses=[
+        "server-dialects/the-native-dialect-carries-a-sync-in-one-message#1,2",
+        "weight-sync/full-sync-sends-every-weight-merged#5",
+    ]
+)
 def test_one_announcement_carries_all_tensors_and_the_version_and_digests_follow_them(start):
     double = NativeDouble(tensors_of(0))
     start(double).send(tensors_of(1).items(), version=7)
@@ -140,10 +144,13 @@ def test_a_tied_head_need_not_be_sent(start):
     assert doubles[0].policy_version == 2
 
 
-@pytest.mark.scenario("weight-sync/a-tensor-that-the-server-does-not-know-stops-the-sync")
-@pytest.mark.clause("weight-sync/full-sync-sends-every-weight-merged#3,4")
-@pytest.mark.clause("weight-sync/a-wrong-update-is-refused-and-named#1")
-@pytest.mark.kills("unknown-tensor-sent")
+@pytest.mark.scenario(
+    "weight-sync/a-tensor-that-the-server-does-not-know-stops-the-sync",
+    clauses=[
+        "weight-sync/full-sync-sends-every-weight-merged#3,4",
+        "weight-sync/a-wrong-update-is-refused-and-named#1",
+    ],
+)
 @pytest.mark.parametrize(
     ("change", "code", "key"),
     [
@@ -166,8 +173,9 @@ def test_tensors_that_do_not_fit_stop_the_sync_before_the_first_byte(start, chan
     assert equal(doubles[1].served, tensors_of(1))
 
 
-@pytest.mark.clause("weight-sync/every-sync-has-a-version-and-is-proven#2,3")
-@pytest.mark.clause("weight-sync/no-request-sees-two-versions#2")
+@pytest.mark.scenario(
+    clauses=["weight-sync/every-sync-has-a-version-and-is-proven#2,3", "weight-sync/no-request-sees-two-versions#2"]
+)
 @pytest.mark.parametrize(
     ("faults", "code", "key"),
     [
@@ -224,9 +232,9 @@ def test_a_learner_that_was_started_again_takes_the_place_of_its_dead_self(start
     again.close()
 
 
-@pytest.mark.scenario("weight-sync/a-busy-group-port-is-named")
-@pytest.mark.clause("weight-sync/a-wrong-update-is-refused-and-named#4")
-@pytest.mark.kills("busy-group-port-unnamed")
+@pytest.mark.scenario(
+    "weight-sync/a-busy-group-port-is-named", clauses=["weight-sync/a-wrong-update-is-refused-and-named#4"]
+)
 def test_a_busy_group_port_is_named(start, monkeypatch):
     monkeypatch.setattr(gloo, "wait_until_free", partial(gloo.wait_until_free, within_s=0.3))
     double = NativeDouble(tensors_of(0))
@@ -239,7 +247,7 @@ def test_a_busy_group_port_is_named(start, monkeypatch):
     assert equal(double.served, tensors_of(1))
 
 
-@pytest.mark.clause("weight-sync/a-wrong-update-is-refused-and-named#3")
+@pytest.mark.scenario(clauses=["weight-sync/a-wrong-update-is-refused-and-named#3"])
 def test_another_learner_is_told_that_the_server_is_taken(start):
     double = NativeDouble(tensors_of(0))
     start(double).send(tensors_of(1).items(), version=1)

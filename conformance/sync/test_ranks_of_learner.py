@@ -60,8 +60,10 @@ def test_sharded_weights_arrive_whole_and_equal_those_of_one_rank(run):
     assert all(torch.equal(double.served[name], held[name]) for held in both for name in expected)
 
 
-@pytest.mark.scenario("learner-ranks/rank-1-generates-but-does-not-sync")
-@pytest.mark.clause("learner-ranks/only-the-main-process-sends-weights#1,2")
+@pytest.mark.scenario(
+    "learner-ranks/rank-1-generates-but-does-not-sync",
+    clauses=["learner-ranks/only-the-main-process-sends-weights#1,2"],
+)
 def test_only_one_rank_tells_the_server_what_to_do_and_both_ask(run):
     _, double = run
     names = [name for name, _ in double.calls]
@@ -71,8 +73,9 @@ def test_only_one_rank_tells_the_server_what_to_do_and_both_ask(run):
     assert sorted(ids) == ["0.0.0", "0.0.0", "0.1.0", "0.1.0", "1.0.0", "1.1.0"]
 
 
-@pytest.mark.scenario("learner-ranks/the-sync-of-rank-0-fails")
-@pytest.mark.clause("learner-ranks/a-failed-sync-fails-on-every-rank#2,3")
+@pytest.mark.scenario(
+    "learner-ranks/the-sync-of-rank-0-fails", clauses=["learner-ranks/a-failed-sync-fails-on-every-rank#2,4"]
+)
 def test_a_refused_sync_is_the_same_error_on_both_ranks_soon(run):
     folder, double = run
     first, second = saw(folder, 0), saw(folder, 1)

@@ -34,8 +34,7 @@ def start(open_sender):
     return begin
 
 
-@pytest.mark.clause("server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#1")
-@pytest.mark.kills("stock-server-not-paused")
+@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#1"])
 @pytest.mark.parametrize("num_servers", [1, 3])
 def test_every_server_is_paused_updated_and_resumed(start, num_servers):
     doubles = [StockDouble() for _ in range(num_servers)]
@@ -52,8 +51,7 @@ def test_every_server_is_paused_updated_and_resumed(start, num_servers):
             assert double.version == f"rollmatch-{version}"
 
 
-@pytest.mark.clause("server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#2")
-@pytest.mark.kills("stock-learner-is-last")
+@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#2"])
 def test_the_trainer_is_rank_0_of_one_group(start):
     doubles = [StockDouble() for _ in range(2)]
     with not_refused():
@@ -62,10 +60,10 @@ def test_the_trainer_is_rank_0_of_one_group(start):
     assert [double.joined["world_size"] for double in doubles] == [3, 3]
 
 
-@pytest.mark.scenario("server-dialects/a-failed-update-resumes-generation")
-@pytest.mark.clause("server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#1,3")
-@pytest.mark.kills("stock-server-left-paused")
-@pytest.mark.kills("stock-refusal-passed-over")
+@pytest.mark.scenario(
+    "server-dialects/a-failed-update-resumes-generation",
+    clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#1,3"],
+)
 def test_a_failed_update_resumes_generation(start):
     double = StockDouble()
     sender = start(double)
@@ -80,7 +78,7 @@ def test_a_failed_update_resumes_generation(start):
     assert equal(double.served, tensors_of(2))
 
 
-@pytest.mark.clause("server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#3")
+@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#3"])
 @pytest.mark.parametrize("route", ["pause", "start_weight_update", "finish_weight_update", "resume"])
 def test_no_call_follows_one_that_failed_but_the_last(start, route):
     double = StockDouble()

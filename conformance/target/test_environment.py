@@ -52,8 +52,7 @@ class Forgetful(Ladder):
         return Forgetful()
 
 
-@pytest.mark.clause("environments/an-environment-is-a-class-that-answers-the-policy#1,2,3")
-@pytest.mark.kills("options-are-not-handed-over")
+@pytest.mark.scenario(clauses=["environments/an-environment-is-a-class-that-answers-the-policy#1,2,3"])
 @pytest.mark.parametrize(
     ("name", "options", "error"),
     [
@@ -90,10 +89,11 @@ class WithClone(WithoutClone):
         return WithClone()
 
 
-@pytest.mark.scenario("environments/a-class-without-clone-is-refused")
-@pytest.mark.scenario("environments/the-class-with-clone-is-accepted")
-@pytest.mark.clause("environments/an-environment-is-a-class-that-answers-the-policy#3")
-@pytest.mark.kills("environment-without-clone-taken")
+@pytest.mark.scenario(
+    "environments/a-class-without-clone-is-refused",
+    "environments/the-class-with-clone-is-accepted",
+    clauses=["environments/an-environment-is-a-class-that-answers-the-policy#3"],
+)
 def test_a_class_without_clone_is_refused_and_the_same_with_one_taken():
     with pytest.raises(EnvironmentMisfit) as caught:
         load_environment(f"{__name__}:WithoutClone", {}, key="custom.extra.environment.name")
@@ -108,10 +108,11 @@ def test_missing_methods_are_named():
     assert caught.value.problem == "builtins:dict has no reset, clone, step, fingerprint"
 
 
-@pytest.mark.scenario("environments/a-step-that-is-answered-in-three-parts-is-refused")
-@pytest.mark.scenario("environments/what-follows-the-fourth-part-is-ignored")
-@pytest.mark.clause("environments/a-wrong-answer-of-an-environment-stops-the-run#1,5")
-@pytest.mark.kills("three-parts-are-a-step")
+@pytest.mark.scenario(
+    "environments/a-step-that-is-answered-in-three-parts-is-refused",
+    "environments/what-follows-the-fourth-part-is-ignored",
+    clauses=["environments/a-wrong-answer-of-an-environment-stops-the-run#1,5"],
+)
 @pytest.mark.parametrize(
     "answer",
     [
@@ -140,8 +141,7 @@ def test_what_is_no_action_is_told_by_the_environment_alone():
     assert take_step(made, "B", key="x:1").observation == "<0>"
 
 
-@pytest.mark.clause("environments/a-wrong-answer-of-an-environment-stops-the-run#2,3,4,5")
-@pytest.mark.kills("clone-unread")
+@pytest.mark.scenario(clauses=["environments/a-wrong-answer-of-an-environment-stops-the-run#2,3,4,5"])
 @pytest.mark.parametrize(
     ("make", "error"),
     [
@@ -166,8 +166,7 @@ def test_a_clone_goes_on_like_the_original_with_the_same_generator():
     assert made.fingerprint() == 0
 
 
-@pytest.mark.clause("environments/an-environment-is-a-class-that-answers-the-policy#4")
-@pytest.mark.kills("first-observation-is-the-prompt")
+@pytest.mark.scenario(clauses=["environments/an-environment-is-a-class-that-answers-the-policy#4"])
 def test_the_first_observation_ends_the_prompt():
     shown = show(Ladder, sample_of(4), run_seed=1)
     assert shown.messages == (("user", "?\nrung 0 of 4"),)
@@ -182,8 +181,7 @@ class Drawn(Ladder):
         return str(rng.integers(2**62))
 
 
-@pytest.mark.clause("environments/episodes-can-be-played-again#1")
-@pytest.mark.kills("reset-by-chance")
+@pytest.mark.scenario(clauses=["environments/episodes-can-be-played-again#1"])
 def test_a_sample_begins_the_same_for_every_attempt_of_a_run():
     shown = [begin(Drawn, sample_of(number), run_seed=seed)[1] for seed, number in ((1, 0), (1, 0), (1, 1), (2, 0))]
     assert shown[0] == shown[1]

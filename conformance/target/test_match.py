@@ -79,8 +79,12 @@ def small_boxes():
     st.sampled_from([(1.0, 1.0), (0.2, 0.1), (0.5, 2.0), (0.0, 0.0)]),
     st.integers(1, 3),
 )
-@pytest.mark.clause("matching/matching-is-a-cheapest-assignment-on-mask-overlap#1")
-@pytest.mark.clause("matching/ties-are-broken-the-same-way-every-time#1")
+@pytest.mark.scenario(
+    clauses=[
+        "matching/matching-is-a-cheapest-assignment-on-mask-overlap#1",
+        "matching/ties-are-broken-the-same-way-every-time#1",
+    ]
+)
 def test_the_cheapest_matching_with_the_lowest_indices_wins(predicted, truth, prices, top_k):
     rules = MatchRules(fp_cost=prices[0], fn_cost=prices[1], candidate_top_k=top_k, maskiou_resolution=64)
     ious = np.array([[mask_iou(p, t, 64) for t in truth] for p in predicted])

@@ -241,7 +241,7 @@ def test_any_response_gives_a_prefix_that_only_lacks_its_closing(response):
     assert VOCABULARY.decode(parsed.prefix_token_ids) + parsed.cut_head == parsed.prefix_text.encode()
 
 
-@pytest.mark.clause("parsing/the-prefix-ends-after-the-last-well-formed-element#3,4")
+@pytest.mark.scenario(clauses=["parsing/the-prefix-ends-after-the-last-well-formed-element#3,4"])
 @given(responses())
 def test_any_response_keeps_its_ids_up_to_the_cut_token(response):
     parsed = parse_rollout(response, VOCABULARY)

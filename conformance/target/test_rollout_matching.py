@@ -99,8 +99,9 @@ def test_a_truncated_object_is_appended_whole():
     assert target_text(segment) == answer(element(), element(*FAR_BOX))
 
 
-@pytest.mark.scenario("target/any-response-leads-to-whole-json")
-@pytest.mark.clause("target/every-target-is-json-with-every-true-object-once#1,2")
+@pytest.mark.scenario(
+    "target/any-response-leads-to-whole-json", clauses=["target/every-target-is-json-with-every-true-object-once#1,2"]
+)
 @given(responses(), object_lists())
 def test_any_rollout_gives_a_whole_answer_with_every_true_object_once(response, truth):
     segment, report = make(response, *truth)

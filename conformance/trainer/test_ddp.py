@@ -86,7 +86,7 @@ def test_each_rank_rolls_out_and_learns_its_own_half(two_ranks, one_rank):
     assert len({*chain(*seeds)}) == 8
 
 
-@pytest.mark.clause("supervision/the-loss-does-not-depend-on-how-a-step-is-cut-up#1,2")
+@pytest.mark.scenario(clauses=["supervision/the-loss-does-not-depend-on-how-a-step-is-cut-up#1,2"])
 def test_two_ranks_learn_what_one_rank_learns(two_ranks, one_rank):
     trainer, before, _ = one_rank
     expected = step_between(before, weights_of(trainer.model))

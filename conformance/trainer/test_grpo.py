@@ -34,7 +34,7 @@ def plain(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("plain"), *GRPO, samples=SAMPLES)
 
 
-@pytest.mark.clause("grpo-server-mode/a-group-of-completions-competes-with-itself#1,2")
+@pytest.mark.scenario(clauses=["grpo-server-mode/a-group-of-completions-competes-with-itself#1,2"])
 def test_a_step_asks_for_groups_and_learns_from_each_completion(plain):
     trainer, step = plain
     (requested,) = events(trainer, "requested")

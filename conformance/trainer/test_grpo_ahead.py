@@ -61,8 +61,7 @@ def pair(tmp_path_factory):
     return {mode: ran(tmp_path_factory.mktemp(mode), mode) for mode in ("off", "ahead")}
 
 
-@pytest.mark.clause("prefetch/grpo-requests-completions-a-window-ahead#2")
-@pytest.mark.kills("ahead-with-other-seeds")
+@pytest.mark.scenario(clauses=["prefetch/grpo-requests-completions-a-window-ahead#2"])
 def test_groups_come_in_the_order_of_off_with_the_same_seeds(pair):
     off, ahead = pair["off"], pair["ahead"]
     assert ids_of(ahead) == ids_of(off)
@@ -114,9 +113,9 @@ def test_what_became_too_old_is_asked_for_again_in_its_place(pair, tmp_path):
     assert max(ages) == 1
 
 
-@pytest.mark.scenario("prefetch/windows-of-four-optimizer-steps")
-@pytest.mark.clause("prefetch/grpo-requests-completions-a-window-ahead#1")
-@pytest.mark.kills("one-window-less-ahead")
+@pytest.mark.scenario(
+    "prefetch/windows-of-four-optimizer-steps", clauses=["prefetch/grpo-requests-completions-a-window-ahead#1"]
+)
 def test_the_next_window_is_asked_for_while_all_steps_of_this_one_are_learnt(tmp_path):
     off = ran(tmp_path / "off", "off", *WINDOW, **SHALLOW)
     ahead = ran(tmp_path / "ahead", "ahead", *WINDOW, max_staleness=4, lead=1, **SHALLOW)
@@ -153,9 +152,9 @@ def busy_until_an_evaluation(trainer, servers):
     servers.before_call, trainer.evaluate = wait, told
 
 
-@pytest.mark.scenario("prefetch/an-evaluation-inside-a-window")
-@pytest.mark.clause("prefetch/an-evaluation-leaves-alone-what-is-on-its-way#1")
-@pytest.mark.kills("evaluation-beside-calls")
+@pytest.mark.scenario(
+    "prefetch/an-evaluation-inside-a-window", clauses=["prefetch/an-evaluation-leaves-alone-what-is-on-its-way#1"]
+)
 def test_an_evaluation_inside_a_window_changes_nothing_of_what_is_learnt(tmp_path):
     cut = {"max_staleness": 4, "lead": 1, "pieces": 3, "callers": 1} | SHALLOW
     plain = ran(tmp_path / "plain", "ahead", *WINDOW, "training.max_steps=6", "training.eval_steps=0", **cut)

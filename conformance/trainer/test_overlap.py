@@ -49,11 +49,14 @@ def forgets_between_steps(trainer, servers):
     servers.is_well = is_well
 
 
-@pytest.mark.scenario("prefetch/ahead-mode-with-drops")
-@pytest.mark.clause("prefetch/prefetch-does-not-change-the-order-of-the-data#1,2")
-@pytest.mark.clause("prefetch/overlap-is-chosen-in-yaml#4")
-@pytest.mark.clause("prefetch/staleness-is-known-and-bounded#1,4")
-@pytest.mark.kills("too-old-is-left-out")
+@pytest.mark.scenario(
+    "prefetch/ahead-mode-with-drops",
+    clauses=[
+        "prefetch/prefetch-does-not-change-the-order-of-the-data#1,2",
+        "prefetch/overlap-is-chosen-in-yaml#4",
+        "prefetch/staleness-is-known-and-bounded#1,4",
+    ],
+)
 def test_ten_steps_ahead_with_drops_consume_what_ten_steps_without_do(tmp_path):
     runs = {}
     for mode in ("off", "ahead"):
@@ -87,9 +90,10 @@ def events_of(trainer, *names):
     return sorted((e for e in lines if e.get("purpose") != "eval"), key=lambda event: event["time"])
 
 
-@pytest.mark.scenario("prefetch/the-first-request-comes-after-the-first-sync")
-@pytest.mark.clause("prefetch/nothing-is-requested-before-the-weights-are-right#1")
-@pytest.mark.kills("asked-before-the-sync")
+@pytest.mark.scenario(
+    "prefetch/the-first-request-comes-after-the-first-sync",
+    clauses=["prefetch/nothing-is-requested-before-the-weights-are-right#1"],
+)
 @pytest.mark.parametrize("mode", ["stream", "ahead"])
 def test_the_first_call_comes_after_the_first_committed_update(mode, tmp_path):
     trainer, servers = overlapped(tmp_path, mode, *SHORT, "training.max_steps=2", **BLIND)
@@ -105,9 +109,7 @@ def test_the_first_call_comes_after_the_first_committed_update(mode, tmp_path):
         assert sorted(begun) == sorted(ended), "no call is under way when weights move"
 
 
-@pytest.mark.scenario("prefetch/an-error-in-the-background")
-@pytest.mark.clause("prefetch/a-stuck-prefetcher-is-an-error#1")
-@pytest.mark.kills("caller-swallows")
+@pytest.mark.scenario("prefetch/an-error-in-the-background", clauses=["prefetch/a-stuck-prefetcher-is-an-error#1"])
 def test_an_error_at_the_third_request_stops_the_run_within_ten_seconds(tmp_path):
     trainer, servers = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=4", **BLIND)
     raised, calls = [], []
@@ -149,7 +151,7 @@ def slow_step(trainer):
     trainer.compute_loss = slowly
 
 
-@pytest.mark.clause("prefetch/staleness-is-known-and-bounded#1")
+@pytest.mark.scenario(clauses=["prefetch/staleness-is-known-and-bounded#1"])
 def test_a_segment_that_waited_for_a_row_until_it_was_too_old_is_asked_for_again(tmp_path):
     trainer, _ = overlapped(
         *(tmp_path, "ahead", "training.packing=true", "global_max_length=260", "training.max_steps=6"),
@@ -203,8 +205,7 @@ class TwoRanks(Ranks):
         return list(numbers)
 
 
-@pytest.mark.clause("prefetch/a-stuck-prefetcher-is-an-error#3")
-@pytest.mark.kills("ranks-drop-alone")
+@pytest.mark.scenario(clauses=["prefetch/a-stuck-prefetcher-is-an-error#3"])
 def test_what_one_rank_drops_all_ranks_know_in_the_same_step(tmp_path):
     trainer, _ = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=3", **BLIND)
     ranks = TwoRanks(rank=0, learner_world_size=2)

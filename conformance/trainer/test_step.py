@@ -166,7 +166,7 @@ def test_callbacks_of_the_users_are_called(tmp_path):
     assert trainer.state.global_step == 1
 
 
-@pytest.mark.clause("weight-sync/fresh-rollouts-come-from-the-newest-weights#1,2,3,4")
+@pytest.mark.scenario(clauses=["weight-sync/fresh-rollouts-come-from-the-newest-weights#1,2,3,4"])
 def test_weights_are_pushed_once_a_step_and_every_rollout_says_by_which(tmp_path):
     steps = ("training.max_steps=3", "training.eval_steps=1", "training.per_device_train_batch_size=1", BRIEF)
     trainer, _ = trained(tmp_path, *steps, eval_samples=scenes()[:1], is_shallow=True)

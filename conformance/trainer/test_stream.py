@@ -65,10 +65,9 @@ def without_overlap(tmp_path_factory):
     return step_of(tmp_path_factory.mktemp("off"), "off", *FOUR_PARTS)
 
 
-@pytest.mark.scenario("prefetch/stream-mode-learns-what-off-mode-learns")
-@pytest.mark.clause("prefetch/overlap-is-chosen-in-yaml#2,3")
-@pytest.mark.kills("early-parts-share-a-divisor")
-@pytest.mark.kills("streams-once-all-is-there")
+@pytest.mark.scenario(
+    "prefetch/stream-mode-learns-what-off-mode-learns", clauses=["prefetch/overlap-is-chosen-in-yaml#2,3"]
+)
 def test_a_streamed_step_learns_early_and_has_the_gradient_of_any_other(tmp_path, without_overlap):
     reference, expected = without_overlap
     trainer, step = step_of(tmp_path, "stream", *FOUR_PARTS, prepare=hold_back_the_last)
@@ -85,8 +84,6 @@ def test_a_streamed_step_learns_early_and_has_the_gradient_of_any_other(tmp_path
     assert [(kind, len(ids)) for kind, _, ids in whole] == [("whole", 4)], "off mode asks for the whole step, and waits"
 
 
-@pytest.mark.kills("kept-parts-share-a-divisor")
-@pytest.mark.kills("every-graph-is-kept")
 @pytest.mark.parametrize(("told", "num_kept"), [("graphs_kept=1", [1, 1]), ("graphs_kept=2", [1, 2])])
 def test_graphs_that_are_kept_until_their_step_is_whole_give_the_gradient_of_any_other(
     tmp_path, without_overlap, told, num_kept

@@ -18,9 +18,9 @@ WORKER = Path(__file__).with_name("ddp_worker.py")
 JUDGED = {"vineppo": "valued", "vineppo_mcts": "valued", "grpo": "rewarded"}
 
 
-@pytest.mark.scenario("environments/a-checkpoint-inside-a-window")
-@pytest.mark.clause("environments/episodes-can-be-played-again#6")
-@pytest.mark.kills("window-forgotten")
+@pytest.mark.scenario(
+    "environments/a-checkpoint-inside-a-window", clauses=["environments/episodes-can-be-played-again#6"]
+)
 @pytest.mark.parametrize("variant", JUDGED)
 def test_a_run_that_goes_on_in_mid_window_learns_what_it_would_have_learnt(variant, tmp_path):
     overrides = (f"custom.trainer_variant={variant}", "custom.extra.vineppo.search.num_rounds=2")

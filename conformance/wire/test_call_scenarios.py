@@ -25,9 +25,9 @@ def double():
         yield made
 
 
-@pytest.mark.scenario("decoding/the-request-names-the-stop-token")
-@pytest.mark.clause("decoding/decoding-is-greedy-unless-told-otherwise#5")
-@pytest.mark.kills("stop-token-left-to-the-server")
+@pytest.mark.scenario(
+    "decoding/the-request-names-the-stop-token", clauses=["decoding/decoding-is-greedy-unless-told-otherwise#4"]
+)
 def test_the_request_names_the_stop_token(double):
     template = template_of()
     backend = connect_servers(config_for(double.url), template, ranks=SECOND)
@@ -38,11 +38,7 @@ def test_the_request_names_the_stop_token(double):
     assert "<|im_end|>" in body["request_config"].get("stop", ())
 
 
-@pytest.mark.scenario("decoding/a-split-call-is-written-down")
-@pytest.mark.clause("decoding/effective-decoding-can-be-audited#2")
-@pytest.mark.kills("splits-not-counted")
-@pytest.mark.kills("retries-not-counted")
-@pytest.mark.kills("calls-not-written-down")
+@pytest.mark.scenario("decoding/a-split-call-is-written-down", clauses=["decoding/effective-decoding-can-be-audited#2"])
 def test_a_split_call_is_written_down(double, tmp_path):
     drops = iter([True, True])
 
@@ -66,7 +62,7 @@ def test_a_split_call_is_written_down(double, tmp_path):
     assert (told.get("temperature"), told.get("top_p"), told.get("top_k")) == (0.7, 0.9, 5)
 
 
-@pytest.mark.clause("decoding/effective-decoding-can-be-audited#2")
+@pytest.mark.scenario(clauses=["decoding/effective-decoding-can-be-audited#2"])
 def test_a_call_that_fails_is_written_down_too(double, tmp_path):
     double.infer = lambda handler, said: handler.connection.close()
     journal = Journal(tmp_path / "journal.jsonl")
@@ -85,7 +81,6 @@ class NeverJoins(NativeDouble):
 
 
 @pytest.mark.scenario("server-connection/a-communicator-that-nobody-joins-is-given-up")
-@pytest.mark.kills("nobody-is-waited-for")
 def test_a_communicator_that_nobody_joins_is_given_up():
     double = NeverJoins(tensors_of(0.0))
     with serving(double) as (url,):

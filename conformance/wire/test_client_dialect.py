@@ -38,10 +38,11 @@ def server_of(dialect):
     return server
 
 
-@pytest.mark.scenario("server-dialects/infer-means-the-swift-dialect")
-@pytest.mark.scenario("server-dialects/generate-means-the-trl-dialect")
-@pytest.mark.clause("server-dialects/the-client-finds-the-dialect-by-the-routes#1")
-@pytest.mark.kills("dialect-always-native")
+@pytest.mark.scenario(
+    "server-dialects/infer-means-the-swift-dialect",
+    "server-dialects/generate-means-the-trl-dialect",
+    clauses=["server-dialects/the-client-finds-the-dialect-by-the-routes#1"],
+)
 @pytest.mark.parametrize("dialect", ROUTES)
 @responses.activate
 def test_routes_name_the_dialect(dialect):
@@ -67,9 +68,10 @@ def test_a_server_that_lists_no_routes_is_asked_for_each(dialect):
     assert set(routes.values()) <= set(ROUTES[dialect])
 
 
-@pytest.mark.scenario("server-dialects/a-server-of-another-kind-is-refused")
-@pytest.mark.clause("server-dialects/the-client-finds-the-dialect-by-the-routes#2")
-@pytest.mark.kills("unknown-routes-are-vllm")
+@pytest.mark.scenario(
+    "server-dialects/a-server-of-another-kind-is-refused",
+    clauses=["server-dialects/the-client-finds-the-dialect-by-the-routes#2"],
+)
 @responses.activate
 def test_a_server_of_another_kind_is_refused():
     responses.get(f"{URL}/health/", json={"status": "ok"})
@@ -78,7 +80,7 @@ def test_a_server_of_another_kind_is_refused():
     assert (error.code, error.key) == ("dialect-unknown", URL)
 
 
-@pytest.mark.clause("server-dialects/the-client-finds-the-dialect-by-the-routes#3")
+@pytest.mark.scenario(clauses=["server-dialects/the-client-finds-the-dialect-by-the-routes#3"])
 @responses.activate
 def test_routes_are_written_as_the_server_writes_them():
     responses.get(f"{URL}/health/", json={"status": "ok"})
@@ -97,7 +99,7 @@ def native_entry(i, **changed):
     return {"request_id": f"0.0.{i}", **ids, "finish_reason": "stop", "policy_version": 3} | changed
 
 
-@pytest.mark.clause("server-dialects/the-native-dialect-carries-a-sync-in-one-message#3")
+@pytest.mark.scenario(clauses=["server-dialects/the-native-dialect-carries-a-sync-in-one-message#3"])
 @responses.activate
 def test_native_speaks_ids_as_the_payloads_say():
     call = responses.post(f"{URL}/native/infer/", **native_answer([native_entry(0), native_entry(1)]))

@@ -80,17 +80,19 @@ def answered(backend):
         return [rollout.response_token_ids for rollout in backend.generate(requests_of(2), SHORT)]
 
 
-@pytest.mark.scenario("server-connection/a-generate-call-in-time")
-@pytest.mark.clause("server-connection/reaching-and-generating-have-timeouts-of-their-own#4,5")
-@pytest.mark.kills("limit-much-shorter")
+@pytest.mark.scenario(
+    "server-connection/a-generate-call-in-time",
+    clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#5,6"],
+)
 def test_a_generate_call_in_time(double):
     slow(double, 1)
     assert answered(backend_of(double.url, LIMIT + "5")) == [(0,), (1,)]
 
 
-@pytest.mark.scenario("server-connection/a-generate-call-out-of-time")
-@pytest.mark.clause("server-connection/reaching-and-generating-have-timeouts-of-their-own#5")
-@pytest.mark.kills("limit-ignored")
+@pytest.mark.scenario(
+    "server-connection/a-generate-call-out-of-time",
+    clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#6"],
+)
 def test_a_generate_call_out_of_time(double):
     slow(double, 5)
     backend = backend_of(double.url, LIMIT + "1")
@@ -100,25 +102,28 @@ def test_a_generate_call_out_of_time(double):
     assert double.url in error.problem
 
 
-@pytest.mark.scenario("server-connection/no-limit-unless-asked-for")
-@pytest.mark.clause("server-connection/reaching-and-generating-have-timeouts-of-their-own#6")
-@pytest.mark.kills("reachability-limits-generation")
+@pytest.mark.scenario(
+    "server-connection/no-limit-unless-asked-for",
+    clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#3"],
+)
 def test_no_limit_unless_asked_for(double):
     slow(double, 5)
     assert answered(backend_of(double.url, REACH_S + "1", LIMIT + "null")) == [(0,), (1,)]
 
 
-@pytest.mark.scenario("server-connection/zero-means-no-limit")
-@pytest.mark.clause("server-connection/reaching-and-generating-have-timeouts-of-their-own#6")
-@pytest.mark.kills("zero-is-a-limit")
+@pytest.mark.scenario(
+    "server-connection/zero-means-no-limit",
+    clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#3"],
+)
 def test_zero_means_no_limit(double):
     slow(double, 3)
     assert answered(backend_of(double.url, LIMIT + "0")) == [(0,), (1,)]
 
 
-@pytest.mark.scenario("server-connection/nobody-listens")
-@pytest.mark.clause("server-connection/reaching-and-generating-have-timeouts-of-their-own#2")
-@pytest.mark.kills("start-without-servers")
+@pytest.mark.scenario(
+    "server-connection/nobody-listens",
+    clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#2"],
+)
 def test_nobody_listens():
     config, began = config_for("http://127.0.0.1:9", REACH_S + "2"), time.monotonic()
     told = error_of(lambda: make_ring_with_server(config, Ranks()))
@@ -147,9 +152,10 @@ with serving(double) as urls:
 """
 
 
-@pytest.mark.scenario("server-connection/the-server-dies-in-the-middle-of-a-call")
-@pytest.mark.scenario("server-connection/the-server-hangs-with-an-open-connection")
-@pytest.mark.kills("nobody-watches")
+@pytest.mark.scenario(
+    "server-connection/the-server-dies-in-the-middle-of-a-call",
+    "server-connection/the-server-hangs-with-an-open-connection",
+)
 @pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_server_that_ends_in_the_middle_of_a_call_is_noticed(end, tmp_path):
     loaded = () if "ROLLMATCH_FAULT" in os.environ else LEARNER  # alone it has started before all that is loaded
@@ -168,7 +174,6 @@ def test_a_server_that_ends_in_the_middle_of_a_call_is_noticed(end, tmp_path):
 
 
 @pytest.mark.scenario("request-distribution/too-few-answers-are-refused")
-@pytest.mark.kills("answers-uncounted")
 def test_too_few_answers_are_refused(double):
     double.infer = lambda handler, said: double.echo(handler, said[:3])
     server = RolloutServer(double.url, ClientSettings(timeout_s=3))
@@ -177,7 +182,6 @@ def test_too_few_answers_are_refused(double):
 
 
 @pytest.mark.scenario("determinism/a-call-carries-a-seed-that-can-be-told-in-advance")
-@pytest.mark.kills("call-without-seed")
 def test_a_call_carries_a_seed_that_can_be_told_in_advance(double):
     for _ in range(2):
         backend_of(double.url).generate(requests_of(3, step=4), SHORT)
@@ -195,7 +199,6 @@ def calls_of(double, *names):
 
 
 @pytest.mark.scenario("learner-ranks/rank-1-generates-but-does-not-sync")
-@pytest.mark.kills("every-rank-sends")
 def test_rank_1_generates_but_does_not_sync():
     double = NativeDouble(tensors_of(0.0))
     with serving(double) as (url,):
@@ -209,10 +212,11 @@ def test_rank_1_generates_but_does_not_sync():
         backend.close()
 
 
-@pytest.mark.scenario("learner-ranks/adapter-mode-with-two-ranks-is-refused")
-@pytest.mark.scenario("learner-ranks/auto-mode-that-means-adapter-is-refused")
-@pytest.mark.clause("learner-ranks/several-ranks-take-full-sync-only#2")
-@pytest.mark.kills("adapter-with-several-ranks-taken")
+@pytest.mark.scenario(
+    "learner-ranks/adapter-mode-with-two-ranks-is-refused",
+    "learner-ranks/auto-mode-that-means-adapter-is-refused",
+    clauses=["learner-ranks/several-ranks-take-full-sync-only#2"],
+)
 @pytest.mark.parametrize("mode", ["adapter", "auto"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_adapter_mode_with_two_ranks_is_refused_before_a_server_is_called(double, mode, rank):
@@ -225,7 +229,6 @@ def test_adapter_mode_with_two_ranks_is_refused_before_a_server_is_called(double
 
 
 @pytest.mark.scenario("learner-ranks/auto-mode-that-means-full-is-accepted")
-@pytest.mark.kills("auto-is-adapter")
 def test_auto_mode_that_means_full_syncs_before_the_first_rollouts(tmp_path):
     double = NativeDouble({"a": torch.zeros(2, 2)})
     with serving(double) as (url,):
@@ -252,7 +255,6 @@ class Together(Ranks):
 
 
 @pytest.mark.scenario("weight-sync/a-restarted-server-is-synced-before-it-is-trusted")
-@pytest.mark.kills("restart-unseen")
 def test_a_restarted_server_is_synced_before_it_is_trusted():
     double = NativeDouble(tensors_of(0.0))
     with serving(double) as (url,):
@@ -271,11 +273,14 @@ def test_a_restarted_server_is_synced_before_it_is_trusted():
         backend.close()
 
 
-@pytest.mark.scenario("data-ownership/the-bodies-of-a-step")
-@pytest.mark.clause("data-ownership/only-requests-rollouts-and-weights-cross-the-border#1,2,3")
-@pytest.mark.clause("data-ownership/the-learner-owns-the-order-of-the-data#2")
-@pytest.mark.clause("topologies/three-rollout-gpus-and-one-learner-gpu-work-together#5")
-@pytest.mark.kills("samples-sent")
+@pytest.mark.scenario(
+    "data-ownership/the-bodies-of-a-step",
+    clauses=[
+        "data-ownership/only-requests-rollouts-and-weights-cross-the-border#1,2,3",
+        "data-ownership/the-learner-owns-the-order-of-the-data#2",
+        "topologies/three-rollout-gpus-and-one-learner-gpu-work-together#5",
+    ],
+)
 def test_the_bodies_of_a_step():
     double = NativeDouble(tensors_of(0.0))
     with serving(double) as (url,):

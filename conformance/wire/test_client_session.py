@@ -33,16 +33,17 @@ def drop(handler, said):
     handler.connection.close()
 
 
-@pytest.mark.clause("request-distribution/rollouts-come-back-in-the-order-of-the-requests#1")
+@pytest.mark.scenario(clauses=["request-distribution/rollouts-come-back-in-the-order-of-the-requests#1"])
 def test_answers_come_back_in_order(server):
     replies = server.infer(prompts(4), RULES)
     assert [reply.prompt_token_ids for reply in replies] == [(1, i) for i in range(4)]
     assert [reply.response_token_ids for reply in replies] == [(i, 9) for i in range(4)]
 
 
-@pytest.mark.scenario("request-distribution/one-lost-connection-is-invisible")
-@pytest.mark.clause("request-distribution/a-broken-connection-is-tried-once-more#1")
-@pytest.mark.kills("no-second-try")
+@pytest.mark.scenario(
+    "request-distribution/one-lost-connection-is-invisible",
+    clauses=["request-distribution/a-broken-connection-is-tried-once-more#1"],
+)
 def test_one_lost_connection_is_invisible(server, double):
     answer = double.infer
 
@@ -56,9 +57,10 @@ def test_one_lost_connection_is_invisible(server, double):
     assert double.asked == ["/infer", "/infer"]
 
 
-@pytest.mark.scenario("request-distribution/a-stubborn-request-is-isolated")
-@pytest.mark.clause("request-distribution/a-broken-connection-is-tried-once-more#2,3")
-@pytest.mark.kills("halves-counted-anew")
+@pytest.mark.scenario(
+    "request-distribution/a-stubborn-request-is-isolated",
+    clauses=["request-distribution/a-broken-connection-is-tried-once-more#2,3"],
+)
 @pytest.mark.parametrize("start", [0, 10])
 def test_a_stubborn_request_is_isolated_and_named(server, double, start):
     answer = double.infer
@@ -76,14 +78,15 @@ def test_halves_that_go_through_are_put_together(server, double):
     assert [reply.response_token_ids[0] for reply in server.infer(prompts(5), RULES)] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.scenario("request-distribution/an-html-page-is-refused")
-@pytest.mark.scenario("request-distribution/an-entry-without-prompt-ids-is-refused")
-@pytest.mark.scenario("request-distribution/an-error-without-a-code-of-its-own")
-@pytest.mark.clause("request-distribution/rollouts-come-back-in-the-order-of-the-requests#2,3,4,5")
-@pytest.mark.clause("request-distribution/a-broken-connection-is-tried-once-more#4")
-@pytest.mark.kills("refusal-asked-again")
-@pytest.mark.kills("entries-counted-from-one")
-@pytest.mark.kills("refusal-without-status")
+@pytest.mark.scenario(
+    "request-distribution/an-html-page-is-refused",
+    "request-distribution/an-entry-without-prompt-ids-is-refused",
+    "request-distribution/an-error-without-a-code-of-its-own",
+    clauses=[
+        "request-distribution/rollouts-come-back-in-the-order-of-the-requests#2,3,4,5",
+        "request-distribution/a-broken-connection-is-tried-once-more#4",
+    ],
+)
 @pytest.mark.parametrize(
     ("body", "status", "code", "told"),
     [
@@ -130,16 +133,14 @@ def test_a_refused_item_is_counted_in_the_whole_list(server, double):
     assert error_of(lambda: server.infer(prompts(2), RULES, start=6)).item == 7
 
 
-@pytest.mark.clause("determinism/every-request-has-a-seed-of-its-own#3")
-@pytest.mark.kills("call-without-seed")
+@pytest.mark.scenario(clauses=["determinism/every-request-has-a-seed-of-its-own#3"])
 def test_the_call_carries_the_first_requests_seed(server, double):
     server.infer(prompts(3)[1:], RULES)
     config = double.bodies[0]["request_config"]
     assert (config["seed"], config["return_details"], config["max_tokens"]) == (6, True, 8)
 
 
-@pytest.mark.clause("request-distribution/a-broken-connection-is-tried-once-more#5")
-@pytest.mark.kills("control-call-sent-again")
+@pytest.mark.scenario(clauses=["request-distribution/a-broken-connection-is-tried-once-more#5"])
 def test_a_control_call_is_sent_once(server, double):
     error = error_of(lambda: server.control("/update_flattened_params", {"metadatas": []}))
     assert error.code == "transport-failed"
@@ -158,7 +159,7 @@ def test_a_time_limit_ends_the_call_and_is_named(double):
     assert len(server.infer(prompts(2), RULES)) == 2
 
 
-@pytest.mark.clause("server-connection/a-dead-server-is-noticed-without-a-timeout#1,3")
+@pytest.mark.scenario(clauses=["server-connection/a-dead-server-is-noticed-without-a-timeout#1,3"])
 def test_a_slow_call_to_a_healthy_server_is_not_ended(server, double):
     def slow(handler, said):
         time.sleep(1.5)  # fifteen looks
@@ -181,7 +182,7 @@ def test_a_server_that_stops_listening_in_mid_call_is_dead(server, double):
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.clause("server-connection/a-dead-server-is-noticed-without-a-timeout#2")
+@pytest.mark.scenario(clauses=["server-connection/a-dead-server-is-noticed-without-a-timeout#2"])
 def test_a_sick_server_is_dead(server, double):
     def fall_ill(handler, said):
         double.health_status = 503
@@ -206,7 +207,7 @@ def test_silence_is_death_only_where_health_is_answered_while_generating(server,
     assert error.code == "server-died"
 
 
-@pytest.mark.clause("server-connection/a-server-that-cannot-be-reached-stops-the-start#1,2,3")
+@pytest.mark.scenario(clauses=["server-connection/a-server-that-cannot-be-reached-stops-the-start#1,2,3"])
 def test_nobody_listens():
     server, began = RolloutServer("http://127.0.0.1:9/", ClientSettings(timeout_s=1)), time.monotonic()
     error = error_of(server.connect)
@@ -222,9 +223,10 @@ def test_a_server_that_comes_late_is_waited_for(double):
     connect_all([RolloutServer(double.url, ClientSettings(timeout_s=5))])
 
 
-@pytest.mark.scenario("server-connection/a-proxy-of-the-environment-is-passed-by")
-@pytest.mark.clause("server-connection/a-server-that-cannot-be-reached-stops-the-start#4")
-@pytest.mark.kills("proxies-believed")
+@pytest.mark.scenario(
+    "server-connection/a-proxy-of-the-environment-is-passed-by",
+    clauses=["server-connection/a-server-that-cannot-be-reached-stops-the-start#4"],
+)
 def test_a_proxy_of_the_environment_is_passed_by(double, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -236,9 +238,10 @@ def test_a_proxy_of_the_environment_is_passed_by(double, monkeypatch):
     assert error_of(lambda: HttpServer("http://192.0.2.1:80").get("/health/", timeout_s=2)).code == "transport-failed"
 
 
-@pytest.mark.scenario("server-connection/a-base-url-with-a-path")
-@pytest.mark.clause("server-connection/a-base-url-is-the-prefix-of-every-route#1,2")
-@pytest.mark.kills("slash-of-the-url-kept")
+@pytest.mark.scenario(
+    "server-connection/a-base-url-with-a-path",
+    clauses=["server-connection/a-base-url-is-the-prefix-of-every-route#1,2"],
+)
 @responses.activate
 def test_a_base_url_may_have_a_path_of_its_own():
     responses.get("http://127.0.0.1:8000/rollout/health/", json={"status": "ok"})

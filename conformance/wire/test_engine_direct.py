@@ -69,8 +69,10 @@ def break_after(num_buckets, monkeypatch):
     monkeypatch.setattr(DirectGroup, "carry", carry)
 
 
-@pytest.mark.scenario("weight-sync/a-failed-update-in-place-is-repaired-by-a-full-sync")
-@pytest.mark.clause("weight-sync/no-request-sees-two-versions#4")
+@pytest.mark.scenario(
+    "weight-sync/a-failed-update-in-place-is-repaired-by-a-full-sync",
+    clauses=["weight-sync/no-request-sees-two-versions#4"],
+)
 def test_what_was_broken_off_is_refused_until_a_full_sync(sender, server, policies, scene_batch, greedy, monkeypatch):
     push(sender, server, policies[0].weights)
     version = server.version
@@ -88,7 +90,7 @@ def test_what_was_broken_off_is_refused_until_a_full_sync(sender, server, polici
     assert policies[1].wrote(server.infer(scene_batch, **greedy)[0])
 
 
-@pytest.mark.clause("weight-sync/no-request-sees-two-versions#3")
+@pytest.mark.scenario(clauses=["weight-sync/no-request-sees-two-versions#3"])
 def test_nothing_is_generated_from_the_first_byte_to_the_commit(sender, server, policies, monkeypatch):
     push(sender, server, policies[0].weights)
     refusals = []

@@ -86,8 +86,10 @@ def test_a_seed_repeats_its_response_and_different_seeds_do_not(server):
     assert first[0] == first[2] != first[1]
 
 
-@pytest.mark.scenario("rollout-server/health-during-a-long-generation")
-@pytest.mark.clause("rollout-server/health-is-answered-while-tokens-are-generated#1")
+@pytest.mark.scenario(
+    "rollout-server/health-during-a-long-generation",
+    clauses=["rollout-server/health-is-answered-while-tokens-are-generated#1"],
+)
 def test_health_answers_within_a_second_while_eight_long_responses_are_written(instance, server):
     def longest_wait():
         with pinging(instance.settings.port) as waits:
@@ -99,8 +101,9 @@ def test_health_answers_within_a_second_while_eight_long_responses_are_written(i
     assert any(longest_wait() < 1.0 for _ in range(5))  # other work on the machine comes and goes
 
 
-@pytest.mark.scenario("rollout-server/two-callers-share-one-batch")
-@pytest.mark.clause("rollout-server/a-rollout-server-only-generates#3")
+@pytest.mark.scenario(
+    "rollout-server/two-callers-share-one-batch", clauses=["rollout-server/a-rollout-server-only-generates#3"]
+)
 def test_two_calls_at_once_share_one_batch(server):
     def timed(num_calls):
         began = time.perf_counter()
@@ -116,8 +119,9 @@ def test_two_calls_at_once_share_one_batch(server):
     assert min(ratios) < 1.5
 
 
-@pytest.mark.scenario("rollout-server/replies-are-never-swapped")
-@pytest.mark.clause("rollout-server/a-rollout-server-only-generates#4")
+@pytest.mark.scenario(
+    "rollout-server/replies-are-never-swapped", clauses=["rollout-server/a-rollout-server-only-generates#4"]
+)
 def test_replies_are_never_swapped(server):
     def ask(first):
         prompts = [[first, 11 + i, first] for i in range(3)]
@@ -135,8 +139,10 @@ def test_replies_are_never_swapped(server):
         caller.result()
 
 
-@pytest.mark.scenario("rollout-server/a-caller-that-hangs-up-frees-the-engine")
-@pytest.mark.clause("rollout-server/a-bad-request-costs-nobody-else-anything#5")
+@pytest.mark.scenario(
+    "rollout-server/a-caller-that-hangs-up-frees-the-engine",
+    clauses=["rollout-server/a-bad-request-costs-nobody-else-anything#5"],
+)
 def test_a_caller_that_hangs_up_frees_the_engine(server):
     batch = {"requests": text_batch([[5]] * 64), "sampling": {"max_tokens": 500, "ignore_eos": True}}
     call = in_thread(server.post_packed, "/native/infer/", batch, timeout=2)
@@ -166,8 +172,10 @@ def test_a_bad_item_costs_only_its_own_call(server):
     assert len(server.infer(text_batch([[5], [6] * 40, [7]]), max_tokens=8)[0]) == 3
 
 
-@pytest.mark.scenario("rollout-server/an-empty-call-generates-nothing")
-@pytest.mark.clause("rollout-server/a-bad-request-costs-nobody-else-anything#4")
+@pytest.mark.scenario(
+    "rollout-server/an-empty-call-generates-nothing",
+    clauses=["rollout-server/a-bad-request-costs-nobody-else-anything#4"],
+)
 def test_an_empty_call_generates_nothing(server):
     def counted():
         text = http.get(server.url + "/metrics", timeout=10).text

@@ -44,7 +44,7 @@ def test_a_learner_takes_a_step_on_pictures_and_leaves_room_for_the_next(stock, 
     take_a_step(CONFIG, stock, tmp_path)
 
 
-@pytest.mark.clause("server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#1,2")
+@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#1,2"])
 def test_greedy_rollouts_follow_every_sync(backend, policies, scene_requests):
     for version, policy in ((1, policies[1]), (2, policies[2])):
         backend.push(policy.weights.items(), version=version)

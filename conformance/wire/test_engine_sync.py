@@ -57,8 +57,9 @@ def test_a_tied_head_may_be_sent_too_if_it_is_equal(learner, policies, scene_bat
     assert policies[2].wrote(learner.server.infer(scene_batch, **greedy)[0])
 
 
-@pytest.mark.scenario("weight-sync/a-cached-prompt-is-computed-anew")
-@pytest.mark.clause("weight-sync/caches-of-old-weights-are-emptied#1")
+@pytest.mark.scenario(
+    "weight-sync/a-cached-prompt-is-computed-anew", clauses=["weight-sync/caches-of-old-weights-are-emptied#1"]
+)
 def test_a_cached_long_prompt_is_computed_anew(learner, policies, greedy):
     requests = requests_for(scenes()[:1], template=template_of(LONG_QUESTION))
     assert len(requests[0].prompt_token_ids) > 256
@@ -134,7 +135,7 @@ def _without(weights, name):
     return {key: tensor for key, tensor in weights.items() if key != name}
 
 
-@pytest.mark.clause("weight-sync/a-wrong-update-is-refused-and-named#1,2")
+@pytest.mark.scenario(clauses=["weight-sync/a-wrong-update-is-refused-and-named#1,2"])
 @pytest.mark.parametrize(
     ("change", "code", "key"),
     [
@@ -196,8 +197,9 @@ def test_a_busy_group_port_is_named_at_once(server):
     learner.close()
 
 
-@pytest.mark.scenario("weight-sync/only-adapter-bytes-travel")
-@pytest.mark.clause("weight-sync/adapter-sync-sends-adapters-only#1")
+@pytest.mark.scenario(
+    "weight-sync/only-adapter-bytes-travel", clauses=["weight-sync/adapter-sync-sends-adapters-only#1"]
+)
 @pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])
 def test_an_adapter_is_merged_on_the_server_as_the_learner_merges_it(learner, scene_batch, greedy, use_dora):
     model, adapter, merges = adapted_policy(use_dora=use_dora)

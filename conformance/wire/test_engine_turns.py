@@ -94,7 +94,7 @@ def served(backend):
     return backend
 
 
-@pytest.mark.clause("environments/episodes-can-be-played-again#4")
+@pytest.mark.scenario(clauses=["environments/episodes-can-be-played-again#4"])
 def test_an_episode_on_a_server_is_the_one_of_generate(served):
     local = HfBackend(load_model(), template_of(), batch_size=8)
     expected = Side(local).play()

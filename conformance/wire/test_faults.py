@@ -93,9 +93,11 @@ def fragile(tmp_path_factory):
         yield started
 
 
-@pytest.mark.scenario("rollout-server/placeholder-weights-do-not-answer")
-@pytest.mark.scenario("rollout-server/placeholder-weights-answer-after-an-update")
-@pytest.mark.clause("rollout-server/every-rollout-names-the-weights-that-made-it#3")
+@pytest.mark.scenario(
+    "rollout-server/placeholder-weights-do-not-answer",
+    "rollout-server/placeholder-weights-answer-after-an-update",
+    clauses=["rollout-server/every-rollout-names-the-weights-that-made-it#3"],
+)
 def test_placeholder_weights_do_not_answer_until_a_sync(fragile, policies, scene_batch, greedy):
     server = fragile.server
     assert server.health()["state"] == "weights-not-set"
@@ -114,8 +116,9 @@ def test_placeholder_weights_do_not_answer_until_a_sync(fragile, policies, scene
     assert server.health()["state"] == "serving"
 
 
-@pytest.mark.scenario("rollout-server/a-busy-port-is-refused")
-@pytest.mark.clause("rollout-server/the-server-keeps-to-itself#2,3")
+@pytest.mark.scenario(
+    "rollout-server/a-busy-port-is-refused", clauses=["rollout-server/the-server-keeps-to-itself#2,3"]
+)
 def test_a_busy_http_port_is_refused_and_no_other_taken(fragile, tmp_path):
     second = Instance(settings_for(port=fragile.settings.port), tmp_path / "log")
     try:

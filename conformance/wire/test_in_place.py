@@ -26,8 +26,7 @@ def recover(parts):
         replica.answers = {"rollmatch_whole": {"whole": True}}
 
 
-@pytest.mark.clause("weight-sync/no-request-sees-two-versions#3")
-@pytest.mark.kills("in-place-not-refused")
+@pytest.mark.scenario(clauses=["weight-sync/no-request-sees-two-versions#3"])
 def test_calls_are_refused_while_weights_are_written(stand_in, post, monkeypatch):
     parts, seen = stand_in[0], []
     assert post("/native/communicator/", DIRECT)[0] == 200

@@ -23,9 +23,10 @@ from rollmatch.weights.plan import Spec
 __all__ = ["double"]
 
 
-@pytest.mark.scenario("request-distribution/an-update-is-sent-once")
-@pytest.mark.clause("request-distribution/a-broken-connection-is-tried-once-more#5")
-@pytest.mark.kills("control-call-sent-again")
+@pytest.mark.scenario(
+    "request-distribution/an-update-is-sent-once",
+    clauses=["request-distribution/a-broken-connection-is-tried-once-more#5"],
+)
 def test_an_update_is_sent_once(double):
     server = RolloutServer(double.url, ClientSettings(timeout_s=3))
     server.connect()
@@ -36,9 +37,10 @@ def test_an_update_is_sent_once(double):
     assert double.calls.count("/update_flattened_params") == 1
 
 
-@pytest.mark.scenario("server-dialects/the-trainer-is-the-last-rank")
-@pytest.mark.clause("server-dialects/the-trl-dialect-serves-trl-and-verifiers-trainers#4")
-@pytest.mark.kills("trainer-is-the-first-rank")
+@pytest.mark.scenario(
+    "server-dialects/the-trainer-is-the-last-rank",
+    clauses=["server-dialects/the-trl-dialect-serves-trl-and-verifiers-trainers#4"],
+)
 def test_the_trainer_is_the_last_rank(monkeypatch):
     told = []
     server = SimpleNamespace(
@@ -56,15 +58,16 @@ def test_the_trainer_is_the_last_rank(monkeypatch):
     assert address.rank == 2
 
 
-@pytest.mark.scenario("server-dialects/a-bucket-is-read-by-bytes")
-@pytest.mark.clause("server-dialects/the-swift-dialect-serves-ms-swift-trainers#4")
-@pytest.mark.kills("buckets-count-elements")
+@pytest.mark.scenario(
+    "server-dialects/a-bucket-is-read-by-bytes",
+    clauses=["server-dialects/the-swift-dialect-serves-ms-swift-trainers#4"],
+)
 def test_a_bucket_is_read_by_bytes():
     told = flat_metadata([Spec("a", "bfloat16", (6,)), Spec("b", "float32", (2,))])
     assert [(one["start_idx"], one["end_idx"]) for one in told] == [(0, 12), (12, 20)]
 
 
-@pytest.mark.clause("weight-sync/adapter-sync-sends-adapters-only#3")
+@pytest.mark.scenario(clauses=["weight-sync/adapter-sync-sends-adapters-only#3"])
 def test_a_server_that_would_apply_an_adapter_itself_gets_it_merged_with_a_warning(double, caplog, monkeypatch):
     """Its engine would leave the vision tower out: adapters there are the reason not to leave merging to it."""
     policy = load_model(TunerConfig(train_type="lora", lora_rank=4, freeze_vit=False))

@@ -41,7 +41,6 @@ def test_blocks_are_contiguous_even_and_begin_where_least_is_to_be_done(num_draw
 
 
 @pytest.mark.scenario("topologies/one-optimizer-step-on-six-and-two")
-@pytest.mark.kills("one-replica-works")
 def test_six_replicas_share_what_two_ranks_ask():
     async def run():
         front = front_of(6)
@@ -68,8 +67,7 @@ def test_results_come_in_order_and_one_bad_item_ends_the_others():
     asyncio.run(run())
 
 
-@pytest.mark.clause("weight-sync/no-request-sees-two-versions#1")
-@pytest.mark.kills("response-of-two-versions")
+@pytest.mark.scenario(clauses=["weight-sync/no-request-sees-two-versions#1"])
 def test_a_commit_waits_then_restarts_what_is_left_under_the_new_version():
     async def run():
         front = front_of(1, delay_s=0.2)
@@ -107,7 +105,7 @@ def test_a_caller_that_leaves_during_a_commit_is_not_drawn_again():
     asyncio.run(run())
 
 
-@pytest.mark.clause("rollout-server/health-is-answered-while-tokens-are-generated#2")
+@pytest.mark.scenario(clauses=["rollout-server/health-is-answered-while-tokens-are-generated#2"])
 def test_a_dead_replica_ends_what_waits_for_it():
     async def run():
         front = front_of(2, delay_s=30)

@@ -54,9 +54,10 @@ def test_json_and_msgpack_say_the_same(stand_in):
     assert (first["finish_reason"], first["stop_token_id"], first["policy_version"]) == ("stop", STOP, 0)
 
 
-@pytest.mark.scenario("rollout-server/a-bad-sampling-value-is-named")
-@pytest.mark.clause("rollout-server/a-bad-request-costs-nobody-else-anything#1,2,3")
-@pytest.mark.kills("sampling-field-unnamed")
+@pytest.mark.scenario(
+    "rollout-server/a-bad-sampling-value-is-named",
+    clauses=["rollout-server/a-bad-request-costs-nobody-else-anything#1,2,3"],
+)
 @pytest.mark.parametrize(
     ("body", "status", "code", "key", "item"),
     [
@@ -126,9 +127,10 @@ def encoded():
         return base64.b64encode(file.read()).decode()
 
 
-@pytest.mark.scenario("rollout-server/a-path-below-a-root-is-accepted")
-@pytest.mark.clause("rollout-server/images-come-from-where-the-operator-allows#1")
-@pytest.mark.kills("no-path-allowed")
+@pytest.mark.scenario(
+    "rollout-server/a-path-below-a-root-is-accepted",
+    clauses=["rollout-server/images-come-from-where-the-operator-allows#1"],
+)
 @pytest.mark.parametrize(
     "form", [scene_image, encoded, lambda: f"data:image/png;base64,{encoded()}", lambda: f"file://{scene_image()}"]
 )
@@ -141,9 +143,10 @@ def test_an_image_comes_as_path_data_url_or_base64(form):
     assert draw.prompt.expanded_len == 2 + parts.prompts.num_image_tokens(draw.prompt.images[0]) > 10
 
 
-@pytest.mark.scenario("rollout-server/a-path-outside-the-roots-is-refused")
-@pytest.mark.clause("rollout-server/images-come-from-where-the-operator-allows#2")
-@pytest.mark.kills("roots-unchecked")
+@pytest.mark.scenario(
+    "rollout-server/a-path-outside-the-roots-is-refused",
+    clauses=["rollout-server/images-come-from-where-the-operator-allows#2"],
+)
 @pytest.mark.parametrize(
     ("value", "status", "code"),
     [

@@ -58,7 +58,6 @@ def native(*prompts, **sampling):
 
 
 @pytest.mark.scenario("rollout-server/two-callers-share-one-batch")
-@pytest.mark.kills("one-call-at-a-time")
 def test_two_calls_take_less_than_one_and_a_half_times_as_long_as_one():
     async def timed(num_calls):
         front, began = front_of(1, delay_s=0.4), time.perf_counter()
@@ -74,7 +73,6 @@ def test_two_calls_take_less_than_one_and_a_half_times_as_long_as_one():
 
 
 @pytest.mark.scenario("rollout-server/replies-are-never-swapped")
-@pytest.mark.kills("replies-swapped")
 def test_replies_are_never_swapped(start):
     _, post, _ = start(delay_s=0.002)
 
@@ -88,7 +86,6 @@ def test_replies_are_never_swapped(start):
 
 
 @pytest.mark.scenario("rollout-server/health-during-a-long-generation")
-@pytest.mark.kills("health-waits")
 def test_health_is_answered_during_a_long_generation(start):
     parts, post, client = start(delay_s=1.5)
 
@@ -105,7 +102,6 @@ def test_health_is_answered_during_a_long_generation(start):
 
 
 @pytest.mark.scenario("rollout-server/health-after-a-dead-worker")
-@pytest.mark.kills("dead-is-well")
 def test_health_turns_red_after_a_dead_worker(start):
     parts, post, client = start()
     assert client.get("/health/").status_code == 200
@@ -116,10 +112,9 @@ def test_health_turns_red_after_a_dead_worker(start):
     assert (status, told["code"]) == (503, "worker-dead")
 
 
-@pytest.mark.scenario("rollout-server/a-prompt-that-is-too-long-is-named")
-@pytest.mark.scenario("rollout-server/a-prompt-that-fits-is-served")
-@pytest.mark.kills("long-prompts-taken")
-@pytest.mark.kills("half-the-room-is-kept")
+@pytest.mark.scenario(
+    "rollout-server/a-prompt-that-is-too-long-is-named", "rollout-server/a-prompt-that-fits-is-served"
+)
 def test_a_prompt_that_is_too_long_is_named_and_one_that_fits_is_served(start):
     parts, post, _ = start(max_model_len=64)
     status, told = post("/native/infer/", native([5], [6] * 80, [7, 8]))
@@ -130,7 +125,6 @@ def test_a_prompt_that_is_too_long_is_named_and_one_that_fits_is_served(start):
 
 
 @pytest.mark.scenario("rollout-server/an-empty-call-generates-nothing")
-@pytest.mark.kills("empty-call-refused")
 def test_an_empty_call_generates_nothing(start):
     parts, post, _ = start()
     assert post("/native/infer/", native())[1].get("responses") == []
@@ -140,7 +134,6 @@ def test_an_empty_call_generates_nothing(start):
 
 
 @pytest.mark.scenario("rollout-server/a-caller-that-hangs-up-frees-the-engine")
-@pytest.mark.kills("leavers-go-on")
 def test_a_caller_that_leaves_frees_the_engine():
     async def run():
         front = front_of(2, delay_s=5)
@@ -155,7 +148,6 @@ def test_a_caller_that_leaves_frees_the_engine():
 
 
 @pytest.mark.scenario("rollout-server/a-data-url-needs-no-root")
-@pytest.mark.kills("data-url-needs-a-root")
 def test_a_data_url_needs_no_root(start):
     _, post, _ = start(max_model_len=512, image_roots=())
     with open(scenes()[0].images[0], "rb") as file:
@@ -165,16 +157,13 @@ def test_a_data_url_needs_no_root(start):
     assert post("/native/infer/", body)[0] == 200
 
 
-@pytest.mark.scenario("rollout-server/two-by-three-workers")
-@pytest.mark.clause("rollout-server/the-server-tells-its-size#1")
-@pytest.mark.kills("tensor-parallel-uncounted")
+@pytest.mark.scenario("rollout-server/two-by-three-workers", clauses=["rollout-server/the-server-tells-its-size#1"])
 def test_two_by_three_workers(start):
     _, _, client = start(tensor_parallel_size=2, data_parallel_size=3)
     assert client.get("/get_world_size/").json() == {"world_size": 6}
 
 
 @pytest.mark.scenario("rollout-server/a-busy-port-is-refused")
-@pytest.mark.kills("any-port-taken")
 def test_a_busy_port_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -184,10 +173,9 @@ def test_a_busy_port_is_refused():
     assert str(port) in caught.value.problem
 
 
-@pytest.mark.scenario("rollout-server/placeholder-weights-do-not-answer")
-@pytest.mark.scenario("rollout-server/placeholder-weights-answer-after-an-update")
-@pytest.mark.kills("placeholders-answer")
-@pytest.mark.kills("placeholders-for-ever")
+@pytest.mark.scenario(
+    "rollout-server/placeholder-weights-do-not-answer", "rollout-server/placeholder-weights-answer-after-an-update"
+)
 def test_placeholder_weights_answer_after_an_update(start):
     parts, post, _ = start(weights_set=False)
     status, told = post("/native/infer/", native([5]))
@@ -198,7 +186,6 @@ def test_placeholder_weights_answer_after_an_update(start):
 
 
 @pytest.mark.scenario("weight-sync/a-cached-prompt-is-computed-anew")
-@pytest.mark.kills("caches-of-old-weights-kept")
 def test_a_commit_empties_the_caches_of_every_replica(start, monkeypatch):
     reset, ask = [], PretendingReplica.reset_caches
 
@@ -215,11 +202,11 @@ def test_a_commit_empties_the_caches_of_every_replica(start, monkeypatch):
     assert sorted(reset) == [0, 1]
 
 
-@pytest.mark.scenario("weight-sync/a-wrong-shape-leaves-the-old-weights")
-@pytest.mark.scenario("weight-sync/the-right-shape-is-accepted")
-@pytest.mark.clause("weight-sync/a-wrong-update-is-refused-and-named#1")
-@pytest.mark.kills("shapes-unchecked")
-@pytest.mark.kills("version-stays")
+@pytest.mark.scenario(
+    "weight-sync/a-wrong-shape-leaves-the-old-weights",
+    "weight-sync/the-right-shape-is-accepted",
+    clauses=["weight-sync/a-wrong-update-is-refused-and-named#1"],
+)
 def test_a_wrong_shape_leaves_the_old_weights_and_the_right_one_is_accepted(start):
     parts, post, _ = start()
     post("/native/communicator/", OPEN)
@@ -234,10 +221,10 @@ def test_a_wrong_shape_leaves_the_old_weights_and_the_right_one_is_accepted(star
     assert post("/native/sync/", whole)[1]["policy_version"] == 2
 
 
-@pytest.mark.scenario("server-dialects/infer-answers-in-order-with-both-lists-of-ids")
-@pytest.mark.clause("server-dialects/the-swift-dialect-serves-ms-swift-trainers#1,2,3")
-@pytest.mark.kills("prompt-ids-left-out")
-@pytest.mark.kills("replies-swapped")
+@pytest.mark.scenario(
+    "server-dialects/infer-answers-in-order-with-both-lists-of-ids",
+    clauses=["server-dialects/the-swift-dialect-serves-ms-swift-trainers#1,2,3"],
+)
 def test_infer_answers_in_order_with_both_lists_of_ids(start):
     _, post, client = start()
     assert set(client.get("/openapi.json").json()["paths"]) >= set(SWIFT_ROUTES)
@@ -249,9 +236,10 @@ def test_infer_answers_in_order_with_both_lists_of_ids(start):
     assert told == [([5, 9 + i], [9 + i, STOP]) for i in range(3)]
 
 
-@pytest.mark.scenario("server-dialects/two-completions-of-each-prompt")
-@pytest.mark.clause("server-dialects/the-trl-dialect-serves-trl-and-verifiers-trainers#1,2,3")
-@pytest.mark.kills("prompts-repeated")
+@pytest.mark.scenario(
+    "server-dialects/two-completions-of-each-prompt",
+    clauses=["server-dialects/the-trl-dialect-serves-trl-and-verifiers-trainers#1,2,3"],
+)
 def test_two_completions_of_each_prompt(start):
     _, post, client = start()
     assert set(client.get("/openapi.json").json()["paths"]) >= set(TRL_ROUTES)
@@ -261,9 +249,10 @@ def test_two_completions_of_each_prompt(start):
     assert post("/generate/", {"prompts": ["a text"], "max_tokens": 1})[0] == 200
 
 
-@pytest.mark.scenario("server-dialects/an-update-before-the-communicator-is-refused")
-@pytest.mark.clause("server-dialects/a-success-is-told-after-the-fact#2,3")
-@pytest.mark.kills("missing-communicator-is-open")
+@pytest.mark.scenario(
+    "server-dialects/an-update-before-the-communicator-is-refused",
+    clauses=["server-dialects/a-success-is-told-after-the-fact#2,3"],
+)
 def test_an_update_before_the_communicator_is_refused(start):
     parts, post, _ = start()
     spec = next(iter(parts.model.tensors.values())).model_dump(mode="json")
@@ -275,10 +264,10 @@ def test_an_update_before_the_communicator_is_refused(start):
     assert (status, told["responses"][0]["policy_version"]) == (200, 0)
 
 
-@pytest.mark.scenario("server-dialects/a-second-communicator-is-refused")
-@pytest.mark.scenario("server-dialects/a-communicator-can-be-opened-again-after-closing")
-@pytest.mark.kills("second-communicator-taken")
-@pytest.mark.kills("communicator-stays-open")
+@pytest.mark.scenario(
+    "server-dialects/a-second-communicator-is-refused",
+    "server-dialects/a-communicator-can-be-opened-again-after-closing",
+)
 def test_a_second_communicator_is_refused_until_the_first_is_closed(start):
     parts, post, _ = start()
     spec = next(iter(parts.model.tensors.values())).model_dump(mode="json")

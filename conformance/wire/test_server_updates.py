@@ -44,10 +44,13 @@ def generate(post):
     )
 
 
-@pytest.mark.scenario("rollout-server/the-version-grows-with-an-update")
-@pytest.mark.clause("rollout-server/every-rollout-names-the-weights-that-made-it#1,2")
-@pytest.mark.clause("server-dialects/a-success-is-told-after-the-fact#1")
-@pytest.mark.kills("version-stays")
+@pytest.mark.scenario(
+    "rollout-server/the-version-grows-with-an-update",
+    clauses=[
+        "rollout-server/every-rollout-names-the-weights-that-made-it#1,2",
+        "server-dialects/a-success-is-told-after-the-fact#1",
+    ],
+)
 def test_one_message_announces_everything_and_is_answered_after_the_commit(stand_in, post):
     parts, _ = stand_in
     assert post("/native/communicator/", OPEN) == (200, {"ranks": [0, 1], "transport": "gloo"})
@@ -83,7 +86,7 @@ def test_an_announcement_that_does_not_hold_together_reaches_no_worker(stand_in,
     assert post("/native/sync/", wish)[0] == 200
 
 
-@pytest.mark.clause("weight-sync/a-wrong-update-is-refused-and-named#2")
+@pytest.mark.scenario(clauses=["weight-sync/a-wrong-update-is-refused-and-named#2"])
 def test_an_incomplete_or_older_update_is_refused(stand_in, post):
     parts, _ = stand_in
     post("/native/communicator/", OPEN)
@@ -98,7 +101,7 @@ def test_an_incomplete_or_older_update_is_refused(stand_in, post):
     assert post("/native/sync/", whole | {"version": 5})[0] == 200
 
 
-@pytest.mark.clause("server-dialects/the-swift-dialect-serves-ms-swift-trainers#4")
+@pytest.mark.scenario(clauses=["server-dialects/the-swift-dialect-serves-ms-swift-trainers#4"])
 @pytest.mark.parametrize("places", [(0, 11), (0, 6), (1, 13), (4, 16)])
 def test_a_bucket_counts_bytes_from_zero(places):
     told = {"name": "a", "dtype": "torch.bfloat16", "shape": (2, 3), "numel": 12}
@@ -148,10 +151,10 @@ def test_what_came_with_digests_or_an_adapter_is_not_repeated_by_name(stand_in, 
     assert post("/native/sync/again/", again("2", version=3))[0] == 200
 
 
-@pytest.mark.scenario("weight-sync/a-failed-staged-update-leaves-the-old-weights")
-@pytest.mark.clause("weight-sync/no-request-sees-two-versions#2")
-@pytest.mark.clause("server-dialects/a-success-is-told-after-the-fact#2,3")
-@pytest.mark.kills("failed-group-kept")
+@pytest.mark.scenario(
+    "weight-sync/a-failed-staged-update-leaves-the-old-weights",
+    clauses=["weight-sync/no-request-sees-two-versions#2", "server-dialects/a-success-is-told-after-the-fact#2,3"],
+)
 def test_a_failed_transfer_closes_the_communicator_and_keeps_the_weights(stand_in, post):
     parts, _ = stand_in
     post("/native/communicator/", OPEN)
@@ -179,9 +182,10 @@ def test_workers_that_received_different_bytes_are_found(stand_in, post):
     assert len(calls_of(parts, "rollmatch_drop")) == 2
 
 
-@pytest.mark.scenario("weight-sync/a-failed-update-in-place-is-repaired-by-a-full-sync")
-@pytest.mark.clause("weight-sync/no-request-sees-two-versions#4")
-@pytest.mark.kills("broken-weights-answer")
+@pytest.mark.scenario(
+    "weight-sync/a-failed-update-in-place-is-repaired-by-a-full-sync",
+    clauses=["weight-sync/no-request-sees-two-versions#4"],
+)
 def test_a_load_that_fails_on_one_worker_stops_generation_until_a_full_sync(stand_in, post):
     parts, _ = stand_in
     post("/native/communicator/", OPEN)
@@ -235,7 +239,6 @@ def test_drop_ends_an_update_that_is_on_its_way(stand_in):
 
 
 @pytest.mark.scenario("server-dialects/a-communicator-can-be-opened-again-after-closing")
-@pytest.mark.kills("group-left-late")
 def test_workers_hear_of_a_groups_end_before_they_hear_of_the_next():
     async def run():
         parts, _ = make_stand_in()
@@ -251,10 +254,13 @@ def test_workers_hear_of_a_groups_end_before_they_hear_of_the_next():
     asyncio.run(run())
 
 
-@pytest.mark.scenario("rollout-server/a-control-call-without-the-key-is-refused")
-@pytest.mark.clause("rollout-server/the-server-keeps-to-itself#4")
-@pytest.mark.clause("rollout-server/health-is-answered-while-tokens-are-generated#3")
-@pytest.mark.kills("key-unchecked")
+@pytest.mark.scenario(
+    "rollout-server/a-control-call-without-the-key-is-refused",
+    clauses=[
+        "rollout-server/the-server-keeps-to-itself#4",
+        "rollout-server/health-is-answered-while-tokens-are-generated#3",
+    ],
+)
 def test_a_key_guards_every_route_but_health():
     _, app = make_stand_in(api_key="secret")
     with TestClient(app) as client:

@@ -59,10 +59,10 @@ def lora_policy(rank=8):
     return perturb_adapters(load_model(TunerConfig(train_type="lora", lora_rank=rank)), named="lora_B", by=0.05)
 
 
-@pytest.mark.scenario("server-dialects/a-sync-of-many-tensors-is-one-call")
-@pytest.mark.clause("server-dialects/the-native-dialect-carries-a-sync-in-one-message#1,2")
-@pytest.mark.kills("digests-left-out")
-@pytest.mark.kills("versions-skipped")
+@pytest.mark.scenario(
+    "server-dialects/a-sync-of-many-tensors-is-one-call",
+    clauses=["server-dialects/the-native-dialect-carries-a-sync-in-one-message#1,2"],
+)
 def test_a_sync_of_399_tensors_is_one_call(attach):
     double, sent = NativeDouble(tensors_of(0, 399)), tensors_of(1, 399)
     with not_refused():
@@ -75,9 +75,9 @@ def test_a_sync_of_399_tensors_is_one_call(attach):
     assert (len(double.digests), body["version"]) == (399, 1)
 
 
-@pytest.mark.scenario("weight-sync/a-step-writes-no-weights-to-disk")
-@pytest.mark.clause("weight-sync/weights-travel-in-memory#1")
-@pytest.mark.kills("weights-by-disk")
+@pytest.mark.scenario(
+    "weight-sync/a-step-writes-no-weights-to-disk", clauses=["weight-sync/weights-travel-in-memory#1"]
+)
 def test_two_syncs_write_no_weights_to_disk(attach, tmp_path, monkeypatch):
     for name in ("TMPDIR", "HOME"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -90,9 +90,9 @@ def test_two_syncs_write_no_weights_to_disk(attach, tmp_path, monkeypatch):
     assert list(tmp_path.rglob("*")) == []
 
 
-@pytest.mark.scenario("weight-sync/the-communicator-is-closed-after-an-error")
-@pytest.mark.clause("weight-sync/weights-travel-in-memory#4")
-@pytest.mark.kills("group-left-open")
+@pytest.mark.scenario(
+    "weight-sync/the-communicator-is-closed-after-an-error", clauses=["weight-sync/weights-travel-in-memory#4"]
+)
 def test_the_communicator_is_closed_after_an_error(attach, tmp_path, monkeypatch):
     double = NativeDouble(tensors_of(0))
     backend, template = attach(double), SimpleNamespace(processor=None)
@@ -129,7 +129,6 @@ def test_the_communicator_is_closed_after_an_error(attach, tmp_path, monkeypatch
 
 
 @pytest.mark.scenario("weight-sync/a-failed-sync-leaves-the-adapter-unmerged")
-@pytest.mark.kills("failed-push-swallowed")
 def test_a_failed_sync_leaves_the_adapter_unmerged(attach):
     policy = lora_policy()
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
@@ -156,9 +155,9 @@ class Merging(NativeDouble):
         return {"policy_version": told, "committed": True}
 
 
-@pytest.mark.scenario("weight-sync/only-adapter-bytes-travel")
-@pytest.mark.clause("weight-sync/adapter-sync-sends-adapters-only#1")
-@pytest.mark.kills("adapter-with-its-base")
+@pytest.mark.scenario(
+    "weight-sync/only-adapter-bytes-travel", clauses=["weight-sync/adapter-sync-sends-adapters-only#1"]
+)
 def test_only_adapter_bytes_travel(attach):
     policy = lora_policy(8)
     double, adapter = Merging(dict(merged_weights(policy))), adapter_of(policy)
@@ -173,9 +172,9 @@ def test_only_adapter_bytes_travel(attach):
     assert merged == {merge["name"]: digest_of(own[merge["name"]]).hex() for merge in body["adapter"]["merges"]}
 
 
-@pytest.mark.scenario("weight-sync/a-silent-failure-is-seen")
-@pytest.mark.clause("weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#6")
-@pytest.mark.kills("commits-believed")
+@pytest.mark.scenario(
+    "weight-sync/a-silent-failure-is-seen", clauses=["weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#6"]
+)
 def test_a_silent_failure_is_seen(attach):
     policy = lora_policy()
     double = Merging(dict(merged_weights(policy)))
@@ -185,9 +184,9 @@ def test_a_silent_failure_is_seen(attach):
     assert double.policy_version == 1
 
 
-@pytest.mark.scenario("weight-sync/a-flipped-bit-is-found")
-@pytest.mark.clause("weight-sync/every-sync-has-a-version-and-is-proven#2,3")
-@pytest.mark.kills("refused-key-lost")
+@pytest.mark.scenario(
+    "weight-sync/a-flipped-bit-is-found", clauses=["weight-sync/every-sync-has-a-version-and-is-proven#2,3"]
+)
 def test_a_flipped_bit_is_found(attach):
     weights = {"lm_head.weight": torch.ones(4, 2), "norm.weight": torch.ones(2)}
     double = NativeDouble({name: weight * 0 for name, weight in weights.items()})
@@ -199,7 +198,6 @@ def test_a_flipped_bit_is_found(attach):
 
 
 @pytest.mark.scenario("weight-sync/a-sync-of-unchanged-weights-changes-nothing")
-@pytest.mark.kills("versions-skipped")
 def test_a_sync_of_unchanged_weights_changes_nothing(attach):
     double = NativeDouble(tensors_of(1))
     backend, before = attach(double), dict(double.served)
