@@ -58,7 +58,7 @@ def engine_backend():
 @pytest.fixture(scope="session")
 def instance(tmp_path_factory):
     """A rollout server with two replicas, a process of its own; hand it weights before use."""
-    from conformance.wire.instance import running
+    from conformance.server.instance import running
 
     with running(tmp_path_factory.mktemp("server") / "log", data_parallel_size=2, drain_s=0.1) as started:
         yield started

@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 
-ROOMS_OF_PROCESSES = ("launch", "trainer")
+ROOMS_OF_PROCESSES = ("cli", "trainer")
 WAITING = {
     *(f"conformance/servers/test_{name}.py" for name in ("judging", "lanes")),
-    *(f"conformance/wire/test_{name}.py" for name in ("client_scenarios", "client_session", "server_scenarios")),
-    "conformance/sync/test_native_sender.py",
+    *(f"conformance/dialects/test_{name}.py" for name in ("client_scenarios", "client_session")),
+    "conformance/server/test_server_scenarios.py",
+    "conformance/weights/test_native_sender.py",
 }
 """Files that wait more than they compute: several workers begin them early, beside what computes."""
 SHARED = {"instance", "engine_backend"}
 """Fixtures that start an engine for a whole session."""
 SHARING = {
     *(f"conformance/rollout/test_{name}.py" for name in ("prefixes", "vllm_colocate")),
-    *(f"conformance/wire/test_{name}.py" for name in ("client_engine", "engine_dialects", "engine_generation")),
-    *(f"conformance/wire/test_{name}.py" for name in ("engine_direct", "engine_logprobs", "engine_sync")),
-    *(f"conformance/wire/test_{name}.py" for name in ("engine_turns", "faults", "vllm_client")),
+    *(f"conformance/server/test_{name}.py" for name in ("client_engine", "engine_dialects", "engine_generation")),
+    *(f"conformance/server/test_{name}.py" for name in ("engine_direct", "engine_logprobs", "engine_sync")),
+    *(f"conformance/server/test_{name}.py" for name in ("engine_turns", "faults", "vllm_client")),
     "conformance/servers/test_own_server.py",
 }
 """Files that ask for them."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from conformance.doubles.tokenizer import make_vocabulary
-from conformance.target.answers import BOX, FAR_BOX, answer, box, element, ids, poly
+from conformance.objectives.answers import BOX, FAR_BOX, answer, box, element, ids, poly
 from rollmatch.objectives.evaluation import describe_scene, score, write_evaluation
 from rollmatch.objectives.rollout_matching.match import MatchRules
 from rollmatch.objectives.rollout_matching.target import RolloutMatching

@@ -17,11 +17,11 @@ def item(path, *fixtures, marker=None):
     )
 
 
-QUICK, PROCESSES = item("conformance/learn/test_pack.py"), item("conformance/launch/test_train_resume.py")
-SHARER = item("conformance/wire/test_engine_sync.py", "instance", marker="engine")
-WAITS = item("conformance/wire/test_client_scenarios.py")
-OWN = item("conformance/wire/test_engine_stock.py", marker="engine")
-WHOLE, SLOW = item("conformance/launch/test_run.py", marker="engine"), item("conformance/test_it.py", marker="slow")
+QUICK, PROCESSES = item("conformance/learn/test_pack.py"), item("conformance/cli/test_train_resume.py")
+SHARER = item("conformance/server/test_engine_sync.py", "instance", marker="engine")
+WAITS = item("conformance/dialects/test_client_scenarios.py")
+OWN = item("conformance/server/test_engine_stock.py", marker="engine")
+WHOLE, SLOW = item("conformance/cli/test_run.py", marker="engine"), item("conformance/test_it.py", marker="slow")
 
 
 @pytest.mark.parametrize("worker", [None, "gw0"])
@@ -37,7 +37,7 @@ def test_quick_tests_come_first_alone_and_last_among_workers(monkeypatch, worker
 
 def test_a_file_that_shares_an_engine_and_does_not_say_so_is_refused():
     with pytest.raises(pytest.UsageError, match=r"test_new\.py shares an engine"):
-        pytest_collection_modifyitems([item("conformance/wire/test_new.py", "instance")])
+        pytest_collection_modifyitems([item("conformance/server/test_new.py", "instance")])
     pytest_collection_modifyitems([item(path, "instance") for path in SHARING])
 
 

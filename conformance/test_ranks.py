@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from conformance.launch.forked import LEARNER, Forked
+from conformance.cli.forked import LEARNER, Forked
 from rollmatch import ranks as ranks_module
 from rollmatch.ranks import Ranks
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from conformance.launch.forked import run_to_end
+from conformance.cli.forked import run_to_end
 from rollmatch.startup import loading
 
 THREADS_AND_EXIT_FUNCTIONS = """

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from conformance import workers
-from conformance.launch.forked import this_run
+from conformance.cli.forked import this_run
 
 
 def python_of(*, popen=True, python=None):

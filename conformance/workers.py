@@ -14,10 +14,10 @@ from rollmatch.cli.gpus import has_gpu
 ROOT = Path(__file__).parents[1]
 CODE = f"""import sys
 sys.path[:0] = {[str(ROOT / "impl"), str(ROOT)]!r}
-from conformance.launch.cradle import main
+from conformance.cli.cradle import main
 sys.exit(main(*sys.argv[1:]))"""
 CRADLE = (sys.executable, "-c", CODE)
-"""``conformance.launch.cradle``, wherever pytest was started."""
+"""``conformance.cli.cradle``, wherever pytest was started."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.cli.division import GRPO, typed
+from conformance.cli.started import finish, in_time, is_healthy, journals_of, keep, started
 from conformance.gpu.memory_watch import MemoryWatch
 from conformance.harness.judge import judge
-from conformance.launch.division import GRPO, typed
-from conformance.launch.started import finish, in_time, is_healthy, journals_of, keep, started
-from conformance.wire.instance import free_port
+from conformance.server.instance import free_port
 
 SERVER = "custom.extra.rollout_server"
 

@@ -9,8 +9,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from conformance.wire.calls import text_batch
-from conformance.wire.instance import ENVIRONMENT
+from conformance.server.calls import text_batch
+from conformance.server.instance import ENVIRONMENT
 
 READY, TOOK = "ready", "took "
 PLAIN = {name: value for name, value in ENVIRONMENT.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}

@@ -28,10 +28,10 @@ import torch
 from benchmarks.gpu.divided_run import SERVER, DividedRun, Division
 from benchmarks.gpu.machine import describe
 from benchmarks.gpu.one_engine import Load, OneEngine, compare
-from conformance.launch.division import GRPO
-from conformance.launch.started import cli_command
+from conformance.cli.division import GRPO
+from conformance.cli.started import cli_command
 from conformance.rollout.digits import ROOT
-from conformance.wire.calls import Server
+from conformance.server.calls import Server
 
 BARS = {"sync / broadcast": 1.1, "server / engine x replicas": 0.95}
 """The first at most, the second at least."""

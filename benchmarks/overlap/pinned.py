@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from conformance.launch.started import Started, cli_command, is_healthy, journal_of, started
+from conformance.cli.started import Started, cli_command, is_healthy, journal_of, started
 from conformance.rollout.digits import ROOT, absolute
-from conformance.wire.instance import free_port
+from conformance.server.instance import free_port
 from rollmatch.config import load
 from rollmatch.config.pairing import pair_servers
 from rollmatch.config.servers import server_section

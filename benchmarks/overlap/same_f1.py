@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.overlap.pinned import MATCHING, MODES, pinned_server
-from conformance.launch.started import journal_of
+from conformance.cli.started import journal_of
 
 SAVE_STEPS = 10
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.overlap.pinned import CONFIG, MATCHING, slowed, two_servers
-from conformance.launch.started import absolute
+from conformance.cli.started import absolute
 from conformance.rollout.digits import load_model, requests_for, scenes
 from rollmatch.cli.assemble import make_template
 from rollmatch.cli.connect import connect_servers

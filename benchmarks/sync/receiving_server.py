@@ -15,7 +15,7 @@ import torch
 import uvicorn
 
 from conformance.rollout.digits import MODEL, ROOT
-from conformance.wire.instance import free_port
+from conformance.server.instance import free_port
 from rollmatch.cli.server_app import make_app
 from rollmatch.cli.serving import vocabulary_size
 from rollmatch.dialects.native.group import Meeting

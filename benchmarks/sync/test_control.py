@@ -6,8 +6,8 @@ import pytest
 import requests
 
 from benchmarks.sync.receiving_server import TIMEOUT_S, native_sender, receiving, weights_of
-from conformance.wire.instance import free_port
-from conformance.wire.queued_learner import QueuedLearner
+from conformance.dialects.queued_learner import QueuedLearner
+from conformance.server.instance import free_port
 
 NUM_TENSORS, NUM_FLOATS = 399, 1
 

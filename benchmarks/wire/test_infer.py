@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from conformance.rollout.digits import load_digits, scenes
-from conformance.wire.calls import data_url, in_thread
-from conformance.wire.instance import ENGINE, running
+from conformance.server.calls import data_url, in_thread
+from conformance.server.instance import ENGINE, running
 
 NUM_IMAGES, MAX_TOKENS = 8, 128
 BAR = 2 / 1.5

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from PIL import Image
 
 from conformance.doubles.engine import RememberingEngine
-from conformance.sync.native_double import NativeDouble
+from conformance.weights.native_double import NativeDouble
 from rollmatch.data.ids import pack_ids, unpack_ids
 from rollmatch.model.policy import merged_weights
 

@@ -8,7 +8,7 @@ from benchmarks.gpu import learner, six_and_two
 from benchmarks.gpu.divided_run import DividedRun
 from benchmarks.gpu.measure import judge, take_turns
 from benchmarks.gpu.one_engine import Load
-from conformance.launch.division import GRPO
+from conformance.cli.division import GRPO
 from conformance.rollout.digits import absolute
 
 

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from benchmarks.gpu import receivers
 from conformance.gpu.greedy import answers
 from conformance.rollout.digits import MODEL, load_model, perturb
-from conformance.wire.calls import text_batch
-from conformance.wire.instance import ENGINE, free_port, running
+from conformance.server.calls import text_batch
+from conformance.server.instance import ENGINE, free_port, running
 from rollmatch.dialects.native.group import Meeting
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import requests
 
+from conformance.cli.division import VLLM, typed
+from conformance.cli.started import finish, in_time, is_healthy, journals_of, keep, started
 from conformance.gpu.greedy import answers
 from conformance.harness.judge import judge
-from conformance.launch.division import VLLM, typed
-from conformance.launch.started import finish, in_time, is_healthy, journals_of, keep, started
 from conformance.rollout.digits import CONFIG, ROOT, absolute, template_of
-from conformance.wire.calls import Server
-from conformance.wire.instance import free_port
+from conformance.server.calls import Server
+from conformance.server.instance import free_port
 from rollmatch.model.vocabulary import trim_stop
 
 STEPS, NUM_ASKED = 60, 8

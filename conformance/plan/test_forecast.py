@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.gpu.six_and_two import BIG
+from conformance.cli.division import GRPO
 from conformance.gpu.big_model import config_of
-from conformance.launch.division import GRPO
 from conformance.plan.shapes import QWEN3_8B, model_directory
 from conformance.rollout.digits import MODEL, ROOT, absolute
 from rollmatch.config import load

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.scenarios.prefetching import GREEDY, requests_of
-from conformance.sync.native_double import NativeDouble, serving
+from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks

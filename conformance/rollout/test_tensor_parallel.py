@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.launch.forked import ENGINE
-from conformance.launch.started import FORKED, started
+from conformance.cli.forked import ENGINE
+from conformance.cli.started import FORKED, started
 from conformance.rollout.digits import load_model, perturb, requests_for, scenes, template_of, tokens_of
 from conformance.rollout.tensor_parallel_worker import MAX_NEW_TOKENS, SHARES
 from rollmatch.rollout.backend import Decoding

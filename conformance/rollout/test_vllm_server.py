@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conformance.sync.native_double import NativeDouble, Refused, serving
+from conformance.weights.native_double import NativeDouble, Refused, serving
 from rollmatch.dialects.http import ServerRefused
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.errors import RollmatchError, SyncError

@@ -13,9 +13,9 @@ import torch
 from conformance.doubles.engine import install
 from conformance.rollout.digits import MODEL, load_model, template_of
 from conformance.scenarios.configs import LONG, config_with, not_refused, refusal_of
-from conformance.sync.native_double import NativeDouble, serving
-from conformance.sync.test_named_weights import adapted
-from conformance.wire.instance import free_port
+from conformance.server.instance import free_port
+from conformance.weights.native_double import NativeDouble, serving
+from conformance.weights.test_named_weights import adapted
 from rollmatch.cli.assemble import make_backend
 from rollmatch.cli.await_servers import Patience, await_servers
 from rollmatch.cli.rollout_server import make_settings

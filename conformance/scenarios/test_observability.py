@@ -9,8 +9,8 @@ from torch import nn
 from conformance.doubles.engine import make_remembering_backend
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.learn.segments import make_row, plain_segments
+from conformance.objectives.answers import answer, element, ids
 from conformance.rollout.digits import load_digits, load_model, template_of
-from conformance.target.answers import answer, element, ids
 from conformance.trainer.small_run import events, make_trainer
 from rollmatch.cli.run import _announce, describe
 from rollmatch.cli.run_directory import RESOLVED

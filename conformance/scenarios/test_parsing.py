@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from conformance.doubles.tokenizer import ids_of_bytes, make_tokenizer, make_vocabulary
-from conformance.target.answers import answer, box, element, ids, quoted
+from conformance.objectives.answers import answer, box, element, ids, quoted
 from rollmatch.model.vocabulary import CoordTokensMissing, Vocabulary
 from rollmatch.objectives.rollout_matching.match import MatchRules
 from rollmatch.objectives.rollout_matching.parse import OPENING, parse_rollout

@@ -124,7 +124,7 @@ def test_eight_scenes_through_the_engines_interface(model, monkeypatch):
     ],
 )
 def test_an_unset_mode_means_colocate(model, monkeypatch, tmp_path):
-    """The engine is a double; a real one trains in conformance/launch/test_colocate_run.py."""
+    """The engine is a double; a real one trains in conformance/cli/test_colocate_run.py."""
     with not_refused():
         assert config_with().custom.extra.rollout_matching.vllm.mode == "colocate"
     told = "training.per_device_train_batch_size=2", "custom.extra.rollout_matching.max_new_tokens=4"

@@ -12,9 +12,9 @@ from conformance.doubles.answering_server import AnsweringServer
 from conformance.doubles.engine import install
 from conformance.rollout.digits import cut, load_model, template_of
 from conformance.scenarios.configs import not_refused
-from conformance.sync.native_double import serving
+from conformance.server.instance import free_port
 from conformance.trainer.small_run import events, make_trainer
-from conformance.wire.instance import free_port
+from conformance.weights.native_double import serving
 from rollmatch.model.template import PromptMismatch
 from rollmatch.rollout.vllm_server import VllmServerBackend
 

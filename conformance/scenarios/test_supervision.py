@@ -7,8 +7,8 @@ from conformance.doubles.tiny_qwen3_vl import COORD_IDS, VOCAB_LEN, bin_of
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.learn.loss_cases import MASK, RULES, random_logits
 from conformance.learn.segments import make_row, make_segment
+from conformance.objectives.answers import answer, box, element, ids
 from conformance.scenarios.configs import LONG, config_with, not_refused, refusal_of
-from conformance.target.answers import answer, box, element, ids
 from rollmatch.cli.objectives import loss_rules_of
 from rollmatch.learn.loss import LossRules, LossTotals, count_totals, masked_loss, slot_losses
 from rollmatch.learn.mask import IGNORED, MaskRules, SupervisionOutsideTarget, mask_row, mask_segment

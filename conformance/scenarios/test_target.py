@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.doubles.tokenizer import make_vocabulary
+from conformance.objectives.answers import PLACES, answer, box, element, ids, object_lists, tokens
 from conformance.scenarios.configs import not_refused
-from conformance.target.answers import PLACES, answer, box, element, ids, object_lists, tokens
 from rollmatch.errors import TargetError
 from rollmatch.learn.mask import MaskRules, mask_segment
 from rollmatch.objectives.rollout_matching.append import (

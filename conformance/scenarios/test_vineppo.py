@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from conformance.doubles.company import alone, together
 from conformance.doubles.tokenizer import make_vocabulary
-from conformance.target.vineppo.locks import STOP, LockPolicy, sample_of, trajectory_of, value_of, waves_of
+from conformance.objectives.vineppo.locks import STOP, LockPolicy, sample_of, trajectory_of, value_of, waves_of
 from rollmatch.objectives.vineppo.advantage import normalize, spread, step_advantages
 from rollmatch.objectives.vineppo.continuation import ContinuationOutdated
 from rollmatch.objectives.vineppo.search import Forest, SearchBudget, TreeValues

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from conformance.dialects.flat_bucket import flat_metadata
+from conformance.server.calls import Learner, Server
+from conformance.server.instance import free_port
 from conformance.servers.exchange import Call
 from conformance.servers.talk import Stopped, Talk
-from conformance.wire.calls import Learner, Server
-from conformance.wire.flat_bucket import flat_metadata
-from conformance.wire.instance import free_port
 from rollmatch.dialects.queued_group import QueuedGroup
 from rollmatch.weights.digest import bytes_of
 from rollmatch.weights.gloo_group import GlooGroup, GroupAddress

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from conformance.launch.forked import run_to_end
+from conformance.cli.forked import run_to_end
 from conformance.servers.check import MISSED, MUST, PASSED, SHOULD, UNTESTABLE, Check, Verdict, judge
 from conformance.servers.checks import BY_ID, CHECKS
 from conformance.servers.dialects import DIALECTS

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.launch.forked import LEARNER
-from conformance.launch.started import (
+from conformance.cli.forked import LEARNER
+from conformance.cli.started import (
     FORKED,
     HF,
     in_time,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.launch.forked import LEARNER
-from conformance.launch.started import FORKED, journals_of, started
+from conformance.cli.forked import LEARNER
+from conformance.cli.started import FORKED, journals_of, started
 
 WORKER = Path(__file__).with_name("overlap_worker.py")
 STEPS = (

@@ -1,0 +1,71 @@
+"""An optimizer step of our learner on a server that it did not start, and what the server answers before and after."""
+
+import json
+import sys
+from pathlib import Path
+
+from conformance.cli.forked import LEARNER
+from conformance.cli.started import finish, in_time, journal_of
+from conformance.harness.judge import judge
+from conformance.rollout.digits import CONFIG, absolute
+from conformance.server.instance import free_port
+from rollmatch.cli.assemble import make_template
+from rollmatch.cli.learner import load_data
+from rollmatch.config import load
+from rollmatch.config.policy import TunerConfig
+from rollmatch.model.policy import load_policy
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.request import make_requests
+
+VLLM = "custom.extra.rollout_matching.vllm"
+NUM_SAMPLES = 8
+
+
+def overrides_for(url: str, out: Path) -> list[str]:
+    return [
+        f"{VLLM}.mode=server",
+        f"{VLLM}.server.base_url={url}",
+        f"{VLLM}.server.group_port={free_port()}",
+        f"{VLLM}.server.timeout_s=150",
+        f"training.output_dir={out}",
+        "training.max_steps=1",
+        "training.per_device_train_batch_size=8",
+        "training.learning_rate=2e-2",
+        "training.warmup_steps=0",
+        "training.save_steps=1000",
+        f"training.eval_scenes={NUM_SAMPLES}",
+        "training.report_to=none",
+    ]
+
+
+def answers_told(evaluation: Path) -> list[str]:
+    told = json.loads(evaluation.read_text())
+    return [answer["response_text"] for answer in told["scenes"] or told["answers"]]
+
+
+def answers_of_transformers(config: Path, model: Path) -> list[str]:
+    """Greedily, by the weights in this directory."""
+    run = load(config, absolute(f"model.model={model}") if config == CONFIG else [f"model.model={model}"])
+    template = make_template(run)
+    samples = load_data(run)[1][:NUM_SAMPLES]
+    requests = make_requests(samples, prompt_of=template.prompt_token_ids, run_seed=run.training.seed, step=0, rank=0)
+    policy = load_policy(run.model, TunerConfig(), attn_implementation="sdpa").eval()
+    decoding = Decoding(max_new_tokens=run.custom.extra.rollout_matching.max_new_tokens)
+    rollouts = HfBackend(policy, template, batch_size=NUM_SAMPLES).generate(requests, decoding)
+    return [template.vocabulary.text(rollout.response_token_ids) for rollout in rollouts]
+
+
+def take_a_step(config: Path, url: str, folder: Path, *overrides: str) -> None:
+    """One step, and what the server answers before and after it."""
+    out = folder / "run"
+    sets = [part for override in (*overrides_for(url, out), *overrides) for part in ("--set", override)]
+    command = [sys.executable, "-m", "rollmatch", "train", str(config), *sets, "--wait-timeout", "300"]
+    code, told = finish(command, folder / "learner.txt", loaded=LEARNER)
+    assert code == 0, told[-3000:]
+    events = journal_of(out, None)
+    assert judge(in_time([events])) == []
+    assert [event["version"] for event in events if event["event"] == "synced"] == [1, 2]
+    first, last = (answers_told(out / f"evaluations/step-00000{step}.json") for step in (0, 1))
+    assert first != last, "training changed what is answered, so that a server with old weights would be found out"
+    assert last == answers_of_transformers(config, out / "checkpoint-1")

@@ -1,0 +1,123 @@
+"""Commands as people start them: a process of its own, its output in a file, and none left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+
+import requests
+
+from conformance.cli.forked import start
+from conformance.rollout.digits import CONFIG, ROOT, absolute
+from rollmatch.journal import read_journal
+
+TIMEOUT_S = 240
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+FORKED = ("-m", "conformance.cli.forked_ranks")
+"""Two ranks without torchrun, which would load everything three times; ``loaded`` is what they load once."""
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
+RANKED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+HF = (
+    "custom.extra.rollout_matching.rollout_backend=hf",
+    "custom.extra.rollout_matching.rollout_generate_batch_size=8",
+    "custom.extra.rollout_matching.vllm.max_model_len=null",
+    "custom.extra.rollout_matching.max_new_tokens=48",
+    "training.learner_threads=1",
+    "training.report_to=none",
+)
+
+
+def cli_command(name: str, config: Path, *overrides: str) -> list[str]:
+    """``rollmatch NAME CONFIG`` with settings laid over it."""
+    sets = [part for override in absolute(*overrides) for part in ("--set", override)]
+    return [sys.executable, "-m", "rollmatch", name, str(config), *sets]
+
+
+def train_command(*overrides: str, launcher: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> list[str]:
+    """``rollmatch train`` on the digits."""
+    python, *words = cli_command("train", CONFIG, *overrides)
+    return [python, *launcher, *words, *flags]
+
+
+class Started:
+    """A running command; where it names what it loads, it forks from a process that has loaded that."""
+
+    def __init__(self, command: list[str], log: Path, *, loaded: tuple[str, ...] = ()) -> None:
+        self.log = log
+        environment = {name: value for name, value in os.environ.items() if name not in RANKED} | ENVIRONMENT
+        self.process = start(command, loaded=loaded, log=log, environment=environment)
+
+    def told(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait(self) -> int:
+        """Its exit code."""
+        try:
+            return self.process.wait(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {TIMEOUT_S} s:\n{self.told()[-3000:]}") from None
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """While it runs; fails if it ends first."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.told()[-3000:]}"
+            assert time.monotonic() < deadline, f"waited for {TIMEOUT_S} s:\n{self.told()[-3000:]}"
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        """With all its children, also those that it has left behind."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@contextmanager
+def started(command: list[str], log: Path, *, loaded: tuple[str, ...] = ()) -> Iterator[Started]:
+    running = Started(command, log, loaded=loaded)
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+def finish(command: list[str], log: Path, *, loaded: tuple[str, ...] = ()) -> tuple[int, str]:
+    """Exit code and what it told, once it ended."""
+    with started(command, log, loaded=loaded) as running:
+        return running.wait(), running.told()
+
+
+def journal_of(directory: Path, event: str | None, *, name: str = "journal.jsonl") -> list[dict]:
+    """Its events, of one kind if it is named; none before there is a journal."""
+    path = directory / name
+    return [line for line in read_journal(path) if event in (None, line["event"])] if path.exists() else []
+
+
+def journals_of(directory: Path, event: str | None = None, *, num_ranks: int) -> list[list[dict]]:
+    """Of each rank, in their order."""
+    names = ["journal.jsonl", *(f"journal-rank{rank}.jsonl" for rank in range(1, num_ranks))]
+    return [journal_of(directory, event, name=name) for name in names]
+
+
+def in_time(journals: Iterable[list[dict]]) -> list[dict]:
+    """Events of all ranks, one after the other."""
+    return sorted(chain.from_iterable(journals), key=lambda event: event["time"])
+
+
+def keep(trace: Iterable[dict], path: Path) -> None:
+    """A journal that can be committed: paths in it begin at the root of the repository."""
+    path.write_text("".join(json.dumps(event) + "\n" for event in trace).replace(f"{ROOT}/", ""))
+
+
+def is_healthy(url: str) -> bool:
+    """Whether a server answers, and says so."""
+    try:
+        return requests.get(f"{url}/health/", timeout=5).status_code == 200
+    except requests.RequestException:
+        return False

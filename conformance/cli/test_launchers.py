@@ -1,0 +1,152 @@
+"""What both launchers look at before anything begins: counts, ports, models, GPUs of the other side."""
+
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import psutil
+import pytest
+
+from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digits
+from conformance.scenarios.configs import not_refused
+from conformance.server.instance import free_port
+from rollmatch.cli.await_servers import Patience, await_servers
+from rollmatch.cli.main import main
+from rollmatch.cli.rollout_server import serve
+from rollmatch.cli.served import GpusOverlap, ServedModelDiffers
+from rollmatch.server.identity import load_model_identity
+
+VLLM, SERVER = "custom.extra.rollout_matching.vllm", "custom.extra.rollout_server"
+
+
+def named(url="http://127.0.0.1:8123", group=51216):
+    return (f"{VLLM}.mode=server", f"{VLLM}.server.base_url={url}", f"{VLLM}.server.group_port={group}")
+
+
+def sets(*overrides):
+    return [part for override in absolute(*overrides) for part in ("--set", override)]
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Commands that a launcher would have become."""
+    commands = []
+    monkeypatch.setattr("rollmatch.cli.rollout_server.become", commands.append)
+    return commands
+
+
+@pytest.mark.scenario("launchers/the-form-with-equals-signs")
+def test_the_script_starts_what_the_command_starts(capsys):
+    config = ROOT / "fixtures/digits/3v1.yaml"
+    assert main(["serve", str(config), "--gpus", "0,1,2", "--dry-run"]) == 0
+    command = capsys.readouterr().out
+    script = [ROOT / "scripts/serve.sh", f"config={config}", "gpus=0,1,2", "log_level=debug", "--", "--dry-run"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(script, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PATH": path}, timeout=90)
+    settings = json.loads(shlex.split(done.stdout)[-1]) if done.returncode == 0 else {}
+    assert (settings.get("data_parallel_size"), settings.get("port")) == (3, 8000), done.stderr
+    python = re.compile(rf"{re.escape(str(Path(sys.executable).parent))}/python[\d.]*")  # one program has several names
+    assert python.sub("python", done.stdout) == python.sub("python", command)
+
+
+@pytest.mark.parametrize(("told", "missing"), [(["gpus=0"], "config="), (["config=x", "gpu=0"], "gpu=0")])
+def test_the_script_names_what_is_wrong(told, missing):
+    done = subprocess.run([ROOT / "scripts/serve.sh", *told], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert missing in done.stderr
+
+
+@pytest.mark.scenario("launchers/six-workers-on-five-gpus")
+def test_six_workers_on_five_gpus(capsys, begun):
+    sizes = (f"{SERVER}.vllm_tensor_parallel_size=1", f"{SERVER}.vllm_data_parallel_size=6")
+    asked = ["serve", str(CONFIG), *sets(*named(), *sizes)]
+    before = psutil.Process().children()
+    status = main([*asked, "--gpus", "0,1,2,3,4"])
+    told = capsys.readouterr().err
+    assert status == 1
+    assert f"[gpu-count-mismatch] {SERVER}.vllm_data_parallel_size: " in told
+    assert {"6", "6,", "5"} <= set(told.split())
+    assert begun == []
+    assert psutil.Process().children() == before
+    assert main([*asked, "--gpus", "0,1,2,3,4,5"]) == 0
+    assert len(begun) == 1
+
+
+@pytest.mark.scenario(clauses=["launchers/the-server-launcher-checks-before-it-starts#5"])
+def test_the_group_port_is_left_alone(begun):
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        held.setblocking(False)
+        group = held.getsockname()[1]
+        url = f"http://127.0.0.1:{free_port()}"
+        with not_refused():
+            serve(str(CONFIG), overrides=absolute(*named(url, group)), gpus=["0"])
+        with pytest.raises(BlockingIOError):
+            held.accept()
+    assert len(begun) == 1
+
+
+class Telling:
+    """A rollout server that tells about itself, and nothing else."""
+
+    def __init__(self, **answers):
+        class Routes(BaseHTTPRequestHandler):
+            def do_GET(self):
+                told = answers.get(self.path.strip("/").rpartition("/")[2])
+                body = json.dumps(told or {}).encode()
+                self.send_response(404 if told is None else 200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self.front = ThreadingHTTPServer(("127.0.0.1", 0), Routes)
+        self.url = f"http://127.0.0.1:{self.front.server_port}"
+
+    def __enter__(self):
+        Thread(target=self.front.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.front.shutdown()
+        self.front.server_close()
+
+
+def wait_for(server, *overrides, gpus=()):
+    await_servers(load_digits(*named(server.url), *overrides), Patience(timeout_s=5), gpus=gpus)
+
+
+@pytest.mark.scenario(clauses=["launchers/server-and-learner-have-a-launcher-each#5"])
+def test_a_gpu_of_both_sides_is_told():
+    with Telling(health={"status": "ok", "gpus": ["0", "1", "2"]}) as server:
+        with pytest.raises(GpusOverlap) as told:
+            wait_for(server, gpus=("2", "3"))
+        assert (told.value.code, told.value.key) == ("gpus-overlap", "--gpus")
+        assert "than 2 for" in told.value.remedy
+        with not_refused():
+            wait_for(server, gpus=("3",))
+            wait_for(server)
+    with Telling(health={"status": "ok"}) as silent, not_refused():
+        wait_for(silent, gpus=("0",))
+
+
+@pytest.mark.scenario(clauses=["launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#5"])
+def test_a_server_of_another_model_is_told():
+    digest = load_model_identity(MODEL, dtype="float32").digest
+    with Telling(health={"status": "ok"}, identity={"model": "/models/other", "model_digest": digest}) as server:
+        with not_refused():
+            wait_for(server)
+        with pytest.raises(ServedModelDiffers) as told:
+            wait_for(server, f"model.model={ROOT}/fixtures/models/tasks")
+    assert (told.value.code, told.value.key) == ("served-model-differs", "model.model")
+    assert "/models/other" in told.value.problem
+    with Telling(health={"status": "ok"}) as another_dialect, not_refused():
+        wait_for(another_dialect)

@@ -1,0 +1,203 @@
+"""``rollmatch train --gpus``, and the waiting for rollout servers: a health route on a real socket is the server."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import psutil
+import pytest
+
+from conformance.cli.forked import LEARNER
+from conformance.cli.relay import write_relay
+from conformance.cli.started import HF, journal_of, started, train_command
+from conformance.rollout.digits import CONFIG, load_digits, write_cut
+from conformance.scenarios.configs import not_refused
+from rollmatch.cli.await_servers import Patience, ServerProcessDied, WorldSizeMismatch, await_servers
+from rollmatch.cli.child import run_child, tell_command
+from rollmatch.cli.gpus import GpuListInvalid, has_gpu, parse_gpus
+from rollmatch.cli.main import main
+from rollmatch.dialects.session import ServerUnreachable
+
+SIZES = "custom.extra.rollout_server.vllm_data_parallel_size=3"
+
+
+@contextmanager
+def serving(world_size=3, *, after_s=0.0):
+    """A server that is healthy from some time on."""
+    healthy_at = time.monotonic() + after_s
+
+    class Routes(BaseHTTPRequestHandler):
+        def do_GET(self):
+            fine = time.monotonic() >= healthy_at
+            body = json.dumps({"world_size": world_size} if "world" in self.path else {"status": "ok"}).encode()
+            self.send_response(200 if fine else 503)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Routes)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def config_for(url, *overrides):
+    vllm = "custom.extra.rollout_matching.vllm"
+    return load_digits(
+        f"{vllm}.mode=server", f"{vllm}.server.base_url={url}", f"{vllm}.server.group_port=51216", *overrides
+    )
+
+
+@pytest.fixture
+def nobody():
+    """A URL where nobody listens."""
+    with serving() as url:
+        pass
+    return url
+
+
+@pytest.mark.parametrize("told", ["", "0,,1", "0,0", "a", "-1"])
+def test_a_list_of_gpus_that_is_none_is_refused(told):
+    with pytest.raises(GpuListInvalid) as caught:
+        parse_gpus(told)
+    assert (caught.value.code, caught.value.key) == ("gpu-list-invalid", "--gpus")
+
+
+def test_a_list_of_gpus_holds_numbers_or_the_drivers_names():
+    assert parse_gpus("3, 1,GPU-ab12") == ("3", "1", "GPU-ab12")
+
+
+@pytest.fixture
+def looks_often(monkeypatch):
+    """A launcher that asks seven times a second."""
+    monkeypatch.setattr("rollmatch.cli.await_servers.LOOK_S", 0.15)
+
+
+@pytest.mark.scenario(
+    "launchers/the-server-comes-up-in-time",
+    clauses=["launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#1"],
+)
+def test_a_server_that_comes_up_in_time_is_waited_for(looks_often):
+    with serving(after_s=0.9) as url:
+        began = time.monotonic()
+        with not_refused():
+            await_servers(config_for(url, SIZES), Patience(timeout_s=30))
+    assert 0.6 < time.monotonic() - began < 20
+
+
+@pytest.mark.scenario(
+    "launchers/the-server-does-not-come-up",
+    clauses=["launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#2"],
+)
+def test_a_server_that_does_not_come_up_ends_the_waiting_in_time(nobody):
+    began = time.monotonic()
+    with pytest.raises(ServerUnreachable) as caught:
+        await_servers(config_for(nobody), Patience(timeout_s=2))
+    assert (caught.value.code, caught.value.key) == ("server-unreachable", nobody)
+    assert 2 <= time.monotonic() - began < 5.5  # waiting three times as long would be 6
+
+
+@pytest.mark.scenario(clauses=["launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#3"])
+def test_the_end_of_the_servers_process_ends_the_waiting(nobody, looks_often):
+    server = subprocess.Popen(["sleep", "0.4"])
+    began = time.monotonic()
+    with pytest.raises(ServerProcessDied) as caught:
+        await_servers(config_for(nobody), Patience(timeout_s=60, server_pid=server.pid))
+    server.wait()
+    assert (caught.value.code, caught.value.key) == ("server-process-died", "--server-pid")
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.scenario(
+    "launchers/a-server-of-another-size",
+    clauses=["launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#4"],
+)
+def test_a_server_of_another_size_is_refused_and_one_of_ours_is_taken():
+    with serving(2) as url, pytest.raises(WorldSizeMismatch) as caught:
+        await_servers(config_for(url, SIZES), Patience(timeout_s=5))
+    assert (caught.value.code, caught.value.key) == ("world-size-mismatch", "custom.extra.rollout_server")
+    assert "2" in caught.value.problem
+    assert "3" in caught.value.problem
+    with serving(3) as url:
+        await_servers(config_for(url, SIZES), Patience(timeout_s=5))
+
+
+@pytest.mark.scenario(
+    "launchers/two-gpus-two-ranks", clauses=["launchers/several-learner-gpus-mean-several-learner-processes#1,2"]
+)
+def test_a_dry_run_prints_torchrun_and_the_gpus_and_starts_nothing(capsys, tmp_path):
+    overrides = ("--set", f"training.output_dir={tmp_path / 'run'}")
+    assert main(["train", str(CONFIG), "--gpus", "6,7", "--dry-run", "--resume", *overrides]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("CUDA_VISIBLE_DEVICES=6,7 ")
+    assert "torchrun --standalone --nproc-per-node 2 -m rollmatch train" in told
+    assert told.rstrip().endswith("--resume")
+    assert not (tmp_path / "run").exists()
+    assert main(["train", str(CONFIG), "--gpus", "3", "--dry-run"]) == 0
+    assert "torchrun" not in capsys.readouterr().out
+
+
+def test_a_command_is_told_as_one_would_type_it():
+    assert tell_command(["run", "a b"], {"X": "1 2"}) == "X='1 2' run 'a b'"
+
+
+@pytest.mark.scenario(clauses=["launchers/several-learner-gpus-mean-several-learner-processes#3"])
+@pytest.mark.parametrize(("code", "expected"), [("3", 3), ("0", 0)])
+def test_a_launcher_ends_with_its_childs_code(code, expected):
+    assert run_child([sys.executable, "-c", f"raise SystemExit({code})"], {}) == expected
+
+
+def test_a_child_killed_by_a_signal_is_told_as_shells_do():
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert run_child([sys.executable, "-c", kill], {}) == 128 + signal.SIGKILL
+
+
+LAUNCHER = "import sys; from rollmatch.cli.child import run_child; sys.exit(run_child(sys.argv[1:], {}, grace_s=0.5))"
+STUBBORN = """
+import signal, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"], start_new_session=True)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(99)
+"""
+
+
+@pytest.mark.scenario(clauses=["launchers/several-learner-gpus-mean-several-learner-processes#4"])
+def test_a_signal_leaves_nobody_behind_even_of_a_child_that_ignores_it():
+    launcher = psutil.Popen([sys.executable, "-c", LAUNCHER, sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE)
+    assert launcher.stdout.readline() == b"up\n"
+    family = launcher.children(recursive=True)
+    assert len(family) == 2
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(timeout=30) == 128 + signal.SIGTERM
+    assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_two_gpus_are_two_ranks_and_a_signal_leaves_a_checkpoint(tmp_path, monkeypatch):
+    if not has_gpu():
+        for name, value in write_relay(tmp_path).items():
+            monkeypatch.setenv(name, value)
+    out = tmp_path / "run"
+    overrides = (*HF, f"training.output_dir={out}", "training.max_steps=60", "training.per_device_train_batch_size=2")
+    few = ("training.eval_scenes=2", "training.save_steps=1000", "custom.extra.rollout_matching.max_new_tokens=8")
+    small = f"model.model={write_cut(tmp_path / 'model')}"
+    command = train_command(*overrides, *few, small, flags=("--gpus", "0,1"))
+    with started(command, tmp_path / "told.txt", loaded=LEARNER) as running:
+        running.wait_until(lambda: len(journal_of(out, "step")) >= 1)
+        os.kill(running.process.pid, signal.SIGINT)
+        assert running.wait() == 128 + signal.SIGINT, running.told()
+    assert [event["learner_world_size"] for event in journal_of(out, "run")] == [2]
+    step = journal_of(out, "interrupted")[0]["step"]
+    assert (out / f"checkpoint-{step}" / "trainer_state.json").exists()

@@ -1,0 +1,194 @@
+"""``rollmatch train --engine swift``: ms-swift's learner by the same YAML, its samples and its rewards."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from conformance.cli.swift_parser import parse
+from conformance.outside_tools import swift_python
+from conformance.rollout.digits import ROOT, absolute, scenes
+from rollmatch.cli import swift_learner
+from rollmatch.cli.await_servers import Patience
+from rollmatch.cli.command import Command
+from rollmatch.cli.swift_learner import CONFIG_VARIABLE, LOSS_TYPES, learner_command, swift_rows, train_by_swift
+from rollmatch.config import load
+from rollmatch.errors import RollmatchError
+from rollmatch.records import Sample
+
+CONFIG = ROOT / "fixtures/digits/grpo-6v2.yaml"
+GRPO = "custom.extra.grpo"
+SUMMARY = f"model.model={ROOT}/fixtures/models/digits-summary"
+
+
+def config_of(*overrides):
+    return load(CONFIG, [*absolute(), SUMMARY, *overrides])
+
+
+def understood(*overrides, gpus=("6", "7")):
+    command = learner_command(config_of(*overrides), str(CONFIG), overrides=overrides, gpus=gpus)
+    assert command.words[:2] == ("swift", "rlhf")
+    return parse("rlhf", list(command.words[2:]))
+
+
+def test_swift_learns_what_our_learner_would():
+    told = understood("training.output_dir=/runs/one", f"{GRPO}.epsilon_high=0.28", f"{GRPO}.ratio_cap=3.0")
+    assert (told["rlhf_type"], told["use_vllm"], told["vllm_mode"]) == ("grpo", True, "server")
+    assert (told["vllm_server_host"], told["vllm_server_port"]) == (["127.0.0.1"], [8080])
+    assert (told["vllm_server_group_port"], told["vllm_server_timeout"]) == ([51216], 240)
+    assert (told["num_generations"], told["per_device_train_batch_size"]) == (8, 32), "it counts completions"
+    assert (told["tuner_type"], told["use_dora"], told["lora_rank"], told["lora_alpha"]) == ("lora", True, 16, 32)
+    assert [told[f"freeze_{part}"] for part in ("llm", "vit", "aligner")] == [False, False, False]
+    assert (told["epsilon"], told["epsilon_high"], told["delta"], told["beta"]) == (0.2, 0.28, 3.0, 0.02)
+    assert (told["max_completion_length"], told["temperature"], told["top_k"]) == (64, 1.0, -1)
+    assert (told["reward_funcs"], told["reward_weights"]) == (["form", "count", "content"], [0.3, 0.3, 0.4])
+    assert (told["learning_rate"], told["adam_beta2"], told["max_steps"]) == (1e-3, 0.98, 36)
+    assert told["dataset"] == ["/runs/one/swift-train.jsonl"]
+    assert told["val_dataset"] == ["/runs/one/swift-val.jsonl"]
+    assert (told["model_type"], told["template"]) == ("qwen3_vl", "qwen3_vl")
+
+
+@pytest.mark.parametrize(
+    ("override", "name", "value"),
+    [
+        ("baseline=leave_one_out", "advantage_estimator", "rloo"),
+        ("baseline=mean", "advantage_estimator", "grpo"),
+        ("scale_rewards=none", "scale_rewards", "none"),
+        ("mask_truncated_completions=true", "overlong_filter", True),
+        ("normalize=constant", "loss_type", ["dr_grpo"]),
+        ("normalize=sequence", "loss_type", ["grpo"]),
+        ("correction_cap=5.0", "rollout_importance_sampling_threshold", 5.0),
+        ("num_iterations=2", "num_iterations", 2),
+    ],
+)
+def test_every_variant_has_its_name_there(override, name, value):
+    assert understood(f"{GRPO}.{override}")[name] == value
+
+
+def test_what_is_not_set_is_not_told():
+    told = understood(f"{GRPO}.correction_cap=null", "tuner.train_type=full", "tuner.use_dora=false")
+    assert not told.keys() & {"rollout_importance_sampling_mode", "use_dora", "lora_rank", "delta", "attn_impl"}
+    assert set(LOSS_TYPES) == {"token", "sequence", "constant"}
+
+
+def test_steps_are_counted_in_forward_passes_there():
+    overrides = ("training.gradient_accumulation_steps=3", f"{GRPO}.steps_per_generation=2")
+    assert understood(*overrides)["steps_per_generation"] == 6
+
+
+def test_servers_of_the_other_section_are_told_by_url():
+    vllm = "custom.extra.rollout_matching.vllm"
+    told = understood(
+        "rlhf.use_vllm=false",
+        "rlhf.vllm_mode=null",
+        "rlhf.vllm_server_host=null",
+        "rlhf.vllm_server_port=null",
+        f"{vllm}.mode=server",
+        f'{vllm}.server={{base_url: ["http://a:1/x", "http://b:2"], group_port: 7}}',
+    )
+    assert told["vllm_server_base_url"] == ["http://a:1/x", "http://b:2"]
+    assert told["vllm_server_group_port"] == [7, 8]
+
+
+def test_each_gpu_gets_a_process_that_knows_the_yaml():
+    command = learner_command(config_of(), str(CONFIG), overrides=["training.seed=1"], gpus=["6", "7"])
+    assert (command.environment["CUDA_VISIBLE_DEVICES"], command.environment["NPROC_PER_NODE"]) == ("6,7", "2")
+    assert json.loads(command.environment[CONFIG_VARIABLE]) == [str(CONFIG), "training.seed=1"]
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        (
+            ("custom.trainer_variant=rollout_matching_sft", "rlhf.use_vllm=false", "rlhf.vllm_mode=null"),
+            "custom.trainer_variant",
+        ),
+        (("rlhf.vllm_mode=colocate",), "rlhf.vllm_mode"),
+    ],
+)
+def test_what_swift_does_not_train_is_refused(override, key):
+    with pytest.raises(RollmatchError) as caught:
+        understood(*override)
+    assert (caught.value.code, caught.value.key) == ("swift-trains-otherwise", key)
+
+
+def test_a_scene_becomes_a_chat_with_its_picture():
+    sample = scenes()[0]
+    [row] = swift_rows([sample], config_of())
+    assert row["messages"] == [
+        {"role": "system", "content": "Answer with one line."},
+        {"role": "user", "content": "<image>How many digits are there, and which?"},
+    ]
+    assert (row["images"], row["origin"]) == (list(sample.images), sample.origin)
+
+
+def test_a_chat_stays_what_it_is_but_for_tags():
+    def row_of(*messages, images=()):
+        sample = Sample(sample_id=0, origin="x:1", images=images, messages=messages)
+        return [
+            (message["role"], message["content"])
+            for message in next(iter(swift_rows([sample], config_of())))["messages"]
+        ]
+
+    chat = (("system", "Be short."), ("user", "Is it red?"))
+    assert row_of(*chat) == list(chat)
+    assert row_of(*chat, images=("a.png", "b.png")) == [chat[0], ("user", "<image><image>Is it red?")]
+    tagged = (("user", "Is <image> red?"),)
+    assert row_of(*tagged, images=("a.png",)) == list(tagged)
+
+
+def test_samples_are_written_down_before_swift_begins(tmp_path, monkeypatch):
+    became: list[Command] = []
+    monkeypatch.setattr(swift_learner, "become", became.append)
+    monkeypatch.setattr(swift_learner, "await_servers", lambda config, patience, gpus: None)
+    overrides = [*absolute(), SUMMARY, f"training.output_dir={tmp_path}"]
+    train_by_swift(str(CONFIG), overrides=overrides, gpus=["0"], patience=Patience())
+    told = parse("rlhf", list(became[0].words[2:]))
+    for name, count in (("dataset", 768), ("val_dataset", 128)):
+        with open(told[name][0]) as file:
+            rows = [json.loads(line) for line in file]
+        assert len(rows) == count
+        assert all(os.path.isfile(image) for row in rows for image in row["images"])
+
+
+BY_SWIFT = """
+import json, sys
+from swift.arguments import RLHFArguments
+from transformers import HfArgumentParser
+known, unknown = HfArgumentParser([RLHFArguments]).parse_known_args(json.loads(sys.argv[1]))
+import importlib.util
+from swift.rewards import orms
+for path in known.external_plugins:
+    spec = importlib.util.spec_from_file_location("plugin", path)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+answers, origin = json.loads(sys.argv[2])
+rewards = {name: orms[name](args=None)(answers, origin=origin, messages=None) for name in known.reward_funcs}
+print("\\n" + json.dumps([unknown, known.vllm_server_port, rewards]))
+"""
+
+
+@pytest.mark.swift
+def test_the_installed_swift_takes_the_line_and_our_rewards():
+    overrides = [*absolute(), SUMMARY]
+    command = learner_command(config_of(), str(CONFIG), overrides=overrides, gpus=["0"])
+    sample = scenes()[0]
+    names = [truth.desc for truth in sample.objects]
+    answers = [f"1 digit: one {names[0]}", "nothing"]
+    environment = os.environ | command.environment
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/impl:{ROOT}"}
+    words = json.dumps(list(command.words[2:]))
+    done = subprocess.run(
+        [swift_python(), "-c", BY_SWIFT, words, json.dumps([answers, [sample.origin] * 2])],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    unknown, ports, rewards = json.loads(done.stdout.splitlines()[-1])
+    assert (unknown, ports) == ([], [8080])
+    assert rewards["form"] == [1, 0]
+    assert rewards["count"] == [1 if len(names) == 1 else 1 - (len(names) - 1) / len(names), 0]
+    assert rewards["content"][1] == 0 < rewards["content"][0] <= 1

@@ -1,0 +1,147 @@
+"""A call that is sent without a thread is the same call: errors, time limit, key and path as of one that waits."""
+
+import json
+import threading
+import time
+
+import pytest
+import responses
+
+from conformance.dialects.swift_double import error_of, running_double
+from rollmatch.dialects.http import MSGPACK, HttpServer
+
+BODY = {"infer_requests": [{"messages": [{"content": "3"}]}]}
+
+
+@pytest.fixture
+def double():
+    with running_double() as made:
+        yield made
+
+
+def begin(double, *, timeout_s=20.0, base_url=None, **keywords):
+    return HttpServer(base_url or double.url, **keywords).begin("/infer/", BODY, timeout_s=timeout_s)
+
+
+def test_it_is_sent_when_it_has_begun_and_read_when_it_is_asked_for(double):
+    arrived, may_answer = threading.Event(), threading.Event()
+
+    def answer(handler, said):
+        arrived.set()
+        assert may_answer.wait(20)
+        double.echo(handler, said)
+
+    double.infer = answer
+    call = begin(double)
+    assert arrived.wait(20)
+    assert not call.is_done()
+    assert not call.is_done(within_s=0.01)
+    may_answer.set()
+    assert call.is_done(within_s=20)
+    assert [entry["response"]["prompt_token_ids"] for entry in call.result().body] == [[1, 3]]
+    assert call.result().body == HttpServer(double.url).post("/infer/", BODY, timeout_s=20).body
+    assert double.bodies == [BODY, BODY]
+
+
+def test_calls_to_several_servers_are_under_way_together(double):
+    together = threading.Barrier(3)
+
+    def answer(handler, said):
+        together.wait(20)
+        double.echo(handler, said)
+
+    double.infer, num_threads = answer, threading.active_count()
+    calls = [begin(double) for _ in range(3)]
+    assert [len(call.result().body) for call in calls] == [1, 1, 1]
+    assert threading.active_count() <= num_threads + 3  # the double's own
+    assert double.num_connections == 3
+
+
+def test_nobody_listens():
+    call = HttpServer("http://127.0.0.1:9").begin("/infer/", BODY, timeout_s=5)
+    assert call.is_done()
+    error = error_of(call.result)
+    assert (error.code, error.key) == ("transport-failed", "http://127.0.0.1:9")
+    assert "/infer/: ConnectionRefusedError" in error.problem
+
+
+def test_a_connection_that_breaks_is_an_error_and_nothing_is_sent_again(double):
+    double.infer = lambda handler, said: handler.connection.close()
+    call = begin(double)
+    assert call.is_done(within_s=20)
+    for _ in range(2):
+        error = error_of(call.result)
+        assert (error.code, error.key) == ("transport-failed", double.url)
+    assert double.asked == ["/infer"]
+
+
+def test_a_time_limit_counts_from_the_beginning(double):
+    may_end = threading.Event()
+    double.infer = lambda handler, said: may_end.wait(20)
+    call, began = begin(double, timeout_s=0.5), time.monotonic()
+    assert not call.is_done(within_s=0.4)
+    error = error_of(call.result)
+    may_end.set()
+    assert (error.code, error.key) == ("call-timeout", double.url)
+    assert "/infer/ did not answer within 0.5 s" in error.problem
+    assert time.monotonic() - began < 15
+    double.infer = double.echo
+    assert begin(double, timeout_s=20).result().body
+
+
+@pytest.mark.parametrize(
+    ("told", "status", "code", "words"),
+    [
+        ("<html>Oops</html>", 200, "reply-malformed", "html"),
+        ("out of memory", 500, "server-refused", "500: out of memory"),
+        ({"code": "version-not-newer", "key": "version", "problem": "is 1"}, 409, "version-not-newer", "is 1"),
+    ],
+)
+def test_a_refusal_is_told_as_of_a_call_that_is_waited_for(double, told, status, code, words):
+    double.infer = lambda handler, said: double.send(handler, told, status)
+    error = error_of(begin(double).result)
+    waited = error_of(lambda: HttpServer(double.url).post("/infer/", BODY, timeout_s=20))
+    assert (error.code, error.key, error.problem) == (waited.code, waited.key, waited.problem)
+    assert error.code == code
+    assert words in error.problem
+    assert getattr(error, "status", status) == status
+
+
+def test_key_type_and_the_urls_own_path_go_with_it(double):
+    seen = []
+
+    def answer(handler, said):
+        seen.append((handler.path, handler.headers["Authorization"], handler.headers["Content-Type"]))
+        double.echo(handler, said)
+
+    double.infer, answer_all = answer, double.answer
+
+    def answer_below(handler):
+        handler.path, path = handler.path.removeprefix("/rollout"), handler.path
+        assert path == "/rollout/infer/"
+        answer_all(handler)
+
+    double.answer = answer_below
+    assert begin(double, base_url=f"{double.url}/rollout/", api_key="k").result().body
+    assert seen == [("/infer/", "Bearer k", "application/json")]
+
+
+@responses.activate
+@pytest.mark.parametrize("base_url", ["https://far.example/rollout", "http://someone:secret@far.example/rollout"])
+def test_what_needs_more_than_a_connection_goes_the_usual_way(base_url):
+    responses.post(f"{base_url}/infer/", body=b"\x81\xa1a\x01", headers={"Content-Type": MSGPACK})
+    call = HttpServer(base_url).begin("/infer/", BODY, timeout_s=20)
+    assert call.result().body == {"a": 1}
+    assert json.loads(responses.calls[0].request.body) == BODY
+
+
+@responses.activate
+def test_a_proxy_of_the_environment_is_used_for_other_machines(double, monkeypatch):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    responses.add_passthru(double.url)
+    responses.post("http://far.example/infer/", json={"by": "requests, which knows of proxies"})
+    assert HttpServer("http://far.example").begin("/infer/", BODY, timeout_s=20).result().body["by"]
+    assert begin(double).result().body
+    assert len(responses.calls) == 1

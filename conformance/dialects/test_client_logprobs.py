@@ -1,0 +1,169 @@
+"""Log-probabilities of sampled tokens: asked for in each dialect's own words, one per token or refused."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+import responses
+
+from conformance.dialects.swift_double import RULES, error_of, prompts
+from rollmatch.cli.connect import try_out
+from rollmatch.data.ids import pack_ids
+from rollmatch.dialects.logprobs import check_logprobs
+from rollmatch.dialects.session import DIALECTS, ClientSettings, RolloutServer
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.vllm_server import VllmServerBackend
+
+URL = "http://h:1"
+ASKING = dataclasses.replace(RULES, logprobs=True)
+IDS, LOGPROBS = [4, 9], [-0.5, -0.25]
+
+
+def content(values):
+    return {"content": [{"token": "a", "logprob": value} for value in values]}
+
+
+def native(values):
+    packed = None if values is None else np.asarray(values, dtype="<f4").tobytes()
+    entry = {"request_id": "0.0.0", "prompt_token_ids": pack_ids([1]), "response_token_ids": pack_ids(IDS)}
+    entry |= {"finish_reason": "stop", "policy_version": 3, "logprobs": packed}
+    return {"body": msgspec.msgpack.encode({"responses": [entry]}), "content_type": "application/msgpack"}
+
+
+def swift(values):
+    choice = {"token_ids": IDS, "finish_reason": "stop", "logprobs": None if values is None else content(values)}
+    return {"json": [{"prompt_token_ids": [1], "choices": [choice]}]}
+
+
+def trl(values):
+    told = None if values is None else [[[value] for value in values]]
+    return {"json": {"prompt_ids": [[1]], "completion_ids": [IDS], "logprobs": told}}
+
+
+def stock(values):
+    choice = {"token_ids": IDS, "finish_reason": "stop", "logprobs": None if values is None else content(values)}
+    return {"json": {"prompt_token_ids": [1], "choices": [choice]}}
+
+
+ANSWERS = {
+    "native": ("/native/infer/", native),
+    "swift": ("/infer/", swift),
+    "trl": ("/generate/", trl),
+    "vllm": ("/v1/chat/completions/", stock),
+}
+
+
+def server_of(dialect):
+    server = RolloutServer(URL, ClientSettings(infer_timeout_s=5.0))
+    server.dialect = DIALECTS[dialect](URL)
+    return server
+
+
+def sent_by(call):
+    body = call.calls[0].request.body
+    try:
+        return json.loads(body)
+    except ValueError:
+        return msgspec.msgpack.decode(body)
+
+
+def told_in(sent):
+    """What a request says of log-probabilities, wherever its dialect says it."""
+    for part in ("sampling", "request_config"):
+        sent = sent.get(part, sent)
+    return sent.get("logprobs")
+
+
+@pytest.mark.parametrize("dialect", ANSWERS)
+@responses.activate
+def test_they_come_back_one_per_token(dialect):
+    route, answer = ANSWERS[dialect]
+    call = responses.post(f"{URL}{route}", **answer(LOGPROBS))
+    (reply,) = server_of(dialect).infer(prompts(1), ASKING)
+    assert reply.logprobs == pytest.approx(LOGPROBS)
+    assert told_in(sent_by(call)) == (0 if dialect == "trl" else True)
+    assert told_in(sent_by(call)) is not None
+
+
+@pytest.mark.parametrize("dialect", ANSWERS)
+@responses.activate
+def test_nobody_asks_for_them_unasked(dialect):
+    route, answer = ANSWERS[dialect]
+    call = responses.post(f"{URL}{route}", **answer(None))
+    (reply,) = server_of(dialect).infer(prompts(1), RULES)
+    assert reply.logprobs is None
+    assert told_in(sent_by(call)) is None
+
+
+@pytest.mark.parametrize("dialect", ANSWERS)
+@responses.activate
+def test_one_too_few_is_refused(dialect):
+    route, answer = ANSWERS[dialect]
+    responses.post(f"{URL}{route}", **answer(LOGPROBS[:1]))
+    error = error_of(lambda: server_of(dialect).infer(prompts(1), ASKING))
+    assert (error.code, error.key) == ("reply-malformed", URL)
+
+
+@responses.activate
+def test_older_trl_servers_tell_a_number_per_token():
+    responses.post(f"{URL}/generate/", json={"prompt_ids": [[1]], "completion_ids": [IDS], "logprobs": [LOGPROBS]})
+    (reply,) = server_of("trl").infer(prompts(1), ASKING)
+    assert reply.logprobs == pytest.approx(LOGPROBS)
+
+
+def one_token(token_id, value):
+    told = None if value is None else content([value])
+    choice = {"token_ids": [token_id], "finish_reason": "length", "logprobs": told}
+    return {"prompt_token_ids": [1], "choices": [choice]}
+
+
+def tried(*values):
+    """What a stock server was asked by a check that it answers with these, token by token."""
+    with responses.RequestsMock() as mock:
+        for place, value in enumerate(values):
+            mock.post(f"{URL}/v1/chat/completions/", json=one_token(4 + place, value))
+        check_logprobs(server_of("vllm"), prompt_token_ids=(1,))
+        return [json.loads(call.request.body) for call in mock.calls]
+
+
+def test_a_server_that_shapes_before_it_reports_is_certain_of_the_only_token_left():
+    first, second = tried(0.0, -1e-6)
+    assert (first["top_k"], first["max_tokens"], first["logprobs"]) == (1, 1, True)
+    assert (first["logit_bias"], second["logit_bias"]) == ({}, {"4": -100.0})
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [((-0.7,), "-0.7"), ((-1e-5, -9.0), "-9"), ((12.5,), "12.5"), ((None,), "none at all")],
+    ids=["unsure", "sure of the first", "logits", "silent"],
+)
+def test_a_server_that_reports_something_else_is_refused(values, told):
+    error = error_of(lambda: tried(*values))
+    assert (error.code, error.key) == ("logprobs-of-another-distribution", URL)
+    assert told in error.problem
+    assert "--logprobs-mode processed_logprobs" in error.remedy
+
+
+def num_tried(*, rank=0, **decoding):
+    """Calls by which a server is tried out before a training that decodes so."""
+    vocabulary = SimpleNamespace(encode=lambda text: (1,))
+    backend = object.__new__(VllmServerBackend)
+    backend.servers, backend.template = (server_of("vllm"),), SimpleNamespace(vocabulary=vocabulary)
+    backend.ranks = Ranks(rank=rank, learner_world_size=2)
+    with responses.RequestsMock(assert_all_requests_are_fired=False) as mock:
+        for place in range(2):
+            mock.post(f"{URL}/v1/chat/completions/", json=one_token(4 + place, 0.0))
+        try_out(backend, Decoding(max_new_tokens=8, **decoding))
+        return len(mock.calls)
+
+
+def test_servers_are_tried_out_where_the_two_distributions_differ():
+    shaped = ({"temperature": 0.7}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0, "top_k": 5})
+    assert [num_tried(logprobs=True, **told) for told in shaped] == [2, 2, 2]
+    assert num_tried(logprobs=True, temperature=1.0) == 0
+    assert num_tried(logprobs=False, temperature=0.7) == 0
+    assert num_tried(logprobs=True, temperature=0.7, rank=1) == 0

@@ -1,0 +1,298 @@
+"""Scenarios of the learner's side with their own values: a configuration, a backend, and servers that only pretend."""
+
+import os
+import signal
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from conformance.cli.forked import LEARNER
+from conformance.cli.started import started
+from conformance.dialects.swift_double import RULES, error_of, prompts, running_double
+from conformance.scenarios.configs import config_with, not_refused
+from conformance.server.calls import in_thread
+from conformance.server.instance import free_port
+from conformance.weights.native_double import NativeDouble, serving
+from rollmatch.cli.assemble import make_ring
+from rollmatch.cli.connect import connect_servers
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.ranks import Ranks
+from rollmatch.records import RolloutRequest, Sample
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.fence import Fence
+from rollmatch.rollout.request import derive_seed
+from rollmatch.rollout.sync_mode import SyncMode
+
+TEMPLATE = SimpleNamespace(
+    messages=lambda sample: [{"role": "user", "content": str(sample.sample_id)}],
+    banned_ids=(),
+    vocabulary=SimpleNamespace(stop_id=9, stop_token="<|im_end|>"),
+)
+SECOND = Ranks(rank=1, learner_world_size=2)
+SHORT = Decoding(max_new_tokens=4)
+REACH_S, LIMIT = "~.vllm.server.timeout_s=", "~.vllm.server.infer_timeout_s="
+MEETING = Meeting(host="127.0.0.1", port=23000, client="learner", timeout_s=2, join_timeout_s=2)
+
+
+def config_for(url, *overrides, port=23000):
+    named = (f"~.vllm.server.base_url={url}", f"~.vllm.server.group_port={port}")
+    return config_with("~.vllm.mode=server", *named, *overrides)
+
+
+def requests_of(num_requests, *, step=0):
+    def sample(i):
+        return Sample(sample_id=i, origin=f"x.jsonl:{i + 1}", images=(), objects=(), width=8, height=8)
+
+    return [
+        RolloutRequest(
+            request_id=f"{step}.0.{i}",
+            sample=sample(i),
+            prompt_token_ids=(1, i),
+            seed=derive_seed(7, step=step, rank=0, index=i),
+        )
+        for i in range(num_requests)
+    ]
+
+
+@pytest.fixture
+def double():
+    with running_double() as made:
+        yield made
+
+
+def backend_of(url, *overrides):
+    """A backend that counts as synced, of a rank that sends no weights."""
+    backend = connect_servers(config_for(url, *overrides), TEMPLATE, ranks=SECOND)
+    backend.push([], version=1)
+    return backend
+
+
+def slow(double, seconds):
+    double.infer = lambda handler, said: (time.sleep(seconds), double.echo(handler, said))
+
+
+def answered(backend):
+    with not_refused():
+        return [rollout.response_token_ids for rollout in backend.generate(requests_of(2), SHORT)]
+
+
+@pytest.mark.scenario(
+    "server-connection/a-generate-call-in-time",
+    clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#5,6"],
+)
+def test_a_generate_call_in_time(double):
+    slow(double, 1)
+    assert answered(backend_of(double.url, LIMIT + "5")) == [(0,), (1,)]
+
+
+@pytest.mark.scenario(
+    "server-connection/a-generate-call-out-of-time",
+    clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#6"],
+)
+def test_a_generate_call_out_of_time(double):
+    slow(double, 5)
+    backend = backend_of(double.url, LIMIT + "1")
+    error = error_of(lambda: backend.generate(requests_of(2), SHORT))
+    assert error.code == "infer-timeout"
+    assert "1 s" in error.problem
+    assert double.url in error.problem
+
+
+@pytest.mark.scenario(
+    "server-connection/no-limit-unless-asked-for",
+    clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#3"],
+)
+def test_no_limit_unless_asked_for(double):
+    slow(double, 5)
+    assert answered(backend_of(double.url, REACH_S + "1", LIMIT + "null")) == [(0,), (1,)]
+
+
+@pytest.mark.scenario(
+    "server-connection/zero-means-no-limit",
+    clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#3"],
+)
+def test_zero_means_no_limit(double):
+    slow(double, 3)
+    assert answered(backend_of(double.url, LIMIT + "0")) == [(0,), (1,)]
+
+
+@pytest.mark.scenario(
+    "server-connection/nobody-listens",
+    clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#2"],
+)
+def test_nobody_listens():
+    config, began = config_for("http://127.0.0.1:9", REACH_S + "2"), time.monotonic()
+    told = error_of(lambda: make_ring_with_server(config, Ranks()))
+    assert (told.code, told.key) == ("server-unreachable", "http://127.0.0.1:9")
+    assert "colocate" in told.remedy
+    assert "hf" in told.remedy
+    assert time.monotonic() - began < 5
+
+
+def make_ring_with_server(config, ranks):
+    """All rooms, of which the backend is the first that touches a server; there is no step before they stand."""
+    model = torch.nn.Linear(1, 1)
+    template = SimpleNamespace(**vars(TEMPLATE), pad_id=0)
+    template.vocabulary.bin_of, template.vocabulary.coord_ids = {}, ()
+    return make_ring(config, model, template, journal=SimpleNamespace(write=lambda *_, **__: {}), ranks=ranks)
+
+
+ALONE = """
+import threading
+from conformance.weights.native_double import NativeDouble, serving
+double = NativeDouble({})
+double.infer = lambda body: (print("asked", flush=True), threading.Event().wait(60))
+with serving(double) as urls:
+    print(urls[0], flush=True)
+    threading.Event().wait(60)
+"""
+
+
+@pytest.mark.scenario(
+    "server-connection/the-server-dies-in-the-middle-of-a-call",
+    "server-connection/the-server-hangs-with-an-open-connection",
+)
+@pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_server_that_ends_in_the_middle_of_a_call_is_noticed(end, tmp_path):
+    loaded = () if "ROLLMATCH_FAULT" in os.environ else LEARNER  # alone it has started before all that is loaded
+    with started([sys.executable, "-c", ALONE], tmp_path / "log", loaded=loaded) as server:
+        server.wait_until(lambda: "\n" in server.told())
+        url = server.told().strip()
+        backend = backend_of(url, LIMIT + "null")
+        call = in_thread(error_of, lambda: backend.generate(requests_of(2), SHORT))
+        server.wait_until(lambda: server.told().endswith("asked\n"))
+        server.process.send_signal(end)
+        deadline = time.monotonic() + 10
+        while not call.done():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert (call.result().code, call.result().key) == ("server-died", url)
+
+
+@pytest.mark.scenario("request-distribution/too-few-answers-are-refused")
+def test_too_few_answers_are_refused(double):
+    double.infer = lambda handler, said: double.echo(handler, said[:3])
+    server = RolloutServer(double.url, ClientSettings(timeout_s=3))
+    server.connect()
+    assert error_of(lambda: server.infer(prompts(4), RULES)).code == "reply-count-mismatch"
+
+
+@pytest.mark.scenario("determinism/a-call-carries-a-seed-that-can-be-told-in-advance")
+def test_a_call_carries_a_seed_that_can_be_told_in_advance(double):
+    for _ in range(2):
+        backend_of(double.url).generate(requests_of(3, step=4), SHORT)
+    first, second = (body["request_config"]["seed"] for body in double.bodies)
+    assert first == second == derive_seed(7, step=4, rank=0, index=0)
+    assert first != 0
+
+
+def tensors_of(value):
+    return {"a": torch.full((2, 2), value), "b": torch.full((3,), value)}
+
+
+def calls_of(double, *names):
+    return [name for name, _ in double.calls if name in names]
+
+
+@pytest.mark.scenario("learner-ranks/rank-1-generates-but-does-not-sync")
+def test_rank_1_generates_but_does_not_sync():
+    double = NativeDouble(tensors_of(0.0))
+    with serving(double) as (url,):
+        backend = connect_servers(config_for(url), TEMPLATE, ranks=SECOND)
+        with not_refused():
+            backend.push(tensors_of(1.0).items(), version=1)
+        assert calls_of(double, "communicator", "sync", "commit") == []
+        double.policy_version = 1
+        assert len(backend.generate(requests_of(2), SHORT)) == 2
+        assert calls_of(double, "infer") == ["infer"]
+        backend.close()
+
+
+@pytest.mark.scenario(
+    "learner-ranks/adapter-mode-with-two-ranks-is-refused",
+    "learner-ranks/auto-mode-that-means-adapter-is-refused",
+    clauses=["learner-ranks/several-ranks-take-full-sync-only#2"],
+)
+@pytest.mark.parametrize("mode", ["adapter", "auto"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_adapter_mode_with_two_ranks_is_refused_before_a_server_is_called(double, mode, rank):
+    config = config_for(double.url, f"~.vllm.sync.mode={mode}", "~.vllm.enable_lora=true")
+    told = error_of(lambda: make_ring_with_server(config, Ranks(rank=rank, learner_world_size=2)))
+    assert told.code == "adapter-with-several-ranks"
+    assert told.key == "custom.extra.rollout_matching.vllm.sync.mode"
+    assert "full" in told.remedy
+    assert double.calls == []
+
+
+@pytest.mark.scenario("learner-ranks/auto-mode-that-means-full-is-accepted")
+def test_auto_mode_that_means_full_syncs_before_the_first_rollouts(tmp_path):
+    double = NativeDouble({"a": torch.zeros(2, 2)})
+    with serving(double) as (url,):
+        config = config_for(url, "~.vllm.sync.mode=auto", "~.vllm.enable_lora=false", port=free_port())
+        ring = None
+        with not_refused():
+            ring = make_ring_with_server(config, Together(rank=0, learner_world_size=2))
+        assert ring.fence.mode.mode == "full"
+        ring.fence.sync_if_due(0, lambda: iter([("a", torch.ones(2, 2))]))
+        ring.fence.backend.generate(requests_of(2), SHORT)
+        assert calls_of(double, "sync", "infer") == ["sync", "infer"]
+        assert double.policy_version == 1
+        ring.fence.backend.close()
+
+
+class Together(Ranks):
+    """Rank 0 of two that agree in everything."""
+
+    def barrier(self):
+        pass
+
+    def gather(self, item):
+        return [item, item]
+
+
+@pytest.mark.scenario("weight-sync/a-restarted-server-is-synced-before-it-is-trusted")
+def test_a_restarted_server_is_synced_before_it_is_trusted():
+    double = NativeDouble(tensors_of(0.0))
+    with serving(double) as (url,):
+        backend = connect_servers(config_for(url, port=free_port()), TEMPLATE, ranks=Ranks())
+        fence = Fence(backend, Ranks(), SimpleNamespace(write=lambda *_, **__: {}), mode=SyncMode())
+        fence.sync_if_due(0, lambda: iter(tensors_of(1.0).items()))
+        backend.generate(requests_of(1), SHORT)
+        double.restart(tensors_of(0.0))
+        double.calls = []
+        fence.sync_if_due(0, lambda: iter(tensors_of(1.0).items()))
+        whole = ["sync_again", "sync"]  # the first one is refused: there is no group any more
+        assert calls_of(double, "sync_again", "sync") == whole
+        (rollout,) = backend.generate(requests_of(1), SHORT)
+        assert calls_of(double, "sync_again", "sync", "infer") == [*whole, "infer"]
+        assert rollout.policy_version == double.policy_version == 2
+        backend.close()
+
+
+@pytest.mark.scenario(
+    "data-ownership/the-bodies-of-a-step",
+    clauses=[
+        "data-ownership/only-requests-rollouts-and-weights-cross-the-border#1,2,3",
+        "data-ownership/the-learner-owns-the-order-of-the-data#2",
+        "topologies/three-rollout-gpus-and-one-learner-gpu-work-together#5",
+    ],
+)
+def test_the_bodies_of_a_step():
+    double = NativeDouble(tensors_of(0.0))
+    with serving(double) as (url,):
+        backend = connect_servers(config_for(url, port=free_port()), TEMPLATE, ranks=Ranks())
+        backend.push(tensors_of(1.0).items(), version=1)
+        backend.generate(requests_of(2), SHORT)
+        backend.close()
+    bodies = {name: body for name, body in double.calls if body is not None}
+    assert bodies.keys() == {"communicator", "sync", "infer", "close_communicator"}
+    assert bodies["infer"].keys() == {"requests", "sampling"}
+    for request in bodies["infer"]["requests"]:
+        assert request.keys() == {"request_id", "prompt_token_ids", "images", "seed"}
+    described = {"client", "sync_id", "version", "tensors", "buckets", "digests", "commit", "adapter"}
+    assert bodies["sync"].keys() == described
+    assert all(tensor.keys() == {"name", "dtype", "shape"} for tensor in bodies["sync"]["tensors"])

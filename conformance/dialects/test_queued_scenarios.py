@@ -1,0 +1,89 @@
+"""Scenarios of weights to servers of the older dialects, with their own values."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from conformance.dialects.swift_double import error_of
+from conformance.dialects.test_client_scenarios import MEETING, TEMPLATE, double
+from conformance.rollout.digits import load_model
+from rollmatch.config.policy import TunerConfig
+from rollmatch.dialects import queued_sender
+from rollmatch.dialects.queued_sender import QueuedSender, flat_metadata
+from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.model.policy import merged_weights
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.sync_mode import SyncMode
+from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.weights.adapter import adapter_of
+from rollmatch.weights.named_weights import named_weights
+from rollmatch.weights.plan import Spec
+
+__all__ = ["double"]
+
+
+@pytest.mark.scenario(
+    "request-distribution/an-update-is-sent-once",
+    clauses=["request-distribution/a-broken-connection-is-tried-once-more#5"],
+)
+def test_an_update_is_sent_once(double):
+    server = RolloutServer(double.url, ClientSettings(timeout_s=3))
+    server.connect()
+    sender = QueuedSender([server], [23000], MEETING)
+    sender._groups = (SimpleNamespace(send=lambda bucket: None),)
+    error = error_of(lambda: sender.send([("a", torch.zeros(2))], version=1))
+    assert error.code == "transport-failed"
+    assert double.calls.count("/update_flattened_params") == 1
+
+
+@pytest.mark.scenario(
+    "server-dialects/the-trainer-is-the-last-rank",
+    clauses=["server-dialects/the-trl-dialect-serves-trl-and-verifiers-trainers#4"],
+)
+def test_the_trainer_is_the_last_rank(monkeypatch):
+    told = []
+    server = SimpleNamespace(
+        dialect=SimpleNamespace(name="trl"),
+        routes={},
+        get=lambda route: {"world_size": 2},
+        control=lambda route, body=None, **_: told.append((route, body)),
+        empty_caches=lambda: None,
+    )
+    monkeypatch.setattr(queued_sender, "QueuedGroup", lambda address: told.append(address) or SimpleNamespace())
+    QueuedSender([server], [23000], MEETING).send([], version=1)
+    ((_, body),) = [call for call in told if isinstance(call, tuple) and call[0] == "/init_communicator"]
+    (address,) = [call for call in told if not isinstance(call, tuple)]
+    assert body["world_size"] == address.world_size == 3
+    assert address.rank == 2
+
+
+@pytest.mark.scenario(
+    "server-dialects/a-bucket-is-read-by-bytes",
+    clauses=["server-dialects/the-swift-dialect-serves-ms-swift-trainers#4"],
+)
+def test_a_bucket_is_read_by_bytes():
+    told = flat_metadata([Spec("a", "bfloat16", (6,)), Spec("b", "float32", (2,))])
+    assert [(one["start_idx"], one["end_idx"]) for one in told] == [(0, 12), (12, 20)]
+
+
+@pytest.mark.scenario(clauses=["weight-sync/adapter-sync-sends-adapters-only#3"])
+def test_a_server_that_would_apply_an_adapter_itself_gets_it_merged_with_a_warning(double, caplog, monkeypatch):
+    """Its engine would leave the vision tower out: adapters there are the reason not to leave merging to it."""
+    policy = load_model(TunerConfig(train_type="lora", lora_rank=4, freeze_vit=False))
+    adapted = [name for name, _ in adapter_of(policy).tensors]
+    assert any("visual" in name for name in adapted)
+    server, sent = RolloutServer(double.url, ClientSettings(timeout_s=3)), []
+    server.connect()
+    sender = QueuedSender([server], [23000], MEETING)
+    monkeypatch.setattr(sender, "send", lambda weights, *, version: sent.extend(weights))
+    backend, mode = VllmServerBackend([server], TEMPLATE, Ranks(), sender=sender), SyncMode("adapter")
+    with caplog.at_level("WARNING"):
+        carried = [mode.push(backend, named_weights(policy), version=version) for version in (1, 2)]
+    assert carried == ["full", "full"]
+    (warning,) = caplog.messages
+    assert double.url in warning
+    names = [name for name, _ in sent]
+    assert names == [name for name, _ in merged_weights(policy)] * 2
+    assert not set(names) & set(adapted)
+    backend.close()

@@ -1,0 +1,134 @@
+"""The tail: commas, closing, stop token, and where the descriptions stand."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+
+from conformance.doubles.tokenizer import make_vocabulary
+from conformance.objectives.answers import answer, box, element, ids, object_lists, poly, quoted
+from rollmatch.objectives.rollout_matching.append import (
+    CutHeadNotEncodable,
+    DescChangedByTokenizer,
+    DescHoldsAddedToken,
+    append_missed,
+    serialize_objects,
+)
+from rollmatch.objectives.rollout_matching.parse import OPENING, parse_rollout
+
+VOCABULARY = make_vocabulary()
+DESC = re.compile(rb'"desc": "((?:[^"\\]|\\.)*)"')
+
+
+def tail_after(text, missed):
+    return append_missed(parse_rollout(ids(text), VOCABULARY), missed, VOCABULARY)
+
+
+def test_the_answer_is_one_line_of_json_with_quoted_coordinates():
+    assert serialize_objects([box(12, 40, 310, 505)]) == (
+        '{"objects": [{"desc": "seven", "bbox_2d": '
+        '["<|coord_12|>", "<|coord_40|>", "<|coord_310|>", "<|coord_505|>"]}]}'
+    )
+    assert serialize_objects([]) == '{"objects": []}'
+    assert serialize_objects([box(desc='\u00e9 "x"')]) == answer(element(desc='\u00e9 \\"x\\"'))
+
+
+@pytest.mark.parametrize(
+    ("response", "num_missed", "expected"),
+    [
+        ("", 0, "]}"),
+        ("", 1, element() + "]}"),
+        ('{"objects": []}', 0, "]}"),
+        ('{"objects": [', 2, element() + ", " + element() + "]}"),
+        (answer(element()), 0, "]}"),
+        (answer(element()), 1, ", " + element() + "]}"),
+        ('{"objects": [' + element() + ", ", 1, ", " + element() + "]}"),
+        ('{"objects": [' + element() + ", ", 0, "]}"),
+        ('{"objects": [7, ', 1, ", " + element() + "]}"),
+    ],
+)
+def test_a_comma_stands_only_between_elements(response, num_missed, expected):
+    parsed = parse_rollout(ids(response), VOCABULARY)
+    tail = append_missed(parsed, [box()] * num_missed, VOCABULARY)
+    assert tail.text == expected
+    assert tail.token_ids == (*VOCABULARY.encode_bytes(parsed.cut_head + expected.encode()), VOCABULARY.stop_id)
+
+
+def test_the_cut_head_and_what_follows_are_the_models_own_token():
+    closed_too_early = ids(answer(element()))
+    assert VOCABULARY.piece(closed_too_early[-1]) == b'"]}]}'
+    parsed = parse_rollout(closed_too_early, VOCABULARY)
+    tail = append_missed(parsed, [box()], VOCABULARY)
+    assert VOCABULARY.piece(tail.token_ids[0]) == b'"]}, {"'
+    assert (*parsed.prefix_token_ids, *tail.token_ids[:-1]) == ids(answer(element(), element()))
+
+
+class _Rewriting:
+    """A vocabulary whose tokenizer rewrites brackets."""
+
+    def __getattr__(self, name):
+        return getattr(VOCABULARY, name)
+
+    def encode_bytes(self, raw):
+        return VOCABULARY.encode_bytes(raw.replace(b"]", b")"))
+
+
+def test_a_tokenizer_that_rewrites_the_cut_head_is_an_error():
+    parsed = parse_rollout(ids(answer(element())), VOCABULARY)
+    with pytest.raises(CutHeadNotEncodable) as caught:
+        append_missed(parsed, [], _Rewriting())
+    assert (caught.value.code, caught.value.key) == ("cut-head-not-encodable", "cut_head")
+    assert append_missed(parsed, [], VOCABULARY).text == "]}"
+
+
+def test_the_tail_keeps_the_order_and_the_geometry():
+    tail = tail_after("", [poly(1, 2, 9, 2, 9, 8), box(1, 2, 3, 4)])
+    assert tail.text == f'{{"desc": "leaf", "poly": [{quoted(1, 2, 9, 2, 9, 8)}]}}, {element(1, 2, 3, 4)}]}}'
+    bins = [VOCABULARY.bin_of(i) for i in tail.token_ids if VOCABULARY.bin_of(i) is not None]
+    assert bins == [1, 2, 9, 2, 9, 8, 1, 2, 3, 4]
+
+
+@given(object_lists())
+def test_desc_positions_are_the_tokens_that_overlap_a_description(missed):
+    for response in ("", answer(element())):
+        tail = tail_after(response, missed)
+        raw = parse_rollout(ids(response), VOCABULARY).cut_head + tail.text.encode()
+        inside = {byte for found in DESC.finditer(raw) for byte in range(*found.span(1))}
+        expected, start = [], 0
+        for index, token_id in enumerate(tail.token_ids[:-1]):
+            end = start + len(VOCABULARY.piece(token_id))
+            expected += [] if inside.isdisjoint(range(start, end)) else [index]
+            start = end
+        assert tail.desc_positions == tuple(expected)
+        assert start == len(raw)
+        assert tail.token_ids[-1] == VOCABULARY.stop_id
+
+
+def test_desc_positions_by_hand():
+    tail = tail_after("", [box(desc="seven red")])
+    assert [VOCABULARY.piece(tail.token_ids[index]) for index in tail.desc_positions] == [b"seven", b" red"]
+    quote = tail_after("", [box(desc='"')])
+    assert b"".join(VOCABULARY.piece(quote.token_ids[index]) for index in quote.desc_positions).startswith(b'\\"')
+
+
+@given(object_lists())
+def test_prefix_and_tail_are_json(missed):
+    whole = json.loads(OPENING + tail_after("", missed).text)
+    assert [each["desc"] for each in whole["objects"]] == [each.desc for each in missed]
+    assert whole == json.loads(serialize_objects(missed))
+
+
+@pytest.mark.parametrize("literal", ["<|im_end|>", "a <|coord_5|>", "<|coord_*|>"])
+def test_a_description_that_spells_an_added_token_is_an_error(literal):
+    with pytest.raises(DescHoldsAddedToken) as caught:
+        tail_after("", [box(), box(desc=literal)])
+    assert (caught.value.code, caught.value.key) == ("desc-holds-added-token", "missed[1].desc")
+    assert tail_after("", [box(), box(desc=literal.replace("|>", ">"))])
+
+
+def test_a_description_that_the_tokenizer_rewrites_is_an_error():
+    with pytest.raises(DescChangedByTokenizer) as caught:
+        tail_after("", [box(desc="e\u0301")])
+    assert (caught.value.code, caught.value.key) == ("desc-changed-by-tokenizer", "missed[0].desc")
+    assert tail_after("", [box(desc="\u00e9")])

@@ -1,0 +1,195 @@
+"""What an environment must be, and what is said of one that is not."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from conformance.objectives.ladders import Ladder
+from conformance.objectives.locks import sample_of
+from rollmatch.objectives.environment import (
+    ActionUnparsable,
+    CloneDiffers,
+    EnvironmentFailed,
+    EnvironmentMisfit,
+    EnvironmentUnknown,
+    ObservationNotText,
+    StepMalformed,
+    begin,
+    generator_of,
+    load_environment,
+    show,
+    take_step,
+)
+
+LADDER = "conformance.objectives.ladders:Ladder"
+
+
+class Answering(Ladder):
+    """Answers every step by what it was told."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def step(self, action):
+        return self.answer
+
+
+class Silent(Ladder):
+    def reset(self, sample, rng):
+        return None
+
+
+class Forgetful(Ladder):
+    """Clones begin anew."""
+
+    def reset(self, sample, rng):
+        self.rung = 1
+        return ""
+
+    def clone(self, rng):
+        return Forgetful()
+
+
+@pytest.mark.scenario(clauses=["environments/an-environment-is-a-class-that-answers-the-policy#1,2,3"])
+@pytest.mark.parametrize(
+    ("name", "options", "error"),
+    [
+        ("Ladder", {}, EnvironmentUnknown),
+        ("no_such_module:Ladder", {}, EnvironmentUnknown),
+        ("conformance.objectives.ladders:NoSuch", {}, EnvironmentUnknown),
+        ("builtins:dict", {}, EnvironmentMisfit),
+        (LADDER, {"height": 3}, EnvironmentMisfit),
+    ],
+)
+def test_a_wrong_name_or_class_is_told_before_anything_starts(name, options, error):
+    with pytest.raises(error) as caught:
+        load_environment(name, options, key="custom.extra.environment.name")
+    assert (caught.value.code, caught.value.key) == (error.code, "custom.extra.environment.name")
+    assert caught.value.remedy
+    assert load_environment(LADDER, {"slip": 0.5}, key="k")().slip == 0.5
+
+
+class WithoutClone:
+    """All methods but one."""
+
+    def reset(self, sample, rng):
+        return ""
+
+    def step(self, action):
+        return "", 0.0, True, False
+
+    def fingerprint(self):
+        return 0
+
+
+class WithClone(WithoutClone):
+    def clone(self, rng):
+        return WithClone()
+
+
+@pytest.mark.scenario(
+    "environments/a-class-without-clone-is-refused",
+    "environments/the-class-with-clone-is-accepted",
+    clauses=["environments/an-environment-is-a-class-that-answers-the-policy#3"],
+)
+def test_a_class_without_clone_is_refused_and_the_same_with_one_taken():
+    with pytest.raises(EnvironmentMisfit) as caught:
+        load_environment(f"{__name__}:WithoutClone", {}, key="custom.extra.environment.name")
+    assert (caught.value.code, caught.value.key) == ("environment-misfit", "custom.extra.environment.name")
+    assert caught.value.problem == f"{__name__}:WithoutClone has no clone"
+    assert isinstance(load_environment(f"{__name__}:WithClone", {}, key="k")(), WithClone)
+
+
+def test_missing_methods_are_named():
+    with pytest.raises(EnvironmentMisfit) as caught:
+        load_environment("builtins:dict", {}, key="k")
+    assert caught.value.problem == "builtins:dict has no reset, clone, step, fingerprint"
+
+
+@pytest.mark.scenario(
+    "environments/a-step-that-is-answered-in-three-parts-is-refused",
+    "environments/what-follows-the-fourth-part-is-ignored",
+    clauses=["environments/a-wrong-answer-of-an-environment-stops-the-run#1,5"],
+)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        ("seen", 1.0, True),
+        (5, 1.0, True, False),
+        ("seen", "1", True, False),
+        ("seen", float("nan"), True, False),
+        ("seen", 1.0, 1, False),
+        ("seen", 1.0, True, None),
+    ],
+)
+def test_a_step_is_answered_in_four_parts(answer):
+    with pytest.raises(StepMalformed) as caught:
+        take_step(Answering(answer), "A", key="x:1")
+    assert (caught.value.code, caught.value.key) == ("step-malformed", "x:1")
+    good = take_step(Answering(("seen", np.float32(1), np.bool_(True), False, {"info": 1})), "A", key="x:1")
+    assert good == ("seen", 1.0, True, False)
+
+
+def test_what_is_no_action_is_told_by_the_environment_alone():
+    made, _ = begin(Ladder, sample_of(), run_seed=1)
+    with pytest.raises(ActionUnparsable) as caught:
+        take_step(made, "C", key="x:1")
+    assert caught.value.code == "action-unparsable"
+    assert take_step(made, "B", key="x:1").observation == "<0>"
+
+
+@pytest.mark.scenario(clauses=["environments/a-wrong-answer-of-an-environment-stops-the-run#2,3,4,5"])
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (Silent, ObservationNotText),
+        (Forgetful, CloneDiffers),
+        (lambda: Answering.__new__(Answering), EnvironmentFailed),
+    ],
+)
+def test_what_cannot_begin_is_named(make, error):
+    with pytest.raises(error) as caught:
+        begin(make, sample_of(), run_seed=1)
+    assert (caught.value.code, caught.value.key) == (error.code, "x:1")
+    assert begin(Ladder, sample_of(), run_seed=1)[1] == "rung 0 of 0"
+
+
+def test_a_clone_goes_on_like_the_original_with_the_same_generator():
+    made, _ = begin(Ladder, sample_of(), run_seed=1)
+    original, twin = made.clone(generator_of(3)), made.clone(generator_of(3))
+    other = pickle.loads(pickle.dumps(made)).clone(generator_of(3))
+    paths = [[take_step(one, action, key="") for action in "ABAB"] for one in (original, twin, other)]
+    assert paths[0] == paths[1] == paths[2]
+    assert made.fingerprint() == 0
+
+
+@pytest.mark.scenario(clauses=["environments/an-environment-is-a-class-that-answers-the-policy#4"])
+def test_the_first_observation_ends_the_prompt():
+    shown = show(Ladder, sample_of(4), run_seed=1)
+    assert shown.messages == (("user", "?\nrung 0 of 4"),)
+    assert (shown.sample_id, shown.origin) == (4, "x:5")
+
+
+class Drawn(Ladder):
+    """Shows what it drew."""
+
+    def reset(self, sample, rng):
+        self.rng = rng
+        return str(rng.integers(2**62))
+
+
+@pytest.mark.scenario(clauses=["environments/episodes-can-be-played-again#1"])
+def test_a_sample_begins_the_same_for_every_attempt_of_a_run():
+    shown = [begin(Drawn, sample_of(number), run_seed=seed)[1] for seed, number in ((1, 0), (1, 0), (1, 1), (2, 0))]
+    assert shown[0] == shown[1]
+    assert len(set(shown)) == 3
+
+
+def test_generators_belong_to_what_they_are_told():
+    drawn = {
+        generator_of(seed, sample, attempt).integers(2**62) for seed in (0, 1) for sample in (0, 1) for attempt in "ab"
+    }
+    assert len(drawn) == 8

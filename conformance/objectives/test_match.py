@@ -1,0 +1,196 @@
+"""Matching: candidates, gate, costs, and ties that fall the same way every time."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pycocotools import mask as coco_mask
+
+from conformance.objectives.answers import BOX, FAR_BOX, box, poly
+from rollmatch.objectives.rollout_matching.match import MatchRules, match_objects, outline
+from rollmatch.records import Geometry, Matching, PredictedObject
+
+RULES = MatchRules()
+
+
+def found(shape):
+    positions = tuple(range(len(shape.bins)))
+    return PredictedObject(desc=shape.desc, geometry=shape.geometry, bins=shape.bins, positions=positions)
+
+
+def match(predicted, truth, **rules):
+    return match_objects([found(each) for each in predicted], truth, MatchRules(**rules))
+
+
+def mask_iou(one, other, resolution=256):
+    """One pair at a time, each shape drawn alone."""
+    runs = [
+        coco_mask.frPyObjects([[k * (resolution - 1) / 999 for k in outline(each)]], resolution, resolution)
+        for each in (one, other)
+    ]
+    return coco_mask.iou(*runs, [0])[0, 0]
+
+
+def brute_force(allowed, ious, rules):
+    """Every way to give each prediction a partner or none, cheapest first, then lowest partners first."""
+    num_predicted, num_truth = allowed.shape
+    unit = 10**9
+    slots = [*range(num_truth), *[num_truth] * num_predicted]
+    best = []
+    for partners in set(permutations(slots, num_predicted)):
+        pairs = [(p, t) for p, t in enumerate(partners) if t < num_truth]
+        if not all(allowed[pair] for pair in pairs):
+            continue
+        cost = sum(round((1 - ious[pair]) * unit) for pair in pairs)
+        cost += (num_predicted - len(pairs)) * round(rules.fp_cost * unit)
+        cost += (num_truth - len(pairs)) * round(rules.fn_cost * unit)
+        best.append((cost, partners, tuple(pairs)))
+    return min(best)[2]
+
+
+def box_iou(one, other):
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    shared = max(0, width) * max(0, height)
+    areas = [(bins[2] - bins[0]) * (bins[3] - bins[1]) for bins in (one, other)]
+    return shared / (sum(areas) - shared)
+
+
+def candidates_of(predicted, truth, top_k):
+    def far(t):
+        return sum((predicted.bins[k] + predicted.bins[k + 2] - t.bins[k] - t.bins[k + 2]) ** 2 for k in (0, 1))
+
+    ious = [box_iou(predicted.bins, t.bins) for t in truth]
+    keys = [-iou for iou in ious] if max(ious) > 0 else [far(t) for t in truth]
+    return sorted(range(len(truth)), key=lambda t: (keys[t], t))[:top_k]
+
+
+def small_boxes():
+    """Boxes from so few that ties, duplicates and gate rejections are common."""
+    side = st.sampled_from([(100, 300), (100, 340), (180, 380), (600, 800)])
+    return st.builds(lambda x, y: box(x[0], y[0], x[1], y[1]), side, side)
+
+
+@given(
+    st.lists(small_boxes(), min_size=1, max_size=4),
+    st.lists(small_boxes(), min_size=1, max_size=4),
+    st.sampled_from([(1.0, 1.0), (0.2, 0.1), (0.5, 2.0), (0.0, 0.0)]),
+    st.integers(1, 3),
+)
+@pytest.mark.scenario(
+    clauses=[
+        "matching/matching-is-a-cheapest-assignment-on-mask-overlap#1",
+        "matching/ties-are-broken-the-same-way-every-time#1",
+    ]
+)
+def test_the_cheapest_matching_with_the_lowest_indices_wins(predicted, truth, prices, top_k):
+    rules = MatchRules(fp_cost=prices[0], fn_cost=prices[1], candidate_top_k=top_k, maskiou_resolution=64)
+    ious = np.array([[mask_iou(p, t, 64) for t in truth] for p in predicted])
+    candidates = np.zeros(ious.shape, dtype=bool)
+    for row, each in enumerate(predicted):
+        candidates[row, candidates_of(each, truth, top_k)] = True
+    matching = match_objects([found(each) for each in predicted], truth, rules)
+    assert matching.pairs == brute_force(candidates & (ious >= 0.3), ious, rules)
+    assert matching.gating_rejections == (candidates & (ious < 0.3)).sum()
+    assert matching.ious == pytest.approx([ious[pair] for pair in matching.pairs])
+
+
+@given(st.lists(small_boxes(), max_size=6), st.lists(small_boxes(), max_size=6))
+def test_every_object_is_in_exactly_one_place(predicted, truth):
+    matching = match(predicted, truth)
+    rows, columns = [row for row, _ in matching.pairs], [column for _, column in matching.pairs]
+    assert sorted([*rows, *matching.false_positives]) == list(range(len(predicted)))
+    assert sorted([*columns, *matching.false_negatives]) == list(range(len(truth)))
+    assert rows == sorted(rows)
+    assert list(matching.false_negatives) == sorted(matching.false_negatives)
+
+
+@given(st.integers(0, 998), st.integers(0, 998), st.integers(1, 500), st.integers(1, 500))
+def test_an_exact_prediction_is_matched_however_small(left, top, width, height):
+    shape = box(left, top, min(999, left + width), min(999, top + height))
+    assert match([shape], [shape]).pairs == ((0, 0),)
+    assert match([shape], [shape]).ious == (1.0,)
+
+
+def test_nothing_predicted_misses_everything_and_nothing_true_leaves_everything():
+    nothing = Matching(pairs=(), ious=(), false_positives=(), false_negatives=(0, 1), gating_rejections=0)
+    assert match([], [box(), box()]) == nothing
+    assert match([box()], []).false_positives == (0,)
+    assert match([], []).pairs == ()
+
+
+def test_the_gate_rejects_and_counts_and_lets_the_exact_value_through():
+    half = [box(0, 0, 999, 500)]
+    whole = [box(0, 0, 999, 999)]
+    assert match(half, whole, maskiou_resolution=11).ious == (0.5,)
+    assert match(half, whole, maskiou_resolution=11, maskiou_gate=0.5).pairs == ((0, 0),)
+    rejected = match(half, whole, maskiou_resolution=11, maskiou_gate=0.51)
+    assert (rejected.pairs, rejected.gating_rejections) == ((), 1)
+    assert (rejected.false_positives, rejected.false_negatives) == ((0,), (0,))
+
+
+def test_the_canvas_ends_at_bin_999():
+    assert match([box(0, 0, 999, 999)], [box(0, 0, 999, 100)], maskiou_resolution=11, maskiou_gate=0).ious == (0.1,)
+
+
+def test_only_candidates_are_gated():
+    truth = [box(*FAR_BOX), box(100, 100, 310, 310), box(0, 0, 20, 20)]
+    assert match([box()], truth, candidate_top_k=1).gating_rejections == 0
+    assert match([box()], truth, candidate_top_k=3).gating_rejections == 2
+    crowd = [box(100, 100, 300, 290), box(100, 100, 300, 280)]
+    only_best = match([box(), box()], crowd, candidate_top_k=1)
+    assert (only_best.pairs, only_best.false_negatives) == (((0, 0),), (1,))
+    assert match([box(), box()], crowd, candidate_top_k=2).pairs == ((0, 0), (1, 1))
+
+
+def test_without_overlap_the_nearest_are_candidates():
+    truth = [box(*FAR_BOX), box(310, 310, 330, 330)]
+    assert match([box()], truth, candidate_top_k=1, maskiou_gate=0).pairs == ((0, 1),)
+
+
+def test_each_prediction_for_itself_looks_for_overlap_or_for_the_nearest():
+    truth = [box(*FAR_BOX), box(400, 400, 410, 410), box()]
+    touching, lost = box(), box(430, 430, 440, 440)
+    assert match([touching, lost], truth, candidate_top_k=1, maskiou_gate=0).pairs == ((0, 2), (1, 1))
+
+
+def test_overlap_counts_for_more_than_a_near_centre():
+    near, sharing = box(300, 190, 304, 210), box(100, 100, 600, 300)
+    assert match([box()], [near, sharing], candidate_top_k=1).pairs == ((0, 1),)
+
+
+def test_a_pair_dearer_than_leaving_both_alone_is_left_alone():
+    half = box(100, 100, 200, 300)
+    assert match([half], [box()], fp_cost=1, fn_cost=1).pairs == ((0, 0),)
+    assert match([half], [box()], fp_cost=0.2, fn_cost=0.2).pairs == ()
+
+
+def test_the_description_does_not_matter():
+    assert match([box(desc="two")], [box(desc="seven")]).pairs == ((0, 0),)
+
+
+def test_a_polygon_is_matched_by_its_area_not_by_its_box():
+    triangle = poly(100, 100, 300, 100, 300, 300)
+    other_half = poly(100, 100, 100, 300, 300, 300)
+    assert match([triangle], [other_half], maskiou_gate=0.05).pairs == ()
+    assert match([triangle], [box(*BOX)]).ious[0] == pytest.approx(0.5, abs=0.02)
+    assert match([triangle], [triangle]).pairs == ((0, 0),)
+
+
+def test_many_equal_objects_are_paired_in_order():
+    matching = match([box()] * 40, [box()] * 30, candidate_top_k=30)
+    assert matching.pairs == tuple((k, k) for k in range(30))
+    assert matching.false_positives == tuple(range(30, 40))
+
+
+def test_an_outline_starts_at_the_top_left_and_goes_round():
+    assert outline(box(1, 2, 5, 8)) == (1, 2, 5, 2, 5, 8, 1, 8)
+    assert outline(poly(1, 2, 5, 8, 7, 7)) == (1, 2, 5, 8, 7, 7)
+    assert {Geometry.BBOX, Geometry.POLY} == set(Geometry)
+
+
+def test_a_response_of_hundreds_of_objects_is_matched():
+    assert match([box()] * 300, [box(*FAR_BOX)] * 2 + [box()]).pairs == ((0, 2),)
+    assert match([box()] * 2, [box()] * 300).pairs == ((0, 0), (1, 1))

@@ -1,0 +1,258 @@
+"""Episodes of several turns: who wrote what, what is asked next, what values are, and what is learnt."""
+
+from dataclasses import replace
+from itertools import accumulate
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.doubles.company import together
+from conformance.objectives.ladders import (
+    MAX_TURNS,
+    STOP,
+    TOP,
+    Ladder,
+    TurnSide,
+    climbing,
+    grouped,
+    played,
+    reply,
+    searching,
+    value_of,
+    world,
+)
+from conformance.objectives.locks import VOCABULARY, A, B, gradient_of, prompt_of, sample_of, segments_of
+from rollmatch.learn.policy_loss import supervise_policy
+from rollmatch.objectives.vineppo.objective import TrajectoryReport
+from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
+from rollmatch.objectives.vineppo.split import FixedTokens, Turns
+from rollmatch.objectives.vineppo.tree import SearchRules
+from rollmatch.rollout.backend import Decoding
+
+SAMPLES = [sample_of(0), sample_of(1)]
+LONG = Decoding(max_new_tokens=2, temperature=1.0)
+
+
+def harvest_of(side, made=None, *, samples=SAMPLES, company=None):
+    return (made or climbing()).make_segments(samples, side.answer(samples), side.means(company))
+
+
+def reports_of(harvest):
+    return [report for report in harvest.reports if isinstance(report, TrajectoryReport)]
+
+
+@pytest.mark.scenario(
+    clauses=[
+        "environments/only-what-the-policy-wrote-is-learnt#1",
+        "environments/an-episode-ends-by-its-environment-or-by-a-limit#1,2",
+    ]
+)
+@pytest.mark.parametrize("decoding", [Decoding(max_new_tokens=1), LONG])
+def test_turns_and_observations_follow_each_other_as_they_were_written(decoding):
+    side = TurnSide(decoding=decoding)
+    for one in played(side):
+        made, ids, rung = one.trajectory, [], 0
+        paid = dict(made.rewards)
+        for place, turn in enumerate(made.turns):
+            is_last = place == len(made.turns) - 1
+            letter = made.token_ids[turn.start]
+            rung += paid[turn.stop] > 0
+            ids += [letter, *([STOP] if decoding is LONG else [])]
+            ids += [] if is_last else reply(f"<{rung}>", decoding is LONG)
+            assert turn.number == place
+            assert (made.turns[place + 1].start if not is_last else len(made.token_ids)) == len(ids)
+        assert made.token_ids == tuple(ids)
+        assert made.is_finished == (rung == TOP)
+        assert len(made.turns) <= MAX_TURNS
+        whole = one.rollout.response_token_ids + ((STOP,) if one.rollout.finish_reason == "stop" else ())
+        assert whole == made.token_ids
+
+
+def test_live_episodes_are_asked_for_in_one_wave_per_turn():
+    side = TurnSide()
+    turns = [len(one.trajectory.turns) for one in played(side, num=8)]
+    assert len(side.calls) == max(turns) - 1
+    assert [len(requests) for requests, _ in side.calls] == [
+        sum(n > t + 1 for n in turns) for t in range(max(turns) - 1)
+    ]
+    requests = [request for call, _ in side.calls for request in call]
+    assert len({request.request_id for request in requests}) == len(requests)
+    assert len({request.seed for request in requests}) > 0.95 * len(requests)
+    assert {request.prompt_token_ids for request in requests} == {prompt_of(sample) for sample in SAMPLES}
+
+
+@given(num_turns=st.integers(1, 6), turn_len=st.integers(1, 3), most=st.integers(3, 60), seed=st.integers(1, 999))
+@settings(max_examples=40, deadline=None)
+def test_prefixes_are_true_prefixes_and_limits_hold(num_turns, turn_len, most, seed):
+    side = TurnSide(decoding=Decoding(max_new_tokens=turn_len, temperature=1.0))
+    in_world = world(max_turns=num_turns, max_response_tokens=most, run_seed=seed)
+    made = climbing(in_world=in_world, splitter=FixedTokens(num_tokens=2), num_continuations=1)
+    trajectories = [one.trajectory for one in played(side, in_world)]
+    side.calls.clear()
+    harvest = harvest_of(side, made)
+    for segment in segments_of(harvest):
+        target, mask = segment.token_ids[segment.prompt_len :], segment.policy.is_written
+        assert len(target) == len(mask) <= most
+        assert mask[0]
+        assert mask[-1]
+        assert {target[i] for i in range(len(target)) if mask[i]} <= {A, B, STOP}
+        assert all(advantage == 0 for advantage, mine in zip(segment.policy.advantages, mask, strict=True) if not mine)
+    wholes = {segment.token_ids for segment in segments_of(harvest)}
+    continued = next(requests for requests, _ in side.calls if ".c" in requests[0].request_id)
+    assert len(continued) == harvest.reports[-1].num_continuations
+    for request in continued:
+        assert any(whole[: len(request.token_ids)] == request.token_ids for whole in wholes)
+    for one in trajectories:
+        assert len(one.turns) <= num_turns
+        assert one.written == tuple(map(one.is_written, range(len(one.token_ids))))
+        assert one.num_written() == sum(one.written)
+
+
+@pytest.mark.parametrize("decoding", [Decoding(max_new_tokens=1), LONG])
+def test_rollout_tokens_are_those_of_all_turns(decoding):
+    side = TurnSide(decoding=decoding)
+    for made in (climbing(num_continuations=1), grouped()):
+        harvest = harvest_of(side, made)
+        targets = [segment.token_ids[segment.prompt_len :] for segment in segments_of(harvest)]
+        assert harvest.num_rollout_tokens == sum(target.count(A) + target.count(B) for target in targets)
+
+
+@pytest.mark.scenario(clauses=["environments/only-what-the-policy-wrote-is-learnt#3"])
+def test_no_step_starts_in_an_observation():
+    side = TurnSide()
+    for one in played(side):
+        made = one.trajectory
+        assert Turns().cuts(made) == (*(turn.start for turn in made.turns), len(made.token_ids))
+        assert FixedTokens(num_tokens=1).cuts(made) == Turns().cuts(made)
+
+
+@pytest.mark.scenario(clauses=["environments/continuations-go-on-from-a-clone#3"])
+def test_a_continuation_has_the_turns_that_are_left():
+    side = TurnSide(letters=(B,))
+    harvest_of(side, climbing(num_continuations=2))
+    waves = [requests for requests, _ in side.calls[MAX_TURNS - 1 :]]
+    assert [len(wave) // (2 * len(SAMPLES)) for wave in waves] == [5, 4, 3, 2, 1]
+    assert {len(request.prefix_token_ids) for request in waves[-1]} == {4 * len((B, *reply("<0>", False)))}
+
+
+@pytest.mark.scenario(clauses=["environments/episodes-can-be-played-again#2"])
+def test_values_are_those_of_dynamic_programming():
+    side = TurnSide()
+    harvest = harvest_of(side, climbing(num_continuations=400))
+    reports = reports_of(harvest)
+    assert reports
+    for segment, report in zip(segments_of(harvest), reports, strict=True):
+        target = segment.token_ids[segment.prompt_len :]
+        rungs = [0, *(int(part[0]) for part in VOCABULARY.text(target).split("<")[1:])]
+        exact = [value_of(rung, MAX_TURNS - turn) for turn, rung in enumerate(rungs)]
+        assert report.values == pytest.approx(exact, abs=0.1)
+
+
+@pytest.mark.scenario(
+    "environments/a-world-without-chance", clauses=["environments/continuations-go-on-from-a-clone#1,2"]
+)
+def test_a_world_without_chance_goes_on_from_where_it_was():
+    side = TurnSide(letters=(A,))
+    harvest = harvest_of(side, climbing(in_world=world(lambda: Ladder(slip=0.0)), num_continuations=2))
+    for report in reports_of(harvest):
+        assert report.values == pytest.approx((1.75, 1.5, 1.25))
+        assert report.step_advantages == pytest.approx((0.0, 0.0, 0.0))
+        assert report.num_turns == TOP
+
+
+@pytest.mark.parametrize("variant", ["vineppo", "vineppo_mcts"])
+def test_advantages_with_step_rewards_telescope(variant):
+    side, made = TurnSide(), climbing()
+    if variant == "vineppo_mcts":
+        made = searching()
+    for report in reports_of(harvest_of(side, made)):
+        assert sum(report.step_advantages) == pytest.approx(report.total_return - report.values[0])
+
+
+def test_a_search_tree_counts_what_was_paid_on_the_way():
+    side = TurnSide()
+    valuer = TreeValues(SearchRules(), SearchBudget(num_rounds=6, num_per_round=16, num_least=3), Turns())
+    harvest_of(side, replace(climbing(), valuer=valuer))
+    for tree in valuer.forest._trees.values():
+        assert 0.0 <= tree.root.total / tree.root.visits <= 1.75
+        assert tree.root.total / tree.root.visits == pytest.approx(value_of(0, MAX_TURNS), abs=0.45)
+
+
+@pytest.mark.scenario(
+    "environments/observations-between-turns-of-one-letter",
+    clauses=["environments/only-what-the-policy-wrote-is-learnt#2"],
+)
+def test_observations_get_no_gradient_and_turns_do():
+    side = TurnSide()
+    segments = segments_of(harvest_of(side, climbing(num_continuations=4)))
+    gradient, supervision, totals = gradient_of(segments)
+    starts = accumulate((segment.encoded_len for segment in segments), initial=0)
+    written = [
+        start + segment.prompt_len + place
+        for start, segment in zip(starts, segments, strict=False)
+        for place, token_id in enumerate(segment.token_ids[segment.prompt_len :])
+        if token_id in (A, B)
+    ]
+    assert supervision.positions == tuple(written)
+    assert totals.num_tokens == totals.num_target_tokens == len(written)
+    touched = gradient.abs().sum(-1).nonzero().flatten().tolist()
+    assert touched
+    assert set(touched) <= {place - 1 for place in written}
+
+
+def test_equal_states_are_valued_once():
+    side = TurnSide(letters=(B,))
+    harvest = harvest_of(side, climbing(num_continuations=3))
+    cost = harvest.reports[-1]
+    assert cost.num_states == 4 * MAX_TURNS
+    assert cost.num_continuations == 3 * len(SAMPLES) * MAX_TURNS
+
+
+def test_the_same_seed_plays_the_same_and_attempts_differ():
+    one, other = played(TurnSide(), num=8), played(TurnSide(), num=8)
+    assert [p.trajectory for p in one] == [p.trajectory for p in other]
+    assert len({p.trajectory.token_ids for p in one}) > 8
+    assert [p.trajectory.rewards for p in played(TurnSide(letters=(A,)), num=8)] != [
+        p.trajectory.rewards for p in played(TurnSide(letters=(A,)), world(run_seed=2), num=8)
+    ]
+
+
+def test_two_ranks_value_what_one_would():
+    sides = [TurnSide(), TurnSide()]
+    told = together(2, lambda member: harvest_of(sides[member.rank], company=member))
+    whole = harvest_of(TurnSide())
+    assert [h.segments for h in told] == [whole.segments] * 2
+    assert len(sides[0].calls) == len(sides[1].calls)
+
+
+def test_an_evaluation_is_shared_among_ranks():
+    def look(member):
+        side = TurnSide()
+        return climbing().evaluate(SAMPLES, side.answer(SAMPLES, num=1), side.means(member))
+
+    side = TurnSide()
+    whole = climbing().evaluate(SAMPLES, side.answer(SAMPLES, num=1), side.means())
+    assert together(2, look) == [whole] * 2
+    assert whole.metrics["num_scenes"] == 2
+    assert "<" in whole.record["answers"][0]["response_text"]
+
+
+@pytest.mark.parametrize("old", ["server", "recomputed"])
+def test_grpo_learns_from_the_same_episodes(old):
+    side = TurnSide(tells=True)
+    made = grouped(old=old)
+    harvest = made.make_segments(SAMPLES, side.answer(SAMPLES), side.means())
+    episodes = [one.trajectory for one in played(TurnSide(tells=True))]
+    for segment, episode in zip(segments_of(harvest), episodes, strict=True):
+        assert segment.token_ids[segment.prompt_len :] == episode.token_ids
+        assert segment.policy.is_written == episode.written
+        assert len(set(segment.policy.advantages)) == 1
+    first, second = (one.policy.advantages[0] for one in harvest.segments[0])
+    assert first - second == pytest.approx(episodes[0].total_return - episodes[1].total_return)
+    figures = made.summarize(harvest.reports)
+    assert figures["reward"] == pytest.approx(sum(one.total_return for one in episodes) / 4)
+    assert figures["truncated_rate"] == pytest.approx(sum(not one.is_finished for one in episodes) / 4)
+    if old == "server":
+        supervision = supervise_policy(segments_of(harvest)[:1], starts=[0], num_tokens=200)
+        assert set(supervision.old_logprobs) == {-0.7}

@@ -1,0 +1,156 @@
+"""VinePPO as an objective: what it asks for, what it learns from, and what it refuses."""
+
+import pytest
+
+from conformance.doubles.company import together
+from conformance.objectives.locks import (
+    DECODING,
+    VOCABULARY,
+    A,
+    B,
+    RolloutSide,
+    gradient_of,
+    objective,
+    prompt_of,
+    sample_of,
+    segments_of,
+)
+from rollmatch.dialects.http import ServerRefused
+from rollmatch.errors import RollmatchError
+from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
+from rollmatch.objectives.vineppo.split import FixedTokens
+from rollmatch.objectives.vineppo.tree import SearchRules
+
+SAMPLES = [sample_of(0), sample_of(1)]
+
+
+def harvest_of(side, made=None, *, samples=SAMPLES, company=None):
+    rollouts = side.answer(samples)
+    return (made or objective()).make_segments(samples, rollouts, side.means(company)), rollouts
+
+
+@pytest.mark.scenario(clauses=["vineppo/a-value-is-the-plain-mean-of-fresh-continuations#3"])
+def test_continuations_are_asked_for_by_the_rule_that_sampled_the_response():
+    side = RolloutSide()
+    harvest_of(side)
+    ((requests, decoding),) = side.calls
+    fields = ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty")
+    assert [getattr(decoding, name) for name in fields] == [getattr(DECODING, name) for name in fields]
+    assert {request.max_new_tokens + len(request.prefix_token_ids) for request in requests} == {6}
+    assert {len(request.prefix_token_ids) for request in requests} == {0, 1, 2, 3, 4}
+    assert {request.prompt_token_ids for request in requests} == {prompt_of(sample) for sample in SAMPLES}
+    assert len({request.request_id for request in requests}) == len({request.seed for request in requests})
+
+
+@pytest.mark.scenario(clauses=["vineppo/a-value-is-the-plain-mean-of-fresh-continuations#5"])
+def test_only_responses_are_learnt_from():
+    side = RolloutSide()
+    harvest, rollouts = harvest_of(side)
+    segments = [segment for group in harvest.segments for segment in group]
+    assert [len(group) for group in harvest.segments] == [2, 2]
+    assert [segment.token_ids for segment in segments] == [
+        (*rollout.prompt_token_ids, *rollout.response_token_ids, VOCABULARY.stop_id) for rollout in rollouts
+    ]
+    assert side.scored == [4]
+
+
+def test_the_letter_that_decides_gets_the_credit():
+    side = RolloutSide()
+    harvest, rollouts = harvest_of(side, objective(num_continuations=64))
+    for segment, rollout in zip((s for g in harvest.segments for s in g), rollouts, strict=True):
+        advantages = segment.policy.advantages
+        right = rollout.response_token_ids[1] == B
+        assert advantages[1] == pytest.approx(0.5 if right else -0.5, abs=0.2)
+        assert advantages[2:] == pytest.approx((0.0, 0.0, 0.0), abs=1e-9)
+        assert sum(advantages) == pytest.approx(right - 0.5, abs=0.2)
+
+
+def test_a_response_that_ran_into_its_limit_gets_nothing_unless_told():
+    side = RolloutSide(length=9)
+    harvest, _ = harvest_of(side, objective(reward=lambda answer, sample: 1.0))
+    reports = [report for report in harvest.reports if hasattr(report, "total_return")]
+    assert {report.total_return for report in reports} == {0.0}
+    assert {report.is_truncated for report in reports} == {True}
+    harvest, _ = harvest_of(side, objective(reward=lambda answer, sample: 1.0, unfinished_return=None))
+    assert {report.total_return for report in harvest.reports if hasattr(report, "total_return")} == {1.0}
+
+
+def test_advantages_of_zero_make_a_gradient_of_zero():
+    side = RolloutSide()
+    harvest, _ = harvest_of(side, objective(reward=lambda answer, sample: 1.0, normalization="whiten"))
+    gradient, _, _ = gradient_of(segments_of(harvest))
+    assert float(gradient.abs().max()) == 0.0
+
+
+@pytest.mark.scenario(
+    "vineppo/a-server-error-stops-the-iteration", clauses=["vineppo/a-failed-generation-is-an-error#1,2"]
+)
+def test_a_server_error_stops_the_iteration():
+    side = RolloutSide()
+
+    def refuse(requests, decoding):
+        error = ServerRefused("http://h:1/generate/ answered 500: out of memory", key="http://h:1")
+        error.status = 500
+        raise error
+
+    rollouts, means = side.answer(SAMPLES), side.means()
+    object.__setattr__(means, "ask", refuse)
+    try:
+        outcome = objective().make_segments(SAMPLES, rollouts, means)
+    except ServerRefused as error:
+        outcome = (error.code, error.status, error.problem)
+    assert outcome == ("server-refused", 500, "http://h:1/generate/ answered 500: out of memory")
+    assert side.notes == []
+    assert objective().make_segments(SAMPLES, rollouts, side.means()).segments
+
+
+def test_a_reward_that_fails_for_one_response_is_an_error():
+    def picky(answer, sample):
+        if answer.startswith("AA"):
+            raise KeyError(answer)
+        return 1.0
+
+    side = RolloutSide()
+    with pytest.raises(RollmatchError) as caught:
+        harvest_of(side, objective(reward=picky))
+    assert caught.value.code == "reward-missing"
+    assert caught.value.key in ("x:1", "x:2")
+    harvest_of(side)
+
+
+def test_the_search_variant_makes_the_same_segments():
+    side, splitter = RolloutSide(), FixedTokens(num_tokens=1)
+    valuer = TreeValues(SearchRules(), SearchBudget(num_rounds=3, num_per_round=8, num_least=16), splitter)
+    harvest, rollouts = harvest_of(side, objective(valuer=valuer))
+    for segment, rollout in zip((s for g in harvest.segments for s in g), rollouts, strict=True):
+        advantages = segment.policy.advantages
+        assert advantages[1] == pytest.approx(0.5 if rollout.response_token_ids[1] == B else -0.5, abs=0.35)
+        assert advantages[2:] == pytest.approx((0.0, 0.0, 0.0), abs=1e-9)
+    assert len(side.calls) == 3 + 1
+
+
+def test_two_ranks_share_what_they_ask_for():
+    sides = [RolloutSide(), RolloutSide()]
+    harvests = together(2, lambda member: harvest_of(sides[member.rank], samples=SAMPLES, company=member)[0])
+    alone_side = RolloutSide()
+    harvest, _ = harvest_of(alone_side)
+    counts = [len(side.calls[0][0]) for side in sides]
+    assert sum(counts) == len(alone_side.calls[0][0])
+    assert [h.segments for h in harvests] == [harvest.segments] * 2
+
+
+def test_figures_tell_what_values_cost():
+    side = RolloutSide()
+    made = objective()
+    harvest, _ = harvest_of(side, made)
+    figures = made.summarize(harvest.reports)
+    assert figures["continuations"] == len(side.calls[0][0])
+    assert figures["steps"] == 5
+    assert 0 <= figures["reward"] <= 1
+    assert made.summarize(()) == {}
+    ((event, told),) = side.notes
+    assert event == "valued"
+    assert len(told["returns"]) == len(told["sample_ids"]) == 4
+    evaluated = made.evaluate(SAMPLES, side.answer(SAMPLES, num=1), side.means())
+    assert evaluated.metrics["num_scenes"] == 2.0
+    assert A != B

@@ -1,0 +1,150 @@
+"""The tree is a tree, the search looks where it pays, and no value bends to the search."""
+
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+
+from conformance.doubles.company import together
+from conformance.objectives.vineppo.locks import STOP, LockPolicy, trajectory_of, value_of, waves_of
+from rollmatch.objectives.vineppo.search import Forest, SearchBudget, TreeValues
+from rollmatch.objectives.vineppo.split import FixedTokens
+from rollmatch.objectives.vineppo.trajectory import state_at
+from rollmatch.objectives.vineppo.tree import SearchRules, Tree, TreeOutdated
+
+PAIRS = FixedTokens(num_tokens=2)
+RIGHT, WRONG, OTHER = (0, 0, 0, 0, 2, 0, STOP), (0, 1, 0, 0, 2, 0, STOP), (0, 0, 1, 1, 2, 0, STOP)
+
+
+def tree_of(*responses, rules=None):
+    made = [trajectory_of(ids) for ids in responses]
+    tree = Tree(state_at(made[0], 0), rules or SearchRules())
+    paths = [tree.add(one, PAIRS.cuts(one), owner=(0, index)) for index, one in enumerate(made)]
+    return tree, paths
+
+
+def nodes_of(node):
+    return [node, *(inner for child in node.children.values() for inner in nodes_of(child))]
+
+
+def test_a_node_knows_its_state_value_visits_and_parent():
+    tree, (path, *_) = tree_of(RIGHT, WRONG, OTHER)
+    assert [node.state.prefix_token_ids for node in path] == [(), (0, 0), (0, 0, 0, 0), (0, 0, 0, 0, 2, 0)]
+    assert [node.visits for node in path] == [3, 2, 1, 1]
+    assert [node.value for node in path] == [2 / 3, 1.0, 1.0, 1.0]
+    assert [node.parent for node in path] == [None, *path[:-1]]
+    ends = [node for node in nodes_of(tree.root) if node.state is None]
+    assert len(ends) == 3
+    assert {end.value for end in ends} == {0.0}
+
+
+def test_a_continuation_is_no_value_above_its_start():
+    tree, (path, _) = tree_of(RIGHT, WRONG)
+    before = tree.root.value
+    for symbol in range(3):
+        tree.add(trajectory_of((0, 0, symbol, 0, 2, 0, STOP)), (0, 2, 4, 6, 7), start=path[1])
+    assert tree.root.value == before == 0.5
+    assert len(tree.root.returns) == 2
+    assert len(path[1].returns) == 4
+    assert (tree.root.visits, tree.root.total) == (5, 4.0)
+
+
+def test_a_value_leaves_out_the_trajectory_it_judges():
+    _, (right, wrong) = tree_of(RIGHT, WRONG)
+    assert (right[0].returns_without((0, 0)), wrong[0].returns_without((0, 1))) == ([0.0], [1.0])
+    assert right[1].returns_without((0, 0)) == []
+
+
+@pytest.mark.parametrize("select", ["uct", "puct"])
+def test_the_search_prefers_what_paid_and_then_what_is_new(select):
+    rules = SearchRules(select=select, exploration=0.1, widening=0.1)
+    tree, (right, _) = tree_of(RIGHT, WRONG, rules=rules)
+    assert right[1] in tree.select().lineage()
+    tree, _ = tree_of(RIGHT, WRONG, *[RIGHT] * 6, rules=replace(rules, exploration=50.0))
+    assert tree.select().state.prefix_token_ids[:2] == (0, 1)
+
+
+def test_a_node_widens_with_the_root_of_its_visits():
+    tree, _ = tree_of(RIGHT)
+    assert tree.select() is not tree.root
+    tree, _ = tree_of(RIGHT, RIGHT)
+    assert tree.select() is tree.root
+
+
+def test_a_prior_weighs_likely_steps_with_puct():
+    likely = replace(trajectory_of(RIGHT), logprobs=(-0.1,) * 7)
+    unlikely = replace(trajectory_of((3, 3, *RIGHT[2:])), logprobs=(-4.0,) * 7)
+    rules = SearchRules(select="puct", exploration=5.0, widening=0.1)
+    tree = Tree(state_at(likely, 0), rules)
+    for one in (replace(likely, rewards=()), replace(unlikely, rewards=())):
+        tree.add(one, PAIRS.cuts(one))
+    assert tree.select().state.prefix_token_ids[:2] == (0, 0)
+
+
+def test_a_tree_takes_its_own_version_only():
+    tree, _ = tree_of(RIGHT)
+    late = trajectory_of(WRONG, version=2)
+    with pytest.raises(TreeOutdated) as caught:
+        tree.add(late, PAIRS.cuts(late))
+    assert (caught.value.code, caught.value.key) == ("tree-outdated", "x:1")
+    tree.add(replace(late, policy_version=1), PAIRS.cuts(late))
+
+
+def test_a_newer_version_empties_the_forest():
+    forest = Forest(SearchRules())
+    old = forest.tree_of(trajectory_of(RIGHT, version=4))
+    old.add(trajectory_of(RIGHT, version=4), (0, 7))
+    assert forest.tree_of(trajectory_of(WRONG, version=4)) is old
+    new = forest.tree_of(trajectory_of(RIGHT, version=5))
+    assert new is not old
+    assert (new.root.visits, len(forest)) == (0, 1)
+    with pytest.raises(TreeOutdated):
+        forest.tree_of(trajectory_of(RIGHT, version=4)).add(trajectory_of(RIGHT, version=4), (0, 7))
+
+
+def searched(policy, trajectories, *, company=None, run_seed=1, **budget):
+    valuer = TreeValues(SearchRules(), SearchBudget(**budget), PAIRS)
+    cuts = [PAIRS.cuts(one) for one in trajectories]
+    return valuer.values_of(trajectories, cuts, waves_of(policy, company, run_seed=run_seed))
+
+
+def test_values_of_the_search_come_near_the_truth():
+    gaps = []
+    for run in range(30):
+        policy = LockPolicy()
+        made = policy.answer(*range(run * 8 + 1, run * 8 + 9))
+        for valued, one in zip(searched(policy, made, num_rounds=6, run_seed=run), made, strict=True):
+            truth = [value_of(one.token_ids[:cut]) for cut in PAIRS.cuts(one)[:-1]]
+            gaps += [value - true for value, true in zip(valued.values, truth, strict=True)]
+    assert fmean(gaps) == pytest.approx(0, abs=0.03)
+    assert fmean(map(abs, gaps)) < 0.1
+
+
+def test_every_value_is_of_at_least_so_many_returns():
+    policy = LockPolicy()
+    made = policy.answer(1, 2)
+    for valued in searched(policy, made, num_rounds=1, num_per_round=2, num_least=4):
+        assert min(valued.counts) >= 4
+    assert len(policy.asked) == 2
+
+
+def test_the_wishes_of_a_search_have_seeds_of_their_own():
+    policy = LockPolicy()
+    searched(policy, policy.answer(1, 2), num_rounds=5, num_per_round=6)
+    wishes = [wish for wave in policy.asked for wish in wave]
+    assert len({(wish.state, wish.seed) for wish in wishes}) == len(wishes)
+
+
+def test_one_rank_grows_a_sample_s_tree_for_all():
+    answers = [LockPolicy().answer(*range(1, 5), sample_id=sample_id) for sample_id in (0, 1, 2)]
+    flat = [one for part in answers for one in part]
+    policies = [LockPolicy(), LockPolicy()]
+
+    def rank(member):
+        return searched(policies[member.rank], flat[member.rank :: 2], company=member, num_rounds=2)
+
+    halves = together(2, rank)
+    assert [len(half) for half in halves] == [6, 6]
+    owners = [{wish.state.sample_id for wave in policy.asked for wish in wave} for policy in policies]
+    assert owners == [{0, 2}, {1}] or owners == [{0, 1}, {2}] or owners[0].isdisjoint(owners[1])
+    assert len(policies[0].asked) == len(policies[1].asked) == 3

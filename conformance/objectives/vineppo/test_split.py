@@ -1,0 +1,142 @@
+"""Splitters tile, and cut where they say."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.doubles.tokenizer import ids_of_bytes, make_vocabulary
+from conformance.objectives.vineppo.locks import sample_of
+from rollmatch.objectives.vineppo.prose import sentence_starts
+from rollmatch.objectives.vineppo.split import (
+    AtMost,
+    FixedTokens,
+    Lines,
+    LogprobsMissing,
+    LowProbability,
+    Sentences,
+    Turns,
+    join_steps,
+)
+from rollmatch.objectives.vineppo.trajectory import StepsDoNotTile, Trajectory, Turn, check_cuts, states_of
+
+VOCABULARY = make_vocabulary()
+PROSE = st.text(alphabet="ab AB.\n$=,+\\[](){}xyz ", max_size=240)
+SPLITTERS = {
+    "lines": Lines(vocabulary=VOCABULARY, answer_mark="#### "),
+    "sentences": Sentences(vocabulary=VOCABULARY),
+    "fixed_tokens": FixedTokens(num_tokens=7),
+    "low_probability": LowProbability(every=2),
+    "turns": Turns(),
+    "at most": AtMost(splitter=FixedTokens(num_tokens=1), num_steps=5),
+}
+
+
+def trajectory(token_ids, **fields):
+    return Trajectory(
+        sample=sample_of(),
+        prompt_token_ids=(1,),
+        token_ids=tuple(token_ids),
+        rewards=((len(token_ids), 1.0),),
+        policy_version=1,
+        **fields,
+    )
+
+
+def pieces(text, splitter, *, encode=VOCABULARY.encode):
+    """The steps' texts, the stop token behind the last one."""
+    ids = (*encode(text), VOCABULARY.stop_id)
+    cuts = splitter.cuts(trajectory(ids))
+    return [VOCABULARY.text(ids[a:b]).removesuffix("<|im_end|>") for a, b in pairwise(cuts)]
+
+
+@pytest.mark.parametrize("name", SPLITTERS)
+@settings(max_examples=30)
+@given(text=PROSE, seed=st.integers(0, 2**31))
+def test_steps_tile_and_states_are_prefixes(name, text, seed):
+    ids = (*VOCABULARY.encode(text), VOCABULARY.stop_id)
+    turns = tuple(Turn(start=start, stop=start + 1) for start in range(0, len(ids), 3))
+    whole = trajectory(ids, logprobs=tuple(-np.random.default_rng(seed).exponential(size=len(ids))), turns=turns)
+    cuts = SPLITTERS[name].cuts(whole)
+    states = states_of(whole, cuts)
+    steps = [ids[a:b] for a, b in pairwise(cuts)]
+    assert all(steps)
+    assert sum(steps, ()) == ids
+    assert [state.prefix_token_ids for state in states] == [ids[:cut] for cut in cuts[:-1]]
+    assert all(len(state.prefix_token_ids) < len(ids) for state in states)
+
+
+def test_lines_begin_with_their_line_feed_and_empty_lines_make_none():
+    text = "\n\nfirst\nsecond\n\n\nthird\n#### 7"
+    assert pieces(text, SPLITTERS["lines"]) == ["\n\nfirst", "\nsecond", "\n\n\nthird\n#### 7"]
+    assert pieces(text, Lines(vocabulary=VOCABULARY))[-2:] == ["\n\n\nthird", "\n#### 7"]
+    assert pieces("one line\n", SPLITTERS["lines"]) == ["one line\n"]
+    assert pieces("", SPLITTERS["lines"]) == [""]
+
+
+def test_a_token_that_a_cut_falls_into_stays_whole_before_it():
+    fused = next(i for i in range(256, len(VOCABULARY)) if VOCABULARY.piece(i) == b'", "')
+    ids = (*ids_of_bytes(b"a"), fused, *ids_of_bytes(b"\nb"))
+    assert Lines(vocabulary=VOCABULARY).cuts(trajectory(ids)) == (0, 2, 4)
+
+
+def test_sentences_do_not_cut_formulas():
+    text = (
+        "First we note that $a. B = 3$ holds. Then J. Doe adds 1 to both sides.\n"
+        "So \\[\nx = 4.\n\\] Which is what was wanted by the exercise."
+    )
+    assert pieces(text, SPLITTERS["sentences"]) == [
+        "First we note that $a. B = 3$ holds.",
+        " Then J. Doe adds 1 to both sides.",
+        "\nSo \\[\nx = 4.\n\\]",
+        " Which is what was wanted by the exercise.",
+    ]
+
+
+def test_short_pieces_join_the_next_one():
+    assert pieces("Hm\nthis is a line of its own\nas is this one here", SPLITTERS["sentences"]) == [
+        "Hm\nthis is a line of its own",
+        "\nas is this one here",
+    ]
+
+
+def test_long_pieces_break_near_their_middle_first_in_words_then_in_mathematics():
+    words = b"w" * 60 + b", " + b"v" * 62
+    assert sentence_starts(words) == [62]
+    formula = b"$" + b"x" * 70 + b"=" + b"y" * 70 + b"$"
+    assert sentence_starts(formula) == [72]
+    assert sentence_starts(b"w" * 20 + b", " + b"v" * 100) == []
+
+
+def test_low_probability_cuts_before_every_nth_unsure_token():
+    ids = ids_of_bytes(b"abcdef")
+    whole = trajectory(ids, logprobs=(-0.01, -0.5, -0.5, -0.01, -0.5, -0.5))
+    assert LowProbability(threshold=0.9, every=2).cuts(whole) == (0, 2, 5, 6)
+    assert LowProbability(threshold=0.9, every=1).cuts(whole) == (0, 1, 2, 4, 5, 6)
+    with pytest.raises(LogprobsMissing) as caught:
+        LowProbability().cuts(trajectory(ids))
+    assert (caught.value.code, caught.value.key) == ("logprobs-missing", "x:1")
+
+
+def test_a_turn_is_a_step_with_what_was_answered():
+    turns = (Turn(start=0, stop=2), Turn(start=3, stop=4))
+    assert Turns().cuts(trajectory(ids_of_bytes(b"abcdef"), turns=turns)) == (0, 3, 6)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 8))
+def test_joined_steps_are_bounds_of_the_old_ones(lengths, most):
+    cuts = (0, *[sum(lengths[: place + 1]) for place in range(len(lengths))])
+    joined = join_steps(cuts, most)
+    assert set(joined) <= set(cuts)
+    assert (joined[0], joined[-1]) == (0, cuts[-1])
+    assert len(joined) - 1 == min(most, len(lengths))
+
+
+@pytest.mark.parametrize("cuts", [(), (0,), (0, 2), (1, 3), (0, 2, 2, 3), (0, 2, 1, 3)])
+def test_cuts_that_do_not_tile_are_refused(cuts):
+    with pytest.raises(StepsDoNotTile) as caught:
+        check_cuts(trajectory((5, 6, 7)), cuts)
+    assert (caught.value.code, caught.value.key) == ("steps-do-not-tile", "x:1")
+    check_cuts(trajectory((5, 6, 7)), (0, 2, 3))

@@ -1,0 +1,142 @@
+"""One server with two replicas for all tests that need an engine; it restarts what does not finish quickly."""
+
+import pytest
+from starlette.testclient import TestClient
+
+from conformance.rollout.digits import BRIEF, load_model, perturb, requests_for, scenes, template_of
+from conformance.server.calls import Learner, text_batch
+from conformance.server.instance import free_port
+from conformance.server.stand_in import make_stand_in
+from rollmatch.data.ids import pack_ids
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.model.policy import merged_weights
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.vllm_server import VllmServerBackend
+
+NUM_SCENES = 6
+
+
+@pytest.fixture
+def server(instance):
+    return instance.server
+
+
+@pytest.fixture
+def learner(server):
+    """Attached; leaves at the end."""
+    attached = Learner(server, port=free_port())
+    status, body = attached.open()
+    assert status == 200, body
+    yield attached
+    attached.close(force=True)
+
+
+@pytest.fixture
+def backend(instance):
+    """The learner's rollout side on the server, in the native dialect."""
+    server = RolloutServer(instance.server.url, ClientSettings(timeout_s=60))
+    server.connect()
+    meeting = Meeting(host="127.0.0.1", port=free_port(), client="test", timeout_s=20, join_timeout_s=30)
+    sender = NativeSender([server], meeting)
+    made = VllmServerBackend([server], template_of(), Ranks(), sender=sender)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def scene_requests():
+    return requests_for(scenes()[:NUM_SCENES])
+
+
+@pytest.fixture(scope="session")
+def scene_batch(scene_requests):
+    """The scenes as a native call has them."""
+    return [
+        {
+            "request_id": request.request_id,
+            "prompt_token_ids": pack_ids(request.prompt_token_ids),
+            "images": [open(request.sample.images[0], "rb").read()],
+            "seed": request.seed,
+        }
+        for request in scene_requests
+    ]
+
+
+@pytest.fixture(scope="session")
+def greedy():
+    """Sampling values under which the server decodes as ``transformers`` does here."""
+    template = template_of()
+    return {
+        "max_tokens": BRIEF.max_new_tokens,
+        "stop_token_ids": [template.vocabulary.stop_id],
+        "logit_bias": dict.fromkeys(template.banned_ids, -100.0),
+    }
+
+
+@pytest.fixture
+def stand_in():
+    """A server over pretending engines: its parts, and a client."""
+    parts, app = make_stand_in(drain_s=0.1)
+    with TestClient(app) as client:
+        yield parts, client
+
+
+@pytest.fixture
+def post(stand_in):
+    """JSON to a route of the stand-in: status and body."""
+
+    def call(route, body):
+        reply = stand_in[1].post(route, json=body)
+        return reply.status_code, reply.json()
+
+    return call
+
+
+class Policy:
+    """Some weights, and what ``transformers`` writes greedily with them."""
+
+    def __init__(self, seed, requests):
+        model = load_model()
+        if seed:
+            perturb(model, seed=seed, scale=0.05)
+        self.weights = {name: tensor.clone() for name, tensor in merged_weights(model)}
+        rollouts = HfBackend(model, template_of(), batch_size=NUM_SCENES).generate(requests, BRIEF)
+        self.responses = [rollout.response_token_ids for rollout in rollouts]
+
+    def wrote(self, responses):
+        """Whether these are its responses; the server leaves the stop token in."""
+        stop = template_of().vocabulary.stop_id
+        return [tuple(i for i in ids if i != stop) for ids in responses] == self.responses
+
+
+@pytest.fixture(scope="session")
+def policies(scene_requests):
+    """Three that differ in what they write; the first is the model directory's."""
+    made = [Policy(seed, scene_requests) for seed in range(3)]
+    assert len({str(policy.responses) for policy in made}) == 3
+    return made
+
+
+class LongResponses:
+    """What some prompts are answered at length, greedily: much longer than a sync takes."""
+
+    def __init__(self):
+        self.prompts = text_batch([[7, 8, i] for i in range(12)])
+        self._by_policy = {}
+
+    def write(self, server):
+        return server.infer(self.prompts, max_tokens=240, ignore_eos=True)
+
+    def of(self, policy, server):
+        """By a server that holds the policy; asked for once."""
+        if policy not in self._by_policy:
+            self._by_policy[policy], _ = self.write(server)
+        return self._by_policy[policy]
+
+
+@pytest.fixture(scope="session")
+def long_responses():
+    return LongResponses()

@@ -1,0 +1,157 @@
+"""Weights straight into a real server's parameters; on a CPU by gloo, the same steps as by NCCL on GPUs."""
+
+import pytest
+import torch
+
+from conformance.server.calls import in_thread, text_batch
+from conformance.server.instance import free_port
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.errors import RollmatchError
+from rollmatch.weights.direct_group import DirectGroup
+
+pytestmark = pytest.mark.engine
+HEAD = "lm_head.weight"
+EMBEDDING = "model.language_model.embed_tokens.weight"
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture
+def sender(server):
+    client = RolloutServer(server.url, ClientSettings())
+    client.connect()
+    meeting = Meeting(
+        host="127.0.0.1", port=free_port(), client="learner", timeout_s=TIMEOUT_S, join_timeout_s=TIMEOUT_S
+    )
+    made = NativeSender([client], meeting, transport="direct")
+    yield made
+    made.close()
+
+
+def ask(server):
+    """A short call, and what becomes of it."""
+    return server.post_packed("/native/infer/", {"requests": text_batch([[5]]), "sampling": {"max_tokens": 2}})
+
+
+def push(sender, server, weights):
+    version = server.version + 1
+    sender.send(weights.items(), version=version)
+    assert server.version == version
+
+
+def test_after_a_sync_in_place_the_server_writes_what_transformers_writes(
+    sender, server, policies, scene_batch, greedy
+):
+    for policy in (policies[1], policies[2], policies[0]):
+        push(sender, server, policy.weights)
+        responses, versions = server.infer(scene_batch, **greedy)
+        assert policy.wrote(responses)
+        assert set(versions) == {server.version}
+
+
+def test_a_tied_head_may_be_sent_too(sender, server, policies, scene_batch, greedy):
+    weights = policies[2].weights
+    push(sender, server, weights | {HEAD: weights[EMBEDDING].clone()})
+    assert policies[2].wrote(server.infer(scene_batch, **greedy)[0])
+
+
+def break_after(num_buckets, monkeypatch):
+    """The learner leaves after so many buckets."""
+    carried = []
+
+    def carry(self, tensors, real=DirectGroup.carry):
+        if len(carried) == num_buckets:
+            self.close()
+        carried.append(tensors)
+        return real(self, tensors)
+
+    monkeypatch.setattr(DirectGroup, "carry", carry)
+
+
+@pytest.mark.scenario(
+    "weight-sync/a-failed-update-in-place-is-repaired-by-a-full-sync",
+    clauses=["weight-sync/no-request-sees-two-versions#4"],
+)
+def test_what_was_broken_off_is_refused_until_a_full_sync(sender, server, policies, scene_batch, greedy, monkeypatch):
+    push(sender, server, policies[0].weights)
+    version = server.version
+    sender.bucket_bytes = 2**16
+    sender.close()
+    with monkeypatch.context() as patched:
+        break_after(2, patched)
+        with pytest.raises(RollmatchError) as caught:
+            sender.send(policies[1].weights.items(), version=version + 1)
+    assert caught.value.code == "transfer-failed"
+    status, body = ask(server)
+    assert (status, body["code"]) == (409, "weights-broken")
+    assert server.version == version
+    push(sender, server, policies[1].weights)
+    assert policies[1].wrote(server.infer(scene_batch, **greedy)[0])
+
+
+@pytest.mark.scenario(clauses=["weight-sync/no-request-sees-two-versions#3"])
+def test_nothing_is_generated_from_the_first_byte_to_the_commit(sender, server, policies, monkeypatch):
+    push(sender, server, policies[0].weights)
+    refusals = []
+
+    def carry(self, tensors, real=DirectGroup.carry):
+        answer = ask(server)
+        refusals.append((answer[0], answer[1]["code"]))
+        return real(self, tensors)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DirectGroup, "carry", carry)
+        push(sender, server, policies[1].weights)
+    assert set(refusals) == {(409, "update-in-progress")}
+    assert server.infer(text_batch([[5]]), max_tokens=2)[1] == [server.version]
+
+
+def test_what_runs_is_written_whole_under_one_version(sender, server, policies, long_responses):
+    push(sender, server, policies[1].weights)
+    old = long_responses.of(policies[1], server)
+    call = in_thread(long_responses.write, server)
+    while not server.health()["running"]:
+        pass
+    push(sender, server, policies[2].weights)
+    new = long_responses.of(policies[2], server)
+    assert new != old
+    responses, versions = call.result()
+    by_version = {server.version - 1: old, server.version: new}
+    for place, (ids, version) in enumerate(zip(responses, versions, strict=True)):
+        assert ids == by_version[version][place], place
+    assert server.version in versions
+
+
+def test_a_changed_number_is_found_and_the_next_sync_repairs(
+    sender, server, policies, scene_batch, greedy, monkeypatch
+):
+    push(sender, server, policies[0].weights)
+    version, name = server.version, "model.visual.patch_embed.proj.weight"
+    weights = {key: tensor.clone() for key, tensor in policies[1].weights.items()}
+    place = [spec.name for spec in sender._known[0].specs].index(name)  # as they travel
+
+    def carry(self, tensors, real=DirectGroup.carry):
+        if tensors[0].dtype == torch.int64:
+            tensors[0][place, 0] += 1
+        return real(self, tensors)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DirectGroup, "carry", carry)
+        with pytest.raises(RollmatchError) as caught:
+            sender.send(weights.items(), version=version + 1)
+    assert (caught.value.code, caught.value.key) == ("digest-mismatch", name)
+    status, body = ask(server)
+    assert (status, body["code"], server.version) == (409, "weights-broken", version)
+    push(sender, server, weights)
+    assert policies[1].wrote(server.infer(scene_batch, **greedy)[0])
+
+
+def test_a_wrong_update_is_refused_before_a_byte_is_sent(sender, server, policies):
+    push(sender, server, policies[0].weights)
+    version = server.version
+    with pytest.raises(RollmatchError) as caught:
+        sender.send(policies[1].weights.items(), version=version)
+    assert caught.value.code == "version-not-newer"
+    assert server.infer(text_batch([[5]]), max_tokens=2)[1] == [version]
+    push(sender, server, policies[1].weights)

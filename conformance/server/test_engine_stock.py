@@ -1,0 +1,77 @@
+"""A real, unmodified ``vllm serve``: our weights reach it, and a transfer that fails leaves it as it was."""
+
+import pytest
+
+from conformance.cli.one_step import take_a_step
+from conformance.rollout.digits import BRIEF, CONFIG, load_model, template_of, tokens_of
+from conformance.rollout.logprobs import TOLERANCE, farthest_apart
+from conformance.server.instance import free_port
+from conformance.server.stock import stock_server
+from rollmatch.dialects.logprobs import check_logprobs
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.errors import RollmatchError
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.weight_sender import make_sender
+from rollmatch.weights import shipment
+
+pytestmark = pytest.mark.engine
+
+AS_SAMPLED = ("--logprobs-mode", "processed_logprobs")
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    with stock_server(tmp_path_factory.mktemp("stock"), *AS_SAMPLED) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def backend(stock):
+    server = RolloutServer(stock, ClientSettings(timeout_s=60))
+    server.connect()
+    assert server.dialect.name == "vllm"
+    meeting = Meeting(host="127.0.0.1", port=free_port(), client="test", timeout_s=10, join_timeout_s=30)
+    made = VllmServerBackend([server], template_of(), Ranks(), sender=make_sender([server], [0], meeting))
+    yield made
+    made.close()
+
+
+def test_a_learner_takes_a_step_on_pictures_and_leaves_room_for_the_next(stock, tmp_path):
+    """First: the server takes one learner at a time."""
+    take_a_step(CONFIG, stock, tmp_path)
+
+
+@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#1,2"])
+def test_greedy_rollouts_follow_every_sync(backend, policies, scene_requests):
+    for version, policy in ((1, policies[1]), (2, policies[2])):
+        backend.push(policy.weights.items(), version=version)
+        assert tokens_of(backend.generate(scene_requests, BRIEF)) == policy.responses
+        assert backend.is_current()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_are_those_of_the_sampled_distribution(temperature, backend, policies, scene_requests):
+    check_logprobs(backend.servers[0], prompt_token_ids=())
+    backend.push(policies[0].weights.items(), version=backend.policy_version + 1)
+    decoding = Decoding(max_new_tokens=48, temperature=temperature, logprobs=True)
+    rollouts = backend.generate(scene_requests, decoding)
+    assert farthest_apart(load_model(), scene_requests, rollouts, temperature=temperature) < TOLERANCE
+
+
+def test_a_transfer_that_is_not_what_was_announced_changes_nothing(backend, policies, scene_requests, monkeypatch):
+    backend.push(policies[1].weights.items(), version=backend.policy_version + 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(shipment, "digest_of_bytes", lambda raw: bytes(16))
+        with pytest.raises(RollmatchError) as caught:
+            backend.push(policies[2].weights.items(), version=backend.policy_version + 1)
+    assert caught.value.code == "server-refused"
+    assert "digest" in caught.value.problem
+    assert not backend.is_current()
+    held = VllmServerBackend(backend.servers, template_of(), Ranks(), sender=None)
+    held._instances = ()
+    assert tokens_of(held.generate(scene_requests, BRIEF)) == policies[1].responses
+    backend.push(policies[2].weights.items(), version=backend.policy_version + 1)
+    assert tokens_of(backend.generate(scene_requests, BRIEF)) == policies[2].responses

@@ -1,0 +1,174 @@
+"""Learners and workers that die or fall silent: old weights go on, a new learner gets in, nobody waits for ever."""
+
+import os
+import signal
+import time
+
+import pytest
+import requests
+
+from conformance.cli.forked import ENGINE, Forked
+from conformance.cli.test_killed_server import stopped
+from conformance.server.calls import Learner, in_thread, text_batch
+from conformance.server.instance import ENVIRONMENT, Instance, free_port, running, settings_for
+
+pytestmark = pytest.mark.engine
+
+
+def settle(server, policies, scene_batch, greedy):
+    """A new learner gets in and syncs."""
+    learner = Learner(server, port=free_port(), client="next")
+    assert learner.open()[0] == 200
+    assert learner.sync(policies[0].weights, version=server.version + 1)[0] == 200
+    assert policies[0].wrote(server.infer(scene_batch, **greedy)[0])
+    learner.close()
+
+
+@pytest.mark.scenario("weight-sync/a-failed-staged-update-leaves-the-old-weights")
+def test_a_learner_killed_in_mid_sync_leaves_the_old_weights(server, policies, scene_batch, greedy, tmp_path):
+    before, version = server.infer(scene_batch, **greedy)[0], server.version
+    words = ["-m", "conformance.server.dying_learner", server.url, str(free_port()), str(version + 1)]
+    died = Forked(words, loaded=ENGINE, log=tmp_path / "log", environment=os.environ | ENVIRONMENT)
+    assert died.wait(timeout=90) == -signal.SIGKILL
+    began = time.monotonic()
+    responses, versions = server.infer(scene_batch, **greedy)
+    assert (responses, set(versions)) == (before, {version})
+    settle(server, policies, scene_batch, greedy)
+    assert time.monotonic() - began < 30
+
+
+def test_a_learner_that_falls_silent_is_given_up_in_its_own_time(server, policies, scene_batch, greedy):
+    before, version = server.infer(scene_batch, **greedy)[0], server.version
+    learner = Learner(server, port=free_port(), timeout_s=2.0)
+    assert learner.open()[0] == 200
+    announcement = learner.announcement(policies[1].weights, version=version + 1, sync_id="silent")
+    assert learner.announce(announcement) is None
+    learner.send(announcement, policies[1].weights, num_buckets=2)
+    began = time.monotonic()
+    status, body = learner.call.result()
+    assert (status, body["code"]) == (409, "transfer-failed")
+    assert time.monotonic() - began < 10
+    assert (server.infer(scene_batch, **greedy)[0], server.version) == (before, version)
+    settle(server, policies, scene_batch, greedy)
+
+
+def test_a_group_that_nobody_joins_is_given_up(server, policies, scene_batch, greedy):
+    lonely = Learner(server, port=free_port())
+    began = time.monotonic()
+    status, body = server.post("/native/communicator/", lonely.wish(join_timeout_s=2.0))
+    assert (status, body["code"]) == (409, "communicator-timeout")
+    assert time.monotonic() - began < 15
+    settle(server, policies, scene_batch, greedy)
+
+
+def test_a_learner_that_hangs_up_while_it_opens_leaves_room_for_the_next(server, policies, scene_batch, greedy):
+    lonely = Learner(server, port=free_port())
+    with pytest.raises(requests.exceptions.ReadTimeout):
+        server.post("/native/communicator/", lonely.wish(), timeout=1)
+    settle(server, policies, scene_batch, greedy)
+
+
+def test_a_hang_up_and_the_next_learner_may_be_heard_of_at_once(instance, server):
+    """As a busy machine, or a collector's pause, brings it about."""
+    lonely, learner = Learner(server, port=free_port()), Learner(server, port=free_port(), client="next")
+    call = in_thread(server.post, "/native/communicator/", lonely.wish(), timeout=2)
+    while "group_members 3.0" not in requests.get(server.url + "/metrics/", timeout=5).text:
+        assert not call.done(), "the server has not begun to open the group"
+        time.sleep(0.01)
+    with stopped(instance.process):
+        with pytest.raises(requests.exceptions.ReadTimeout):
+            call.result()
+        opened = in_thread(learner.open)
+        time.sleep(0.1)
+    status, body = opened.result()
+    assert status == 200, body
+    learner.close()
+
+
+@pytest.fixture(scope="module")
+def fragile(tmp_path_factory):
+    """A server of its own, for what it does not survive: with placeholder weights and a key."""
+    log = tmp_path_factory.mktemp("fragile") / "log"
+    with running(log, load_format="dummy", api_key="secret", data_parallel_size=2) as started:
+        yield started
+
+
+@pytest.mark.scenario(
+    "rollout-server/placeholder-weights-do-not-answer",
+    "rollout-server/placeholder-weights-answer-after-an-update",
+    clauses=["rollout-server/every-rollout-names-the-weights-that-made-it#3"],
+)
+def test_placeholder_weights_do_not_answer_until_a_sync(fragile, policies, scene_batch, greedy):
+    server = fragile.server
+    assert server.health()["state"] == "weights-not-set"
+    for route, body in [
+        ("/native/infer/", {"requests": text_batch([[5]]), "sampling": {"max_tokens": 2}}),
+        ("/infer/", {"infer_requests": [{"prompt_token_ids": [5]}]}),
+        ("/generate/", {"prompts": [[5]]}),
+    ]:
+        status, reply = server.post_packed(route, body)
+        assert (status, reply["code"]) == (409, "weights-not-set")
+    learner = Learner(server, port=free_port())
+    assert learner.open()[0] == 200
+    assert learner.sync(policies[1].weights, version=1)[0] == 200
+    learner.close()
+    assert policies[1].wrote(server.infer(scene_batch, **greedy)[0])
+    assert server.health()["state"] == "serving"
+
+
+@pytest.mark.scenario(
+    "rollout-server/a-busy-port-is-refused", clauses=["rollout-server/the-server-keeps-to-itself#2,3"]
+)
+def test_a_busy_http_port_is_refused_and_no_other_taken(fragile, tmp_path):
+    second = Instance(settings_for(port=fragile.settings.port), tmp_path / "log")
+    try:
+        assert second.process.wait(timeout=90) != 0
+    finally:
+        second.end()
+    assert f"[port-in-use] port {fragile.settings.port}" in second.told()
+    with pytest.raises(requests.ConnectionError):
+        requests.get(f"http://127.0.0.1:{fragile.settings.port + 1}/health/", timeout=2)
+
+
+def test_every_route_but_health_wants_the_key(fragile):
+    url = fragile.url
+    told = requests.get(f"{url}/openapi.json", headers=fragile.server.headers, timeout=5).json()
+    routes = list(told["paths"])
+    assert len(routes) > 15
+    for route in routes:
+        call = requests.get if route in ("/native/identity/", "/metrics/", "/get_world_size/") else requests.post
+        if route != "/health/":
+            assert call(url + route, timeout=5).status_code == 401, route
+            assert call(url + route, timeout=5, headers={"Authorization": "Bearer wrong"}).status_code == 401, route
+    assert requests.get(f"{url}/health", timeout=5).status_code == 200
+
+
+@pytest.mark.scenario("rollout-server/health-after-a-dead-worker")
+def test_a_dead_worker_turns_health_red_and_ends_running_calls(fragile):
+    server = fragile.server
+    long = {"requests": [{"request_id": str(i), "prompt_token_ids": [5]} for i in range(64)]}  # seconds of work
+    call = in_thread(server.post, "/native/infer/", long | {"sampling": {"max_tokens": 500, "ignore_eos": True}})
+    while not server.health()["running"]:
+        time.sleep(0.01)
+    os.kill(fragile.workers()[0], signal.SIGKILL)
+    began = time.monotonic()
+    status, body = call.result()
+    assert (status, body["code"]) == (503, "worker-dead")
+    while requests.get(f"{fragile.url}/health/", timeout=5).status_code == 200:
+        time.sleep(0.1)
+    assert time.monotonic() - began < 10
+    generate = {"requests": [{"request_id": "1", "prompt_token_ids": [5]}], "sampling": {"max_tokens": 1}}
+    for route, wish in (("/native/infer/", generate), ("/reset_prefix_cache/", {}), ("/generate/", {"prompts": [[5]]})):
+        status, body = server.post(route, wish, timeout=10)
+        assert (status, body["code"]) == (503, "worker-dead")
+
+
+def test_workers_do_not_outlive_a_killed_server(fragile):
+    """The last one on this server. That a signal leaves nothing behind is checked where the shared one ends."""
+    assert fragile.workers()
+    os.kill(fragile.process.pid, signal.SIGKILL)
+    fragile.process.wait()
+    deadline = time.monotonic() + 10
+    while fragile.members():
+        assert time.monotonic() < deadline, fragile.members()
+        time.sleep(0.1)

@@ -1,0 +1,114 @@
+"""Updates in place over pretending workers: refused while they are written, and what they leave behind."""
+
+import asyncio
+
+import pytest
+
+from conformance.server.test_server_updates import FAILURE, OPEN, first_of, full_sync, generate
+from rollmatch.server.front import WRITING
+
+DIRECT = OPEN | {"transport": "direct"}
+
+
+@pytest.fixture
+def stand_in(stand_in):
+    recover(stand_in[0])
+    return stand_in
+
+
+def fail(parts, **told):
+    """One worker fails, and tells how its model is."""
+    parts.front.replicas[1].answers |= {"rollmatch_poll": {"failure": FAILURE}, "rollmatch_whole": told}
+
+
+def recover(parts):
+    for replica in parts.front.replicas:
+        replica.answers = {"rollmatch_whole": {"whole": True}}
+
+
+@pytest.mark.scenario(clauses=["weight-sync/no-request-sees-two-versions#3"])
+def test_calls_are_refused_while_weights_are_written(stand_in, post, monkeypatch):
+    parts, seen = stand_in[0], []
+    assert post("/native/communicator/", DIRECT)[0] == 200
+    settle = parts.communicator.settle
+
+    async def ask_meanwhile(**keywords):
+        try:
+            parts.front.check()
+        except Exception as error:  # noqa: BLE001 - whatever is told is what is judged
+            seen.append((error.code, error.status))
+        return await settle(**keywords)
+
+    monkeypatch.setattr(parts.communicator, "settle", ask_meanwhile)
+    status, body = post("/native/sync/", full_sync(parts))
+    assert (status, body["policy_version"], body["committed"]) == (200, 1, True)
+    assert seen == [("update-in-progress", 409)]
+    status, body = generate(post)
+    assert (status, body["policy_version"]) == (200, 1)
+
+
+@pytest.mark.parametrize(("whole", "code"), [(False, "weights-broken"), (True, None)])
+def test_what_a_failure_leaves_depends_on_whether_a_byte_was_written(stand_in, post, whole, code):
+    parts = stand_in[0]
+    post("/native/communicator/", DIRECT)
+    fail(parts, whole=whole)
+    status, body = post("/native/sync/", full_sync(parts))
+    assert (status, body["code"], body["key"]) == (409, "transfer-failed", "broadcast")
+    status, body = generate(post)
+    assert (status, body.get("code")) == (409 if code else 200, code)
+    recover(parts)
+    assert post("/native/communicator/", DIRECT)[0] == 200
+    assert post("/native/sync/", full_sync(parts))[1]["policy_version"] == 1
+    assert generate(post)[0] == 200
+
+
+def test_weights_in_place_are_not_kept_beside(stand_in, post):
+    parts = stand_in[0]
+    post("/native/communicator/", DIRECT)
+    status, body = post("/native/sync/", full_sync(parts, commit=False))
+    assert (status, body["code"], body["key"]) == (400, "in-place-not-staged", "commit")
+    assert post("/native/sync/", full_sync(parts))[0] == 200
+
+
+def test_a_wrong_announcement_is_refused_before_anything_is_paused(stand_in, post):
+    parts = stand_in[0]
+    post("/native/communicator/", DIRECT)
+    wish = full_sync(parts)
+    wrong = wish | {"tensors": [first_of(wish) | {"shape": [1]}, *wish["tensors"][1:]]}
+    status, body = post("/native/sync/", wrong)
+    assert (status, body["code"], body["key"]) == (400, "tensor-shape-mismatch", first_of(wish)["name"])
+    assert not any(call[0] == "rollmatch_receive" for replica in parts.front.replicas for call in replica.calls)
+    assert post("/native/sync/", wish)[0] == 200
+
+
+def test_a_caller_that_hangs_up_does_not_end_an_update(stand_in):
+    """What was received is served, whoever listens; its group is closed."""
+    from rollmatch.server.in_place import write_in_place
+    from rollmatch.server.payloads import SyncRequest
+
+    parts, may_end = stand_in[0], asyncio.Event()
+    settle = parts.communicator.settle
+
+    async def wait(**keywords):
+        await may_end.wait()
+        return await settle(**keywords)
+
+    async def hang_up():
+        from rollmatch.weights.gloo_group import GroupAddress
+
+        address = GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3)
+        await parts.communicator.open("me", address, transport="direct")
+        parts.communicator.settle = wait
+        call = asyncio.create_task(write_in_place(parts.update, SyncRequest(**full_sync(parts))))
+        while parts.front.state != WRITING:
+            await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        may_end.set()
+        while parts.update.is_busy:
+            await asyncio.sleep(0)
+
+    asyncio.run(hang_up())
+    assert parts.front.policy_version == 1
+    assert parts.communicator.attached is None

@@ -1,0 +1,242 @@
+"""What the server takes and what it refuses, item and field named, over pretending engines."""
+
+import base64
+
+import msgspec
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from conformance.rollout.digits import requests_for, scenes
+from conformance.server.stand_in import STOP, make_stand_in
+from rollmatch.data.ids import pack_ids, unpack_ids
+from rollmatch.dialects.swift.routes import SwiftInferRequest, SwiftRequestConfig, make_wishes
+
+SAMPLING = {"max_tokens": 3}
+IMAGE = 414
+
+
+@pytest.fixture
+def num_drawn(stand_in):
+    return lambda: sum(len(replica.drawn) for replica in stand_in[0].front.replicas)
+
+
+def batch(*prompts, **fields):
+    items = [{"request_id": str(i), "prompt_token_ids": list(ids)} for i, ids in enumerate(prompts)]
+    return {"requests": items, "sampling": SAMPLING | fields}
+
+
+def scene_image():
+    return scenes()[0].images[0]
+
+
+def with_image(value):
+    request = requests_for(scenes()[:1])[0]
+    ids = [5, IMAGE, 6]
+    assert IMAGE in request.prompt_token_ids
+    return {"requests": [{"request_id": "0", "prompt_token_ids": ids, "images": [value]}], "sampling": SAMPLING}
+
+
+def test_json_and_msgpack_say_the_same(stand_in):
+    _, client = stand_in
+    told = client.post("/native/infer/", json=batch([5, 6], [9], logprobs=True)).json()
+    packed = {
+        "requests": [{"request_id": "0", "prompt_token_ids": pack_ids([5, 6])}],
+        "sampling": SAMPLING | {"logprobs": True},
+    }
+    reply = client.post(
+        "/native/infer", content=msgspec.msgpack.encode(packed), headers={"content-type": "application/msgpack"}
+    )
+    assert reply.headers["content-type"] == "application/msgpack"
+    first, other = told["responses"][0], msgspec.msgpack.decode(reply.content)["responses"][0]
+    assert first["response_token_ids"] == unpack_ids(other["response_token_ids"]).tolist() == [6, 6, STOP]
+    assert first["logprobs"] == np.frombuffer(other["logprobs"], "<f4").tolist() == [-1.0] * 3
+    assert (first["finish_reason"], first["stop_token_id"], first["policy_version"]) == ("stop", STOP, 0)
+
+
+@pytest.mark.scenario(
+    "rollout-server/a-bad-sampling-value-is-named",
+    clauses=["rollout-server/a-bad-request-costs-nobody-else-anything#1,2,3"],
+)
+@pytest.mark.parametrize(
+    ("body", "status", "code", "key", "item"),
+    [
+        (batch([5], max_tokens=-1), 400, "sampling-value-invalid", "max_tokens", None),
+        (batch([5], max_tokens=0), 400, "sampling-value-invalid", "max_tokens", None),
+        (batch([5], temperature=-0.1), 400, "sampling-value-invalid", "temperature", None),
+        (batch([5], temperature=2.1), 400, "sampling-value-invalid", "temperature", None),
+        (batch([5], max_tokens=3, min_tokens=4), 400, "sampling-value-invalid", "min_tokens", None),
+        (batch([5], top_p=0), 400, "sampling-value-invalid", "top_p", None),
+        (batch([5], top_k=-2), 400, "sampling-value-invalid", "top_k", None),
+        (batch([5], nonsense=1), 400, "sampling-value-invalid", "nonsense", None),
+        ({"requests": batch([5])["requests"]}, 400, "sampling-value-invalid", "max_tokens", 0),
+        (batch([5], [6] * 62, [7]), 400, "prompt-too-long", "requests[1]", 1),
+        (batch([5], [4000]), 400, "token-id-invalid", "requests[1].prompt_token_ids", 1),
+        (batch([5], []), 400, "prompt-missing", "requests[1].prompt_token_ids", 1),
+        ({"requests": [{"request_id": "0"}], "sampling": SAMPLING}, 400, "prompt-missing", "requests[0]", 0),
+        (batch([5], [IMAGE, 6]), 400, "images-misfit", "requests[1].images", 1),
+        ({"requests": [{"prompt_token_ids": [5]}]}, 422, "body-invalid", "requests[0].request_id", None),
+        (batch(["a"]), 422, "body-invalid", "requests[0].prompt_token_ids", None),
+        (batch([-1]), 422, "body-invalid", "requests[0].prompt_token_ids", None),
+        ({"request": []}, 422, "body-invalid", "requests", None),
+    ],
+)  # fmt: skip
+def test_a_bad_call_is_refused_whole_and_a_good_one_served(post, num_drawn, body, status, code, key, item):
+    told_status, told = post("/native/infer/", body)
+    assert (told_status, told["code"], told["key"]) == (status, code, key)
+    assert item is None or told["item"] == item
+    assert told["remedy"]
+    assert code in told["detail"]
+    assert num_drawn() == 0
+    assert post("/native/infer/", batch([5], [6] * 61, [8], max_tokens=3, temperature=0.1, top_p=1, top_k=-1))[0] == 200
+    assert num_drawn() == 3
+    assert post("/native/infer/", batch([5], max_tokens=3, min_tokens=3, temperature=2.0))[0] == 200
+
+
+def test_two_requests_of_one_name_are_refused(post):
+    items = [{"request_id": "a", "prompt_token_ids": [5]}, {"request_id": "a", "prompt_token_ids": [6]}]
+    status, told = post("/native/infer/", {"requests": items, "sampling": SAMPLING})
+    assert (status, told["code"], told["key"], told["item"]) == (
+        400,
+        "request-id-repeated",
+        "requests[1].request_id",
+        1,
+    )
+
+
+def test_what_the_engine_refuses_names_the_item(post):
+    status, told = post("/native/infer/", batch([5], [6], [7]))
+    assert (status, told["code"], told["item"]) == (400, "engine-refused", 2)
+    assert post("/native/infer/", batch([5], [6], [8]))[0] == 200
+
+
+def test_undecodable_bodies_and_unknown_routes_are_told(stand_in):
+    _, client = stand_in
+    for headers in ({"content-type": "application/msgpack"}, {"content-type": "application/json"}):
+        reply = client.post("/native/infer/", content=b"\xc1{", headers=headers)
+        assert reply.status_code == 422
+        told = (msgspec.msgpack if "msgpack" in headers["content-type"] else msgspec.json).decode(reply.content)
+        assert (told["code"], told["key"]) == ("body-invalid", "body")
+    assert client.post("/no_such_route/").json()["code"] == "route-unknown"
+    reply = client.get("/native/infer/")
+    assert (reply.status_code, reply.json()["code"]) == (405, "method-not-allowed")
+
+
+def encoded():
+    with open(scene_image(), "rb") as file:
+        return base64.b64encode(file.read()).decode()
+
+
+@pytest.mark.scenario(
+    "rollout-server/a-path-below-a-root-is-accepted",
+    clauses=["rollout-server/images-come-from-where-the-operator-allows#1"],
+)
+@pytest.mark.parametrize(
+    "form", [scene_image, encoded, lambda: f"data:image/png;base64,{encoded()}", lambda: f"file://{scene_image()}"]
+)
+def test_an_image_comes_as_path_data_url_or_base64(form):
+    parts, app = make_stand_in(max_model_len=512)
+    with TestClient(app) as client:
+        assert client.post("/native/infer/", json=with_image(form())).status_code == 200
+    (draw,) = [draw for replica in parts.front.replicas for draw in replica.drawn]
+    assert (draw.prompt.images[0].mode, draw.prompt.token_ids) == ("RGB", [5, IMAGE, 6])
+    assert draw.prompt.expanded_len == 2 + parts.prompts.num_image_tokens(draw.prompt.images[0]) > 10
+
+
+@pytest.mark.scenario(
+    "rollout-server/a-path-outside-the-roots-is-refused",
+    clauses=["rollout-server/images-come-from-where-the-operator-allows#2"],
+)
+@pytest.mark.parametrize(
+    ("value", "status", "code"),
+    [
+        (lambda root: f"{root}/../train.jsonl", 403, "image-path-outside-roots"),
+        (lambda root: "/etc/hostname.png", 403, "image-path-outside-roots"),
+        (lambda root: "file:///etc/passwd", 403, "image-path-outside-roots"),
+        (lambda root: "/etc/passwd", 403, "image-path-outside-roots"),
+        (lambda root: f"{root}/missing.png", 400, "image-unreadable"),
+        (lambda root: "http://127.0.0.1:1/a.png", 400, "image-url-refused"),
+        (lambda root: "data:image/png;base64,AAAA", 400, "image-unreadable"),
+        (lambda root: "iVBORw0KGgoAAAA", 400, "image-unreadable"),
+    ],
+)
+def test_an_image_from_elsewhere_or_none_at_all_is_refused(post, stand_in, num_drawn, value, status, code):
+    (root,) = stand_in[0].settings.image_roots
+    told_status, told = post("/native/infer/", with_image(value(root)))
+    assert (told_status, told["code"], told["key"], told["item"]) == (status, code, "requests[0].images[0]", 0)
+    assert num_drawn() == 0
+
+
+def test_a_link_out_of_the_roots_is_seen_through(tmp_path):
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/link.png").symlink_to(scene_image())
+    _, app = make_stand_in(image_roots=(str(tmp_path / "root"),))
+    with TestClient(app) as client:
+        reply = client.post("/native/infer/", json=with_image(f"{tmp_path}/root/link.png"))
+        assert (reply.status_code, reply.json()["code"]) == (403, "image-path-outside-roots")
+
+
+def test_swift_renders_tags_parts_and_unplaced_images_alike(stand_in):
+    parts, _ = stand_in
+    image = encoded()
+    forms = [
+        ({"role": "user", "content": "<image>Look."}, [image]),
+        ({"role": "user", "content": "Look."}, [image]),
+        ({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Look."}]}, [image]),
+        ({"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "Look."}]}, []),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}},
+                                      {"type": "text", "text": "Look."}]}, []),
+        ({"role": "user", "content": "<image>Look."}, [{"bytes": image, "path": None}]),
+    ]  # fmt: skip
+    prompts = []
+    for message, images in forms:
+        wish = make_wishes([SwiftInferRequest(messages=[message], images=images)], SwiftRequestConfig(), defaults={})[0]
+        prompt = parts.prompts.make(wish.request, item=0)
+        assert len(prompt.images) == 1
+        prompts.append(prompt.token_ids)
+    assert all(ids == prompts[0] for ids in prompts)
+    assert prompts[0].count(IMAGE) == 1
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[{"role": "user"}], [{"content": "x", "role": "user"}, {"role": "user", "content": [{"type": "image"}]}]],
+)
+def test_messages_that_cannot_be_rendered_are_told(post, messages):
+    status, told = post("/infer/", {"infer_requests": [{"messages": messages}]})
+    assert (status, told["code"], told["key"]) == (400, "messages-invalid", "infer_requests[0].messages")
+
+
+def test_swift_seeds_count_up_and_zero_means_none(stand_in):
+    parts, client = stand_in
+    for seed, wanted in ((5, [5, 6, 7]), (0, [None] * 3), (None, [None] * 3)):
+        body = {
+            "infer_requests": [{"prompt_token_ids": [i + 8]} for i in range(3)],
+            "request_config": {"seed": seed, "max_tokens": 2},
+        }
+        assert client.post("/infer/", json=body).status_code == 200
+        draws = sorted((d for r in parts.front.replicas for d in r.drawn), key=lambda d: d.prompt.token_ids)
+        assert [draw.seed for draw in draws] == wanted
+        for replica in parts.front.replicas:
+            replica.drawn.clear()
+
+
+def test_swift_hides_ids_unless_details_are_asked_for(post):
+    for details in (False, True):
+        config = {"max_tokens": 2, "return_details": details, "n": 2, "logprobs": True}
+        status, (entry,) = post(
+            "/infer/", {"infer_requests": [{"prompt_token_ids": [9], "uuid": "u"}], "request_config": config}
+        )
+        choices = entry["response"]["choices"]
+        assert (status, len(choices), entry["rollout_infos"]["uuid"]) == (200, 2, "u")
+        assert choices[0]["token_ids"] == ([9, STOP] if details else None)
+        assert entry["response"]["prompt_token_ids"] == ([9] if details else None)
+        assert [part["logprob"] for part in choices[0]["logprobs"]["content"]] == [-1.0, -1.0]
+
+
+def test_trl_refuses_what_it_does_not_know_by_name(post):
+    for bad, key in (({"max_tokens": 0}, "max_tokens"), ({"generation_kwargs": {"foo": 1}}, "foo"), ({"n": 0}, "n")):
+        status, told = post("/generate/", {"prompts": [[5]]} | bad)
+        assert (status, told["code"], told["key"]) == (400, "sampling-value-invalid", key)
+    assert post("/generate/", {"prompts": [[5]], "generation_kwargs": {"seed": 3}, "what_else": 1})[0] == 200
+    assert post("/generate/", {"prompts": ["a text"], "logprobs": None})[1]["logprobs"] is None

@@ -1,0 +1,280 @@
+"""Scenarios of the rollout server's side with their own values, over pretending engines."""
+
+import asyncio
+import base64
+import math
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from starlette.testclient import TestClient
+
+from conformance.rollout.digits import scenes
+from conformance.server.stand_in import STOP, PretendingReplica, make_stand_in
+from conformance.server.test_server_front import draws_of, front_of
+from conformance.server.test_server_requests import IMAGE
+from conformance.server.test_server_updates import OPEN, full_sync
+from rollmatch.server.port import PortInUse, bind_http
+
+SWIFT_ROUTES = (
+    *("/health/", "/infer/", "/get_world_size/", "/init_communicator/", "/update_flattened_params/"),
+    *("/update_adapter_flattened_param/", "/reset_prefix_cache/", "/close_communicator/", "/get_engine_type/"),
+)
+TRL_ROUTES = (
+    *("/health/", "/generate/", "/get_world_size/", "/init_communicator/", "/update_named_param/"),
+    *("/reset_prefix_cache/", "/close_communicator/"),
+)
+GROUP = {"host": "127.0.0.1", "port": 23000, "world_size": 3}
+
+
+def calls_to(client):
+    def post(route, body=None):
+        reply = client.post(route, json=body or {})
+        return reply.status_code, reply.json()
+
+    return post
+
+
+@pytest.fixture
+def start():
+    """Fields of a server -> its parts, and a function to post to it."""
+    clients = []
+
+    def begin(**fields):
+        parts, app = make_stand_in(**({"drain_s": 0.1} | fields))
+        clients.append(TestClient(app))
+        clients[-1].__enter__()
+        return parts, calls_to(clients[-1]), clients[-1]
+
+    yield begin
+    for client in clients:
+        client.__exit__(None, None, None)
+
+
+def native(*prompts, **sampling):
+    items = [{"request_id": str(i), "prompt_token_ids": list(ids)} for i, ids in enumerate(prompts)]
+    return {"requests": items, "sampling": {"max_tokens": 3} | sampling}
+
+
+@pytest.mark.scenario("rollout-server/two-callers-share-one-batch")
+def test_two_calls_take_less_than_one_and_a_half_times_as_long_as_one():
+    async def timed(num_calls):
+        front, began = front_of(1, delay_s=0.4), time.perf_counter()
+
+        async def call(place):
+            await asyncio.sleep(0.02 * place)
+            await front.draw_all(draws_of(*range(10, 18)))
+
+        await asyncio.gather(*(call(place) for place in range(num_calls)))
+        return time.perf_counter() - began
+
+    assert asyncio.run(timed(2)) < 1.5 * asyncio.run(timed(1))
+
+
+@pytest.mark.scenario("rollout-server/replies-are-never-swapped")
+def test_replies_are_never_swapped(start):
+    _, post, _ = start(delay_s=0.002)
+
+    def ask(first):
+        prompts = [[first, 11 + i, first + i] for i in range(3)]
+        told = [post("/native/infer/", native(*prompts))[1]["responses"] for _ in range(20)]
+        return all([answer["prompt_token_ids"] for answer in responses] == prompts for responses in told)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(ask, (20, 43))) == [True, True]
+
+
+@pytest.mark.scenario("rollout-server/health-during-a-long-generation")
+def test_health_is_answered_during_a_long_generation(start):
+    parts, post, client = start(delay_s=1.5)
+
+    def wait():
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(post, "/native/infer/", native(*([i] for i in range(10, 18))))
+            while not parts.front.num_running:
+                time.sleep(0.01)
+            began = time.perf_counter()
+            assert client.get("/health/").status_code == 200
+            return math.inf if call.done() else time.perf_counter() - began
+
+    assert any(wait() < 1 for _ in range(3))  # other work on the machine comes and goes
+
+
+@pytest.mark.scenario("rollout-server/health-after-a-dead-worker")
+def test_health_turns_red_after_a_dead_worker(start):
+    parts, post, client = start()
+    assert client.get("/health/").status_code == 200
+    parts.front.replicas[0].is_gone = True
+    reply = client.get("/health/")
+    assert (reply.status_code, reply.json()["status"], reply.json().get("code")) == (503, "dead", "worker-dead")
+    status, told = post("/native/infer/", native([5]))
+    assert (status, told["code"]) == (503, "worker-dead")
+
+
+@pytest.mark.scenario(
+    "rollout-server/a-prompt-that-is-too-long-is-named", "rollout-server/a-prompt-that-fits-is-served"
+)
+def test_a_prompt_that_is_too_long_is_named_and_one_that_fits_is_served(start):
+    parts, post, _ = start(max_model_len=64)
+    status, told = post("/native/infer/", native([5], [6] * 80, [7, 8]))
+    assert (status, told.get("code"), told.get("item")) == (400, "prompt-too-long", 1)
+    assert [replica.drawn for replica in parts.front.replicas] == [[], []]
+    status, told = post("/native/infer/", native([5], [6] * 40, [7, 8]))
+    assert (status, len(told.get("responses", ()))) == (200, 3)
+
+
+@pytest.mark.scenario("rollout-server/an-empty-call-generates-nothing")
+def test_an_empty_call_generates_nothing(start):
+    parts, post, _ = start()
+    assert post("/native/infer/", native())[1].get("responses") == []
+    assert post("/infer/", {"infer_requests": []}) == (200, [])
+    assert post("/generate/", {"prompts": []})[1]["completion_ids"] == []
+    assert parts.front.num_generated_tokens == 0
+
+
+@pytest.mark.scenario("rollout-server/a-caller-that-hangs-up-frees-the-engine")
+def test_a_caller_that_leaves_frees_the_engine():
+    async def run():
+        front = front_of(2, delay_s=5)
+        call = asyncio.create_task(front.draw_all(draws_of(*range(10, 18))))
+        await asyncio.sleep(0.05)
+        assert front.num_running == 8
+        call.cancel()
+        await asyncio.sleep(0.2)
+        return front.num_running, [replica.ended for replica in front.replicas]
+
+    assert asyncio.run(run()) == (0, [4, 4])
+
+
+@pytest.mark.scenario("rollout-server/a-data-url-needs-no-root")
+def test_a_data_url_needs_no_root(start):
+    _, post, _ = start(max_model_len=512, image_roots=())
+    with open(scenes()[0].images[0], "rb") as file:
+        image = f"data:image/png;base64,{base64.b64encode(file.read()).decode()}"
+    body = native([5, IMAGE, 6])
+    body["requests"][0]["images"] = [image]
+    assert post("/native/infer/", body)[0] == 200
+
+
+@pytest.mark.scenario("rollout-server/two-by-three-workers", clauses=["rollout-server/the-server-tells-its-size#1"])
+def test_two_by_three_workers(start):
+    _, _, client = start(tensor_parallel_size=2, data_parallel_size=3)
+    assert client.get("/get_world_size/").json() == {"world_size": 6}
+
+
+@pytest.mark.scenario("rollout-server/a-busy-port-is-refused")
+def test_a_busy_port_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(PortInUse) as caught:
+            bind_http("127.0.0.1", port)
+    assert caught.value.code == "port-in-use"
+    assert str(port) in caught.value.problem
+
+
+@pytest.mark.scenario(
+    "rollout-server/placeholder-weights-do-not-answer", "rollout-server/placeholder-weights-answer-after-an-update"
+)
+def test_placeholder_weights_answer_after_an_update(start):
+    parts, post, _ = start(weights_set=False)
+    status, told = post("/native/infer/", native([5]))
+    assert (status, told.get("code")) == (409, "weights-not-set")
+    assert post("/native/communicator/", OPEN)[0] == 200
+    assert post("/native/sync/", full_sync(parts))[0] == 200
+    assert post("/native/infer/", native([5]))[0] == 200
+
+
+@pytest.mark.scenario("weight-sync/a-cached-prompt-is-computed-anew")
+def test_a_commit_empties_the_caches_of_every_replica(start, monkeypatch):
+    reset, ask = [], PretendingReplica.reset_caches
+
+    async def counted(replica):
+        reset.append(replica.index)
+        return await ask(replica)
+
+    monkeypatch.setattr(PretendingReplica, "reset_caches", counted)
+    parts, post, _ = start()
+    post("/native/communicator/", OPEN)
+    assert post("/native/sync/", full_sync(parts, commit=False))[0] == 200
+    assert reset == []
+    assert post("/native/sync/commit/", {"client": "me", "sync_id": "1"})[0] == 200
+    assert sorted(reset) == [0, 1]
+
+
+@pytest.mark.scenario(
+    "weight-sync/a-wrong-shape-leaves-the-old-weights",
+    "weight-sync/the-right-shape-is-accepted",
+    clauses=["weight-sync/a-wrong-update-is-refused-and-named#1"],
+)
+def test_a_wrong_shape_leaves_the_old_weights_and_the_right_one_is_accepted(start):
+    parts, post, _ = start()
+    post("/native/communicator/", OPEN)
+    assert post("/native/sync/", full_sync(parts))[0] == 200
+    whole = full_sync(parts, sync_id="2", version=2)
+    held = parts.model.tensors[parts.model.aliases["lm_head.weight"]]
+    head = {"name": "lm_head.weight", "dtype": held.dtype, "shape": [held.shape[0], held.shape[1] // 2]}
+    wrong = {"tensors": [*whole["tensors"], head], "buckets": [len(whole["tensors"]) + 1], "digests": None}
+    status, told = post("/native/sync/", whole | wrong)
+    assert (status, told.get("code"), told.get("key")) == (400, "tensor-shape-mismatch", "lm_head.weight")
+    assert post("/native/infer/", native([5]))[1]["responses"][0]["policy_version"] == 1
+    assert post("/native/sync/", whole)[1]["policy_version"] == 2
+
+
+@pytest.mark.scenario(
+    "server-dialects/infer-answers-in-order-with-both-lists-of-ids",
+    clauses=["server-dialects/the-swift-dialect-serves-ms-swift-trainers#1,2,3"],
+)
+def test_infer_answers_in_order_with_both_lists_of_ids(start):
+    _, post, client = start()
+    assert set(client.get("/openapi.json").json()["paths"]) >= set(SWIFT_ROUTES)
+    config = {"max_tokens": 2, "return_details": True}
+    asked = [{"prompt_token_ids": [5, 9 + i]} for i in range(3)]
+    status, entries = post("/infer/", {"infer_requests": asked, "request_config": config})
+    assert (status, type(entries)) == (200, list)
+    told = [(e["response"]["prompt_token_ids"], e["response"]["choices"][0]["token_ids"]) for e in entries]
+    assert told == [([5, 9 + i], [9 + i, STOP]) for i in range(3)]
+
+
+@pytest.mark.scenario(
+    "server-dialects/two-completions-of-each-prompt",
+    clauses=["server-dialects/the-trl-dialect-serves-trl-and-verifiers-trainers#1,2,3"],
+)
+def test_two_completions_of_each_prompt(start):
+    _, post, client = start()
+    assert set(client.get("/openapi.json").json()["paths"]) >= set(TRL_ROUTES)
+    status, told = post("/generate/", {"prompts": [[5, 9], [5, 10], [11]], "n": 2, "max_tokens": 2})
+    assert (status, told["prompt_ids"]) == (200, [[5, 9], [5, 10], [11]])
+    assert told["completion_ids"] == [[i, STOP] for i in (9, 9, 10, 10, 11, 11)]
+    assert post("/generate/", {"prompts": ["a text"], "max_tokens": 1})[0] == 200
+
+
+@pytest.mark.scenario(
+    "server-dialects/an-update-before-the-communicator-is-refused",
+    clauses=["server-dialects/a-success-is-told-after-the-fact#2,3"],
+)
+def test_an_update_before_the_communicator_is_refused(start):
+    parts, post, _ = start()
+    spec = next(iter(parts.model.tensors.values())).model_dump(mode="json")
+    status, told = post("/update_named_param/", spec)
+    assert (status, told["code"]) == (409, "communicator-missing")
+    assert told["problem"]
+    assert told["remedy"]
+    status, told = post("/native/infer/", native([5]))
+    assert (status, told["responses"][0]["policy_version"]) == (200, 0)
+
+
+@pytest.mark.scenario(
+    "server-dialects/a-second-communicator-is-refused",
+    "server-dialects/a-communicator-can-be-opened-again-after-closing",
+)
+def test_a_second_communicator_is_refused_until_the_first_is_closed(start):
+    parts, post, _ = start()
+    spec = next(iter(parts.model.tensors.values())).model_dump(mode="json")
+    assert post("/init_communicator/", GROUP)[0] == 200
+    status, told = post("/init_communicator/", GROUP)
+    assert (status, told.get("code")) == (409, "communicator-already-open")
+    assert post("/update_named_param/", spec)[0] == 200
+    assert post("/close_communicator/")[0] == 200
+    assert post("/init_communicator/", GROUP | {"port": 23001})[0] == 200
+    assert post("/update_named_param/", spec)[0] == 200

@@ -1,0 +1,280 @@
+"""Updates over pretending workers: what they tell reaches the learner whole, and leaves the right state behind."""
+
+import asyncio
+
+import pytest
+from starlette.testclient import TestClient
+
+from conformance.server.stand_in import make_stand_in
+from rollmatch.dialects.queued_routes import FlatTensor, check_places
+from rollmatch.server.announced import BucketInvalid
+from rollmatch.server.payloads import SyncRequest
+from rollmatch.server.update import SyncDropped
+from rollmatch.weights.gloo_group import GroupAddress
+
+FAILURE = {"code": "transfer-failed", "key": "broadcast", "problem": "peer is gone", "remedy": "again", "status": 409}
+OPEN = {"client": "me", "host": "127.0.0.1", "port": 23000, "world_size": 3}
+
+
+def full_sync(parts, **fields):
+    tensors = [spec.model_dump(mode="json") for spec in parts.model.tensors.values()]
+    wish = {"client": "me", "sync_id": "1", "version": 1, "tensors": tensors, "buckets": [len(tensors)]}
+    return wish | {"digests": [f"{i:032x}" for i in range(len(tensors))]} | fields
+
+
+def first_of(wish):
+    return wish["tensors"][0]
+
+
+def mixed(wish):
+    return {"tensors": [first_of(wish) | {"dtype": "bfloat16"}, *wish["tensors"][1:]]}
+
+
+def merging(name):
+    return {"adapter": {"merges": [{"name": name, "lora_a": "a", "lora_b": "b", "scaling": 1}]}}
+
+
+def calls_of(parts, method):
+    return [call for replica in parts.front.replicas for call in replica.calls if call[0] == method]
+
+
+def generate(post):
+    return post(
+        "/native/infer/", {"requests": [{"request_id": "0", "prompt_token_ids": [5]}], "sampling": {"max_tokens": 2}}
+    )
+
+
+@pytest.mark.scenario(
+    "rollout-server/the-version-grows-with-an-update",
+    clauses=[
+        "rollout-server/every-rollout-names-the-weights-that-made-it#1,2",
+        "server-dialects/a-success-is-told-after-the-fact#1",
+    ],
+)
+def test_one_message_announces_everything_and_is_answered_after_the_commit(stand_in, post):
+    parts, _ = stand_in
+    assert post("/native/communicator/", OPEN) == (200, {"ranks": [0, 1], "transport": "gloo"})
+    assert generate(post)[1]["responses"][0]["policy_version"] == 0
+    wish = full_sync(parts)
+    status, told = post("/native/sync/", wish)
+    assert (status, told["policy_version"], told["committed"], told["digests"]) == (200, 1, True, wish["digests"])
+    (plan,) = {str(call[1]) for call in calls_of(parts, "rollmatch_receive")}
+    assert len(calls_of(parts, "rollmatch_load")) == 2
+    assert wish["digests"][-1] in plan
+    assert generate(post)[1]["responses"][0]["policy_version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "key"),
+    [
+        (lambda wish: {"buckets": [1]}, "bucket-invalid", "buckets"),
+        (lambda wish: {"digests": wish["digests"][1:]}, "bucket-invalid", "digests"),
+        (lambda wish: {"tensors": [*wish["tensors"][:-1], wish["tensors"][0]]}, "tensor-repeated", None),
+        (lambda wish: mixed(wish), "bucket-invalid", "buckets[0]"),
+        (lambda wish: merging("none"), "tensor-unknown", "none"),
+        (lambda wish: merging(first_of(wish)["name"]), "adapter-invalid", "adapter.merges[0]"),
+    ],
+)  # fmt: skip
+def test_an_announcement_that_does_not_hold_together_reaches_no_worker(stand_in, post, change, code, key):
+    parts, _ = stand_in
+    post("/native/communicator/", OPEN)
+    wish = full_sync(parts)
+    status, told = post("/native/sync/", wish | change(wish))
+    assert (status, told["code"]) == (400, code)
+    assert key is None or told["key"] == key
+    assert calls_of(parts, "rollmatch_receive") == []
+    assert post("/native/sync/", wish)[0] == 200
+
+
+@pytest.mark.scenario(clauses=["weight-sync/a-wrong-update-is-refused-and-named#2"])
+def test_an_incomplete_or_older_update_is_refused(stand_in, post):
+    parts, _ = stand_in
+    post("/native/communicator/", OPEN)
+    whole = full_sync(parts)
+    part = {"tensors": whole["tensors"][1:], "buckets": [len(whole["tensors"]) - 1], "digests": None}
+    status, told = post("/native/sync/", whole | part)
+    assert (status, told["code"], told["key"]) == (400, "tensor-missing", first_of(whole)["name"])
+    assert post("/native/sync/", whole | {"version": 4})[1]["policy_version"] == 4
+    for version in (3, 4):
+        status, told = post("/native/sync/", whole | {"version": version})
+        assert (status, told["code"], told["key"]) == (409, "version-not-newer", "version")
+    assert post("/native/sync/", whole | {"version": 5})[0] == 200
+
+
+@pytest.mark.scenario(clauses=["server-dialects/the-swift-dialect-serves-ms-swift-trainers#4"])
+@pytest.mark.parametrize("places", [(0, 11), (0, 6), (1, 13), (4, 16)])
+def test_a_bucket_counts_bytes_from_zero(places):
+    told = {"name": "a", "dtype": "torch.bfloat16", "shape": (2, 3), "numel": 12}
+    then = {"name": "b", "dtype": "float32", "shape": (2,), "start_idx": 12, "end_idx": 20, "numel": 8}
+    check_places([FlatTensor(**told, start_idx=0, end_idx=12), FlatTensor(**then)])
+    with pytest.raises(BucketInvalid) as refused:
+        check_places([FlatTensor(**told, start_idx=places[0], end_idx=places[1]), FlatTensor(**then)])
+    assert refused.value.key == "metadatas[0]"
+
+
+def again(like, **fields):
+    return {"client": "me", "sync_id": "again", "version": 2, "like": like} | fields
+
+
+@pytest.mark.parametrize("transport", ["gloo", "direct"])
+def test_an_announcement_may_be_repeated_by_its_name_in_the_same_group(stand_in, post, transport):
+    parts, wide = stand_in[0], OPEN | {"transport": transport}
+    post("/native/communicator/", wide)
+    assert post("/native/sync/again/", again("1"))[1]["code"] == "announcement-unknown"
+    wish = full_sync(parts, digests=None)
+    first = post("/native/sync/", wish)
+    assert first[0] == 200
+    for version, sync_id in ((2, "two"), (3, "three")):
+        status, told = post("/native/sync/again/", again("1", sync_id=sync_id, version=version))
+        assert (status, told["policy_version"], told["digests"]) == (200, version, first[1]["digests"])
+        assert calls_of(parts, "rollmatch_receive")[-1][1] == {"sync_id": sync_id, "like": "1"}
+    for wrong, code in (
+        (again("two", version=4), "announcement-unknown"),
+        (again("1", version=3), "version-not-newer"),
+        (again("1", version=4, client="you"), "client-already-attached"),
+    ):
+        status, told = post("/native/sync/again/", wrong)
+        assert (status, told["code"]) == (409, code)
+    assert post("/native/communicator/close/", {"client": "me"})[1]["closed"]
+    post("/native/communicator/", wide)
+    assert post("/native/sync/again/", again("1", version=4))[1]["code"] == "announcement-unknown"
+    assert post("/native/sync/", wish | {"version": 4})[0] == 200
+    assert post("/native/sync/again/", again("1", version=5))[0] == 200
+
+
+def test_what_came_with_digests_or_an_adapter_is_not_repeated_by_name(stand_in, post):
+    parts, _ = stand_in
+    post("/native/communicator/", OPEN)
+    assert post("/native/sync/", full_sync(parts))[0] == 200
+    assert post("/native/sync/again/", again("1"))[1]["code"] == "announcement-unknown"
+    assert post("/native/sync/", full_sync(parts, sync_id="2", version=2, digests=None))[0] == 200
+    assert post("/native/sync/again/", again("2", version=3))[0] == 200
+
+
+@pytest.mark.scenario(
+    "weight-sync/a-failed-staged-update-leaves-the-old-weights",
+    clauses=["weight-sync/no-request-sees-two-versions#2", "server-dialects/a-success-is-told-after-the-fact#2,3"],
+)
+def test_a_failed_transfer_closes_the_communicator_and_keeps_the_weights(stand_in, post):
+    parts, _ = stand_in
+    post("/native/communicator/", OPEN)
+    parts.front.replicas[1].answers["rollmatch_poll"] = {"failure": FAILURE}
+    status, told = post("/native/sync/", full_sync(parts))
+    assert (status, told["code"], told["problem"]) == (409, "transfer-failed", "peer is gone")
+    assert len(calls_of(parts, "rollmatch_close")) == 2
+    assert generate(post)[1]["policy_version"] == 0
+    assert post("/native/sync/", full_sync(parts))[1]["code"] == "communicator-missing"
+    parts.front.replicas[1].answers.clear()
+    assert post("/native/communicator/", OPEN)[0] == 200
+    assert post("/native/sync/", full_sync(parts))[0] == 200
+
+
+def test_workers_that_received_different_bytes_are_found(stand_in, post):
+    parts, _ = stand_in
+    post("/native/communicator/", OPEN)
+    names = list(parts.model.tensors)
+    digests = dict.fromkeys(names, "0" * 32)
+    parts.front.replicas[0].answers["rollmatch_poll"] = {"state": "idle", "digests": digests}
+    parts.front.replicas[1].answers["rollmatch_poll"] = {"state": "idle", "digests": digests | {names[3]: "1" * 32}}
+    status, told = post("/native/sync/", full_sync(parts, digests=None))
+    assert (status, told["code"], told["key"]) == (409, "digest-mismatch", names[3])
+    assert calls_of(parts, "rollmatch_load") == []
+    assert len(calls_of(parts, "rollmatch_drop")) == 2
+
+
+@pytest.mark.scenario(
+    "weight-sync/a-failed-update-in-place-is-repaired-by-a-full-sync",
+    clauses=["weight-sync/no-request-sees-two-versions#4"],
+)
+def test_a_load_that_fails_on_one_worker_stops_generation_until_a_full_sync(stand_in, post):
+    parts, _ = stand_in
+    post("/native/communicator/", OPEN)
+    parts.front.replicas[1].answers["rollmatch_load"] = {"failure": FAILURE | {"code": "weights-broken"}}
+    status, told = post("/native/sync/", full_sync(parts))
+    assert (status, told["code"]) == (409, "weights-broken")
+    assert generate(post)[1].get("code") == "weights-broken"
+    assert stand_in[1].get("/health/").json()["state"] == "weights-broken"
+    parts.front.replicas[1].answers.clear()
+    assert post("/native/sync/", full_sync(parts, sync_id="2"))[0] == 200
+    assert generate(post)[1]["policy_version"] == 1
+
+
+def test_too_small_a_group_and_a_second_client_are_refused(stand_in, post):
+    assert post("/native/communicator/", OPEN | {"world_size": 2})[1]["code"] == "world-size-mismatch"
+    assert post("/native/communicator/", OPEN | {"rank_offset": 1})[1]["code"] == "world-size-mismatch"
+    assert post("/native/communicator/", OPEN | {"rank_offset": 1, "world_size": 4})[1]["ranks"] == [1, 2]
+    assert post("/native/communicator/", OPEN)[1]["code"] == "communicator-already-open"
+    assert post("/native/communicator/", OPEN | {"client": "you"})[1]["code"] == "client-already-attached"
+    assert post("/native/communicator/", OPEN | {"replace": True})[0] == 200
+    assert post("/native/communicator/close/", {"client": "you"})[1]["code"] == "client-already-attached"
+    assert post("/native/communicator/close/", {"client": "you", "force": True}) == (200, {"closed": True})
+
+
+def test_a_group_port_in_use_leaves_nobody_attached(stand_in, post):
+    parts, _ = stand_in
+    parts.front.replicas[0].answers["rollmatch_open"] = {"failure": FAILURE | {"code": "group-port-in-use"}}
+    assert post("/native/communicator/", OPEN)[1]["code"] == "group-port-in-use"
+    parts.front.replicas[0].answers.clear()
+    assert post("/native/communicator/", OPEN)[0] == 200
+
+
+def test_drop_ends_an_update_that_is_on_its_way(stand_in):
+    parts, _ = stand_in
+
+    async def run():
+        address = GroupAddress(host="127.0.0.1", port=1, rank=0, world_size=3)
+        await parts.communicator.open("me", address, transport="gloo")
+        for replica in parts.front.replicas:
+            replica.answers["rollmatch_poll"] = {"state": "busy"}
+        sync = asyncio.create_task(parts.update.stage(SyncRequest.model_validate(full_sync(parts))))
+        await asyncio.sleep(0.05)
+        assert await parts.update.drop()
+        for replica in parts.front.replicas:
+            replica.answers.clear()
+        with pytest.raises(SyncDropped):
+            await sync
+        assert not await parts.update.drop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.scenario("server-dialects/a-communicator-can-be-opened-again-after-closing")
+def test_workers_hear_of_a_groups_end_before_they_hear_of_the_next():
+    async def run():
+        parts, _ = make_stand_in()
+        communicator, address = parts.communicator, GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3)
+        await communicator.open("me", address, transport="gloo")
+        first = communicator.attached
+        await asyncio.gather(communicator.close(), communicator.open("next", address, transport="gloo"))
+        heard = [[call[0] for call in replica.calls] for replica in parts.front.replicas]
+        assert heard == [["rollmatch_open", "rollmatch_close", "rollmatch_open"]] * 2
+        assert not await communicator.close(only=first)
+        assert communicator.attached.client == "next"
+
+    asyncio.run(run())
+
+
+@pytest.mark.scenario(
+    "rollout-server/a-control-call-without-the-key-is-refused",
+    clauses=[
+        "rollout-server/the-server-keeps-to-itself#4",
+        "rollout-server/health-is-answered-while-tokens-are-generated#3",
+    ],
+)
+def test_a_key_guards_every_route_but_health():
+    _, app = make_stand_in(api_key="secret")
+    with TestClient(app) as client:
+        assert client.get("/health").status_code == client.get("/health/").status_code == 200
+        for headers, code in (({}, "bearer-key-missing"), ({"authorization": "Bearer wrong"}, "bearer-key-wrong")):
+            reply = client.post("/reset_prefix_cache/", headers=headers)
+            assert (reply.status_code, reply.json().get("code")) == (401, code)
+        assert client.post("/reset_prefix_cache/", headers={"authorization": "Bearer secret"}).status_code == 200
+
+
+def test_metrics_count_calls_by_route_and_status(stand_in, post):
+    generate(post)
+    post("/native/infer/", {})
+    text = stand_in[1].get("/metrics").text
+    assert 'rollmatch_requests_total{route="/native/infer/",status="200"} 1.0' in text
+    assert 'rollmatch_requests_total{route="/native/infer/",status="422"} 1.0' in text
+    assert "rollmatch_generated_tokens 2.0" in text

@@ -1,0 +1,217 @@
+"""A rollout server of the native dialect without an engine: real HTTP, a real gloo group, tensors in a dictionary.
+
+``faults`` is what goes wrong: ``flip`` (a bit of that tensor arrives changed), ``refuse`` (a sync is a 409), ``wrong
+digest``, ``lie`` (a commit that is none), ``stall`` (nothing is received after the hand-shake), ``late`` (so many
+seconds go by before it).
+"""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler
+
+import msgspec
+import torch
+
+from conformance.weights.fronts import running
+from rollmatch.errors import RollmatchError
+from rollmatch.weights.digest import DIGEST_KIND, NUM_DIGEST_BYTES, cut, digest_of
+from rollmatch.weights.gloo_group import GO, GlooGroup, GroupAddress
+
+
+class Refused(Exception):
+    def __init__(self, code, **told):
+        super().__init__(code)
+        self.told = {"code": code, "key": "", "item": None, "problem": code, "remedy": "Do not.", **told}
+
+
+class NativeDouble:
+    """One server with one worker."""
+
+    def __init__(self, tensors, *, aliases=None, policy_version=0):
+        self.served = dict(tensors)
+        self.aliases = aliases or {}
+        self.policy_version = policy_version
+        self.instance, self.num_starts = "0", 1
+        self.faults, self.calls, self.digests = {}, [], None
+        self.group, self.client, self.staged, self.version = None, None, None, 0
+        self.announced = {}
+        """By ``sync_id``, in this group."""
+        self.lock = threading.Lock()
+
+    def restart(self, tensors):
+        """Another process at the same address."""
+        self.served, self.policy_version = dict(tensors), 0
+        self.num_starts += 1
+        self.instance = str(self.num_starts)
+        self.group = self.client = self.staged = None
+
+    def health(self, _body):
+        return {
+            "status": "ok",
+            "policy_version": self.policy_version,
+            "world_size": 1,
+            "instance": self.instance,
+        }
+
+    def openapi(self, _body):
+        return {"paths": {f"{route}/": {} for route in ROUTES if route not in self.faults.get("lacks", ())}}
+
+    def identity(self, _body):
+        tensors = [
+            {"name": name, "dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape)}
+            for name, t in self.served.items()
+        ]
+        return self.health(None) | {
+            "protocol": 1,
+            "digest": DIGEST_KIND,
+            "transports": ["gloo"],
+            "tensors": tensors,
+            "aliases": self.aliases,
+        }
+
+    def communicator(self, body):
+        if self.client is not None and self.client != body["client"]:
+            raise Refused("client-already-attached")
+        address = GroupAddress(
+            host=body["host"],
+            port=body["port"],
+            rank=body["rank_offset"],
+            world_size=body["world_size"],
+            timeout_s=body["timeout_s"],
+            join_timeout_s=body["join_timeout_s"],
+        )
+        self.group, self.client, self.announced = GlooGroup.open(address), body["client"], {}
+        return {"ranks": [address.rank], "transport": "gloo"}
+
+    def close_communicator(self, body):
+        if self.client not in (None, body["client"]):
+            return {"closed": False}
+        closed, self.group, self.client, self.staged = self.group is not None, None, None, None
+        return {"closed": closed}
+
+    def sync(self, body):
+        if "refuse" in self.faults:
+            raise Refused(self.faults["refuse"], key="a")
+        if self.group is None:
+            raise Refused("communicator-missing")
+        threading.Event().wait(self.faults.get("late", 0))
+        self.group.set_ready(body["sync_id"])
+        if self.group.wait_word(body["sync_id"]) != GO:
+            raise Refused("sync-dropped")
+        if "stall" in self.faults:
+            threading.Event().wait(self.faults["stall"])
+            raise Refused("transfer-failed")
+        tensors, announced = self.receive(body), self.receive_digests(body)
+        digests = [digest_of(tensor).hex() for tensor in tensors.values()]
+        for name, held, told in zip(tensors, digests, announced, strict=True):
+            if held != told:
+                raise Refused("digest-mismatch", key=name)
+        if "wrong digest" in self.faults:
+            digests[0] = "0" * 32
+        self.announced[body["sync_id"]] = body
+        self.staged, self.version = tensors, body["version"]
+        told = self.commit({}) if body["commit"] else {"policy_version": self.policy_version, "committed": False}
+        return told | {"digests": digests, "merged_digests": (body["adapter"] or {}).get("merged_digests")}
+
+    def sync_again(self, body):
+        if self.group is not None and body["like"] not in self.announced:
+            raise Refused("announcement-unknown", key="like")
+        return self.sync(self.announced.get(body["like"], {}) | body)
+
+    def receive(self, body):
+        first, tensors = 0, {}
+        for num_tensors in body["buckets"]:
+            specs = body["tensors"][first : first + num_tensors]
+            kinds = [(getattr(torch, spec["dtype"]), tuple(spec["shape"])) for spec in specs]
+            flat = torch.empty(sum(dt.itemsize * torch.Size(sh).numel() for dt, sh in kinds), dtype=torch.uint8)
+            self.group.broadcast(flat, source=self.group.address.world_size - 1)
+            tensors |= dict(zip((spec["name"] for spec in specs), cut(flat, kinds), strict=True))
+            first += num_tensors
+        if "flip" in self.faults:
+            tensors[self.faults["flip"]].view(-1).view(torch.uint8)[0] ^= 1
+        return tensors
+
+    def receive_digests(self, body):
+        """From the group, where the announcement has none."""
+        self.digests = body["digests"]
+        if self.digests is None:
+            raw = torch.empty(NUM_DIGEST_BYTES * len(body["tensors"]), dtype=torch.uint8)
+            self.group.broadcast(raw, source=self.group.address.world_size - 1)
+            self.digests = [bytes(part).hex() for part in raw.view(-1, NUM_DIGEST_BYTES).numpy()]
+        return self.digests
+
+    def commit(self, _body):
+        if self.staged is None:
+            raise Refused("nothing-staged")
+        if "lie" not in self.faults:
+            self.served |= self.staged
+            self.policy_version = self.version
+        self.staged = None
+        return {"policy_version": self.policy_version, "committed": True}
+
+    def drop(self, _body):
+        dropped, self.staged = self.staged is not None, None
+        return {"dropped": dropped}
+
+    def infer(self, body):
+        """Every response says which version wrote it, and repeats the prompt."""
+        responses = [
+            {
+                "request_id": request["request_id"],
+                "prompt_token_ids": request["prompt_token_ids"],
+                "response_token_ids": request["prompt_token_ids"],
+                "finish_reason": "stop",
+                "policy_version": self.policy_version,
+            }
+            for request in body["requests"]
+        ]
+        return {"instance": self.instance, "policy_version": self.policy_version, "responses": responses}
+
+
+ROUTES = {
+    "/health": "health",
+    "/openapi.json": "openapi",
+    "/native/identity": "identity",
+    "/native/communicator": "communicator",
+    "/native/communicator/close": "close_communicator",
+    "/native/sync": "sync",
+    "/native/sync/again": "sync_again",
+    "/native/sync/commit": "commit",
+    "/native/sync/drop": "drop",
+    "/native/infer": "infer",
+}
+
+
+def _answering_for(double):
+    class Answering(BaseHTTPRequestHandler):
+        def answer(self):
+            name = ROUTES.get(self.path.rstrip("/"))
+            raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            packed = self.headers.get("Content-Type") == "application/msgpack"
+            body = (msgspec.msgpack.decode(raw) if packed else json.loads(raw)) if raw else None
+            with double.lock:
+                double.calls.append((name, body))
+            try:
+                status, told = (200, getattr(double, name)(body)) if name else (404, {"code": "route-unknown"})
+            except Refused as refused:
+                status, told = 409, refused.told
+            except RollmatchError as error:
+                status, told = 409, {"code": error.code, "problem": error.problem}
+            answer = msgspec.msgpack.encode(told) if packed else json.dumps(told).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/msgpack" if packed else "application/json")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_GET = do_POST = answer
+
+        def log_message(self, *_):
+            pass
+
+    return Answering
+
+
+def serving(*doubles):
+    """URLs of running doubles."""
+    return running(*map(_answering_for, doubles))

@@ -1,0 +1,73 @@
+"""What servers are asked and told of a sync: all tensors once in a group, and the name of that afterwards."""
+
+import pytest
+
+from conformance.server.instance import free_port
+from conformance.weights.native_double import NativeDouble, serving
+from conformance.weights.test_native_sender import equal, tensors_of
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.sender import NativeSender
+
+
+@pytest.fixture
+def start(open_sender):
+    """Doubles -> a sender to them; ends both."""
+
+    def begin(*doubles):
+        meeting = Meeting(host="127.0.0.1", port=free_port(), client="learner", timeout_s=5.0, join_timeout_s=5)
+        return open_sender(serving(*doubles), lambda servers: NativeSender(servers, meeting, bucket_bytes=64))
+
+    return begin
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.4])
+def test_a_server_is_asked_once_who_it_is_and_later_only_whether_it_lives_when_it_is_late(start, late_s):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
+    sender = start(*doubles)
+    for version in (1, 2):
+        for double in doubles:
+            double.calls, double.faults = [], {"late": late_s if version == 2 else 0.0}
+        sender.send(tensors_of(version).items(), version=version)
+        asked = [{name for name, _ in double.calls if name in ("health", "identity")} for double in doubles]
+        if version == 1:
+            assert all("identity" in told for told in asked)
+        elif late_s:
+            assert asked == [{"health"}] * 2
+        else:
+            assert all(told <= {"health"} for told in asked)
+        assert sender.instances == ("0", "0")
+
+
+def announced_by(double):
+    """Names of the calls that announce, and how many tensors each tells of."""
+    return [(name, len(body.get("tensors", ()))) for name, body in double.calls if name in ("sync", "sync_again")]
+
+
+def test_tensors_are_announced_once_in_a_group_and_by_name_afterwards(start):
+    double = NativeDouble(tensors_of(0))
+    sender, num = start(double), len(tensors_of(0))
+    for version in (1, 2, 3):
+        sender.send(tensors_of(version).items(), version=version)
+        assert equal(double.served, tensors_of(version))
+    assert announced_by(double) == [("sync", num), ("sync_again", 0), ("sync_again", 0)]
+    sender.close()
+    sender.send(tensors_of(4).items(), version=4)
+    assert announced_by(double)[3:] == [("sync", num)]
+
+
+def test_a_server_that_knows_no_names_is_told_of_all_tensors(start):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
+    doubles[1].faults = {"lacks": ["/native/sync/again"]}
+    sender = start(*doubles)
+    for version in (1, 2):
+        sender.send(tensors_of(version).items(), version=version)
+    assert [announced_by(double) for double in doubles] == [[("sync", len(tensors_of(0)))] * 2] * 2
+
+
+def test_other_tensors_are_announced_anew(start):
+    double = NativeDouble(tensors_of(0))
+    sender = start(double)
+    sender.send(tensors_of(1).items(), version=1)
+    sender.send(reversed(list(tensors_of(2).items())), version=2)
+    assert [name for name, _ in announced_by(double)] == ["sync", "sync"]
+    assert equal(double.served, tensors_of(2))

@@ -1,0 +1,75 @@
+"""Tensors go into bytes and come out of them bit for bit; a digest tells when they did not."""
+
+import doctest
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.server.instance import free_port
+from conformance.weights.gloo_ranks import broadcast_between
+from rollmatch.weights import bucket
+from rollmatch.weights import comparison as digest
+from rollmatch.weights.bucket import Buffer
+from rollmatch.weights.comparison import DigestMismatch, check_digests, digests_of
+from rollmatch.weights.digest import bytes_of, cut
+
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int8, torch.int64])
+KINDS = st.lists(st.tuples(DTYPES, st.lists(st.integers(0, 5), max_size=3).map(tuple)), max_size=8)
+
+
+def make(kinds, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(-99, 99, shape, generator=generator).to(dtype) for dtype, shape in kinds]
+
+
+def test_the_examples_hold():
+    assert doctest.testmod(bucket).failed == 0
+    assert doctest.testmod(digest).failed == 0
+
+
+@given(KINDS)
+def test_filling_and_cutting_are_inverse(kinds):
+    tensors = make(kinds)
+    found = cut(Buffer().fill(list(map(bytes_of, tensors))), kinds)
+    assert all(torch.equal(one, other) for one, other in zip(tensors, found, strict=True))
+
+
+@given(st.lists(KINDS, max_size=4))
+def test_a_buffer_can_be_used_again(several):
+    buffer = Buffer()
+    for seed, kinds in enumerate(several):
+        tensors = make(kinds, seed)
+        assert digests_of(cut(buffer.fill(list(map(bytes_of, tensors))), kinds)) == digests_of(tensors)
+
+
+def test_a_transposed_tensor_goes_in_as_it_reads():
+    tensor = torch.arange(6.0).view(2, 3).t()
+    (found,) = cut(Buffer().fill([bytes_of(tensor)]), [(torch.float32, (3, 2))])
+    assert torch.equal(found, tensor)
+
+
+@given(st.integers(0, 23), st.integers(0, 7))
+def test_a_flipped_bit_is_found_and_named(place, bit):
+    sent = make([(torch.float32, (3,)), (torch.float32, (3,))])
+    held = [tensor.clone() for tensor in sent]
+    held[place // 12].view(torch.uint8)[place % 12] ^= 1 << bit
+    with pytest.raises(DigestMismatch) as caught:
+        check_digests(["a", "b"], digests_of(sent), digests_of(held), server="http://s:1")
+    assert (caught.value.code, caught.value.key) == ("digest-mismatch", "ab"[place // 12])
+    check_digests(["a", "b"], digests_of(sent), digests_of([t.clone() for t in sent]), server="http://s:1")
+
+
+def test_a_proof_of_fewer_tensors_is_none():
+    with pytest.raises(DigestMismatch) as caught:
+        check_digests(["a", "b"], ["1", "2"], ["1"], server="http://s:1")
+    assert caught.value.key == "b"
+
+
+def test_buckets_reach_real_processes_bit_for_bit(tmp_path):
+    """Two receivers and a source, each a process of its own."""
+    tensors = [*make([(torch.float32, (50, 7)), (torch.float32, (3,)), (torch.float32, ())])]
+    others = make([(torch.bfloat16, (5, 5)), (torch.bfloat16, (1,))], seed=1)
+    held = broadcast_between(3, [tensors, others], port=free_port(), folder=tmp_path)
+    assert held == [digests_of(tensors + others)] * 2

@@ -1,0 +1,292 @@
+"""Weights reach every server as one version, proven, or no server changes."""
+
+import socket
+import time
+from functools import partial
+
+import pytest
+import torch
+
+from conformance.server.instance import free_port
+from conformance.weights.native_double import NativeDouble, serving
+from rollmatch.dialects.native import group as gloo
+from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.sender import NativeSender, SyncUnconfirmed, _better
+from rollmatch.dialects.pending import Pending
+from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.weights.comparison import digests_of
+from rollmatch.weights.direct_sender import device_of
+from rollmatch.weights.gloo_group import CommunicatorTimeout, GlooGroup, TransferFailed
+
+TIMEOUT_S = 2.0
+
+
+def tensors_of(seed, *, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "a": torch.randn(5, 3, generator=generator).to(dtype),
+        "half": torch.randn(7, generator=generator).to(torch.bfloat16),
+        "b": torch.randn(11, generator=generator).to(dtype),
+        "scalar": torch.randn((), generator=generator).to(dtype),
+        "c": torch.randn(2, 2, 2, generator=generator).to(dtype),
+    }
+
+
+@pytest.fixture
+def start(open_sender):
+    """Doubles -> a sender to them; ends both."""
+
+    def begin(*doubles, client="learner", bucket_bytes=64):
+        meeting = Meeting(host="127.0.0.1", port=free_port(), client=client, timeout_s=TIMEOUT_S, join_timeout_s=5)
+        return open_sender(serving(*doubles), lambda servers: NativeSender(servers, meeting, bucket_bytes=bucket_bytes))
+
+    return begin
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def names_called(double):
+    return [name for name, _ in double.calls if name not in ("health", "openapi", "identity", "close_communicator")]
+
+
+@pytest.mark.scenario(clauses=["weight-sync/weights-travel-in-memory#2"])
+@pytest.mark.parametrize("num_servers", [1, 3])
+def test_every_server_serves_the_learners_weights(start, num_servers):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(num_servers)]
+    sender = start(*doubles)
+    for version, seed in ((1, 1), (2, 2)):
+        sender.send(tensors_of(seed).items(), version=version)
+        assert all(equal(double.served, tensors_of(seed)) for double in doubles)
+        assert [double.policy_version for double in doubles] == [version] * num_servers
+
+
+@pytest.mark.scenario(
+    "weight-sync/three-receivers-cost-what-one-costs", clauses=["weight-sync/weights-travel-in-memory#3"]
+)
+def test_three_servers_take_as_many_broadcasts_as_one(start, monkeypatch):
+    """Why a time does not grow with servers, which conformance/gpu measures."""
+    told = []
+
+    def begin(self, tensor, *, source, real=GlooGroup.begin):
+        if source == self.address.rank:
+            told.append(tensor.nbytes)
+        return real(self, tensor, source=source)
+
+    monkeypatch.setattr(GlooGroup, "begin", begin)
+    for num_servers in (1, 3):
+        start(*(NativeDouble(tensors_of(0)) for _ in range(num_servers))).send(tensors_of(1).items(), version=1)
+    half = len(told) // 2
+    assert half > 2
+    assert told[:half] == told[half:]
+
+
+@pytest.mark.scenario(
+    clauses=[
+        "server-dialects/the-native-dialect-carries-a-sync-in-one-message#1,2",
+        "weight-sync/full-sync-sends-every-weight-merged#5",
+    ]
+)
+def test_one_announcement_carries_all_tensors_and_the_version_and_digests_follow_them(start):
+    double = NativeDouble(tensors_of(0))
+    start(double).send(tensors_of(1).items(), version=7)
+    assert names_called(double) == ["communicator", "sync"]
+    (body,) = [body for name, body in double.calls if name == "sync"]
+    assert (body["version"], body["commit"]) == (7, True)
+    assert {t["name"] for t in body["tensors"]} == set(tensors_of(0))
+    assert sum(body["buckets"]) == len(body["tensors"]) == 5
+    assert body["digests"] is None
+    assert double.digests == digests_of([tensors_of(1)[spec["name"]] for spec in body["tensors"]])
+    kinds, first = [], 0
+    for count in body["buckets"]:
+        kinds.append({t["dtype"] for t in body["tensors"][first : first + count]})
+        first += count
+    assert all(len(kind) == 1 for kind in kinds)
+    assert len(body["buckets"]) > 2
+
+
+def test_a_reply_of_another_instance_confirms_nothing(start):
+    double = NativeDouble(tensors_of(0))
+    commit = double.commit
+    double.commit = lambda body: commit(body) | {"instance": "another"}
+    with pytest.raises(SyncUnconfirmed) as told:
+        start(double).send(tensors_of(1).items(), version=1)
+    assert told.value.code == "sync-unconfirmed"
+    double.commit = lambda body: commit(body) | {"instance": double.instance}
+    start(double).send(tensors_of(1).items(), version=2)
+
+
+def test_several_servers_commit_after_all_have_proven(start):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
+    start(*doubles).send(tensors_of(1).items(), version=1)
+    assert [names_called(double) for double in doubles] == [["communicator", "sync", "commit"]] * 2
+
+
+def test_weights_are_cast_to_what_the_server_holds(start):
+    double = NativeDouble(tensors_of(0, dtype=torch.bfloat16))
+    start(double).send(tensors_of(1).items(), version=1)
+    assert equal(double.served, tensors_of(1, dtype=torch.bfloat16))
+
+
+def test_what_is_not_contiguous_arrives_as_it_reads(start):
+    double = NativeDouble({"a": torch.zeros(3, 5), "b": torch.zeros(4)})
+    weights = {"a": torch.arange(15.0).view(5, 3).t(), "b": torch.arange(8.0)[::2]}
+    start(double).send(weights.items(), version=1)
+    assert equal(double.served, weights)
+
+
+def test_a_tied_head_need_not_be_sent(start):
+    doubles = [NativeDouble(tensors_of(0), aliases={"head": "a"}) for _ in range(2)]
+    sender = start(*doubles)
+    sender.send(tensors_of(1).items(), version=1)
+    sender.send((tensors_of(1) | {"head": tensors_of(1)["a"]}).items(), version=2)
+    assert doubles[0].policy_version == 2
+
+
+@pytest.mark.scenario(
+    "weight-sync/a-tensor-that-the-server-does-not-know-stops-the-sync",
+    clauses=[
+        "weight-sync/full-sync-sends-every-weight-merged#3,4",
+        "weight-sync/a-wrong-update-is-refused-and-named#1",
+    ],
+)
+@pytest.mark.parametrize(
+    ("change", "code", "key"),
+    [
+        ({"extra": torch.zeros(2)}, "tensor-unknown", "extra"),
+        ({"b": None}, "tensor-missing", "b"),
+        ({"a": torch.zeros(3, 5)}, "tensor-shape-mismatch", "a"),
+        ({"b": torch.zeros(11, dtype=torch.int32)}, "tensor-dtype-mismatch", "b"),
+    ],
+)
+def test_tensors_that_do_not_fit_stop_the_sync_before_the_first_byte(start, change, code, key):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
+    sender = start(*doubles)
+    wrong = {name: tensor for name, tensor in (tensors_of(1) | change).items() if tensor is not None}
+    with pytest.raises(RollmatchError) as caught:
+        sender.send(wrong.items(), version=1)
+    assert (caught.value.code, caught.value.key) == (code, key)
+    assert caught.value.remedy
+    assert all("sync" not in names_called(double) for double in doubles)
+    sender.send(tensors_of(1).items(), version=1)
+    assert equal(doubles[1].served, tensors_of(1))
+
+
+@pytest.mark.scenario(
+    clauses=["weight-sync/every-sync-has-a-version-and-is-proven#2,3", "weight-sync/no-request-sees-two-versions#2"]
+)
+@pytest.mark.parametrize(
+    ("faults", "code", "key"),
+    [
+        ({"flip": "b"}, "digest-mismatch", "b"),
+        ({"wrong digest": 1}, "digest-mismatch", "a"),
+        ({"refuse": "update-in-progress"}, "update-in-progress", "a"),
+        ({"lie": 1}, "sync-unconfirmed", None),
+        ({"stall": 4 * TIMEOUT_S}, "transfer-failed", None),
+    ],
+)
+def test_one_server_that_fails_leaves_the_others_on_the_old_version(start, faults, code, key):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(3)]
+    doubles[1].faults = faults
+    sender, began = start(*doubles), time.monotonic()
+    with pytest.raises(RollmatchError) as caught:
+        sender.send(tensors_of(1).items(), version=1)
+    assert time.monotonic() - began < 15
+    assert caught.value.code == code
+    assert key in (None, caught.value.key)
+    if code != "sync-unconfirmed":
+        assert all(equal(double.served, tensors_of(0)) for double in doubles)
+    doubles[1].faults = {}
+    sender.send(tensors_of(2).items(), version=2)
+    assert all(equal(double.served, tensors_of(2)) for double in doubles)
+
+
+def test_a_control_call_is_sent_once(start):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
+    doubles[0].faults = {"refuse": "version-not-newer"}
+    with pytest.raises(RollmatchError):
+        start(*doubles).send(tensors_of(1).items(), version=1)
+    assert [names_called(double).count("sync") for double in doubles] == [1, 1]
+
+
+def test_a_server_that_was_started_again_is_met_anew(start):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
+    sender = start(*doubles)
+    sender.send(tensors_of(1).items(), version=1)
+    doubles[1].restart(tensors_of(0))
+    sender.send(tensors_of(2).items(), version=2)
+    assert all(equal(double.served, tensors_of(2)) for double in doubles)
+    assert [double.policy_version for double in doubles] == [2, 2]
+
+
+def test_a_learner_that_was_started_again_takes_the_place_of_its_dead_self(start):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
+    dead = start(*doubles)
+    dead.send(tensors_of(1).items(), version=1)
+    dead.close = lambda: None  # killed: it told nobody, and its sockets are open no more
+    meeting, dead._communicator = dead.meeting, None
+    again = NativeSender(dead.servers, meeting)
+    again.send(tensors_of(2).items(), version=2)
+    assert all(equal(double.served, tensors_of(2)) for double in doubles)
+    again.close()
+
+
+@pytest.mark.scenario(
+    "weight-sync/a-busy-group-port-is-named", clauses=["weight-sync/a-wrong-update-is-refused-and-named#4"]
+)
+def test_a_busy_group_port_is_named(start, monkeypatch):
+    monkeypatch.setattr(gloo, "wait_until_free", partial(gloo.wait_until_free, within_s=0.3))
+    double = NativeDouble(tensors_of(0))
+    sender = start(double)
+    with socket.create_server(("127.0.0.1", sender.meeting.port)), pytest.raises(RollmatchError) as caught:
+        sender.send(tensors_of(1).items(), version=1)
+    assert caught.value.code == "group-port-in-use"
+    assert str(sender.meeting.port) in caught.value.problem
+    sender.send(tensors_of(1).items(), version=1)
+    assert equal(double.served, tensors_of(1))
+
+
+@pytest.mark.scenario(clauses=["weight-sync/a-wrong-update-is-refused-and-named#3"])
+def test_another_learner_is_told_that_the_server_is_taken(start):
+    double = NativeDouble(tensors_of(0))
+    start(double).send(tensors_of(1).items(), version=1)
+    with pytest.raises(RollmatchError) as caught:
+        start(double, client="another").send(tensors_of(2).items(), version=2)
+    assert caught.value.code == "client-already-attached"
+    assert equal(double.served, tensors_of(1))
+
+
+def test_a_group_that_fails_to_open_at_once_says_why(start, monkeypatch):
+    def fail(address, transport, device):
+        gloo.GlooGroup.open(address).close()  # or the double would wait beyond the test
+        raise CommunicatorTimeout("two ranks have one GPU", key="group_port", remedy="Give each its own.")
+
+    sender = start(NativeDouble(tensors_of(0)))
+    with monkeypatch.context() as patched:
+        patched.setattr(gloo, "_open_group", fail)
+        with pytest.raises(CommunicatorTimeout) as told:
+            sender.send(tensors_of(1).items(), version=1)
+    assert (told.value.problem, told.value.key) == ("two ranks have one GPU", "group_port")
+
+
+def test_a_group_opens_on_the_device_of_the_weights(monkeypatch):
+    class Weight:
+        device = torch.device("cuda", 3)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    on_cpu = ("a", torch.zeros(1))
+    assert device_of([on_cpu, ("b", Weight())]) == torch.device("cuda", 3)
+    assert device_of([on_cpu]) == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(("code", "explains"), [("communicator-missing", False), ("digest-mismatch", True)])
+def test_a_server_that_tells_only_that_the_learner_left_explains_nothing(code, explains):
+    def fail():
+        told = SyncError("a server's", key="x", remedy="Look.")
+        told.code = code
+        raise told
+
+    broken = TransferFailed("ours", key="broadcast", remedy="Look.")
+    assert (_better(broken, [Pending(fail)]) is not broken) == explains

@@ -1,0 +1,87 @@
+"""Two real learner ranks, sharded by FSDP2: rank 0 alone syncs, both ask, and both fail alike."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conformance.cli.forked import LEARNER
+from conformance.cli.started import FORKED, started
+from conformance.server.instance import free_port
+from conformance.weights.native_double import NativeDouble, serving
+from conformance.weights.ranks_of_learner import make_model, train
+from rollmatch.journal import read_journal
+
+SCRIPT = Path(__file__).with_name("ranks_of_learner.py")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    double = NativeDouble({name: weight.detach() * 0 for name, weight in make_model().named_parameters()})
+    with serving(double) as (url,):
+        words = (str(SCRIPT), url, str(free_port()), str(folder))
+        with started([sys.executable, *FORKED, *words], folder / "told.txt", loaded=LEARNER) as ranks:
+            ranks.wait_until(lambda: all((folder / f"ready{rank}").exists() for rank in (0, 1)))
+            double.served_before = dict(double.served)
+            double.faults = {"refuse": "tensor-shape-mismatch"}
+            (folder / "go").touch()
+            assert ranks.wait() == 0, ranks.told()
+        yield folder, double
+
+
+def saw(folder, rank):
+    return json.loads((folder / f"rank{rank}.json").read_text())
+
+
+@pytest.mark.scenario("learner-ranks/two-ranks-pass-the-fence")
+def test_both_ranks_sync_once_a_step_and_ask_with_one_version(run):
+    folder, _ = run
+    for rank in (0, 1):
+        events = [(e["step"], e["synced"], e["version"]) for e in saw(folder, rank)["events"]]
+        assert events == [(0, True, 1), (0, False, 1), (1, True, 2)]
+        journal = read_journal(folder / f"journal-rank{rank}.jsonl")
+        assert [(e["step"], e["version"]) for e in journal] == [(0, 1), (1, 2)]
+
+
+@pytest.mark.scenario("learner-ranks/spread-weights-arrive-whole")
+def test_sharded_weights_arrive_whole_and_equal_those_of_one_rank(run):
+    folder, double = run
+    model = make_model()
+    train(model)
+    expected = {name: weight.detach() for name, weight in model.named_parameters()}
+    for held in (double.served, load_file(folder / "rank0.safetensors"), load_file(folder / "rank1.safetensors")):
+        assert held.keys() == expected.keys()
+        assert all(torch.allclose(held[name], weight, atol=1e-6) for name, weight in expected.items())
+    both = [load_file(folder / f"rank{rank}.safetensors") for rank in (0, 1)]
+    assert all(torch.equal(double.served[name], held[name]) for held in both for name in expected)
+
+
+@pytest.mark.scenario(
+    "learner-ranks/rank-1-generates-but-does-not-sync",
+    clauses=["learner-ranks/only-the-main-process-sends-weights#1,2"],
+)
+def test_only_one_rank_tells_the_server_what_to_do_and_both_ask(run):
+    _, double = run
+    names = [name for name, _ in double.calls]
+    assert names.count("communicator") == 1
+    assert names.count("sync") + names.count("sync_again") == 3
+    ids = [request["request_id"] for name, body in double.calls if name == "infer" for request in body["requests"]]
+    assert sorted(ids) == ["0.0.0", "0.0.0", "0.1.0", "0.1.0", "1.0.0", "1.1.0"]
+
+
+@pytest.mark.scenario(
+    "learner-ranks/the-sync-of-rank-0-fails", clauses=["learner-ranks/a-failed-sync-fails-on-every-rank#2,4"]
+)
+def test_a_refused_sync_is_the_same_error_on_both_ranks_soon(run):
+    folder, double = run
+    first, second = saw(folder, 0), saw(folder, 1)
+    assert first["error"] == second["error"]
+    assert (first["error"]["code"], first["error"]["key"]) == ("push-failed", "sync")
+    assert "rank 0" in first["error"]["problem"]
+    assert "tensor-shape-mismatch" in first["error"]["problem"]
+    assert max(first["seconds"], second["seconds"]) < 30
+    assert double.policy_version == 2
