@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from conformance.rollout.digits import MODEL, ROOT
 from conformance.server.instance import free_port
 from conformance.server.stand_in import make_stand_in
-from rollmatch.cli import cli, connect, server_arguments, vllm_serve
+from rollmatch.cli import connect, main, server_arguments, vllm_serve
 from rollmatch.config import load
 from rollmatch.config.pairing import pair_servers
 from rollmatch.dialects.trl.vllm_client import VLLMClient
@@ -72,7 +72,7 @@ def test_an_address_without_the_switch_is_refused():
 
 def test_the_arguments_reach_every_process_of_a_launch(capsys):
     path = str(ROOT / "fixtures/digits/digits.yaml")
-    assert cli.main(["train", path, *FIVE.split(), "--gpus", "0,1", "--dry-run"]) == 0
+    assert main.main(["train", path, *FIVE.split(), "--gpus", "0,1", "--dry-run"]) == 0
     told = capsys.readouterr().out
     assert "vllm.server.group_port=22222" in told
     assert "vllm.mode=server" in told
@@ -210,5 +210,5 @@ def test_a_model_that_is_no_directory_is_refused(tmp_path):
 
 
 def test_what_would_be_started_is_told(capsys):
-    assert cli.main(["vllm-serve", "--model", str(MODEL), "--dry-run"]) == 0
+    assert main.main(["vllm-serve", "--model", str(MODEL), "--dry-run"]) == 0
     assert "rollmatch.cli.server_process" in capsys.readouterr().out
