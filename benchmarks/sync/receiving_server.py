@@ -21,13 +21,13 @@ from rollmatch.cli.serving import vocabulary_size
 from rollmatch.dialects.native.group import Meeting
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
-from rollmatch.server.front import Front
+from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.identity import Model
 from rollmatch.server.images import ImageReader
-from rollmatch.server.parts import assemble
 from rollmatch.server.payloads import TensorSpec
 from rollmatch.server.prompts import PromptMaker
 from rollmatch.server.settings import ServerSettings
+from rollmatch.server.state import assemble
 from rollmatch.weights.worker.extension import WorkerExtension
 
 START_TIMEOUT_S, END_TIMEOUT_S, POLL_S, TIMEOUT_S = 60, 10, 0.1, 20.0
@@ -72,7 +72,7 @@ def make_server(port, num_tensors, num_floats):
     model = Model(directory=settings.model, tensors={spec.name: spec for spec in specs}, aliases={})
     size = vocabulary_size(settings.model)
     prompts = PromptMaker(settings.model, vocabulary_size=size, reader=ImageReader(()))
-    return make_app(assemble(settings, model=model, prompts=prompts, front=Front([ReceivingReplica()])))
+    return make_app(assemble(settings, model=model, prompts=prompts, pool=EnginePool([ReceivingReplica()])))
 
 
 @contextmanager

@@ -5,13 +5,13 @@ import asyncio
 from conformance.rollout.digits import MODEL, ROOT
 from rollmatch.cli.server_app import make_app
 from rollmatch.cli.serving import vocabulary_size
-from rollmatch.server.front import Front
+from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.identity import load_model_identity
 from rollmatch.server.images import ImageReader
-from rollmatch.server.parts import assemble
 from rollmatch.server.prompts import PromptMaker
-from rollmatch.server.replica import Drawn, EngineRefused, dead
+from rollmatch.server.replica import EngineOutput, EngineRefused, dead
 from rollmatch.server.settings import ServerSettings
+from rollmatch.server.state import assemble
 
 WORLD_SIZE = 2
 STOP = 410
@@ -23,26 +23,26 @@ class PretendingReplica:
     def __init__(self, index, *, delay_s=0.0):
         self.index, self.delay_s = index, delay_s
         self.is_gone = False
-        self.drawn, self.calls, self.ended = [], [], 0
+        self.generated, self.calls, self.ended = [], [], 0
         self.plans, self.answers = {}, {}
         """Method -> what a worker answers, in place of the usual."""
 
-    async def draw(self, draw, request_id):
+    async def generate(self, request, request_id):
         if self.is_gone:
             raise dead()
-        self.drawn.append(draw)
+        self.generated.append(request)
         try:
             await asyncio.sleep(self.delay_s)
         except asyncio.CancelledError:
             self.ended += 1
             raise
-        last = draw.prompt.token_ids[-1]
+        last = request.prompt.token_ids[-1]
         if last == 7:
             raise EngineRefused("does not like 7")
-        ids = [last] * (draw.sampling.max_tokens - 1) + [STOP]
-        logprobs = b"\x00\x00\x80\xbf" * len(ids) if draw.sampling.logprobs else None
-        return Drawn(
-            prompt_token_ids=draw.prompt.token_ids, response_token_ids=ids, finish_reason="stop", stop_token_id=STOP,
+        ids = [last] * (request.sampling.max_tokens - 1) + [STOP]
+        logprobs = b"\x00\x00\x80\xbf" * len(ids) if request.sampling.logprobs else None
+        return EngineOutput(
+            prompt_token_ids=request.prompt.token_ids, response_token_ids=ids, finish_reason="stop", stop_token_id=STOP,
             logprobs=logprobs,
         )  # fmt: skip
 
@@ -89,8 +89,8 @@ def make_parts(*, delay_s=0.0, weights_set=True, **fields):
         _maker[settings.image_roots] = PromptMaker(settings.model, vocabulary_size=size, reader=reader)
     replicas = [PretendingReplica(index, delay_s=delay_s) for index in range(WORLD_SIZE)]
     model = load_model_identity(settings.model, dtype=settings.dtype)
-    front = Front(replicas, weights_set=weights_set)
-    return assemble(settings, model=model, prompts=_maker[settings.image_roots], front=front)
+    pool = EnginePool(replicas, weights_set=weights_set)
+    return assemble(settings, model=model, prompts=_maker[settings.image_roots], pool=pool)
 
 
 def make_stand_in(**fields):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from conformance.server.test_server_updates import FAILURE, OPEN, first_of, full_sync, generate
-from rollmatch.server.front import WRITING
+from rollmatch.server.engine_pool import WRITING
 
 DIRECT = OPEN | {"transport": "direct"}
 
@@ -18,11 +18,11 @@ def stand_in(stand_in):
 
 def fail(parts, **told):
     """One worker fails, and tells how its model is."""
-    parts.front.replicas[1].answers |= {"rollmatch_poll": {"failure": FAILURE}, "rollmatch_whole": told}
+    parts.pool.replicas[1].answers |= {"rollmatch_poll": {"failure": FAILURE}, "rollmatch_whole": told}
 
 
 def recover(parts):
-    for replica in parts.front.replicas:
+    for replica in parts.pool.replicas:
         replica.answers = {"rollmatch_whole": {"whole": True}}
 
 
@@ -34,7 +34,7 @@ def test_calls_are_refused_while_weights_are_written(stand_in, post, monkeypatch
 
     async def ask_meanwhile(**keywords):
         try:
-            parts.front.check()
+            parts.pool.check()
         except Exception as error:  # noqa: BLE001 - whatever is told is what is judged
             seen.append((error.code, error.status))
         return await settle(**keywords)
@@ -77,7 +77,7 @@ def test_a_wrong_announcement_is_refused_before_anything_is_paused(stand_in, pos
     wrong = wish | {"tensors": [first_of(wish) | {"shape": [1]}, *wish["tensors"][1:]]}
     status, body = post("/native/sync/", wrong)
     assert (status, body["code"], body["key"]) == (400, "tensor-shape-mismatch", first_of(wish)["name"])
-    assert not any(call[0] == "rollmatch_receive" for replica in parts.front.replicas for call in replica.calls)
+    assert not any(call[0] == "rollmatch_receive" for replica in parts.pool.replicas for call in replica.calls)
     assert post("/native/sync/", wish)[0] == 200
 
 
@@ -100,7 +100,7 @@ def test_a_caller_that_hangs_up_does_not_end_an_update(stand_in):
         await parts.communicator.open("me", address, transport="direct")
         parts.communicator.settle = wait
         call = asyncio.create_task(write_in_place(parts.update, SyncRequest(**full_sync(parts))))
-        while parts.front.state != WRITING:
+        while parts.pool.state != WRITING:
             await asyncio.sleep(0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -110,5 +110,5 @@ def test_a_caller_that_hangs_up_does_not_end_an_update(stand_in):
             await asyncio.sleep(0)
 
     asyncio.run(hang_up())
-    assert parts.front.policy_version == 1
+    assert parts.pool.policy_version == 1
     assert parts.communicator.attached is None

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from conformance.rollout.digits import requests_for, scenes
 from conformance.server.stand_in import STOP, make_stand_in
 from rollmatch.data.ids import pack_ids, unpack_ids
-from rollmatch.dialects.swift.routes import SwiftInferRequest, SwiftRequestConfig, make_wishes
+from rollmatch.dialects.swift.routes import SwiftInferRequest, SwiftRequestConfig, generate_requests
 
 SAMPLING = {"max_tokens": 3}
 IMAGE = 414
@@ -18,7 +18,7 @@ IMAGE = 414
 
 @pytest.fixture
 def num_drawn(stand_in):
-    return lambda: sum(len(replica.drawn) for replica in stand_in[0].front.replicas)
+    return lambda: sum(len(replica.generated) for replica in stand_in[0].pool.replicas)
 
 
 def batch(*prompts, **fields):
@@ -138,7 +138,7 @@ def test_an_image_comes_as_path_data_url_or_base64(form):
     parts, app = make_stand_in(max_model_len=512)
     with TestClient(app) as client:
         assert client.post("/native/infer/", json=with_image(form())).status_code == 200
-    (draw,) = [draw for replica in parts.front.replicas for draw in replica.drawn]
+    (draw,) = [draw for replica in parts.pool.replicas for draw in replica.generated]
     assert (draw.prompt.images[0].mode, draw.prompt.token_ids) == ("RGB", [5, IMAGE, 6])
     assert draw.prompt.expanded_len == 2 + parts.prompts.num_image_tokens(draw.prompt.images[0]) > 10
 
@@ -190,7 +190,9 @@ def test_swift_renders_tags_parts_and_unplaced_images_alike(stand_in):
     ]  # fmt: skip
     prompts = []
     for message, images in forms:
-        wish = make_wishes([SwiftInferRequest(messages=[message], images=images)], SwiftRequestConfig(), defaults={})[0]
+        wish = generate_requests(
+            [SwiftInferRequest(messages=[message], images=images)], SwiftRequestConfig(), defaults={}
+        )[0]
         prompt = parts.prompts.make(wish.request, item=0)
         assert len(prompt.images) == 1
         prompts.append(prompt.token_ids)
@@ -215,10 +217,10 @@ def test_swift_seeds_count_up_and_zero_means_none(stand_in):
             "request_config": {"seed": seed, "max_tokens": 2},
         }
         assert client.post("/infer/", json=body).status_code == 200
-        draws = sorted((d for r in parts.front.replicas for d in r.drawn), key=lambda d: d.prompt.token_ids)
+        draws = sorted((d for r in parts.pool.replicas for d in r.generated), key=lambda d: d.prompt.token_ids)
         assert [draw.seed for draw in draws] == wanted
-        for replica in parts.front.replicas:
-            replica.drawn.clear()
+        for replica in parts.pool.replicas:
+            replica.generated.clear()
 
 
 def test_swift_hides_ids_unless_details_are_asked_for(post):

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from conformance.rollout.digits import scenes
 from conformance.server.stand_in import STOP, PretendingReplica, make_stand_in
-from conformance.server.test_server_front import draws_of, front_of
+from conformance.server.test_engine_pool import pool_of, requests_for_ids
 from conformance.server.test_server_requests import IMAGE
 from conformance.server.test_server_updates import OPEN, full_sync
 from rollmatch.server.port import PortInUse, bind_http
@@ -60,11 +60,11 @@ def native(*prompts, **sampling):
 @pytest.mark.scenario("rollout-server/two-callers-share-one-batch")
 def test_two_calls_take_less_than_one_and_a_half_times_as_long_as_one():
     async def timed(num_calls):
-        front, began = front_of(1, delay_s=0.4), time.perf_counter()
+        pool, began = pool_of(1, delay_s=0.4), time.perf_counter()
 
         async def call(place):
             await asyncio.sleep(0.02 * place)
-            await front.draw_all(draws_of(*range(10, 18)))
+            await pool.generate_all(requests_for_ids(*range(10, 18)))
 
         await asyncio.gather(*(call(place) for place in range(num_calls)))
         return time.perf_counter() - began
@@ -92,7 +92,7 @@ def test_health_is_answered_during_a_long_generation(start):
     def wait():
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(post, "/native/infer/", native(*([i] for i in range(10, 18))))
-            while not parts.front.num_running:
+            while not parts.pool.num_running:
                 time.sleep(0.01)
             began = time.perf_counter()
             assert client.get("/health/").status_code == 200
@@ -105,7 +105,7 @@ def test_health_is_answered_during_a_long_generation(start):
 def test_health_turns_red_after_a_dead_worker(start):
     parts, post, client = start()
     assert client.get("/health/").status_code == 200
-    parts.front.replicas[0].is_gone = True
+    parts.pool.replicas[0].is_gone = True
     reply = client.get("/health/")
     assert (reply.status_code, reply.json()["status"], reply.json().get("code")) == (503, "dead", "worker-dead")
     status, told = post("/native/infer/", native([5]))
@@ -119,7 +119,7 @@ def test_a_prompt_that_is_too_long_is_named_and_one_that_fits_is_served(start):
     parts, post, _ = start(max_model_len=64)
     status, told = post("/native/infer/", native([5], [6] * 80, [7, 8]))
     assert (status, told.get("code"), told.get("item")) == (400, "prompt-too-long", 1)
-    assert [replica.drawn for replica in parts.front.replicas] == [[], []]
+    assert [replica.generated for replica in parts.pool.replicas] == [[], []]
     status, told = post("/native/infer/", native([5], [6] * 40, [7, 8]))
     assert (status, len(told.get("responses", ()))) == (200, 3)
 
@@ -130,19 +130,19 @@ def test_an_empty_call_generates_nothing(start):
     assert post("/native/infer/", native())[1].get("responses") == []
     assert post("/infer/", {"infer_requests": []}) == (200, [])
     assert post("/generate/", {"prompts": []})[1]["completion_ids"] == []
-    assert parts.front.num_generated_tokens == 0
+    assert parts.pool.num_generated_tokens == 0
 
 
 @pytest.mark.scenario("rollout-server/a-caller-that-hangs-up-frees-the-engine")
 def test_a_caller_that_leaves_frees_the_engine():
     async def run():
-        front = front_of(2, delay_s=5)
-        call = asyncio.create_task(front.draw_all(draws_of(*range(10, 18))))
+        pool = pool_of(2, delay_s=5)
+        call = asyncio.create_task(pool.generate_all(requests_for_ids(*range(10, 18))))
         await asyncio.sleep(0.05)
-        assert front.num_running == 8
+        assert pool.num_running == 8
         call.cancel()
         await asyncio.sleep(0.2)
-        return front.num_running, [replica.ended for replica in front.replicas]
+        return pool.num_running, [replica.ended for replica in pool.replicas]
 
     assert asyncio.run(run()) == (0, [4, 4])
 

@@ -35,7 +35,7 @@ def merging(name):
 
 
 def calls_of(parts, method):
-    return [call for replica in parts.front.replicas for call in replica.calls if call[0] == method]
+    return [call for replica in parts.pool.replicas for call in replica.calls if call[0] == method]
 
 
 def generate(post):
@@ -158,13 +158,13 @@ def test_what_came_with_digests_or_an_adapter_is_not_repeated_by_name(stand_in, 
 def test_a_failed_transfer_closes_the_communicator_and_keeps_the_weights(stand_in, post):
     parts, _ = stand_in
     post("/native/communicator/", OPEN)
-    parts.front.replicas[1].answers["rollmatch_poll"] = {"failure": FAILURE}
+    parts.pool.replicas[1].answers["rollmatch_poll"] = {"failure": FAILURE}
     status, told = post("/native/sync/", full_sync(parts))
     assert (status, told["code"], told["problem"]) == (409, "transfer-failed", "peer is gone")
     assert len(calls_of(parts, "rollmatch_close")) == 2
     assert generate(post)[1]["policy_version"] == 0
     assert post("/native/sync/", full_sync(parts))[1]["code"] == "communicator-missing"
-    parts.front.replicas[1].answers.clear()
+    parts.pool.replicas[1].answers.clear()
     assert post("/native/communicator/", OPEN)[0] == 200
     assert post("/native/sync/", full_sync(parts))[0] == 200
 
@@ -174,8 +174,8 @@ def test_workers_that_received_different_bytes_are_found(stand_in, post):
     post("/native/communicator/", OPEN)
     names = list(parts.model.tensors)
     digests = dict.fromkeys(names, "0" * 32)
-    parts.front.replicas[0].answers["rollmatch_poll"] = {"state": "idle", "digests": digests}
-    parts.front.replicas[1].answers["rollmatch_poll"] = {"state": "idle", "digests": digests | {names[3]: "1" * 32}}
+    parts.pool.replicas[0].answers["rollmatch_poll"] = {"state": "idle", "digests": digests}
+    parts.pool.replicas[1].answers["rollmatch_poll"] = {"state": "idle", "digests": digests | {names[3]: "1" * 32}}
     status, told = post("/native/sync/", full_sync(parts, digests=None))
     assert (status, told["code"], told["key"]) == (409, "digest-mismatch", names[3])
     assert calls_of(parts, "rollmatch_load") == []
@@ -189,12 +189,12 @@ def test_workers_that_received_different_bytes_are_found(stand_in, post):
 def test_a_load_that_fails_on_one_worker_stops_generation_until_a_full_sync(stand_in, post):
     parts, _ = stand_in
     post("/native/communicator/", OPEN)
-    parts.front.replicas[1].answers["rollmatch_load"] = {"failure": FAILURE | {"code": "weights-broken"}}
+    parts.pool.replicas[1].answers["rollmatch_load"] = {"failure": FAILURE | {"code": "weights-broken"}}
     status, told = post("/native/sync/", full_sync(parts))
     assert (status, told["code"]) == (409, "weights-broken")
     assert generate(post)[1].get("code") == "weights-broken"
     assert stand_in[1].get("/health/").json()["state"] == "weights-broken"
-    parts.front.replicas[1].answers.clear()
+    parts.pool.replicas[1].answers.clear()
     assert post("/native/sync/", full_sync(parts, sync_id="2"))[0] == 200
     assert generate(post)[1]["policy_version"] == 1
 
@@ -212,9 +212,9 @@ def test_too_small_a_group_and_a_second_client_are_refused(stand_in, post):
 
 def test_a_group_port_in_use_leaves_nobody_attached(stand_in, post):
     parts, _ = stand_in
-    parts.front.replicas[0].answers["rollmatch_open"] = {"failure": FAILURE | {"code": "group-port-in-use"}}
+    parts.pool.replicas[0].answers["rollmatch_open"] = {"failure": FAILURE | {"code": "group-port-in-use"}}
     assert post("/native/communicator/", OPEN)[1]["code"] == "group-port-in-use"
-    parts.front.replicas[0].answers.clear()
+    parts.pool.replicas[0].answers.clear()
     assert post("/native/communicator/", OPEN)[0] == 200
 
 
@@ -224,12 +224,12 @@ def test_drop_ends_an_update_that_is_on_its_way(stand_in):
     async def run():
         address = GroupAddress(host="127.0.0.1", port=1, rank=0, world_size=3)
         await parts.communicator.open("me", address, transport="gloo")
-        for replica in parts.front.replicas:
+        for replica in parts.pool.replicas:
             replica.answers["rollmatch_poll"] = {"state": "busy"}
         sync = asyncio.create_task(parts.update.stage(SyncRequest.model_validate(full_sync(parts))))
         await asyncio.sleep(0.05)
         assert await parts.update.drop()
-        for replica in parts.front.replicas:
+        for replica in parts.pool.replicas:
             replica.answers.clear()
         with pytest.raises(SyncDropped):
             await sync
@@ -246,7 +246,7 @@ def test_workers_hear_of_a_groups_end_before_they_hear_of_the_next():
         await communicator.open("me", address, transport="gloo")
         first = communicator.attached
         await asyncio.gather(communicator.close(), communicator.open("next", address, transport="gloo"))
-        heard = [[call[0] for call in replica.calls] for replica in parts.front.replicas]
+        heard = [[call[0] for call in replica.calls] for replica in parts.pool.replicas]
         assert heard == [["rollmatch_open", "rollmatch_close", "rollmatch_open"]] * 2
         assert not await communicator.close(only=first)
         assert communicator.attached.client == "next"

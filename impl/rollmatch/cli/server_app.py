@@ -18,8 +18,8 @@ from rollmatch.dialects.trl.routes import trl_routes
 from rollmatch.errors import RollmatchError, RolloutError
 from rollmatch.server.failures import failure_of
 from rollmatch.server.http import answer, refuse
-from rollmatch.server.parts import Parts
 from rollmatch.server.replica import dead
+from rollmatch.server.state import ServerState
 
 _OPEN = ("/health/",)
 
@@ -52,22 +52,22 @@ class MethodNotAllowed(RolloutError):
     status = 405
 
 
-def make_app(parts: Parts) -> FastAPI:
+def make_app(server: ServerState) -> FastAPI:
     """The application of one server; its engines are closed with it."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        watch = asyncio.create_task(parts.front.watch())
+        watch = asyncio.create_task(server.pool.watch())
         yield
         watch.cancel()
-        await asyncio.gather(*(asyncio.to_thread(replica.close) for replica in parts.front.replicas))
+        await asyncio.gather(*(asyncio.to_thread(replica.close) for replica in server.pool.replicas))
 
     app = FastAPI(title="rollmatch rollout server", lifespan=lifespan, docs_url=None, redoc_url=None)
     for routes in (native_routes, queued_routes, swift_routes, trl_routes):
-        app.include_router(routes(parts))
-    _add_state(app, parts)
+        app.include_router(routes(server))
+    _add_state(app, server)
     _add_errors(app)
-    app.add_middleware(_Guard, parts=parts)
+    app.add_middleware(_Guard, server=server)
     app.add_middleware(_SlashAtEnd)
     return app
 
@@ -87,8 +87,8 @@ class _SlashAtEnd:
 class _Guard:
     """Refuses calls without the key, and counts all."""
 
-    def __init__(self, app: Any, *, parts: Parts) -> None:
-        self.app, self.key, self.metrics = app, parts.settings.api_key, parts.metrics
+    def __init__(self, app: Any, *, server: ServerState) -> None:
+        self.app, self.key, self.metrics = app, server.settings.api_key, server.metrics
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -109,31 +109,31 @@ class _Guard:
         self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
 
 
-def _add_state(app: FastAPI, parts: Parts) -> None:
+def _add_state(app: FastAPI, server: ServerState) -> None:
     @app.get("/health/")
     async def health(request: Request) -> Response:
-        front = parts.front
+        pool = server.pool
         told = {
             "status": "ok",
-            "state": front.state,
-            "policy_version": front.policy_version,
-            "replicas": len(front.replicas),
-            "world_size": parts.settings.world_size,
-            "running": front.num_running,
-            "instance": parts.instance,
-            "gpus": list(parts.settings.gpus),
+            "state": pool.state,
+            "policy_version": pool.policy_version,
+            "replicas": len(pool.replicas),
+            "world_size": server.settings.world_size,
+            "running": pool.num_running,
+            "instance": server.instance,
+            "gpus": list(server.settings.gpus),
         }
-        if front.is_dead or any(replica.is_dead() for replica in front.replicas):
+        if pool.is_dead or any(replica.is_dead() for replica in pool.replicas):
             return answer(request, told | failure_of(dead()).model_dump() | {"status": "dead"}, status=503)
         return answer(request, told)
 
     @app.get("/get_world_size/")
     async def world_size(request: Request) -> Response:
-        return answer(request, {"world_size": parts.settings.world_size})
+        return answer(request, {"world_size": server.settings.world_size})
 
     @app.get("/metrics/")
     async def metrics() -> Response:
-        return Response(parts.metrics.text(), media_type=parts.metrics.content_type)
+        return Response(server.metrics.text(), media_type=server.metrics.content_type)
 
 
 def _add_errors(app: FastAPI) -> None:

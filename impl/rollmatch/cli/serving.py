@@ -12,21 +12,23 @@ from typing import Any
 import uvicorn
 
 from rollmatch.cli.server_app import make_app
-from rollmatch.server.front import Front
+from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.identity import load_model_identity
 from rollmatch.server.images import ImageReader
-from rollmatch.server.parts import assemble
 from rollmatch.server.payloads import Sampling
-from rollmatch.server.prompts import Prompt, PromptMaker
-from rollmatch.server.replica import Draw, VllmReplica
+from rollmatch.server.prompts import EnginePrompt, PromptMaker
+from rollmatch.server.replica import EngineRequest, VllmReplica
 from rollmatch.server.settings import ServerSettings
+from rollmatch.server.state import assemble
 
 _GRACE_S = 3
 
 
 def serve(settings: ServerSettings, listener: socket.socket) -> None:
     """Start all replicas, listen, and go on until a signal. Errors: ``CheckpointMissing``."""
-    os.register_at_fork(after_in_child=listener.close)  # an engine that outlives the front must not hold its port
+    os.register_at_fork(
+        after_in_child=listener.close
+    )  # an engine that outlives the server process must not hold its port
     signal.signal(signal.SIGTERM, _leave)
     asyncio.run(_serve(settings, listener))
 
@@ -35,8 +37,8 @@ async def _serve(settings: ServerSettings, listener: socket.socket) -> None:
     model = load_model_identity(settings.model, dtype=settings.dtype)
     reader = ImageReader(settings.image_roots)
     prompts = PromptMaker(settings.model, vocabulary_size=vocabulary_size(settings.model), reader=reader)
-    front = Front(await start_replicas(settings), weights_set=settings.load_format != "dummy")
-    app = make_app(assemble(settings, model=model, prompts=prompts, front=front))
+    pool = EnginePool(await start_replicas(settings), weights_set=settings.load_format != "dummy")
+    app = make_app(assemble(settings, model=model, prompts=prompts, pool=pool))
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S)
     where = f"http://{settings.host}:{settings.port}"
     print(f"rollout server ready: {where} ({settings.data_parallel_size} replicas)", file=sys.stderr, flush=True)
@@ -56,8 +58,8 @@ async def start_replicas(settings: ServerSettings) -> list[VllmReplica]:
 
 async def _warm_up(replica: VllmReplica) -> None:
     """One token: what vLLM sets up with its first request would keep health waiting for more than a second."""
-    prompt = Prompt(token_ids=[0], images=[], expanded_len=1)
-    await replica.draw(Draw(prompt=prompt, sampling=Sampling(max_tokens=1), seed=None), "warm-up")
+    prompt = EnginePrompt(token_ids=[0], images=[], expanded_len=1)
+    await replica.generate(EngineRequest(prompt=prompt, sampling=Sampling(max_tokens=1), seed=None), "warm-up")
 
 
 def vocabulary_size(directory: str) -> int:

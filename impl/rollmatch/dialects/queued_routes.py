@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from rollmatch.server.announced import AdapterInvalid, BucketInvalid
 from rollmatch.server.http import answer, read_body
-from rollmatch.server.parts import Parts
 from rollmatch.server.payloads import TensorSpec
+from rollmatch.server.state import ServerState
 from rollmatch.weights.gloo_group import GroupAddress
 
 JOIN_TIMEOUT_S, TRANSFER_TIMEOUT_S = 60.0, 30.0
@@ -46,16 +46,16 @@ class FlatBucket(BaseModel):
     metadatas: list[FlatTensor]
 
 
-def queued_routes(parts: Parts) -> APIRouter:
+def queued_routes(server: ServerState) -> APIRouter:
     """Routes that swift and trl trainers share."""
     router = APIRouter(tags=["swift", "trl"])
-    _add_group(router, parts)
-    _add_updates(router, parts)
-    _add_resets(router, parts)
+    _add_group(router, server)
+    _add_updates(router, server)
+    _add_resets(router, server)
     return router
 
 
-def _add_group(router: APIRouter, parts: Parts) -> None:
+def _add_group(router: APIRouter, server: ServerState) -> None:
     @router.post("/init_communicator/")
     async def init(request: Request) -> Response:
         wish = await read_body(request, CommunicatorInit)
@@ -67,26 +67,26 @@ def _add_group(router: APIRouter, parts: Parts) -> None:
             timeout_s=TRANSFER_TIMEOUT_S,
             join_timeout_s=JOIN_TIMEOUT_S,
         )
-        await parts.queued.open(address)
+        await server.queued.open(address)
         return _done(request, f"listening at {wish.host}:{wish.port}, waiting for rank {wish.world_size - 1}")
 
     @router.post("/close_communicator/")
     async def close(request: Request) -> Response:
-        return _done(request, "communicator closed" if await parts.queued.close() else "no communicator was open")
+        return _done(request, "communicator closed" if await server.queued.close() else "no communicator was open")
 
 
-def _add_updates(router: APIRouter, parts: Parts) -> None:
+def _add_updates(router: APIRouter, server: ServerState) -> None:
     @router.post("/update_named_param/")
     async def named(request: Request) -> Response:
         wish = await read_body(request, NamedParam)
-        await parts.queued.announce([_spec(wish)])
+        await server.queued.announce([_spec(wish)])
         return _done(request, f"ready to receive {wish.name}")
 
     @router.post("/update_flattened_params/")
     async def flattened(request: Request) -> Response:
         bucket = await read_body(request, FlatBucket)
         check_places(bucket.metadatas)
-        await parts.queued.announce([_spec(told) for told in bucket.metadatas])
+        await server.queued.announce([_spec(told) for told in bucket.metadatas])
         return _done(request, f"ready to receive {len(bucket.metadatas)} tensors")
 
     @router.post("/update_adapter_flattened_param/")
@@ -96,14 +96,14 @@ def _add_updates(router: APIRouter, parts: Parts) -> None:
 
     @router.post("/process_weights_after_loading/")
     async def process(request: Request) -> Response:
-        await parts.queued.settle()
+        await server.queued.settle()
         return _done(request, "Weights processed after loading")
 
 
-def _add_resets(router: APIRouter, parts: Parts) -> None:
+def _add_resets(router: APIRouter, server: ServerState) -> None:
     async def reset(request: Request) -> Response:
-        await parts.queued.settle()
-        done = await parts.front.reset_caches()
+        await server.queued.settle()
+        done = await server.pool.reset_caches()
         return answer(request, {"message": f"caches reset, status: {done}", "success": done})
 
     for name in ("prefix", "encoder", "mm"):

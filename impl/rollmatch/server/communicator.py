@@ -1,12 +1,12 @@
-"""The group that carries weights, seen from the front: one learner at a time."""
+"""The group that carries weights, seen from the pool: one learner at a time."""
 
 import asyncio
 import time
 from dataclasses import asdict, dataclass
 
 from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.failures import WorkerFailure
-from rollmatch.server.front import Front
 from rollmatch.weights.gloo_group import GroupAddress
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S, _SHARE_OF_POLLS = 0.001, 0.05, 0.02
@@ -53,8 +53,8 @@ class Attached:
 class Communicator:
     """Opens, watches and closes the group on all workers."""
 
-    def __init__(self, front: Front, *, num_workers: int) -> None:
-        self.front = front
+    def __init__(self, pool: EnginePool, *, num_workers: int) -> None:
+        self.pool = pool
         self.num_workers = num_workers
         self.attached: Attached | None = None
         self._change = asyncio.Lock()
@@ -125,7 +125,7 @@ class Communicator:
         began = time.monotonic()
         try:
             while True:
-                told = await self.front.call_all("rollmatch_poll", *([wait_s] if wait_s else []))
+                told = await self.pool.call_all("rollmatch_poll", *([wait_s] if wait_s else []))
                 if all(answer["state"] == "idle" for answer in told):
                     return [answer["digests"] for answer in told]
                 share = min(answer.get("share", 0.0) for answer in told if answer["state"] != "idle")
@@ -142,15 +142,15 @@ class Communicator:
         was_open = self.attached is not None
         self.attached = None
         async with self._change:
-            if not self.front.is_dead:
-                await self.front.call_all("rollmatch_close")
+            if not self.pool.is_dead:
+                await self.pool.call_all("rollmatch_close")
         return was_open
 
     async def _tell_of(self, address: GroupAddress, transport: str) -> list[int]:
-        ranks, per_replica = [], self.num_workers // len(self.front.replicas)
-        for index in range(len(self.front.replicas)):
+        ranks, per_replica = [], self.num_workers // len(self.pool.replicas)
+        for index in range(len(self.pool.replicas)):
             told = asdict(address) | {"rank": address.rank + index * per_replica}
-            ranks += [a["rank"] for a in await self.front.call_one(index, "rollmatch_open", told, transport)]
+            ranks += [a["rank"] for a in await self.pool.call_one(index, "rollmatch_open", told, transport)]
         return ranks
 
 

@@ -1,15 +1,15 @@
-"""Requests of any dialect -> draws -> responses. What cannot be served is refused before anything is generated."""
+"""Requests of any dialect to engine requests to responses; invalid requests are refused before generation."""
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollmatch.data.ids import pack_ids
+from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.failures import BadItem, SamplingValueInvalid
-from rollmatch.server.front import Front
 from rollmatch.server.payloads import InferBatch, InferReply, InferRequest, InferResponse, Sampling
 from rollmatch.server.prompts import PromptMaker, PromptTooLong, check_room
-from rollmatch.server.replica import Draw, Drawn
+from rollmatch.server.replica import EngineOutput, EngineRequest
 
 
 class RequestIdRepeated(BadItem):
@@ -19,7 +19,7 @@ class RequestIdRepeated(BadItem):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class GenerateRequest:
     """One response that somebody asks for, before its prompt was made."""
 
     request: InferRequest
@@ -29,40 +29,42 @@ class Wish:
     stop: tuple[str, ...] = ()
 
 
-class Generation:
-    """Makes prompts beside the event loop and draws responses."""
+class ResponseGenerator:
+    """Makes prompts beside the event loop and generates responses."""
 
-    def __init__(self, front: Front, prompts: PromptMaker, *, max_model_len: int) -> None:
-        self.front, self.prompts, self.max_model_len = front, prompts, max_model_len
+    def __init__(self, pool: EnginePool, prompts: PromptMaker, *, max_model_len: int) -> None:
+        self.pool, self.prompts, self.max_model_len = pool, prompts, max_model_len
 
     async def infer(self, batch: InferBatch, *, instance: str) -> InferReply:
-        """The native dialect's call. Errors: those of ``prompts``, ``images`` and ``Front.check``."""
+        """The native dialect's call. Errors: those of ``prompts``, ``images`` and ``EnginePool.check``."""
         _check_ids(batch.requests)
-        wishes = [
-            Wish(request=request, sampling=_sampling_of(request, batch, item=item), seed=request.seed)
+        requests = [
+            GenerateRequest(request=request, sampling=_sampling_of(request, batch, item=item), seed=request.seed)
             for item, request in enumerate(batch.requests)
         ]
-        drawn = await self.draw(wishes)
-        responses = [_response(request, *pair) for request, pair in zip(batch.requests, drawn, strict=True)]
-        return InferReply(instance=instance, policy_version=self.front.policy_version, responses=tuple(responses))
+        outputs = await self.generate(requests)
+        responses = [_response(request, *pair) for request, pair in zip(batch.requests, outputs, strict=True)]
+        return InferReply(instance=instance, policy_version=self.pool.policy_version, responses=tuple(responses))
 
-    async def draw(
-        self, wishes: Sequence[Wish], *, where: str = "requests", clamp: bool = False
-    ) -> list[tuple[Drawn, int]]:
+    async def generate(
+        self, requests: Sequence[GenerateRequest], *, where: str = "requests", clamp: bool = False
+    ) -> list[tuple[EngineOutput, int]]:
         """Every response with its version, in order. ``clamp`` shortens responses to what fits, as others do."""
-        if not wishes:
+        if not requests:
             return []
-        self.front.check()
-        draws = await asyncio.to_thread(self._make_draws, wishes, where, clamp)
-        return await self.front.draw_all(draws)
+        self.pool.check()
+        engine_requests = await asyncio.to_thread(self._engine_requests, requests, where, clamp)
+        return await self.pool.generate_all(engine_requests)
 
-    def _make_draws(self, wishes: Sequence[Wish], where: str, clamp: bool) -> list[Draw]:
-        return [self._make_draw(wish, item=item, where=where, clamp=clamp) for item, wish in enumerate(wishes)]
+    def _engine_requests(self, requests: Sequence[GenerateRequest], where: str, clamp: bool) -> list[EngineRequest]:
+        return [
+            self._engine_request(request, item=item, where=where, clamp=clamp) for item, request in enumerate(requests)
+        ]
 
-    def _make_draw(self, wish: Wish, *, item: int, where: str, clamp: bool) -> Draw:
-        prompt = self.prompts.make(wish.request, item=item, where=where)
+    def _engine_request(self, request: GenerateRequest, *, item: int, where: str, clamp: bool) -> EngineRequest:
+        prompt = self.prompts.make(request.request, item=item, where=where)
         room = self.max_model_len - prompt.expanded_len
-        sampling = wish.sampling
+        sampling = request.sampling
         if clamp:
             if room < 1:
                 problem = f"{prompt.expanded_len} prompt tokens leave no room in {self.max_model_len}"
@@ -71,7 +73,7 @@ class Generation:
             sampling = sampling.model_copy(update={"max_tokens": min(sampling.max_tokens, room)})
         assert sampling is not None
         check_room(prompt, sampling.max_tokens, max_model_len=self.max_model_len, item=item)
-        return Draw(prompt=prompt, sampling=sampling, seed=wish.seed, stop=wish.stop)
+        return EngineRequest(prompt=prompt, sampling=sampling, seed=request.seed, stop=request.stop)
 
 
 def _check_ids(requests: Sequence[InferRequest]) -> None:
@@ -91,13 +93,13 @@ def _sampling_of(request: InferRequest, batch: InferBatch, *, item: int) -> Samp
     return sampling
 
 
-def _response(request: InferRequest, drawn: Drawn, version: int) -> InferResponse:
+def _response(request: InferRequest, output: EngineOutput, version: int) -> InferResponse:
     return InferResponse(
         request_id=request.request_id,
-        prompt_token_ids=pack_ids(drawn.prompt_token_ids),
-        response_token_ids=pack_ids(drawn.response_token_ids),
-        finish_reason=drawn.finish_reason,
-        stop_token_id=drawn.stop_token_id,
+        prompt_token_ids=pack_ids(output.prompt_token_ids),
+        response_token_ids=pack_ids(output.response_token_ids),
+        finish_reason=output.finish_reason,
+        stop_token_id=output.stop_token_id,
         policy_version=version,
-        logprobs=drawn.logprobs,
+        logprobs=output.logprobs,
     )

@@ -4,7 +4,7 @@ import asyncio
 
 from rollmatch.errors import SyncError
 from rollmatch.server.communicator import Attached
-from rollmatch.server.front import BROKEN, SERVING, UPDATING, WRITING
+from rollmatch.server.engine_pool import BROKEN, SERVING, UPDATING, WRITING
 from rollmatch.server.payloads import SyncRequest
 from rollmatch.server.update import Committed, Update
 
@@ -44,17 +44,17 @@ async def _leave(update: Update, attached: Attached, task: asyncio.Task[Committe
 
 
 async def _write(update: Update, request: SyncRequest) -> Committed:
-    front = update.front
+    pool = update.pool
     try:
-        async with front.quiet(drain_s=update.drain_s) as num_restarted:
-            front.state = WRITING
+        async with pool.quiet(drain_s=update.drain_s) as num_restarted:
+            pool.state = WRITING
             try:
                 staged = await update.receive(request, in_place=True)
             except BaseException:
-                front.state = BROKEN  # whatever asking for it brings
-                front.state = UPDATING if await _is_whole(update) else BROKEN
+                pool.state = BROKEN  # whatever asking for it brings
+                pool.state = UPDATING if await _is_whole(update) else BROKEN
                 raise
-            front.policy_version, front.state = request.version, SERVING
+            pool.policy_version, pool.state = request.version, SERVING
         return Committed(staged=staged, commit_s=0.0, num_restarted=num_restarted)
     finally:
         update.is_busy = False
@@ -62,7 +62,7 @@ async def _write(update: Update, request: SyncRequest) -> Committed:
 
 async def _is_whole(update: Update) -> bool:
     """Whether every worker holds weights of one version; forgets what failed."""
-    told = await update.front.call_all("rollmatch_whole")
+    told = await update.pool.call_all("rollmatch_whole")
     if update.communicator.attached is not None:
-        await update.front.call_all("rollmatch_drop")
+        await update.pool.call_all("rollmatch_drop")
     return all(answer["whole"] for answer in told)

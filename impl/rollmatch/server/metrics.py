@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from rollmatch.server.communicator import Communicator
-from rollmatch.server.front import Front
+from rollmatch.server.engine_pool import EnginePool
 
 
 class Metrics:
@@ -15,21 +15,21 @@ class Metrics:
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, front: Front, communicator: Communicator) -> None:
+    def __init__(self, pool: EnginePool, communicator: Communicator) -> None:
         self.registry = CollectorRegistry()
         named: dict[str, tuple[str, Callable[[], float]]] = {
-            "running_requests": ("Responses being written or waiting", lambda: front.num_running),
-            "policy_version": ("Version of the served weights", lambda: front.policy_version),
-            "alive": ("1 while every worker is", lambda: float(not front.is_dead)),
-            "generated_tokens": ("Response tokens since the start", lambda: front.num_generated_tokens),
-            "restarted_requests": ("Responses begun anew because of a commit", lambda: front.num_restarted),
+            "running_requests": ("Responses being written or waiting", lambda: pool.num_running),
+            "policy_version": ("Version of the served weights", lambda: pool.policy_version),
+            "alive": ("1 while every worker is", lambda: float(not pool.is_dead)),
+            "generated_tokens": ("Response tokens since the start", lambda: pool.num_generated_tokens),
+            "restarted_requests": ("Responses begun anew because of a commit", lambda: pool.num_restarted),
             "group_members": ("Members of the open weight group", lambda: communicator.num_members),
         }
         for name, (told, value) in named.items():
             Gauge(f"rollmatch_{name}", told, registry=self.registry).set_function(value)
         by_replica = Gauge("rollmatch_replica_tokens", "The same of each replica", ["replica"], registry=self.registry)
-        for index in range(len(front.replicas)):
-            by_replica.labels(index).set_function(partial(front.tokens_by_replica.__getitem__, index))
+        for index in range(len(pool.replicas)):
+            by_replica.labels(index).set_function(partial(pool.tokens_by_replica.__getitem__, index))
         self.requests = Counter(
             "rollmatch_requests", "Calls by route and status", ["route", "status"], registry=self.registry
         )

@@ -46,7 +46,7 @@ class PromptTooLong(BadItem):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class EnginePrompt:
     """What the engine gets."""
 
     token_ids: list[int]
@@ -67,7 +67,7 @@ class PromptMaker:
         self._image_id: int | None = getattr(processor, "image_token_id", None)
         self.tokenizer: Any = getattr(processor, "tokenizer", None) or AutoTokenizer.from_pretrained(directory)
 
-    def make(self, request: InferRequest, *, item: int, where: str = "requests") -> Prompt:
+    def make(self, request: InferRequest, *, item: int, where: str = "requests") -> EnginePrompt:
         """Read images, render messages, check ids. Errors: the classes above, ``ImageReader``'s."""
         key = f"{where}[{item}]"
         if (request.prompt_token_ids is None) == (request.messages is None):
@@ -82,7 +82,7 @@ class PromptMaker:
         images = [self.reader.read(value, item=item, key=f"{key}.images[{i}]") for i, value in enumerate(values)]
         self._check_placeholders(token_ids, images, item=item, key=f"{key}.images")
         growth = sum(self.num_image_tokens(image) - 1 for image in images)
-        return Prompt(token_ids=token_ids, images=images, expanded_len=len(token_ids) + growth)
+        return EnginePrompt(token_ids=token_ids, images=images, expanded_len=len(token_ids) + growth)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt that came as text."""
@@ -130,7 +130,7 @@ class PromptMaker:
             raise ImagesMisfit(problem, key=key, remedy="Send one image per placeholder, unexpanded.", item=item)
 
 
-def check_room(prompt: Prompt, max_tokens: int, *, max_model_len: int, item: int) -> None:
+def check_room(prompt: EnginePrompt, max_tokens: int, *, max_model_len: int, item: int) -> None:
     """Raise ``PromptTooLong`` where the response might be cut short in silence."""
     if prompt.expanded_len + max_tokens > max_model_len:
         raise PromptTooLong(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rollmatch.errors import RollmatchError
 from rollmatch.server.announced import check_aliases, check_complete, check_tensor
 from rollmatch.server.communicator import QUEUED, Communicator, WorldSizeMismatch
-from rollmatch.server.front import Front
+from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.identity import Model
 from rollmatch.server.payloads import TensorSpec
 from rollmatch.server.update import Update, agreed
@@ -22,8 +22,8 @@ TRANSPORT = "stateless"
 class QueuedUpdate:
     """What these dialects' control calls do."""
 
-    def __init__(self, front: Front, communicator: Communicator, update: Update, model: Model) -> None:
-        self.front, self.communicator, self.update, self.model = front, communicator, update, model
+    def __init__(self, pool: EnginePool, communicator: Communicator, update: Update, model: Model) -> None:
+        self.pool, self.communicator, self.update, self.model = pool, communicator, update, model
         self._names: set[str] = set()
         self._num_announced = 0
         self._following: asyncio.Task[None] | None = None
@@ -51,7 +51,7 @@ class QueuedUpdate:
         for spec in tensors:
             check_tensor(spec, self.model)
         entries = [[spec.name, spec.dtype.removeprefix("torch."), list(spec.shape)] for spec in tensors]
-        await self.front.call_all("rollmatch_receive", {"tensors": entries, "buckets": [len(entries)]})
+        await self.pool.call_all("rollmatch_receive", {"tensors": entries, "buckets": [len(entries)]})
         self._names |= {spec.name for spec in tensors}
         self._num_announced += 1
         self._follow()
@@ -63,7 +63,7 @@ class QueuedUpdate:
         self._tell_failure()
         if self._names:
             names, self._names = self._names, set()
-            await self.front.call_all("rollmatch_drop")
+            await self.pool.call_all("rollmatch_drop")
             check_complete(names, self.model)
 
     async def before_generating(self) -> None:
@@ -97,7 +97,7 @@ class QueuedUpdate:
                 digests = agreed(await self.communicator.settle())
             if self._is_complete():
                 check_aliases(digests, self.model)
-                await self.update.swap(self.front.policy_version + 1)
+                await self.update.swap(self.pool.policy_version + 1)
                 self._names = set()
         except RollmatchError as error:
             self._failure, self._names = error, set()

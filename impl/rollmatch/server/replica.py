@@ -1,4 +1,4 @@
-"""One engine: vLLM's ``AsyncLLM`` with our worker extension. A door to vllm; nothing else of the front knows it."""
+"""One engine: vLLM's ``AsyncLLM`` with our worker extension. The only module of the server that imports vllm."""
 
 import asyncio
 import inspect
@@ -12,7 +12,7 @@ import numpy as np
 
 from rollmatch.server.failures import BadItem, WorkerDead
 from rollmatch.server.payloads import Sampling
-from rollmatch.server.prompts import Prompt
+from rollmatch.server.prompts import EnginePrompt
 from rollmatch.server.settings import ServerSettings
 from rollmatch.startup import loading
 from rollmatch.weights.direct_group import forbid_multicast
@@ -22,16 +22,16 @@ _RESET_TRIES, _RESET_PAUSE_S, _END_S = 200, 0.02, 0.5
 
 
 class EngineRefused(BadItem):
-    """The engine takes what passed the front's own checks."""
+    """The engine takes what passed the pool's own checks."""
 
     code = "engine-refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
+class EngineRequest:
     """One response to be sampled."""
 
-    prompt: Prompt
+    prompt: EnginePrompt
     sampling: Sampling
     seed: int | None
     stop: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class EngineOutput:
     """One sampled response."""
 
     prompt_token_ids: list[int]
@@ -51,9 +51,9 @@ class Drawn:
 
 
 class Replica(Protocol):
-    """What the front needs of an engine."""
+    """What the pool needs of an engine."""
 
-    async def draw(self, draw: Draw, request_id: str) -> Drawn:
+    async def generate(self, request: EngineRequest, request_id: str) -> EngineOutput:
         """Sample one response; cancelling frees its place. Errors: ``EngineRefused``, ``WorkerDead``."""
 
     async def call(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
@@ -98,30 +98,30 @@ class VllmReplica:
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
 
-    async def draw(self, draw: Draw, request_id: str) -> Drawn:
+    async def generate(self, request: EngineRequest, request_id: str) -> EngineOutput:
         """As the protocol."""
-        prompt: dict[str, Any] = {"prompt_token_ids": draw.prompt.token_ids}
-        if draw.prompt.images:
-            prompt["multi_modal_data"] = {"image": draw.prompt.images}
+        prompt: dict[str, Any] = {"prompt_token_ids": request.prompt.token_ids}
+        if request.prompt.images:
+            prompt["multi_modal_data"] = {"image": request.prompt.images}
         last = None
         try:
-            with _told_when_dead():
-                async for output in self._engine.generate(prompt, _sampling_params(draw), request_id):
+            with _engine_death_as_ours():
+                async for output in self._engine.generate(prompt, _sampling_params(request), request_id):
                     last = output
         except (ValueError, TypeError) as error:
             raise EngineRefused(f"{type(error).__name__}: {error}", key="requests") from error
         assert last is not None
-        return _drawn(last)
+        return _output_of(last)
 
     async def call(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
         """As the protocol."""
-        with _told_when_dead():
+        with _engine_death_as_ours():
             told: list[dict[str, Any]] = await self._engine.collective_rpc(method, args=arguments)
             return told
 
     async def reset_caches(self) -> bool:
         """As the protocol; blocks of requests that just ended are given back an engine step later."""
-        with _told_when_dead():
+        with _engine_death_as_ours():
             for _ in range(_RESET_TRIES):
                 if await self._engine.reset_prefix_cache():
                     await self._engine.reset_encoder_cache()
@@ -146,7 +146,7 @@ def dead() -> WorkerDead:
 
 
 @contextmanager
-def _told_when_dead() -> Iterator[None]:
+def _engine_death_as_ours() -> Iterator[None]:
     """vLLM's error as ours."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -156,11 +156,11 @@ def _told_when_dead() -> Iterator[None]:
         raise dead() from error
 
 
-def _sampling_params(draw: Draw) -> Any:
+def _sampling_params(request: EngineRequest) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    sampling = draw.sampling
+    sampling = request.sampling
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
@@ -173,21 +173,21 @@ def _sampling_params(draw: Draw) -> Any:
         min_tokens=sampling.min_tokens,
         ignore_eos=sampling.ignore_eos,
         stop_token_ids=list(sampling.stop_token_ids),
-        stop=list(draw.stop),
+        stop=list(request.stop),
         logit_bias=dict(sampling.logit_bias) or None,
         logprobs=0 if sampling.logprobs else None,
-        seed=draw.seed,
-        detokenize=bool(draw.stop),
+        seed=request.seed,
+        detokenize=bool(request.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 
-def _drawn(output: Any) -> Drawn:
+def _output_of(output: Any) -> EngineOutput:
     answer = output.outputs[0]
     token_ids = list(answer.token_ids)
     stopped = answer.finish_reason == "stop"
     stop_token_id = answer.stop_reason if isinstance(answer.stop_reason, int) else token_ids[-1] if stopped else None
-    return Drawn(
+    return EngineOutput(
         prompt_token_ids=list(output.prompt_token_ids),
         response_token_ids=token_ids,
         finish_reason="stop" if stopped else "length",

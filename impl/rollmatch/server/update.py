@@ -9,8 +9,8 @@ from typing import Any
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.server.announced import check_aliases, check_sync
 from rollmatch.server.communicator import Communicator
+from rollmatch.server.engine_pool import BROKEN, SERVING, EnginePool
 from rollmatch.server.failures import WorkerDead
-from rollmatch.server.front import BROKEN, SERVING, Front
 from rollmatch.server.identity import Model
 from rollmatch.server.payloads import SyncAgain, SyncRequest
 
@@ -83,8 +83,8 @@ class Committed:
 class Update:
     """Stages, commits and drops; one update at a time over all dialects."""
 
-    def __init__(self, front: Front, communicator: Communicator, model: Model, *, drain_s: float) -> None:
-        self.front, self.communicator, self.model, self.drain_s = front, communicator, model, drain_s
+    def __init__(self, pool: EnginePool, communicator: Communicator, model: Model, *, drain_s: float) -> None:
+        self.pool, self.communicator, self.model, self.drain_s = pool, communicator, model, drain_s
         self.staged: Staged | None = None
         self.is_busy = False
         self._announced: tuple[Any, SyncRequest] | None = None
@@ -138,7 +138,7 @@ class Update:
         wait for them.
         """
         began, wait_s = time.perf_counter(), _WAIT_S if in_place else 0.0
-        await self.front.call_all("rollmatch_receive", self._plan_of(request, in_place=in_place))
+        await self.pool.call_all("rollmatch_receive", self._plan_of(request, in_place=in_place))
         if in_place:
             await self.forget_old()
         digests = agreed(await self.communicator.settle(wait_s=wait_s))
@@ -173,21 +173,21 @@ class Update:
 
     async def swap(self, version: int) -> int:
         """Load what the workers hold, while nothing is being written. Returns the number of restarted requests."""
-        async with self.front.quiet(drain_s=self.drain_s) as num_restarted:
+        async with self.pool.quiet(drain_s=self.drain_s) as num_restarted:
             try:
-                await self.front.call_all("rollmatch_load", sorted(self.model.aliases))
+                await self.pool.call_all("rollmatch_load", sorted(self.model.aliases))
                 await self.forget_old()
             except WorkerDead:
                 raise
             except RollmatchError:
-                self.front.state = BROKEN
+                self.pool.state = BROKEN
                 raise
-            self.front.policy_version, self.front.state = version, SERVING
+            self.pool.policy_version, self.pool.state = version, SERVING
             return num_restarted
 
     async def forget_old(self) -> None:
         """Empty caches of the old weights. Errors: ``CachesKept``."""
-        if not await self.front.reset_caches():
+        if not await self.pool.reset_caches():
             problem = "the engine would not give up caches of the old weights"
             raise CachesKept(problem, key="caches", remedy="Run a full sync.")
 
@@ -195,7 +195,7 @@ class Update:
         """Throw away what is staged or on its way; whether there was anything."""
         dropped = self.is_busy or self.staged is not None
         self.staged = None
-        await self.front.call_all("rollmatch_drop")
+        await self.pool.call_all("rollmatch_drop")
         return dropped
 
     async def close(self) -> bool:
@@ -215,15 +215,15 @@ class Update:
         if request.adapter is None:
             return {}
         held = [[spec.name, spec.dtype, list(spec.shape)] for spec in self.model.tensors.values()]
-        told = await self.front.call_all("rollmatch_merge", request.adapter.model_dump() | {"model": held})
+        told = await self.pool.call_all("rollmatch_merge", request.adapter.model_dump() | {"model": held})
         return agreed([answer["digests"] for answer in told])
 
     def check_order(self, request: SyncRequest) -> None:
         if self.is_busy or self.staged is not None:
             told = "is on its way" if self.is_busy else "is staged"
             raise UpdateInProgress(f"an update {told}", key="sync_id", remedy="Commit or drop it first.")
-        if request.version <= self.front.policy_version:
-            problem = f"is {request.version}, served is {self.front.policy_version}"
+        if request.version <= self.pool.policy_version:
+            problem = f"is {request.version}, served is {self.pool.policy_version}"
             raise VersionNotNewer(problem, key="version", remedy="Count on from the highest version of all servers.")
 
     def clean(self, work: Awaitable[Any]) -> None:

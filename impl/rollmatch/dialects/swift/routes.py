@@ -9,12 +9,12 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from rollmatch.data.ids import PackedIds
-from rollmatch.server.generation import Wish
+from rollmatch.server.generation import GenerateRequest
 from rollmatch.server.http import answer, read_body, unless_gone
-from rollmatch.server.parts import Parts
 from rollmatch.server.payloads import InferRequest, Sampling
-from rollmatch.server.replica import Drawn
+from rollmatch.server.replica import EngineOutput
 from rollmatch.server.sampling import check_count, make_sampling, model_defaults
+from rollmatch.server.state import ServerState
 
 _SAMPLING = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
@@ -58,26 +58,26 @@ class SwiftBatch(BaseModel):
     request_config: SwiftRequestConfig | None = Field(default=None)
 
 
-def swift_routes(parts: Parts) -> APIRouter:
+def swift_routes(server: ServerState) -> APIRouter:
     """The routes that only this dialect has; its control routes are ``queued_routes``."""
     router = APIRouter(tags=["swift"])
-    defaults = model_defaults(parts.model.directory)
+    defaults = model_defaults(server.model.directory)
 
     @router.post("/infer/")
     async def infer(request: Request) -> Response:
         batch = await read_body(request, SwiftBatch, sampling_at=("request_config",))
         config = batch.request_config or SwiftRequestConfig()
-        wishes = make_wishes(batch.infer_requests, config, defaults=defaults)
-        await parts.queued.before_generating()
-        drawn = await unless_gone(request, parts.generation.draw(wishes, where=WHERE, clamp=True))
-        if isinstance(drawn, Response):
-            return drawn
+        wishes = generate_requests(batch.infer_requests, config, defaults=defaults)
+        await server.queued.before_generating()
+        outputs = await unless_gone(request, server.generator.generate(wishes, where=WHERE, clamp=True))
+        if isinstance(outputs, Response):
+            return outputs
         entries = [
-            _entry(parts, wish, drawn[place * config.n : (place + 1) * config.n], config)
+            _entry(server, wish, outputs[place * config.n : (place + 1) * config.n], config)
             for place, wish in enumerate(batch.infer_requests)
         ]
         reply = answer(request, entries)
-        reply.headers["x-policy-version"] = str(min((v for _, v in drawn), default=parts.front.policy_version))
+        reply.headers["x-policy-version"] = str(min((v for _, v in outputs), default=server.pool.policy_version))
         return reply
 
     @router.post("/get_engine_type/")
@@ -87,14 +87,14 @@ def swift_routes(parts: Parts) -> APIRouter:
 
     @router.get("/get_model_state_keys/")
     async def state_keys(request: Request) -> Response:
-        return answer(request, {"keys": list(parts.model.tensors)})
+        return answer(request, {"keys": list(server.model.tensors)})
 
     return router
 
 
-def make_wishes(
+def generate_requests(
     requests: Sequence[SwiftInferRequest], config: SwiftRequestConfig, *, defaults: dict[str, Any]
-) -> list[Wish]:
+) -> list[GenerateRequest]:
     """``n`` wishes per request, one after the other; wish i samples from ``seed + i``."""
     count, stop = check_count(config.n), [config.stop] if isinstance(config.stop, str) else config.stop or []
     seed = config.seed or None  # ms-swift reads 0 as unset
@@ -110,7 +110,7 @@ def make_wishes(
         )
         for copy in range(count):
             number = None if seed is None else seed + item * count + copy
-            wishes.append(Wish(request=made, sampling=sampling, seed=number, stop=tuple(stop)))
+            wishes.append(GenerateRequest(request=made, sampling=sampling, seed=number, stop=tuple(stop)))
     return wishes
 
 
@@ -128,13 +128,16 @@ def _value_of(image: str | bytes | dict[str, Any]) -> str | bytes:
 
 
 def _entry(
-    parts: Parts, request: SwiftInferRequest, drawn: Sequence[tuple[Drawn, int]], config: SwiftRequestConfig
+    server: ServerState,
+    request: SwiftInferRequest,
+    outputs: Sequence[tuple[EngineOutput, int]],
+    config: SwiftRequestConfig,
 ) -> dict[str, Any]:
-    first, version = drawn[0]
-    num_prompt, num_response = len(first.prompt_token_ids), sum(len(one.response_token_ids) for one, _ in drawn)
+    first, version = outputs[0]
+    num_prompt, num_response = len(first.prompt_token_ids), sum(len(one.response_token_ids) for one, _ in outputs)
     response = {
-        "model": parts.model.directory,
-        "choices": [_choice(parts, one, place, config) for place, (one, _) in enumerate(drawn)],
+        "model": server.model.directory,
+        "choices": [_choice(server, one, place, config) for place, (one, _) in enumerate(outputs)],
         "usage": {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_response,
@@ -154,18 +157,18 @@ def _entry(
     }
 
 
-def _choice(parts: Parts, drawn: Drawn, index: int, config: SwiftRequestConfig) -> dict[str, Any]:
-    text = parts.prompts.decode(drawn.response_token_ids)
+def _choice(server: ServerState, output: EngineOutput, index: int, config: SwiftRequestConfig) -> dict[str, Any]:
+    text = server.prompts.decode(output.response_token_ids)
     return {
         "index": index,
         "message": {"role": "assistant", "content": text, "tool_calls": None},
-        "finish_reason": drawn.finish_reason,
-        "logprobs": _logprobs(drawn) if config.logprobs else None,
-        "token_ids": drawn.response_token_ids if config.return_details else None,
+        "finish_reason": output.finish_reason,
+        "logprobs": _logprobs(output) if config.logprobs else None,
+        "token_ids": output.response_token_ids if config.return_details else None,
     }
 
 
-def _logprobs(drawn: Drawn) -> dict[str, Any]:
-    values = np.frombuffer(drawn.logprobs or b"", dtype="<f4").tolist()
-    pairs = zip(drawn.response_token_ids, values, strict=True)
+def _logprobs(output: EngineOutput) -> dict[str, Any]:
+    values = np.frombuffer(output.logprobs or b"", dtype="<f4").tolist()
+    pairs = zip(output.response_token_ids, values, strict=True)
     return {"content": [{"token": f"token_id:{token_id}", "logprob": value} for token_id, value in pairs]}

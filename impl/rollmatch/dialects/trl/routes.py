@@ -10,12 +10,12 @@ from starlette.responses import Response
 
 from rollmatch.data.ids import pack_ids
 from rollmatch.server.failures import SamplingValueInvalid
-from rollmatch.server.generation import Wish
+from rollmatch.server.generation import GenerateRequest
 from rollmatch.server.http import answer, read_body, unless_gone
-from rollmatch.server.parts import Parts
 from rollmatch.server.payloads import InferRequest
-from rollmatch.server.replica import Drawn
+from rollmatch.server.replica import EngineOutput
 from rollmatch.server.sampling import check_count, make_sampling
+from rollmatch.server.state import ServerState
 
 _SAMPLING = ("repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens")
 _FURTHER = (
@@ -41,26 +41,26 @@ class TrlBatch(BaseModel):
     generation_kwargs: dict[str, Any] = {}
 
 
-def trl_routes(parts: Parts) -> APIRouter:
+def trl_routes(server: ServerState) -> APIRouter:
     """The routes that only this dialect has; its control routes are ``queued_routes``."""
     router = APIRouter(tags=["trl"])
 
     @router.post("/generate/")
     async def generate(request: Request) -> Response:
         batch = await read_body(request, TrlBatch)
-        wishes = make_wishes(batch, parts)
-        await parts.queued.before_generating()
-        drawn = await unless_gone(request, parts.generation.draw(wishes, where="prompts", clamp=True))
-        if isinstance(drawn, Response):
-            return drawn
-        reply = answer(request, _reply(batch, [one for one, _ in drawn]))
-        reply.headers["x-policy-version"] = str(min((v for _, v in drawn), default=parts.front.policy_version))
+        wishes = generate_requests(batch, server)
+        await server.queued.before_generating()
+        outputs = await unless_gone(request, server.generator.generate(wishes, where="prompts", clamp=True))
+        if isinstance(outputs, Response):
+            return outputs
+        reply = answer(request, _reply(batch, [one for one, _ in outputs]))
+        reply.headers["x-policy-version"] = str(min((v for _, v in outputs), default=server.pool.policy_version))
         return reply
 
     return router
 
 
-def make_wishes(batch: TrlBatch, parts: Parts) -> list[Wish]:
+def generate_requests(batch: TrlBatch, server: ServerState) -> list[GenerateRequest]:
     """``n`` wishes per prompt, one after the other. Errors: ``SamplingValueInvalid``."""
     fields = {name: getattr(batch, name) for name in _SAMPLING} | batch.generation_kwargs
     unknown = sorted(set(batch.generation_kwargs) - set(_FURTHER))
@@ -72,7 +72,7 @@ def make_wishes(batch: TrlBatch, parts: Parts) -> list[Wish]:
     count, wishes = check_count(batch.n), []
     texts_or_ids: Sequence[str | list[int]] = batch.prompts
     for item, prompt in enumerate(texts_or_ids):
-        token_ids = parts.prompts.encode(prompt) if isinstance(prompt, str) else prompt
+        token_ids = server.prompts.encode(prompt) if isinstance(prompt, str) else prompt
         told = images[item] if item < len(images) else None
         made = InferRequest(
             request_id=str(item),
@@ -82,20 +82,20 @@ def make_wishes(batch: TrlBatch, parts: Parts) -> list[Wish]:
         for copy in range(count):
             number = None if seed is None else int(seed) + item * count + copy
             stops = (stop,) if isinstance(stop, str) else tuple(stop)
-            wishes.append(Wish(request=made, sampling=sampling, seed=number, stop=stops))
+            wishes.append(GenerateRequest(request=made, sampling=sampling, seed=number, stop=stops))
     return wishes
 
 
-def _reply(batch: TrlBatch, drawn: list[Drawn]) -> dict[str, Any]:
+def _reply(batch: TrlBatch, outputs: list[EngineOutput]) -> dict[str, Any]:
     """``prompt_ids`` has a row per prompt, the others one per response."""
     reply: dict[str, Any] = {
-        "prompt_ids": [one.prompt_token_ids for one in drawn[:: batch.n]],
-        "completion_ids": [one.response_token_ids for one in drawn],
+        "prompt_ids": [one.prompt_token_ids for one in outputs[:: batch.n]],
+        "completion_ids": [one.response_token_ids for one in outputs],
         "logprobs": None,
         "logprob_token_ids": None,
     }
     if batch.logprobs is not None:
-        rows = [np.frombuffer(one.logprobs or b"", dtype="<f4").tolist() for one in drawn]
+        rows = [np.frombuffer(one.logprobs or b"", dtype="<f4").tolist() for one in outputs]
         reply["logprobs"] = [[[value] for value in row] for row in rows]
-        reply["logprob_token_ids"] = [[[token_id] for token_id in one.response_token_ids] for one in drawn]
+        reply["logprob_token_ids"] = [[[token_id] for token_id in one.response_token_ids] for one in outputs]
     return reply

@@ -1,8 +1,8 @@
-"""The methods that vLLM's worker class gets (``worker_extension_cls``) and the front calls by ``collective_rpc``.
+"""The methods that vLLM's worker class gets (``worker_extension_cls``) and the server calls by ``collective_rpc``.
 
 Importing this module makes vLLM's model one that weights can be loaded into again, before it is built. Every method
 answers with a plain dictionary; what goes wrong on purpose is told under ``failure``, because an exception here would
-reach the front without its code.
+reach the server without its code.
 """
 
 import multiprocessing
@@ -35,7 +35,7 @@ def _telling(method: Callable[..., Told]) -> Callable[..., Told]:
 
 
 def failure_of(error: RollmatchError) -> Told:
-    """An error as the front makes it whole again."""
+    """An error as the server makes it whole again."""
     told = {"code": error.code, "key": error.key, "problem": error.problem, "remedy": error.remedy}
     return told | {"status": getattr(error, "status", 409)}
 

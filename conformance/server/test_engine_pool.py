@@ -1,4 +1,4 @@
-"""Placement, versions and ends: the front over pretending replicas."""
+"""Placement, versions and ends: the pool over pretending replicas."""
 
 import asyncio
 
@@ -7,28 +7,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.server.stand_in import PretendingReplica
+from rollmatch.server.engine_pool import EnginePool, WeightsBroken, WeightsNotSet
 from rollmatch.server.failures import WorkerDead
-from rollmatch.server.front import Front, WeightsBroken, WeightsNotSet
 from rollmatch.server.payloads import Sampling
-from rollmatch.server.prompts import Prompt
-from rollmatch.server.replica import Draw, EngineRefused
+from rollmatch.server.prompts import EnginePrompt
+from rollmatch.server.replica import EngineRefused, EngineRequest
 
 
-def draws_of(*ids):
+def requests_for_ids(*ids):
     sampling = Sampling(max_tokens=2)
-    return [Draw(prompt=Prompt(token_ids=[i], images=[], expanded_len=1), sampling=sampling, seed=None) for i in ids]
+    return [
+        EngineRequest(prompt=EnginePrompt(token_ids=[i], images=[], expanded_len=1), sampling=sampling, seed=None)
+        for i in ids
+    ]
 
 
-def front_of(num_replicas=2, **fields):
-    return Front([PretendingReplica(index, **fields) for index in range(num_replicas)])
+def pool_of(num_replicas=2, **fields):
+    return EnginePool([PretendingReplica(index, **fields) for index in range(num_replicas)])
 
 
 @given(st.integers(0, 40), st.lists(st.integers(0, 5), min_size=1, max_size=6))
 def test_blocks_are_contiguous_even_and_begin_where_least_is_to_be_done(num_draws, loads):
     async def place():
-        front = front_of(len(loads))
-        front._loads = list(loads)
-        return front.place(num_draws), front.place(num_draws)
+        pool = pool_of(len(loads))
+        pool._loads = list(loads)
+        return pool.place(num_draws), pool.place(num_draws)
 
     places, again = asyncio.run(place())
     assert places == again
@@ -43,23 +46,23 @@ def test_blocks_are_contiguous_even_and_begin_where_least_is_to_be_done(num_draw
 @pytest.mark.scenario("topologies/one-optimizer-step-on-six-and-two")
 def test_six_replicas_share_what_two_ranks_ask():
     async def run():
-        front = front_of(6)
+        pool = pool_of(6)
         asked = [[*range(10, 22)], [*range(30, 42)]]
-        answered = await asyncio.gather(*(front.draw_all(draws_of(*ids)) for ids in asked))
+        answered = await asyncio.gather(*(pool.generate_all(requests_for_ids(*ids)) for ids in asked))
         assert [[one.response_token_ids[0] for one, _ in drawn] for drawn in answered] == asked
-        assert [len(replica.drawn) for replica in front.replicas] == [4] * 6
+        assert [len(replica.generated) for replica in pool.replicas] == [4] * 6
 
     asyncio.run(run())
 
 
 def test_results_come_in_order_and_one_bad_item_ends_the_others():
     async def run():
-        front = front_of()
-        drawn = await front.draw_all(draws_of(*range(10, 20)))
+        pool = pool_of()
+        drawn = await pool.generate_all(requests_for_ids(*range(10, 20)))
         assert [one.response_token_ids[0] for one, _ in drawn] == list(range(10, 20))
-        slow = Front([PretendingReplica(0, delay_s=0.0), PretendingReplica(1, delay_s=5.0)])
+        slow = EnginePool([PretendingReplica(0, delay_s=0.0), PretendingReplica(1, delay_s=5.0)])
         with pytest.raises(EngineRefused) as told:
-            await slow.draw_all(draws_of(10, 7, 12, 13))
+            await slow.generate_all(requests_for_ids(10, 7, 12, 13))
         assert told.value.item == 1
         assert slow.replicas[1].ended == 2
         assert slow.num_running == 0
@@ -70,37 +73,37 @@ def test_results_come_in_order_and_one_bad_item_ends_the_others():
 @pytest.mark.scenario(clauses=["weight-sync/no-request-sees-two-versions#1"])
 def test_a_commit_waits_then_restarts_what_is_left_under_the_new_version():
     async def run():
-        front = front_of(1, delay_s=0.2)
-        patient = asyncio.create_task(front.draw_all(draws_of(10)))
+        pool = pool_of(1, delay_s=0.2)
+        patient = asyncio.create_task(pool.generate_all(requests_for_ids(10)))
         await asyncio.sleep(0.02)
-        async with front.quiet(drain_s=5) as num_restarted:
-            assert (num_restarted, patient.done() or front.num_running) == (0, patient.done() or 0)
-            front.policy_version = 1
+        async with pool.quiet(drain_s=5) as num_restarted:
+            assert (num_restarted, patient.done() or pool.num_running) == (0, patient.done() or 0)
+            pool.policy_version = 1
         assert (await patient)[0][1] == 0
-        hurried = asyncio.create_task(front.draw_all(draws_of(10, 11)))
+        hurried = asyncio.create_task(pool.generate_all(requests_for_ids(10, 11)))
         await asyncio.sleep(0.02)
-        async with front.quiet(drain_s=0.01) as num_restarted:
+        async with pool.quiet(drain_s=0.01) as num_restarted:
             assert num_restarted == 2
-            late = asyncio.create_task(front.draw_all(draws_of(12)))
+            late = asyncio.create_task(pool.generate_all(requests_for_ids(12)))
             await asyncio.sleep(0.3)
             assert not late.done()
-            front.policy_version = 2
+            pool.policy_version = 2
         assert [version for _, version in await hurried + await late] == [2, 2, 2]
-        assert front.num_restarted == 2
+        assert pool.num_restarted == 2
 
     asyncio.run(run())
 
 
 def test_a_caller_that_leaves_during_a_commit_is_not_drawn_again():
     async def run():
-        front = front_of(1, delay_s=0.2)
-        call = asyncio.create_task(front.draw_all(draws_of(10)))
+        pool = pool_of(1, delay_s=0.2)
+        call = asyncio.create_task(pool.generate_all(requests_for_ids(10)))
         await asyncio.sleep(0.02)
-        async with front.quiet(drain_s=0.01):
+        async with pool.quiet(drain_s=0.01):
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-        assert (front.num_running, len(front.replicas[0].drawn)) == (0, 1)
+        assert (pool.num_running, len(pool.replicas[0].generated)) == (0, 1)
 
     asyncio.run(run())
 
@@ -108,17 +111,17 @@ def test_a_caller_that_leaves_during_a_commit_is_not_drawn_again():
 @pytest.mark.scenario(clauses=["rollout-server/health-is-answered-while-tokens-are-generated#2"])
 def test_a_dead_replica_ends_what_waits_for_it():
     async def run():
-        front = front_of(2, delay_s=30)
-        watch = asyncio.create_task(front.watch())
-        call = asyncio.create_task(front.draw_all(draws_of(10, 11)))
+        pool = pool_of(2, delay_s=30)
+        watch = asyncio.create_task(pool.watch())
+        call = asyncio.create_task(pool.generate_all(requests_for_ids(10, 11)))
         await asyncio.sleep(0.02)
-        front.replicas[1].is_gone = True
+        pool.replicas[1].is_gone = True
         with pytest.raises(WorkerDead):
             await asyncio.wait_for(call, 3)
         with pytest.raises(WorkerDead):
-            await asyncio.wait_for(front.call_all("rollmatch_poll"), 3)
+            await asyncio.wait_for(pool.call_all("rollmatch_poll"), 3)
         with pytest.raises(WorkerDead):
-            front.check()
+            pool.check()
         await watch
 
     asyncio.run(run())
@@ -127,11 +130,11 @@ def test_a_dead_replica_ends_what_waits_for_it():
 @pytest.mark.parametrize(("state", "error"), [("weights-not-set", WeightsNotSet), ("weights-broken", WeightsBroken)])
 def test_nothing_is_drawn_with_weights_that_are_not_whole(state, error):
     async def run():
-        front = front_of()
-        front.state = state
+        pool = pool_of()
+        pool.state = state
         with pytest.raises(error):
-            await front.draw_all(draws_of(10))
-        front.state = "serving"
-        assert await front.draw_all(draws_of(10))
+            await pool.generate_all(requests_for_ids(10))
+        pool.state = "serving"
+        assert await pool.generate_all(requests_for_ids(10))
 
     asyncio.run(run())

@@ -4,8 +4,8 @@ import uuid
 from dataclasses import dataclass, field
 
 from rollmatch.server.communicator import Communicator
-from rollmatch.server.front import Front
-from rollmatch.server.generation import Generation
+from rollmatch.server.engine_pool import EnginePool
+from rollmatch.server.generation import ResponseGenerator
 from rollmatch.server.identity import Model
 from rollmatch.server.metrics import Metrics
 from rollmatch.server.prompts import PromptMaker
@@ -15,34 +15,34 @@ from rollmatch.server.update import Update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class ServerState:
     """One server."""
 
     settings: ServerSettings
     model: Model
     prompts: PromptMaker
-    front: Front
+    pool: EnginePool
     communicator: Communicator
     update: Update
     queued: QueuedUpdate
-    generation: Generation
+    generator: ResponseGenerator
     metrics: Metrics
     instance: str = field(default_factory=lambda: uuid.uuid4().hex)
     """New at every start."""
 
 
-def assemble(settings: ServerSettings, *, model: Model, prompts: PromptMaker, front: Front) -> Parts:
-    """The parts of a server, ready for ``make_app``."""
-    communicator = Communicator(front, num_workers=settings.world_size)
-    update = Update(front, communicator, model, drain_s=settings.drain_s)
-    return Parts(
+def assemble(settings: ServerSettings, *, model: Model, prompts: PromptMaker, pool: EnginePool) -> ServerState:
+    """The server of a server, ready for ``make_app``."""
+    communicator = Communicator(pool, num_workers=settings.world_size)
+    update = Update(pool, communicator, model, drain_s=settings.drain_s)
+    return ServerState(
         settings=settings,
         model=model,
         prompts=prompts,
-        front=front,
+        pool=pool,
         communicator=communicator,
         update=update,
-        queued=QueuedUpdate(front, communicator, update, model),
-        generation=Generation(front, prompts, max_model_len=settings.max_model_len),
-        metrics=Metrics(front, communicator),
+        queued=QueuedUpdate(pool, communicator, update, model),
+        generator=ResponseGenerator(pool, prompts, max_model_len=settings.max_model_len),
+        metrics=Metrics(pool, communicator),
     )

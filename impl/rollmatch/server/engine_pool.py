@@ -1,4 +1,4 @@
-"""One front over all replicas: who draws what where, and the gate that keeps a response under one version."""
+"""All replicas behind one interface: where each request runs, and the gate that keeps a response under one version."""
 
 import asyncio
 import itertools
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from rollmatch.errors import RolloutError
 from rollmatch.server.failures import BadItem, WorkerFailure
-from rollmatch.server.replica import Draw, Drawn, Replica, dead
+from rollmatch.server.replica import EngineOutput, EngineRequest, Replica, dead
 
 SERVING, NOT_SET, BROKEN, UPDATING = "serving", "weights-not-set", "weights-broken", "updating"
 WRITING = "update-in-progress"
@@ -38,8 +38,8 @@ class WrittenInPlace(RolloutError):
     status = 409
 
 
-class Front:
-    """Draws responses on the replicas. All methods run on one event loop."""
+class EnginePool:
+    """Generate responses on the replicas. All methods run on one event loop."""
 
     def __init__(self, replicas: Sequence[Replica], *, weights_set: bool = True) -> None:
         self.replicas = tuple(replicas)
@@ -67,7 +67,7 @@ class Front:
         return sum(self._loads)
 
     def check(self) -> None:
-        """Raise unless responses can be drawn.
+        """Raise unless responses can be generated.
 
         Errors: ``WorkerDead``, ``WeightsNotSet``, ``WrittenInPlace``, ``WeightsBroken``.
         """
@@ -83,11 +83,13 @@ class Front:
             problem = "an update failed while it was being loaded"
             raise WeightsBroken(problem, key="weights", remedy="Run a full sync.")
 
-    async def draw_all(self, draws: Sequence[Draw]) -> list[tuple[Drawn, int]]:
+    async def generate_all(self, requests: Sequence[EngineRequest]) -> list[tuple[EngineOutput, int]]:
         """Each response with the version that wrote it, in order; all or none. Errors also: ``EngineRefused``."""
         self.check()
-        places = self.place(len(draws))
-        tasks = [asyncio.create_task(self._draw_whole(*pair)) for pair in zip(draws, places, strict=True)]
+        places = self.place(len(requests))
+        tasks = [
+            asyncio.create_task(self._generate_under_one_version(*pair)) for pair in zip(requests, places, strict=True)
+        ]
         try:
             if tasks:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -99,13 +101,13 @@ class Front:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def place(self, num_draws: int) -> list[int]:
-        """Replica of each draw: even contiguous blocks, the first ones to the replicas with the least to do.
+    def place(self, num_requests: int) -> list[int]:
+        """Replica of each request: even contiguous blocks, the first ones to the replicas with the least to do.
 
         Which block goes where depends on nothing but the loads, so that an idle server repeats itself.
         """
         order = sorted(range(len(self.replicas)), key=lambda index: (self._loads[index], index))
-        share, extra = divmod(num_draws, len(order))
+        share, extra = divmod(num_requests, len(order))
         blocks = [[index] * (share + (place < extra)) for place, index in enumerate(order)]
         return list(itertools.chain.from_iterable(blocks))
 
@@ -151,23 +153,23 @@ class Front:
         for task in list(self._running):
             task.cancel()
 
-    async def _draw_whole(self, draw: Draw, index: int) -> tuple[Drawn, int]:
-        """Draw until a response was written under one version."""
+    async def _generate_under_one_version(self, request: EngineRequest, index: int) -> tuple[EngineOutput, int]:
+        """Generate until a response was written under one version."""
         self._loads[index] += 1
         try:
             while True:
                 await self._gate.wait()
                 self.check()
                 version = self.policy_version
-                task = asyncio.create_task(self.replicas[index].draw(draw, f"{next(self._counter)}"))
-                drawn = await self._kept(task)
-                if drawn is not None:
-                    self.tokens_by_replica[index] += len(drawn.response_token_ids)
-                    return drawn, version
+                task = asyncio.create_task(self.replicas[index].generate(request, f"{next(self._counter)}"))
+                output = await self._kept(task)
+                if output is not None:
+                    self.tokens_by_replica[index] += len(output.response_token_ids)
+                    return output, version
         finally:
             self._loads[index] -= 1
 
-    async def _kept(self, task: asyncio.Task[Drawn]) -> Drawn | None:
+    async def _kept(self, task: asyncio.Task[EngineOutput]) -> EngineOutput | None:
         """The task's result; None where a commit ended it. Errors: ``WorkerDead``."""
         self._running.add(task)
         try:
