@@ -1,5 +1,7 @@
 """A loss in the place of the output head: the same loss, within the model's own forward pass."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from conformance.learn.models import TOLERANCE, assert_same_gradients, gradients
 from conformance.learn.segments import make_segment
 from rollmatch.learn import scoring as scoring_file
 from rollmatch.learn.batch import Batcher
-from rollmatch.learn.head import HeadStates
+from rollmatch.learn.head import HeadStates, logprobs_of
 from rollmatch.learn.loss import count_totals, logit_indices, masked_loss, masked_loss_of_kept
 from rollmatch.learn.mask import mask_segment, place_supervisions
 from rollmatch.learn.pack import Packer
@@ -130,7 +132,9 @@ def test_log_probabilities_without_gradients_are_those_of_logits(learns, monkeyp
     model.lm_head.weight.requires_grad_(learns)
 
     def scored():
-        return score_segments(model, pairs, lambda sample: NO_IMAGES, temperature=0.7, batch_size=2)
+        return score_segments(
+            model, pairs, lambda sample: NO_IMAGES, logprobs=partial(logprobs_of, temperature=0.7), batch_size=2
+        )
 
     plain = scored()
     monkeypatch.setattr(scoring_file, "LARGE_VOCABULARY", 0)

@@ -1,18 +1,20 @@
 """What a learner finds of responses whose log-probabilities an engine told."""
 
 import dataclasses
+from functools import partial
 from itertools import accumulate, chain
 
 import torch
 
 from conformance.rollout.digits import template_of
+from rollmatch.learn.head import logprobs_of
 from rollmatch.learn.policy_loss import PolicyRules, count_policy_totals, score_tokens, supervise_policy
 from rollmatch.learn.score import score_segments
 from rollmatch.objectives.grpo.segments import policy_segment, sampled_logprobs
 from rollmatch.records import PolicyTarget, Segment
 
 TOLERANCE = 1e-3
-"""Banned tokens have a share in the learner's distribution that they have not in the engine's."""
+"""Nats, in float32: engine and learner take the same distribution over the same ids."""
 
 
 def segments_of(requests, rollouts) -> list[Segment]:
@@ -34,8 +36,9 @@ def told_of(requests, rollouts) -> list[tuple[float, ...]]:
 
 def found_in(model, requests, rollouts, *, temperature: float) -> list[tuple[float, ...]]:
     """The learner's, of the same tokens."""
-    features, segments = template_of().image_features, segments_of(requests, rollouts)
-    return [tuple(row) for row in score_segments(model, segments, features, temperature=temperature, batch_size=8)]
+    template, segments = template_of(), segments_of(requests, rollouts)
+    logprobs = partial(logprobs_of, temperature=temperature, excluded_ids=template.banned_ids)
+    return score_segments(model, segments, template.image_features, logprobs=logprobs, batch_size=8)
 
 
 def farthest_apart(model, requests, rollouts, *, temperature: float) -> float:

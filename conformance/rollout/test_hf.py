@@ -4,9 +4,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from conformance.doubles.checkpoints import make_checkpoint
 from conformance.rollout.digits import GREEDY, LONG_QUESTION, PACKED, load_model, requests_for, scenes, template_of
 from conformance.rollout.digits import tokens_of as tokens
 from conformance.rollout.logprobs import TOLERANCE, farthest_apart
+from rollmatch.model.template import Template
+from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding, RolloutsMissing, check_answers
 from rollmatch.rollout.hf import HfBackend
 
@@ -64,7 +67,6 @@ def test_the_microbatch_size_changes_no_greedy_rollout(batch_size, backend_of, b
 
 
 def test_log_probabilities_are_those_of_the_sampled_distribution(sdpa_model, template, requests_16):
-    """Of a model that has learnt: to one that has not, banned tokens are as likely as others."""
     cool = dataclasses.replace(SAMPLED, temperature=0.7, logprobs=True)
     requests = requests_16[:4]
     rollouts = HfBackend(sdpa_model, template, batch_size=4).generate(requests, cool)
@@ -174,10 +176,37 @@ def test_placeholders_of_images_are_never_sampled(model, backend_of, requests_16
         hook.remove()
 
 
-def test_the_banned_tokens_are_the_placeholders_and_the_framing(template):
-    names = {template.tokenizer.convert_ids_to_tokens(i) for i in template.banned_ids}
-    assert {"<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|im_start|>"} <= names
-    assert not {"<|im_end|>", "<|endoftext|>"} & names
+def test_learner_and_engine_agree_where_placeholders_are_likely(model, backend_of, requests_16, template):
+    """The learner's distribution excludes the ids that rollouts may not contain."""
+
+    def favour(head, inputs, logits):
+        banned = torch.tensor(template.banned_ids)
+        return logits.index_add(-1, banned, torch.full((*logits.shape[:-1], len(banned)), 12.0))
+
+    hook = model.get_output_embeddings().register_forward_hook(favour)
+    try:
+        rollouts = backend_of(2).generate(requests_16[:2], dataclasses.replace(SAMPLED, logprobs=True))
+        assert farthest_apart(model, requests_16[:2], rollouts, temperature=1.0) < TOLERANCE
+    finally:
+        hook.remove()
+
+
+def test_a_thinking_model_writes_what_ends_its_thoughts(tmp_path):
+    """Added tokens belong to the policy, all but the placeholders."""
+    model = make_checkpoint("qwen3", tmp_path, words=("<think>", "</think>", "<tool_call>"))
+    template = Template(tmp_path, system="", user="Think.", any_chat=True)
+    (likely,) = template.vocabulary.encode("</think>")
+    model.lm_head.register_forward_hook(
+        lambda head, inputs, logits: logits.index_fill(-1, torch.tensor([likely]), 50.0)
+    )
+    sample = Sample(sample_id=0, origin="x:1", images=())
+    request = RolloutRequest(
+        request_id="0.0.0", sample=sample, prompt_token_ids=template.prompt_token_ids(sample), seed=1
+    )
+    decoding = Decoding(max_new_tokens=2, temperature=1.0, logprobs=True)
+    (rollout,) = HfBackend(model, template, batch_size=1).generate([request], decoding)
+    assert rollout.response_token_ids == (likely, likely)
+    assert rollout.response_logprobs == pytest.approx((0.0, 0.0), abs=1e-3)
 
 
 GOOD_START, LATE_REWARD, REWARD = 300, 301, 302

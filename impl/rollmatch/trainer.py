@@ -21,6 +21,7 @@ from rollmatch.carry import Carry, read_carry, write_carry
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
 from rollmatch.errors import LearnError
 from rollmatch.learn.batch import MicroBatch, split_evenly
+from rollmatch.learn.head import logprobs_of
 from rollmatch.learn.score import score_segments
 from rollmatch.learn.scoring import Scoring, head_worth_avoiding
 from rollmatch.model.policy import unwrap, without_adapters
@@ -231,6 +232,8 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
 
     def _means(self, step: int, features: Mapping[int, ImageFeatures], *, purpose: str = "train") -> Means:
         ring = self.ring
+        temperature = ring.decoding.temperature or 1.0
+        logprobs = partial(logprobs_of, temperature=temperature, excluded_ids=ring.template.banned_ids)
 
         def score(segments: Sequence[Segment], *, reference: bool = False) -> list[tuple[float, ...]]:
             kept = ring.reference if reference else None
@@ -239,7 +242,7 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
                     self.model if kept is None else kept,
                     segments,
                     lambda sample: self._features_of(sample, features),
-                    temperature=ring.decoding.temperature or 1.0,
+                    logprobs=logprobs,
                     batch_size=self.args.per_device_train_batch_size * ring.objective.reuse.num_rollouts,
                 )
 

@@ -27,7 +27,7 @@ def make_objective(config: RunConfig, template: Template) -> Objective:
             config,
             template,
             reuse=_reuse(config.custom.extra.grpo),
-            policy_rules=_policy_rules(config),
+            policy_rules=_policy_rules(config, template),
             logprob_rules=_logprob_rules(config),
         )
     return _rollout_matching(config, template)
@@ -41,7 +41,7 @@ def _grpo(config: RunConfig, template: Template) -> GrpoObjective:
             baseline=rules.baseline, scale=rules.scale_rewards, mask_truncated=rules.mask_truncated_completions
         ),
         logprob_rules=_logprob_rules(config),
-        policy_rules=_policy_rules(config),
+        policy_rules=_policy_rules(config, template),
         rewards=load_rewards(config),
         vocabulary=template.vocabulary,
         world=make_world(config, template),
@@ -64,7 +64,7 @@ def _logprob_rules(config: RunConfig) -> LogprobRules:
     )
 
 
-def _policy_rules(config: RunConfig) -> PolicyRules:
+def _policy_rules(config: RunConfig, template: Template) -> PolicyRules:
     rules, rollout = config.custom.extra.grpo, config.custom.extra.rollout_matching
     told = config.custom.extra.environment
     return PolicyRules(
@@ -76,6 +76,7 @@ def _policy_rules(config: RunConfig) -> PolicyRules:
         normalize=rules.normalize,
         max_new_tokens=told.max_response_tokens if told.name else rollout.max_new_tokens,
         temperature=rollout.decoding.temperature or 1.0,
+        excluded_ids=template.banned_ids,
     )
 
 

@@ -6,7 +6,7 @@ in the forward pass; backward scales them, and no logits are made twice. Any oth
 Source of making gradients in forward: Liger kernel (arXiv 2410.10989), cut cross-entropy (2411.09009).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from rollmatch.learn.sent import sent
 from rollmatch.learn.shares import logsumexps, to_shares, widened
 
 CHUNK_LEN = 256
@@ -66,8 +67,10 @@ Logits = Tensor | HeadStates
 """Logits, or what stands for them."""
 
 
-def logprobs_of(logits: Logits, ids: Tensor, *, temperature: float = 1.0) -> Tensor:
+def logprobs_of(logits: Logits, ids: Tensor, *, temperature: float = 1.0, excluded_ids: Sequence[int] = ()) -> Tensor:
     """[n] log-probabilities of ids [n] under softmax(logits / temperature), in float32 at least.
+
+    ``excluded_ids`` have probability 0: the distribution is that of a sampler that bans them.
 
     >>> head = torch.nn.Linear(2, 4, bias=False).requires_grad_(False)
     >>> states = HeadStates.of(torch.zeros(1, 2), head)
@@ -75,17 +78,25 @@ def logprobs_of(logits: Logits, ids: Tensor, *, temperature: float = 1.0) -> Ten
     [0.25]
     """
     if isinstance(logits, Tensor):
-        return -functional.cross_entropy(widened(logits) / temperature, ids, reduction="none")
+        scaled = _without(widened(logits) / temperature, excluded_ids)
+        return -functional.cross_entropy(scaled, ids, reduction="none")
     if logits.weight is None or not torch.is_grad_enabled():  # without gradients, slopes are not worth making
 
         def score(hidden: Tensor, some: Tensor) -> Tensor:
-            return logprobs_of(logits.head(hidden), some, temperature=temperature)
+            return logprobs_of(logits.head(hidden), some, temperature=temperature, excluded_ids=excluded_ids)
 
         (scores,) = _in_chunks(score, logits.hidden, ids)
         return scores
     hidden, weight, bias = _as_computed(logits)
-    logprobs: Tensor = _Logprobs.apply(hidden, (weight, bias), ids, temperature)  # type: ignore[no-untyped-call]
+    logprobs: Tensor = _Logprobs.apply(hidden, (weight, bias), ids, (temperature, excluded_ids))  # type: ignore[no-untyped-call]
     return logprobs
+
+
+def _without(logits: Tensor, excluded_ids: Sequence[int]) -> Tensor:
+    """Logits [n, V] with minus infinity at the excluded ids."""
+    if not excluded_ids:
+        return logits
+    return logits.index_fill(-1, sent(excluded_ids, dtype=torch.int64, device=logits.device), -torch.inf)
 
 
 def column_scores(
@@ -133,11 +144,11 @@ class _Logprobs(torch.autograd.Function):
     """Log-probabilities with their slopes: (onehot - p) @ weight / temperature."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, linear: Any, ids: Tensor, temperature: float) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, linear: Any, ids: Tensor, sampling: tuple[float, Sequence[int]]) -> Tensor:
         scores, slopes = [], torch.empty_like(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
             for rows, some, place in _chunks(hidden, linear[0], ids, slopes):
-                scores.append(_logprobs_of_chunk(rows, linear, (some, temperature), place))
+                scores.append(_logprobs_of_chunk(rows, linear, (some, *sampling), place))
         ctx.save_for_backward(slopes)
         return torch.cat(scores)
 
@@ -150,8 +161,8 @@ class _Logprobs(torch.autograd.Function):
 
 def _logprobs_of_chunk(rows: Tensor, linear: Any, told: Any, slopes: Tensor) -> Tensor:
     """Scores; their slopes are written to their place."""
-    (weight, bias), (ids, temperature) = linear, told
-    logits, ids = functional.linear(rows, weight, bias), ids[:, None]
+    (weight, bias), (ids, temperature, excluded_ids) = linear, told
+    logits, ids = _without(functional.linear(rows, weight, bias), excluded_ids), ids[:, None]
     everything = logsumexps(logits, temperature)
     scores: Tensor = widened(logits.gather(-1, ids)) / temperature - everything[:, None]
     to_shares(logits, everything, temperature)

@@ -18,9 +18,10 @@ and advantage ``A``::
 ``constant``   1                           segments, masked ones included, * ``max_new_tokens``
 =============  ==========================  ================================================
 
-All log-probabilities are of softmax(logits / temperature). Every term is a sum, so micro-batches and ranks add up to
-what one big batch would give. Sources: PPO (arXiv 1707.06347), GRPO (2402.03300), Dr. GRPO (2503.20783), DAPO
-(2503.14476) for token normalisation, k3 (Schulman 2020), truncated importance sampling (Yao et al. 2025).
+All log-probabilities are of softmax(logits / temperature) over the ids that rollouts may contain. Every term is a sum,
+so micro-batches and ranks add up to what one big batch would give. Sources: PPO (arXiv 1707.06347), GRPO (2402.03300),
+Dr. GRPO (2503.20783), DAPO (2503.14476) for token normalisation, k3 (Schulman 2020), truncated importance sampling (Yao
+et al. 2025).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -68,6 +69,8 @@ class PolicyRules:
     normalize: Normalize = "token"
     max_new_tokens: int = 512
     temperature: float = 1.0
+    excluded_ids: tuple[int, ...] = ()
+    """Ids that rollouts may not contain; the policy's distribution is over all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +183,7 @@ def policy_loss(
     if not is_kept:
         logits = logits[sent(policy_logit_indices(supervision), dtype=torch.int64, device=logits.device)]
     ids = sent(supervision.token_ids, dtype=torch.int64, device=logits.device)
-    logprobs = logprobs_of(logits, ids, temperature=rules.temperature)
+    logprobs = logprobs_of(logits, ids, temperature=rules.temperature, excluded_ids=rules.excluded_ids)
     return score_tokens(logprobs, supervision=supervision, rules=rules, totals=totals)
 
 

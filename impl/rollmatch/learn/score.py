@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from rollmatch.learn.collate import make_padded_inputs
-from rollmatch.learn.head import Logits, logprobs_of
+from rollmatch.learn.head import Logits
 from rollmatch.learn.scoring import Scoring, head_worth_avoiding
 from rollmatch.learn.sent import sent
 from rollmatch.model.policy import unwrap
 from rollmatch.model.template import ImageFeatures
 from rollmatch.records import Sample, Segment
 
+LogprobsOf = Callable[[Logits, Tensor], Tensor]
+"""([n, V] logits, [n] ids) -> [n] log-probabilities."""
 CHUNK_LEN = 2048
 """Target tokens whose logits exist at once in float32."""
 
@@ -24,10 +26,13 @@ def score_segments(
     segments: Sequence[Segment],
     features_of: Callable[[Sample], ImageFeatures],
     *,
-    temperature: float,
+    logprobs: LogprobsOf,
     batch_size: int,
 ) -> list[tuple[float, ...]]:
-    """[L - P] log-probabilities of each segment's target, in order; the model as in evaluation, its mode kept."""
+    """[L - P] log-probabilities of each segment's target, in order; the model as in evaluation, its mode kept.
+
+    ``logprobs`` is ``logprobs_of`` with the temperature and the excluded ids of the rollouts.
+    """
     training, scored = model.training, dict[int, tuple[float, ...]]()
     order = sorted(range(len(segments)), key=lambda index: segments[index].encoded_len)
     model.eval()
@@ -35,14 +40,17 @@ def score_segments(
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             batch = [segments[index] for index in chosen]
-            scored |= dict(zip(chosen, _score_batch(model, batch, features_of, temperature), strict=True))
+            scored |= dict(zip(chosen, _score_batch(model, batch, features_of, logprobs), strict=True))
     finally:
         model.train(training)
     return [scored[index] for index in range(len(segments))]
 
 
 def _score_batch(
-    model: nn.Module, batch: Sequence[Segment], features_of: Callable[[Sample], ImageFeatures], temperature: float
+    model: nn.Module,
+    batch: Sequence[Segment],
+    features_of: Callable[[Sample], ImageFeatures],
+    logprobs: LogprobsOf,
 ) -> list[tuple[float, ...]]:
     images = [features_of(segment.sample) for segment in batch]
     inputs = make_padded_inputs(batch, images=images, model=model, pad_id=0)
@@ -56,7 +64,7 @@ def _score_batch(
 
     def score(logits: Logits) -> Tensor:
         parts = zip(torch.split(rows, CHUNK_LEN), torch.split(ids, CHUNK_LEN), strict=True)
-        return torch.cat([logprobs_of(logits[some], of, temperature=temperature) for some, of in parts])
+        return torch.cat([logprobs(logits[some], of) for some, of in parts])
 
     scoring = Scoring(head_worth_avoiding(unwrap(model)))
     scores, _ = scoring(model, inputs | {"logits_to_keep": num_kept}, score)

@@ -5,6 +5,7 @@ with one placeholder per image (sent to engines), and *expanded*, with as many p
 patches (what a model's forward pass takes and what an engine reports back as ``prompt_token_ids``).
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,9 +77,8 @@ class Template:
         self.image_id: int = getattr(self.processor, "image_token_id", NO_ID)
         self.merge_area: int = self.image_processor.merge_size**2 if self.image_processor else 1
         self.pad_id: int = self._find_pad_id()
-        stop = self.vocabulary.stop_id
-        self.banned_ids = tuple(sorted(i for i in self.vocabulary.control_ids if i not in (stop, self.pad_id)))
-        """Tokens no response may hold: vision placeholders above all, which would ask for images that are not there."""
+        self.banned_ids = placeholder_ids(directory, self.processor)
+        """Tokens that no response may contain: each would ask for an image or a video that is not there."""
 
     def messages(self, sample: Sample) -> list[dict[str, Any]]:
         """Chat messages of a sample's prompt: its own, or system (unless empty), then images and the question."""
@@ -150,6 +150,19 @@ class Template:
         """The tokenizer's, or the stop token where it has none: what is padded is masked."""
         pad_id = self.tokenizer.pad_token_id
         return self.vocabulary.stop_id if pad_id is None else int(pad_id)
+
+
+def placeholder_ids(directory: str | Path, processor: Any) -> tuple[int, ...]:
+    """Ids of a model's image, video and audio placeholders, ascending; none of a text model.
+
+    Source: the processor's own attributes, and ``config.json``. Ids are never assumed: 151667 is ``<think>`` in one
+    family and an image placeholder in another.
+    """
+    path = Path(directory) / "config.json"
+    described = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    names = [f"{kind}_token_{suffix}" for kind in ("image", "video", "audio") for suffix in ("id", "index")]
+    found = {described.get(name) for name in names} | {getattr(processor, name, None) for name in names}
+    return tuple(sorted(i for i in found if isinstance(i, int) and i >= 0))
 
 
 def own_messages(sample: Sample) -> list[dict[str, Any]]:

@@ -1,0 +1,77 @@
+"""Tiny random checkpoints of real architectures: transformers' own classes, a byte-level tokenizer, a processor.
+
+Nothing is downloaded. float32; head_dim 32, the smallest that vLLM's CPU attention takes.
+"""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, set_seed
+
+from conformance.doubles.architectures import ARCHITECTURES
+from rollmatch.model.vocabulary import coord_token
+from rollmatch.records import NUM_BINS
+
+FRAMING = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for c in m.content %}{% if c.type == 'image' %}IMAGE{% elif 'text' in c %}{{ c.text }}{% endif %}{% endfor %}"
+    "{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_tokenizer(*, words: tuple[str, ...], named: dict[str, str], image: str) -> PreTrainedTokenizerFast:
+    """Bytes, framing, the family's words and the coordinates."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in (*FRAMING, *words)])
+    tokenizer.add_tokens([AddedToken(coord_token(k), normalized=False) for k in range(NUM_BINS)])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens=named,
+        model_max_length=2048,
+    )
+    wrapped.chat_template = CHAT.replace("IMAGE", image)
+    return wrapped
+
+
+def make_checkpoint(name: str, directory: Path, *, words: tuple[str, ...] = ()) -> PreTrainedModel:
+    """Write a checkpoint of the named architecture, and return its model; ``words`` are further added tokens."""
+    known, library = ARCHITECTURES[name], importlib.import_module("transformers")
+    tokenizer = make_tokenizer(words=(*known.words, *words), named=known.named, image=known.image)
+    added = tokenizer.get_added_vocab()
+    ends = {"eos_token_id": added["<|im_end|>"], "pad_token_id": added["<|endoftext|>"]}
+    settings = {
+        key: added.get(value, value) if isinstance(value, str) else value for key, value in known.settings.items()
+    }
+    if "text_config" in settings:
+        settings["text_config"] = settings["text_config"] | ends | {"bos_token_id": None}
+    else:
+        settings |= ends | {"bos_token_id": None}
+    set_seed(0)
+    model: PreTrainedModel = getattr(library, known.model)(getattr(library, known.config)(**settings)).float().eval()
+    _fill_zeros(model)
+    model.generation_config = GenerationConfig(do_sample=False, **ends)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    if known.processor:
+        parts: dict[str, Any] = {key: getattr(library, kind)(**told) for key, (kind, told) in known.parts.items()}
+        options = known.options | {"chat_template": tokenizer.chat_template}
+        getattr(library, known.processor)(tokenizer=tokenizer, **parts, **options).save_pretrained(directory)
+    return model
+
+
+@torch.no_grad()
+def _fill_zeros(model: PreTrainedModel) -> None:
+    """Random values where a family begins at zero, so that every tensor shows in the logits."""
+    generator = torch.Generator().manual_seed(1)
+    for weight in model.parameters():
+        if not weight.any():
+            weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
