@@ -14,7 +14,7 @@ class GpusMissing(pytest.fail.Exception):
 @cache
 def num_gpus() -> int:
     """Of this machine, without loading torch where there can be none."""
-    from rollmatch.cli.gpus import has_gpu
+    from rollmatch.cli.processes import has_gpu
 
     if not has_gpu():
         return 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollmatch.cli.gpus import has_gpu
+from rollmatch.cli.processes import has_gpu
 
 ROOT = Path(__file__).parents[1]
 CODE = f"""import sys

@@ -14,8 +14,7 @@ from conformance.cli.started import Started, cli_command, is_healthy, journal_of
 from conformance.rollout.digits import ROOT, absolute
 from conformance.server.instance import free_port
 from rollmatch.config import load
-from rollmatch.config.pairing import pair_servers
-from rollmatch.config.servers import server_section
+from rollmatch.config.servers import pair_servers, server_section
 
 CONFIG = ROOT / "fixtures/digits/3v1.yaml"
 MATCHING = "custom.extra.rollout_matching"

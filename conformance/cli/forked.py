@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rollmatch.cli.gpus import has_gpu
+from rollmatch.cli.processes import has_gpu
 
 MODEL_LOADED = (
     "safetensors.torch",
@@ -31,7 +31,7 @@ TESTS = (
 )
 """What tests of most rooms load."""
 LEARNER = (
-    *(f"rollmatch.cli.{name}" for name in ("run", "planning", "learner_launcher", "rollout_server")),
+    *(f"rollmatch.cli.{name}" for name in ("run", "planning", "learner", "rollout_server")),
     *("peft", "conformance.trainer.overlapped", "conformance.trainer.turns", "PIL.PngImagePlugin"),
     *(*MODEL_LOADED, *TESTS),
 )

@@ -12,7 +12,7 @@ from conformance.server.instance import free_port
 from rollmatch.cli.assemble import make_template
 from rollmatch.cli.learner import load_data
 from rollmatch.config import load
-from rollmatch.config.policy import TunerConfig
+from rollmatch.config.training import TunerConfig
 from rollmatch.model.policy import load_policy
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.hf import HfBackend

@@ -8,8 +8,8 @@ import yaml
 from PIL import Image
 
 from rollmatch import __version__
-from rollmatch.cli.await_servers import Patience
-from rollmatch.cli.main import main, tell
+from rollmatch.cli.main import format_error, main
+from rollmatch.cli.server_checks import WaitPolicy
 from rollmatch.config import json_schema, load
 from rollmatch.config.yaml_dialect import parse_mapping
 from rollmatch.errors import ErrorList, LaunchError
@@ -145,14 +145,14 @@ def heavy_command(monkeypatch):
             return answer
 
         module = types.ModuleType(f"rollmatch.cli.{name}")
-        module.train = module.doctor = command
+        module.train = module.doctor = module.launch = module.shown_command = command
         monkeypatch.setitem(sys.modules, module.__name__, module)
         return calls
 
     return stand_in
 
 
-WAITING = Patience(timeout_s=9, server_pid=7)
+WAITING = WaitPolicy(timeout_s=9, server_pid=7)
 
 
 def test_train_hands_on_what_it_was_told(heavy_command):
@@ -160,8 +160,8 @@ def test_train_hands_on_what_it_was_told(heavy_command):
     assert main(["train", "run.yaml", "--set", "a.b=1", "--resume"]) == 0
     assert main(["train", "run.yaml", "--overwrite", "--wait-timeout", "9", "--server-pid", "7"]) == 0
     assert calls == [
-        (("run.yaml",), {"overrides": ["a.b=1"], "resume": True, "overwrite": False, "patience": Patience()}),
-        (("run.yaml",), {"overrides": [], "resume": False, "overwrite": True, "patience": WAITING}),
+        (("run.yaml",), {"overrides": ["a.b=1"], "resume": True, "overwrite": False, "wait": WaitPolicy()}),
+        (("run.yaml",), {"overrides": [], "resume": False, "overwrite": True, "wait": WAITING}),
     ]
 
 
@@ -180,7 +180,7 @@ def test_errors_of_heavy_commands_are_told_like_others(heavy_command, capsys):
 
 def test_nested_error_lists_are_told_flat():
     errors = [LaunchError(name) for name in "abc"]
-    assert tell(ErrorList([errors[0], ErrorList(errors[1:])])).splitlines() == [
+    assert format_error(ErrorList([errors[0], ErrorList(errors[1:])])).splitlines() == [
         "rollmatch: 3 problems",
         "  1. [launch-error] a",
         "  2. [launch-error] b",

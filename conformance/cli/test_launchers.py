@@ -17,10 +17,9 @@ import pytest
 from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digits
 from conformance.scenarios.configs import not_refused
 from conformance.server.instance import free_port
-from rollmatch.cli.await_servers import Patience, await_servers
 from rollmatch.cli.main import main
 from rollmatch.cli.rollout_server import serve
-from rollmatch.cli.served import GpusOverlap, ServedModelDiffers
+from rollmatch.cli.server_checks import GpusOverlap, ServedModelDiffers, WaitPolicy, wait_for_servers
 from rollmatch.server.identity import load_model_identity
 
 VLLM, SERVER = "custom.extra.rollout_matching.vllm", "custom.extra.rollout_server"
@@ -121,7 +120,7 @@ class Telling:
 
 
 def wait_for(server, *overrides, gpus=()):
-    await_servers(load_digits(*named(server.url), *overrides), Patience(timeout_s=5), gpus=gpus)
+    wait_for_servers(load_digits(*named(server.url), *overrides), WaitPolicy(timeout_s=5), gpus=gpus)
 
 
 @pytest.mark.scenario(clauses=["launchers/server-and-learner-have-a-launcher-each#5"])

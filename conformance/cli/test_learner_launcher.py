@@ -18,10 +18,9 @@ from conformance.cli.relay import write_relay
 from conformance.cli.started import HF, journal_of, started, train_command
 from conformance.rollout.digits import CONFIG, load_digits, write_cut
 from conformance.scenarios.configs import not_refused
-from rollmatch.cli.await_servers import Patience, ServerProcessDied, WorldSizeMismatch, await_servers
-from rollmatch.cli.child import run_child, tell_command
-from rollmatch.cli.gpus import GpuListInvalid, has_gpu, parse_gpus
 from rollmatch.cli.main import main
+from rollmatch.cli.processes import GpuListInvalid, has_gpu, parse_gpus, run_child, shell_line
+from rollmatch.cli.server_checks import ServerProcessDied, WaitPolicy, WorldSizeMismatch, wait_for_servers
 from rollmatch.dialects.session import ServerUnreachable
 
 SIZES = "custom.extra.rollout_server.vllm_data_parallel_size=3"
@@ -82,7 +81,7 @@ def test_a_list_of_gpus_holds_numbers_or_the_drivers_names():
 @pytest.fixture
 def looks_often(monkeypatch):
     """A launcher that asks seven times a second."""
-    monkeypatch.setattr("rollmatch.cli.await_servers.LOOK_S", 0.15)
+    monkeypatch.setattr("rollmatch.cli.server_checks.LOOK_S", 0.15)
 
 
 @pytest.mark.scenario(
@@ -93,7 +92,7 @@ def test_a_server_that_comes_up_in_time_is_waited_for(looks_often):
     with serving(after_s=0.9) as url:
         began = time.monotonic()
         with not_refused():
-            await_servers(config_for(url, SIZES), Patience(timeout_s=30))
+            wait_for_servers(config_for(url, SIZES), WaitPolicy(timeout_s=30))
     assert 0.6 < time.monotonic() - began < 20
 
 
@@ -104,7 +103,7 @@ def test_a_server_that_comes_up_in_time_is_waited_for(looks_often):
 def test_a_server_that_does_not_come_up_ends_the_waiting_in_time(nobody):
     began = time.monotonic()
     with pytest.raises(ServerUnreachable) as caught:
-        await_servers(config_for(nobody), Patience(timeout_s=2))
+        wait_for_servers(config_for(nobody), WaitPolicy(timeout_s=2))
     assert (caught.value.code, caught.value.key) == ("server-unreachable", nobody)
     assert 2 <= time.monotonic() - began < 5.5  # waiting three times as long would be 6
 
@@ -114,7 +113,7 @@ def test_the_end_of_the_servers_process_ends_the_waiting(nobody, looks_often):
     server = subprocess.Popen(["sleep", "0.4"])
     began = time.monotonic()
     with pytest.raises(ServerProcessDied) as caught:
-        await_servers(config_for(nobody), Patience(timeout_s=60, server_pid=server.pid))
+        wait_for_servers(config_for(nobody), WaitPolicy(timeout_s=60, server_pid=server.pid))
     server.wait()
     assert (caught.value.code, caught.value.key) == ("server-process-died", "--server-pid")
     assert time.monotonic() - began < 15
@@ -126,12 +125,12 @@ def test_the_end_of_the_servers_process_ends_the_waiting(nobody, looks_often):
 )
 def test_a_server_of_another_size_is_refused_and_one_of_ours_is_taken():
     with serving(2) as url, pytest.raises(WorldSizeMismatch) as caught:
-        await_servers(config_for(url, SIZES), Patience(timeout_s=5))
+        wait_for_servers(config_for(url, SIZES), WaitPolicy(timeout_s=5))
     assert (caught.value.code, caught.value.key) == ("world-size-mismatch", "custom.extra.rollout_server")
     assert "2" in caught.value.problem
     assert "3" in caught.value.problem
     with serving(3) as url:
-        await_servers(config_for(url, SIZES), Patience(timeout_s=5))
+        wait_for_servers(config_for(url, SIZES), WaitPolicy(timeout_s=5))
 
 
 @pytest.mark.scenario(
@@ -150,7 +149,7 @@ def test_a_dry_run_prints_torchrun_and_the_gpus_and_starts_nothing(capsys, tmp_p
 
 
 def test_a_command_is_told_as_one_would_type_it():
-    assert tell_command(["run", "a b"], {"X": "1 2"}) == "X='1 2' run 'a b'"
+    assert shell_line(["run", "a b"], {"X": "1 2"}) == "X='1 2' run 'a b'"
 
 
 @pytest.mark.scenario(clauses=["launchers/several-learner-gpus-mean-several-learner-processes#3"])
@@ -164,7 +163,9 @@ def test_a_child_killed_by_a_signal_is_told_as_shells_do():
     assert run_child([sys.executable, "-c", kill], {}) == 128 + signal.SIGKILL
 
 
-LAUNCHER = "import sys; from rollmatch.cli.child import run_child; sys.exit(run_child(sys.argv[1:], {}, grace_s=0.5))"
+LAUNCHER = (
+    "import sys; from rollmatch.cli.processes import run_child; sys.exit(run_child(sys.argv[1:], {}, grace_s=0.5))"
+)
 STUBBORN = """
 import signal, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"], start_new_session=True)

@@ -14,7 +14,7 @@ from conformance.server.instance import free_port
 from conformance.server.stand_in import make_stand_in
 from rollmatch.cli import connect, main, server_arguments, vllm_serve
 from rollmatch.config import load
-from rollmatch.config.pairing import pair_servers
+from rollmatch.config.servers import pair_servers
 from rollmatch.dialects.trl.vllm_client import VLLMClient
 from rollmatch.errors import RollmatchError
 from rollmatch.ranks import Ranks

@@ -9,10 +9,10 @@ import pytest
 from conformance.cli.swift_parser import parse
 from conformance.outside_tools import swift_python
 from conformance.rollout.digits import ROOT, absolute, scenes
-from rollmatch.cli import swift_learner
-from rollmatch.cli.await_servers import Patience
-from rollmatch.cli.command import Command
-from rollmatch.cli.swift_learner import CONFIG_VARIABLE, LOSS_TYPES, learner_command, swift_rows, train_by_swift
+from rollmatch.cli import swift_cli
+from rollmatch.cli.processes import Command
+from rollmatch.cli.server_checks import WaitPolicy
+from rollmatch.cli.swift_cli import CONFIG_VARIABLE, LOSS_TYPES, learner_command, swift_rows, train_by_swift
 from rollmatch.config import load
 from rollmatch.errors import RollmatchError
 from rollmatch.records import Sample
@@ -140,10 +140,10 @@ def test_a_chat_stays_what_it_is_but_for_tags():
 
 def test_samples_are_written_down_before_swift_begins(tmp_path, monkeypatch):
     became: list[Command] = []
-    monkeypatch.setattr(swift_learner, "become", became.append)
-    monkeypatch.setattr(swift_learner, "await_servers", lambda config, patience, gpus: None)
+    monkeypatch.setattr(swift_cli, "become", became.append)
+    monkeypatch.setattr(swift_cli, "wait_for_servers", lambda config, wait, gpus: None)
     overrides = [*absolute(), SUMMARY, f"training.output_dir={tmp_path}"]
-    train_by_swift(str(CONFIG), overrides=overrides, gpus=["0"], patience=Patience())
+    train_by_swift(str(CONFIG), overrides=overrides, gpus=["0"], wait=WaitPolicy())
     told = parse("rlhf", list(became[0].words[2:]))
     for name, count in (("dataset", 768), ("val_dataset", 128)):
         with open(told[name][0]) as file:

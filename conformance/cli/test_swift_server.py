@@ -14,7 +14,7 @@ from conformance.cli.swift_command import put_on_the_path
 from conformance.harness.judge import judge
 from conformance.rollout.digits import CONFIG, GREEDY, requests_for, scenes, template_of
 from conformance.server.instance import free_port
-from rollmatch.config.policy import ModelConfig, TunerConfig
+from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.policy import load_policy
 from rollmatch.rollout.hf import HfBackend
 

@@ -13,7 +13,7 @@ from conformance.cli.swift_parser import FOLDER, parse, recorded
 from conformance.outside_tools import swift_python
 from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digits
 from rollmatch.cli.main import main
-from rollmatch.cli.swift_words import rollout_words
+from rollmatch.cli.swift_cli import rollout_command
 from rollmatch.errors import RollmatchError
 
 VLLM, SERVER, SWIFT = (f"custom.extra.{name}" for name in ("rollout_matching.vllm", "rollout_server", "swift"))
@@ -30,7 +30,7 @@ SIX = (
 
 def words(*overrides, on_gpu=True):
     config = load_digits(*NAMED, ENGINE, *overrides)
-    return rollout_words(config, port=8123, replicas=6, on_gpu=on_gpu)[2:]
+    return rollout_command(config, port=8123, replicas=6, on_gpu=on_gpu)[2:]
 
 
 def printed(capsys, command, *flags, overrides=()):

@@ -3,8 +3,7 @@
 import pytest
 
 from rollmatch.config import make
-from rollmatch.config.extends import merge
-from rollmatch.config.overrides import parse_overrides
+from rollmatch.config.layers import merge, parse_overrides
 from rollmatch.errors import ErrorList
 
 REQUIRED = {

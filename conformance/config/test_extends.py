@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmatch.config import load
-from rollmatch.config.extends import merge, read_tree
+from rollmatch.config.layers import merge, read_tree
 from rollmatch.errors import ErrorList
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "config"

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from rollmatch.config import load
-from rollmatch.config.overrides import parse_overrides
+from rollmatch.config.layers import parse_overrides
 from rollmatch.errors import ErrorList
 
 MINIMAL = Path(__file__).parents[2] / "fixtures" / "config" / "good_deep_merge.yaml"

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rollmatch.config.pairing import pair_servers
-from rollmatch.config.servers import max_model_len, server_key, server_section, uses_servers
+from rollmatch.config.servers import max_model_len, pair_servers, server_key, server_section, uses_servers
 
 GRPO = (
     "custom.trainer_variant=grpo",

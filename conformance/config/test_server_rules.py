@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rollmatch.config.connection import ServerConfig
 from rollmatch.config.effective import AdapterWithSeveralRanks, sync_mode
-from rollmatch.config.pairing import pair_servers
+from rollmatch.config.servers import pair_servers
 from rollmatch.errors import ErrorList
 
 SERVER = "~.vllm.mode=server"

@@ -8,7 +8,7 @@ import torch
 from conformance.dialects.swift_double import error_of
 from conformance.dialects.test_client_scenarios import MEETING, TEMPLATE, double
 from conformance.rollout.digits import load_model
-from rollmatch.config.policy import TunerConfig
+from rollmatch.config.training import TunerConfig
 from rollmatch.dialects import queued_sender
 from rollmatch.dialects.queued_sender import QueuedSender, flat_metadata
 from rollmatch.dialects.session import ClientSettings, RolloutServer

@@ -61,7 +61,7 @@ def test_a_learner_of_8b_uses_the_memory_that_the_engine_has_while_it_writes(tmp
 
 def test_the_big_model_is_one_that_loads_where_it_is_small(tmp_path):
     """The same file with small sizes, so that no GPU time is lost to a wrong one."""
-    from rollmatch.config.policy import ModelConfig, TunerConfig
+    from rollmatch.config.training import ModelConfig, TunerConfig
     from rollmatch.model.policy import load_policy
 
     text = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 32}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conformance.rollout.digits import MODEL
-from rollmatch.config.policy import ModelConfig, TunerConfig
+from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.merge import Parts, merge_weight, merges_by_kernel
 from rollmatch.model.policy import checkpoint_name, load_policy, merged_weights
 

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from transformers import Qwen3ForCausalLM
 
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3, make_tiny_qwen3_vl
-from rollmatch.config.policy import ModelConfig, TunerConfig
+from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.policy import (
     AdapterTargetsNothing,
     NothingToTrain,

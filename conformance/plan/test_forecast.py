@@ -16,8 +16,7 @@ from rollmatch.plan.forecast import SYNC_LATENCY_S, Forecaster, Site
 from rollmatch.plan.proposal import NothingFits, TooFewGpus, propose
 from rollmatch.plan.rates import Rates, load_rates
 from rollmatch.plan.shape import read_shape
-from rollmatch.plan.split import Split, splits_of
-from rollmatch.plan.workload import make_workload
+from rollmatch.plan.workload import Split, make_workload, splits_of
 
 RULES = "custom.extra.rollout_matching"
 LARGE = (

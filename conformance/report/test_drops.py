@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollmatch.report.drops import make_drop_rows
+from rollmatch.report.facts import make_drop_rows
 from rollmatch.report.history import make_history
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollmatch.report.measures import MEASURES, compare
+from rollmatch.report.verdict import MEASURES, compare
 
 
 def change(key, before, after):

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from conformance.report.runs import write_image
-from rollmatch.report.pictures import LONGEST_SIDE, embed
+from rollmatch.report.scenes import LONGEST_SIDE, embed
 
 
 def decoded(url):

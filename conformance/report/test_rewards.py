@@ -3,8 +3,7 @@
 from rollmatch.report.console import step_line
 from rollmatch.report.curves import make_charts
 from rollmatch.report.history import make_history
-from rollmatch.report.measures import compare
-from rollmatch.report.verdict import make_verdict
+from rollmatch.report.verdict import compare, make_verdict
 
 STEP = {"event": "step", "loss": 0.01, "reward": 0.5, "kl": 0.002, "clip_share": 0.01, "drift": 1e-4, "fill": 0.9}
 

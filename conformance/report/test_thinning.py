@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmatch.report.thinning import running_mean, thin
+from rollmatch.report.curves import running_mean, thin
 
 columns = st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), min_size=1, max_size=300)
 

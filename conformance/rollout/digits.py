@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from rollmatch.config import RunConfig, load
-from rollmatch.config.policy import ModelConfig, TunerConfig
+from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.data import load_samples
 from rollmatch.learn.attention import PACKED_ATTENTION
 from rollmatch.model.policy import load_policy, unwrap

@@ -10,7 +10,7 @@ import torch
 from conformance.rollout.digits import GREEDY, LONG_QUESTION, load_model, perturb, requests_for, scenes, template_of
 from conformance.rollout.digits import tokens_of as tokens
 from conformance.rollout.logprobs import TOLERANCE, farthest_apart, figures_of
-from rollmatch.config.policy import TunerConfig
+from rollmatch.config.training import TunerConfig
 from rollmatch.model.policy import merged_weights
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync
 from rollmatch.rollout.hf import HfBackend

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from rollmatch.config import RunConfig, make
-from rollmatch.config.extends import merge
-from rollmatch.config.overrides import parse_overrides
+from rollmatch.config.layers import merge, parse_overrides
 from rollmatch.errors import ErrorList, RollmatchError
 
 LONG = "custom.extra.rollout_matching."

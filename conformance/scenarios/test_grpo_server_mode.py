@@ -17,11 +17,10 @@ from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
 from conformance.weights.test_named_weights import adapted
 from rollmatch.cli.assemble import make_backend
-from rollmatch.cli.await_servers import Patience, await_servers
 from rollmatch.cli.rollout_server import make_settings
+from rollmatch.cli.server_checks import WaitPolicy, wait_for_servers
 from rollmatch.config import RunConfig
-from rollmatch.config.pairing import pair_servers
-from rollmatch.config.servers import server_section
+from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.dialects.native import group as gloo
 from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal
@@ -139,7 +138,7 @@ def test_the_wait_for_the_server_is_limited():
         config_with(*NAMED, nobody, "rlhf.vllm_server_timeout=1", "~.vllm.server.timeout_s=7"),
     )
     with pytest.raises(RollmatchError) as caught:
-        await_servers(config, Patience())
+        wait_for_servers(config, WaitPolicy())
     assert caught.value.code == "server-unreachable"
     assert 0.9 <= time.monotonic() - began <= 5
 

@@ -3,7 +3,7 @@
 import pytest
 
 from conformance.scenarios.configs import LONG, config_with, not_refused, problem_of, refusal_of
-from rollmatch.config.pairing import pair_servers
+from rollmatch.config.servers import pair_servers
 
 SERVER = f"{LONG}vllm.server"
 URLS = [f"http://127.0.0.1:{port}" for port in (8000, 8001, 8002)]

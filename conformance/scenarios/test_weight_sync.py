@@ -10,7 +10,7 @@ from conformance.rollout.digits import load_model, perturb, requests_for, scenes
 from conformance.scenarios.configs import LONG, config_with, not_refused, refusal_of
 from conformance.trainer.small_run import events, make_trainer
 from rollmatch.config.effective import sync_mode
-from rollmatch.config.policy import TunerConfig
+from rollmatch.config.training import TunerConfig
 from rollmatch.model.policy import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync

@@ -5,7 +5,7 @@ import pytest
 from conformance.doubles.adapters import perturb_adapters
 from conformance.rollout.digits import BRIEF, load_model, perturb, template_of, tokens_of
 from conformance.server.instance import free_port
-from rollmatch.config.policy import TunerConfig
+from rollmatch.config.training import TunerConfig
 from rollmatch.dialects.native.group import Meeting
 from rollmatch.dialects.queued_sender import QueuedSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer

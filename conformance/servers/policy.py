@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rollmatch.config.policy import ModelConfig, TunerConfig
+from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.policy import load_policy, merged_weights
 
 SPREAD = 0.05

@@ -11,7 +11,7 @@ from conformance.scenarios.configs import not_refused
 from conformance.weights.native_double import NativeDouble, serving
 from conformance.weights.test_native_sender import free_port, names_called
 from rollmatch.cli import run as run_module
-from rollmatch.config.policy import TunerConfig
+from rollmatch.config.training import TunerConfig
 from rollmatch.dialects.native.group import Meeting
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer

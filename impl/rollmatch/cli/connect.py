@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 
 from rollmatch.config import RunConfig
-from rollmatch.config.pairing import pair_servers
-from rollmatch.config.servers import server_section
+from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.dialects.logprobs import QUESTION, check_logprobs
 from rollmatch.dialects.native.group import Meeting, resolve
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all

@@ -1,18 +1,18 @@
-"""``rollmatch train``: check everything while nothing is started, set the environment, then run.
+"""``rollmatch train``: check everything, then train in this process, or in one process per GPU by torchrun.
 
-Nothing heavy is imported here: some variables only count if they are set before torch and vLLM load.
+Import nothing heavy: some variables only count if they are set before torch and vLLM load.
 """
 
 import importlib.util
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollmatch.cli.await_servers import Patience, await_servers
-from rollmatch.cli.gpus import has_gpu
-from rollmatch.cli.rewards import load_rewards
+from rollmatch.cli.plugins import load_rewards, with_first_observations
+from rollmatch.cli.processes import has_gpu, run_child, shell_line, visible
 from rollmatch.cli.run_directory import last_checkpoint, open_run_directory
-from rollmatch.cli.worlds import show_world
+from rollmatch.cli.server_checks import WaitPolicy, wait_for_servers
 from rollmatch.config import RunConfig, check_files, load
 from rollmatch.config.effective import enforce_eager, sync_mode, tensor_parallel_size
 from rollmatch.config.servers import uses_servers
@@ -52,7 +52,7 @@ def train(
     overrides: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
-    patience: Patience | None = None,
+    wait: WaitPolicy | None = None,
 ) -> int:
     """Run a training from its YAML. Returns 0, or 128 + the signal that ended it early."""
     config = load(path, overrides)
@@ -63,7 +63,7 @@ def train(
     sync_mode(config, learner_world_size=world_size)
     if uses_servers(config):
         shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        await_servers(config, patience or Patience(), gpus=[gpu for gpu in shown.split(",") if gpu])
+        wait_for_servers(config, wait or WaitPolicy(), gpus=[gpu for gpu in shown.split(",") if gpu])
     else:
         tensor_parallel_size(config, learner_world_size=world_size)
         _check_engine(config.custom.extra.rollout_matching.rollout_backend)
@@ -75,13 +75,13 @@ def train(
 
 
 def load_data(config: RunConfig) -> tuple[list[Sample], list[Sample]]:
-    """Training and held-out samples. Errors: ``BadSamples``, those of ``show_world``."""
+    """Training and held-out samples. Errors: ``BadSamples``, those of ``with_first_observations``."""
     custom = config.custom
     train, val = (
         load_samples(path, custom.image_root, custom.object_ordering, chat_system=custom.chat_system)
         for path in (custom.train_jsonl, custom.val_jsonl)
     )
-    return show_world(config, train), show_world(config, val)
+    return with_first_observations(config, train), with_first_observations(config, val)
 
 
 def _check_engine(backend: str) -> None:
@@ -109,3 +109,40 @@ def set_environment(*, eager: bool = True) -> None:
 def cpu_environment(*, eager: bool) -> dict[str, str]:
     """What is added where there is no GPU."""
     return CPU_ENVIRONMENT | (EAGER_ENVIRONMENT if eager else {})
+
+
+def learner_command(path: str, arguments: Sequence[str], *, num_processes: int) -> list[str]:
+    """The command line of the learner; ``arguments`` are those after the YAML.
+
+    >>> learner_command("run.yaml", ["--resume"], num_processes=2)[1:]
+    ['--standalone', '--nproc-per-node', '2', '-m', 'rollmatch', 'train', 'run.yaml', '--resume']
+    """
+    learner = ["-m", "rollmatch", "train", path, *arguments]
+    if num_processes == 1:
+        return [sys.executable, *learner]
+    torchrun = Path(sys.executable).with_name("torchrun")
+    return [str(torchrun), "--standalone", "--nproc-per-node", str(num_processes), *learner]
+
+
+def shown_command(path: str, arguments: Sequence[str], *, gpus: Sequence[str]) -> str:
+    """What would be started, as one would type it."""
+    return shell_line(learner_command(path, arguments, num_processes=len(gpus)), visible(gpus))
+
+
+def launch(
+    path: str,
+    arguments: Sequence[str],
+    *,
+    gpus: Sequence[str],
+    overrides: Sequence[str] = (),
+    wait: WaitPolicy,
+) -> int:
+    """Check and wait here, once, then start the ranks. Returns the learner's exit code."""
+    config = load(path, overrides)
+    check_files(config)
+    if uses_servers(config):
+        wait_for_servers(config, wait, gpus=gpus)
+    environment = dict(visible(gpus))
+    if "OMP_NUM_THREADS" not in os.environ:  # torchrun would warn and set it
+        environment["OMP_NUM_THREADS"] = "1"
+    return run_child(learner_command(path, arguments, num_processes=len(gpus)), environment)

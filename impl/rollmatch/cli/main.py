@@ -11,8 +11,8 @@ from typing import NoReturn
 from rollmatch import __version__
 from rollmatch.cli import planning, server_arguments
 from rollmatch.cli import vllm_serve as vllm_serving
-from rollmatch.cli.gpus import parse_gpus, visible
-from rollmatch.cli.worlds import show_world
+from rollmatch.cli.plugins import with_first_observations
+from rollmatch.cli.processes import parse_gpus, visible
 from rollmatch.config import RunConfig, check_files, json_schema, load, resolved_yaml
 from rollmatch.config.effective import max_model_len, tensor_parallel_rule
 from rollmatch.data import BadSamples, load_samples
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RollmatchError as error:
         if os.environ.get(TRACEBACK_VARIABLE) == "1":
             raise
-        print(tell(error), file=sys.stderr)
+        print(format_error(error), file=sys.stderr)
         return 1
 
 
@@ -47,7 +47,7 @@ def run() -> NoReturn:
     leave(main())
 
 
-def tell(error: RollmatchError) -> str:
+def format_error(error: RollmatchError) -> str:
     """An error for people: a numbered list, one problem and its remedy each."""
     shown, num_hidden = _unfold(error)
     num_problems = len(shown) + num_hidden
@@ -144,7 +144,7 @@ def _load_data(config: RunConfig) -> list[list[Sample]]:
             errors.append(several)
     if errors:
         raise ErrorList(errors)
-    return [show_world(config, samples) for samples in loaded]
+    return [with_first_observations(config, samples) for samples in loaded]
 
 
 def _count(samples: list[Sample]) -> str:
@@ -164,31 +164,28 @@ def _schema(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from rollmatch.cli import learner_launcher
-    from rollmatch.cli.await_servers import Patience
-    from rollmatch.cli.learner import train
+    from rollmatch.cli.learner import launch, shown_command, train
+    from rollmatch.cli.server_checks import WaitPolicy
 
     gpus = options.gpus or ()
     options.overrides += server_arguments.overrides_of(options)
     arguments = [part for override in options.overrides for part in ("--set", override)]
     arguments += [f"--{name}" for name in ("resume", "overwrite") if getattr(options, name)]
-    patience = Patience(timeout_s=options.wait_timeout, server_pid=options.server_pid)
+    wait = WaitPolicy(timeout_s=options.wait_timeout, server_pid=options.server_pid)
     if options.engine == "swift":
-        from rollmatch.cli.swift_learner import train_by_swift
+        from rollmatch.cli.swift_cli import train_by_swift
 
-        asked = {"overrides": options.overrides, "gpus": gpus, "patience": patience}
+        asked = {"overrides": options.overrides, "gpus": gpus, "wait": wait}
         return train_by_swift(options.config, **asked, dry_run=options.dry_run)
     if options.dry_run:
         load(options.config, options.overrides)
-        print(learner_launcher.tell(options.config, arguments, gpus=gpus or ("0",)))
+        print(shown_command(options.config, arguments, gpus=gpus or ("0",)))
         return 0
     if len(gpus) > 1:
-        return learner_launcher.launch(
-            options.config, arguments, gpus=gpus, overrides=options.overrides, patience=patience
-        )
+        return launch(options.config, arguments, gpus=gpus, overrides=options.overrides, wait=wait)
     os.environ.update(visible(gpus) if gpus else {})
     modes = {"resume": options.resume, "overwrite": options.overwrite}
-    return train(options.config, overrides=options.overrides, patience=patience, **modes)
+    return train(options.config, overrides=options.overrides, wait=wait, **modes)
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -1,9 +1,9 @@
 """The configured objective, ready."""
 
-from rollmatch.cli.rewards import load_rewards
+from rollmatch.cli.plugins import load_rewards
 from rollmatch.cli.vineppo_objective import make_vineppo, make_world
 from rollmatch.config import RunConfig, effective
-from rollmatch.config.grpo import GrpoConfig
+from rollmatch.config.custom import GrpoConfig
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.learn.loss import LossRules
 from rollmatch.learn.mask import MaskRules

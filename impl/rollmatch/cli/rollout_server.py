@@ -11,14 +11,20 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from rollmatch.cli.command import Command, become
-from rollmatch.cli.gpus import has_gpu
 from rollmatch.cli.learner import ENVIRONMENT, cpu_environment
-from rollmatch.cli.swift_words import rollout_words
+from rollmatch.cli.processes import Command, become, has_gpu
+from rollmatch.cli.swift_cli import rollout_command
 from rollmatch.config import RunConfig, effective, load
 from rollmatch.config.files import check_model
-from rollmatch.config.pairing import ServerAddress, pair_servers
-from rollmatch.config.servers import max_model_len, memory_share, prefix_caching, server_key, server_section
+from rollmatch.config.servers import (
+    ServerAddress,
+    max_model_len,
+    memory_share,
+    pair_servers,
+    prefix_caching,
+    server_key,
+    server_section,
+)
 from rollmatch.errors import LaunchError
 from rollmatch.server.port import bind_http
 from rollmatch.server.settings import ServerSettings
@@ -82,7 +88,7 @@ def make_command(config: RunConfig, *, gpus: Sequence[str] | None, server_index:
     port = _port(_address(config, server_index))
     if section.engine == "swift":
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING")  # its engine lives where it likes
-        words = tuple(rollout_words(config, port=port, replicas=replicas, on_gpu=on_gpu))
+        words = tuple(rollout_command(config, port=port, replicas=replicas, on_gpu=on_gpu))
     else:
         settings = make_settings(config, port=port, replicas=replicas, on_gpu=on_gpu)
         words = server_words(settings, gpus=devices if on_gpu else ())

@@ -16,8 +16,7 @@ from rollmatch.cli.assemble import attention_of, make_arguments, make_ring, make
 from rollmatch.cli.run_directory import JOURNAL, RESOLVED, changed_keys
 from rollmatch.cli.watch import RunWatcher
 from rollmatch.config import RunConfig, resolved_yaml
-from rollmatch.config.pairing import pair_servers
-from rollmatch.config.servers import server_section
+from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.journal import Journal, read_journal
 from rollmatch.model.policy import count_weights, load_policy
 from rollmatch.model.template import Template

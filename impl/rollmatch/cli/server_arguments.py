@@ -2,7 +2,7 @@
 
 import argparse
 
-from rollmatch.config.rlhf import FIRST_GROUP_PORT, base_url_of
+from rollmatch.config.connection import FIRST_GROUP_PORT, base_url_of
 from rollmatch.errors import LaunchError
 
 _SECTION = "custom.extra.rollout_matching.vllm"

@@ -11,8 +11,8 @@ from typing import Any
 from swift.rewards import ORM, orms
 
 from rollmatch.cli.learner import load_data
-from rollmatch.cli.rewards import load_rewards
-from rollmatch.cli.swift_learner import CONFIG_VARIABLE
+from rollmatch.cli.plugins import load_rewards
+from rollmatch.cli.swift_cli import CONFIG_VARIABLE
 from rollmatch.config import load
 from rollmatch.objectives.grpo.reward import Reward, Timing, judge_all
 from rollmatch.records import Sample

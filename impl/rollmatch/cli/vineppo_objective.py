@@ -2,10 +2,9 @@
 
 from functools import lru_cache
 
-from rollmatch.cli.rewards import load_rewards
-from rollmatch.cli.worlds import load_world
+from rollmatch.cli.plugins import load_configured_environment, load_rewards
 from rollmatch.config import RunConfig
-from rollmatch.config.vineppo import VinePpoConfig
+from rollmatch.config.custom import VinePpoConfig
 from rollmatch.learn.policy_loss import PolicyRules
 from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import Vocabulary
@@ -49,7 +48,7 @@ def make_vineppo(
 
 def make_world(config: RunConfig, template: Template) -> World | None:
     """What ``custom.extra.environment`` names. Errors: ``EnvironmentUnknown``, ``TurnsNotRendered``."""
-    make, told = load_world(config), config.custom.extra.environment
+    make, told = load_configured_environment(config), config.custom.extra.environment
     if make is None:
         return None
     as_chat = told.observations == "chat"

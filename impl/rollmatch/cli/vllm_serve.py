@@ -11,8 +11,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from rollmatch.cli.command import Command, become
-from rollmatch.cli.gpus import has_gpu
+from rollmatch.cli.processes import Command, become, has_gpu
 from rollmatch.cli.rollout_server import server_environment, server_words
 from rollmatch.errors import LaunchError
 from rollmatch.server.port import bind_http

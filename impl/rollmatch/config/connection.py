@@ -1,13 +1,13 @@
-"""The section ``custom.extra.rollout_matching.vllm.server``: where rollout servers are, in one of two forms."""
+"""Sections about rollout servers: addresses (our keys, ms-swift's keys) and what ``rollmatch serve`` starts."""
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from rollmatch.config.section import Positive, Section
+from rollmatch.config.section import Count, Positive, PositiveShare, Section, Text, Weight, as_tuple
 
 LAST_PORT = 65535
 
@@ -101,3 +101,83 @@ class ServerConfig(Section):
     infer_timeout_s: float | None = None
     """Timeout of one generation call; null or a value up to 0 means no timeout, and a dead server is still detected
     through /health/. Unit: seconds."""
+
+
+FIRST_GROUP_PORT = 51216
+"""TRL's own, too; the guides that say 22222 pass it on the command line."""
+
+
+def base_url_of(host: str, port: int) -> str:
+    """The URL of a server by its host and port; an IPv6 address gets brackets.
+
+    >>> base_url_of("127.0.0.1", 8080), base_url_of("::1", 8080)
+    ('http://127.0.0.1:8080', 'http://[::1]:8080')
+    """
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _check_host(value: str) -> str:
+    try:
+        fine = value == value.strip() and urlsplit(base_url_of(value, 1)).hostname == value.lower()
+    except ValueError:  # a colon in what is no IPv6 address
+        fine = False
+    if not fine:
+        raise PydanticCustomError("host_invalid", "Input should be a name or an address, such as 127.0.0.1")
+    return value
+
+
+def _listed(item: Any) -> Any:
+    """A list with at least one item, as a tuple."""
+    return BeforeValidator(as_some, json_schema_input_type=Annotated[list[item], Field(min_length=1)])
+
+
+Host = Annotated[str, AfterValidator(_check_host)]
+
+
+class RlhfConfig(Section):
+    """Rollout servers by ms-swift's key names (not for rollout_matching_sft). Server settings are in
+    custom.extra.rollout_server."""
+
+    rlhf_type: Literal["grpo"] = "grpo"
+    """ms-swift's name of the method. custom.trainer_variant selects what runs."""
+    use_vllm: bool = False
+    """true generates as vllm_mode says; false as custom.extra.rollout_matching says."""
+    vllm_mode: Literal["server", "colocate"] | None = None
+    """server uses rollout servers that are already running; colocate runs the engine on the learner's devices."""
+    vllm_server_host: Annotated[tuple[Host, ...], _listed(str)] | None = None
+    """Host names or addresses, one server per host."""
+    vllm_server_port: Annotated[tuple[Port, ...], _listed(Port)] | None = None
+    """HTTP port of each host. Unit: port."""
+    vllm_server_timeout: Positive = 240.0
+    """Time to wait for the servers to become healthy, and for the weight-sync group to open. Unit: seconds."""
+    vllm_server_group_port: GroupPorts = FIRST_GROUP_PORT
+    """Port of the weight-sync group: first port (the next servers count up) or one per server. Unit: port."""
+
+
+class RolloutServerConfig(Section):
+    """What rollmatch serve starts, by ms-swift's key names where it has them."""
+
+    engine: Literal["rollmatch", "swift"] = "rollmatch"
+    """rollmatch starts this package's server; swift starts ms-swift's swift rollout."""
+    host: Text = "127.0.0.1"
+    """Listen address. The port is the port of the server's base_url."""
+    vllm_tensor_parallel_size: Count = 1
+    """GPUs per engine. Unit: GPUs."""
+    vllm_data_parallel_size: Count | None = None
+    """Engines (replicas); null is GPUs / vllm_tensor_parallel_size. Unit: engines."""
+    vllm_gpu_memory_utilization: PositiveShare | None = None
+    """Share of a GPU's memory for the engine; null is 0.9, or 0.6 with trainer_variant: grpo. Unit: share."""
+    vllm_max_model_len: Count | None = None
+    """Longest request (prompt and response); null uses rollout_matching.vllm.max_model_len, with grpo
+    global_max_length. Unit: tokens."""
+    vllm_enable_lora: bool = False
+    """Must be false: adapters are merged before or on arrival."""
+    vllm_enable_prefix_caching: bool | None = None
+    """Reuse the KV cache of equal prompt prefixes; null uses rollout_matching.vllm.enable_prefix_caching."""
+    vllm_engine_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further vLLM engine arguments, by vLLM's names."""
+    image_roots: Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])] = ()
+    """Directories from which requests may name image files by path. Empty: requests must contain the image."""
+    drain_s: Weight = 5.0
+    """Time for running requests to finish before a sync; unfinished ones are generated again with the new weights.
+    Unit: seconds."""

@@ -1,16 +1,162 @@
-"""The section ``custom``: the trainer, its data and its prompts."""
+"""The section ``custom``: objective, data, prompts, and the settings of each objective."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
-from rollmatch.config.environment import EnvironmentConfig
-from rollmatch.config.grpo import GrpoConfig
+from rollmatch.config.connection import RolloutServerConfig
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
-from rollmatch.config.rollout_server import RolloutServerConfig
-from rollmatch.config.section import Section, Text
-from rollmatch.config.swift import SwiftConfig
-from rollmatch.config.vineppo import VinePpoConfig
+from rollmatch.config.section import (
+    Count,
+    Index,
+    Positive,
+    PositiveShare,
+    Section,
+    ShareBelowOne,
+    Text,
+    Weight,
+    as_tuple,
+)
+
+
+class EnvironmentConfig(Section):
+    """Responses of several turns (grpo, vineppo, vineppo_mcts): a class replies to each turn and gives the rewards."""
+
+    name: Text | None = None
+    """The environment, as module:Class; null is none: a response is one turn."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class."""
+    max_turns: Count = 16
+    """Most turns of an episode. Unit: turns."""
+    max_response_tokens: Count = 1024
+    """Longest episode, turns and observations together; it ends when no further turn fits. Unit: tokens."""
+    observations: Literal["chat", "text"] = "chat"
+    """Format of an observation: a user message by the chat template, or plain text."""
+
+
+def _check_function(value: str) -> str:
+    module, _, function = value.partition(":")
+    if not module or not function.isidentifier():
+        raise PydanticCustomError("reward_function", "Input should be module:function")
+    return value
+
+
+class RewardConfig(Section):
+    """One reward function."""
+
+    function: Annotated[Text, AfterValidator(_check_function)] = Field(examples=["builtins:len"])
+    """The function, as module:function; called as function(answer: str, sample) -> float."""
+    weight: float = 1.0
+    """Weight in the sum of rewards. Unit: reward weight."""
+    name: Text | None = None
+    """Name in logs; null uses the function's name."""
+
+    @property
+    def shown_name(self) -> str:
+        """As it stands in logs."""
+        return self.name or self.function.rpartition(":")[2]
+
+
+class GrpoConfig(Section):
+    """Groups, rewards and policy gradient (grpo, vineppo, vineppo_mcts). Generation: see rollout_matching."""
+
+    num_generations: Annotated[int, Field(ge=2)] = 8
+    """Group size: completions per prompt, whose rewards are compared. Unit: completions."""
+    rewards: Annotated[
+        tuple[RewardConfig, ...], BeforeValidator(as_tuple, json_schema_input_type=list[RewardConfig])
+    ] = ()
+    """Reward functions, summed by weight. trainer_variant: grpo needs at least one, or an environment."""
+    steps_per_generation: Count = 1
+    """Optimizer steps served by one generation phase. Unit: optimizer steps."""
+    num_iterations: Count = 1
+    """Passes over the completions of one generation phase (mu in GRPO). Unit: passes."""
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    """What a reward is compared with: the mean of its group, or of the other members (leave_one_out, RLOO)."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Divisor of the difference: standard deviation of the group, of the batch, or none (Dr. GRPO)."""
+    mask_truncated_completions: bool = False
+    """Exclude completions that reached the length limit from the loss."""
+    normalize: Literal["token", "sequence", "constant"] = "token"
+    """Denominator of the loss: token (DAPO), sequence (GRPO), or constant, i.e. completions * max_new_tokens (Dr.
+    GRPO)."""
+    epsilon: ShareBelowOne = 0.2
+    """Lower clip: the probability ratio is clipped below 1 - epsilon. Unit: ratio."""
+    epsilon_high: Positive | None = None
+    """Upper clip: the probability ratio is clipped above 1 + epsilon_high; null uses epsilon. Unit: ratio."""
+    ratio_cap: Positive | None = None
+    """Largest ratio for negative advantages (two-sided clipping, delta in TRL); null disables it. Unit: ratio."""
+    beta: Weight = 0.0
+    """Weight of the KL divergence from the reference policy; 0 needs no reference. Unit: loss weight."""
+    old_logprobs: Literal["recomputed", "server"] = "recomputed"
+    """Denominator of the ratio: recomputed by the learner, or server for those the engine sampled with."""
+    correction_cap: Positive | None = 2.0
+    """Cap of the importance weight that corrects for differences between engine and learner; null disables the
+    correction. Unit: ratio."""
+    eval_temperature: Weight = 0.0
+    """Sampling temperature in evaluation; 0 is greedy. Unit: divisor of the logits."""
+
+
+class SearchConfig(Section):
+    """Search tree of trainer_variant: vineppo_mcts."""
+
+    select: Literal["uct", "puct"] = "uct"
+    """Exploration bonus of a node: from its visits (uct), or also from the policy's probability of its step (puct)."""
+    exploration: Weight = 1.0
+    """Weight of the exploration bonus. Unit: value per bonus."""
+    widening: Weight = 1.0
+    """A node gets a new child while it has fewer than widening * sqrt(visits). Unit: coefficient."""
+    num_rounds: Index = 4
+    """Search rounds per generation phase. Unit: rounds."""
+    num_per_round: Count = 8
+    """Continuations per tree and round. Unit: continuations."""
+    num_least: Count = 3
+    """Minimum number of returns averaged into a value, the response's own excluded. Unit: returns."""
+
+
+class VinePpoConfig(Section):
+    """Steps and values. Groups, rewards and policy gradient are configured in custom.extra.grpo."""
+
+    num_continuations: Count = 9
+    """K: Monte Carlo continuations per state; their mean return is its value. Unit: continuations."""
+    first_continuations: Count | None = None
+    """Sample this many first, and the rest only where their returns differ; null samples all at once. Unit:
+    continuations."""
+    siblings: Literal["none", "prompt", "all"] = "none"
+    """Use other responses that pass through a state as continuations: never, at the prompt only, or everywhere."""
+    steps: Literal["lines", "sentences", "tokens", "low_probability", "turns"] = "lines"
+    """How a response is split into steps: at lines, sentences, every step_tokens tokens, low-probability tokens, or
+    turns of an environment."""
+    step_tokens: Count = 100
+    """Length of a step with steps: tokens. Unit: tokens."""
+    step_probability: PositiveShare = 0.9
+    """steps: low_probability counts tokens below this probability. Unit: probability."""
+    step_every: Count = 5
+    """steps: low_probability starts a step at every n-th such token. Unit: tokens."""
+    answer_mark: str = ""
+    """A last line that starts with this mark, such as "#### ", belongs to the step before it; empty: no rule."""
+    max_steps: Count | None = None
+    """Most steps of a response; adjacent steps are merged; null is no limit. Unit: steps of a response."""
+    normalization: Literal["whiten", "scale", "none"] = "whiten"
+    """Advantages over all tokens of all ranks: whiten (mean 0, deviation 1), scale (deviation 1) or none."""
+    unfinished_return: float | None = 0.0
+    """Return of a response that reached the length limit; null uses its reward. Unit: reward."""
+    search: SearchConfig = SearchConfig()
+    """Search tree of trainer_variant: vineppo_mcts."""
+
+
+class SwiftConfig(Section):
+    """Settings that only ms-swift's commands need."""
+
+    model_type: Text | None = None
+    """ms-swift's name of the architecture, such as qwen3_vl; null lets ms-swift detect it."""
+    template: Text | None = None
+    """ms-swift's name of the chat template, such as qwen3_vl; null lets ms-swift detect it."""
+    rollout_options: dict[str, Any] = Field(default_factory=dict)
+    """Further options of swift rollout, by name without dashes. Options that another section sets are rejected."""
+    rlhf_options: dict[str, Any] = Field(default_factory=dict)
+    """Further options of swift rlhf, by name without dashes. Options that another section sets are rejected."""
+
 
 SYSTEM_PROMPT = (
     "You list what you see. Answer with exactly one JSON object on one line, and nothing before or after it."

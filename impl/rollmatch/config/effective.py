@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from rollmatch.config.removed import ROLLOUT_MATCHING
+from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.schema import RunConfig
 from rollmatch.errors import ConfigError
 

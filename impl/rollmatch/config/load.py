@@ -8,13 +8,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rollmatch.config.extends import merge, read_tree
-from rollmatch.config.nearest import nearest
-from rollmatch.config.overrides import parse_overrides
-from rollmatch.config.removed import find_removed
+from rollmatch.config.findings import UnknownKey, find_removed, nearest, translate
+from rollmatch.config.layers import merge, parse_overrides, read_tree
 from rollmatch.config.rules import check_rules
 from rollmatch.config.schema import RunConfig, fields, section_of
-from rollmatch.config.translate import UnknownKey, translate
 from rollmatch.config.yaml_dialect import Tree
 from rollmatch.errors import ConfigError, ErrorList, RollmatchError
 

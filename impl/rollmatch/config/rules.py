@@ -2,15 +2,11 @@
 
 from collections.abc import Collection, Iterator
 
-from rollmatch.config.environment_rules import ENVIRONMENT_RULES
-from rollmatch.config.grpo_rules import GRPO_RULES
-from rollmatch.config.overlap_rules import OVERLAP_RULES
-from rollmatch.config.removed import ROLLOUT_MATCHING
-from rollmatch.config.rlhf_rules import RLHF_RULES
+from rollmatch.config.findings import ROLLOUT_MATCHING
+from rollmatch.config.objective_rules import ENVIRONMENT_RULES, GRPO_RULES, OVERLAP_RULES
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
-from rollmatch.config.rule import Rule
-from rollmatch.config.schema import RunConfig
-from rollmatch.config.server_rules import SERVER_RULES
+from rollmatch.config.schema import Rule, RunConfig
+from rollmatch.config.server_rules import RLHF_RULES, SERVER_RULES
 from rollmatch.config.training import TrainingConfig
 from rollmatch.errors import ConfigError
 

@@ -1,18 +1,20 @@
 """The whole tree, and its JSON Schema for editors."""
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
+from rollmatch.config.connection import RlhfConfig
 from rollmatch.config.custom import CustomConfig
-from rollmatch.config.extends import EXTENDS
-from rollmatch.config.policy import ModelConfig, TunerConfig
-from rollmatch.config.rlhf import RlhfConfig
+from rollmatch.config.layers import EXTENDS
 from rollmatch.config.section import Section
-from rollmatch.config.training import TrainingConfig
+from rollmatch.config.training import ModelConfig, TrainingConfig, TunerConfig
 from rollmatch.config.yaml_dialect import Tree, dump
+from rollmatch.errors import ConfigError
 
 
 class RunConfig(Section):
@@ -30,6 +32,14 @@ class RunConfig(Section):
     """Longest segment (prompt and target), and capacity of a packed row. Unit: tokens."""
     training: TrainingConfig
     """Optimizer, run and packing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule; not applied when one of the keys it reads is already known to be wrong."""
+
+    reads: tuple[str, ...]
+    check: Callable[[RunConfig], Iterator[ConfigError]]
 
 
 @cache

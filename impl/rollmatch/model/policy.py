@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from rollmatch.config.policy import ModelConfig, TunerConfig
+from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.errors import ConfigError
 from rollmatch.model.merge import Parts, merge_weight, merges_by_kernel
 

@@ -8,8 +8,7 @@ from rollmatch.config.servers import memory_share
 from rollmatch.plan.memory import LearnerMemory, ServerMemory, learner_memory, learning_weights, server_memory
 from rollmatch.plan.rates import GpuRates, Rates, decode_tok_s, gpu_of
 from rollmatch.plan.shape import ModelShape
-from rollmatch.plan.split import Split
-from rollmatch.plan.workload import Workload
+from rollmatch.plan.workload import Split, Workload
 
 SYNC_LATENCY_S = 0.05
 """Announcement, fence and commit of a sync."""

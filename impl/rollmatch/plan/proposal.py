@@ -8,7 +8,7 @@ from rollmatch.errors import LaunchError
 from rollmatch.plan.forecast import SHORTEST_STEP_S, SYNC_LATENCY_S, Forecast, Forecaster
 from rollmatch.plan.memory import ENGINE_BYTES, HEAD_BYTES, OVERHEAD_BYTES
 from rollmatch.plan.rates import decode_source
-from rollmatch.plan.split import splits_of
+from rollmatch.plan.workload import splits_of
 
 
 class TooFewGpus(LaunchError):

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rollmatch.report.facts import run_facts
-from rollmatch.report.measures import Change, compare
 from rollmatch.report.numbers import MISSING, finite, fixed, percent, plain
 from rollmatch.report.phases import TIMED
+from rollmatch.report.verdict import Change, compare
 
 SPEED_WINDOW_S = 3600.0
 """Past time that the ETA is worked out from; rich's own 30 s would see no two steps of a large model."""

@@ -8,9 +8,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from rollmatch.report.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, make_charts
-from rollmatch.report.drops import make_drop_rows
 from rollmatch.report.evaluations import Evaluation, load_evaluation
-from rollmatch.report.facts import make_facts
+from rollmatch.report.facts import make_drop_rows, make_facts
 from rollmatch.report.gantt import make_gantt
 from rollmatch.report.history import History, load_history
 from rollmatch.report.phases import make_phase_chart

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rollmatch.config.rlhf import FIRST_GROUP_PORT, base_url_of
+from rollmatch.config.connection import FIRST_GROUP_PORT, base_url_of
 from rollmatch.dialects.http import JSON, ReplyMalformed
 from rollmatch.dialects.native.group import Meeting, resolve
 from rollmatch.dialects.queued_group import QueuedGroup

@@ -1,15 +1,53 @@
-"""A command of ours as a child: it gets the signals we get, and nothing of it is left when we end."""
+"""GPUs of a command, child processes that never outlive it, and commands this process becomes."""
 
 import contextlib
+import glob
 import os
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
+from typing import NoReturn
 
 import psutil
+
+from rollmatch.errors import LaunchError
+
+
+class GpuListInvalid(LaunchError):
+    """``--gpus`` is a list of different GPUs, by their numbers or by the names the driver gives them."""
+
+    code = "gpu-list-invalid"
+
+
+def parse_gpus(told: str) -> tuple[str, ...]:
+    """The list behind ``--gpus``. Errors: ``GpuListInvalid``.
+
+    >>> parse_gpus("0,1, 2")
+    ('0', '1', '2')
+    """
+    gpus = tuple(part.strip() for part in told.split(","))
+    odd = [gpu for gpu in gpus if not re.fullmatch(r"\d+|(GPU|MIG)-[\w-]+", gpu)]
+    if odd or len(set(gpus)) < len(gpus):
+        problem = f"{odd[0]!r} is no GPU" if odd else f"{told!r} names a GPU twice"
+        raise GpuListInvalid(problem, key="--gpus", remedy="Write numbers with commas between them, such as 0,1,2.")
+    return gpus
+
+
+def has_gpu() -> bool:
+    """Whether this machine has one; asks the driver's devices, so that no library has to load."""
+    return bool(glob.glob("/dev/nvidia[0-9]*"))
+
+
+def visible(gpus: Sequence[str]) -> Mapping[str, str]:
+    """The variable that shows a process these GPUs only; without effect on a machine that has none."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 600.0
@@ -39,7 +77,7 @@ def run_child(command: Sequence[str], environment: Mapping[str, str], *, grace_s
     return code if code >= 0 else 128 - code
 
 
-def tell_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
+def shell_line(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """The command as one would type it, variables in front."""
     words = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
     return " ".join([*words, *(shlex.quote(part) for part in command)])
@@ -83,3 +121,32 @@ def _kill(child: psutil.Popen) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+
+
+class SwiftMissing(LaunchError):
+    """``engine: swift`` needs ms-swift's command."""
+
+    code = "swift-missing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What would be run, and with what added to the environment."""
+
+    words: tuple[str, ...]
+    environment: dict[str, str]
+
+    def __str__(self) -> str:
+        return shell_line(self.words, dict(sorted(self.environment.items())))
+
+
+def become(command: Command) -> NoReturn:
+    """Replace this process; what the user has set in the environment stays. Errors: ``SwiftMissing``."""
+    program = shutil.which(command.words[0])
+    if program is None:
+        problem, remedy = f"{command.words[0]} is not installed", "Install ms-swift: pip install rollmatch[swift]."
+        raise SwiftMissing(problem, key="custom.extra.rollout_server.engine", remedy=remedy)
+    environment = os.environ | {
+        n: v for n, v in command.environment.items() if n not in os.environ or n == "CUDA_VISIBLE_DEVICES"
+    }
+    os.execve(program, command.words, environment)

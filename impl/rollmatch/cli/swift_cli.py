@@ -1,26 +1,102 @@
-"""``rollmatch train --engine swift``: GRPO by ms-swift's own learner, ``swift rlhf``, from the same YAML.
+"""ms-swift's command lines from our configuration: ``swift rollout`` and ``swift rlhf`` (ms-swift 4.6).
 
-The samples are written down in ms-swift's form first; our reward functions reach it through ``swift_rewards``.
+``rollmatch train --engine swift`` writes the samples in ms-swift's format; ``swift_rewards`` passes it our rewards.
 """
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollmatch.cli.await_servers import Patience, await_servers
-from rollmatch.cli.command import Command, become
-from rollmatch.cli.gpus import visible
 from rollmatch.cli.learner import load_data
-from rollmatch.cli.swift_words import SWIFT, model_options, spell
-from rollmatch.config import RunConfig, check_files, load
-from rollmatch.config.grpo import GrpoConfig
-from rollmatch.config.pairing import pair_servers
-from rollmatch.config.servers import server_section, uses_servers
+from rollmatch.cli.processes import Command, become, visible
+from rollmatch.cli.server_checks import WaitPolicy, wait_for_servers
+from rollmatch.config import RunConfig, check_files, effective, load
+from rollmatch.config.custom import GrpoConfig
+from rollmatch.config.rules import ArgumentHasOwnKey
+from rollmatch.config.servers import (
+    max_model_len,
+    memory_share,
+    pair_servers,
+    prefix_caching,
+    server_section,
+    uses_servers,
+)
 from rollmatch.data.chat import IMAGE_TAG, tagged_messages
 from rollmatch.errors import LaunchError
 from rollmatch.records import Sample
+
+SWIFT = "custom.extra.swift"
+
+
+def rollout_command(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) -> list[str]:
+    """``swift rollout`` with the settings of the rollout server. Errors: ``ArgumentHasOwnKey``."""
+    section, vllm = config.custom.extra.rollout_server, config.custom.extra.rollout_matching.vllm
+    options = model_options(config) | {
+        "host": section.host,
+        "port": port,
+        "vllm_tensor_parallel_size": section.vllm_tensor_parallel_size,
+        "vllm_data_parallel_size": replicas,
+        "vllm_gpu_memory_utilization": memory_share(config),
+        "vllm_max_model_len": max_model_len(config),
+        "vllm_enable_lora": False,
+        "vllm_enable_prefix_caching": prefix_caching(config),
+        "vllm_enforce_eager": effective.enforce_eager(config, on_gpu=on_gpu),
+        "vllm_max_num_seqs": vllm.max_num_seqs,
+        "vllm_disable_custom_all_reduce": vllm.disable_custom_all_reduce,
+        "vllm_limit_mm_per_prompt": vllm.limit_mm_per_prompt,
+        "vllm_engine_kwargs": _engine_kwargs(config, on_gpu=on_gpu) or None,
+    }
+    extra = config.custom.extra.swift.rollout_options
+    return ["swift", "rollout", *command_line(options, extra, key=f"{SWIFT}.rollout_options")]
+
+
+def model_options(config: RunConfig) -> dict[str, Any]:
+    """The policy, for both commands."""
+    dtype, swift = config.model.torch_dtype, config.custom.extra.swift
+    return {
+        "model": config.model.model,
+        "model_type": swift.model_type,
+        "template": swift.template,
+        "torch_dtype": None if dtype == "auto" else dtype,  # ms-swift's own default reads config.json, too
+    }
+
+
+def _engine_kwargs(config: RunConfig, *, on_gpu: bool) -> dict[str, Any]:
+    """Engine arguments that have no option of their own."""
+    vllm, cache_mib = config.custom.extra.rollout_matching.vllm, effective.kv_cache_memory_mib(config, on_gpu=on_gpu)
+    arguments = {
+        "kv_cache_memory_bytes": cache_mib * 2**20 if cache_mib else None,
+        "max_num_batched_tokens": vllm.max_num_batched_tokens,
+        "enable_chunked_prefill": effective.chunked_prefill(config, on_gpu=on_gpu, max_model_len=max_model_len(config)),
+        "load_format": None if vllm.load_format == "auto" else vllm.load_format,
+    }
+    given = {name: value for name, value in arguments.items() if value is not None}
+    return given | config.custom.extra.rollout_server.vllm_engine_kwargs
+
+
+def command_line(options: Mapping[str, Any], extra: Mapping[str, Any], *, key: str) -> list[str]:
+    """Options as words; those without a value are left out. Errors: ``ArgumentHasOwnKey``."""
+    if twice := sorted(options.keys() & extra.keys()):
+        problem = "our configuration says this in a section of its own"
+        raise ArgumentHasOwnKey(problem, key=f"{key}.{twice[0]}", remedy="Say it there, and remove it here.")
+    given = {name: value for name, value in {**options, **extra}.items() if value is not None}
+    return [word for name, value in given.items() for word in (f"--{name}", *_value_words(value))]
+
+
+def _value_words(value: Any) -> Sequence[str]:
+    """A value as ms-swift's parser reads it.
+
+    >>> _value_words(False), _value_words(["a", 1]), _value_words({"image": 1}), _value_words(0.6)
+    (('false',), ('a', '1'), ('{"image": 1}',), ('0.6',))
+    """
+    if isinstance(value, list | tuple):
+        return tuple(word for item in value for word in _value_words(item))
+    if isinstance(value, dict):
+        return (json.dumps(value),)
+    return (str(value).lower() if isinstance(value, bool) else str(value),)
+
 
 CONFIG_VARIABLE = "ROLLMATCH_CONFIG"
 """Tells ``swift_rewards`` which YAML, as a JSON list of its path and what ``--set`` laid over it."""
@@ -42,7 +118,7 @@ class SwiftTrainsOtherwise(LaunchError):
 
 
 def train_by_swift(
-    path: str, *, overrides: Sequence[str] = (), gpus: Sequence[str] = (), patience: Patience, dry_run: bool = False
+    path: str, *, overrides: Sequence[str] = (), gpus: Sequence[str] = (), wait: WaitPolicy, dry_run: bool = False
 ) -> int:
     """Become ms-swift's learner; returns only from a dry run, which prints the command.
 
@@ -53,7 +129,7 @@ def train_by_swift(
     if not dry_run:
         check_files(config)
         train, val = load_data(config)
-        await_servers(config, patience, gpus=gpus)
+        wait_for_servers(config, wait, gpus=gpus)
         for name, samples in (("train", train), ("val", val)):
             _write(_data_path(config, name), swift_rows(samples, config))
         become(command)
@@ -65,7 +141,7 @@ def learner_command(config: RunConfig, path: str, *, overrides: Sequence[str], g
     """``swift rlhf --rlhf_type grpo``. Errors: ``SwiftTrainsOtherwise``, ``ArgumentHasOwnKey``."""
     _check(config)
     options = model_options(config) | _connection(config) | _algorithm(config) | _training(config) | _tuner(config)
-    words = spell(options, config.custom.extra.swift.rlhf_options, key=f"{SWIFT}.rlhf_options")
+    words = command_line(options, config.custom.extra.swift.rlhf_options, key=f"{SWIFT}.rlhf_options")
     environment = dict(visible(gpus)) if gpus else {}
     environment |= {"NPROC_PER_NODE": str(max(1, len(gpus)))}
     environment |= {CONFIG_VARIABLE: json.dumps([str(Path(path).resolve()), *overrides])}
@@ -77,8 +153,8 @@ def swift_rows(samples: Iterable[Sample], config: RunConfig) -> Iterable[dict[st
     prompts = config.custom.prompts
     for sample in samples:
         question = ("user", IMAGE_TAG * len(sample.images) + prompts.user)
-        asked = tagged_messages(sample) if sample.messages else (*_system(prompts.system), question)
-        messages = [{"role": role, "content": text} for role, text in asked]
+        prompt = tagged_messages(sample) if sample.messages else (*_system(prompts.system), question)
+        messages = [{"role": role, "content": text} for role, text in prompt]
         yield {"messages": messages, "images": list(sample.images), "origin": sample.origin}
 
 

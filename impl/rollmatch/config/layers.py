@@ -1,9 +1,12 @@
-"""A YAML file and all it ``extends``, merged into one plain tree."""
+"""A YAML file, all it ``extends``, and ``--set`` overrides, merged into one plain tree."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rollmatch.config.yaml_dialect import Tree, parse_mapping
+import yaml
+
+from rollmatch.config.yaml_dialect import Tree, parse_mapping, parse_value
 from rollmatch.errors import ConfigError, ErrorList
 
 EXTENDS = "extends"
@@ -97,3 +100,45 @@ def _bases(value: Any, holder: Path, errors: list[ConfigError]) -> list[str]:
 def _cycle(loop: tuple[Path, ...]) -> ConfigError:
     names = " -> ".join(str(path) for path in loop)
     return ExtendsCycle(f"the files extend each other in a circle: {names}", key=EXTENDS, remedy="Break the circle.")
+
+
+class OverrideMalformed(ConfigError):
+    """An override is not ``dotted.key=YAML value``."""
+
+    code = "override-malformed"
+
+
+def parse_overrides(overrides: Iterable[str]) -> Tree:
+    """All overrides as one tree, later ones over earlier ones. Errors: ``ErrorList`` of ``OverrideMalformed``.
+
+    >>> parse_overrides(["training.seed=7", "training.learning_rate=1e-3", "model.model=runs/a=b"])
+    {'training': {'seed': 7, 'learning_rate': 0.001}, 'model': {'model': 'runs/a=b'}}
+    """
+    tree: Tree = {}
+    errors: list[ConfigError] = []
+    for override in overrides:
+        try:
+            tree = merge(tree, _parse(override))
+        except OverrideMalformed as error:
+            errors.append(error)
+    if errors:
+        raise ErrorList(errors)
+    return tree
+
+
+def _parse(override: str) -> Tree:
+    key, equals, text = override.partition("=")
+    names = key.strip().split(".")
+    if not equals or not all(names):
+        raise OverrideMalformed(f"{override!r} has no `key=value`", key=key, remedy="Write a.b.c=value.")
+    if names[0] == EXTENDS:
+        raise OverrideMalformed("files are extended in YAML only", key=key, remedy="Write it into the YAML file.")
+    try:
+        value = parse_value(text)
+    except yaml.YAMLError as error:
+        problem = f"the value {text!r} is not YAML: {' '.join(str(error).split())}"
+        raise OverrideMalformed(problem, key=key, remedy="Quote the value.") from error
+    for name in reversed(names):
+        value = {name: value}
+    tree: Tree = value
+    return tree

@@ -1,21 +1,86 @@
-"""The learner begins when every rollout server answers, and is as large as the YAML says."""
+"""Wait for the rollout servers, then compare model, GPUs and size with the configuration."""
 
+import ipaddress
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 
-from rollmatch.cli.served import check_gpus, check_model
 from rollmatch.config import RunConfig
-from rollmatch.config.pairing import pair_servers
-from rollmatch.config.servers import server_section
+from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.dialects.http import ServerRefused
 from rollmatch.dialects.session import ClientSettings, RolloutServer, ServerUnreachable
 from rollmatch.errors import LaunchError
+from rollmatch.server.identity import load_model_identity
 from rollmatch.server.settings import KEY_VARIABLE
+
+
+class GpusOverlap(LaunchError):
+    """No GPU of a machine is used by a server and a learner both."""
+
+    code = "gpus-overlap"
+
+
+class ServedModelDiffers(LaunchError):
+    """A server holds the tensors of the model that is trained."""
+
+    code = "served-model-differs"
+
+
+def check_gpus(base_url: str, health: Mapping[str, Any], gpus: Sequence[str]) -> None:
+    """Raise ``GpusOverlap`` where a server on this machine, by its health, works on one of the learner's ``gpus``."""
+    theirs = health.get("gpus") or ()
+    shared = [gpu for gpu in gpus if gpu in theirs]
+    if shared and is_loopback(base_url):
+        raise GpusOverlap(
+            f"{base_url} works on {', '.join(theirs)}, the learner was given {', '.join(gpus)}",
+            key="--gpus",
+            remedy=f"Name other GPUs than {', '.join(shared)} for one of them.",
+        )
+
+
+def check_model(server: RolloutServer, config: RunConfig) -> None:
+    """Raise ``ServedModelDiffers`` where a server that tells its tensors has others than ``model.model``."""
+    told = _identity(server)
+    digest = told.get("model_digest")
+    if digest is None:
+        return
+    model = load_model_identity(config.model.model, dtype=config.model.torch_dtype)
+    if digest != model.digest:
+        raise ServedModelDiffers(
+            f"{server.base_url} serves {told.get('model')}, with tensors of other names, shapes or types",
+            key="model.model",
+            remedy="Serve and train with the same YAML.",
+        )
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL leads to this machine by its own address.
+
+    >>> [is_loopback(f"http://{host}:8000") for host in ("127.0.0.1", "localhost", "[::1]", "10.0.0.7", "node1")]
+    [True, True, True, False, False]
+    """
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _identity(server: RolloutServer) -> dict[str, Any]:
+    """Empty where a server has no such route."""
+    try:
+        told = server.get("/native/identity")
+    except ServerRefused as refusal:
+        if refusal.status == 404:
+            return {}
+        raise
+    return told if isinstance(told, dict) else {}
+
 
 LOOK_S = 1.0
 """Longest wait for one server's health before its process is looked at again."""
@@ -34,7 +99,7 @@ class WorldSizeMismatch(LaunchError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class WaitPolicy:
     """How long a learner waits for its servers."""
 
     timeout_s: float | None = None
@@ -43,19 +108,19 @@ class Patience:
     """A process whose end ends the waiting."""
 
 
-def await_servers(config: RunConfig, patience: Patience, *, gpus: Sequence[str] = ()) -> None:
+def wait_for_servers(config: RunConfig, wait: WaitPolicy, *, gpus: Sequence[str] = ()) -> None:
     """Wait until all are healthy; ``gpus`` are the learner's, where it was told which.
 
     Errors: ``ServerUnreachable``, ``ServerProcessDied``, ``WorldSizeMismatch``, those of ``served``, and the refusal
     of a server whose workers are dead or that wants another key.
     """
     told = server_section(config)
-    limit_s = told.timeout_s if patience.timeout_s is None else patience.timeout_s
+    limit_s = told.timeout_s if wait.timeout_s is None else wait.timeout_s
     deadline = time.monotonic() + limit_s
     settings = ClientSettings(timeout_s=limit_s, api_key=os.environ.get(KEY_VARIABLE) or None)
     for address in pair_servers(told):
         server = RolloutServer(address.base_url, settings)
-        health = _await_health(server, deadline=deadline, limit_s=limit_s, server_pid=patience.server_pid)
+        health = _await_health(server, deadline=deadline, limit_s=limit_s, server_pid=wait.server_pid)
         _check_world_size(server, config)
         check_gpus(server.base_url, health, gpus)
         check_model(server, config)

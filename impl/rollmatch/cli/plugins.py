@@ -1,0 +1,57 @@
+"""Reward functions and environments that the configuration names. Import no torch, so that ``check`` can load them."""
+
+from collections.abc import Sequence
+
+from rollmatch.config import RunConfig
+from rollmatch.errors import ErrorList, RollmatchError, TargetError
+from rollmatch.objectives.environment import MakeEnvironment, load_environment, show
+from rollmatch.objectives.grpo.reward import Reward, RewardUnknown, load_function
+from rollmatch.records import Sample
+
+
+def load_rewards(config: RunConfig) -> tuple[Reward, ...]:
+    """Import them; none for an objective that has no rewards. Errors: ``ErrorList`` of ``RewardUnknown``."""
+    if not config.custom.learns_from_rewards:
+        return ()
+    rewards: list[Reward] = []
+    errors: list[RollmatchError] = []
+    for place, told in enumerate(config.custom.extra.grpo.rewards):
+        try:
+            function = load_function(told.function, key=f"custom.extra.grpo.rewards.{place}.function")
+            rewards.append(Reward(name=told.shown_name, function=function, weight=told.weight))
+        except RewardUnknown as error:
+            errors.append(error)
+    if errors:
+        raise ErrorList(errors)
+    return tuple(rewards)
+
+
+def load_configured_environment(config: RunConfig) -> MakeEnvironment | None:
+    """What makes environments; None where none is named. Errors: ``EnvironmentUnknown``, ``EnvironmentMisfit``."""
+    told = config.custom.extra.environment
+    if told.name is None:
+        return None
+    return load_environment(told.name, told.options, key="custom.extra.environment.name")
+
+
+def with_first_observations(config: RunConfig, samples: Sequence[Sample]) -> list[Sample]:
+    """Samples with what their environments show first; as they are where there is no environment.
+
+    Errors: ``ErrorList`` of what environments could not begin with.
+    """
+    make = load_configured_environment(config)
+    if make is None:
+        return list(samples)
+    prompts = config.custom.prompts
+    system = (("system", prompts.system),) if prompts.system else ()
+    asked = (*system, ("user", prompts.user))
+    shown: list[Sample] = []
+    errors: list[TargetError] = []
+    for sample in samples:
+        try:
+            shown.append(show(make, sample, run_seed=config.training.seed, asked=asked))
+        except TargetError as error:
+            errors.append(error)
+    if errors:
+        raise ErrorList(errors)
+    return shown
