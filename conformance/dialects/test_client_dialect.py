@@ -14,7 +14,7 @@ from rollmatch.data.ids import pack_ids
 from rollmatch.dialects.dialect import find_routes, name_dialect
 from rollmatch.dialects.http import HttpServer
 from rollmatch.dialects.prompt import Prompt
-from rollmatch.dialects.session import DIALECTS, ClientSettings, RolloutServer
+from rollmatch.dialects.session import DIALECTS, SIGNS, ClientSettings, RolloutServer
 from rollmatch.server.payloads import InferBatch
 
 URL = "http://h:1"
@@ -47,8 +47,8 @@ def server_of(dialect):
 @responses.activate
 def test_routes_name_the_dialect(dialect):
     responses.get(f"{URL}/openapi.json", json={"paths": {route: {} for route in ROUTES[dialect]}})
-    routes = find_routes(HttpServer(URL), timeout_s=1)
-    assert name_dialect(HttpServer(URL), routes) == dialect
+    routes = find_routes(HttpServer(URL), SIGNS.values(), timeout_s=1)
+    assert name_dialect(HttpServer(URL), routes, SIGNS) == dialect
     assert set(routes.values()) == set(ROUTES[dialect])
     responses.get(re.compile(f"{URL}/health/?"), json={"status": "ok"})
     server = RolloutServer(URL, ClientSettings(timeout_s=1))
@@ -63,8 +63,8 @@ def test_a_server_that_lists_no_routes_is_asked_for_each(dialect):
         responses.get(URL + route, status=200 if "health" in route else 405)
     responses.get(f"{URL}/openapi.json", status=404)
     responses.get(re.compile(".*"), status=404)
-    routes = find_routes(HttpServer(URL), timeout_s=1)
-    assert name_dialect(HttpServer(URL), routes) == dialect
+    routes = find_routes(HttpServer(URL), SIGNS.values(), timeout_s=1)
+    assert name_dialect(HttpServer(URL), routes, SIGNS) == dialect
     assert set(routes.values()) <= set(ROUTES[dialect])
 
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from conformance.servers.exchange import Call
+from conformance.servers.exchange import RecordedCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class Question:
     """A user's question, as text and as the ids that the model's chat template makes of it."""
 
     text: str
@@ -44,12 +44,12 @@ class Dialect(Protocol):
     """Path, body and the name of the field that it lacks."""
     routes: frozenset[str]
 
-    def body(self, prompts: Sequence[Prompt], **wants: Any) -> dict[str, Any]: ...
+    def body(self, prompts: Sequence[Question], **wants: Any) -> dict[str, Any]: ...
 
-    def spoilt(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    def spoilt(self, prompts: Sequence[Question]) -> dict[str, Any]:
         """As ``body``, but the last prompt cannot be served."""
 
-    def read(self, call: Call) -> list[Generated]: ...
+    def read(self, call: RecordedCall) -> list[Generated]: ...
 
 
 class Swift:
@@ -62,17 +62,17 @@ class Swift:
         "/reset_prefix_cache/ /update_adapter_flattened_param/ /close_communicator/ /get_engine_type/ "
     )
 
-    def body(self, prompts: Sequence[Prompt], **wants: Any) -> dict[str, Any]:
+    def body(self, prompts: Sequence[Question], **wants: Any) -> dict[str, Any]:
         config = {"max_tokens": 8, "temperature": 0.0, "return_details": True} | wants
         requests = [{"messages": prompt.messages, "uuid": f"q-{i}"} for i, prompt in enumerate(prompts)]
         return {"infer_requests": requests, "request_config": config}
 
-    def spoilt(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    def spoilt(self, prompts: Sequence[Question]) -> dict[str, Any]:
         body = self.body(prompts)
         body["infer_requests"][-1]["messages"] = [{"role": "user"}]
         return body
 
-    def read(self, call: Call) -> list[Generated]:
+    def read(self, call: RecordedCall) -> list[Generated]:
         return [
             Generated(
                 prompt_ids=response["prompt_token_ids"],
@@ -96,18 +96,18 @@ class Trl:
         "/reset_prefix_cache/ /close_communicator/ "
     )
 
-    def body(self, prompts: Sequence[Prompt], **wants: Any) -> dict[str, Any]:
+    def body(self, prompts: Sequence[Question], **wants: Any) -> dict[str, Any]:
         told = {"max_tokens": 8, "temperature": 0.0} | wants
         further = {"seed": told.pop("seed")} if "seed" in told else {}
         told["logprobs"] = 0 if told.get("logprobs") else None
         return {"prompts": [prompt.ids for prompt in prompts], "generation_kwargs": further} | told
 
-    def spoilt(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    def spoilt(self, prompts: Sequence[Question]) -> dict[str, Any]:
         body = self.body(prompts)
         body["prompts"][-1] = [10**6]
         return body
 
-    def read(self, call: Call) -> list[Generated]:
+    def read(self, call: RecordedCall) -> list[Generated]:
         rows, prompts = call.reply["completion_ids"], call.reply["prompt_ids"]
         each = max(1, len(rows) // max(1, len(prompts)))
         logprobs = call.reply.get("logprobs") or [None] * len(rows)
@@ -128,17 +128,17 @@ class Vllm:
     )
     model = "policy"
 
-    def body(self, prompts: Sequence[Prompt], **wants: Any) -> dict[str, Any]:
+    def body(self, prompts: Sequence[Question], **wants: Any) -> dict[str, Any]:
         told = {"max_tokens": 8, "temperature": 0.0} | wants
         told["logprobs"] = 0 if told.get("logprobs") else None
         return {"model": self.model, "prompt": [prompt.ids for prompt in prompts], "return_token_ids": True} | told
 
-    def spoilt(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    def spoilt(self, prompts: Sequence[Question]) -> dict[str, Any]:
         body = self.body(prompts)
         body["prompt"][-1] = [10**6]
         return body
 
-    def read(self, call: Call) -> list[Generated]:
+    def read(self, call: RecordedCall) -> list[Generated]:
         return [
             Generated(
                 prompt_ids=choice["prompt_token_ids"],
@@ -161,7 +161,7 @@ class Native:
         "/native/communicator/close/ /native/sync/commit/ /native/sync/drop/ "
     )
 
-    def body(self, prompts: Sequence[Prompt], **wants: Any) -> dict[str, Any]:
+    def body(self, prompts: Sequence[Question], **wants: Any) -> dict[str, Any]:
         sampling = {"max_tokens": 8, "temperature": 0.0} | wants
         seed = sampling.pop("seed", None)
         requests = [
@@ -170,12 +170,12 @@ class Native:
         ]
         return {"requests": requests, "sampling": sampling}
 
-    def spoilt(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    def spoilt(self, prompts: Sequence[Question]) -> dict[str, Any]:
         body = self.body(prompts)
         body["requests"][-1]["prompt_token_ids"] = [10**6]
         return body
 
-    def read(self, call: Call) -> list[Generated]:
+    def read(self, call: RecordedCall) -> list[Generated]:
         return [
             Generated(
                 prompt_ids=one["prompt_token_ids"],

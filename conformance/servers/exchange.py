@@ -9,7 +9,7 @@ LONGEST, FEWEST = 24, 3
 
 
 @dataclass(slots=True, kw_only=True)
-class Call:
+class RecordedCall:
     """One thing that was done to a server, in the order in which it ended."""
 
     label: str
@@ -46,19 +46,19 @@ class Call:
 class Exchange:
     """All calls of one check, and what the judge must know besides."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[RecordedCall] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
     stopped: str = ""
     """Why the check could not be carried through: that is the server's failure, or the deadline's."""
     untestable: str = ""
     """What the judge lacked: no failure, and no evidence either."""
 
-    def one(self, label: str) -> Call:
+    def one(self, label: str) -> RecordedCall:
         """The last call of this label; one that never answered where there is none."""
         found = self.all(label)
-        return found[-1] if found else Call(label=label, method="-", path="-", failure="was never sent")
+        return found[-1] if found else RecordedCall(label=label, method="-", path="-", failure="was never sent")
 
-    def all(self, label: str) -> list[Call]:
+    def all(self, label: str) -> list[RecordedCall]:
         """In the order in which they ended."""
         return [call for call in self.calls if call.label == label]
 
@@ -73,11 +73,11 @@ class Exchange:
 def read_exchange(fields: Mapping[str, Any]) -> Exchange:
     """The other way round.
 
-    >>> told = Exchange(calls=[Call(label="a", method="GET", path="/", status=200, reply=[])], notes={"n": 1})
+    >>> told = Exchange(calls=[RecordedCall(label="a", method="GET", path="/", status=200, reply=[])], notes={"n": 1})
     >>> read_exchange(told.as_json()) == told
     True
     """
-    calls = [Call(**call) for call in fields.get("calls", [])]
+    calls = [RecordedCall(**call) for call in fields.get("calls", [])]
     return Exchange(calls=calls, **{name: value for name, value in fields.items() if name != "calls"})
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from conformance.dialects.flat_bucket import flat_metadata
 from conformance.server.calls import Learner, Server
 from conformance.server.instance import free_port
-from conformance.servers.exchange import Call
+from conformance.servers.exchange import RecordedCall
 from conformance.servers.talk import Stopped, Talk
 from rollmatch.dialects.queued_group import QueuedGroup
 from rollmatch.weights.digest import bytes_of
@@ -68,7 +68,7 @@ class QueuedPeer:
     def __init__(self, talk: Talk) -> None:
         self.talk, self.group = talk, None
 
-    def init(self, label: str = "init", **fields: Any) -> Call:
+    def init(self, label: str = "init", **fields: Any) -> RecordedCall:
         """The call alone."""
         self.port = fields.get("port") or free_port()
         self.size = world_size(self.talk) + 1
@@ -107,7 +107,7 @@ class SwiftPeer(QueuedPeer):
 
     endings = ("/process_weights_after_loading/", "/reset_prefix_cache/")
 
-    def announce(self, tensors: Mapping[str, Tensor], label: str = "update", **fields: Any) -> Call:
+    def announce(self, tensors: Mapping[str, Tensor], label: str = "update", **fields: Any) -> RecordedCall:
         body = {"metadatas": flat_metadata(tensors, **fields)}
         return self.talk.post(label, "/update_flattened_params/", body)
 
@@ -126,7 +126,7 @@ class TrlPeer(QueuedPeer):
 
     def announce(
         self, tensors: Mapping[str, Tensor], label: str = "update", *, note: bool = True, **fields: Any
-    ) -> Call:
+    ) -> RecordedCall:
         [(name, tensor)] = tensors.items()
         told = {"name": name, "dtype": str(tensor.dtype), "shape": list(tensor.shape)} | fields
         return self.talk.post(label, "/update_named_param/", told, note=note)
@@ -146,7 +146,7 @@ class VllmPeer:
     def __init__(self, talk: Talk) -> None:
         self.talk, self.group = talk, None
 
-    def init(self, label: str = "init", **fields: Any) -> Call:
+    def init(self, label: str = "init", **fields: Any) -> RecordedCall:
         """The call alone; it ends when all have joined."""
         self.port = fields.pop("port", None) or free_port()
         self.size = world_size(self.talk) + 1
@@ -168,12 +168,12 @@ class VllmPeer:
         )
         self.talk.collective(label, "JOIN", lambda: setattr(self, "group", GlooGroup.open(address)))
 
-    def begin(self, label: str = "start", *, pause: bool = True) -> Call:
+    def begin(self, label: str = "start", *, pause: bool = True) -> RecordedCall:
         if pause:
             self.talk.post("pause", "/pause?mode=wait", timeout_s=60)
         return self.talk.post(label, "/start_weight_update", timeout_s=60)
 
-    def announce(self, tensors: Mapping[str, Tensor], label: str = "update", **fields: Any) -> "Future[Call]":
+    def announce(self, tensors: Mapping[str, Tensor], label: str = "update", **fields: Any) -> "Future[RecordedCall]":
         told = {
             "names": list(tensors),
             "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
@@ -216,7 +216,7 @@ class NativePeer:
         server.headers = dict(talk.subject.headers)
         self.learner = Learner(server, port=free_port(), client="judge")
 
-    def init(self, label: str = "init", **fields: Any) -> Call:
+    def init(self, label: str = "init", **fields: Any) -> RecordedCall:
         self.learner.world_size = world_size(self.talk) + 1
         return self.talk.post(label, "/native/communicator/", self.learner.wish(**fields), timeout_s=40)
 
@@ -230,10 +230,12 @@ class NativePeer:
         if status != 200:
             raise RuntimeError(f"{status} {body}")
 
-    def send(self, tensors: Mapping[str, Tensor], label: str = "update") -> Call:
+    def send(self, tensors: Mapping[str, Tensor], label: str = "update") -> RecordedCall:
         """Announce, send and commit; ``Stopped`` where it is refused."""
         version = int(self.learner.server.version) + 1
-        call = Call(label=label, method="POST", path="/native/sync/", sent=f"{len(tensors)} tensors, version {version}")
+        call = RecordedCall(
+            label=label, method="POST", path="/native/sync/", sent=f"{len(tensors)} tensors, version {version}"
+        )
         began = time.monotonic()
         call.status, call.reply = self.learner.sync(tensors, version=version, sync_id=f"judge-{version}")
         if isinstance(call.reply, dict):

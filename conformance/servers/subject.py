@@ -6,9 +6,9 @@ from typing import Any
 
 import requests
 
-from conformance.servers.dialects import DIALECTS, Dialect, Prompt
+from conformance.servers.dialects import DIALECTS, Dialect, Question
 from conformance.servers.policy import Policies
-from rollmatch.dialects.dialect import SIGNS
+from rollmatch.dialects.session import SIGNS
 
 FIND_TIMEOUT_S = 20.0
 
@@ -33,9 +33,9 @@ class Subject:
     process: Any = None
     """A ``Launched``, where the judge started the server; may be ended."""
 
-    def prompt(self, text: str) -> Prompt:
+    def prompt(self, text: str) -> Question:
         """As the dialects take one: a user's question."""
-        return Prompt(text=text, ids=self.policies.encode(text) if self.policies else list(text.encode()))
+        return Question(text=text, ids=self.policies.encode(text) if self.policies else list(text.encode()))
 
     def lacks(self, needs: tuple[str, ...]) -> str:
         """What of this there is not, for people; empty where all is there."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import requests
 
-from conformance.servers.exchange import Call, Exchange, shortened
+from conformance.servers.exchange import Exchange, RecordedCall, shortened
 from conformance.servers.subject import Subject
 from rollmatch.errors import RollmatchError
 
@@ -32,17 +32,17 @@ class Talk:
         self.leaving: list[Callable[[], None]] = []
         """What is to be done at the end, however it came."""
 
-    def get(self, label: str, path: str, **keywords: Any) -> Call:
+    def get(self, label: str, path: str, **keywords: Any) -> RecordedCall:
         return self.call(label, "GET", path, **keywords)
 
-    def post(self, label: str, path: str, body: Any = None, **keywords: Any) -> Call:
+    def post(self, label: str, path: str, body: Any = None, **keywords: Any) -> RecordedCall:
         return self.call(label, "POST", path, json={} if body is None else body, **keywords)
 
-    def call(self, label: str, method: str, path: str, **keywords: Any) -> Call:
+    def call(self, label: str, method: str, path: str, **keywords: Any) -> RecordedCall:
         """``keep`` False leaves the reply out of the record, ``note`` False the whole call unless it failed."""
         keep, note, timeout = (keywords.pop(*pair) for pair in (("keep", True), ("note", True), ("timeout_s", None)))
         session = keywords.pop("session", requests)
-        call = Call(label=label, method=method, path=path, sent=_sent(keywords))
+        call = RecordedCall(label=label, method=method, path=path, sent=_sent(keywords))
         began = time.monotonic()
         try:
             answer = session.request(
@@ -59,16 +59,16 @@ class Talk:
             self.exchange.calls.append(call)
         return call
 
-    def generate(self, label: str, prompts: Sequence[str], **wants: Any) -> Call:
+    def generate(self, label: str, prompts: Sequence[str], **wants: Any) -> RecordedCall:
         """``wants``: max_tokens, temperature, seed, n, logprobs; also ``call``'s keywords."""
         keywords = {name: wants.pop(name) for name in ("keep", "timeout_s", "session") if name in wants}
         dialect = self.subject.dialect
         body = dialect.body([self.subject.prompt(text) for text in prompts], **wants)
         return self.post(label, dialect.generate_path, body, **keywords)
 
-    def collective(self, label: str, method: str, work: Callable[[], Any], *, note: bool = True) -> Call:
+    def collective(self, label: str, method: str, work: Callable[[], Any], *, note: bool = True) -> RecordedCall:
         """What passes the group; ``Stopped`` where it fails."""
-        call = Call(label=label, method=method, path="group", status=200)
+        call = RecordedCall(label=label, method=method, path="group", status=200)
         began = time.monotonic()
         try:
             work()

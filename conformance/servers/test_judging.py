@@ -12,7 +12,7 @@ from conformance.cli.forked import run_to_end
 from conformance.servers.check import MISSED, MUST, PASSED, SHOULD, UNTESTABLE, Check, Verdict, judge
 from conformance.servers.checks import BY_ID, CHECKS
 from conformance.servers.dialects import DIALECTS
-from conformance.servers.exchange import Call, Exchange
+from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.gaps import Gap, GapMalformed, load_gaps, settle
 from conformance.servers.recording import Recording, read_recording, write_recording
 from conformance.servers.run import ask, ask_and_judge
@@ -99,7 +99,7 @@ def test_an_unreachable_server_misses_and_does_not_break_the_judge():
 
 
 def test_an_answer_of_another_form_is_missed():
-    told = Exchange(calls=[Call(label="world-size", method="GET", path="/", status=200, reply=["1"])])
+    told = Exchange(calls=[RecordedCall(label="world-size", method="GET", path="/", status=200, reply=["1"])])
     verdict = judge(BY_ID["world-size-is-told"], told)
     assert verdict.state == MISSED
     assert "another form" in verdict.reason

@@ -9,10 +9,10 @@ import torch
 
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
+from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.native import group as gloo
 from rollmatch.dialects.native.group import Meeting
 from rollmatch.dialects.native.sender import NativeSender, SyncUnconfirmed, _better
-from rollmatch.dialects.pending import Pending
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.comparison import digests_of
 from rollmatch.weights.direct_sender import device_of
@@ -289,4 +289,4 @@ def test_a_server_that_tells_only_that_the_learner_left_explains_nothing(code, e
         raise told
 
     broken = TransferFailed("ours", key="broadcast", remedy="Look.")
-    assert (_better(broken, [Pending(fail)]) is not broken) == explains
+    assert (_better(broken, [BackgroundCall(fail)]) is not broken) == explains

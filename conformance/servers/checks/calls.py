@@ -8,7 +8,7 @@ from urllib3.util.connection import is_connection_dropped
 from conformance.servers.check import SHOULD, Check
 from conformance.servers.checks.generation import QUESTIONS, note_dialect, read
 from conformance.servers.checks.liveness import LONG, judge_all_ok
-from conformance.servers.exchange import Call, Exchange, shown
+from conformance.servers.exchange import Exchange, RecordedCall, shown
 from conformance.servers.talk import Talk, in_thread
 
 TOO_LONG = "List every digit with its box, from top to bottom. " * 200
@@ -167,7 +167,7 @@ def ask_mixed(talk: Talk) -> None:
     talk.generate("after", QUESTIONS[:1])
 
 
-def _is_for(talk: Talk, call: Call, prompt_ids: list[int]) -> bool:
+def _is_for(talk: Talk, call: RecordedCall, prompt_ids: list[int]) -> bool:
     try:
         return [one.prompt_ids for one in talk.subject.dialect.read(call)] == [prompt_ids]
     except (AttributeError, KeyError, TypeError, ValueError):

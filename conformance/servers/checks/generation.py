@@ -4,7 +4,7 @@ import math
 
 from conformance.servers.check import SHOULD, Check
 from conformance.servers.dialects import DIALECTS, Generated
-from conformance.servers.exchange import Call, Exchange
+from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.talk import Talk
 
 QUESTIONS = ("List every digit with its box.", "Say something.", "one two three", "What is in the picture?")
@@ -16,7 +16,7 @@ def read(told: Exchange, label: str) -> list[Generated]:
     return read_call(told, told.one(label))
 
 
-def read_call(told: Exchange, call: Call) -> list[Generated]:
+def read_call(told: Exchange, call: RecordedCall) -> list[Generated]:
     if not call.is_ok:
         raise ValueError(call.tell())
     return DIALECTS[told.notes["dialect"]]().read(call)

@@ -5,7 +5,7 @@ import time
 import psutil
 
 from conformance.servers.check import SHOULD, Check
-from conformance.servers.exchange import Call, Exchange
+from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.talk import Talk
 
 DEATH_S, END_S = 10.0, 20.0
@@ -42,7 +42,9 @@ def ask_end(talk: Talk) -> None:
     process.process.terminate()
     _, alive = psutil.wait_procs(members, timeout=END_S)
     talk.exchange.calls.append(
-        Call(label="end", method="SIGNAL", path="SIGTERM", status=200, seconds=round(time.monotonic() - began, 1))
+        RecordedCall(
+            label="end", method="SIGNAL", path="SIGTERM", status=200, seconds=round(time.monotonic() - began, 1)
+        )
     )
     talk.note("left", len(alive))
 

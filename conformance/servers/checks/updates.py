@@ -8,7 +8,7 @@ from torch import Tensor
 from conformance.servers.check import SHOULD, Check
 from conformance.servers.checks.generation import QUESTIONS
 from conformance.servers.checks.weights import MAX_TOKENS, NEEDS, expect, judge_ok, was, write
-from conformance.servers.exchange import Call, Exchange
+from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.peers import make_peer, open_peer, sync
 from conformance.servers.policy import BESIDE_EMBEDDINGS
 from conformance.servers.talk import Stopped, Talk
@@ -36,7 +36,7 @@ def offer(talk: Talk, peer: Any, tensors: dict[str, Tensor], label: str) -> None
         peer.finish()  # whatever happened, a learner lets generation go on
 
 
-def answers(told: Exchange, label: str) -> list[Call]:
+def answers(told: Exchange, label: str) -> list[RecordedCall]:
     """What may tell the refusal: the announcement's answer, or that of a call that ends the update."""
     return [call for call in told.calls if call.label == label or call.label.startswith(("end", "finish"))]
 
@@ -82,7 +82,7 @@ def _ask_wrong(talk: Talk, tensors: dict[str, Tensor]) -> None:
     write(talk, "after")
     expect(talk, "after", 0)
     peer.close()
-    talk.exchange.calls.append(Call(label="-- next", method="-", path="-", status=200))
+    talk.exchange.calls.append(RecordedCall(label="-- next", method="-", path="-", status=200))
     sync(talk, BESIDE_EMBEDDINGS)
     write(talk, "new")
     expect(talk, "new", BESIDE_EMBEDDINGS)

@@ -1,22 +1,15 @@
 """Which language a rollout server speaks, by the routes it offers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from rollmatch.dialects.http import Answer, CallTimeout, HttpServer, ReplyMalformed, ServerRefused
+from rollmatch.dialects.http import CallTimeout, HttpReply, HttpServer, ReplyMalformed, ServerRefused
 from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
 from rollmatch.errors import RolloutError
 
-Post = Callable[[str, Any, str], Answer]
+Post = Callable[[str, Any, str], HttpReply]
 """(route without slash at its end, body, content type) -> reply, over a connection of its own."""
 
-SIGNS: Mapping[str, frozenset[str]] = {
-    "native": frozenset({"/native/infer", "/native/sync", "/native/communicator"}),
-    "swift": frozenset({"/infer", "/init_communicator", "/update_flattened_params"}),
-    "trl": frozenset({"/generate", "/init_communicator", "/update_named_param"}),
-    "vllm": frozenset({"/v1/chat/completions", "/init_weight_transfer_engine", "/update_weights"}),
-}
-"""Dialect -> routes that only it has together; the first that fits is spoken."""
 NOT_FOUND = 404
 
 
@@ -30,6 +23,8 @@ class Dialect(Protocol):
     """How prompts are put to a server."""
 
     name: str
+    signs: frozenset[str]
+    """Routes that only servers of this dialect have together."""
     answers_while_generating: bool
     """Whether the server's health is answered meanwhile."""
 
@@ -37,8 +32,10 @@ class Dialect(Protocol):
         """One reply per prompt, in order; ``post`` may be called several times."""
 
 
-def find_routes(server: HttpServer, *, timeout_s: float) -> dict[str, str]:
-    """Routes without slash at their end -> as the server has them. A server without a list of them is asked for each.
+def find_routes(server: HttpServer, signs: Iterable[frozenset[str]], *, timeout_s: float) -> dict[str, str]:
+    """Routes without their last slash -> as the server writes them.
+
+    They come from /openapi.json; a server without it is probed for each route of ``signs``.
 
     Errors: ``TransportFailed``, ``CallTimeout``.
     """
@@ -48,13 +45,13 @@ def find_routes(server: HttpServer, *, timeout_s: float) -> dict[str, str]:
         listed = None
     if isinstance(listed, dict) and isinstance(listed.get("paths"), dict):
         return {path.rstrip("/"): path for path in listed["paths"]}
-    wanted = sorted(frozenset.union(*SIGNS.values()) | {"/health"})
+    wanted = sorted(frozenset.union(*signs) | {"/health"})
     return {route: path for route in wanted if (path := _probe(server, route, timeout_s))}
 
 
-def name_dialect(server: HttpServer, routes: Mapping[str, str]) -> str:
-    """Errors: ``DialectUnknown``."""
-    for name, signs in SIGNS.items():
+def name_dialect(server: HttpServer, routes: Mapping[str, str], signs_of: Mapping[str, frozenset[str]]) -> str:
+    """The first dialect of ``signs_of`` whose signs are among the routes. Errors: ``DialectUnknown``."""
+    for name, signs in signs_of.items():
         if signs <= routes.keys():
             return name
     raise DialectUnknown(

@@ -18,8 +18,7 @@ import requests
 from requests.structures import CaseInsensitiveDict
 from requests.utils import get_environ_proxies, get_netrc_auth
 
-from rollmatch.dialects.asked import Asked, Call, Question
-from rollmatch.dialects.pending import Pending
+from rollmatch.dialects.calls import BackgroundCall, PostCall, PostRequest, RunningCall
 from rollmatch.errors import RolloutError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -58,14 +57,14 @@ class ReplyMalformed(RolloutError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HttpReply:
     """A reply with status 200."""
 
     body: Any
     headers: Mapping[str, str]
 
 
-class _Response(NamedTuple):
+class _RawReply(NamedTuple):
     """What came back, however it was asked for."""
 
     status_code: int
@@ -86,22 +85,22 @@ class HttpServer:
         self.host = urlsplit(self.base_url).hostname or ""
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
-    def get(self, path: str, *, timeout_s: float) -> Answer:
+    def get(self, path: str, *, timeout_s: float) -> HttpReply:
         """Ask. Errors: ``TransportFailed``, ``CallTimeout``, ``ServerRefused``, ``ReplyMalformed``."""
         return self._call("GET", path, timeout_s=timeout_s)
 
-    def post(self, path: str, body: Any = None, *, timeout_s: float | None, content_type: str = JSON) -> Answer:
+    def post(self, path: str, body: Any = None, *, timeout_s: float | None, content_type: str = JSON) -> HttpReply:
         """Tell, once. Errors as for ``get``."""
         return self._call(
             "POST", path, timeout_s=timeout_s, data=_encoded(body, content_type), content_type=content_type
         )
 
-    def begin(self, path: str, body: Any, *, timeout_s: float, content_type: str = JSON) -> Call[Answer]:
+    def begin(self, path: str, body: Any, *, timeout_s: float, content_type: str = JSON) -> RunningCall[HttpReply]:
         """As ``post``, but under way when this returns; its errors come with its result."""
         if not self._is_straight:
-            return Pending(partial(self.post, path, body, timeout_s=timeout_s, content_type=content_type))
+            return BackgroundCall(partial(self.post, path, body, timeout_s=timeout_s, content_type=content_type))
         url = urlsplit(self.base_url)
-        question = Question(
+        question = PostRequest(
             path=url.path + path,
             data=_encoded(body, content_type),
             headers=self._headers | {"Content-Type": content_type},
@@ -109,16 +108,16 @@ class HttpServer:
             timeout_s=timeout_s,
         )
 
-        def read(answer: http.client.HTTPResponse) -> Answer:
+        def read(answer: http.client.HTTPResponse) -> HttpReply:
             headers = CaseInsensitiveDict(answer.getheaders())
-            return self._answer(path, _Response(answer.status, headers, answer.read()))
+            return self._answer(path, _RawReply(answer.status, headers, answer.read()))
 
         def failed(error: Exception, was_sent: bool) -> RolloutError:
             if isinstance(error, TimeoutError) and was_sent:
                 return self._late(path, timeout_s)
             return self._broken(path, error)
 
-        return Asked((self.host, url.port), question, read=read, failed=failed)
+        return PostCall((self.host, url.port), question, read=read, failed=failed)
 
     @cached_property
     def _is_straight(self) -> bool:
@@ -132,17 +131,17 @@ class HttpServer:
         """The status of a GET. Errors: ``TransportFailed``, ``CallTimeout``."""
         return self._send("GET", path, timeout_s=timeout_s).status_code
 
-    def _call(self, method: str, path: str, **sent: Any) -> Answer:
+    def _call(self, method: str, path: str, **sent: Any) -> HttpReply:
         return self._answer(path, self._send(method, path, **sent))
 
-    def _answer(self, path: str, response: _Response) -> Answer:
+    def _answer(self, path: str, response: _RawReply) -> HttpReply:
         if response.status_code != requests.codes.ok:
             raise _refusal(self.base_url, path, response)
-        return Answer(body=self._decode(path, response), headers=response.headers)
+        return HttpReply(body=self._decode(path, response), headers=response.headers)
 
     def _send(
         self, method: str, path: str, *, timeout_s: float | None, data: bytes | None = None, content_type: str = ""
-    ) -> _Response:
+    ) -> _RawReply:
         headers = self._headers | ({"Content-Type": content_type} if data is not None else {})
         limits = (CONNECT_TIMEOUT_S if timeout_s is None else min(CONNECT_TIMEOUT_S, timeout_s), timeout_s)
         with requests.Session() as session:
@@ -153,7 +152,7 @@ class HttpServer:
                 raise self._late(path, timeout_s or 0.0) from error
             except requests.RequestException as error:
                 raise self._broken(path, error) from error
-        return _Response(told.status_code, told.headers, told.content)
+        return _RawReply(told.status_code, told.headers, told.content)
 
     def _late(self, path: str, timeout_s: float) -> CallTimeout:
         problem = f"{self.base_url}{path} did not answer within {timeout_s:g} s"
@@ -162,7 +161,7 @@ class HttpServer:
     def _broken(self, path: str, error: Exception) -> TransportFailed:
         return TransportFailed(f"{path}: {_root_of(error)}", key=self.base_url, remedy=REMEDY)
 
-    def _decode(self, path: str, response: _Response) -> Any:
+    def _decode(self, path: str, response: _RawReply) -> Any:
         try:
             return _read(response)
         except ValueError as error:
@@ -187,14 +186,14 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def _read(response: _Response) -> Any:
+def _read(response: _RawReply) -> Any:
     """Its body; msgspec's and json's errors are both ``ValueError``."""
     if response.headers.get("Content-Type", "").startswith(MSGPACK):
         return msgspec.msgpack.decode(response.content)
     return json.loads(response.content) if response.content else None
 
 
-def _refusal(base_url: str, path: str, response: _Response) -> ServerRefused:
+def _refusal(base_url: str, path: str, response: _RawReply) -> ServerRefused:
     """A server's no, in its own words where it has some."""
     try:
         told = _read(response)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.native.group import Meeting
-from rollmatch.dialects.pending import Pending
 from rollmatch.dialects.queued_group import QueuedGroup
 from rollmatch.dialects.session import RolloutServer
 from rollmatch.errors import RollmatchError, SyncError
@@ -74,7 +74,7 @@ class QueuedSender:
         """Leave all groups."""
         if self._groups:
             self._groups = ()
-            for call in [Pending(partial(server.control, "/close_communicator")) for server in self.servers]:
+            for call in [BackgroundCall(partial(server.control, "/close_communicator")) for server in self.servers]:
                 call.is_done(within_s=5.0)
 
 
@@ -104,7 +104,7 @@ def send_named(server: RolloutServer, group: QueuedGroup, spec: Spec, tensor: Te
 
 def _all(calls: Iterable[Any]) -> list[Any]:
     """Results of calls that run at the same time."""
-    return [pending.result() for pending in [Pending(call) for call in calls]]
+    return [pending.result() for pending in [BackgroundCall(call) for call in calls]]
 
 
 def _send_to(server: RolloutServer, group: QueuedGroup, plan: Plan, tensors: Sequence[Tensor]) -> None:

@@ -9,20 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollmatch.dialects.asked import Call
-from rollmatch.dialects.call_log import CallLog
+from rollmatch.dialects.calls import BackgroundCall, RunningCall
 from rollmatch.dialects.dialect import Dialect, find_routes, name_dialect
-from rollmatch.dialects.http import JSON, REMEDY, Answer, CallTimeout, HttpServer, ServerRefused, TransportFailed
+from rollmatch.dialects.http import JSON, REMEDY, CallTimeout, HttpReply, HttpServer, ServerRefused, TransportFailed
 from rollmatch.dialects.native.client import NativeDialect
-from rollmatch.dialects.pending import Pending
-from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
+from rollmatch.dialects.prompt import CallLog, Prompt, Reply, SamplingRules
 from rollmatch.dialects.swift.client import SwiftDialect
 from rollmatch.dialects.trl.client import TrlDialect
 from rollmatch.dialects.vllm.client import VllmDialect
 from rollmatch.dialects.watch import ServerDied, WatchRules, look, watched
 from rollmatch.errors import RolloutError
 
-DIALECTS: dict[str, type[Any]] = {kind.name: kind for kind in (NativeDialect, SwiftDialect, TrlDialect, VllmDialect)}
+DIALECTS: dict[str, type[NativeDialect | SwiftDialect | TrlDialect | VllmDialect]] = {
+    kind.name: kind for kind in (NativeDialect, SwiftDialect, TrlDialect, VllmDialect)
+}
+"""In this order: our own server speaks several, and the first one whose signs it shows is used."""
+SIGNS = {name: kind.signs for name, kind in DIALECTS.items()}
 GO_WITHOUT = (
     "Start the rollout server and check base_url, or train without one: vllm.mode colocate, or rollout_backend hf."
 )
@@ -70,8 +72,8 @@ class RolloutServer:
     def connect(self) -> None:
         """Wait for health, then find out the dialect. Errors: ``ServerUnreachable``, ``DialectUnknown``."""
         self.wait_until_healthy(self.settings.timeout_s)
-        self.routes = find_routes(self.http, timeout_s=CONTROL_TIMEOUT_S)
-        self.dialect = DIALECTS[name_dialect(self.http, self.routes)](self.base_url)
+        self.routes = find_routes(self.http, SIGNS.values(), timeout_s=CONTROL_TIMEOUT_S)
+        self.dialect = DIALECTS[name_dialect(self.http, self.routes, SIGNS)](self.base_url)
         if not self.dialect.answers_while_generating:
             self.watch = WatchRules(
                 poll_s=self.watch.poll_s,
@@ -129,8 +131,8 @@ class RolloutServer:
         path = f"{self.path_of(route)}?{query}" if query else self.path_of(route)
         return self.http.post(path, body, timeout_s=timeout_s, content_type=content_type).body
 
-    def begin(self, route: str, body: Any, *, timeout_s: float, content_type: str = JSON) -> Call[Answer]:
-        """As ``control``, but under way when this returns; its errors come with its result, an ``Answer``."""
+    def begin(self, route: str, body: Any, *, timeout_s: float, content_type: str = JSON) -> RunningCall[HttpReply]:
+        """As ``control``, but under way when this returns; its errors come with its result, an ``HttpReply``."""
         return self.http.begin(self.path_of(route), body, timeout_s=timeout_s, content_type=content_type)
 
     def empty_caches(self) -> None:
@@ -180,7 +182,7 @@ class RolloutServer:
     def _ask(self, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
         limit = self.settings.infer_timeout_s
 
-        def post(route: str, body: Any, content_type: str) -> Answer:
+        def post(route: str, body: Any, content_type: str) -> HttpReply:
             path = self.path_of(route)
             return self.http.post(path, body, timeout_s=limit or None, content_type=content_type)
 
@@ -192,7 +194,7 @@ class RolloutServer:
 
 def connect_all(servers: Sequence[RolloutServer]) -> None:
     """Connect to every server, at the same time. Errors: the first server's that has one, in their order."""
-    calls = [Pending(server.connect) for server in servers]
+    calls = [BackgroundCall(server.connect) for server in servers]
     for call in calls:
         call.result()
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.http import REMEDY, CallTimeout, HttpServer, ServerRefused, TransportFailed
-from rollmatch.dialects.pending import Pending
 from rollmatch.errors import RolloutError
 
 Result = TypeVar("Result")
@@ -35,7 +35,7 @@ def watched(call: Callable[[], Result], server: HttpServer, path: str, rules: Wa
 
     The call runs in a thread that is left behind when its server hangs; it cannot keep the process from ending.
     """
-    pending, failures = Pending(call), 0
+    pending, failures = BackgroundCall(call), 0
     while not pending.is_done(within_s=rules.poll_s):
         problem = look(server, path, rules)
         failures = failures + 1 if problem else 0

@@ -8,10 +8,9 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from rollmatch.dialects.call_log import CallLog
+from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.http import CallTimeout, ServerRefused, TransportFailed
-from rollmatch.dialects.pending import Pending
-from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
+from rollmatch.dialects.prompt import CallLog, Prompt, Reply, SamplingRules
 from rollmatch.dialects.session import HEALTH_TIMEOUT_S, RolloutServer
 from rollmatch.errors import RollmatchError, RolloutError
 from rollmatch.journal import Journal
@@ -265,4 +264,4 @@ class VllmServerBackend:
 
     def _read_instances(self) -> tuple[str, ...]:
         """What each server calls itself since its start; empty where a dialect has no such name."""
-        return tuple(call.result() for call in [Pending(server.instance) for server in self.servers])
+        return tuple(call.result() for call in [BackgroundCall(server.instance) for server in self.servers])

@@ -7,7 +7,7 @@ import numpy as np
 
 from rollmatch.data.ids import pack_ids, unpack_ids
 from rollmatch.dialects.dialect import Post
-from rollmatch.dialects.http import MSGPACK, Answer, ReplyMalformed
+from rollmatch.dialects.http import MSGPACK, HttpReply, ReplyMalformed
 from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
 from rollmatch.dialects.reply import entries_of, field_of, filled, logprobs_of, reason_of
 
@@ -20,6 +20,7 @@ class NativeDialect:
     """Our own server's."""
 
     name = "native"
+    signs = frozenset({"/native/infer", "/native/sync", "/native/communicator"})
     answers_while_generating = True
 
     def __init__(self, base_url: str) -> None:
@@ -29,7 +30,7 @@ class NativeDialect:
         """One call for all. Errors: ``ReplyMalformed``, ``ReplyCountMismatch``."""
         return self._read(post(ROUTE, encode(prompts, sampling), MSGPACK), prompts)
 
-    def _read(self, answer: Answer, prompts: Sequence[Prompt]) -> list[Reply]:
+    def _read(self, answer: HttpReply, prompts: Sequence[Prompt]) -> list[Reply]:
         body = field_of(answer.body, "responses")
         entries = entries_of(body, base_url=self.base_url, num_requests=len(prompts))
         for place, (entry, prompt) in enumerate(zip(entries, prompts, strict=True)):

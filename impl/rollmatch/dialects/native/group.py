@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from rollmatch.dialects.asked import Call
+from rollmatch.dialects.calls import BackgroundCall, RunningCall
 from rollmatch.dialects.http import MSGPACK, ServerRefused
-from rollmatch.dialects.pending import Pending
 from rollmatch.dialects.session import RolloutServer
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.digest_kinds import DIRECT, GLOO
@@ -76,7 +75,7 @@ class Communicator:
         self.rank = sum(sizes)
         self.group: Any = self._join(sizes)
 
-    def begin(self, sync_id: str, calls: Sequence[Call[Any]]) -> None:
+    def begin(self, sync_id: str, calls: Sequence[RunningCall[Any]]) -> None:
         """Give the word for the bytes once every worker is ready; a server that refuses costs the others nothing.
 
         Errors: that of the first call that ended with one, ``NotReady``.
@@ -104,7 +103,7 @@ class Communicator:
         wait_until_free(meeting.host, meeting.port)
         offsets = [sum(sizes[:place]) for place in range(len(sizes))]
         calls = [
-            Pending(partial(_ask_to_join, server, meeting, (world_size, offset), self.transport))
+            BackgroundCall(partial(_ask_to_join, server, meeting, (world_size, offset), self.transport))
             for server, offset in zip(self.servers, offsets, strict=True)
         ]
         try:
@@ -113,7 +112,7 @@ class Communicator:
             close_everywhere(self.servers, meeting)
             raise
 
-    def _join_store(self, calls: Sequence[Pending[Any]], world_size: int) -> Any:
+    def _join_store(self, calls: Sequence[BackgroundCall[Any]], world_size: int) -> Any:
         """Begins once somebody listens: an attempt that is left behind in native code could break the process's end."""
         meeting, deadline = self.meeting, time.monotonic() + self.meeting.join_timeout_s
         calls[0].is_done(within_s=_REFUSAL_S)  # a server that cannot listen says so at once, whoever else does
@@ -131,7 +130,7 @@ class Communicator:
             timeout_s=meeting.timeout_s,
             join_timeout_s=meeting.join_timeout_s,
         )
-        joining: Pending[Any] = Pending(partial(_open_group, address, self.transport, self.device))
+        joining: BackgroundCall[Any] = BackgroundCall(partial(_open_group, address, self.transport, self.device))
         while not joining.is_done(within_s=_POLL_S):
             tell_refusals(calls)
         try:
@@ -144,7 +143,7 @@ class Communicator:
             call.result()
         return group
 
-    def _nobody(self, calls: Sequence[Pending[Any]]) -> CommunicatorTimeout:
+    def _nobody(self, calls: Sequence[BackgroundCall[Any]]) -> CommunicatorTimeout:
         """What to say when some servers did not join."""
         silent = [server.base_url for server, call in zip(self.servers, calls, strict=True) if not call.is_done()]
         return CommunicatorTimeout(
@@ -153,13 +152,13 @@ class Communicator:
             remedy="Look at the server's output; check that its host reaches itself at the group's address.",
         )
 
-    def _wait_ready(self, sync_id: str, calls: Sequence[Call[Any]]) -> None:
-        began, doubts = time.monotonic(), list[Pending[Any]]()
+    def _wait_ready(self, sync_id: str, calls: Sequence[RunningCall[Any]]) -> None:
+        began, doubts = time.monotonic(), list[BackgroundCall[Any]]()
         deadline = began + self.meeting.timeout_s
         while not self.group.is_ready(sync_id, range(self.rank)):
             tell_refusals([*calls, *doubts])
             if not doubts and time.monotonic() > began + _DOUBT_S:
-                doubts = [Pending(server.instance) for server in self.servers]
+                doubts = [BackgroundCall(server.instance) for server in self.servers]
             if time.monotonic() > deadline:
                 problem = f"some worker was not ready for the weights within {self.meeting.timeout_s:g} s"
                 raise NotReady(problem, key=sync_id, remedy="Look at the servers' output.")
@@ -177,13 +176,13 @@ def _open_group(address: GroupAddress, transport: str, device: torch.device) -> 
 
 def close_everywhere(servers: Sequence[RolloutServer], meeting: Meeting) -> None:
     """Tell all servers that this learner leaves; those that are gone cannot hear it, and need not."""
-    calls = [Pending(partial(_ask_to_leave, server, meeting)) for server in servers]
+    calls = [BackgroundCall(partial(_ask_to_leave, server, meeting)) for server in servers]
     deadline = time.monotonic() + _GRACE_S
     for call in calls:
         call.is_done(within_s=max(0.001, deadline - time.monotonic()))
 
 
-def tell_refusals(calls: Sequence[Call[Any]]) -> None:
+def tell_refusals(calls: Sequence[RunningCall[Any]]) -> None:
     """Errors: that of a call that has ended with one."""
     for call in calls:
         if call.is_done():

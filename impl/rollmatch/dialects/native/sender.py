@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from rollmatch.dialects.asked import Call
-from rollmatch.dialects.http import MSGPACK, Answer
+from rollmatch.dialects.calls import BackgroundCall, RunningCall
+from rollmatch.dialects.http import MSGPACK, HttpReply
 from rollmatch.dialects.native.group import Communicator, Meeting, tell_refusals
-from rollmatch.dialects.pending import Pending
 from rollmatch.dialects.session import HEALTH_TIMEOUT_S, RolloutServer
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.adapter import Adapter
@@ -199,13 +198,13 @@ class NativeSender:
     def _give_up(self, sync_id: str) -> None:
         """Drop what is staged and leave; the servers go on with their old weights."""
         body = {"client": self.meeting.client, "sync_id": sync_id}
-        calls = [Pending(partial(_tell_to_drop, server, body)) for server in self.servers]
+        calls = [BackgroundCall(partial(_tell_to_drop, server, body)) for server in self.servers]
         for call in calls:
             call.is_done(within_s=_GRACE_S)
         self.close()
 
 
-def _begin(server: RolloutServer, route: str, body: dict[str, Any]) -> Call[Answer]:
+def _begin(server: RolloutServer, route: str, body: dict[str, Any]) -> RunningCall[HttpReply]:
     return server.begin(route, body, timeout_s=_REPLY_TIMEOUT_S, content_type=MSGPACK)
 
 
@@ -251,7 +250,7 @@ def _check_instance(server: RolloutServer, reply: dict[str, Any], instance: str)
         raise SyncUnconfirmed(problem, key=server.base_url, remedy="Let one server stand behind each URL.")
 
 
-def _better(error: RollmatchError, calls: Sequence[Call[Any]]) -> RollmatchError:
+def _better(error: RollmatchError, calls: Sequence[RunningCall[Any]]) -> RollmatchError:
     """A transfer that broke says little; the server whose call failed meanwhile may know more."""
     if isinstance(error, TransferFailed):
         for call in calls:

@@ -22,6 +22,7 @@ class SwiftDialect:
     """Messages in, ids out (``return_details``)."""
 
     name = "swift"
+    signs = frozenset({"/infer", "/init_communicator", "/update_flattened_params"})
     answers_while_generating = False
 
     def __init__(self, base_url: str) -> None:

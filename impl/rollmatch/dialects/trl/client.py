@@ -20,6 +20,7 @@ class TrlDialect:
     """Ids in, ids out; the reason a response ended is read from its last token."""
 
     name = "trl"
+    signs = frozenset({"/generate", "/init_communicator", "/update_named_param"})
     answers_while_generating = False
 
     def __init__(self, base_url: str) -> None:

@@ -20,6 +20,7 @@ class VllmDialect:
     """OpenAI's chat with vLLM's token ids."""
 
     name = "vllm"
+    signs = frozenset({"/v1/chat/completions", "/init_weight_transfer_engine", "/update_weights"})
     answers_while_generating = True
 
     def __init__(self, base_url: str) -> None:

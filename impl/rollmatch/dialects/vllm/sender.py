@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.native.group import Meeting, wait_until_free
-from rollmatch.dialects.pending import Pending
 from rollmatch.dialects.queued_sender import AdapterUnproven
 from rollmatch.dialects.session import RolloutServer
 from rollmatch.errors import RollmatchError
@@ -67,7 +67,9 @@ class StockSender:
         """Leave the group, and tell the servers."""
         if self._group is not None:
             self._group.close()
-            for call in [Pending(partial(server.control, CLOSE)) for server in self.servers if CLOSE in server.routes]:
+            for call in [
+                BackgroundCall(partial(server.control, CLOSE)) for server in self.servers if CLOSE in server.routes
+            ]:
                 call.is_done(within_s=_GRACE_S)
         self._group = None
 
@@ -86,22 +88,24 @@ class StockSender:
             timeout_s=self.meeting.timeout_s,
             join_timeout_s=self.meeting.join_timeout_s,
         )
-        joining = Pending(partial(GlooGroup.open, address))
+        joining = BackgroundCall(partial(GlooGroup.open, address))
         offsets = [1 + sum(sizes[:place]) for place in range(len(sizes))]
-        calls = [Pending(partial(_ask_to_join, *pair, address)) for pair in zip(self.servers, offsets, strict=True)]
+        calls = [
+            BackgroundCall(partial(_ask_to_join, *pair, address)) for pair in zip(self.servers, offsets, strict=True)
+        ]
         self._group = _first_of(joining, calls)
         return self._group
 
     def _update(self, group: GlooGroup, plan: Plan, tensors: Sequence[Any]) -> None:
         body = {"update_info": _described(plan)}
-        calls = [Pending(partial(_tell, server, UPDATE, body)) for server in self.servers]
+        calls = [BackgroundCall(partial(_tell, server, UPDATE, body)) for server in self.servers]
         pieces = Shipment(plan, tensors).pieces(self._buffers)
-        sending = Pending(partial(broadcast_all, pieces, partial(group.begin, source=RANK)))
+        sending = BackgroundCall(partial(broadcast_all, pieces, partial(group.begin, source=RANK)))
         _first_of(sending, calls)
 
     def _everywhere(self, call: Callable[[RolloutServer], Any]) -> list[Any]:
         """One call to each server at the same time; all are waited for before an error is told."""
-        calls = [Pending(partial(call, server)) for server in self.servers]
+        calls = [BackgroundCall(partial(call, server)) for server in self.servers]
         for pending in calls:
             pending.is_done(within_s=_UPDATE_TIMEOUT_S)
         return [pending.result() for pending in calls]
@@ -110,7 +114,7 @@ class StockSender:
         return tuple(server.instance() for server in self.servers)
 
 
-def _first_of(ours: Pending[Any], theirs: Sequence[Pending[Any]]) -> Any:
+def _first_of(ours: BackgroundCall[Any], theirs: Sequence[BackgroundCall[Any]]) -> Any:
     """Our part's result once all are done; a server's error at once, and before ours, of which it is the cause."""
     waiting = list(theirs)
     while waiting or not ours.is_done():
@@ -122,7 +126,7 @@ def _first_of(ours: Pending[Any], theirs: Sequence[Pending[Any]]) -> Any:
     return ours.result()
 
 
-def _tell_cause(ours: Pending[Any], theirs: Sequence[Pending[Any]]) -> None:
+def _tell_cause(ours: BackgroundCall[Any], theirs: Sequence[BackgroundCall[Any]]) -> None:
     """Errors: a server's, where ours failed and one comes within the grace; else ours."""
     try:
         ours.result()

@@ -1,36 +1,39 @@
-"""A call that is under way without a thread: sent at once, read by whoever asks for its answer.
+"""HTTP calls that run while the caller does something else.
 
-While weights travel threads of one interpreter wait for each other; three calls that are only sent cost the third
-server less than one that a session and a thread are made for.
+``BackgroundCall`` runs anything in a thread. ``PostCall`` needs no thread: it sends a POST at once and reads the reply
+when its result is wanted. While weights travel, the threads of one interpreter wait for each other; three calls that
+are only sent delay the third server less than three threads and sessions.
 """
 
 import http.client
+import queue
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 from rollmatch.errors import RollmatchError
 
 Result = TypeVar("Result")
-Told = TypeVar("Told", covariant=True)
+Outcome = TypeVar("Outcome", covariant=True)
 
 
-class Call(Protocol[Told]):
-    """A call under way."""
+class RunningCall(Protocol[Outcome]):
+    """A call that may still be running."""
 
     def is_done(self, *, within_s: float = 0.0) -> bool:
         """Whether it has ended, after waiting for so long at most."""
 
-    def result(self) -> Told:
-        """What came of it, or its error."""
+    def result(self) -> Outcome:
+        """Wait for its result, or raise its error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What is sent, and how long it may take."""
+class PostRequest:
+    """Path, body, headers and timeouts of a POST."""
 
     path: str
     data: bytes | None
@@ -39,13 +42,13 @@ class Question:
     timeout_s: float | None
 
 
-class Asked(Generic[Result]):
-    """A POST over a connection of its own; a ``Call``."""
+class PostCall(Generic[Result]):
+    """A POST over a connection of its own; a ``RunningCall``."""
 
     def __init__(
         self,
         where: tuple[str, int | None],
-        question: Question,
+        question: PostRequest,
         *,
         read: Callable[[http.client.HTTPResponse], Result],
         failed: Callable[[Exception, bool], RollmatchError],
@@ -81,8 +84,8 @@ class Asked(Generic[Result]):
 
     @property
     def _socket(self) -> socket.socket:
-        found: Any = self._connection.sock
-        assert isinstance(found, socket.socket)
+        found = cast(socket.socket | None, self._connection.sock)
+        assert found is not None
         return found
 
     def _finish(self) -> None:
@@ -98,3 +101,39 @@ class Asked(Generic[Result]):
     def _end(self, result: Result | None, error: RollmatchError | None) -> None:
         self._outcome = result, error
         self._connection.close()
+
+
+class BackgroundCall(Generic[Result]):
+    """A call in a daemon thread: starts at once, and cannot keep the process from ending."""
+
+    def __init__(self, call: Callable[[], Result]) -> None:
+        self._arrivals: queue.SimpleQueue[tuple[Result | None, Exception | None]] = queue.SimpleQueue()
+        self._outcome: tuple[Result | None, Exception | None] | None = None
+        threading.Thread(target=self._run, args=(call,), daemon=True).start()
+
+    def is_done(self, *, within_s: float = 0.0) -> bool:
+        """Whether it has ended, after waiting for so long at most."""
+        if self._outcome is None:
+            try:
+                self._outcome = self._arrivals.get(block=within_s > 0, timeout=within_s or None)
+            except queue.Empty:
+                return False
+        return True
+
+    def result(self) -> Result:
+        """What it returned, or its error; waits without limit."""
+        if self._outcome is None:
+            self._outcome = self._arrivals.get()
+        result, error = self._outcome
+        if error is not None:
+            raise error
+        return cast(Result, result)
+
+    def _run(self, call: Callable[[], Result]) -> None:
+        outcome: tuple[Result | None, Exception | None] = (None, RuntimeError("a call failed; its thread tells why"))
+        try:
+            outcome = (call(), None)
+        except RollmatchError as error:
+            outcome = (None, error)
+        finally:  # whatever it was: the caller must not wait for ever
+            self._arrivals.put(outcome)
