@@ -3,16 +3,25 @@ PYTHON ?= python3
 VENV ?= .venv
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 
-.PHONY: digits test lint openspec faults
+.PHONY: digits test lint openspec faults map mutants
 digits: $(VENV)/ready
 	$(VENV)/bin/rollmatch train fixtures/digits/digits.yaml
 
 test: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest conformance -m "not gpu" -n 3 --dist loadfile
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest conformance -m "not gpu" -n 3 --dist loadfile $(OPTIONS)
 	$(VENV)/bin/python -m pytest --quiet --doctest-modules impl --ignore=impl/rollmatch/cli/swift_rewards.py  # imports ms-swift
 
 faults: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m conformance.harness.faults
+
+# Which quick test reaches which line, for mutants.
+map: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest conformance -m "not gpu and not engine and not slow" \
+	  --quiet -n 3 --dist loadfile --cov --cov-context=test --cov-report=
+
+# Five minutes over all of impl/; MODULE="impl/rollmatch/learn/pack.py" or DIFF=main for a part of it.
+mutants: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m conformance.harness.mutants $(if $(MODULE),--module $(MODULE)) $(if $(DIFF),--diff $(DIFF))
 
 openspec: $(VENV)/ready
 	$(VENV)/bin/python -m conformance.harness.openspec_tool

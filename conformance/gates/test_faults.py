@@ -12,16 +12,17 @@ from conformance.harness.trial import ROOT
 
 TRIALS = """
 import json, sys
-from conformance.harness.faults import Fault
-from conformance.harness.trial import Trial, run_trials
-old, test, news = json.loads(sys.argv[1])
-place = {"what": "", "file": "config/pairing.py", "rules": ()}
-faults = [Fault(fault_id=name, old=old, new=new, **place) for name, new in news.items()]
-trials = [Trial(name=each.fault_id, path=each.path, source=each.apply(), tests=(test,)) for each in faults]
+from dataclasses import replace
+from conformance.harness.binding import map_tests, read_claims
+from conformance.harness.faults import read_faults, trial_of
+from conformance.harness.trial import IMPL, run_trials
+fault = next(fault for fault in read_faults() if fault.fault_id == sys.argv[1])
+found, source = trial_of(fault, map_tests(read_claims())), (IMPL / fault.path).read_text()
+broken = replace(found, name="broken", source=f"{source}\\nimport no_such_module\\n")
+trials = (found, replace(found, name="not found", source=f"{source}\\nUNUSED = 1\\n"), broken)
 print(json.dumps({each.trial.name: each.outcome for each in run_trials(trials, num_workers=2)}))
 """
-TEST = "conformance/scenarios/test_server_connection.py::test_lists_of_one_length_are_paired"
-OLD = "def pair_servers("
+QUICK = "seed-without-rank"
 
 
 def test_every_fault_fits_the_code_and_has_tests():
@@ -36,17 +37,12 @@ def test_every_fault_fits_the_code_and_has_tests():
 
 
 def test_a_trial_tells_found_from_not_found_and_from_broken():
-    news = {
-        "found": "def pair_servers(*_): return ()\n\n\ndef _other(",
-        "not found": f"UNUSED = 1\n\n\n{OLD}",
-        "broken": f"import no_such_module\n\n\n{OLD}",
-    }
-    command = [sys.executable, "-c", TRIALS, json.dumps([OLD, TEST, news])]
+    command = [sys.executable, "-c", TRIALS, QUICK]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout.splitlines()[-1])
-    assert outcomes == {"found": "failed", "not found": "passed", "broken": "broken"}
+    assert outcomes == {QUICK: "failed", "not found": "passed", "broken": "broken"}
 
 
 def test_a_fault_whose_text_is_gone_is_refused():

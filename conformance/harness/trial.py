@@ -26,7 +26,18 @@ PRELOADED = (
     *("transformers.trainer", "transformers.models.auto.processing_auto", "transformers.generation.utils"),
     *("transformers.models.qwen3_vl.modeling_qwen3_vl", "transformers.models.qwen3_vl.processing_qwen3_vl"),
 )
-OPTIONS = ("-x", "-q", "--tb=short", "--import-mode=importlib", "-o", "addopts=", "-p", "no:cacheprovider")
+OPTIONS = (
+    "-x",
+    "-q",
+    "-m",
+    "not gpu",
+    "--tb=short",
+    "--import-mode=importlib",
+    "-o",
+    "addopts=",
+    "-p",
+    "no:cacheprovider",
+)
 VERDICTS = {0: "passed", 1: "failed", 2: "broken"}
 """Exit status of a fork: an assertion failed; the tests could not run. Any other status is ``timeout``."""
 

@@ -1,0 +1,164 @@
+"""Mutants of function bodies, made by cosmic-ray and judged by the tests that reach the mutated line.
+
+    python -m conformance.harness.mutants                      # five minutes over all of impl/, seed from the date
+    python -m conformance.harness.mutants --module impl/rollmatch/learn/pack.py --sample 100
+    python -m conformance.harness.mutants --diff main          # lines that differ from a branch
+
+``build/coverage`` says which tests reach a line; ``make map`` writes it. A mutant that no test reaches survives.
+"""
+
+import argparse
+import ast
+import random
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from cosmic_ray.commands.init import _all_work_items
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator
+from cosmic_ray.work_item import MutationSpec
+from coverage import CoverageData
+
+from conformance.harness.trial import IMPL, ROOT, Trial, Verdict, run_trials
+
+MAP = ROOT / "build/coverage"
+MOST_TESTS = 40
+"""Tests that a mutant is tried with; those that touch the fewest files come first."""
+TIMEOUT_S = 90
+ANNOTATIONS = "ReplaceBinaryOperator_BitOr"
+"""Left out: ``int | None`` is an annotation, and fails at import when changed."""
+Lines = dict[Path, set[int]]
+
+
+@cache
+def read_map() -> tuple[CoverageData, Counter[str]]:
+    """The map, and of each test the number of files it touches. Errors: ``SystemExit`` without a map."""
+    if not MAP.exists():
+        raise SystemExit(f"{MAP.relative_to(ROOT)} is missing: run make map (a run of the quick tests, some minutes)")
+    data = CoverageData(basename=str(MAP))
+    data.read()
+    query = (
+        "SELECT context.context, count(*) FROM line_bits JOIN context ON context_id = context.id GROUP BY context_id"
+    )
+    breadth: Counter[str] = Counter()
+    with sqlite3.connect(MAP) as connection:
+        for context, number in connection.execute(query):
+            breadth[context.rpartition("|")[0]] += number
+    return data, breadth
+
+
+@cache
+def contexts_of(path: Path) -> dict[int, list[str]]:
+    """Line -> ``test|phase`` of what reached it."""
+    return read_map()[0].contexts_by_lineno(path.relative_to(ROOT).as_posix())
+
+
+@cache
+def places_of(path: Path) -> list[list[MutationSpec]]:
+    """Mutations of function bodies, grouped by place and kind: ``+`` has eleven replacements, but is one place."""
+    functions = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.FunctionDef)]
+    bodies = {line for node in functions for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
+    groups: dict[tuple[object, ...], list[MutationSpec]] = {}
+    for item in _all_work_items([path], {}):
+        (spec,) = item.mutations
+        kind = re.sub(r"_[A-Za-z]+$", "", spec.operator_name.partition("/")[2])
+        if spec.start_pos[0] in bodies and not kind.startswith(ANNOTATIONS):
+            groups.setdefault((spec.start_pos, kind), []).append(spec)
+    return list(groups.values())
+
+
+def draw(paths: Sequence[Path], chance: random.Random, lines: Lines) -> Iterator[MutationSpec]:
+    """Mutants in random order, one a place; of files in ``lines`` only these lines."""
+    if len(paths) < 20:  # few enough to list
+        places = [place for path in paths for place in places_of(path)]
+        for place in chance.sample(places, len(places)):
+            if not lines or place[0].start_pos[0] in lines[Path(place[0].module_path)]:
+                yield chance.choice(place)
+        return
+    weights, seen = [path.stat().st_size for path in paths], set()
+    while True:
+        places = places_of(chance.choices(paths, weights)[0])
+        place = chance.choice(places) if places else []
+        key = (place[0].module_path, place[0].start_pos, place[0].operator_name) if place else None
+        if key not in seen and key:
+            yield chance.choice(place)
+        seen.add(key)
+
+
+def trial_of(spec: MutationSpec) -> Trial:
+    path, line = Path(spec.module_path), spec.start_pos[0]
+    source = mutate_code(path.read_text(encoding="utf-8"), get_operator(spec.operator_name)(), spec.occurrence)
+    name = f"{path.relative_to(ROOT)}:{line} {spec.operator_name.partition('/')[2]} #{spec.occurrence}"
+    reached, breadth = {each.rpartition("|")[0] for each in contexts_of(path).get(line, [])} - {""}, read_map()[1]
+    tests = tuple(sorted(reached, key=lambda test: (breadth[test], test))[:MOST_TESTS])
+    return Trial(name=name, path=path.relative_to(IMPL), source=source or "", tests=tests, timeout_s=TIMEOUT_S)
+
+
+def changed_lines(branch: str) -> Lines:
+    """Lines of ``impl/`` that differ from a branch."""
+    command = ["git", "diff", "--unified=0", branch, "--", "impl/*.py"]
+    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines: Lines = {}
+    for part in re.split(r"^\+\+\+ b/", text, flags=re.MULTILINE)[1:]:
+        hunks = re.findall(r"^@@ \S+ \+(\d+)(?:,(\d+))? @@", part, flags=re.MULTILINE)
+        changed = {int(first) + more for first, count in hunks for more in range(int(count or 1))}
+        lines[ROOT / part.partition("\n")[0]] = changed
+    return lines
+
+
+def judge(specs: Iterator[MutationSpec], *, sample: int, end: float, workers: int) -> Iterator[Verdict]:
+    """Verdicts of the first mutants, as many as the sample and the time allow."""
+    missed: list[Verdict] = []
+
+    def trials() -> Iterator[Trial]:
+        for _, spec in zip(range(sample), specs, strict=False):
+            if time.monotonic() > end:
+                return
+            trial = trial_of(spec)
+            if trial.tests:
+                yield trial
+            else:
+                missed.append(Verdict(trial=trial, outcome="not reached", log=""))
+
+    yield from run_trials(trials(), num_workers=workers)
+    yield from missed
+
+
+def report(verdicts: Collection[Verdict], seed: str) -> float:
+    """Print survivors and the share that was killed; return it, in percent."""
+    survivors = [each for each in verdicts if each.outcome in ("passed", "not reached")]
+    for each in sorted(survivors, key=lambda each: each.trial.name):
+        sys.stdout.write(f"survived ({each.outcome}): {each.trial.name}\n")
+    killed = len(verdicts) - len(survivors)
+    share, counts = 100 * killed / max(len(verdicts), 1), dict(Counter(each.outcome for each in verdicts))
+    sys.stdout.write(f"seed {seed}: {killed} of {len(verdicts)} mutants killed, {share:.1f} % {counts}\n")
+    return share
+
+
+def main() -> int:
+    """Exit status: 1 when fewer mutants than ``--fail-under`` were killed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--module", nargs="*", type=Path, help="files below impl/; default: all")
+    parser.add_argument("--diff", metavar="BRANCH", help="only lines that differ from this branch")
+    parser.add_argument("--sample", type=int, default=sys.maxsize, help="mutants at most")
+    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--seed", default=time.strftime("%Y-%m-%d"))
+    parser.add_argument("--fail-under", type=float, default=70, metavar="PERCENT")
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    lines = changed_lines(options.diff) if options.diff else {}
+    paths = [path.resolve() for path in options.module or ()] or sorted(lines) or sorted(IMPL.rglob("*.py"))
+    specs, end = draw(paths, random.Random(options.seed), lines), time.monotonic() + 60 * options.minutes
+    verdicts = list(judge(specs, sample=options.sample, end=end, workers=options.workers))
+    return 1 if report(verdicts, options.seed) < options.fail_under else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
