@@ -13,7 +13,7 @@ from pathlib import Path
 from conformance.cli.started import Started, cli_command, is_healthy, journal_of, started
 from conformance.rollout.digits import ROOT, absolute
 from conformance.server.instance import free_port
-from rollmatch.config import load
+from rollmatch.config import load_config
 from rollmatch.config.servers import pair_servers, server_section
 
 CONFIG = ROOT / "fixtures/digits/3v1.yaml"
@@ -85,7 +85,7 @@ def _addresses(num_servers: int) -> tuple[str, str]:
 def served(folder: Path, settings: Sequence[str], cores: Sequence[int]) -> Iterator[list[Started]]:
     """The servers of a configuration, each of which keeps to its core."""
     command = [*cli_command("serve", CONFIG, *settings), "--gpus", "0"]
-    addresses = pair_servers(server_section(load(CONFIG, absolute(*settings))))
+    addresses = pair_servers(server_section(load_config(CONFIG, absolute(*settings))))
     with ExitStack() as stack:
         running = [
             stack.enter_context(

@@ -17,7 +17,7 @@ from conformance.cli.started import absolute
 from conformance.rollout.digits import load_model, requests_for, scenes
 from rollmatch.cli.assemble import make_template
 from rollmatch.cli.connect import connect_servers
-from rollmatch.config import load
+from rollmatch.config import load_config
 from rollmatch.config.effective import calls_together
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
@@ -68,7 +68,7 @@ def steps(tmp_path_factory):
     torch.set_num_threads(1)
     with ExitStack() as stack:
         settings, servers = stack.enter_context(two_servers(folder, *OVERRIDES))
-        configs = {n: load(CONFIG, absolute(*settings, f"{MATCHING}.pieces_per_server={n}")) for n in PIECES}
+        configs = {n: load_config(CONFIG, absolute(*settings, f"{MATCHING}.pieces_per_server={n}")) for n in PIECES}
         backend = connect_servers(configs[1], make_template(configs[1]), ranks=Ranks())
         stack.callback(backend.close)
         backend.push(named_weights(load_model()), version=1)

@@ -10,7 +10,7 @@ from PIL import Image
 from rollmatch import __version__
 from rollmatch.cli.main import format_error, main
 from rollmatch.cli.server_checks import WaitPolicy
-from rollmatch.config import json_schema, load
+from rollmatch.config import json_schema, load_config
 from rollmatch.config.yaml_dialect import parse_mapping
 from rollmatch.errors import ErrorList, LaunchError
 
@@ -45,7 +45,7 @@ def test_check_prints_the_resolved_tree_and_what_the_data_holds(place, capsys):
     assert told.err == ""
     tree, _, summary = told.out.partition("\n\n")
     (place / "resolved.yaml").write_text(tree)
-    assert load(place / "resolved.yaml") == load("run.yaml", ["training.seed=7", "training.bf16=true"])
+    assert load_config(place / "resolved.yaml") == load_config("run.yaml", ["training.seed=7", "training.bf16=true"])
     assert parse_mapping(tree, origin="out")["training"]["seed"] == 7
     assert summary.splitlines() == [
         "train: 3 samples, 3 objects  (train.jsonl)",

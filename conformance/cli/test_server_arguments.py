@@ -13,7 +13,7 @@ from conformance.rollout.digits import MODEL, ROOT
 from conformance.server.instance import free_port
 from conformance.server.stand_in import make_stand_in
 from rollmatch.cli import connect, main, server_arguments, vllm_serve
-from rollmatch.config import load
+from rollmatch.config import load_config
 from rollmatch.config.servers import pair_servers
 from rollmatch.dialects.trl.vllm_client import VLLMClient
 from rollmatch.errors import RollmatchError
@@ -29,7 +29,7 @@ def parsed(words):
 
 
 def configured(words):
-    return load(str(ROOT / "fixtures/digits/digits.yaml"), parsed(words))
+    return load_config(str(ROOT / "fixtures/digits/digits.yaml"), parsed(words))
 
 
 @pytest.mark.scenario(

@@ -13,7 +13,7 @@ from rollmatch.cli import swift_cli
 from rollmatch.cli.processes import Command
 from rollmatch.cli.server_checks import WaitPolicy
 from rollmatch.cli.swift_cli import CONFIG_VARIABLE, LOSS_TYPES, learner_command, swift_rows, train_by_swift
-from rollmatch.config import load
+from rollmatch.config import load_config
 from rollmatch.errors import RollmatchError
 from rollmatch.records import Sample
 
@@ -23,7 +23,7 @@ SUMMARY = f"model.model={ROOT}/fixtures/models/digits-summary"
 
 
 def config_of(*overrides):
-    return load(CONFIG, [*absolute(), SUMMARY, *overrides])
+    return load_config(CONFIG, [*absolute(), SUMMARY, *overrides])
 
 
 def understood(*overrides, gpus=("6", "7")):

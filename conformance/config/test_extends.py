@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmatch.config import load
+from rollmatch.config import load_config
 from rollmatch.config.layers import merge, read_tree
 from rollmatch.errors import ErrorList
 
@@ -43,23 +43,23 @@ def leaves(tree, path=()):
 
 
 def test_one_base_as_a_text_is_laid_under_the_file():
-    config = load(FOLDER / "good_extends_text.yaml")
+    config = load_config(FOLDER / "good_extends_text.yaml")
     assert (config.training.seed, config.training.learning_rate) == (2, 1e-4)
 
 
 def test_a_diamond_is_legal_and_the_last_base_wins():
-    config = load(FOLDER / "good_diamond.yaml")
+    config = load_config(FOLDER / "good_diamond.yaml")
     training = config.training
     assert (training.seed, training.learning_rate, training.weight_decay) == (1, 1e-4, 0.1)
 
 
 def test_mappings_merge_while_lists_and_null_replace():
-    config = load(FOLDER / "good_deep_merge.yaml")
+    config = load_config(FOLDER / "good_deep_merge.yaml")
     rollout = config.custom.extra.rollout_matching
     assert (rollout.max_new_tokens, rollout.decoding.temperature) == (256, 0.7)
     assert rollout.vllm.limit_mm_per_prompt is None
     assert config.training.report_to == ("none",)
-    assert load(FOLDER / "good_extends_missing.yaml").training.report_to == ("tensorboard", "wandb")
+    assert load_config(FOLDER / "good_extends_missing.yaml").training.report_to == ("tensorboard", "wandb")
 
 
 def test_paths_start_at_the_file_that_holds_them(write, monkeypatch, tmp_path):

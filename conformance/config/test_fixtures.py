@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rollmatch.config import json_schema, load, make
+from rollmatch.config import json_schema, load_config, make
 from rollmatch.errors import ErrorList
 
 ROOT = Path(__file__).parents[2]
@@ -33,13 +33,13 @@ def at_the_root(monkeypatch):
 
 @pytest.mark.parametrize("path", WHOLE, ids=name_of)
 def test_every_shipped_yaml_loads(path):
-    assert load(path).custom.trainer_variant == "rollout_matching_sft"
+    assert load_config(path).custom.trainer_variant == "rollout_matching_sft"
 
 
 @pytest.mark.parametrize("path", BAD, ids=name_of)
 def test_all_that_is_wrong_is_told_at_once(path):
     with pytest.raises(ErrorList) as caught:
-        load(path.relative_to(ROOT))
+        load_config(path.relative_to(ROOT))
     assert sorted((error.code, error.key) for error in caught.value.errors) == expected_in(path)
     assert all(error.problem and error.remedy for error in caught.value.errors)
 

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from rollmatch.config import RunConfig, load, make, resolved_yaml
+from rollmatch.config import RunConfig, load_config, make, resolved_yaml
 from rollmatch.config.schema import fields, section_of
 from rollmatch.errors import ConfigError, ErrorList
 
@@ -153,7 +153,7 @@ def test_the_resolved_tree_holds_every_key_and_loads_back_equal(tmp_path, make_w
     config = make_with("training.learning_rate=1e-7", "tuner.target_regex='1e5'", "custom.prompts.system='a: #b'")
     path = tmp_path / "resolved.yaml"
     path.write_text(resolved_yaml(config), encoding="utf-8")
-    assert load(path) == config
+    assert load_config(path) == config
     for key, field in fields().items():
         assert section_of(field) is not None or f"{key.rpartition('.')[2]}:" in path.read_text()
 
@@ -175,7 +175,9 @@ def test_required_keys_carry_a_stand_in():
 def test_a_stand_in_that_its_own_key_refuses_is_told_and_not_tried_for_ever(monkeypatch, required):
     variant = copy.copy(fields()["custom.trainer_variant"])
     variant.examples = ["none of the choices"]
-    monkeypatch.setattr(sys.modules[load.__module__], "fields", lambda: fields() | {"custom.trainer_variant": variant})
+    monkeypatch.setattr(
+        sys.modules[load_config.__module__], "fields", lambda: fields() | {"custom.trainer_variant": variant}
+    )
     with pytest.raises(AssertionError, match=r"custom\.trainer_variant"):
         make({})
     assert make(required).custom.trainer_variant

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmatch.config import load
+from rollmatch.config import load_config
 from rollmatch.config.layers import parse_overrides
 from rollmatch.errors import ErrorList
 
@@ -10,7 +10,7 @@ MINIMAL = Path(__file__).parents[2] / "fixtures" / "config" / "good_deep_merge.y
 
 
 def test_an_override_beats_the_file_and_leaves_its_neighbours():
-    config = load(MINIMAL, ["custom.extra.rollout_matching.decoding.top_p=0.5", "training.seed=7"])
+    config = load_config(MINIMAL, ["custom.extra.rollout_matching.decoding.top_p=0.5", "training.seed=7"])
     decoding = config.custom.extra.rollout_matching.decoding
     assert (decoding.temperature, decoding.top_p, config.training.seed) == (0.7, 0.5, 7)
 
@@ -54,13 +54,13 @@ def test_a_malformed_override_is_refused(override, key):
 
 def test_bad_overrides_and_a_bad_file_are_told_together(tmp_path):
     with pytest.raises(ErrorList) as caught:
-        load(tmp_path / "none.yaml", ["nonsense", "extends=x"])
+        load_config(tmp_path / "none.yaml", ["nonsense", "extends=x"])
     codes = [error.code for error in caught.value.errors]
     assert codes == ["config-file-missing", "override-malformed", "override-malformed"]
 
 
 def test_an_unknown_key_is_refused_from_the_command_line_too():
     with pytest.raises(ErrorList) as caught:
-        load(MINIMAL, ["training.sead=7"])
+        load_config(MINIMAL, ["training.sead=7"])
     assert [(error.code, error.key) for error in caught.value.errors] == [("unknown-key", "training.sead")]
     assert "training.seed" in caught.value.errors[0].remedy

@@ -70,12 +70,12 @@ def test_a_bar_is_met_or_missed(capsys):
 @pytest.mark.parametrize("stage", ["small", "big"])
 def test_the_settings_of_six_and_two_are_good(tmp_path, stage):
     """Known without a GPU, so that no GPU time is lost to a typing error."""
-    from rollmatch.config import load
+    from rollmatch.config import load_config
 
     overrides = {"small": six_and_two.SMALL, "big": (f"model.model={six_and_two.SUMMARY_MODEL}", *six_and_two.BIG)}
     for division in six_and_two.divisions_of(8):
         run = DividedRun(tmp_path / f"{stage}-{division}", division, steps=3, overrides=overrides[stage])
-        config = load(str(GRPO), absolute(*run.overrides))
+        config = load_config(str(GRPO), absolute(*run.overrides))
         assert config.training.max_steps == 3
         assert config.custom.extra.rollout_server.vllm_data_parallel_size == division.num_replicas
         assert config.tuner.use_dora

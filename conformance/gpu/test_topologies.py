@@ -146,8 +146,8 @@ def test_two_servers_with_paired_ports_feed_one_learner(tmp_path):
 
 def test_the_overrides_of_these_runs_are_good():
     """Known without a GPU, so that no GPU time is lost to a typing error."""
-    from rollmatch.config import load
+    from rollmatch.config import load_config
 
     for ports, sizes in (([8000], {"data": 3}), ([8000, 8001], {"data": 1}), ([8000], {"tensor": 2, "data": 1})):
         told = (*overrides_for("runs/x"), *server_overrides(ports, [51216, 51217][: len(ports)], **sizes))
-        assert load(str(CONFIG), absolute(*told)).custom.extra.rollout_matching.vllm.mode == "server"
+        assert load_config(str(CONFIG), absolute(*told)).custom.extra.rollout_matching.vllm.mode == "server"

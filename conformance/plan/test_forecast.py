@@ -11,7 +11,7 @@ from conformance.cli.division import GRPO
 from conformance.gpu.big_model import config_of
 from conformance.plan.shapes import QWEN3_8B, model_directory
 from conformance.rollout.digits import MODEL, ROOT, absolute
-from rollmatch.config import load
+from rollmatch.config import load_config
 from rollmatch.plan.forecast import SYNC_LATENCY_S, Forecaster, Site
 from rollmatch.plan.proposal import NothingFits, TooFewGpus, propose
 from rollmatch.plan.rates import Rates, load_rates
@@ -33,7 +33,7 @@ def forecaster(tmp_path):
     directory = model_directory(tmp_path, QWEN3_8B)
 
     def make(*overrides, num_gpus=4, num_nodes=1, gpu="H200", rates=None):
-        config = load(str(ROOT / "fixtures/digits/3v1.yaml"), [f"model.model={directory}", *LARGE, *overrides])
+        config = load_config(str(ROOT / "fixtures/digits/3v1.yaml"), [f"model.model={directory}", *LARGE, *overrides])
         return Forecaster(
             config=config,
             shape=read_shape(directory, dtype=config.model.torch_dtype),
@@ -217,7 +217,7 @@ SCORING = [
 @pytest.mark.parametrize(("told", "passes"), SCORING)
 def test_log_probabilities_are_scored_by_the_passes_that_a_run_makes(told, passes):
     """Old ones by the learner cost a pass only where it learns from rollouts more than once."""
-    config = load(str(GRPO), absolute("custom.extra.grpo.beta=0", *(f"custom.extra.{one}" for one in told)))
+    config = load_config(str(GRPO), absolute("custom.extra.grpo.beta=0", *(f"custom.extra.{one}" for one in told)))
     shape, work = read_shape(MODEL, dtype="float32"), make_workload(config, prompt_len=100, response_len=50)
     site, rates = Site(gpu="H200", num_gpus=4), load_rates().model_copy(update={"dora_share": 1.0})
     one = Forecaster(config=config, shape=shape, work=work, rates=rates, site=site).forecast(split(3, 1))
@@ -244,7 +244,7 @@ def test_a_measured_step_of_servers_and_a_learner_is_forecast_within_a_quarter(s
     assert run["machine"]["gpus"] == ["NVIDIA H200"] * num_gpus
     shutil.copytree(MODEL, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     (tmp_path / "model/config.json").write_text(json.dumps(config_of() | {"dtype": "bfloat16"}))
-    config = load(str(GRPO), absolute(*BIG, f"model.model={tmp_path / 'model'}"))
+    config = load_config(str(GRPO), absolute(*BIG, f"model.model={tmp_path / 'model'}"))
     one = Forecaster(
         config=config,
         shape=read_shape(tmp_path / "model", dtype="bfloat16"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from rollmatch.config import RunConfig, load
+from rollmatch.config import RunConfig, load_config
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.data import load_samples
 from rollmatch.learn.attention import PACKED_ATTENTION
@@ -43,7 +43,7 @@ def absolute(*overrides: str) -> list[str]:
 
 
 def load_digits(*overrides: str) -> RunConfig:
-    return load(CONFIG, absolute(*overrides))
+    return load_config(CONFIG, absolute(*overrides))
 
 
 @cache

@@ -3,7 +3,7 @@
 import pytest
 
 from conformance.scenarios.configs import VALID, config_with, not_refused, problem_of, problems_of, refusal_of
-from rollmatch.config import load
+from rollmatch.config import load_config
 from rollmatch.config.yaml_dialect import dump, parse_mapping
 from rollmatch.errors import ErrorList
 
@@ -26,7 +26,7 @@ def with_training(**keys):
 
 def codes_of(path):
     with pytest.raises(ErrorList) as caught:
-        load(path)
+        load_config(path)
     return [(error.code, error.problem) for error in caught.value.errors]
 
 
@@ -37,7 +37,7 @@ def codes_of(path):
 def test_a_file_overrides_one_key_of_its_base(write):
     write("base.yaml", with_training(seed=1, max_steps=10))
     with not_refused():
-        training = load(write("run.yaml", {"extends": "base.yaml", "training": {"seed": 2}})).training
+        training = load_config(write("run.yaml", {"extends": "base.yaml", "training": {"seed": 2}})).training
     assert (training.seed, training.max_steps) == (2, 10)
 
 
@@ -49,7 +49,7 @@ def test_a_list_of_the_extending_file_replaces_the_list_below_it(write):
     write("base.yaml", with_training(report_to=["tensorboard", "wandb"]))
     run = write("run.yaml", {"extends": ["base.yaml"], "training": {"report_to": ["none"]}})
     with not_refused():
-        assert load(run).training.report_to == ("none",)
+        assert load_config(run).training.report_to == ("none",)
 
 
 @pytest.mark.scenario(
@@ -62,7 +62,7 @@ def test_files_that_extend_each_other_are_refused(write):
     assert [code for code, _ in told] == ["extends-cycle"]
     assert all(name in told[0][1] for name in ("a.yaml", "b.yaml"))
     write("b.yaml", {})
-    assert load(write("a.yaml", {**VALID, "extends": "b.yaml"})).global_max_length == 1024
+    assert load_config(write("a.yaml", {**VALID, "extends": "b.yaml"})).global_max_length == 1024
 
 
 @pytest.mark.scenario(
@@ -74,7 +74,7 @@ def test_two_bases_may_share_a_base(write):
     for name, seed in (("left.yaml", 3), ("right.yaml", 4)):
         write(name, {"extends": "root.yaml", "training": {"seed": seed}})
     with not_refused():
-        config = load(write("run.yaml", {"extends": ["left.yaml", "right.yaml"]}))
+        config = load_config(write("run.yaml", {"extends": ["left.yaml", "right.yaml"]}))
     assert config.training.seed == 4
 
 
@@ -187,7 +187,7 @@ def test_the_config_without_the_buffer_is_accepted():
 )
 def test_an_explicit_null_replaces_the_value_below_it(write):
     write("base.yaml", with_training(save_total_limit=3))
-    run = load(write("run.yaml", {"extends": "base.yaml", "training": {"save_total_limit": None}}))
+    run = load_config(write("run.yaml", {"extends": "base.yaml", "training": {"save_total_limit": None}}))
     assert run.training.save_total_limit is None
 
 
@@ -196,8 +196,8 @@ def test_an_explicit_null_replaces_the_value_below_it(write):
     clauses=["configuration/a-run-is-configured-by-yaml-files-that-build-on-each-other#7"],
 )
 def test_the_command_line_sets_a_key_of_the_file(write):
-    told = load(write("run.yaml", with_training(seed=1)), ["training.seed=7"])
-    assert told == load(write("other.yaml", with_training(seed=7)))
+    told = load_config(write("run.yaml", with_training(seed=1)), ["training.seed=7"])
+    assert told == load_config(write("other.yaml", with_training(seed=7)))
     assert told.training.seed == 7
 
 
@@ -208,7 +208,7 @@ def test_a_key_that_is_written_twice_is_refused(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(dump(VALID).replace("training:\n", "training:\n  seed: 1\n  seed: 2\n"))
     with pytest.raises(ErrorList) as caught:
-        load(path)
+        load_config(path)
     assert [(error.code, error.key) for error in caught.value.errors] == [("key-duplicated", "training.seed")]
     line = path.read_text().split("\n").index("  seed: 1") + 1
     assert all(str(number) in caught.value.errors[0].problem for number in (line, line + 1))

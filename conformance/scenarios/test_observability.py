@@ -15,7 +15,7 @@ from conformance.trainer.small_run import events, make_trainer
 from rollmatch.cli.run import _announce, describe
 from rollmatch.cli.run_directory import RESOLVED
 from rollmatch.cli.watch import UNDERFULL_STEPS, RunWatcher, make_step_fields
-from rollmatch.config import load
+from rollmatch.config import load_config
 from rollmatch.journal import Journal, read_journal
 from rollmatch.learn.pack import Packer
 from rollmatch.model.policy import merged_weights
@@ -179,7 +179,7 @@ def test_the_resolved_config_is_kept_in_the_run_directory(tmp_path, resumed, cap
     config = load_digits(f"training.output_dir={tmp_path}", "training.learning_rate=0.5")
     (tmp_path / RESOLVED).write_text("training: {learning_rate: 0.25}\n")
     _announce({"event": "run"} | describe(config, nn.Linear(2, 2), Ranks()), config, resumed=resumed)
-    assert load(tmp_path / RESOLVED) == config
+    assert load_config(tmp_path / RESOLVED) == config
     assert ("learning_rate" in capsys.readouterr().out) == resumed
 
 

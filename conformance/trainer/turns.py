@@ -5,7 +5,7 @@ from pathlib import Path
 from conformance.rollout.digits import ROOT
 from conformance.trainer.small_run import assembled
 from rollmatch.cli.learner import load_data
-from rollmatch.config import load
+from rollmatch.config import load_config
 from rollmatch.trainer import RolloutTrainer
 
 SMALL = (
@@ -30,5 +30,5 @@ SMALL = (
 
 def make_trainer(folder: Path, *overrides: str) -> RolloutTrainer:
     """Writes below ``folder``."""
-    config = load(ROOT / "fixtures/tasks/treasures.yaml", [f"training.output_dir={folder}", *SMALL, *overrides])
+    config = load_config(ROOT / "fixtures/tasks/treasures.yaml", [f"training.output_dir={folder}", *SMALL, *overrides])
     return assembled(config, *load_data(config))

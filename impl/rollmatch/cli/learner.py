@@ -13,7 +13,7 @@ from rollmatch.cli.plugins import load_rewards, with_first_observations
 from rollmatch.cli.processes import has_gpu, run_child, shell_line, visible
 from rollmatch.cli.run_directory import last_checkpoint, open_run_directory
 from rollmatch.cli.server_checks import WaitPolicy, wait_for_servers
-from rollmatch.config import RunConfig, check_files, load
+from rollmatch.config import RunConfig, check_files, load_config
 from rollmatch.config.effective import enforce_eager, sync_mode, tensor_parallel_size
 from rollmatch.config.servers import uses_servers
 from rollmatch.data import load_samples
@@ -55,7 +55,7 @@ def train(
     wait: WaitPolicy | None = None,
 ) -> int:
     """Run a training from its YAML. Returns 0, or 128 + the signal that ended it early."""
-    config = load(path, overrides)
+    config = load_config(path, overrides)
     check_files(config)
     load_rewards(config)
     train_samples, val_samples = load_data(config)
@@ -138,7 +138,7 @@ def launch(
     wait: WaitPolicy,
 ) -> int:
     """Check and wait here, once, then start the ranks. Returns the learner's exit code."""
-    config = load(path, overrides)
+    config = load_config(path, overrides)
     check_files(config)
     if uses_servers(config):
         wait_for_servers(config, wait, gpus=gpus)

@@ -13,7 +13,7 @@ from rollmatch.cli import planning, server_arguments
 from rollmatch.cli import vllm_serve as vllm_serving
 from rollmatch.cli.plugins import with_first_observations
 from rollmatch.cli.processes import parse_gpus, visible
-from rollmatch.config import RunConfig, check_files, json_schema, load, resolved_yaml
+from rollmatch.config import RunConfig, check_files, json_schema, load_config, resolved_yaml
 from rollmatch.config.effective import max_model_len, tensor_parallel_rule
 from rollmatch.data import BadSamples, load_samples
 from rollmatch.errors import ErrorList, LaunchError, RollmatchError
@@ -119,7 +119,7 @@ def _add_config(parser: argparse.ArgumentParser, command: object) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    config = load(options.config, options.overrides)
+    config = load_config(options.config, options.overrides)
     train, val = _load_data(config)
     print(resolved_yaml(config))
     print(f"train: {_count(train)}  ({config.custom.train_jsonl})")
@@ -178,7 +178,7 @@ def _train(options: argparse.Namespace) -> int:
         asked = {"overrides": options.overrides, "gpus": gpus, "wait": wait}
         return train_by_swift(options.config, **asked, dry_run=options.dry_run)
     if options.dry_run:
-        load(options.config, options.overrides)
+        load_config(options.config, options.overrides)
         print(shown_command(options.config, arguments, gpus=gpus or ("0",)))
         return 0
     if len(gpus) > 1:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rollmatch.config import load
+from rollmatch.config import load_config
 from rollmatch.plan.forecast import Forecast, Forecaster, Site
 from rollmatch.plan.proposal import Proposal, propose
 from rollmatch.plan.rates import gpu_of, load_rates
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def plan(options: argparse.Namespace) -> int:
     """Print the plan. Errors: those of the configuration, ``ShapeUnknown``, ``RatesInvalid``, ``NothingFits``."""
-    config, rates = load(options.config, options.overrides), load_rates(options.rates)
+    config, rates = load_config(options.config, options.overrides), load_rates(options.rates)
     gpu_of(rates, options.gpu)
     forecaster = Forecaster(
         config=config,

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from rollmatch.cli.learner import ENVIRONMENT, cpu_environment
 from rollmatch.cli.processes import Command, become, has_gpu
 from rollmatch.cli.swift_cli import rollout_command
-from rollmatch.config import RunConfig, effective, load
+from rollmatch.config import RunConfig, effective, load_config
 from rollmatch.config.files import check_model
 from rollmatch.config.servers import (
     ServerAddress,
@@ -60,7 +60,7 @@ def serve(
     On a machine without GPUs ``gpus`` counts replicas. Errors: the configuration's, ``GpuCountMismatch``,
     ``ServerNotNamed``, ``PortInUse``, ``SwiftMissing``.
     """
-    config = load(path, overrides)
+    config = load_config(path, overrides)
     check_model(config)
     command = make_command(config, gpus=gpus, server_index=server_index, on_gpu=has_gpu())
     if not dry_run:

@@ -12,7 +12,7 @@ from typing import Any
 from rollmatch.cli.learner import load_data
 from rollmatch.cli.processes import Command, become, visible
 from rollmatch.cli.server_checks import WaitPolicy, wait_for_servers
-from rollmatch.config import RunConfig, check_files, effective, load
+from rollmatch.config import RunConfig, check_files, effective, load_config
 from rollmatch.config.custom import GrpoConfig
 from rollmatch.config.rules import ArgumentHasOwnKey
 from rollmatch.config.servers import (
@@ -124,7 +124,7 @@ def train_by_swift(
 
     Errors: the configuration's and the samples', ``SwiftTrainsOtherwise``, those of waiting, ``SwiftMissing``.
     """
-    config = load(path, overrides)
+    config = load_config(path, overrides)
     command = learner_command(config, path, overrides=overrides, gpus=gpus)
     if not dry_run:
         check_files(config)

@@ -13,7 +13,7 @@ from swift.rewards import ORM, orms
 from rollmatch.cli.learner import load_data
 from rollmatch.cli.plugins import load_rewards
 from rollmatch.cli.swift_cli import CONFIG_VARIABLE
-from rollmatch.config import load
+from rollmatch.config import load_config
 from rollmatch.objectives.grpo.reward import Reward, Timing, judge_all
 from rollmatch.records import Sample
 
@@ -31,7 +31,7 @@ def make_orm(reward: Reward, samples: Mapping[str, Sample]) -> type[Any]:
 def register() -> None:
     """All rewards of the YAML that the environment names."""
     path, *overrides = json.loads(os.environ[CONFIG_VARIABLE])
-    config = load(path, overrides)
+    config = load_config(path, overrides)
     samples = {sample.origin: sample for part in load_data(config) for sample in part}
     for reward in load_rewards(config):
         orms[reward.name] = make_orm(reward, samples)

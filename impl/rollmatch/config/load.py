@@ -16,7 +16,7 @@ from rollmatch.config.yaml_dialect import Tree
 from rollmatch.errors import ConfigError, ErrorList, RollmatchError
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a YAML file with all it extends, lay overrides (``a.b.c=value``) over it, and check the result.
 
     Files the configuration names are not looked at; ``check_files`` does that.
