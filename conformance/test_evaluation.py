@@ -9,8 +9,8 @@ from conformance.doubles.tokenizer import make_vocabulary
 from conformance.objectives.answers import BOX, FAR_BOX, answer, box, element, ids, poly
 from rollmatch.objectives.evaluation import describe_scene, score, write_evaluation
 from rollmatch.objectives.rollout_matching.match import MatchRules
-from rollmatch.objectives.rollout_matching.target import RolloutMatching
-from rollmatch.objectives.rollout_matching.transport import TransportRules
+from rollmatch.objectives.rollout_matching.objective import RolloutMatching
+from rollmatch.objectives.rollout_matching.supervision import TransportRules
 from rollmatch.records import Rollout, Sample
 
 VOCABULARY = make_vocabulary()

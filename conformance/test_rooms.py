@@ -18,7 +18,7 @@ ROOMS = (
         "learn",
         "objectives",
         "step_report",
-        "carry",
+        "packer_state",
         "ring",
         "streaming",
         "trainer",
@@ -38,9 +38,9 @@ TORCHLESS = (
         "objectives.rollout_matching.parse",
         "objectives.rollout_matching.match",
     ),
-    *("objectives.rollout_matching.append", "objectives.rollout_matching.target", "objectives.grpo.segments"),
+    *("objectives.rollout_matching.elements", "objectives.rollout_matching.supervision", "objectives.grpo.segments"),
     *("objectives.grpo.advantage", "objectives.grpo.reward", "objectives.vineppo.advantage", "objectives.vineppo.tree"),
-    *("learn.pack", "learn.mask", "report", "plan"),
+    *("learn.pack", "report", "plan"),
 )
 LIGHT = (*TORCHLESS, "cli.main")
 """Loading these loads none of HEAVY."""
@@ -89,7 +89,7 @@ def imports_of(source, module, *, is_package=False):
     """Absolute dotted names of all a module imports, wherever in it: inside functions, by relative and dynamic import.
 
     >>> sorted(imports_of("from . import mask\\ndef f():\\n    import torch.nn", "learn.pack"))
-    ['rollmatch.learn', 'rollmatch.learn.mask', 'torch.nn']
+    ['rollmatch.learn', 'rollmatch.objectives.rollout_matching.supervision', 'torch.nn']
     """
     own = ["rollmatch", *filter(None, module.split("."))] + (["__init__"] if is_package else [])
     found = set()
@@ -247,9 +247,9 @@ def test_the_order_check_sees_every_kind_of_import(source, module, culprits):
         ("__import__('peft')", "trainer", ["peft"]),
         ("from peft import LoraConfig", "model", []),
         ("from peft import LoraConfig", "model.adapter", []),
-        ("if TYPE_CHECKING:\n    import torch", "learn.mask", ["torch"]),
+        ("if TYPE_CHECKING:\n    import torch", "learn.pack", ["torch"]),
         ("import torch.nn as nn", "objectives.rollout_matching.match", ["torch"]),
-        ("import torch", "learn.loss", []),
+        ("import torch", "learn.head", []),
         ("from rollmatch import model", "objectives.rollout_matching.match", []),
     ],
 )

@@ -8,8 +8,8 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from benchmarks.gpu.measure import device, judge, say, take_turns
 from rollmatch.learn.head import HeadStates
-from rollmatch.learn.loss import LossRules, count_totals, logit_indices, masked_loss_of_kept
-from rollmatch.learn.mask import IGNORED
+from rollmatch.objectives.rollout_matching.loss import LossRules, count_totals, logit_indices, masked_loss_of_kept
+from rollmatch.objectives.rollout_matching.supervision import IGNORED
 from rollmatch.records import Supervision
 
 SHAPE = {"num_tokens": 12_000, "num_ids": 151_936, "hidden_len": 4096, "dtype": torch.bfloat16}

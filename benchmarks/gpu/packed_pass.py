@@ -13,14 +13,19 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.gpu.measure import device, judge, matmul_tflops, on_gpu, say, take_turns
 from rollmatch.learn import attention
-from rollmatch.learn.attention import PACKED_ATTENTION
+from rollmatch.learn.attention import PACKED_ATTENTION, installed
 from rollmatch.learn.batch import Batcher
-from rollmatch.learn.loss import LossRules, count_totals, logit_indices, masked_loss, masked_loss_of_kept
-from rollmatch.learn.mask import MaskRules, mask_segment, place_supervisions
+from rollmatch.learn.head import Scoring
 from rollmatch.learn.pack import Packer
-from rollmatch.learn.scoring import Scoring
-from rollmatch.learn.varlen import installed
 from rollmatch.model.template import NO_IMAGES
+from rollmatch.objectives.rollout_matching.loss import (
+    LossRules,
+    count_totals,
+    logit_indices,
+    masked_loss,
+    masked_loss_of_kept,
+)
+from rollmatch.objectives.rollout_matching.supervision import MaskRules, mask_segment, place_supervisions
 from rollmatch.records import Sample, Segment
 
 SHAPE = {

@@ -14,9 +14,8 @@ from rollmatch.cli.learner import load_data
 from rollmatch.config import load_config
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.policy import load_policy
-from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.backend import Decoding, make_requests
 from rollmatch.rollout.hf import HfBackend
-from rollmatch.rollout.request import make_requests
 
 VLLM = "custom.extra.rollout_matching.vllm"
 NUM_SAMPLES = 8

@@ -54,7 +54,7 @@ def check_who_did_what(division, *, num_replicas, num_ranks):
             assert step["learn_tokens"] > 0
             assert step["phase_s"]["learn"] > 0
             assert step["grad_norm"] > 0
-    learning = {"rollmatch.trainer", "rollmatch.learn.loss", "rollmatch.rollout.fence"}
+    learning = {"rollmatch.trainer", "rollmatch.objectives.rollout_matching.loss", "rollmatch.rollout.fence"}
     assert learning <= division.learner_modules
     assert not learning & division.server_modules
     assert "rollmatch.server.replica" in division.server_modules

@@ -22,9 +22,8 @@ from rollmatch.dialects.native.group import Meeting
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.ranks import Ranks
 from rollmatch.records import RolloutRequest, Sample
-from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.backend import Decoding, derive_seed
 from rollmatch.rollout.fence import Fence
-from rollmatch.rollout.request import derive_seed
 from rollmatch.rollout.sync_mode import SyncMode
 
 TEMPLATE = SimpleNamespace(

@@ -7,8 +7,7 @@ from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
 from conformance.learn.models import make_packed_model, packed_logits
 from conformance.learn.segments import make_row, make_segment
 from rollmatch.learn import attention
-from rollmatch.learn.attention import packed_attention
-from rollmatch.learn.varlen import varlen_for
+from rollmatch.learn.attention import packed_attention, varlen_for
 
 LENGTHS = (1, 7, 128, 300, 2, 65, 513)
 BF16 = 2**-7

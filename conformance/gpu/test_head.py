@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from rollmatch.learn.head import HeadStates, logprobs_of
-from rollmatch.learn.loss import LossRules, count_totals, masked_loss_from_hidden
-from rollmatch.learn.mask import IGNORED
-from rollmatch.learn.shares import logsumexps, to_shares
+from rollmatch.learn.softmax import logsumexps, to_probs
+from rollmatch.objectives.rollout_matching.loss import LossRules, count_totals, masked_loss_from_hidden
+from rollmatch.objectives.rollout_matching.supervision import IGNORED
 from rollmatch.records import Supervision
 
 NUM_IDS, HIDDEN_LEN, NUM_ROWS = 151_936, 1024, 2048
@@ -76,10 +76,10 @@ def test_softmax_over_logits_is_torchs(dtype, temperature):
     exact = logits.double() / temperature
     everything = logsumexps(logits, temperature)
     torch.testing.assert_close(everything.double(), exact.logsumexp(-1), rtol=1e-6, atol=1e-5)
-    shares = logits.clone()
-    to_shares(shares, everything, temperature)
+    probs = logits.clone()
+    to_probs(probs, everything, temperature)
     torch.testing.assert_close(
-        shares, exact.softmax(-1).to(dtype), rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-7
+        probs, exact.softmax(-1).to(dtype), rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-7
     )
-    to_shares(logits, everything, temperature, factors=factors)
-    torch.testing.assert_close(logits.float(), shares.float() * factors[:, None], rtol=2e-2, atol=1e-6)
+    to_probs(logits, everything, temperature, factors=factors)
+    torch.testing.assert_close(logits.float(), probs.float() * factors[:, None], rtol=2e-2, atol=1e-6)

@@ -5,8 +5,8 @@ import torch
 from conformance.doubles.tiny_qwen3_vl import COORD_IDS, VOCAB_LEN, bin_of
 from conformance.learn.models import TOLERANCE
 from conformance.learn.segments import make_row
-from rollmatch.learn.loss import LossRules
-from rollmatch.learn.mask import MaskRules
+from rollmatch.objectives.rollout_matching.loss import LossRules
+from rollmatch.objectives.rollout_matching.supervision import MaskRules
 
 RULES = LossRules(coord_ids=COORD_IDS, gate_weight=0.5)
 MASK = {"rules": MaskRules(desc_ce_weight=0.3), "bin_of": bin_of}

@@ -4,7 +4,7 @@ import torch
 
 from conformance.doubles.tiny_qwen3_vl import PAD_ID, make_tiny_qwen3_vl
 from rollmatch.learn.attention import use_packed_attention
-from rollmatch.learn.collate import make_model_inputs, make_padded_inputs
+from rollmatch.learn.batch import make_model_inputs, make_padded_inputs
 
 TOLERANCE = 1e-5
 """float32, logits of a few units: what reordered sums may differ by; a leak differs by 1e-1 and more."""

@@ -19,7 +19,7 @@ from rollmatch.learn.attention import (
     spans_of,
     use_packed_attention,
 )
-from rollmatch.learn.collate import make_model_inputs
+from rollmatch.learn.batch import make_model_inputs
 from rollmatch.model.template import NO_IMAGES
 from rollmatch.records import Segment
 

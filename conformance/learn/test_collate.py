@@ -8,7 +8,7 @@ import torch
 from conformance.doubles.tiny_qwen3_vl import IMAGE_ID, PAD_ID, VIDEO_ID, make_tiny_qwen3
 from conformance.learn.models import TOLERANCE, make_packed_model, padded_logits, single_logits
 from conformance.learn.segments import make_row, make_segment
-from rollmatch.learn.collate import (
+from rollmatch.learn.batch import (
     ImagesNotAligned,
     ImageTokensMismatch,
     VideoTokens,

@@ -1,4 +1,4 @@
-"""Scores made a chunk of rows at a time: those of whole logits, in value and slope, and never whole logits."""
+"""Scores made a chunk of rows at a time: those of whole logits, in value and grad_hidden, and never whole logits."""
 
 from dataclasses import replace
 from functools import partial
@@ -13,8 +13,14 @@ from conformance.learn.loss_cases import FIELDS, MASK, RULES, row_of, same_terms
 from conformance.learn.models import TOLERANCE
 from rollmatch.learn import head as head_file
 from rollmatch.learn.head import HeadStates, column_scores, logprobs_of
-from rollmatch.learn.loss import coord_losses, count_totals, logit_indices, masked_loss_from_hidden, masked_loss_of_kept
-from rollmatch.learn.mask import mask_row
+from rollmatch.objectives.rollout_matching.loss import (
+    coord_losses,
+    count_totals,
+    logit_indices,
+    masked_loss_from_hidden,
+    masked_loss_of_kept,
+)
+from rollmatch.objectives.rollout_matching.supervision import mask_row
 
 HIDDEN_LEN, SHORT_LEN = 16, 4
 SMALL = 9 * VOCAB_LEN * 4

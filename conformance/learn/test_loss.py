@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conformance.doubles.tiny_qwen3_vl import COORD_IDS, VOCAB_LEN
 from conformance.learn.loss_cases import FIELDS, MASK, RULES, random_logits, same_terms
 from conformance.learn.segments import make_segment
-from rollmatch.learn.loss import (
+from rollmatch.objectives.rollout_matching.loss import (
     LogitsMisfit,
     LossTotals,
     TotalsTooSmall,
@@ -24,7 +24,7 @@ from rollmatch.learn.loss import (
     masked_loss_of_kept,
     slot_losses,
 )
-from rollmatch.learn.mask import IGNORED, mask_segment
+from rollmatch.objectives.rollout_matching.supervision import IGNORED, mask_segment
 from rollmatch.records import Supervision
 
 

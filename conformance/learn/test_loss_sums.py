@@ -17,8 +17,8 @@ from conformance.learn.models import (
 )
 from conformance.learn.segments import make_row, make_segment
 from rollmatch.learn import head as head_file
-from rollmatch.learn.collate import make_model_inputs
-from rollmatch.learn.loss import (
+from rollmatch.learn.batch import make_model_inputs
+from rollmatch.objectives.rollout_matching.loss import (
     LossTotals,
     count_totals,
     logit_indices,
@@ -26,7 +26,7 @@ from rollmatch.learn.loss import (
     masked_loss_from_hidden,
     masked_loss_of_kept,
 )
-from rollmatch.learn.mask import IGNORED, mask_padded, mask_row, mask_segment
+from rollmatch.objectives.rollout_matching.supervision import IGNORED, mask_padded, mask_row, mask_segment
 
 
 @pytest.mark.parametrize("chunk_len", [1, 7, 1024])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from conformance.doubles.tiny_qwen3_vl import COORD_IDS, EOS_ID, bin_of
 from conformance.learn.segments import make_row, make_sample, write_segment
-from rollmatch.learn.mask import (
+from rollmatch.objectives.rollout_matching.supervision import (
     IGNORED,
     DescOutsideTail,
     MaskRules,

@@ -160,5 +160,6 @@ def _seconds_of_pop(packer):
 
 
 def test_packing_and_masking_need_no_torch():
-    code = "import sys, rollmatch.learn.pack, rollmatch.learn.mask; sys.exit('torch' in sys.modules)"
+    modules = "rollmatch.learn.pack, rollmatch.objectives.rollout_matching.supervision"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

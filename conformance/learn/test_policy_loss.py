@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmatch.learn.policy_loss import (
-    LogitsMisfit,
+from rollmatch.objectives.grpo.loss import (
+    PolicyLogitsMisfit,
     PolicyRules,
     PolicyTargetMisfit,
     PolicyTotals,
@@ -195,7 +195,7 @@ def test_logits_of_another_number_are_refused():
     totals = count_policy_totals([supervision], list)
     told = {"supervision": supervision, "rules": PolicyRules(), "totals": totals}
     for num_rows, is_kept in ((3, True), (2, False)):
-        with pytest.raises(LogitsMisfit) as caught:
+        with pytest.raises(PolicyLogitsMisfit) as caught:
             policy_loss(torch.zeros(num_rows, NUM_IDS), is_kept=is_kept, **told)
         assert (caught.value.code, caught.value.key) == ("policy-logits-misfit", "logits")
         policy_loss(torch.zeros(5 - num_rows, NUM_IDS), is_kept=is_kept, **told)

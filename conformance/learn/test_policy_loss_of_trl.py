@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rollmatch.learn import head
-from rollmatch.learn.policy_loss import PolicyRules, count_policy_totals, policy_loss, supervise_policy
 from rollmatch.objectives.grpo.advantage import group_advantages
+from rollmatch.objectives.grpo.loss import PolicyRules, count_policy_totals, policy_loss, supervise_policy
 from rollmatch.records import PolicyTarget, Sample, Segment
 
 RECORDED = json.loads((Path(__file__).parents[2] / "fixtures/trl/grpo.json").read_text())

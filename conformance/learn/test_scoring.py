@@ -9,15 +9,14 @@ from conformance.doubles.tiny_qwen3_vl import VOCAB_LEN, make_tiny_qwen3
 from conformance.learn.loss_cases import MASK, RULES
 from conformance.learn.models import TOLERANCE, assert_same_gradients, gradients, make_packed_model
 from conformance.learn.segments import make_segment
-from rollmatch.learn import scoring as scoring_file
+from rollmatch.learn import head as scoring_file
 from rollmatch.learn.batch import Batcher
-from rollmatch.learn.head import HeadStates, logprobs_of
-from rollmatch.learn.loss import count_totals, logit_indices, masked_loss, masked_loss_of_kept
-from rollmatch.learn.mask import mask_segment, place_supervisions
+from rollmatch.learn.head import HeadStates, Scoring, head_worth_avoiding, logprobs_of, losing_logits
 from rollmatch.learn.pack import Packer
 from rollmatch.learn.score import score_segments
-from rollmatch.learn.scoring import Scoring, head_worth_avoiding, losing_logits
 from rollmatch.model.template import NO_IMAGES
+from rollmatch.objectives.rollout_matching.loss import count_totals, logit_indices, masked_loss, masked_loss_of_kept
+from rollmatch.objectives.rollout_matching.supervision import mask_segment, place_supervisions
 
 
 class Supervisor:

@@ -7,8 +7,15 @@ from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
 from conformance.learn.models import TOLERANCE, assert_same_gradients, gradients, make_packed_model, packed_logits
 from conformance.learn.segments import make_row, make_segment
 from rollmatch.learn import attention
-from rollmatch.learn.attention import PackedBoundsInvalid, packed_attention
-from rollmatch.learn.varlen import Varlen, describe, installed, varlen_for, working_dtype
+from rollmatch.learn.attention import (
+    PackedBoundsInvalid,
+    Varlen,
+    describe,
+    installed,
+    packed_attention,
+    varlen_for,
+    working_dtype,
+)
 
 
 def reference(query, key, value, bounds_q, bounds_k, longest_q, longest_k, *, scale=None, window_size=(-1, -1)):

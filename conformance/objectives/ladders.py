@@ -6,12 +6,12 @@ from random import Random
 
 from conformance.doubles.tokenizer import ids_of_bytes
 from conformance.objectives.locks import VOCABULARY, A, B, RolloutSide, objective, prompt_of, sample_of
-from rollmatch.learn.policy_loss import PolicyRules
 from rollmatch.objectives.environment import ActionUnparsable
+from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.objective import GroupRules, GrpoObjective
 from rollmatch.objectives.policy_gradient import LogprobRules
 from rollmatch.objectives.protocol import Reuse
-from rollmatch.objectives.vineppo.multi_turn import World
+from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner
 from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
 from rollmatch.objectives.vineppo.split import Turns
 from rollmatch.objectives.vineppo.tree import SearchRules
@@ -85,8 +85,8 @@ class TurnSide(RolloutSide):
     def answer(self, samples, *, num=2, decoding=None):
         return super().answer(samples, num=num, decoding=decoding or self.decoding)
 
-    def means(self, company=None):
-        return replace(super().means(company), decoding=self.decoding)
+    def context(self, company=None):
+        return replace(super().context(company), decoding=self.decoding)
 
 
 def reply(text, is_stopped):
@@ -96,7 +96,7 @@ def reply(text, is_stopped):
 
 def world(make=Ladder, **fields):
     told = {"max_turns": MAX_TURNS, "max_response_tokens": 100, "run_seed": 1, **fields}
-    return World(make=make, vocabulary=VOCABULARY, prompt_of=prompt_of, reply=reply, **told)
+    return EpisodeRunner(make=make, vocabulary=VOCABULARY, prompt_of=prompt_of, reply=reply, **told)
 
 
 def climbing(*, in_world=None, **fields):
@@ -122,4 +122,4 @@ def played(side, made=None, *, num=2):
     """Whole episodes of two samples."""
     samples = [sample_of(0), sample_of(1)]
     asked = [sample for sample in samples for _ in range(num)]
-    return (made or world()).play(asked, side.answer(samples, num=num), side.means())
+    return (made or world()).play(asked, side.answer(samples, num=num), side.context())

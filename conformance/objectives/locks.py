@@ -8,12 +8,12 @@ import torch
 
 from conformance.doubles.company import alone
 from conformance.doubles.tokenizer import ids_of_bytes, make_vocabulary
-from rollmatch.learn.policy_loss import PolicyRules, count_policy_totals, policy_loss, supervise_policy
+from rollmatch.objectives.grpo.loss import PolicyRules, count_policy_totals, policy_loss, supervise_policy
 from rollmatch.objectives.grpo.reward import Reward
 from rollmatch.objectives.policy_gradient import LogprobRules
-from rollmatch.objectives.protocol import Means, Reuse
+from rollmatch.objectives.protocol import ObjectiveContext, Reuse
 from rollmatch.objectives.vineppo.objective import VinePpoObjective
-from rollmatch.objectives.vineppo.single_turn import Pay
+from rollmatch.objectives.vineppo.single_turn import RewardRules
 from rollmatch.objectives.vineppo.split import FixedTokens
 from rollmatch.objectives.vineppo.value import ContinuationValues, ValueRules
 from rollmatch.records import Rollout, RolloutRequest, Sample
@@ -72,13 +72,13 @@ class RolloutSide:
         self.scored.append(len(segments))
         return [(-1.0,) * segment.train_len for segment in segments]
 
-    def means(self, company=None) -> Means:
+    def context(self, company=None) -> ObjectiveContext:
         ranks: Any = company or alone()
 
         def note(event, **fields):
             self.notes.append((event, fields))
 
-        return Means(step=5, ranks=ranks, decoding=DECODING, ask=self.ask, score=self.score, note=note)
+        return ObjectiveContext(step=5, ranks=ranks, decoding=DECODING, generate=self.ask, score=self.score, log=note)
 
 
 def prompt_of(sample):
@@ -87,7 +87,7 @@ def prompt_of(sample):
 
 def objective(**fields) -> VinePpoObjective:
     reward = Reward(name="lock", function=fields.pop("reward", second_is_b))
-    pay = Pay(rewards=(reward,), vocabulary=VOCABULARY, unfinished_return=fields.pop("unfinished_return", 0.0))
+    pay = RewardRules(rewards=(reward,), vocabulary=VOCABULARY, unfinished_return=fields.pop("unfinished_return", 0.0))
     made = VinePpoObjective(
         reuse=Reuse(num_rollouts=2, num_iterations=2),
         policy_rules=PolicyRules(max_new_tokens=6),

@@ -8,14 +8,15 @@ from hypothesis import given
 
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.objectives.answers import answer, box, element, ids, object_lists, poly, quoted
-from rollmatch.objectives.rollout_matching.append import (
+from rollmatch.objectives.rollout_matching.elements import (
+    OPENING,
     CutHeadNotEncodable,
     DescChangedByTokenizer,
     DescHoldsAddedToken,
     append_missed,
     serialize_objects,
 )
-from rollmatch.objectives.rollout_matching.parse import OPENING, parse_rollout
+from rollmatch.objectives.rollout_matching.parse import parse_rollout
 
 VOCABULARY = make_vocabulary()
 DESC = re.compile(rb'"desc": "((?:[^"\\]|\\.)*)"')

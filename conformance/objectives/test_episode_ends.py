@@ -22,7 +22,7 @@ def test_what_is_no_action_ends_the_episode_and_is_counted():
     (_, told) = side.notes[0]
     assert told["num_unparsable"] == 4
     assert told["unparsable"][0] == "'C' is neither A nor B"
-    assert climbing().make_segments(SAMPLES, side.answer(SAMPLES), side.means()).reports[0].total_return == 0.0
+    assert climbing().make_segments(SAMPLES, side.answer(SAMPLES), side.context()).reports[0].total_return == 0.0
     good = TurnSide()
     played(good)
     assert good.notes[0][1]["num_unparsable"] == 0

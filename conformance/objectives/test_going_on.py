@@ -6,7 +6,7 @@ from conformance.doubles.company import together
 from conformance.objectives.ladders import Ladder, TurnSide, climbing, played, reply, world
 from conformance.objectives.locks import A, B, sample_of
 from rollmatch.objectives.environment import generator_of
-from rollmatch.objectives.vineppo.continuation import Wish
+from rollmatch.objectives.vineppo.continuation import ContinuationRequest
 from rollmatch.objectives.vineppo.multi_turn import MultiTurn
 from rollmatch.objectives.vineppo.split import FixedTokens, Turns
 from rollmatch.objectives.vineppo.trajectory import Trajectory, Turn, state_at, states_of
@@ -19,7 +19,7 @@ SAMPLES = [sample_of(0), sample_of(1)]
 def test_in_mid_turn_the_rest_of_the_turn_is_left():
     side = TurnSide(decoding=Decoding(max_new_tokens=3, temperature=1.0))
     made = climbing(splitter=FixedTokens(num_tokens=1), num_continuations=1)
-    made.make_segments(SAMPLES, side.answer(SAMPLES), side.means())
+    made.make_segments(SAMPLES, side.answer(SAMPLES), side.context())
     continued = next(requests for requests, _ in side.calls if ".c" in requests[0].request_id)
     left = {request.prefix_token_ids[-1:]: request.max_new_tokens for request in continued}
     assert {left[last] for last in left if last and last[0] in (A, B)} == {2}
@@ -28,11 +28,11 @@ def test_in_mid_turn_the_rest_of_the_turn_is_left():
 
 def test_ranks_take_part_in_waves_that_have_nothing_of_theirs():
     one = played(TurnSide(letters=(B,)))[0].trajectory
-    wishes = [[Wish(state=state_at(one, 0), seed=5)], []]
+    wishes = [[ContinuationRequest(state=state_at(one, 0), seed=5)], []]
 
     def go_on(member):
         side = TurnSide(letters=(B,))
-        made = MultiTurn(world(), side.means(member), logprobs=False).go_on(wishes[member.rank])
+        made = MultiTurn(world(), side.context(member), logprobs=False).go_on(wishes[member.rank])
         return [len(requests) for requests, _ in side.calls], len(made), member.gather("after")
 
     (first, num_first, _), (second, num_second, after) = together(2, go_on)

@@ -23,7 +23,7 @@ from conformance.objectives.ladders import (
     world,
 )
 from conformance.objectives.locks import VOCABULARY, A, B, gradient_of, prompt_of, sample_of, segments_of
-from rollmatch.learn.policy_loss import supervise_policy
+from rollmatch.objectives.grpo.loss import supervise_policy
 from rollmatch.objectives.vineppo.objective import TrajectoryReport
 from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
 from rollmatch.objectives.vineppo.split import FixedTokens, Turns
@@ -35,7 +35,7 @@ LONG = Decoding(max_new_tokens=2, temperature=1.0)
 
 
 def harvest_of(side, made=None, *, samples=SAMPLES, company=None):
-    return (made or climbing()).make_segments(samples, side.answer(samples), side.means(company))
+    return (made or climbing()).make_segments(samples, side.answer(samples), side.context(company))
 
 
 def reports_of(harvest):
@@ -229,10 +229,10 @@ def test_two_ranks_value_what_one_would():
 def test_an_evaluation_is_shared_among_ranks():
     def look(member):
         side = TurnSide()
-        return climbing().evaluate(SAMPLES, side.answer(SAMPLES, num=1), side.means(member))
+        return climbing().evaluate(SAMPLES, side.answer(SAMPLES, num=1), side.context(member))
 
     side = TurnSide()
-    whole = climbing().evaluate(SAMPLES, side.answer(SAMPLES, num=1), side.means())
+    whole = climbing().evaluate(SAMPLES, side.answer(SAMPLES, num=1), side.context())
     assert together(2, look) == [whole] * 2
     assert whole.metrics["num_scenes"] == 2
     assert "<" in whole.record["answers"][0]["response_text"]
@@ -242,7 +242,7 @@ def test_an_evaluation_is_shared_among_ranks():
 def test_grpo_learns_from_the_same_episodes(old):
     side = TurnSide(tells=True)
     made = grouped(old=old)
-    harvest = made.make_segments(SAMPLES, side.answer(SAMPLES), side.means())
+    harvest = made.make_segments(SAMPLES, side.answer(SAMPLES), side.context())
     episodes = [one.trajectory for one in played(TurnSide(tells=True))]
     for segment, episode in zip(segments_of(harvest), episodes, strict=True):
         assert segment.token_ids[segment.prompt_len :] == episode.token_ids

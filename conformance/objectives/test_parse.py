@@ -19,9 +19,8 @@ from conformance.objectives.answers import (
     quoted,
     responses,
 )
-from rollmatch.objectives.rollout_matching.append import serialize_objects
-from rollmatch.objectives.rollout_matching.parse import OPENING, parse_rollout
-from rollmatch.objectives.rollout_matching.verdict import DropReason
+from rollmatch.objectives.rollout_matching.elements import OPENING, DropReason, serialize_objects
+from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.records import Geometry
 
 VOCABULARY = make_vocabulary()

@@ -7,7 +7,7 @@ import pytest
 from conformance.objectives.ladders import Ladder, TurnSide, climbing, grouped, played, searching, world
 from conformance.objectives.locks import A, sample_of
 from rollmatch.objectives.protocol import Reuse
-from rollmatch.objectives.vineppo.multi_turn import World
+from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner
 
 SAMPLES = [sample_of(0), sample_of(1)]
 
@@ -37,7 +37,7 @@ def test_equal_ids_on_different_rungs_are_different_states():
         for turn in one.turns
     }
     assert len(places) > len({place[:2] for place in places}), "some stand elsewhere after the same ids"
-    asked = made.make_segments(SAMPLES, side.answer(SAMPLES, num=8), side.means()).reports[-1]
+    asked = made.make_segments(SAMPLES, side.answer(SAMPLES, num=8), side.context()).reports[-1]
     assert asked.num_continuations == 2 * len(places)
 
 
@@ -50,10 +50,10 @@ def test_every_attempt_meets_a_chance_of_its_own():
 
 def noted(made, monkeypatch):
     """The episodes that an objective plays for a window."""
-    found, play = [], World.play
-    monkeypatch.setattr(World, "play", lambda *told: found.extend(play(*told)) or found)
+    found, play = [], EpisodeRunner.play
+    monkeypatch.setattr(EpisodeRunner, "play", lambda *told: found.extend(play(*told)) or found)
     side = TurnSide()
-    made.make_segments(SAMPLES, side.answer(SAMPLES), side.means())
+    made.make_segments(SAMPLES, side.answer(SAMPLES), side.context())
     return [one.trajectory for one in found]
 
 

@@ -9,11 +9,20 @@ from hypothesis import strategies as st
 
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.objectives.answers import FAR_BOX, answer, box, element, ids, object_lists, poly, responses
-from rollmatch.objectives.rollout_matching.append import DescChangedByTokenizer, DescHoldsAddedToken, serialize_objects
+from rollmatch.objectives.rollout_matching.elements import (
+    DescChangedByTokenizer,
+    DescHoldsAddedToken,
+    DropReason,
+    serialize_objects,
+)
 from rollmatch.objectives.rollout_matching.match import MatchRules
-from rollmatch.objectives.rollout_matching.target import RolloutMatching, RolloutReport, RolloutsMisaligned, summarize
-from rollmatch.objectives.rollout_matching.transport import TransportRules
-from rollmatch.objectives.rollout_matching.verdict import DropReason
+from rollmatch.objectives.rollout_matching.objective import (
+    RolloutMatching,
+    RolloutReport,
+    RolloutsMisaligned,
+    summarize,
+)
+from rollmatch.objectives.rollout_matching.supervision import TransportRules
 from rollmatch.records import Rollout, Sample
 
 VOCABULARY = make_vocabulary()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmatch.objectives.rollout_matching.scan import MAX_DEPTH, OPENING_MARKS, Ending, expect, scan_elements
+from rollmatch.objectives.rollout_matching.parse import MAX_DEPTH, OPENING_MARKS, Ending, expect, scan_elements
 
 RICH = (
     r'{"objects": [{"a": "x\"\\\n\ud83d\ude00", "b": [-1.5e+3, true, false, null, {"c": {}}]}, 7, "s", [], 1 , -0.5]}'

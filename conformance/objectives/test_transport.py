@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.objectives.answers import box, boxes, poly, polys
-from rollmatch.objectives.rollout_matching.transport import TransportRules, coordinate_targets
+from rollmatch.objectives.rollout_matching.supervision import TransportRules, coordinate_targets
 from rollmatch.records import PredictedObject
 
 RULES = TransportRules()

@@ -26,7 +26,7 @@ SAMPLES = [sample_of(0), sample_of(1)]
 
 def harvest_of(side, made=None, *, samples=SAMPLES, company=None):
     rollouts = side.answer(samples)
-    return (made or objective()).make_segments(samples, rollouts, side.means(company)), rollouts
+    return (made or objective()).make_segments(samples, rollouts, side.context(company)), rollouts
 
 
 @pytest.mark.scenario(clauses=["vineppo/a-value-is-the-plain-mean-of-fresh-continuations#3"])
@@ -93,15 +93,15 @@ def test_a_server_error_stops_the_iteration():
         error.status = 500
         raise error
 
-    rollouts, means = side.answer(SAMPLES), side.means()
-    object.__setattr__(means, "ask", refuse)
+    rollouts, context = side.answer(SAMPLES), side.context()
+    object.__setattr__(context, "generate", refuse)
     try:
-        outcome = objective().make_segments(SAMPLES, rollouts, means)
+        outcome = objective().make_segments(SAMPLES, rollouts, context)
     except ServerRefused as error:
         outcome = (error.code, error.status, error.problem)
     assert outcome == ("server-refused", 500, "http://h:1/generate/ answered 500: out of memory")
     assert side.notes == []
-    assert objective().make_segments(SAMPLES, rollouts, side.means()).segments
+    assert objective().make_segments(SAMPLES, rollouts, side.context()).segments
 
 
 def test_a_reward_that_fails_for_one_response_is_an_error():
@@ -151,6 +151,6 @@ def test_figures_tell_what_values_cost():
     ((event, told),) = side.notes
     assert event == "valued"
     assert len(told["returns"]) == len(told["sample_ids"]) == 4
-    evaluated = made.evaluate(SAMPLES, side.answer(SAMPLES, num=1), side.means())
+    evaluated = made.evaluate(SAMPLES, side.answer(SAMPLES, num=1), side.context())
     assert evaluated.metrics["num_scenes"] == 2.0
     assert A != B

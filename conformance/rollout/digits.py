@@ -16,8 +16,7 @@ from rollmatch.learn.attention import PACKED_ATTENTION
 from rollmatch.model.policy import load_policy, unwrap
 from rollmatch.model.template import Template
 from rollmatch.records import RolloutRequest, Sample
-from rollmatch.rollout.backend import Decoding
-from rollmatch.rollout.request import make_requests
+from rollmatch.rollout.backend import Decoding, make_requests
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "fixtures/digits/digits.yaml"

@@ -8,8 +8,8 @@ import torch
 
 from conformance.rollout.digits import template_of
 from rollmatch.learn.head import logprobs_of
-from rollmatch.learn.policy_loss import PolicyRules, count_policy_totals, score_tokens, supervise_policy
 from rollmatch.learn.score import score_segments
+from rollmatch.objectives.grpo.loss import PolicyRules, count_policy_totals, score_tokens, supervise_policy
 from rollmatch.objectives.grpo.segments import policy_segment, sampled_logprobs
 from rollmatch.records import PolicyTarget, Segment
 

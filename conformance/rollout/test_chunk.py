@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmatch.rollout import chunk
-from rollmatch.rollout.chunk import Chunk, cut_chunks
+from rollmatch.rollout import work_items
+from rollmatch.rollout.work_items import Chunk, cut_chunks
 
 NUM_REQUESTS, NUM_SERVERS = st.integers(0, 300), st.integers(1, 20)
 
 
 def test_the_examples_hold():
-    assert doctest.testmod(chunk).failed == 0
+    assert doctest.testmod(work_items).failed == 0
 
 
 @pytest.mark.parametrize(

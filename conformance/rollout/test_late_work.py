@@ -15,10 +15,9 @@ from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.late_work import next_lot
-from rollmatch.rollout.lot import Lot, cut_lots
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.work_items import WorkItem, cut_work_items, next_work_item
 
 NUM_REQUESTS, PIECES = 16, 4
 TEMPLATE = SimpleNamespace(
@@ -27,7 +26,7 @@ TEMPLATE = SimpleNamespace(
     vocabulary=SimpleNamespace(stop_id=9, stop_token="<|im_end|>"),
 )
 LOTS = st.lists(
-    st.builds(Lot, st.integers(0, 2), st.just(0), st.integers(0, 5), st.integers(6, 9)), min_size=0, max_size=4
+    st.builds(WorkItem, st.integers(0, 2), st.just(0), st.integers(0, 5), st.integers(6, 9)), min_size=0, max_size=4
 )
 
 
@@ -38,8 +37,8 @@ def test_a_server_without_own_work_of_the_earliest_step_takes_the_end_of_the_lon
     waiting = [lot for queue in queues for lot in queue]
     earliest = min((lot.step for lot in waiting), default=None)
     for server, own in enumerate(queues):
-        assert next_lot(queues, server, moves=False) == (own[0] if own else None)
-        lot = next_lot(queues, server, moves=True)
+        assert next_work_item(queues, server, moves=False) == (own[0] if own else None)
+        lot = next_work_item(queues, server, moves=True)
         assert (lot is None) == (not waiting)
         if lot is None:
             continue
@@ -60,11 +59,11 @@ def test_a_server_without_own_work_of_the_earliest_step_takes_the_end_of_the_lon
     pieces=st.integers(1, 6),
 )
 def test_pieces_cut_the_chunks_further_and_evenly(parts, num_servers, pieces):
-    whole, lots = (cut_lots(0, parts, num_servers, pieces=number) for number in (1, pieces))
+    whole, lots = (cut_work_items(0, parts, num_servers, pieces=number) for number in (1, pieces))
     assert [i for lot in lots for i in range(lot.start, lot.stop)] == list(range(sum(parts)))
     server_of = {i: lot.server_index for lot in whole for i in range(lot.start, lot.stop)}
     assert all({server_of[i] for i in range(lot.start, lot.stop)} == {lot.server_index} for lot in lots)
-    (only,) = [cut_lots(0, (sum(parts),), 1, pieces=pieces)]
+    (only,) = [cut_work_items(0, (sum(parts),), 1, pieces=pieces)]
     sizes = [lot.stop - lot.start for lot in only]
     assert len(sizes) == min(pieces, sum(parts))
     assert max(sizes) - min(sizes) <= 1

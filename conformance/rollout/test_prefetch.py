@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from conformance.scenarios.prefetching import GREEDY, requests_of, rollouts_of
 from rollmatch.errors import RolloutError
 from rollmatch.rollout import prefetch as module
-from rollmatch.rollout.lot import cut_lots
 from rollmatch.rollout.prefetch import (
     Prefetch,
     PrefetchDied,
@@ -20,6 +19,7 @@ from rollmatch.rollout.prefetch import (
     PrefetchStuck,
     RolloutTooOld,
 )
+from rollmatch.rollout.work_items import cut_work_items
 
 
 class Servers:
@@ -73,7 +73,7 @@ def until(condition):
 
 @given(parts=st.lists(st.integers(1, 5), min_size=1, max_size=6), num_servers=st.integers(1, 5))
 def test_lots_keep_the_servers_of_the_chunks_and_the_borders_of_the_parts(parts, num_servers):
-    lots, whole = cut_lots(7, parts, num_servers), cut_lots(7, [sum(parts)], num_servers)
+    lots, whole = cut_work_items(7, parts, num_servers), cut_work_items(7, [sum(parts)], num_servers)
     assert [i for lot in lots for i in range(lot.start, lot.stop)] == list(range(sum(parts)))
     server_of = {i: lot.server_index for lot in whole for i in range(lot.start, lot.stop)}
     part_of = [part for part, size in enumerate(parts) for _ in range(size)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmatch.records import Sample
-from rollmatch.rollout.request import derive_seed, make_requests
+from rollmatch.rollout.backend import derive_seed, make_requests
 
 NUMBERS = st.integers(min_value=0, max_value=2**40)
 GOLDEN = {
@@ -81,6 +81,6 @@ def test_request_ids_are_unique_within_a_step(num_samples, step, rank):
 
 
 def test_making_requests_loads_no_torch():
-    code = "import sys, rollmatch.rollout.request, rollmatch.rollout.backend; print('torch' in sys.modules)"
+    code = "import sys, rollmatch.rollout.backend, rollmatch.rollout.backend; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -8,7 +8,7 @@ from conformance.scenarios.configs import not_refused
 from conformance.trainer.small_run import events, make_trainer
 from rollmatch.cli.watch import RunWatcher
 from rollmatch.data.order import LearnerOrder
-from rollmatch.rollout.request import derive_seed
+from rollmatch.rollout.backend import derive_seed
 
 
 def seeds_of(run_seed, *, steps=(0,), rank=0, num=64):

@@ -8,11 +8,10 @@ from conformance.scenarios.configs import config_with
 from rollmatch.cli.objectives import make_objective
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.objectives.grpo.objective import GrpoObjective
-from rollmatch.objectives.protocol import Means
+from rollmatch.objectives.protocol import ObjectiveContext
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, Sample
-from rollmatch.rollout.backend import Decoding
-from rollmatch.rollout.request import make_requests
+from rollmatch.rollout.backend import Decoding, make_requests
 
 SECTION = "custom.extra.grpo."
 GRPO = (
@@ -52,15 +51,15 @@ def rollout(reward, *, finish_reason="stop"):
 
 
 def segments_of(objective, *rollouts):
-    means = Means(
+    context = ObjectiveContext(
         step=0,
         ranks=Ranks(),
         decoding=Decoding(max_new_tokens=8, temperature=1.0),
-        ask=None,
+        generate=None,
         score=None,
-        note=lambda *event, **fields: None,
+        log=lambda *event, **fields: None,
     )
-    (segments,) = objective.make_segments([SAMPLE], rollouts, means).segments
+    (segments,) = objective.make_segments([SAMPLE], rollouts, context).segments
     return segments
 
 

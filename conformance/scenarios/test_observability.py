@@ -19,9 +19,9 @@ from rollmatch.config import load_config
 from rollmatch.journal import Journal, read_journal
 from rollmatch.learn.pack import Packer
 from rollmatch.model.policy import merged_weights
+from rollmatch.objectives.rollout_matching.elements import DropReason
+from rollmatch.objectives.rollout_matching.objective import RolloutReport, summarize
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
-from rollmatch.objectives.rollout_matching.target import RolloutReport, summarize
-from rollmatch.objectives.rollout_matching.verdict import DropReason
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout
 from rollmatch.report.console import StepConsole

@@ -8,9 +8,9 @@ from conformance.learn.models import make_packed_model, packed_logits, single_lo
 from conformance.learn.segments import make_row, make_segment, plain_segment, plain_segments
 from conformance.scenarios.configs import config_with, not_refused, problem_of, refusal_of
 from conformance.trainer.small_run import make_trainer
-from rollmatch.learn.collate import row_metadata
-from rollmatch.learn.mask import IGNORED, MaskRules, mask_row, mask_segment
+from rollmatch.learn.batch import row_metadata
 from rollmatch.learn.pack import NothingToPack, Packer, PackingBufferFull, SegmentTooLong
+from rollmatch.objectives.rollout_matching.supervision import IGNORED, MaskRules, mask_row, mask_segment
 from rollmatch.records import Sample, Segment
 
 MASK = {"rules": MaskRules(), "bin_of": bin_of}
@@ -147,7 +147,7 @@ def test_a_resumed_run_packs_on(tmp_path):
     trainer.create_optimizer_and_scheduler(num_training_steps=1)
     trainer._save_checkpoint(trainer.model, None)
     resumed = make_trainer(tmp_path / "two", *overrides)
-    resumed.restore_carry(tmp_path / "one" / "checkpoint-0")
+    resumed.restore_packer_state(tmp_path / "one" / "checkpoint-0")
     assert resumed.ring.batcher.packer.state() == waiting
     assert resumed.ring.batcher.packer.pop_row().segments[0] == waiting[0]
 

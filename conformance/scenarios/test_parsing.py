@@ -8,10 +8,11 @@ from tokenizers import Tokenizer
 from conformance.doubles.tokenizer import ids_of_bytes, make_tokenizer, make_vocabulary
 from conformance.objectives.answers import answer, box, element, ids, quoted
 from rollmatch.model.vocabulary import CoordTokensMissing, Vocabulary
+from rollmatch.objectives.rollout_matching.elements import OPENING
 from rollmatch.objectives.rollout_matching.match import MatchRules
-from rollmatch.objectives.rollout_matching.parse import OPENING, parse_rollout
-from rollmatch.objectives.rollout_matching.target import RolloutMatching
-from rollmatch.objectives.rollout_matching.transport import TransportRules
+from rollmatch.objectives.rollout_matching.objective import RolloutMatching
+from rollmatch.objectives.rollout_matching.parse import parse_rollout
+from rollmatch.objectives.rollout_matching.supervision import TransportRules
 from rollmatch.records import Rollout, Sample
 
 OTHER = (500, 500, 700, 700)

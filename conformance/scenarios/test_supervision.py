@@ -10,11 +10,18 @@ from conformance.learn.segments import make_row, make_segment
 from conformance.objectives.answers import answer, box, element, ids
 from conformance.scenarios.configs import LONG, config_with, not_refused, refusal_of
 from rollmatch.cli.objectives import loss_rules_of
-from rollmatch.learn.loss import LossRules, LossTotals, count_totals, masked_loss, slot_losses
-from rollmatch.learn.mask import IGNORED, MaskRules, SupervisionOutsideTarget, mask_row, mask_segment
+from rollmatch.objectives.rollout_matching.loss import LossRules, LossTotals, count_totals, masked_loss, slot_losses
 from rollmatch.objectives.rollout_matching.match import MatchRules
-from rollmatch.objectives.rollout_matching.target import RolloutMatching
-from rollmatch.objectives.rollout_matching.transport import TransportRules, coordinate_targets
+from rollmatch.objectives.rollout_matching.objective import RolloutMatching
+from rollmatch.objectives.rollout_matching.supervision import (
+    IGNORED,
+    MaskRules,
+    SupervisionOutsideTarget,
+    TransportRules,
+    coordinate_targets,
+    mask_row,
+    mask_segment,
+)
 from rollmatch.records import Geometry, GroundTruth, PredictedObject, Rollout, Sample, Segment, Supervision
 
 SAMPLE = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)

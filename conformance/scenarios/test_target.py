@@ -11,8 +11,7 @@ from conformance.doubles.tokenizer import make_vocabulary
 from conformance.objectives.answers import PLACES, answer, box, element, ids, object_lists, tokens
 from conformance.scenarios.configs import not_refused
 from rollmatch.errors import TargetError
-from rollmatch.learn.mask import MaskRules, mask_segment
-from rollmatch.objectives.rollout_matching.append import (
+from rollmatch.objectives.rollout_matching.elements import (
     CutHeadNotEncodable,
     DescChangedByTokenizer,
     DescHoldsAddedToken,
@@ -20,9 +19,9 @@ from rollmatch.objectives.rollout_matching.append import (
     serialize_objects,
 )
 from rollmatch.objectives.rollout_matching.match import MatchRules, match_objects
+from rollmatch.objectives.rollout_matching.objective import RolloutMatching
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
-from rollmatch.objectives.rollout_matching.target import RolloutMatching
-from rollmatch.objectives.rollout_matching.transport import TransportRules
+from rollmatch.objectives.rollout_matching.supervision import MaskRules, TransportRules, mask_segment
 from rollmatch.records import Rollout, Sample
 
 OTHER = (600, 600, 900, 900)

@@ -8,13 +8,12 @@ from conformance.doubles.company import alone
 from conformance.objectives.locks import objective, segments_of
 from conformance.rollout.digits import load_model, scenes, template_of
 from rollmatch.model.policy import merged_weights
-from rollmatch.objectives.protocol import Means
-from rollmatch.objectives.vineppo.multi_turn import World
+from rollmatch.objectives.protocol import ObjectiveContext
+from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner
 from rollmatch.objectives.vineppo.objective import TrajectoryReport
 from rollmatch.objectives.vineppo.split import Turns
-from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.backend import Decoding, make_requests
 from rollmatch.rollout.hf import HfBackend
-from rollmatch.rollout.request import make_requests
 
 pytestmark = pytest.mark.engine
 
@@ -45,7 +44,7 @@ class Count:
 
 
 def world_of(template):
-    return World(
+    return EpisodeRunner(
         make=Count, vocabulary=template.vocabulary, prompt_of=template.prompt_token_ids,
         reply=template.reply_token_ids, max_turns=NUM_TURNS, max_response_tokens=200, run_seed=1,
     )  # fmt: skip
@@ -70,12 +69,12 @@ class Side:
         requests = make_requests(samples, prompt_of=template_of().prompt_token_ids, run_seed=7, step=0, rank=0)
         return samples, self.backend.generate(requests, self.decoding)
 
-    def means(self):
+    def context(self):
         nothing = dict.fromkeys(("score", "note"), lambda *_, **__: None)
-        return Means(step=5, ranks=alone(), decoding=self.decoding, ask=self.ask, **nothing)
+        return ObjectiveContext(step=5, ranks=alone(), decoding=self.decoding, ask=self.ask, **nothing)
 
     def play(self):
-        return [one.trajectory for one in world_of(template_of()).play(*self.first_turns(num=1), self.means())]
+        return [one.trajectory for one in world_of(template_of()).play(*self.first_turns(num=1), self.context())]
 
     def harvest(self, **fields):
         template = template_of()
@@ -85,7 +84,7 @@ class Side:
             prompt_of=template.prompt_token_ids, **fields,
         )  # fmt: skip
         made = replace(made, logprob_rules=replace(made.logprob_rules, old="current"))
-        return made.make_segments(self.samples, self.first_turns(num=2)[1], self.means())
+        return made.make_segments(self.samples, self.first_turns(num=2)[1], self.context())
 
 
 @pytest.fixture

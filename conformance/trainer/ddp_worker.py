@@ -19,9 +19,9 @@ def main(task: str, folder: Path, *overrides: str) -> None:
 
     from conformance.trainer import small_run, turns
     from conformance.trainer.small_run import weights_of
-    from rollmatch.learn import scoring
+    from rollmatch.learn import head
 
-    scoring.LARGE_VOCABULARY = 0
+    head.LARGE_VOCABULARY = 0
     trainer = {"digits": small_run, "turns": turns}[task].make_trainer(folder, *overrides)
     metrics = trainer.evaluate()
     trainer.train()

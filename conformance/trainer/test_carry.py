@@ -8,8 +8,8 @@ import pytest
 
 from conformance.rollout.digits import scenes
 from conformance.trainer.small_run import KEPT, events, make_trainer, requested, step_between, trained, weights_of
-from rollmatch.carry import CarryUnfit
 from rollmatch.learn.pack import SegmentTooLong
+from rollmatch.packer_state import PackerStateUnfit
 from rollmatch.records import Segment
 
 BRIEF = "custom.extra.rollout_matching.max_new_tokens=8"
@@ -83,7 +83,7 @@ def checkpoint_of(narrow, tmp_path):
 
 def test_a_checkpoint_brings_the_waiting_segments_back(narrow, checkpoint_of, tmp_path):
     trainer = make_trainer(tmp_path, *NARROW, samples=scenes("train")[:12])
-    trainer.restore_carry(checkpoint_of)
+    trainer.restore_packer_state(checkpoint_of)
     assert trainer.ring.batcher.packer.state() == narrow.ring.batcher.packer.state() != []
 
 
@@ -98,7 +98,7 @@ def test_a_carry_that_does_not_fit_is_refused(wrong, narrow, checkpoint_of, tmp_
     waiting = {segment.sample.sample_id for segment in narrow.ring.batcher.packer.state()}
     others = [sample for sample in scenes("train")[:12] if sample.sample_id not in waiting]
     trainer = make_trainer(tmp_path, *NARROW, samples=others if wrong == "of another data set" else None)
-    with pytest.raises(CarryUnfit) as caught:
-        trainer.restore_carry(checkpoint_of)
+    with pytest.raises(PackerStateUnfit) as caught:
+        trainer.restore_packer_state(checkpoint_of)
     assert (caught.value.code, caught.value.key) == ("carry-unfit", str(file))
     assert trainer.ring.batcher.packer.state() == []

@@ -11,9 +11,9 @@ from transformers import TrainerCallback
 
 from conformance.rollout.digits import scenes
 from conformance.trainer.small_run import KEPT, events, make_trainer, requested, step_between, trained, weights_of
-from rollmatch.learn import scoring
+from rollmatch.learn import head
 from rollmatch.model.template import PromptMismatch
-from rollmatch.objectives.rollout_matching.verdict import DropReason
+from rollmatch.objectives.rollout_matching.elements import DropReason
 from rollmatch.records import Segment
 from rollmatch.step_report import PHASES
 from rollmatch.weights.named_weights import named_weights
@@ -55,7 +55,7 @@ def test_accumulation_and_packing_change_nothing_but_rounding(packing, batch_siz
 @pytest.mark.parametrize("packing", ["true", "false"])
 def test_scored_in_the_head_a_step_is_the_same(packing, whole, tmp_path, monkeypatch):
     """As on a GPU or with a large vocabulary: no logits of a whole row."""
-    monkeypatch.setattr(scoring, "LARGE_VOCABULARY", 0)
+    monkeypatch.setattr(head, "LARGE_VOCABULARY", 0)
     trainer, step = trained(tmp_path, LONG_STEP, f"training.packing={packing}")
     assert trainer.scoring.head is trainer.model.lm_head
     reference, expected = whole
@@ -91,7 +91,7 @@ def test_adapters_learn_the_same_with_activations_computed_again(adapted, tmp_pa
 def test_a_frozen_base_in_bfloat16_learns_float32_adapters(in_head, adapted, tmp_path, monkeypatch):
     """As a large model on a GPU: half the memory for what does not move, whole numbers for what does."""
     if in_head:
-        monkeypatch.setattr(scoring, "LARGE_VOCABULARY", 0)
+        monkeypatch.setattr(head, "LARGE_VOCABULARY", 0)
     halves = ("model.torch_dtype=bfloat16", "training.bf16=true", "training.gradient_checkpointing=true")
     trainer, step = trained(tmp_path, LONG_STEP, *LORA, *halves)
     dtypes = {weight.requires_grad: weight.dtype for weight in trainer.model.parameters()}

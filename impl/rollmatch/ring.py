@@ -15,12 +15,10 @@ from rollmatch.objectives.protocol import Objective
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.ahead import Ahead, Wanted
-from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.backend import Decoding, make_requests
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.prefetch import Prefetch
-from rollmatch.rollout.request import make_requests
-from rollmatch.rollout.timeline import measure
-from rollmatch.step_report import StepReport
+from rollmatch.step_report import StepReport, measure
 
 Weights = Callable[[], Any]
 """The learner's weights as they are when it is called."""

@@ -12,17 +12,16 @@ import torch
 from torch import Tensor
 
 from rollmatch.learn.batch import MicroBatch
-from rollmatch.learn.head import Logits
-from rollmatch.learn.scoring import Scoring
+from rollmatch.learn.early import EarlyGradients
+from rollmatch.learn.head import Logits, Scoring
 from rollmatch.model.template import ImageFeatures
-from rollmatch.objectives.protocol import Means, Terms
+from rollmatch.objectives.protocol import ObjectiveContext, Terms
 from rollmatch.records import Rollout, Sample, Segment
 from rollmatch.ring import Ring
-from rollmatch.rollout.early import EarlyGradients
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.step_report import StepReport
 
-MakeMeans = Callable[[dict[int, ImageFeatures]], Means]
+MakeContext = Callable[[dict[int, ImageFeatures]], ObjectiveContext]
 
 
 class Divisible(Protocol):
@@ -107,11 +106,11 @@ class StreamedStep(Sequence[dict[str, Any]]):
         parts: Sequence[Sequence[Sample]],
         report: StepReport,
         *,
-        make_means: MakeMeans,
+        make_context: MakeContext,
         work_ahead: Callable[[], bool],
     ) -> None:
         assert ring.prefetch is not None
-        self.ring, self.report, self.make_means, self.work_ahead = ring, report, make_means, work_ahead
+        self.ring, self.report, self.make_context, self.work_ahead = ring, report, make_context, work_ahead
         self.prefetch: Prefetch = ring.prefetch
         self.parts = parts
         self.order: list[int] = []
@@ -161,7 +160,7 @@ class StreamedStep(Sequence[dict[str, Any]]):
 
     def _target(self, part: int, rollouts: Sequence[Rollout]) -> tuple[list[Segment], dict[int, ImageFeatures]]:
         features = self.ring.check_alignment(self.parts[part], rollouts)
-        harvest = self.ring.objective.make_segments(self.parts[part], rollouts, self.make_means(features))
+        harvest = self.ring.objective.make_segments(self.parts[part], rollouts, self.make_context(features))
         self._reports[part] = harvest.reports
         return [segment for segments in harvest.segments for segment in segments], features
 

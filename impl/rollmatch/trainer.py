@@ -17,17 +17,16 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from rollmatch.carry import Carry, read_carry, write_carry
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
 from rollmatch.errors import LearnError
 from rollmatch.learn.batch import MicroBatch, split_evenly
-from rollmatch.learn.head import logprobs_of
+from rollmatch.learn.head import Scoring, head_worth_avoiding, logprobs_of
 from rollmatch.learn.score import score_segments
-from rollmatch.learn.scoring import Scoring, head_worth_avoiding
 from rollmatch.model.policy import unwrap, without_adapters
 from rollmatch.model.template import ImageFeatures
 from rollmatch.objectives.evaluation import write_evaluation
-from rollmatch.objectives.protocol import Means
+from rollmatch.objectives.protocol import ObjectiveContext
+from rollmatch.packer_state import PackerState, read_packer_state, write_packer_state
 from rollmatch.records import Rollout, Sample, Segment
 from rollmatch.ring import Ring
 from rollmatch.rollout.ahead import AGE_UNKNOWN, Wanted
@@ -116,8 +115,8 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
             report.rollouts = ring.roll_out_ahead(wanted, report, lambda: named_weights(self.model))
         with report.phase("target"):
             features = ring.check_alignment(asked, report.rollouts)
-            means = self._means(report.step, features)
-            harvest = ring.objective.make_segments(samples, report.rollouts, means)
+            context = self._context(report.step, features)
+            harvest = ring.objective.make_segments(samples, report.rollouts, context)
         report.num_rollout_tokens = harvest.num_rollout_tokens
         of_sample = iter(harvest.segments)
         parts = tuple(tuple(chain.from_iterable(next(of_sample) for _ in part)) for part in window.parts)
@@ -152,7 +151,7 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         rollouts = ring.ask_again(samples, report)
         with report.phase("target"):
             features = ring.check_alignment(samples, rollouts)
-            harvest = ring.objective.make_segments(samples, rollouts, self._means(report.step, features))
+            harvest = ring.objective.make_segments(samples, rollouts, self._context(report.step, features))
         for place, (segment,) in zip(old, harvest.segments, strict=True):
             waiting[place] = segment
         packer.restore(waiting)
@@ -161,9 +160,9 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         """The step's micro-batches as they come."""
         self.ring.sync(report, lambda: named_weights(self.model))
         report.learn_began = time.time()
-        samples, means = self._samples_of(window.sample_indices), partial(self._means, report.step)
+        samples, means = self._samples_of(window.sample_indices), partial(self._context, report.step)
         parts = split_evenly(samples, num_parts)
-        return StreamedStep(self.ring, parts, report, make_means=means, work_ahead=self.work_ahead)
+        return StreamedStep(self.ring, parts, report, make_context=means, work_ahead=self.work_ahead)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the step's figures to the line that holds the loss; the timeline follows it."""
@@ -188,8 +187,8 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         rollouts = self.roll_out(mine, report, purpose="eval")
         parts = ranks.gather(list(zip(mine, rollouts, strict=True)))
         pairs = sorted((pair for part in parts for pair in part), key=lambda pair: pair[0].sample_id)
-        means = self._means(report.step, {}, purpose="eval")
-        evaluated = self.ring.objective.evaluate([s for s, _ in pairs], [r for _, r in pairs], means)
+        context = self._context(report.step, {}, purpose="eval")
+        evaluated = self.ring.objective.evaluate([s for s, _ in pairs], [r for _, r in pairs], context)
         tokens = sum(len(rollout.response_token_ids) for _, rollout in pairs)
         speed = {"seconds": time.perf_counter() - began, "tokens_per_s": tokens / report.phase_s["rollout"]}
         metrics = dict(evaluated.metrics) | speed
@@ -200,11 +199,11 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
         return named
 
-    def restore_carry(self, checkpoint: Path) -> None:
-        """Take up what was under way when ``checkpoint`` was written. Errors: ``CarryUnfit``."""
+    def restore_packer_state(self, checkpoint: Path) -> None:
+        """Take up what was under way when ``checkpoint`` was written. Errors: ``PackerStateUnfit``."""
         if not self._carries:
             return
-        carry = read_carry(checkpoint, self.train_dataset, rank=self.ring.ranks.rank)
+        carry = read_packer_state(checkpoint, self.train_dataset, rank=self.ring.ranks.rank)
         if self.ring.batcher.packer is not None:
             self.ring.batcher.packer.restore(self._aged(carry.waiting))
         if carry.parts:
@@ -230,7 +229,7 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         found = known.get(sample.sample_id)
         return self.ring.template.image_features(sample) if found is None else found
 
-    def _means(self, step: int, features: Mapping[int, ImageFeatures], *, purpose: str = "train") -> Means:
+    def _context(self, step: int, features: Mapping[int, ImageFeatures], *, purpose: str = "train") -> ObjectiveContext:
         ring = self.ring
         temperature = ring.decoding.temperature or 1.0
         logprobs = partial(logprobs_of, temperature=temperature, excluded_ids=ring.template.banned_ids)
@@ -247,7 +246,9 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
                 )
 
         decoding = ring.decoding_of(purpose)
-        return Means(step=step, ranks=ring.ranks, decoding=decoding, ask=ring.ask, score=score, note=ring.journal.write)
+        return ObjectiveContext(
+            step=step, ranks=ring.ranks, decoding=decoding, generate=ring.ask, score=score, log=ring.journal.write
+        )
 
     def _make_batches(
         self, segments: Sequence[Segment], features: Mapping[int, ImageFeatures], *, num_batches: int
@@ -275,11 +276,11 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         if self._carries:
             packer, going = self.ring.batcher.packer, self.generation
             is_under_way = going is not None and going.window.first_step < step < going.window.end_step
-            carry = Carry(
+            carry = PackerState(
                 waiting=tuple(packer.state()) if packer else (),
                 parts=going.parts if going is not None and is_under_way else (),
             )
-            write_carry(folder, carry, rank=self.ring.ranks.rank)
+            write_packer_state(folder, carry, rank=self.ring.ranks.rank)
         self.ring.ranks.barrier()
         super()._save_checkpoint(model, trial)
         self.ring.journal.write("saved", step=step, path=folder.name)

@@ -6,7 +6,7 @@ from random import Random
 
 from conformance.doubles.company import alone
 from fixtures.tasks.lock import SYMBOLS, Lock
-from rollmatch.objectives.vineppo.continuation import Waves, Wish
+from rollmatch.objectives.vineppo.continuation import ContinuationRequest, Waves
 from rollmatch.objectives.vineppo.trajectory import Trajectory, state_at
 from rollmatch.records import Sample
 
@@ -62,7 +62,7 @@ class LockPolicy:
     def answer(self, *seeds, sample_id=0):
         """Responses to the prompt."""
         start = state_at(trajectory_of((STOP,), sample_id=sample_id, version=self.version), 0)
-        return [self._write(Wish(state=start, seed=seed)) for seed in seeds]
+        return [self._write(ContinuationRequest(state=start, seed=seed)) for seed in seeds]
 
     @property
     def num_continuations(self):

@@ -30,7 +30,7 @@ from rollmatch.rollout.ahead import Ahead
 from rollmatch.rollout.backend import Decoding, RolloutBackend
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.hf import HfBackend
-from rollmatch.rollout.prefetch import LotBackend, Prefetch, PrefetchRules
+from rollmatch.rollout.prefetch import Prefetch, PrefetchRules, ServerBackend
 from rollmatch.rollout.sync_mode import SyncMode
 
 
@@ -156,7 +156,7 @@ def make_overlap(
         return None, None
     streams = rules.overlap == "stream"
     lead = effective.num_windows_ahead(config)
-    servers = cast(LotBackend, backend)
+    servers = cast(ServerBackend, backend)
     together = effective.calls_together(config, num_servers=servers.num_servers, learner_world_size=learner_world_size)
     bounds = PrefetchRules(
         max_windows=1 if streams else lead + 1,

@@ -5,17 +5,15 @@ from rollmatch.cli.vineppo_objective import make_vineppo, make_world
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.custom import GrpoConfig
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
-from rollmatch.learn.loss import LossRules
-from rollmatch.learn.mask import MaskRules
-from rollmatch.learn.policy_loss import PolicyRules
 from rollmatch.model.template import Template
+from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.objective import GroupRules, GrpoObjective
 from rollmatch.objectives.policy_gradient import LogprobRules
 from rollmatch.objectives.protocol import Objective, Reuse
+from rollmatch.objectives.rollout_matching.loss import LossRules
 from rollmatch.objectives.rollout_matching.match import MatchRules
-from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective
-from rollmatch.objectives.rollout_matching.target import RolloutMatching
-from rollmatch.objectives.rollout_matching.transport import TransportRules
+from rollmatch.objectives.rollout_matching.objective import RolloutMatching, RolloutMatchingObjective
+from rollmatch.objectives.rollout_matching.supervision import MaskRules, TransportRules
 
 
 def make_objective(config: RunConfig, template: Template) -> Objective:

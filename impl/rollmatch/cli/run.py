@@ -86,7 +86,7 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) 
         if not (directory / "evaluations" / "step-000000.json").exists():
             trainer.evaluate()
         if checkpoint is not None:
-            trainer.restore_carry(checkpoint)
+            trainer.restore_packer_state(checkpoint)
         watcher.listen()
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     step, stop_signal = trainer.state.global_step, watcher.agree_to_stop()

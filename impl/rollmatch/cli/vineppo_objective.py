@@ -5,15 +5,15 @@ from functools import lru_cache
 from rollmatch.cli.plugins import load_configured_environment, load_rewards
 from rollmatch.config import RunConfig
 from rollmatch.config.custom import VinePpoConfig
-from rollmatch.learn.policy_loss import PolicyRules
 from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.policy_gradient import LogprobRules
 from rollmatch.objectives.protocol import Reuse
-from rollmatch.objectives.vineppo.multi_turn import World
+from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner
 from rollmatch.objectives.vineppo.objective import VinePpoObjective
 from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
-from rollmatch.objectives.vineppo.single_turn import Pay
+from rollmatch.objectives.vineppo.single_turn import RewardRules
 from rollmatch.objectives.vineppo.split import AtMost, FixedTokens, Lines, LowProbability, Sentences, Splitter, Turns
 from rollmatch.objectives.vineppo.tree import SearchRules
 from rollmatch.objectives.vineppo.value import ContinuationValues, Valuer, ValueRules
@@ -33,7 +33,7 @@ def make_vineppo(
         policy_rules=policy_rules,
         logprob_rules=logprob_rules,
         vocabulary=template.vocabulary,
-        pay=Pay(
+        pay=RewardRules(
             rewards=load_rewards(config), vocabulary=template.vocabulary, unfinished_return=rules.unfinished_return
         ),
         splitter=splitter,
@@ -46,7 +46,7 @@ def make_vineppo(
     )
 
 
-def make_world(config: RunConfig, template: Template) -> World | None:
+def make_world(config: RunConfig, template: Template) -> EpisodeRunner | None:
     """What ``custom.extra.environment`` names. Errors: ``EnvironmentUnknown``, ``TurnsNotRendered``."""
     make, told = load_configured_environment(config), config.custom.extra.environment
     if make is None:
@@ -54,7 +54,7 @@ def make_world(config: RunConfig, template: Template) -> World | None:
     as_chat = told.observations == "chat"
     if as_chat:
         template.reply_token_ids("", is_stopped=True)
-    return World(
+    return EpisodeRunner(
         make=make,
         vocabulary=template.vocabulary,
         prompt_of=template.prompt_token_ids,

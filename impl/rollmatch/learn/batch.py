@@ -2,16 +2,179 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
-from rollmatch.learn.collate import make_model_inputs, make_padded_inputs
-from rollmatch.learn.mask import starts_of_padded
-from rollmatch.learn.pack import Packer
+from rollmatch.errors import LearnError
+from rollmatch.learn.pack import Packer, starts_of_padded
 from rollmatch.model.template import ImageFeatures
 from rollmatch.records import Row, Sample, Segment
+
+
+class ImagesNotAligned(LearnError):
+    """There is one entry of images per segment."""
+
+    code = "images-not-aligned"
+
+
+class ImageTokensMismatch(LearnError):
+    """A segment's runs of image placeholders are its images' merged patches, in order and number."""
+
+    code = "image-tokens-mismatch"
+
+
+class VideoTokens(LearnError):
+    """No segment holds video placeholders (one may be sampled in a rollout)."""
+
+    code = "video-tokens"
+
+
+def make_model_inputs(row: Row, *, images: Sequence[ImageFeatures], model: torch.nn.Module) -> dict[str, Any]:
+    """Arguments of one forward pass over a packed row of T tokens, on the model's device.
+
+    ``input_ids`` [1, T]; ``position_ids`` [4, 1, T] ([1, T] for a text model); ``cu_seq_lens_q/k`` [S + 1] int32;
+    ``mm_token_type_ids`` [1, T], ``pixel_values`` and ``image_grid_thw`` where there are images. No attention mask:
+    needs ``use_packed_attention`` (or FlashAttention) to keep the segments apart at the sum of squares.
+    Errors: ``ImagesNotAligned``, ``ImageTokensMismatch``, ``VideoTokens``.
+    """
+    part = _multimodal_part(model)
+    positions = [_positions(s, i, part) for s, i in _aligned(row.segments, images)]
+    bounds = torch.tensor([0, *accumulate(row.lengths)], dtype=torch.int32)
+    longest = max(row.lengths)
+    token_ids = torch.cat([_ids(segment) for segment in row.segments])[None]
+    inputs = {
+        "input_ids": token_ids,
+        "position_ids": _as_argument(torch.cat(positions, dim=1)[:, None]),
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": longest,
+        "max_length_k": longest,
+        "use_cache": False,
+    }
+    return _on_device_of(model, inputs | _image_inputs(token_ids, images, part))
+
+
+def make_padded_inputs(
+    segments: Sequence[Segment], *, images: Sequence[ImageFeatures], model: torch.nn.Module, pad_id: int
+) -> dict[str, Any]:
+    """Arguments of one forward pass over B segments, right-padded to the longest, [B, L], with their mask.
+
+    The unpacked form; ``mask_padded`` gives the supervision of its logits read as [B * L, V].
+    Errors: as ``make_model_inputs``.
+    """
+    part = _multimodal_part(model)
+    positions = [_positions(s, i, part) for s, i in _aligned(segments, images)]
+    longest = max(segment.encoded_len for segment in segments)
+
+    def padded(rows: Tensor, fill: int) -> Tensor:
+        return torch.nn.functional.pad(rows, (0, longest - rows.shape[-1]), value=fill)
+
+    token_ids = torch.stack([padded(_ids(segment), pad_id) for segment in segments])
+    inputs = {
+        "input_ids": token_ids,
+        "attention_mask": torch.stack([padded(torch.ones_like(_ids(segment)), 0) for segment in segments]),
+        "position_ids": _as_argument(torch.stack([padded(rows, 0) for rows in positions], dim=1)),
+        "use_cache": False,
+    }
+    return _on_device_of(model, inputs | _image_inputs(token_ids, images, part))
+
+
+def row_metadata(row: Row) -> list[dict[str, Any]]:
+    """What describes each segment of a row, in concatenation order; offsets are cumulative ``encoded_len``.
+
+    Positions are the segment's own. For tests and dumps; source: the packing metadata contract.
+    """
+    return [
+        {
+            "encoded_len": segment.encoded_len,
+            "prompt_len": segment.prompt_len,
+            "prefix_len": segment.prefix_len,
+            "train_len": segment.train_len,
+            "prompt_ids": list(segment.token_ids[: segment.prompt_len]),
+            "coord_positions": list(segment.coord_positions),
+            "coord_bins": list(segment.coord_bins),
+            "desc_positions": list(segment.desc_positions),
+        }
+        for segment in row.segments
+    ]
+
+
+def _aligned(segments: Sequence[Segment], images: Sequence[ImageFeatures]) -> list[tuple[Segment, ImageFeatures]]:
+    if len(segments) != len(images):
+        raise ImagesNotAligned(
+            f"{len(images)} entries of images for {len(segments)} segments",
+            key="images",
+            remedy="Give NO_IMAGES for a segment of text alone.",
+        )
+    return list(zip(segments, images, strict=True))
+
+
+def _positions(segment: Segment, images: ImageFeatures, part: Any) -> Tensor:
+    """[4, L] text, time, height, width; [1, L] for a text model, which has no multimodal part."""
+    text = torch.arange(segment.encoded_len)[None]
+    if part is None:
+        _check_image_runs(segment, [], images)
+        return text
+    token_ids = _ids(segment)[None]
+    types = _token_types(token_ids, part.config)
+    if bool((types == 2).any()):
+        raise VideoTokens("a video placeholder", key=segment.sample.origin, remedy="Ban it from rollouts (logit_bias).")
+    runs = [len(list(run)) for is_image, run in groupby(types[0].tolist()) if is_image]
+    _check_image_runs(segment, runs, images, merge=part.config.vision_config.spatial_merge_size)
+    grid = images.image_grid_thw if runs else None
+    mrope, _ = part.get_rope_index(token_ids, mm_token_type_ids=types, image_grid_thw=grid)
+    return torch.cat([text, mrope[:, 0]])
+
+
+def _check_image_runs(segment: Segment, runs: list[int], images: ImageFeatures, *, merge: int = 1) -> None:
+    expected = [patches // merge**2 for patches in images.image_grid_thw.prod(-1).tolist()]
+    if runs != expected:
+        raise ImageTokensMismatch(
+            f"image placeholders in runs of {runs}, images of {expected} tokens",
+            key=segment.sample.origin,
+            remedy="Expand placeholders with the same processor, and ban them from rollouts (logit_bias).",
+        )
+
+
+def _multimodal_part(model: torch.nn.Module) -> Any:
+    """The module that computes MRoPE, however deep adapters and wrappers have buried it; None in a text model."""
+    return next((part for part in model.modules() if hasattr(part, "get_rope_index")), None)
+
+
+def _token_types(token_ids: Tensor, config: Any) -> Tensor:
+    """0 text, 1 image, 2 video; the same shape."""
+    is_image, is_video = token_ids == config.image_token_id, token_ids == config.video_token_id
+    types: Tensor = is_image.int() + 2 * is_video.int()
+    return types
+
+
+def _ids(segment: Segment) -> Tensor:
+    return torch.tensor(segment.token_ids, dtype=torch.int64)
+
+
+def _as_argument(positions: Tensor) -> Tensor:
+    """[4, B, L] as it is; [1, B, L] of a text model as [B, L]."""
+    return positions[0] if positions.shape[0] == 1 else positions
+
+
+def _image_inputs(token_ids: Tensor, images: Sequence[ImageFeatures], part: Any) -> dict[str, Tensor]:
+    if part is None:
+        return {}
+    inputs = {"mm_token_type_ids": _token_types(token_ids, part.config)}
+    present = [some for some in images if len(some.image_grid_thw)]
+    if present:
+        inputs["pixel_values"] = torch.cat([some.pixel_values for some in present])
+        inputs["image_grid_thw"] = torch.cat([some.image_grid_thw for some in present])
+    return inputs
+
+
+def _on_device_of(model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+    device = next(model.parameters()).device
+    return {name: part.to(device) if isinstance(part, Tensor) else part for name, part in inputs.items()}
+
 
 Item = TypeVar("Item")
 FeaturesOf = Callable[[Sample], ImageFeatures]

@@ -1,12 +1,16 @@
-"""The output head, met a chunk of rows at a time: scores of rows whose logits never exist all at once.
+"""The output head in chunks of rows: losses of rows whose logits never exist all at once.
 
-Every score here is of one row: what it owes to its hidden state, its slope, has that state's size. With a linear head
-that does not learn (adapters are trained, or the language model is frozen), slopes are made right where the logits are,
-in the forward pass; backward scales them, and no logits are made twice. Any other head is called again by backward.
-Source of making gradients in forward: Liger kernel (arXiv 2410.10989), cut cross-entropy (2411.09009).
+Each score belongs to one row, so its gradient by that row's hidden state has that state's size. With a frozen linear
+head (adapters are trained, or the language model is frozen) this gradient is made in the forward pass, where the logits
+are; backward only scales it, and no logits are made twice. Any other head is called again by backward. Source of making
+gradients in forward: Liger kernel (arXiv 2410.10989), cut cross-entropy (2411.09009).
+
+With 152k ids the logits of a row outweigh the rest of its pass, so ``Scoring`` puts the loss in the head's place: the
+head returns the loss, within the model's forward pass, so wrappers (DDP, adapters, autocast) see every weight used.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +19,30 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 
-from rollmatch.learn.sent import sent
-from rollmatch.learn.shares import logsumexps, to_shares, widened
+from rollmatch.learn.softmax import logsumexps, to_probs
+
+
+def to_device(numbers: Iterable[float], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of them there; a GPU reads them from pinned memory when it gets that far.
+
+    >>> to_device([1, 2], dtype=torch.int64, device=torch.device("cpu"))
+    tensor([1, 2])
+    """
+    made = torch.tensor(list(numbers), dtype=dtype)
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)
+
+
+def widened(logits: Tensor) -> Tensor:
+    """In float32, or wider where they are."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
 
 CHUNK_LEN = 256
 """Rows at once of a head that is called again by backward: half a GB for 152k ids."""
 CHUNK_BYTES = 280_000_000
-"""Of a chunk's logits, for a head whose slopes are made in forward: rows enough for matrix products at full speed."""
+"""Of a chunk's logits, whose gradient is made in forward: rows enough for matrix products at full speed."""
 ROWS_STEP = 128
 """Rows of a tile of a matrix product, of which chunks are made."""
 
@@ -80,7 +100,7 @@ def logprobs_of(logits: Logits, ids: Tensor, *, temperature: float = 1.0, exclud
     if isinstance(logits, Tensor):
         scaled = _without(widened(logits) / temperature, excluded_ids)
         return -functional.cross_entropy(scaled, ids, reduction="none")
-    if logits.weight is None or not torch.is_grad_enabled():  # without gradients, slopes are not worth making
+    if logits.weight is None or not torch.is_grad_enabled():  # without autograd, no gradient is needed
 
         def score(hidden: Tensor, some: Tensor) -> Tensor:
             return logprobs_of(logits.head(hidden), some, temperature=temperature, excluded_ids=excluded_ids)
@@ -94,9 +114,8 @@ def logprobs_of(logits: Logits, ids: Tensor, *, temperature: float = 1.0, exclud
 
 def _without(logits: Tensor, excluded_ids: Sequence[int]) -> Tensor:
     """Logits [n, V] with minus infinity at the excluded ids."""
-    if not excluded_ids:
-        return logits
-    return logits.index_fill(-1, sent(excluded_ids, dtype=torch.int64, device=logits.device), -torch.inf)
+    columns = to_device(excluded_ids, dtype=torch.int64, device=logits.device)
+    return logits.index_fill(-1, columns, -torch.inf) if excluded_ids else logits
 
 
 def column_scores(
@@ -141,65 +160,65 @@ def _chunks(hidden: Tensor, weight: Tensor, *columns: Tensor) -> list[tuple[Tens
 
 
 class _Logprobs(torch.autograd.Function):
-    """Log-probabilities with their slopes: (onehot - p) @ weight / temperature."""
+    """Log-probabilities with their gradient by the hidden states: (onehot - p) @ weight / temperature."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, linear: Any, ids: Tensor, sampling: tuple[float, Sequence[int]]) -> Tensor:
-        scores, slopes = [], torch.empty_like(hidden)
+        scores, grad_hidden = [], torch.empty_like(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
-            for rows, some, place in _chunks(hidden, linear[0], ids, slopes):
+            for rows, some, place in _chunks(hidden, linear[0], ids, grad_hidden):
                 scores.append(_logprobs_of_chunk(rows, linear, (some, *sampling), place))
-        ctx.save_for_backward(slopes)
+        ctx.save_for_backward(grad_hidden)
         return torch.cat(scores)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (slopes,) = ctx.saved_tensors
-        return (grad[:, None] * slopes).to(slopes.dtype), None, None, None
+        (grad_hidden,) = ctx.saved_tensors
+        return (grad[:, None] * grad_hidden).to(grad_hidden.dtype), None, None, None
 
 
-def _logprobs_of_chunk(rows: Tensor, linear: Any, told: Any, slopes: Tensor) -> Tensor:
-    """Scores; their slopes are written to their place."""
+def _logprobs_of_chunk(rows: Tensor, linear: Any, told: Any, grad_hidden: Tensor) -> Tensor:
+    """Scores; their gradients are written to ``grad_hidden``."""
     (weight, bias), (ids, temperature, excluded_ids) = linear, told
     logits, ids = _without(functional.linear(rows, weight, bias), excluded_ids), ids[:, None]
     everything = logsumexps(logits, temperature)
     scores: Tensor = widened(logits.gather(-1, ids)) / temperature - everything[:, None]
-    to_shares(logits, everything, temperature)
-    # The chosen share anew: less 1, it must not be rounded before.
+    to_probs(logits, everything, temperature)
+    # Recompute the chosen probability: subtracting 1 after rounding would lose its digits.
     logits.scatter_(-1, ids, (scores.exp() - 1).to(logits.dtype))
-    slopes.copy_((logits @ weight).div_(-temperature))
+    grad_hidden.copy_((logits @ weight).div_(-temperature))
     return scores[:, 0]
 
 
 class _ColumnScores(torch.autograd.Function):
-    """Scores of some columns and the logsumexp of all, with their slopes."""
+    """Scores of some columns and the logsumexp of all, with their gradients by the hidden states."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, linear: Any, told: Any) -> tuple[Tensor, Tensor]:
         columns, truth, *rest = told
         scores: list[Tensor] = []
         figures: list[Tensor] = []
-        slopes = torch.empty_like(hidden)
+        grad_hidden = torch.empty_like(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
-            for rows, some, place in _chunks(hidden, linear[0], truth, slopes):
+            for rows, some, place in _chunks(hidden, linear[0], truth, grad_hidden):
                 score, told_beside = _columns_of_chunk(rows, linear, (columns, some, *rest), place)
                 scores.append(score)
                 figures.append(told_beside)
         figure = torch.cat(figures)
-        ctx.save_for_backward(slopes)
+        ctx.save_for_backward(grad_hidden)
         ctx.mark_non_differentiable(figure)
         return torch.cat(scores), figure
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        (slopes,) = ctx.saved_tensors
-        return (grad[:, None] * slopes).to(slopes.dtype), None, None
+        (grad_hidden,) = ctx.saved_tensors
+        return (grad[:, None] * grad_hidden).to(grad_hidden.dtype), None, None
 
 
-def _columns_of_chunk(rows: Tensor, linear: Any, told: Any, slopes: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and figures; the slopes of scores are written to their place."""
+def _columns_of_chunk(rows: Tensor, linear: Any, told: Any, grad_hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and figures; the gradients of scores are written to ``grad_hidden``."""
     (weight, bias), (columns, truth, score, temperature) = linear, told
     logits = functional.linear(rows, weight, bias)
     chosen = (widened(logits[:, columns]) / temperature).requires_grad_()
@@ -208,9 +227,72 @@ def _columns_of_chunk(rows: Tensor, linear: Any, told: Any, slopes: Tensor) -> t
         scores, figures = score(chosen, everything, truth)
         of_chosen, of_all = torch.autograd.grad(scores.sum(), (chosen, everything), allow_unused=True)
     assert of_chosen is not None
-    slope = of_chosen.to(weight.dtype) @ weight[columns]
+    gradient = of_chosen.to(weight.dtype) @ weight[columns]
     if of_all is not None:  # the score moves with the logsumexp, through which all logits count
-        to_shares(logits, everything.detach(), temperature, factors=of_all)
-        slope += logits @ weight
-    slopes.copy_(slope.div_(temperature))
+        to_probs(logits, everything.detach(), temperature, factors=of_all)
+        gradient += logits @ weight
+    grad_hidden.copy_(gradient.div_(temperature))
     return scores.detach(), figures.detach()
+
+
+LARGE_VOCABULARY = 32_768
+"""Ids from which on logits are worth avoiding on a CPU, too."""
+
+Score = Callable[[Logits], Tensor]
+"""Logits [N, V], or what stands for them, -> losses of any shape."""
+
+
+def head_worth_avoiding(model: PreTrainedModel) -> nn.Module | None:
+    """The output head, where its logits are too large to be made; None where they may as well be."""
+    head: nn.Module | None = model.get_output_embeddings()
+    if head is None:
+        return None
+    weight = next(head.parameters())
+    return head if weight.is_cuda or len(weight) >= LARGE_VOCABULARY else None
+
+
+class Scoring:
+    """Forward passes that end in a loss. ``head``: where to score; None: on logits."""
+
+    def __init__(self, head: nn.Module | None) -> None:
+        self.head = head
+        self._is_proven = False
+
+    def __call__(self, model: nn.Module, inputs: dict[str, Any], score: Score) -> tuple[Tensor, Any]:
+        """What ``score`` makes of the logits of one forward pass, with its graph, and the model's output."""
+        if self.head is not None:
+            with losing_logits(self.head, score) as made:
+                outputs = model(**inputs)
+            if self._ends_in(made, outputs.logits):
+                return outputs.logits, outputs
+            self.head = None
+        outputs = model(**inputs)
+        return score(outputs.logits.flatten(0, -2)), outputs
+
+    def _ends_in(self, made: list[Tensor], logits: Tensor) -> bool:
+        """Whether the model returns what its head returned, and not something made of it (capped, scaled).
+
+        Looked at once: comparing waits for the device.
+        """
+        if not self._is_proven:
+            self._is_proven = len(made) == 1 and torch.equal(made[0].detach(), logits.detach())
+        return self._is_proven
+
+
+@contextmanager
+def losing_logits(head: nn.Module, score: Score) -> Iterator[list[Tensor]]:
+    """While this lasts, the head returns what ``score`` makes of its input; yields all it returned."""
+    plain, own = head.forward, head.__dict__.get("forward")
+    made: list[Tensor] = []
+
+    def scored(hidden: Tensor) -> Tensor:
+        made.append(score(HeadStates.of(hidden.flatten(0, -2), head, forward=plain)))
+        return made[-1]
+
+    head.forward = scored
+    try:
+        yield made
+    finally:
+        del head.forward
+        if own is not None:
+            head.forward = own

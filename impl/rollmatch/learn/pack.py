@@ -127,3 +127,9 @@ class Packer:
                 remedy="Lower the batch size (more tokens come in than rows take out), or raise it.",
             )
         return buffer
+
+
+def starts_of_padded(segments: Sequence[Segment]) -> range:
+    """Where each segment of a right-padded batch starts, the batch read as one list; it ends at ``stop``."""
+    padded_len = max((segment.encoded_len for segment in segments), default=0)
+    return range(0, padded_len * len(segments), padded_len or 1)

@@ -6,10 +6,8 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from rollmatch.learn.collate import make_padded_inputs
-from rollmatch.learn.head import Logits
-from rollmatch.learn.scoring import Scoring, head_worth_avoiding
-from rollmatch.learn.sent import sent
+from rollmatch.learn.batch import make_padded_inputs
+from rollmatch.learn.head import Logits, Scoring, head_worth_avoiding, to_device
 from rollmatch.model.policy import unwrap
 from rollmatch.model.template import ImageFeatures
 from rollmatch.records import Sample, Segment
@@ -59,8 +57,8 @@ def _score_batch(
     lens = [segment.train_len for segment in batch]
     firsts = [place * num_kept + segment.prompt_len - 1 - earliest for place, segment in enumerate(batch)]
     device = inputs["input_ids"].device
-    rows = sent(chain(*map(_count_from, firsts, lens)), dtype=torch.int64, device=device)
-    ids = sent(chain(*(s.token_ids[s.prompt_len :] for s in batch)), dtype=torch.int64, device=device)
+    rows = to_device(chain(*map(_count_from, firsts, lens)), dtype=torch.int64, device=device)
+    ids = to_device(chain(*(s.token_ids[s.prompt_len :] for s in batch)), dtype=torch.int64, device=device)
 
     def score(logits: Logits) -> Tensor:
         parts = zip(torch.split(rows, CHUNK_LEN), torch.split(ids, CHUNK_LEN), strict=True)

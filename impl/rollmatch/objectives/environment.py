@@ -102,7 +102,7 @@ class Environment(Protocol):
 MakeEnvironment = Callable[[], Environment]
 
 
-class Answer(NamedTuple):
+class StepResult(NamedTuple):
     """What a step led to."""
 
     observation: str
@@ -178,7 +178,7 @@ def show(
     return replace(sample, messages=(*before, (role, shown)))
 
 
-def take_step(environment: Environment, action: str, *, key: str) -> Answer:
+def take_step(environment: Environment, action: str, *, key: str) -> StepResult:
     """One step, its answer checked. Errors: ``ActionUnparsable``, ``EnvironmentFailed``, ``StepMalformed``."""
     with _Telling(key, f"step({action!r})"):
         told = environment.step(action)
@@ -188,7 +188,7 @@ def take_step(environment: Environment, action: str, *, key: str) -> Answer:
     if not isinstance(observation, str) or not is_number or not all(isinstance(end, bool | np.bool_) for end in ends):
         remedy = "Return (observation, reward, terminated, truncated): a text, a finite number, two truth values."
         raise StepMalformed(f"step({action!r}) returned {told!r}", key=key, remedy=remedy)
-    return Answer(observation, float(reward), bool(ends[0]), bool(ends[1]))
+    return StepResult(observation, float(reward), bool(ends[0]), bool(ends[1]))
 
 
 class _Telling:

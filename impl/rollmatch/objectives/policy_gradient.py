@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.head import Logits
-from rollmatch.learn.policy_loss import (
+from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.objectives.grpo.loss import (
     TERM_NAMES,
     PolicyRules,
     PolicySupervision,
@@ -17,9 +18,8 @@ from rollmatch.learn.policy_loss import (
     policy_loss,
     supervise_policy,
 )
-from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.grpo.segments import sampled_logprobs
-from rollmatch.objectives.protocol import Means
+from rollmatch.objectives.protocol import ObjectiveContext
 from rollmatch.records import Rollout, Segment
 
 
@@ -72,7 +72,9 @@ class PolicyGradient:
             logits, supervision=batch.supervision, rules=self.policy_rules, totals=totals, is_kept=batch.is_packed
         )
 
-    def with_logprobs(self, segments: Sequence[Segment], rollouts: Sequence[Rollout], means: Means) -> list[Segment]:
+    def with_logprobs(
+        self, segments: Sequence[Segment], rollouts: Sequence[Rollout], context: ObjectiveContext
+    ) -> list[Segment]:
         """The segments, each of its rollout, with what the ratio, the correction and the distance need.
 
         Errors: ``LogprobsMisfit``, ``ReferenceMissing``.
@@ -81,8 +83,8 @@ class PolicyGradient:
         nothing = [None] * len(segments)
         sampled = self._sampled(segments, rollouts) if rules.wants_sampled else nothing
         old = {"server": sampled, "current": nothing}.get(rules.old)
-        old = means.score(segments) if old is None else old
-        reference = means.score(segments, reference=True) if self.policy_rules.beta else nothing
+        old = context.score(segments) if old is None else old
+        reference = context.score(segments, reference=True) if self.policy_rules.beta else nothing
         told = sampled if rules.corrects else nothing
         return [
             replace(

@@ -1,4 +1,4 @@
-"""What the trainer needs of an objective, and what an objective may use of the ring."""
+"""The contract between the trainer and an objective: what each provides to the other."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,30 +13,39 @@ from rollmatch.records import Rollout, RolloutRequest, Sample, Segment
 from rollmatch.rollout.backend import Decoding
 
 Item = TypeVar("Item")
-Ask = Callable[[Sequence[RolloutRequest], Decoding], list[Rollout]]
-"""More rollouts by the same weights, in order; never a sync."""
-ScoreSegments = Callable[..., list[tuple[float, ...]]]
-"""(segments, reference=False) -> log-probabilities of each segment's target tokens, [L - P], by the learner's own
-forward pass; with ``reference`` by the policy as it was before training (adapters off)."""
+
+
+class ScoreSegments(Protocol):
+    """Log-probabilities of each segment's target tokens, [L - P], by the learner's own forward pass."""
+
+    def __call__(self, segments: Sequence[Segment], *, reference: bool = False) -> list[tuple[float, ...]]:
+        """In order; with ``reference`` by the policy as it was before training (adapters off)."""
+
+
+class LogEvent(Protocol):
+    """Write an event into the journal."""
+
+    def __call__(self, event: str, **fields: Any) -> object:
+        """``fields`` are plain values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
-    """What an objective may use while it makes segments. Made by ``ring``; all ranks use it equally often."""
+class ObjectiveContext:
+    """What an objective may use while it makes targets. Made by ``trainer``; every rank uses it equally often."""
 
     step: int
     ranks: Ranks
     decoding: Decoding
     """Of the rollouts at hand."""
-    ask: Ask
+    generate: Callable[[Sequence[RolloutRequest], Decoding], list[Rollout]]
+    """More rollouts by the same weights, in order; never a sync."""
     score: ScoreSegments
-    note: Callable[..., Any]
-    """Writes an event into the journal: (name, **fields)."""
+    log: LogEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Harvest:
-    """What the rollouts of a window became. Made by an objective, eaten by ``trainer``."""
+class TrainingTargets:
+    """The segments that rollouts became, and reports on them. Made by an objective, consumed by ``trainer``."""
 
     segments: tuple[tuple[Segment, ...], ...]
     """For each sample, in order, the segments that its rollouts are learnt from."""
@@ -107,7 +116,9 @@ class Objective(Supervisor, Protocol):
     def wants_logprobs(self) -> bool:
         """Whether the engine is to tell each sampled token's log-probability."""
 
-    def make_segments(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Harvest:
+    def make_segments(
+        self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext
+    ) -> TrainingTargets:
         """Rollouts of a whole window: ``num_rollouts`` for each sample, one after the other."""
 
     def total_of(self, supervisions: Sequence[Any], sum_over_ranks: Callable[[Sequence[float]], list[float]]) -> Any:
@@ -120,5 +131,5 @@ class Objective(Supervisor, Protocol):
     def summarize(self, reports: Sequence[Any]) -> dict[str, float]:
         """Figures of a window's rollouts; the same keys whatever they hold."""
 
-    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Evaluated:
+    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> Evaluated:
         """One rollout per held-out sample, in order; all ranks hold them all."""

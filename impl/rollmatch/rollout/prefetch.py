@@ -24,11 +24,9 @@ from typing import Protocol
 from rollmatch.errors import FAILURES, RolloutError
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding
-from rollmatch.rollout.call import Call
-from rollmatch.rollout.late_work import next_lot
-from rollmatch.rollout.lot import Lot, cut_lots
 from rollmatch.rollout.monitor import Monitor, ThreadMonitor
-from rollmatch.rollout.window import Window
+from rollmatch.rollout.window import FinishedCall, PendingWindow
+from rollmatch.rollout.work_items import WorkItem, cut_work_items, next_work_item
 
 POLL_S = 1.0
 """How often a learner that waits looks whether anything still moves."""
@@ -58,7 +56,7 @@ class RolloutTooOld(RolloutError):
     code = "rollout-too-old"
 
 
-class LotBackend(Protocol):
+class ServerBackend(Protocol):
     """Servers that can be called one by one, from several threads."""
 
     @property
@@ -88,7 +86,7 @@ class Prefetch:
 
     def __init__(
         self,
-        backend: LotBackend,
+        backend: ServerBackend,
         decoding: Decoding,
         rules: PrefetchRules,
         *,
@@ -97,10 +95,10 @@ class Prefetch:
     ) -> None:
         self.backend, self.decoding, self.rules, self.clock = backend, decoding, rules, clock
         self.monitor: Monitor = monitor or ThreadMonitor()
-        self.windows: dict[int, Window] = {}
-        self.calls: list[Call] = []
-        self._queues: list[deque[Lot]] = [deque() for _ in range(backend.num_servers)]
-        self._in_flight: dict[Lot, float] = {}
+        self.windows: dict[int, PendingWindow] = {}
+        self.calls: list[FinishedCall] = []
+        self._queues: list[deque[WorkItem]] = [deque() for _ in range(backend.num_servers)]
+        self._in_flight: dict[WorkItem, float] = {}
         self._held, self._closed = True, False
         self._failure: BaseException | None = None
         for server in range(backend.num_servers):
@@ -113,8 +111,8 @@ class Prefetch:
             if len(self.windows) >= self.rules.max_windows:
                 told = f"step {step} is asked for while steps {sorted(self.windows)} are on their way"
                 raise PrefetchOverfull(told, key=str(step), remedy="This is a mistake in the program.")
-            self.windows[step] = Window(step, tuple(requests), tuple(parts))
-            for lot in cut_lots(step, parts, self.backend.num_servers, pieces=self.rules.pieces_per_server):
+            self.windows[step] = PendingWindow(step, tuple(requests), tuple(parts))
+            for lot in cut_work_items(step, parts, self.backend.num_servers, pieces=self.rules.pieces_per_server):
                 self._queues[lot.server_index].append(lot)
             self.monitor.tell()
 
@@ -179,13 +177,13 @@ class Prefetch:
             self._held = False
             self.monitor.tell()
 
-    def take_calls(self) -> list[Call]:
+    def take_calls(self) -> list[FinishedCall]:
         """Calls that were answered since the last time."""
         with self.monitor:
             calls, self.calls = self.calls, []
             return calls
 
-    def spans_of(self, calls: Sequence[Call], *, now: float) -> list[list[tuple[float, float]]]:
+    def spans_of(self, calls: Sequence[FinishedCall], *, now: float) -> list[list[tuple[float, float]]]:
         """When each server was writing: in ``calls``, and in those under way."""
         spans: list[list[tuple[float, float]]] = [[] for _ in range(self.backend.num_servers)]
         for call in calls:
@@ -201,14 +199,14 @@ class Prefetch:
             self._closed = True
             self.monitor.tell()
 
-    def _ask_again(self, window: Window, indices: Sequence[int]) -> None:
+    def _ask_again(self, window: PendingWindow, indices: Sequence[int]) -> None:
         """One lot per run of neighbours of one server, before everything else."""
         servers = [0] * len(window.requests)
-        for lot in cut_lots(window.step, window.parts, self.backend.num_servers):
+        for lot in cut_work_items(window.step, window.parts, self.backend.num_servers):
             servers[lot.start : lot.stop] = [lot.server_index] * (lot.stop - lot.start)
         for _, group in groupby(enumerate(indices), key=lambda pair: (pair[1] - pair[0], servers[pair[1]])):
             run = [index for _, index in group]
-            self._queues[servers[run[0]]].appendleft(Lot(window.step, servers[run[0]], run[0], run[-1] + 1))
+            self._queues[servers[run[0]]].appendleft(WorkItem(window.step, servers[run[0]], run[0], run[-1] + 1))
         self.monitor.tell()
 
     def _wait(self, condition: Callable[[], bool]) -> None:
@@ -244,7 +242,7 @@ class Prefetch:
             if error is not None:
                 self._fail(error)
 
-    def _begin(self, server: int) -> Lot | None:
+    def _begin(self, server: int) -> WorkItem | None:
         """The next lot, as soon as it may be asked for; None at the end."""
         with self.monitor:
             self.monitor.wait(lambda: self._ends or self._may_begin(server))
@@ -256,8 +254,8 @@ class Prefetch:
             self._in_flight[lot] = self.clock()
             return lot
 
-    def _next(self, server: int) -> Lot | None:
-        return next_lot(self._queues, server, moves=self.rules.pieces_per_server > 1)
+    def _next(self, server: int) -> WorkItem | None:
+        return next_work_item(self._queues, server, moves=self.rules.pieces_per_server > 1)
 
     @property
     def _ends(self) -> bool:
@@ -270,7 +268,7 @@ class Prefetch:
         is_next = lot.step == min(self.windows)
         return is_next or sum(window.num_bytes for window in self.windows.values()) < self.rules.max_bytes
 
-    def _answer(self, lot: Lot) -> None:
+    def _answer(self, lot: WorkItem) -> None:
         window = self.windows[lot.step]
         requests = lot.of(window.requests)
         rollouts = self.backend.generate_on(lot.server_index, requests, self.decoding, start=lot.start)
@@ -278,7 +276,7 @@ class Prefetch:
             began = self._in_flight.pop(lot, self.clock())
             window.put(lot, rollouts)
             self.calls.append(
-                Call(
+                FinishedCall(
                     lot=lot,
                     began=began,
                     ended=self.clock(),

@@ -19,7 +19,7 @@ from rollmatch.model.vocabulary import trim_stop
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs
-from rollmatch.rollout.chunk import Chunk, cut_chunks
+from rollmatch.rollout.work_items import Chunk, cut_chunks
 
 CHAT_DIALECTS = ("swift", "vllm")
 

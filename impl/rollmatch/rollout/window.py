@@ -1,18 +1,35 @@
-"""The rollouts of one optimizer step, while they come in. Needs no torch."""
+"""The rollouts of one optimizer step while they arrive, and the calls that brought them. Needs no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from rollmatch.records import Rollout, RolloutRequest
-from rollmatch.rollout.lot import Lot
+from rollmatch.rollout.work_items import WorkItem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedCall:
+    """One call that was answered; times are unix seconds."""
+
+    lot: WorkItem
+    began: float
+    ended: float
+    policy_version: int
+    num_tokens: int
+
+    def as_list(self) -> list[float]:
+        """For the journal: server, begin, end, optimizer step, first request and the one after the last."""
+        lot = self.lot
+        return [lot.server_index, round(self.began, 3), round(self.ended, 3), lot.step, lot.start, lot.stop]
+
 
 BYTES_PER_ID = 8
 """What a token id is counted as."""
 
 
 @dataclass(slots=True)
-class Window:
+class PendingWindow:
     """Requests of a step in the learner's order, cut in parts (micro-batches), and the answers that have come."""
 
     step: int
@@ -39,14 +56,14 @@ class Window:
             if rollout is not None
         )
 
-    def put(self, lot: Lot, rollouts: Sequence[Rollout]) -> None:
+    def put(self, lot: WorkItem, rollouts: Sequence[Rollout]) -> None:
         """Take the answers of one lot."""
         self.rollouts[lot.start : lot.stop] = list(rollouts)
 
     def complete_parts(self) -> list[int]:
         """Indices of the parts whose every request has been answered.
 
-        >>> Window(step=0, requests=(), parts=()).complete_parts()
+        >>> PendingWindow(step=0, requests=(), parts=()).complete_parts()
         []
         """
         ends = pairwise(accumulate(self.parts, initial=0))
@@ -55,7 +72,7 @@ class Window:
     def span(self, part: int) -> tuple[int, int]:
         """First index of a part and the index after its last.
 
-        >>> Window(step=0, requests=("a", "b", "c"), parts=(2, 1)).span(1)
+        >>> PendingWindow(step=0, requests=("a", "b", "c"), parts=(2, 1)).span(1)
         (2, 3)
         """
         start = sum(self.parts[:part])

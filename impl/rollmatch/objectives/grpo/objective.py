@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rollmatch.learn.policy_loss import PolicyRules
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.evaluation import describe_answers
 from rollmatch.objectives.grpo.advantage import Baseline, Scale, group_advantages
+from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.reward import Judgement, Reward, Timing, judge_all
 from rollmatch.objectives.grpo.segments import (
     CompletionReport,
@@ -16,8 +16,8 @@ from rollmatch.objectives.grpo.segments import (
     target_ids,
 )
 from rollmatch.objectives.policy_gradient import LogprobRules, PolicyGradient
-from rollmatch.objectives.protocol import Evaluated, Harvest, Means, Reuse
-from rollmatch.objectives.vineppo.multi_turn import Played, World
+from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, Reuse, TrainingTargets
+from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner, Played
 from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
 
 NUM_SHOWN = 64
@@ -57,41 +57,45 @@ class GrpoObjective(PolicyGradient):
     logprob_rules: LogprobRules
     rewards: tuple[Reward, ...]
     vocabulary: Vocabulary
-    world: World | None = None
+    world: EpisodeRunner | None = None
     """Where completions have several turns; it pays them, then, and not ``rewards``."""
 
-    def make_segments(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Harvest:
+    def make_segments(
+        self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext
+    ) -> TrainingTargets:
         """``num_rollouts`` segments per sample. Errors: ``RewardsAllFailed``, ``LogprobsMisfit``, those of ``play``."""
         asked, timing, num_tokens = self.reuse.repeat(samples), Timing(), None
         if self.world is None:
             made = self._complete(asked, rollouts, timing)
         else:
-            played = self.world.play(asked, rollouts, means)
+            played = self.world.play(asked, rollouts, context)
             made, num_tokens = [_completion(one) for one in played], sum(one.num_tokens for one in played)
         judged, rollouts = [one.judgement for one in made], [one.rollout for one in made]
-        advantages = self._advantages(judged, means)
+        advantages = self._advantages(judged, context)
         segments = [self._segment(*pair) for pair in zip(made, advantages, strict=True)]
-        segments = self.with_logprobs(segments, rollouts, means)
-        means.note(
+        segments = self.with_logprobs(segments, rollouts, context)
+        context.log(
             "rewarded",
-            step=means.step,
+            step=context.step,
             seconds={name: round(seconds, 4) for name, seconds in timing.seconds.items()},
             rewards=[judgement.total for judgement in judged],
             failures=[failure for judgement in judged for failure in judgement.failures][:NUM_FAILURES],
         )
         reports = self._reports(made, group_size=self.reuse.num_rollouts)
-        return Harvest(segments=self.reuse.group(segments), reports=tuple(reports), num_rollout_tokens=num_tokens)
+        return TrainingTargets(
+            segments=self.reuse.group(segments), reports=tuple(reports), num_rollout_tokens=num_tokens
+        )
 
     def summarize(self, reports: Sequence[CompletionReport]) -> dict[str, float]:
         """Rewards, lengths and rates."""
         return summarize_completions(reports, [reward.name for reward in self.rewards])
 
-    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Evaluated:
+    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> Evaluated:
         """Rewards of one completion each; some answers are written down."""
         if self.world is None:
             made = self._complete(samples, rollouts, Timing())
         else:
-            made = [_completion(one) for one in self.world.share(samples, rollouts, means)]
+            made = [_completion(one) for one in self.world.share(samples, rollouts, context)]
         metrics = self.summarize(self._reports(made, group_size=1))
         metrics.pop("flat_group_rate", None)
         totals = [one.judgement.total for one in made[:NUM_SHOWN]]
@@ -114,11 +118,11 @@ class GrpoObjective(PolicyGradient):
             for one, report, length in zip(made, reports, lens, strict=True)
         ]
 
-    def _advantages(self, judged: Sequence[Judgement], means: Means) -> list[float]:
+    def _advantages(self, judged: Sequence[Judgement], context: ObjectiveContext) -> list[float]:
         """Of each completion. The standard deviation of all rewards is over all ranks."""
         mine = self.reuse.group([judgement.total for judgement in judged])
-        ranks = means.ranks.gather(mine) if self.group_rules.scale == "batch" else [mine]
-        place = means.ranks.rank if self.group_rules.scale == "batch" else 0
+        ranks = context.ranks.gather(mine) if self.group_rules.scale == "batch" else [mine]
+        place = context.ranks.rank if self.group_rules.scale == "batch" else 0
         first = sum(len(groups) for groups in ranks[:place])
         everyone = [group for groups in ranks for group in groups]
         advantages = group_advantages(everyone, baseline=self.group_rules.baseline, scale=self.group_rules.scale)

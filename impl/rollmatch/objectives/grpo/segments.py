@@ -82,7 +82,7 @@ def make_reports(
 
 
 def summarize_completions(reports: Sequence[CompletionReport], names: Sequence[str]) -> dict[str, float]:
-    """Means over completions; ``reward`` is the weighted sum. Empty where nothing was rolled out."""
+    """ObjectiveContext over completions; ``reward`` is the weighted sum. Empty where nothing was rolled out."""
     if not reports:
         return {}
     rewards = [report.judgement.total for report in reports if report.judgement.total is not None]

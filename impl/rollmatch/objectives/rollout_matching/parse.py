@@ -20,29 +20,141 @@ legal everywhere. Where that end falls inside a token, as merges across punctuat
 (``"]}, {"`` may be one token), the ids before that token are the prefix, and its kept bytes, the *cut head*, are
 written again as the beginning of the tail: so the rollout's ids are never touched, and what the model should have
 said instead of that token gets a label. ``truncated`` says that the text ran out before the closing brace; ``invalid``
-that the opening was not found: then no id is kept and the cut head is an opening of our own.
-"""
+that the opening was not found: then no id is kept and the cut head is an opening of our own."""
 
 import codecs
+import json
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import accumulate
+from typing import Any, NamedTuple, NoReturn
 
 from rollmatch.model.vocabulary import Vocabulary
-from rollmatch.objectives.rollout_matching.scan import OPENING_MARKS, Ending, expect, scan_elements
-from rollmatch.objectives.rollout_matching.verdict import DropReason, Slot, judge
+from rollmatch.objectives.rollout_matching.elements import OPENING, DropReason, JsonObject, Slot, judge
 from rollmatch.records import ParsedRollout, PredictedObject
 
-OPENING = '{"objects": ['
-"""How an answer begins; the prefix of a response in which nothing is parseable."""
+OPENING_MARKS = ("{", '"objects"', ":", "[")
+_CLOSING_MARKS = ("]", "}")
+MAX_DEPTH = 32
+"""Levels of nesting an element may have."""
+_WHITESPACE = re.compile(r"[ \t\n\r]*")
+_UNFINISHED = re.compile(
+    r'[ \t\n\r]*(?:"(?:[^"\\]|\\.)*\\?|(?<=\\)u[0-9a-fA-F]{0,4}|-|tr?u?|fa?l?s?|nu?l?|(?<=\d)(?:\.|[eE][+-]?))?',
+    re.DOTALL,
+)
+"""What may stand between the place of a JSON error and the end of a text that only ran out."""
+
+
+class Ending(StrEnum):
+    CLOSED = "closed"
+    TRUNCATED = "truncated"
+    MALFORMED = "malformed"
+    TRAILING_TEXT = "trailing_text"
+
+
+class Element(NamedTuple):
+    start: int
+    end: int
+    value: Any
+
+
+def _skip_whitespace(text: str, place: int) -> int:
+    found = _WHITESPACE.match(text, place)
+    return found.end() if found else place
+
+
+def expect(text: str, place: int, marks: Iterable[str]) -> tuple[int, Ending]:
+    """Read marks with white space between them; CLOSED if all of them are there.
+
+    >>> expect('{ "objects": [1', 0, OPENING_MARKS)
+    (14, <Ending.CLOSED: 'closed'>)
+    >>> expect('{ "obj', 0, OPENING_MARKS)
+    (2, <Ending.TRUNCATED: 'truncated'>)
+    """
+    for mark in marks:
+        place = _skip_whitespace(text, place)
+        if not text.startswith(mark, place):
+            return place, Ending.TRUNCATED if mark.startswith(text[place:]) else Ending.TRAILING_TEXT
+        place += len(mark)
+    return place, Ending.CLOSED
+
+
+def scan_elements(text: str, opened: int) -> tuple[list[Element], Ending]:
+    """The elements of the list that opened just before ``opened``, and how the text went on after them.
+
+    >>> scan_elements('[1, "b"], x', 1)
+    ([Element(start=1, end=2, value=1), Element(start=4, end=7, value='b')], <Ending.TRAILING_TEXT: 'trailing_text'>)
+    """
+    elements: list[Element] = []
+    place = _skip_whitespace(text, opened)
+    if text.startswith("]", place):
+        return elements, _read_closing(text, place)
+    while True:
+        element = _read_element(text, place)
+        if isinstance(element, Ending):
+            return elements, element
+        elements.append(element)
+        place = _skip_whitespace(text, element.end)
+        if not text.startswith(",", place):
+            return elements, _read_closing(text, place)
+        place = _skip_whitespace(text, place + 1)
+
+
+def _read_closing(text: str, place: int) -> Ending:
+    if place < len(text) and text[place] != "]":
+        return Ending.MALFORMED
+    place, ending = expect(text, place, _CLOSING_MARKS)
+    if ending is Ending.CLOSED and _skip_whitespace(text, place) < len(text):
+        return Ending.TRAILING_TEXT
+    return ending
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=JsonObject, parse_constant=_refuse_constant)
+
+
+def _read_element(text: str, start: int) -> Element | Ending:
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        return Ending.TRUNCATED if _UNFINISHED.fullmatch(text, error.pos) else Ending.MALFORMED
+    except (ValueError, RecursionError):
+        return Ending.MALFORMED
+    if _is_too_deep(value):
+        return Ending.MALFORMED
+    if not isinstance(value, (JsonObject, list, str)) and text[end : end + 1] not in (*" \t\n\r,]",):
+        return Ending.TRUNCATED if _UNFINISHED.fullmatch(text, end) else Ending.MALFORMED
+    return Element(start, end, value)
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for parent in level for child in _children(parent)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, JsonObject):
+        return [child for _, child in value.pairs]
+    return value if isinstance(value, list) else []
+
+
 _NO_TEXT = b"\xff"  # never UTF-8
 _UNDECODABLE, _CUT_SHORT = "\0", "\ufffd"  # the first is JSON nowhere, the second only inside a string
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Response:
+class _ResponseText:
     ids: tuple[int, ...]
     starts: tuple[int, ...]
     """[len(ids) + 1] first byte of each token, then the number of bytes."""
@@ -92,7 +204,7 @@ def _make_invalid(*, truncated: bool) -> ParsedRollout:
     )
 
 
-def _read(response_token_ids: Iterable[int], vocabulary: Vocabulary) -> _Response:
+def _read(response_token_ids: Iterable[int], vocabulary: Vocabulary) -> _ResponseText:
     ids: list[int] = []
     pieces: list[bytes] = []
     for token_id in response_token_ids:
@@ -102,7 +214,7 @@ def _read(response_token_ids: Iterable[int], vocabulary: Vocabulary) -> _Respons
         pieces.append(vocabulary.piece(token_id) or _NO_TEXT)
     starts = tuple(accumulate(map(len, pieces), initial=0))
     bins = ((position, vocabulary.bin_of(token_id)) for position, token_id in enumerate(ids))
-    return _Response(
+    return _ResponseText(
         ids=tuple(ids),
         starts=starts,
         text=_decode_head(b"".join(pieces)),
@@ -139,7 +251,7 @@ def _slots_between(slots: tuple[Slot, ...], start: int, end: int) -> tuple[Slot,
     return slots[first:last]
 
 
-def _cut_at(response: _Response, cut: int, vocabulary: Vocabulary) -> tuple[tuple[int, ...], bytes]:
+def _cut_at(response: _ResponseText, cut: int, vocabulary: Vocabulary) -> tuple[tuple[int, ...], bytes]:
     """The ids that end at or before byte ``cut``, and the bytes from there to the cut.
 
     With tokens of 3, 2 and 4 bytes (starts 0, 3, 5, 9): cut 5 keeps two ids and no bytes; cut 6 keeps two ids and the

@@ -28,7 +28,7 @@ class ContinuationTooLong(TargetError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class ContinuationRequest:
     """One continuation to be sampled."""
 
     state: State
@@ -42,11 +42,11 @@ class Continuer(Protocol):
     max_new_tokens: int
     """Longest whole response."""
 
-    def go_on(self, wishes: Sequence[Wish]) -> list[Trajectory]:
+    def go_on(self, wishes: Sequence[ContinuationRequest]) -> list[Trajectory]:
         """One whole trajectory per wish, in order, beginning with its state's ids. Called by all ranks, also empty."""
 
 
-class Company(Protocol):
+class RankGroup(Protocol):
     """The learner ranks, as ``ranks.Ranks``."""
 
     @property
@@ -65,7 +65,7 @@ class Company(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
+class ContinuationResult:
     """What one continuation was worth."""
 
     value: float
@@ -81,10 +81,10 @@ class Waves:
     ``run_seed`` and ``step`` make the seeds; a state's are the same whoever wishes it.
     """
 
-    def __init__(self, continuer: Continuer, company: Company, *, run_seed: int, step: int) -> None:
+    def __init__(self, continuer: Continuer, company: RankGroup, *, run_seed: int, step: int) -> None:
         self.continuer, self.company = continuer, company
         self.run_seed, self.step = run_seed, step
-        self.drawn: dict[State, list[Draw]] = {}
+        self.drawn: dict[State, list[ContinuationResult]] = {}
 
     def draw(self, num_wanted: Mapping[State, int]) -> None:
         """Sample until every state has as many continuations as some rank wants; one wave, called by all ranks.
@@ -107,7 +107,7 @@ class Waves:
         for wish, draw in zip(wishes, (draw for part in parts for draw in part), strict=True):
             self.drawn.setdefault(wish.state, []).append(draw)
 
-    def go_on(self, wishes: Sequence[Wish]) -> list[Trajectory]:
+    def go_on(self, wishes: Sequence[ContinuationRequest]) -> list[Trajectory]:
         """Continuations of this rank's own wishes, checked."""
         made = self.continuer.go_on(wishes)
         if len(made) != len(wishes):
@@ -116,9 +116,11 @@ class Waves:
             check_continuation(wish.state, trajectory, max_new_tokens=self.continuer.max_new_tokens)
         return made
 
-    def wish(self, state: State, index: int) -> Wish:
+    def wish(self, state: State, index: int) -> ContinuationRequest:
         """The ``index``-th continuation of a state."""
-        return Wish(state=state, seed=seed_of(state, index=index, run_seed=self.run_seed, step=self.step))
+        return ContinuationRequest(
+            state=state, seed=seed_of(state, index=index, run_seed=self.run_seed, step=self.step)
+        )
 
     def _share(self, num: int) -> slice:
         """This rank's contiguous part, so that states that share a prefix stay together."""
@@ -156,9 +158,9 @@ def seed_from(*told: object) -> int:
     return (word & 0x7FFFFFFF) or 1
 
 
-def _draw_of(wish: Wish, trajectory: Trajectory) -> Draw:
+def _draw_of(wish: ContinuationRequest, trajectory: Trajectory) -> ContinuationResult:
     position = wish.state.position
-    return Draw(
+    return ContinuationResult(
         value=trajectory.return_from(position),
         num_tokens=trajectory.num_written(position),
         is_finished=trajectory.is_finished,

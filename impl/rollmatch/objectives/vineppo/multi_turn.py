@@ -12,8 +12,8 @@ from itertools import count
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.environment import MakeEnvironment, begin, generator_of
 from rollmatch.objectives.episode import Episode, EpisodeRules, Reply, resume
-from rollmatch.objectives.protocol import Means
-from rollmatch.objectives.vineppo.continuation import Wish, seed_from
+from rollmatch.objectives.protocol import ObjectiveContext
+from rollmatch.objectives.vineppo.continuation import ContinuationRequest, seed_from
 from rollmatch.objectives.vineppo.trajectory import Trajectory
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
@@ -35,7 +35,7 @@ class Played:
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class EpisodeRunner:
     """The environment of a run, and the rules of its episodes."""
 
     make: MakeEnvironment
@@ -56,18 +56,18 @@ class World:
             max_response_tokens=self.max_response_tokens,
         )
 
-    def play(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> list[Played]:
+    def play(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> list[Played]:
         """First turns -> whole episodes, in order. Called by all ranks. Errors: those of ``Episode.take``."""
-        rules = self.rules_of(means.decoding)
+        rules = self.rules_of(context.decoding)
         episodes = [self._begin(*pair, rules) for pair in zip(samples, rollouts, strict=True)]
         for episode, rollout in zip(episodes, rollouts, strict=True):
             episode.take(rollout)
-        go_on(episodes, means, means.decoding, name=f"{means.step}.{means.ranks.rank}.t")
+        go_on(episodes, context, context.decoding, name=f"{context.step}.{context.ranks.rank}.t")
         played = [_played(*pair) for pair in zip(episodes, rollouts, strict=True)]
         unparsable = [one.unparsable for one in played if one.unparsable]
-        means.note(
+        context.log(
             "played",
-            step=means.step,
+            step=context.step,
             num_episodes=len(played),
             num_turns=sum(len(one.trajectory.turns) for one in played),
             num_tokens=sum(one.trajectory.num_written() for one in played),
@@ -77,11 +77,11 @@ class World:
         )
         return played
 
-    def share(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> list[Played]:
+    def share(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> list[Played]:
         """As ``play``, of what all ranks hold alike: each plays its part of it, and knows all."""
-        rank, world_size = means.ranks.rank, means.ranks.learner_world_size
+        rank, world_size = context.ranks.rank, context.ranks.learner_world_size
         mine = slice(rank, None, world_size)
-        parts = means.ranks.gather(self.play(samples[mine], rollouts[mine], means))
+        parts = context.ranks.gather(self.play(samples[mine], rollouts[mine], context))
         return [parts[place % world_size][place // world_size] for place in range(len(samples))]
 
     def _begin(self, sample: Sample, rollout: Rollout, rules: EpisodeRules) -> Episode:
@@ -100,27 +100,27 @@ class World:
 class MultiTurn:
     """Goes on from the middle of an episode, by the rule that sampled it; a ``Continuer``."""
 
-    def __init__(self, world: World, means: Means, *, logprobs: bool) -> None:
-        self.means = means
-        self.decoding = replace(means.decoding, logprobs=logprobs)
+    def __init__(self, world: EpisodeRunner, context: ObjectiveContext, *, logprobs: bool) -> None:
+        self.context = context
+        self.decoding = replace(context.decoding, logprobs=logprobs)
         self.rules = world.rules_of(self.decoding)
         self.max_new_tokens = world.max_response_tokens
         self._calls = count()
 
-    def go_on(self, wishes: Sequence[Wish]) -> list[Trajectory]:
+    def go_on(self, wishes: Sequence[ContinuationRequest]) -> list[Trajectory]:
         """As the protocol: one call of the rollout side per turn, for all."""
         episodes = [resume(wish.state, self.rules, seed=wish.seed) for wish in wishes]
-        name = f"{self.means.step}.{self.means.ranks.rank}.c{next(self._calls)}"
-        go_on(episodes, self.means, self.decoding, name=name)
+        name = f"{self.context.step}.{self.context.ranks.rank}.c{next(self._calls)}"
+        go_on(episodes, self.context, self.decoding, name=name)
         return [episode.trajectory() for episode in episodes]
 
 
-def go_on(episodes: Sequence[Episode], means: Means, decoding: Decoding, *, name: str) -> None:
+def go_on(episodes: Sequence[Episode], context: ObjectiveContext, decoding: Decoding, *, name: str) -> None:
     """Play all to their ends: a wave per turn."""
     request_of = partial(_request, name=name)
-    while any(means.ranks.gather(any(not episode.is_over for episode in episodes))):
+    while any(context.ranks.gather(any(not episode.is_over for episode in episodes))):
         live = [(place, episode) for place, episode in enumerate(episodes) if not episode.is_over]
-        rollouts = means.ask([request_of(place, episode) for place, episode in live], decoding)
+        rollouts = context.generate([request_of(place, episode) for place, episode in live], decoding)
         for (_, episode), rollout in zip(live, rollouts, strict=True):
             episode.take(rollout)
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rollmatch.learn.policy_loss import PolicyRules
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.evaluation import describe_answers
+from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.segments import policy_segment
 from rollmatch.objectives.policy_gradient import LogprobRules, PolicyGradient
-from rollmatch.objectives.protocol import Evaluated, Harvest, Means, Reuse
+from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, Reuse, TrainingTargets
 from rollmatch.objectives.vineppo.advantage import Normalization, normalize, spread, step_advantages
 from rollmatch.objectives.vineppo.continuation import Continuer, Waves
-from rollmatch.objectives.vineppo.multi_turn import MultiTurn, Played, World
-from rollmatch.objectives.vineppo.single_turn import Pay, SingleTurn, starts
+from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner, MultiTurn, Played
+from rollmatch.objectives.vineppo.single_turn import RewardRules, SingleTurn, starts
 from rollmatch.objectives.vineppo.split import Splitter
 from rollmatch.objectives.vineppo.trajectory import Cuts, Trajectory
 from rollmatch.objectives.vineppo.value import Valued, Valuer
@@ -60,13 +60,13 @@ class VinePpoObjective(PolicyGradient):
     policy_rules: PolicyRules
     logprob_rules: LogprobRules
     vocabulary: Vocabulary
-    pay: Pay
+    pay: RewardRules
     splitter: Splitter
     valuer: Valuer
     normalization: Normalization
     run_seed: int
     prompt_of: Callable[[Sample], tuple[int, ...]]
-    world: World | None = None
+    world: EpisodeRunner | None = None
     """Where responses have several turns; it pays them, then, and not ``pay``."""
     reads_logprobs: bool = False
     """Whether steps or the search go by log-probabilities."""
@@ -76,23 +76,27 @@ class VinePpoObjective(PolicyGradient):
         """Whether the engine is to tell each sampled token's log-probability."""
         return self.reads_logprobs or self.logprob_rules.wants_sampled
 
-    def make_segments(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Harvest:
+    def make_segments(
+        self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext
+    ) -> TrainingTargets:
         """``num_rollouts`` segments per sample. Errors: those of splitters, values and rewards."""
         asked = self.reuse.repeat(samples)
-        played = self._play(asked, rollouts, means)
+        played = self._play(asked, rollouts, context)
         trajectories, rollouts = [one.trajectory for one in played], [one.rollout for one in played]
         cuts = [self.splitter.cuts(trajectory) for trajectory in trajectories]
-        counted = Counted(self._continuer(means))
-        waves = Waves(counted, means.ranks, run_seed=self.run_seed, step=means.step)
+        counted = CostedValues(self._continuer(context))
+        waves = Waves(counted, context.ranks, run_seed=self.run_seed, step=context.step)
         valued = self.valuer.values_of(trajectories, cuts, waves)
         reports = [_report(*three) for three in zip(trajectories, cuts, valued, strict=True)]
-        advantages = self._advantages(trajectories, cuts, reports, means)
+        advantages = self._advantages(trajectories, cuts, reports, context)
         segments = [self._segment(*pair) for pair in zip(played, advantages, strict=True)]
-        segments = self.with_logprobs(segments, rollouts, means)
+        segments = self.with_logprobs(segments, rollouts, context)
         cost = counted.report(num_states=sum(len(one.values) for one in valued))
-        self._note(means, samples, reports, cost)
+        self._note(context, samples, reports, cost)
         num_tokens = sum(one.num_tokens for one in played) if self.world else None
-        return Harvest(segments=self.reuse.group(segments), reports=(*reports, cost), num_rollout_tokens=num_tokens)
+        return TrainingTargets(
+            segments=self.reuse.group(segments), reports=(*reports, cost), num_rollout_tokens=num_tokens
+        )
 
     def summarize(self, reports: Sequence[Any]) -> dict[str, float]:
         """Returns, lengths, what values were and what they cost."""
@@ -113,37 +117,37 @@ class VinePpoObjective(PolicyGradient):
             "states_per_continuation": _share(costs),
         }
 
-    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> Evaluated:
+    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> Evaluated:
         """Returns of one response each; some are written down."""
         play = self.world.share if self.world else self._play
-        played = play(samples, rollouts, means)
+        played = play(samples, rollouts, context)
         returns, rollouts = [one.trajectory.total_return for one in played], [one.rollout for one in played]
         metrics = {"reward": fmean(returns), "num_scenes": float(len(samples))}
         record = describe_answers(samples, rollouts, returns[:NUM_SHOWN], vocabulary=self.vocabulary)
         return Evaluated(metrics=metrics, record=record)
 
-    def _play(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], means: Means) -> list[Played]:
+    def _play(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> list[Played]:
         """Whole responses, paid; in an environment, with the turns that follow the first."""
         if self.world is not None:
-            return self.world.play(samples, rollouts, means)
+            return self.world.play(samples, rollouts, context)
         made = self.pay.trajectories(starts(samples, rollouts, self.prompt_of), rollouts)
         return [Played(trajectory=one, rollout=rollout) for one, rollout in zip(made, rollouts, strict=True)]
 
-    def _continuer(self, means: Means) -> Continuer:
+    def _continuer(self, context: ObjectiveContext) -> Continuer:
         if self.world is not None:
-            return MultiTurn(self.world, means, logprobs=self.reads_logprobs)
-        return SingleTurn(self.pay, means, logprobs=self.reads_logprobs)
+            return MultiTurn(self.world, context, logprobs=self.reads_logprobs)
+        return SingleTurn(self.pay, context, logprobs=self.reads_logprobs)
 
     def _advantages(
         self,
         trajectories: Sequence[Trajectory],
         cuts: Sequence[Cuts],
         reports: Sequence[TrajectoryReport],
-        means: Means,
+        context: ObjectiveContext,
     ) -> list[tuple[float, ...]]:
         """Of each token of each response."""
         rows = [spread(report.step_advantages, bounds) for report, bounds in zip(reports, cuts, strict=True)]
-        return normalize(rows, [one.written for one in trajectories], self.normalization, means.ranks.sum)
+        return normalize(rows, [one.written for one in trajectories], self.normalization, context.ranks.sum)
 
     def _segment(self, played: Played, advantages: tuple[float, ...]) -> Segment:
         made = played.trajectory
@@ -151,12 +155,16 @@ class VinePpoObjective(PolicyGradient):
         return policy_segment(made.sample, played.rollout, policy, stop_id=self.vocabulary.stop_id)
 
     def _note(
-        self, means: Means, samples: Sequence[Sample], reports: Sequence[TrajectoryReport], cost: WindowReport
+        self,
+        context: ObjectiveContext,
+        samples: Sequence[Sample],
+        reports: Sequence[TrajectoryReport],
+        cost: WindowReport,
     ) -> None:
         shown = reports[:NUM_SHOWN]
-        means.note(
+        context.log(
             "valued",
-            step=means.step,
+            step=context.step,
             num_states=cost.num_states,
             num_continuations=cost.num_continuations,
             continuation_tokens=cost.continuation_tokens,
@@ -167,7 +175,7 @@ class VinePpoObjective(PolicyGradient):
         )
 
 
-class Counted:
+class CostedValues:
     """A continuer that counts what is asked of it."""
 
     def __init__(self, continuer: Continuer) -> None:

@@ -7,8 +7,8 @@ from itertools import count
 from rollmatch.errors import TargetError
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.grpo.reward import Reward, Timing, judge_all
-from rollmatch.objectives.protocol import Means
-from rollmatch.objectives.vineppo.continuation import Wish
+from rollmatch.objectives.protocol import ObjectiveContext
+from rollmatch.objectives.vineppo.continuation import ContinuationRequest
 from rollmatch.objectives.vineppo.trajectory import State, Trajectory
 from rollmatch.records import Rollout, RolloutRequest, Sample
 
@@ -20,7 +20,7 @@ class RewardMissing(TargetError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pay:
+class RewardRules:
     """What a response is paid."""
 
     rewards: tuple[Reward, ...]
@@ -67,23 +67,23 @@ class Pay:
 class SingleTurn:
     """Goes on from the middle of a response, by the rule that sampled it; a ``Continuer``."""
 
-    def __init__(self, pay: Pay, means: Means, *, logprobs: bool) -> None:
-        self.pay, self.means = pay, means
-        self.decoding = replace(means.decoding, logprobs=logprobs)
-        self.max_new_tokens = means.decoding.max_new_tokens
+    def __init__(self, pay: RewardRules, context: ObjectiveContext, *, logprobs: bool) -> None:
+        self.pay, self.context = pay, context
+        self.decoding = replace(context.decoding, logprobs=logprobs)
+        self.max_new_tokens = context.decoding.max_new_tokens
         self._numbers = count()
         self.timing = Timing()
 
-    def go_on(self, wishes: Sequence[Wish]) -> list[Trajectory]:
+    def go_on(self, wishes: Sequence[ContinuationRequest]) -> list[Trajectory]:
         """As the protocol: one call of the rollout side for all."""
         requests = [self._request(wish) for wish in wishes]
-        rollouts = self.means.ask(requests, self.decoding)
+        rollouts = self.context.generate(requests, self.decoding)
         return self.pay.trajectories([wish.state for wish in wishes], rollouts, self.timing)
 
-    def _request(self, wish: Wish) -> RolloutRequest:
+    def _request(self, wish: ContinuationRequest) -> RolloutRequest:
         state = wish.state
         return RolloutRequest(
-            request_id=f"{self.means.step}.{self.means.ranks.rank}.c{next(self._numbers)}",
+            request_id=f"{self.context.step}.{self.context.ranks.rank}.c{next(self._numbers)}",
             sample=state.sample,
             prompt_token_ids=state.prompt_token_ids,
             prefix_token_ids=state.prefix_token_ids,

@@ -107,7 +107,7 @@ def group_by_state(passages: Sequence[Passage]) -> dict[State, list[Passage]]:
 
 
 def make_valued(samples: Sequence[Sequence[float]]) -> Valued:
-    """[S] lists of returns -> their plain means.
+    """[S] lists of returns -> their plain context.
 
     >>> make_valued([(0.0, 1.0), (1.0, 1.0)]).values
     (0.5, 1.0)

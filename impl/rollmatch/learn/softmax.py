@@ -11,11 +11,6 @@ ROWS_AT_ONCE = 128
 """Rows that exist in float32 at a time."""
 
 
-def widened(logits: Tensor) -> Tensor:
-    """In float32, or wider where they are."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
 @torch.no_grad()
 def logsumexps(logits: Tensor, temperature: float) -> Tensor:
     """[n] of logits [n, V] / temperature, in float32 at least.
@@ -24,32 +19,36 @@ def logsumexps(logits: Tensor, temperature: float) -> Tensor:
     [0.0, 2.0]
     """
     if _by_kernel(logits):
-        from rollmatch.learn.shares_kernel import logsumexps_on_gpu
+        from rollmatch.learn.softmax_kernel import logsumexps_on_gpu
 
         return logsumexps_on_gpu(logits, temperature)
-    return torch.cat([(widened(some) / temperature).logsumexp(-1) for some in torch.split(logits, ROWS_AT_ONCE)])
+    return torch.cat([(_float32(some) / temperature).logsumexp(-1) for some in torch.split(logits, ROWS_AT_ONCE)])
 
 
 @torch.no_grad()
-def to_shares(logits: Tensor, everything: Tensor, temperature: float, *, factors: Tensor | None = None) -> None:
+def to_probs(logits: Tensor, everything: Tensor, temperature: float, *, factors: Tensor | None = None) -> None:
     """Write softmax(logits / temperature) over logits [n, V], each row times its factor; ``everything``: logsumexps.
 
     >>> logits = torch.tensor([[0.0, 0.0]])
-    >>> to_shares(logits, logsumexps(logits, 1.0), 1.0, factors=torch.tensor([4.0]))
-    >>> [round(share, 6) for share in logits[0].tolist()]
+    >>> to_probs(logits, logsumexps(logits, 1.0), 1.0, factors=torch.tensor([4.0]))
+    >>> [round(prob, 6) for prob in logits[0].tolist()]
     [2.0, 2.0]
     """
     if _by_kernel(logits):
-        from rollmatch.learn.shares_kernel import to_shares_on_gpu
+        from rollmatch.learn.softmax_kernel import to_probs_on_gpu
 
-        to_shares_on_gpu(logits, everything, temperature, factors)
+        to_probs_on_gpu(logits, everything, temperature, factors)
         return
     for first in range(0, len(logits), ROWS_AT_ONCE):
         rows = slice(first, first + ROWS_AT_ONCE)
-        shares = (widened(logits[rows]) / temperature).sub_(everything[rows, None]).exp_()
+        probs = (_float32(logits[rows]) / temperature).sub_(everything[rows, None]).exp_()
         if factors is not None:
-            shares.mul_(factors[rows, None])
-        logits[rows] = shares
+            probs.mul_(factors[rows, None])
+        logits[rows] = probs
+
+
+def _float32(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _by_kernel(logits: Tensor) -> bool:

@@ -9,17 +9,17 @@ from typing import Any
 from rollmatch.errors import LaunchError
 from rollmatch.records import PolicyTarget, Sample, Segment
 
-CARRY_FILE = "carry-rank{rank}.json"
+PACKER_STATE_FILE = "carry-rank{rank}.json"
 
 
-class CarryUnfit(LaunchError):
+class PackerStateUnfit(LaunchError):
     """What waited when a checkpoint was written is there for this rank, and of this data set."""
 
     code = "carry-unfit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carry:
+class PackerState:
     """Of one rank. Made and eaten by ``trainer``."""
 
     waiting: tuple[Segment, ...] = ()
@@ -28,16 +28,16 @@ class Carry:
     """Segments of the window under way, per part; empty between windows."""
 
 
-def write_carry(folder: Path, carry: Carry, *, rank: int) -> None:
+def write_packer_state(folder: Path, carry: PackerState, *, rank: int) -> None:
     """Write the rank's file into a checkpoint's folder."""
     waiting = [_as_fields(segment) for segment in carry.waiting]
     parts = [[_as_fields(segment) for segment in part] for part in carry.parts]
-    (folder / CARRY_FILE.format(rank=rank)).write_text(json.dumps({"waiting": waiting, "parts": parts}))
+    (folder / PACKER_STATE_FILE.format(rank=rank)).write_text(json.dumps({"waiting": waiting, "parts": parts}))
 
 
-def read_carry(folder: Path, samples: Sequence[Sample], *, rank: int) -> Carry:
-    """Read it back. Errors: ``CarryUnfit``."""
-    file = folder / CARRY_FILE.format(rank=rank)
+def read_packer_state(folder: Path, samples: Sequence[Sample], *, rank: int) -> PackerState:
+    """Read it back. Errors: ``PackerStateUnfit``."""
+    file = folder / PACKER_STATE_FILE.format(rank=rank)
     by_id = {sample.sample_id: sample for sample in samples}
     try:
         told = json.loads(file.read_text())
@@ -45,8 +45,8 @@ def read_carry(folder: Path, samples: Sequence[Sample], *, rank: int) -> Carry:
         parts = tuple(_as_segments(part, by_id) for part in told["parts"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = "Go on with the ranks, the packing and the data set of the run that wrote it, or start anew."
-        raise CarryUnfit(f"{type(error).__name__}: {error}", key=str(file), remedy=remedy) from error
-    return Carry(waiting=waiting, parts=parts)
+        raise PackerStateUnfit(f"{type(error).__name__}: {error}", key=str(file), remedy=remedy) from error
+    return PackerState(waiting=waiting, parts=parts)
 
 
 def _as_fields(segment: Segment) -> tuple[int, dict[str, Any]]:

@@ -33,8 +33,7 @@ import torch
 from torch import Tensor
 
 from rollmatch.errors import LearnError
-from rollmatch.learn.head import Logits, logprobs_of
-from rollmatch.learn.sent import sent
+from rollmatch.learn.head import Logits, logprobs_of, to_device
 from rollmatch.records import PolicyTarget, Segment
 
 Normalize = Literal["token", "sequence", "constant"]
@@ -48,7 +47,7 @@ class PolicyTargetMisfit(LearnError):
     code = "policy-target-misfit"
 
 
-class LogitsMisfit(LearnError):
+class PolicyLogitsMisfit(LearnError):
     """Logits come one row per token, or per kept logit."""
 
     code = "policy-logits-misfit"
@@ -177,12 +176,12 @@ def policy_loss(
 ) -> PolicyTerms:
     """Score logits, or what stands for them: [K, V] at ``policy_logit_indices`` where ``is_kept``, else [T, V] of all.
 
-    Errors: ``LogitsMisfit``.
+    Errors: ``PolicyLogitsMisfit``.
     """
     _check_num_rows(len(logits), len(supervision.positions) if is_kept else supervision.num_places)
     if not is_kept:
-        logits = logits[sent(policy_logit_indices(supervision), dtype=torch.int64, device=logits.device)]
-    ids = sent(supervision.token_ids, dtype=torch.int64, device=logits.device)
+        logits = logits[to_device(policy_logit_indices(supervision), dtype=torch.int64, device=logits.device)]
+    ids = to_device(supervision.token_ids, dtype=torch.int64, device=logits.device)
     logprobs = logprobs_of(logits, ids, temperature=rules.temperature, excluded_ids=rules.excluded_ids)
     return score_tokens(logprobs, supervision=supervision, rules=rules, totals=totals)
 
@@ -192,7 +191,7 @@ def score_tokens(
 ) -> PolicyTerms:
     """[K] log-probabilities of the supervision's tokens -> the share of the loss."""
     now = logprobs.detach()
-    advantages = sent(supervision.advantages, dtype=torch.float32, device=now.device)
+    advantages = to_device(supervision.advantages, dtype=torch.float32, device=now.device)
     old = _column(supervision.old_logprobs, otherwise=now)
     ratio = torch.exp(logprobs - old)
     low, high = 1 - rules.epsilon, 1 + (rules.epsilon if rules.epsilon_high is None else rules.epsilon_high)
@@ -221,7 +220,7 @@ def _coefficients(supervision: PolicySupervision, rules: PolicyRules, like: Tens
     if rules.normalize != "sequence":
         return torch.ones_like(like)
     shares = (1.0 / supervision.segment_lens[index] for index in supervision.segments)
-    return sent(shares, dtype=torch.float32, device=like.device)
+    return to_device(shares, dtype=torch.float32, device=like.device)
 
 
 def _divisor(rules: PolicyRules, totals: PolicyTotals) -> int:
@@ -235,8 +234,8 @@ def _column(values: Sequence[float | None], *, otherwise: Tensor) -> Tensor:
     """[K] as told; where nothing is told, the other column's value."""
     if all(value is None for value in values):
         return otherwise
-    known = sent((value or 0.0 for value in values), dtype=torch.float32, device=otherwise.device)
-    is_known = sent((value is not None for value in values), dtype=torch.bool, device=otherwise.device)
+    known = to_device((value or 0.0 for value in values), dtype=torch.float32, device=otherwise.device)
+    is_known = to_device((value is not None for value in values), dtype=torch.bool, device=otherwise.device)
     return torch.where(is_known, known, otherwise)
 
 
@@ -253,4 +252,4 @@ def _checked(segment: Segment) -> PolicyTarget:
 
 def _check_num_rows(num_rows: int, expected: int) -> None:
     if num_rows != expected:
-        raise LogitsMisfit(f"{num_rows} rows of logits for {expected} tokens", key="logits")
+        raise PolicyLogitsMisfit(f"{num_rows} rows of logits for {expected} tokens", key="logits")

@@ -28,10 +28,8 @@ import torch
 from torch import Tensor
 
 from rollmatch.errors import LearnError
-from rollmatch.learn.head import Head, HeadStates, Logits, column_scores, logprobs_of
-from rollmatch.learn.mask import IGNORED
-from rollmatch.learn.sent import sent
-from rollmatch.learn.shares import widened
+from rollmatch.learn.head import Head, HeadStates, Logits, column_scores, logprobs_of, to_device, widened
+from rollmatch.objectives.rollout_matching.supervision import IGNORED
 from rollmatch.records import NUM_BINS, Supervision
 
 
@@ -134,7 +132,7 @@ def masked_loss_of_kept(logits: Logits, *, supervision: Supervision, rules: Loss
     kept = logit_indices(supervision)
     _check_num_rows(len(logits), len(kept))
     targets = _targets_of(supervision, totals=totals, device=logits.device)
-    order = sent(kept, dtype=torch.int64, device=logits.device)
+    order = to_device(kept, dtype=torch.int64, device=logits.device)
     targets = replace(
         targets,
         text_rows=torch.searchsorted(order, targets.text_rows),
@@ -170,7 +168,7 @@ def gaussian_targets(bins: Tensor, *, rules: LossRules) -> Tensor:
 def slot_losses(logits: Tensor, *, bins: Tensor, rules: LossRules) -> tuple[Tensor, Tensor]:
     """[K, V] float32 logits and [K] true bins -> [K] slot losses, [K] gates (unweighted, detached)."""
     scaled = logits / rules.temperature_coord
-    coord = scaled[:, sent(rules.coord_ids, dtype=torch.int64, device=logits.device)]
+    coord = scaled[:, to_device(rules.coord_ids, dtype=torch.int64, device=logits.device)]
     with torch.set_grad_enabled(torch.is_grad_enabled() and rules.gate_weight != 0):
         total = scaled.logsumexp(-1)
     return coord_losses(coord, total, bins=bins, rules=rules)
@@ -210,10 +208,10 @@ def _targets_of(supervision: Supervision, *, totals: LossTotals, device: torch.d
     _check_totals(supervision, totals)
 
     def whole(numbers: Iterable[int]) -> Tensor:
-        return sent(numbers, dtype=torch.int64, device=device)
+        return to_device(numbers, dtype=torch.int64, device=device)
 
     def real(numbers: Iterable[float]) -> Tensor:
-        return sent(numbers, dtype=torch.float32, device=device)
+        return to_device(numbers, dtype=torch.float32, device=device)
 
     return _Targets(
         text_rows=whole(position - 1 for position in text),
@@ -266,5 +264,5 @@ def _slots_of(logits: Logits, *, bins: Tensor, rules: LossRules) -> tuple[Tensor
     def score(coord: Tensor, total: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
         return coord_losses(coord, total, bins=truth, rules=rules)
 
-    columns = sent(rules.coord_ids, dtype=torch.int64, device=logits.device)
+    columns = to_device(rules.coord_ids, dtype=torch.int64, device=logits.device)
     return column_scores(logits, columns, bins, score=score, temperature=rules.temperature_coord)

@@ -1,4 +1,4 @@
-"""The two passes of ``shares`` on a GPU."""
+"""The two passes of ``softmax`` on a GPU."""
 
 import torch
 import triton
@@ -28,16 +28,16 @@ def _logsumexp(logits, out, num_ids, scale, BLOCK: tl.constexpr):  # type: ignor
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _share(logits, everything, factors, num_ids, scale, SCALED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _probs(logits, everything, factors, num_ids, scale, SCALED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """One program per block of a row."""
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = logits + row * num_ids + place
     x = tl.load(here, mask=place < num_ids).to(tl.float32) * scale
-    share = tl.exp(x - tl.load(everything + row))
+    prob = tl.exp(x - tl.load(everything + row))
     if SCALED:
-        share = share * tl.load(factors + row)
-    tl.store(here, share.to(logits.dtype.element_ty), mask=place < num_ids)
+        prob = prob * tl.load(factors + row)
+    tl.store(here, prob.to(logits.dtype.element_ty), mask=place < num_ids)
 
 
 def logsumexps_on_gpu(logits: Tensor, temperature: float) -> Tensor:
@@ -49,11 +49,11 @@ def logsumexps_on_gpu(logits: Tensor, temperature: float) -> Tensor:
     return out
 
 
-def to_shares_on_gpu(logits: Tensor, everything: Tensor, temperature: float, factors: Tensor | None) -> None:
-    """As ``shares.to_shares``, of contiguous logits."""
+def to_probs_on_gpu(logits: Tensor, everything: Tensor, temperature: float, factors: Tensor | None) -> None:
+    """As ``softmax.to_probs``, of contiguous logits."""
     num_rows, num_ids = logits.shape
     with torch.cuda.device(logits.device):
-        _share[(num_rows, triton.cdiv(num_ids, _BLOCK))](
+        _probs[(num_rows, triton.cdiv(num_ids, _BLOCK))](
             logits,
             everything.contiguous(),
             factors.float().contiguous() if factors is not None else everything,

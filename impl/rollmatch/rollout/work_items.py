@@ -1,0 +1,115 @@
+"""Which server generates which requests: contiguous chunks, work items of one call, work stealing. Needs no torch."""
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Chunk(NamedTuple):
+    """Consecutive requests that go to one server in one call."""
+
+    server_index: int
+    start: int
+    """Index of the first request in the whole list."""
+    stop: int
+    """Index after the last one."""
+
+    def halves(self) -> tuple["Chunk", "Chunk"]:
+        """Two chunks for the same server, the first as long as the second or one longer.
+
+        >>> Chunk(1, 4, 7).halves()
+        (Chunk(server_index=1, start=4, stop=6), Chunk(server_index=1, start=6, stop=7))
+        """
+        middle = (self.start + self.stop + 1) // 2
+        return self._replace(stop=middle), self._replace(start=middle)
+
+    def of(self, items: Sequence[Item]) -> Sequence[Item]:
+        """The chunk's part of a list that is as long as the requests."""
+        return items[self.start : self.stop]
+
+    @property
+    def num_requests(self) -> int:
+        """At least 1."""
+        return self.stop - self.start
+
+
+def cut_chunks(num_requests: int, num_servers: int) -> list[Chunk]:
+    """N requests over S servers in chunks of ceil(N / S), in order; a server without requests has no chunk.
+
+    >>> [(chunk.server_index, chunk.start, chunk.stop) for chunk in cut_chunks(4, 3)]
+    [(0, 0, 2), (1, 2, 4)]
+    >>> cut_chunks(0, 3)
+    []
+    """
+    size = -(-num_requests // num_servers)
+    return [
+        Chunk(server, start, min(start + size, num_requests))
+        for server, start in enumerate(range(0, num_requests, size or 1))
+    ]
+
+
+class WorkItem(NamedTuple):
+    """``requests[start:stop]`` of the window of optimizer step ``step``, for one server in one call."""
+
+    step: int
+    server_index: int
+    start: int
+    stop: int
+
+    def of(self, items: Sequence[Item]) -> Sequence[Item]:
+        """The lot's part of a list that is as long as the window's requests."""
+        return items[self.start : self.stop]
+
+
+def cut_work_items(step: int, parts: Sequence[int], num_servers: int, *, pieces: int = 1) -> list[WorkItem]:
+    """The servers' chunks of a window, cut again where a part of it ends; ``parts`` are sizes, in order.
+
+    Each chunk is also cut in so many even ``pieces``, as far as it has requests.
+
+    Which server writes a rollout depends on the chunk alone, so that every mode asks the same server for the same
+    sample; smaller parts only come back earlier. Six requests in parts of 2 over 2 servers:
+
+    >>> [(lot.server_index, lot.start, lot.stop) for lot in cut_work_items(0, (2, 2, 2), 2)]
+    [(0, 0, 2), (0, 2, 3), (1, 3, 4), (1, 4, 6)]
+    >>> [(lot.server_index, lot.start, lot.stop) for lot in cut_work_items(0, (6,), 2)]
+    [(0, 0, 3), (1, 3, 6)]
+    >>> [(lot.server_index, lot.start, lot.stop) for lot in cut_work_items(0, (6,), 2, pieces=2)]
+    [(0, 0, 2), (0, 2, 3), (1, 3, 5), (1, 5, 6)]
+    """
+    ends = list(accumulate(parts, initial=0))
+    lots = []
+    for chunk in cut_chunks(ends[-1], num_servers):
+        evenly = [chunk.start - (-chunk.num_requests * place // pieces) for place in range(pieces + 1)]
+        inside = [end for end in ends if chunk.start < end < chunk.stop]
+        for start, stop in pairwise(sorted({*evenly, *inside})):
+            lots.append(WorkItem(step, chunk.server_index, start, stop))
+    return lots
+
+
+def next_work_item(queues: Sequence[deque[WorkItem]], server_index: int, *, moves: bool) -> WorkItem | None:
+    """The lot that a server is to be asked for, which stays where it is; None where there is none for it.
+
+    The earliest step comes first, since the learner waits for it; of that step the server's own lots, from their
+    beginning; else, where work ``moves``, the last work item of the server that has most requests of it waiting.
+
+    >>> slow = deque([WorkItem(0, 0, 2, 4), WorkItem(0, 0, 4, 6), WorkItem(1, 0, 0, 6)])
+    >>> idle = deque([WorkItem(1, 1, 6, 12)])
+    >>> next_work_item([slow, idle], 1, moves=True), next_work_item([slow, idle], 1, moves=False)
+    (WorkItem(step=0, server_index=0, start=4, stop=6), WorkItem(step=1, server_index=1, start=6, stop=12))
+    """
+    own = queues[server_index]
+    if not moves:
+        return own[0] if own else None
+    waiting = [lot for queue in queues for lot in queue]
+    step = min((lot.step for lot in waiting), default=0)
+    mine = [lot for lot in own if lot.step == step]
+    if mine or not waiting:
+        return mine[0] if mine else None
+    return max(([lot for lot in queue if lot.step == step] for queue in queues), key=_num_requests)[-1]
+
+
+def _num_requests(lots: Sequence[WorkItem]) -> int:
+    return sum(lot.stop - lot.start for lot in lots)
