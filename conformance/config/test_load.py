@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 
 from rollmatch.config import RunConfig, load_config, make, resolved_yaml
+from rollmatch.config.findings import OTHER_NAMES
 from rollmatch.config.schema import fields, section_of
 from rollmatch.errors import ConfigError, ErrorList
 
@@ -111,7 +112,13 @@ def test_a_section_of_a_wrong_type_is_one_problem(problems_with):
         ("~.vllm.fallback_to_ful=true", "custom.extra.rollout_matching.vllm.sync.fallback_to_full"),
         ("~.mode=colocate", "custom.extra.rollout_matching.vllm.mode"),
         ("~.sync.mode=full", "custom.extra.rollout_matching.vllm.sync"),
-        ("model.zzz=1", None),
+        ("rlhf.num_generations=4", "custom.extra.grpo.num_generations"),
+        ("rlhf.beta=0.04", "custom.extra.grpo.beta"),
+        ("rlhf.reward_funcs=[accuracy]", "custom.extra.grpo.rewards"),
+        ("rlhf.max_completion_length=512", "custom.extra.rollout_matching.max_new_tokens"),
+        ("tuner.target_modules=all-linear", "tuner.target_regex"),
+        ("model.model_name_or_path=x", "model.model"),
+        ("training.max_length=4096", "global_max_length"),
     ],
 )
 def test_an_unknown_key_names_the_nearest_known_one(make_with, override, meant):
@@ -119,7 +126,21 @@ def test_an_unknown_key_names_the_nearest_known_one(make_with, override, meant):
         make_with(override)
     (error,) = caught.value.errors
     assert error.code == "unknown-key"
-    assert error.remedy == (f"Did you mean {meant}?" if meant else "Remove it.")
+    assert error.remedy == f"Did you mean {meant}?"
+
+
+def test_a_key_that_only_transformers_knows_is_shown_its_section(make_with):
+    with pytest.raises(ErrorList) as caught:
+        make_with("training.deepspeed=zero2.json", "training.zzz=1", "model.zzz=1")
+    model, deepspeed, other = caught.value.errors
+    assert deepspeed.remedy == "Move it to training.extra_arguments.deepspeed."
+    assert "training.extra_arguments" in other.remedy
+    assert model.remedy == "Remove it; rollmatch schema lists all keys."
+
+
+def test_every_other_name_leads_to_a_key_that_exists():
+    assert set(OTHER_NAMES.values()) <= set(fields())
+    assert not set(OTHER_NAMES) & set(fields())
 
 
 @pytest.mark.parametrize(

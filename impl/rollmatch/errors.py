@@ -1,14 +1,13 @@
-"""What can go wrong, as a tree: one class per rule.
+"""Errors that this package raises on purpose.
 
-Every error carries four things, so that a test (and a user) can rely on them without reading prose:
+Every error carries four fields, so that a test (and a user) need not read prose:
 
-``code``     stable, kebab-case, one per class
+``code``     stable, kebab-case: that of the class, or the one given to the error
 ``key``      where: a dotted config key, ``file:line`` of a record, or a request index
 ``problem``  what was found
 ``remedy``   what to change
 
-Classes live beside the rule they enforce when only one room raises them; this file holds the tree's
-trunk and the branches that several rooms share.
+A class of its own is for an error that somebody catches; every other error is one of these classes with a ``code``.
 """
 
 from collections.abc import Iterable
@@ -19,8 +18,9 @@ class RollmatchError(Exception):
 
     code = "rollmatch-error"
 
-    def __init__(self, problem: str, *, key: str = "", remedy: str = "") -> None:
+    def __init__(self, problem: str, *, key: str = "", remedy: str = "", code: str = "") -> None:
         super().__init__(problem)
+        self.code = code or type(self).code
         self.key = key
         self.problem = problem
         self.remedy = remedy
@@ -78,7 +78,7 @@ class LaunchError(RollmatchError, RuntimeError):
 
 
 class ErrorList(RollmatchError, ValueError):
-    """Several independent errors, told at once instead of one per run."""
+    """Several independent errors, reported together."""
 
     code = "several-errors"
 

@@ -24,12 +24,6 @@ TRACEBACK_VARIABLE = "ROLLMATCH_TRACEBACK"
 """Set to 1, it shows where in the code an error was raised."""
 
 
-class OutputNotWritable(LaunchError):
-    """A file that was asked for cannot be written."""
-
-    code = "output-not-writable"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 (fine) or 1 (problems, told on stderr); wrong usage exits with 2."""
     try:
@@ -160,7 +154,9 @@ def _schema(options: argparse.Namespace) -> None:
         options.out.write_text(text, encoding="utf-8")
     except OSError as error:
         remedy = "Name a file in a directory that exists."
-        raise OutputNotWritable(str(error.strerror), key=str(options.out), remedy=remedy) from error
+        raise LaunchError(
+            str(error.strerror), code="output-not-writable", key=str(options.out), remedy=remedy
+        ) from error
 
 
 def _train(options: argparse.Namespace) -> int:

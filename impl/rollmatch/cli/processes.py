@@ -123,12 +123,6 @@ def _kill(child: psutil.Popen) -> None:
     child.wait()
 
 
-class SwiftMissing(LaunchError):
-    """``engine: swift`` needs ms-swift's command."""
-
-    code = "swift-missing"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """What would be run, and with what added to the environment."""
@@ -141,11 +135,11 @@ class Command:
 
 
 def become(command: Command) -> NoReturn:
-    """Replace this process; what the user has set in the environment stays. Errors: ``SwiftMissing``."""
+    """Replace this process; what the user has set in the environment stays. Errors: ``swift-missing``."""
     program = shutil.which(command.words[0])
     if program is None:
         problem, remedy = f"{command.words[0]} is not installed", "Install ms-swift: pip install rollmatch[swift]."
-        raise SwiftMissing(problem, key="custom.extra.rollout_server.engine", remedy=remedy)
+        raise LaunchError(problem, code="swift-missing", key="custom.extra.rollout_server.engine", remedy=remedy)
     environment = os.environ | {
         n: v for n, v in command.environment.items() if n not in os.environ or n == "CUDA_VISIBLE_DEVICES"
     }

@@ -35,18 +35,6 @@ SERVER_ENVIRONMENT = ENVIRONMENT | {
 }
 
 
-class GpuCountMismatch(LaunchError):
-    """There are as many GPUs as tensor and data parallel sizes ask for."""
-
-    code = "gpu-count-mismatch"
-
-
-class ServerNotNamed(LaunchError):
-    """One of the configured servers is started at a time."""
-
-    code = "server-not-named"
-
-
 def serve(
     path: str,
     *,
@@ -57,8 +45,8 @@ def serve(
 ) -> int:
     """Start the server of a YAML; returns only from a dry run, which prints the command.
 
-    On a machine without GPUs ``gpus`` counts replicas. Errors: the configuration's, ``GpuCountMismatch``,
-    ``ServerNotNamed``, ``PortInUse``, ``SwiftMissing``.
+    On a machine without GPUs ``gpus`` counts replicas. Errors: the configuration's, ``gpu-count-mismatch``,
+    ``server-not-named``, ``PortInUse``, ``swift-missing``.
     """
     config = load_config(path, overrides)
     check_model(config)
@@ -72,14 +60,15 @@ def serve(
 
 
 def make_command(config: RunConfig, *, gpus: Sequence[str] | None, server_index: int | None, on_gpu: bool) -> Command:
-    """The command line and environment. Errors: ``GpuCountMismatch``, ``ServerNotNamed``."""
+    """The command line and environment. Errors: ``gpu-count-mismatch``, ``server-not-named``."""
     section = config.custom.extra.rollout_server
     size = section.vllm_tensor_parallel_size
     devices = tuple(gpus) if gpus is not None else _default_devices(config)
     replicas = section.vllm_data_parallel_size or len(devices) // size or 1
     if size * replicas != len(devices):
-        raise GpuCountMismatch(
+        raise LaunchError(
             f"tensor parallel {size} x data parallel {replicas} = {size * replicas}, but {len(devices)} GPUs are named",
+            code="gpu-count-mismatch",
             key=f"{_SECTION}.vllm_data_parallel_size",
             remedy="Name as many GPUs, or change the parallel sizes.",
         )
@@ -150,17 +139,17 @@ def _default_devices(config: RunConfig) -> tuple[str, ...]:
 
 
 def _address(config: RunConfig, index: int | None) -> ServerAddress:
-    """The server to be started. Errors: ``ServerNotNamed``."""
+    """The server to be started. Errors: ``server-not-named``."""
     addresses, key = pair_servers(server_section(config)), server_key(config)
     if not addresses:
         remedy = "Set base_url and group_port; the port of base_url is the one to listen at."
-        raise ServerNotNamed("the YAML names no server", key=key, remedy=remedy)
+        raise LaunchError("the YAML names no server", code="server-not-named", key=key, remedy=remedy)
     if index is None and len(addresses) > 1:
         remedy = "Say which one with --server."
-        raise ServerNotNamed(f"the YAML names {len(addresses)} servers", key=key, remedy=remedy)
+        raise LaunchError(f"the YAML names {len(addresses)} servers", code="server-not-named", key=key, remedy=remedy)
     if not 0 <= (index or 0) < len(addresses):
         remedy = f"Say one from 0 to {len(addresses) - 1}."
-        raise ServerNotNamed(f"there is no server {index}", key=key, remedy=remedy)
+        raise LaunchError(f"there is no server {index}", code="server-not-named", key=key, remedy=remedy)
     return addresses[index or 0]
 
 

@@ -9,12 +9,6 @@ _SECTION = "custom.extra.rollout_matching.vllm"
 _NAMES = ("vllm_host", "vllm_server_port", "vllm_group_port", "vllm_connection_timeout")
 
 
-class ServerNotUsed(LaunchError):
-    """An address of a server is told together with the switch that uses it."""
-
-    code = "server-not-used"
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``--use_vllm_server`` and the four that go with it."""
     group = parser.add_argument_group("rollout server", "in place of vllm.mode and vllm.server in the YAML")
@@ -28,12 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def overrides_of(options: argparse.Namespace) -> list[str]:
-    """The arguments as ``a.b=VALUE``. Errors: ``ServerNotUsed``."""
+    """The arguments as ``a.b=VALUE``. Errors: ``server-not-used``."""
     told = {name: getattr(options, name) for name in _NAMES if getattr(options, name) is not None}
     if not options.use_vllm_server:
         if told:
             name = next(iter(told))
-            raise ServerNotUsed("no server is used", key=f"--{name}", remedy="Add --use_vllm_server.")
+            raise LaunchError(
+                "no server is used", code="server-not-used", key=f"--{name}", remedy="Add --use_vllm_server."
+            )
         return []
     host, port = told.get("vllm_host", "127.0.0.1"), told.get("vllm_server_port", 8000)
     return [

@@ -14,7 +14,6 @@ from rollmatch.cli.processes import Command, become, visible
 from rollmatch.cli.server_checks import WaitPolicy, wait_for_servers
 from rollmatch.config import RunConfig, check_files, effective, load_config
 from rollmatch.config.custom import GrpoConfig
-from rollmatch.config.rules import ArgumentHasOwnKey
 from rollmatch.config.servers import (
     max_model_len,
     memory_share,
@@ -24,14 +23,14 @@ from rollmatch.config.servers import (
     uses_servers,
 )
 from rollmatch.data.chat import IMAGE_TAG, tagged_messages
-from rollmatch.errors import LaunchError
+from rollmatch.errors import ConfigError, LaunchError
 from rollmatch.records import Sample
 
 SWIFT = "custom.extra.swift"
 
 
 def rollout_command(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) -> list[str]:
-    """``swift rollout`` with the settings of the rollout server. Errors: ``ArgumentHasOwnKey``."""
+    """``swift rollout`` with the settings of the rollout server. Errors: ``argument-has-own-key``."""
     section, vllm = config.custom.extra.rollout_server, config.custom.extra.rollout_matching.vllm
     options = model_options(config) | {
         "host": section.host,
@@ -77,10 +76,12 @@ def _engine_kwargs(config: RunConfig, *, on_gpu: bool) -> dict[str, Any]:
 
 
 def command_line(options: Mapping[str, Any], extra: Mapping[str, Any], *, key: str) -> list[str]:
-    """Options as words; those without a value are left out. Errors: ``ArgumentHasOwnKey``."""
+    """Options as words; those without a value are left out. Errors: ``argument-has-own-key``."""
     if twice := sorted(options.keys() & extra.keys()):
         problem = "our configuration says this in a section of its own"
-        raise ArgumentHasOwnKey(problem, key=f"{key}.{twice[0]}", remedy="Say it there, and remove it here.")
+        raise ConfigError(
+            problem, code="argument-has-own-key", key=f"{key}.{twice[0]}", remedy="Say it there, and remove it here."
+        )
     given = {name: value for name, value in {**options, **extra}.items() if value is not None}
     return [word for name, value in given.items() for word in (f"--{name}", *_value_words(value))]
 
@@ -111,18 +112,12 @@ SAME_NAMES = (
 """Keys of ``training`` that ms-swift has by the same name."""
 
 
-class SwiftTrainsOtherwise(LaunchError):
-    """ms-swift's learner does what the configuration says: GRPO, with rollouts by servers."""
-
-    code = "swift-trains-otherwise"
-
-
 def train_by_swift(
     path: str, *, overrides: Sequence[str] = (), gpus: Sequence[str] = (), wait: WaitPolicy, dry_run: bool = False
 ) -> int:
     """Become ms-swift's learner; returns only from a dry run, which prints the command.
 
-    Errors: the configuration's and the samples', ``SwiftTrainsOtherwise``, those of waiting, ``SwiftMissing``.
+    Errors: the configuration's and the samples', ``swift-trains-otherwise``, those of waiting, ``swift-missing``.
     """
     config = load_config(path, overrides)
     command = learner_command(config, path, overrides=overrides, gpus=gpus)
@@ -138,7 +133,7 @@ def train_by_swift(
 
 
 def learner_command(config: RunConfig, path: str, *, overrides: Sequence[str], gpus: Sequence[str]) -> Command:
-    """``swift rlhf --rlhf_type grpo``. Errors: ``SwiftTrainsOtherwise``, ``ArgumentHasOwnKey``."""
+    """``swift rlhf --rlhf_type grpo``. Errors: ``swift-trains-otherwise``, ``argument-has-own-key``."""
     _check(config)
     options = model_options(config) | _connection(config) | _algorithm(config) | _training(config) | _tuner(config)
     words = command_line(options, config.custom.extra.swift.rlhf_options, key=f"{SWIFT}.rlhf_options")
@@ -161,13 +156,20 @@ def swift_rows(samples: Iterable[Sample], config: RunConfig) -> Iterable[dict[st
 def _check(config: RunConfig) -> None:
     if config.custom.trainer_variant != "grpo":
         problem = f"is {config.custom.trainer_variant}, which ms-swift's learner does not know"
-        raise SwiftTrainsOtherwise(problem, key="custom.trainer_variant", remedy="Train without --engine swift.")
+        raise LaunchError(
+            problem, code="swift-trains-otherwise", key="custom.trainer_variant", remedy="Train without --engine swift."
+        )
     if config.custom.extra.environment.name is not None:
         problem = "is named, which ms-swift's learner would not ask"
-        raise SwiftTrainsOtherwise(problem, key="custom.extra.environment.name", remedy="Train without --engine swift.")
+        raise LaunchError(
+            problem,
+            code="swift-trains-otherwise",
+            key="custom.extra.environment.name",
+            remedy="Train without --engine swift.",
+        )
     if not uses_servers(config):
         remedy = "Name the server under rlhf, and start it with rollmatch serve."
-        raise SwiftTrainsOtherwise("no server is named", key="rlhf.vllm_mode", remedy=remedy)
+        raise LaunchError("no server is named", code="swift-trains-otherwise", key="rlhf.vllm_mode", remedy=remedy)
 
 
 def _connection(config: RunConfig) -> dict[str, Any]:

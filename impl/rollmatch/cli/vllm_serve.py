@@ -21,12 +21,6 @@ _CACHE_MIB_ON_CPU = 512
 _CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE_MIB"
 
 
-class ModelDirectoryMissing(LaunchError):
-    """The model is a directory on this machine; hub ids are not downloaded."""
-
-    code = "model-directory-missing"
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The guide's arguments; each also with dashes in place of underscores."""
     parser.add_argument("--model", required=True, metavar="DIRECTORY")
@@ -59,7 +53,7 @@ def truth(text: str) -> bool:
 
 
 def vllm_serve(options: argparse.Namespace) -> int:
-    """Become the server; returns only from a dry run. Errors: ``ModelDirectoryMissing``, ``PortInUse``."""
+    """Become the server; returns only from a dry run. Errors: ``model-directory-missing``, ``PortInUse``."""
     command = make_command(make_settings(options, on_gpu=has_gpu()), on_gpu=has_gpu())
     if not options.dry_run:
         bind_http(options.host, options.port).close()
@@ -69,10 +63,10 @@ def vllm_serve(options: argparse.Namespace) -> int:
 
 
 def make_settings(options: argparse.Namespace, *, on_gpu: bool) -> ServerSettings:
-    """The arguments as the server takes them. Errors: ``ModelDirectoryMissing``."""
+    """The arguments as the server takes them. Errors: ``model-directory-missing``."""
     if not os.path.isdir(options.model):
         problem, remedy = f"{options.model} is no directory", "Name the directory of a saved model."
-        raise ModelDirectoryMissing(problem, key="--model", remedy=remedy)
+        raise LaunchError(problem, code="model-directory-missing", key="--model", remedy=remedy)
     arguments: dict[str, Any] = {
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "enable_prefix_caching": options.enable_prefix_caching,

@@ -11,25 +11,9 @@ from rollmatch.config.schema import fields
 from rollmatch.config.yaml_dialect import Tree
 from rollmatch.errors import ConfigError
 
-
-def nearest(key: str) -> str | None:
-    """The known key most like an unknown one: in its own section, and failing that anywhere in the tree.
-
-    >>> nearest("training.packing_bufer"), nearest("custom.packing_buffer"), nearest("training.zzz")
-    ('training.packing_buffer', 'training.packing_buffer', None)
-    """
-    section, _, name = key.rpartition(".")
-    beside = {path.rpartition(".")[2]: path for path in fields() if path.rpartition(".")[0] == section}
-    if close := get_close_matches(name, beside, n=1):
-        return beside[close[0]]
-    anywhere = {path.rpartition(".")[2] for path in fields()}
-    if not (close := get_close_matches(name, sorted(anywhere), n=1, cutoff=0.8)):
-        return None
-    homes = [path for path in fields() if path.rpartition(".")[2] == close[0]]
-    return max(homes, key=lambda path: SequenceMatcher(None, key, path).ratio())
-
-
 ROLLOUT_MATCHING = "custom.extra.rollout_matching"
+GRPO = "custom.extra.grpo"
+_SERVER = "custom.extra.rollout_server"
 
 REMOVED: Mapping[str, str] = MappingProxyType(
     {
@@ -43,7 +27,6 @@ REMOVED: Mapping[str, str] = MappingProxyType(
     }
 )
 """Dotted key -> what to do instead."""
-_SERVER = "custom.extra.rollout_server"
 MISPLACED: Mapping[str, str] = MappingProxyType(
     {
         f"rlhf.{name}": f"Move it to {_SERVER}.{name}."
@@ -51,19 +34,39 @@ MISPLACED: Mapping[str, str] = MappingProxyType(
         if name.startswith("vllm_")
     }
 )
-"""The same for settings of the rollout server's engine, which ms-swift ignores where the learner is told."""
-
-
-class RemovedKey(ConfigError):
-    """A key that this configuration does not have any more, with any value."""
-
-    code = "removed-key"
-
-
-class EngineSettingInRlhf(ConfigError):
-    """An engine setting stands where the rollout server reads it."""
-
-    code = "engine-setting-in-rlhf"
+"""Engine settings under ``rlhf``, where ms-swift's learner ignores them."""
+OTHER_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("model_name_or_path", "name_or_path", "model_id", "model_path"), "model.model"),
+        **dict.fromkeys(("dataset", "dataset_name", "train_dataset", "train_file"), "custom.train_jsonl"),
+        **dict.fromkeys(("val_dataset", "eval_dataset", "validation_file"), "custom.val_jsonl"),
+        **dict.fromkeys(("max_length", "max_seq_length", "max_seq_len", "cutoff_len"), "global_max_length"),
+        **dict.fromkeys(("batch_size", "train_batch_size", "micro_batch_size"), "training.per_device_train_batch_size"),
+        **dict.fromkeys(("torch_type", "dtype", "precision"), "model.torch_dtype"),
+        **dict.fromkeys(("lora_r", "r"), "tuner.lora_rank"),
+        **dict.fromkeys(("target_modules", "lora_target_modules"), "tuner.target_regex"),
+        **dict.fromkeys(("max_completion_length", "max_tokens"), f"{ROLLOUT_MATCHING}.max_new_tokens"),
+        **{name: f"{ROLLOUT_MATCHING}.decoding.{name}" for name in ("temperature", "top_p", "top_k")},
+        **dict.fromkeys(("reward_funcs", "reward_functions", "reward_weights"), f"{GRPO}.rewards"),
+        **dict.fromkeys(("reward_func", "reward_model"), f"{GRPO}.rewards"),
+        "attn_implementation": "model.attn_impl",
+        "delta": f"{GRPO}.ratio_cap",
+        "epochs": "training.num_train_epochs",
+        "gradient_clipping": "training.max_grad_norm",
+        "loss_type": f"{GRPO}.normalize",
+        "lr": "training.learning_rate",
+        "overlong_filter": f"{GRPO}.mask_truncated_completions",
+        "system": "custom.prompts.system",
+        "system_prompt": "custom.prompts.system",
+        "tuner_type": "tuner.train_type",
+    }
+)
+"""A key's name in TRL, ms-swift or other trainers -> our key."""
+TRANSFORMERS = "training.extra_arguments"
+_TRANSFORMERS_NAMES = frozenset(
+    {"deepspeed", "fsdp", "fsdp_config", "fp16", "run_name", "torch_compile", "save_strategy"}
+)
+"""Fields of ``transformers.TrainingArguments`` that people write outside ``training.extra_arguments``."""
 
 
 def find_removed(tree: Tree) -> list[ConfigError]:
@@ -72,14 +75,14 @@ def find_removed(tree: Tree) -> list[ConfigError]:
     >>> [error.key for error in find_removed({"training": {"packing_length": None, "seed": 1}})]
     ['training.packing_length']
     """
-    tables = (
-        (RemovedKey, "this key is not supported any more", REMOVED),
-        (EngineSettingInRlhf, "the rollout server does not read this key", MISPLACED),
-    )
-    return [
-        rule(problem, key=key, remedy=remedy)
-        for rule, problem, table in tables
-        for key, remedy in table.items()
+    removed = [
+        ConfigError("this key is no longer supported", code="removed-key", key=key, remedy=remedy)
+        for key, remedy in REMOVED.items()
+        if _holds(tree, key.split("."))
+    ]
+    return removed + [
+        ConfigError("no server reads this key here", code="engine-setting-in-rlhf", key=key, remedy=remedy)
+        for key, remedy in MISPLACED.items()
         if _holds(tree, key.split("."))
     ]
 
@@ -93,105 +96,77 @@ def _holds(tree: Tree, names: list[str]) -> bool:
     return True
 
 
-class UnknownKey(ConfigError):
-    """A key that the tree does not have."""
+def nearest(key: str) -> str | None:
+    """The key that an unknown one stands for: the same name elsewhere, another trainer's name, or the closest spelling.
 
-    code = "unknown-key"
-
-
-class MissingKey(ConfigError):
-    """A key without a default is not there."""
-
-    code = "missing-key"
-
-
-class WrongType(ConfigError):
-    """A value is of another type than its key wants; nothing is converted."""
-
-    code = "wrong-type"
-
-
-class OutOfRange(ConfigError):
-    """A number is too small or too large, or a text or list is empty."""
-
-    code = "out-of-range"
-
-
-class NotAChoice(ConfigError):
-    """A value is none of those its key allows."""
-
-    code = "not-a-choice"
+    >>> nearest("training.packing_bufer"), nearest("rlhf.num_generations"), nearest("training.zzz")
+    ('training.packing_buffer', 'custom.extra.grpo.num_generations', None)
+    >>> nearest("training.deepspeed"), nearest("rlhf.reward_funcs")
+    ('training.extra_arguments.deepspeed', 'custom.extra.grpo.rewards')
+    """
+    section, _, name = key.rpartition(".")
+    homes = {path: path.rpartition(".")[2] for path in fields()}
+    if name in _TRANSFORMERS_NAMES:
+        return f"{TRANSFORMERS}.{name}"
+    if name not in homes.values() and name in OTHER_NAMES:
+        return OTHER_NAMES[name]
+    beside = [home for path, home in homes.items() if path.rpartition(".")[0] == section]
+    close = [] if name in homes.values() else get_close_matches(name, beside, n=1)
+    if close:
+        return f"{section}.{close[0]}" if section else close[0]
+    close = get_close_matches(name, sorted(set(homes.values())), n=1, cutoff=0.8)
+    same = [path for path, home in homes.items() if close and home == close[0]]
+    return max(same, key=lambda path: SequenceMatcher(None, key, path).ratio(), default=None)
 
 
-class RegexWhiteSpace(ConfigError):
-    """A module pattern holds white space, which no module name does: it would match nothing, silently."""
-
-    code = "regex-white-space"
-
-
-class RegexMalformed(ConfigError):
-    """A module pattern is not a regular expression."""
-
-    code = "regex-malformed"
-
-
-class RewardMalformed(ConfigError):
-    """A reward is named as module:function."""
-
-    code = "reward-malformed"
-
-
-class ServerUrlInvalid(ConfigError):
-    """A server's address is an http or https URL with a host, and nothing after its path."""
-
-    code = "base-url-invalid"
-
-
-class HostInvalid(ConfigError):
-    """A server's machine is named by its name or address alone."""
-
-    code = "host-invalid"
-
-
-_CLASSES: Mapping[str, tuple[type[ConfigError], str]] = MappingProxyType(
+_RANGE = ("out-of-range", "Choose a value in that range.")
+_CODES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "missing": (MissingKey, "Add it; it has no default."),
-        "literal_error": (NotAChoice, "Choose one of them."),
-        "regex_white_space": (RegexWhiteSpace, "Write it on one line, without YAML folding."),
-        "regex_malformed": (RegexMalformed, "Correct the expression."),
-        "reward_function": (RewardMalformed, "Write package.module:function."),
-        "base_url_invalid": (ServerUrlInvalid, "Write scheme, host and port."),
-        "host_invalid": (HostInvalid, "Write neither scheme nor port; the port has a list of its own."),
-        **dict.fromkeys(
-            (
-                "greater_than",
-                "greater_than_equal",
-                "less_than",
-                "less_than_equal",
-                "finite_number",
-                "string_too_short",
-                "too_short",
-                "out_of_range",
-            ),
-            (OutOfRange, "Choose a value in that range."),
-        ),
+        "missing": ("missing-key", "Add it; it has no default."),
+        "literal_error": ("not-a-choice", "Choose one of them."),
+        "regex_white_space": ("regex-white-space", "Write it on one line, without YAML folding."),
+        "regex_malformed": ("regex-malformed", "Correct the expression."),
+        "reward_function": ("reward-malformed", "Write package.module:function."),
+        "base_url_invalid": ("base-url-invalid", "Write scheme, host and port, such as http://127.0.0.1:8000."),
+        "host_invalid": ("host-invalid", "Write a name or an address; the port belongs into rlhf.vllm_server_port."),
+        "greater_than": _RANGE,
+        "greater_than_equal": _RANGE,
+        "less_than": _RANGE,
+        "less_than_equal": _RANGE,
+        "finite_number": _RANGE,
+        "string_too_short": _RANGE,
+        "too_short": _RANGE,
+        "out_of_range": _RANGE,
     }
 )
-_WANTED = MappingProxyType({"model_type": "must be a mapping", "dict_type": "must be a mapping"})
+"""pydantic's type of a finding -> our code and remedy; everything else is a wrong type."""
+_EXPECTED = MappingProxyType({"model_type": "must be a mapping", "dict_type": "must be a mapping"})
 _LONGEST_VALUE = 60
 
 
 def translate(found: ErrorDetails) -> ConfigError:
-    """One finding as one error; its key is the dotted path."""
+    """One finding of pydantic as one error; its key is the dotted path."""
     key = ".".join(str(part) for part in found["loc"])
     if found["type"] == "extra_forbidden":
-        meant = nearest(key)
-        return UnknownKey("there is no such key", key=key, remedy=f"Did you mean {meant}?" if meant else "Remove it.")
-    kind, remedy = _CLASSES.get(found["type"], (WrongType, "Write a value of that type."))
-    if kind is MissingKey:
-        return MissingKey("this key is required", key=key, remedy=remedy)
-    wanted = _WANTED.get(found["type"], found["msg"].replace("Input should be", "must be"))
-    return kind(f"{wanted}, but is {_shown(found['input'])}", key=key, remedy=remedy)
+        return _unknown(key)
+    code, remedy = _CODES.get(found["type"], ("wrong-type", "Write a value of that type."))
+    if code == "missing-key":
+        return ConfigError("this key is required", code=code, key=key, remedy=remedy)
+    expected = _EXPECTED.get(found["type"], found["msg"].replace("Input should be", "must be"))
+    return ConfigError(f"{expected}, but is {_shown(found['input'])}", code=code, key=key, remedy=remedy)
+
+
+def _unknown(key: str) -> ConfigError:
+    meant = nearest(key)
+    if meant is not None and meant.startswith(f"{TRANSFORMERS}."):
+        remedy = f"Move it to {meant}."
+    elif meant is not None:
+        remedy = f"Did you mean {meant}?"
+    elif key.startswith("training."):
+        remedy = f"Remove it, or move it to {TRANSFORMERS} if transformers.TrainingArguments has it."
+    else:
+        remedy = "Remove it; rollmatch schema lists all keys."
+    return ConfigError("there is no such key", code="unknown-key", key=key, remedy=remedy)
 
 
 def _shown(value: object) -> str:

@@ -12,31 +12,13 @@ from rollmatch.errors import ConfigError, ErrorList
 EXTENDS = "extends"
 
 
-class ConfigFileMissing(ConfigError):
-    """A YAML file, or one it extends, cannot be read."""
-
-    code = "config-file-missing"
-
-
-class ExtendsCycle(ConfigError):
-    """A YAML file extends itself, directly or through others."""
-
-    code = "extends-cycle"
-
-
-class ExtendsMalformed(ConfigError):
-    """``extends`` is neither a path nor a list of paths."""
-
-    code = "extends-malformed"
-
-
 def read_tree(path: str | Path) -> Tree:
     """Read a file over everything it extends; the key ``extends`` itself is gone from the result.
 
     Paths in ``extends`` start at the directory of the file that holds them. Bases count from left to right, the
     file itself last. Two branches may share a base; a file may not be its own base.
 
-    Errors: ``ErrorList`` of ``ConfigFileMissing``, ``ExtendsCycle``, ``ExtendsMalformed`` and of ``parse_mapping``,
+    Errors: ``ErrorList`` of ``config-file-missing``, ``extends-cycle``, ``extends-malformed`` and of ``parse_mapping``,
     for all files at once.
     """
     errors: list[ConfigError] = []
@@ -81,10 +63,14 @@ def _read_text(path: Path, chain: tuple[Path, ...]) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         if not chain:
-            missing = ConfigFileMissing(f"cannot be read: {reason}", key=str(path), remedy="Name a YAML file.")
+            missing = ConfigError(
+                f"cannot be read: {reason}", code="config-file-missing", key=str(path), remedy="Name a YAML file."
+            )
         else:
             problem = f"{chain[-1]} extends {path}, which cannot be read: {reason}"
-            missing = ConfigFileMissing(problem, key=EXTENDS, remedy=f"Give a path relative to {chain[-1].parent}.")
+            missing = ConfigError(
+                problem, code="config-file-missing", key=EXTENDS, remedy=f"Give a path relative to {chain[-1].parent}."
+            )
         raise ErrorList([missing]) from error
 
 
@@ -93,13 +79,22 @@ def _bases(value: Any, holder: Path, errors: list[ConfigError]) -> list[str]:
     if isinstance(bases, list) and all(isinstance(base, str) and base for base in bases):
         return bases
     problem = f"{holder}: must be a path or a list of paths, but is {value!r}"
-    errors.append(ExtendsMalformed(problem, key=EXTENDS, remedy="Write `extends: base.yaml` or a list of such paths."))
+    errors.append(
+        ConfigError(
+            problem, code="extends-malformed", key=EXTENDS, remedy="Write `extends: base.yaml` or a list of such paths."
+        )
+    )
     return []
 
 
 def _cycle(loop: tuple[Path, ...]) -> ConfigError:
     names = " -> ".join(str(path) for path in loop)
-    return ExtendsCycle(f"the files extend each other in a circle: {names}", key=EXTENDS, remedy="Break the circle.")
+    return ConfigError(
+        f"the files extend each other in a circle: {names}",
+        code="extends-cycle",
+        key=EXTENDS,
+        remedy="Break the circle.",
+    )
 
 
 class OverrideMalformed(ConfigError):

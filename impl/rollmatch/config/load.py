@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rollmatch.config.findings import UnknownKey, find_removed, nearest, translate
+from rollmatch.config.findings import find_removed, nearest, translate
 from rollmatch.config.layers import merge, parse_overrides, read_tree
 from rollmatch.config.rules import check_rules
 from rollmatch.config.schema import RunConfig, fields, section_of
@@ -111,5 +111,5 @@ def _without(tree: Tree, names: Sequence[str]) -> Tree:
 
 def _wrong_keys(errors: Sequence[ConfigError]) -> set[str]:
     """Keys that are wrong, and those that unknown keys probably stand for."""
-    meant = {nearest(error.key) for error in errors if isinstance(error, UnknownKey)}
+    meant = {nearest(error.key) for error in errors if error.code == "unknown-key"}
     return {error.key for error in errors} | {key for key in meant if key is not None}

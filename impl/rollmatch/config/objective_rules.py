@@ -12,40 +12,18 @@ GRPO = "custom.extra.grpo"
 VARIANT = "custom.trainer_variant"
 
 
-class RewardsMissing(ConfigError):
-    """Without a reward function there is nothing to learn."""
-
-    code = "rewards-missing"
-
-
-class RewardNamedTwice(ConfigError):
-    """Two rewards would share a name in logs."""
-
-    code = "reward-named-twice"
-
-
-class GroupNotSampled(ConfigError):
-    """Completions that compete are sampled: greedy ones are all the same."""
-
-    code = "group-not-sampled"
-
-
-class RatioCapUnderClip(ConfigError):
-    """A ratio is capped above where it is clipped."""
-
-    code = "ratio-cap-under-clip"
-
-
 def _rewards(config: RunConfig) -> Iterator[ConfigError]:
     rewards = config.custom.extra.grpo.rewards
     is_paid = bool(rewards) or config.custom.extra.environment.name is not None
     if config.custom.learns_from_rewards and not is_paid:
         remedy = "Name one, as {function: package.module:function}, or an environment, which pays by its steps."
-        yield RewardsMissing("names no reward function", key=f"{GRPO}.rewards", remedy=remedy)
+        yield ConfigError("names no reward function", code="rewards-missing", key=f"{GRPO}.rewards", remedy=remedy)
     twice = [name for name, count in Counter(reward.shown_name for reward in rewards).items() if count > 1]
     if twice:
         remedy = "Give one of them a name of its own."
-        yield RewardNamedTwice(f"two rewards are called {twice[0]}", key=f"{GRPO}.rewards", remedy=remedy)
+        yield ConfigError(
+            f"two rewards are called {twice[0]}", code="reward-named-twice", key=f"{GRPO}.rewards", remedy=remedy
+        )
 
 
 def _sampled(config: RunConfig) -> Iterator[ConfigError]:
@@ -54,7 +32,7 @@ def _sampled(config: RunConfig) -> Iterator[ConfigError]:
     if config.custom.learns_from_rewards and is_greedy:
         problem, key = "is 0, or beams search: all completions of a group would be the same", "decoding.temperature"
         remedy = "Set it to 1, and decode_mode to greedy."
-        yield GroupNotSampled(problem, key=f"{ROLLOUT_MATCHING}.{key}", remedy=remedy)
+        yield ConfigError(problem, code="group-not-sampled", key=f"{ROLLOUT_MATCHING}.{key}", remedy=remedy)
 
 
 def _ratio_cap(config: RunConfig) -> Iterator[ConfigError]:
@@ -62,8 +40,11 @@ def _ratio_cap(config: RunConfig) -> Iterator[ConfigError]:
     high = 1 + (rules.epsilon if rules.epsilon_high is None else rules.epsilon_high)
     if rules.ratio_cap is not None and rules.ratio_cap <= high:
         remedy = "Raise it, or leave it null."
-        yield RatioCapUnderClip(
-            f"must be above {high}, but is {rules.ratio_cap}", key=f"{GRPO}.ratio_cap", remedy=remedy
+        yield ConfigError(
+            f"must be above {high}, but is {rules.ratio_cap}",
+            code="ratio-cap-under-clip",
+            key=f"{GRPO}.ratio_cap",
+            remedy=remedy,
         )
 
 
@@ -78,36 +59,18 @@ ENVIRONMENT = "custom.extra.environment"
 MOST_TOKENS = f"{ROLLOUT_MATCHING}.max_new_tokens"
 
 
-class EnvironmentNotPlayed(ConfigError):
-    """Only what learns from rewards plays in an environment."""
-
-    code = "environment-not-played"
-
-
-class EnvironmentBesideRewards(ConfigError):
-    """An environment pays for its episodes, and no reward function does besides."""
-
-    code = "environment-beside-rewards"
-
-
-class EpisodeLengthMisfit(ConfigError):
-    """An episode has room for a whole turn, and leaves room for its prompt."""
-
-    code = "episode-length-misfit"
-
-
 def _environment_variant(config: RunConfig) -> Iterator[ConfigError]:
     if config.custom.extra.environment.name is not None and not config.custom.learns_from_rewards:
         problem = f"is named, but custom.trainer_variant is {config.custom.trainer_variant}"
         remedy = "Set trainer_variant to grpo, vineppo or vineppo_mcts, or leave the environment out."
-        yield EnvironmentNotPlayed(problem, key=f"{ENVIRONMENT}.name", remedy=remedy)
+        yield ConfigError(problem, code="environment-not-played", key=f"{ENVIRONMENT}.name", remedy=remedy)
 
 
 def _environment_rewards(config: RunConfig) -> Iterator[ConfigError]:
     if config.custom.extra.environment.name is not None and config.custom.extra.grpo.rewards:
         problem = "is named, and custom.extra.grpo.rewards names functions"
         remedy = "Leave the functions out, and let the environment's steps pay."
-        yield EnvironmentBesideRewards(problem, key=f"{ENVIRONMENT}.name", remedy=remedy)
+        yield ConfigError(problem, code="environment-beside-rewards", key=f"{ENVIRONMENT}.name", remedy=remedy)
 
 
 def _episode_length(config: RunConfig) -> Iterator[ConfigError]:
@@ -117,10 +80,20 @@ def _episode_length(config: RunConfig) -> Iterator[ConfigError]:
     key = f"{ENVIRONMENT}.max_response_tokens"
     if told.max_response_tokens >= config.global_max_length:
         problem = f"must be below global_max_length {config.global_max_length}, but is {told.max_response_tokens}"
-        yield EpisodeLengthMisfit(problem, key=key, remedy="Lower it by the length of a prompt, or raise the other.")
+        yield ConfigError(
+            problem,
+            code="episode-length-misfit",
+            key=key,
+            remedy="Lower it by the length of a prompt, or raise the other.",
+        )
     elif told.max_response_tokens < turn:
         problem = f"must be at least max_new_tokens {turn}, but is {told.max_response_tokens}"
-        yield EpisodeLengthMisfit(problem, key=key, remedy="Raise it, or lower max_new_tokens: that is of one turn.")
+        yield ConfigError(
+            problem,
+            code="episode-length-misfit",
+            key=key,
+            remedy="Raise it, or lower max_new_tokens: that is of one turn.",
+        )
 
 
 ENVIRONMENT_RULES: tuple[Rule, ...] = (
@@ -135,67 +108,19 @@ STALENESS = f"{ROLLOUT_MATCHING}.max_staleness"
 PIECES = f"{ROLLOUT_MATCHING}.pieces_per_server"
 
 
-class OverlapNeedsServers(ConfigError):
-    """Rollouts are made beside learning only by servers that do not share the learner's process."""
-
-    code = "overlap-needs-servers"
-
-
-class OverlapOfAnotherObjective(ConfigError):
-    """Rollouts are made beside learning where all that is learnt from them comes with them."""
-
-    code = "overlap-of-another-objective"
-
-
-class StreamNeedsPaddedBatches(ConfigError):
-    """overlap stream learns from parts of a step before the rest has a length; a packed row is chosen from all."""
-
-    code = "stream-needs-padded-batches"
-
-
-class AheadNeedsPaddedBatches(ConfigError):
-    """What waited too long for a row is asked for again alone; a completion without its group has no advantage."""
-
-    code = "ahead-needs-padded-batches"
-
-
-class CarryNeedsStaleness(ConfigError):
-    """With packing, a step of the staleness is for segments that wait for a row."""
-
-    code = "carry-needs-staleness"
-
-
-class LateWorkNeedsOverlap(ConfigError):
-    """Shares of a step are cut in pieces where calls are made beside learning."""
-
-    code = "late-work-needs-overlap"
-
-
-class WindowNeedsStaleness(ConfigError):
-    """A window that is asked for while another one is learnt is as old as both are long when its last step learns."""
-
-    code = "window-needs-staleness"
-
-
-class StalenessUncorrected(ConfigError):
-    """A policy gradient on older weights' completions counts how much likelier they have become since."""
-
-    code = "staleness-uncorrected"
-
-
 def _servers(config: RunConfig) -> Iterator[ConfigError]:
     rules = config.custom.extra.rollout_matching
     if rules.overlap != "off" and (rules.rollout_backend != "vllm" or rules.vllm.mode != "server"):
         problem = f"is {rules.overlap}, but rollouts are made in the learner's own process"
         remedy = "Set rollout_backend vllm and vllm.mode server, or overlap off."
-        yield OverlapNeedsServers(problem, key=OVERLAP, remedy=remedy)
+        yield ConfigError(problem, code="overlap-needs-servers", key=OVERLAP, remedy=remedy)
 
 
 def _pieces(config: RunConfig) -> Iterator[ConfigError]:
     rules = config.custom.extra.rollout_matching
     if rules.pieces_per_server > 1 and rules.overlap == "off":
         problem, remedy = f"is {rules.pieces_per_server}, but overlap is off", "Set it to 1, or overlap to ahead."
-        yield LateWorkNeedsOverlap(problem, key=PIECES, remedy=remedy)
+        yield ConfigError(problem, code="late-work-needs-overlap", key=PIECES, remedy=remedy)
 
 
 def _overlap_variant(config: RunConfig) -> Iterator[ConfigError]:
@@ -211,7 +136,7 @@ def _overlap_variant(config: RunConfig) -> Iterator[ConfigError]:
     else:
         return
     problem = f"is {told}, but custom.trainer_variant is {variant}: {why}"
-    yield OverlapOfAnotherObjective(problem, key=OVERLAP, remedy=remedy)
+    yield ConfigError(problem, code="overlap-of-another-objective", key=OVERLAP, remedy=remedy)
 
 
 def _packed(config: RunConfig) -> Iterator[ConfigError]:
@@ -220,14 +145,24 @@ def _packed(config: RunConfig) -> Iterator[ConfigError]:
         return
     if rules.overlap == "ahead" and config.custom.learns_from_rewards:
         problem = "is ahead, but with training.packing a completion may wait for a row until it is too old"
-        yield AheadNeedsPaddedBatches(problem, key=OVERLAP, remedy="Set training.packing to false, or overlap off.")
+        yield ConfigError(
+            problem,
+            code="ahead-needs-padded-batches",
+            key=OVERLAP,
+            remedy="Set training.packing to false, or overlap off.",
+        )
     elif rules.overlap == "ahead" and num_windows_ahead(config) < 1:
         problem = "is 1, which leaves no step in advance: with training.packing a segment may wait a step for its row"
         remedy = "Set it to 2, or training.packing to false."
-        yield CarryNeedsStaleness(problem, key=STALENESS, remedy=remedy)
+        yield ConfigError(problem, code="carry-needs-staleness", key=STALENESS, remedy=remedy)
     if rules.overlap == "stream":
         problem = "is stream, but training.packing fills each row from all segments of its step"
-        yield StreamNeedsPaddedBatches(problem, key=OVERLAP, remedy="Set training.packing to false, or overlap ahead.")
+        yield ConfigError(
+            problem,
+            code="stream-needs-padded-batches",
+            key=OVERLAP,
+            remedy="Set training.packing to false, or overlap ahead.",
+        )
 
 
 def _window(config: RunConfig) -> Iterator[ConfigError]:
@@ -235,7 +170,7 @@ def _window(config: RunConfig) -> Iterator[ConfigError]:
     if rules.overlap == "ahead" and length > 1 and num_windows_ahead(config) < 1:
         problem = f"is {rules.max_staleness}, and a window is learnt from for {length} optimizer steps"
         remedy = f"Set it to {2 * length - 1}, or steps_per_generation and num_iterations to 1."
-        yield WindowNeedsStaleness(problem, key=STALENESS, remedy=remedy)
+        yield ConfigError(problem, code="window-needs-staleness", key=STALENESS, remedy=remedy)
 
 
 def _correction(config: RunConfig) -> Iterator[ConfigError]:
@@ -245,7 +180,7 @@ def _correction(config: RunConfig) -> Iterator[ConfigError]:
     if rules.correction_cap is None and rules.old_logprobs == "recomputed":
         problem = "is null, while old_logprobs is recomputed and overlap ahead learns from completions of older weights"
         remedy = "Set it to a number, or old_logprobs to server."
-        yield StalenessUncorrected(problem, key=f"{GRPO}.correction_cap", remedy=remedy)
+        yield ConfigError(problem, code="staleness-uncorrected", key=f"{GRPO}.correction_cap", remedy=remedy)
 
 
 _REUSE = (f"{GRPO}.steps_per_generation", f"{GRPO}.num_iterations")

@@ -11,72 +11,6 @@ from rollmatch.config.training import TrainingConfig
 from rollmatch.errors import ConfigError
 
 
-class DoraWithoutLora(ConfigError):
-    """DoRA is a form of LoRA and needs train_type lora."""
-
-    code = "dora-without-lora"
-
-
-class NothingToTrain(ConfigError):
-    """All parts of the model are frozen."""
-
-    code = "nothing-to-train"
-
-
-class BeamNeedsHf(ConfigError):
-    """Only the hf backend searches with beams."""
-
-    code = "beam-needs-hf"
-
-
-class BeamsDisagree(ConfigError):
-    """decode_mode beam goes with several beams, greedy with one."""
-
-    code = "beams-disagree"
-
-
-class BeamSampled(ConfigError):
-    """Beam search does not sample."""
-
-    code = "beam-sampled"
-
-
-class ResponseTooLong(ConfigError):
-    """The longest response leaves no room for a prompt."""
-
-    code = "response-too-long"
-
-
-class EngineLongerThanSegment(ConfigError):
-    """The engine may write more than a segment can hold, so that the rollout could not be learnt from."""
-
-    code = "engine-longer-than-segment"
-
-
-class CoordinatesUnsupervised(ConfigError):
-    """All weights of the coordinate loss are zero."""
-
-    code = "coordinates-unsupervised"
-
-
-class PackingNeverFlushes(ConfigError):
-    """Packing carries left-over segments and never writes a last, short row."""
-
-    code = "packing-never-flushes"
-
-
-class ArgumentHasOwnKey(ConfigError):
-    """An extra argument repeats a key of the section."""
-
-    code = "argument-has-own-key"
-
-
-class ReporterContradiction(ConfigError):
-    """The reporter none stands beside another one, or one is named twice."""
-
-    code = "reporter-contradiction"
-
-
 def check_rules(config: RunConfig, *, wrong_keys: Collection[str] = ()) -> list[ConfigError]:
     """All broken rules, but for those that read a wrong key (or a key above or below one)."""
 
@@ -97,19 +31,28 @@ def _rollout(config: RunConfig) -> RolloutMatchingConfig:
 def _dora(config: RunConfig) -> Iterator[ConfigError]:
     if config.tuner.use_dora and config.tuner.train_type != "lora":
         remedy = "Set tuner.train_type to lora, or use_dora to false."
-        yield DoraWithoutLora("is true, but tuner.train_type is full", key="tuner.use_dora", remedy=remedy)
+        yield ConfigError(
+            "is true, but tuner.train_type is full", code="dora-without-lora", key="tuner.use_dora", remedy=remedy
+        )
 
 
 def _frozen(config: RunConfig) -> Iterator[ConfigError]:
     if config.tuner.freeze_llm and config.tuner.freeze_vit and config.tuner.freeze_aligner:
         remedy = "Set one of freeze_llm, freeze_vit, freeze_aligner to false."
-        yield NothingToTrain("all three parts of the model are frozen", key="tuner.freeze_llm", remedy=remedy)
+        yield ConfigError(
+            "all three parts of the model are frozen", code="nothing-to-train", key="tuner.freeze_llm", remedy=remedy
+        )
 
 
 def _beam_backend(config: RunConfig) -> Iterator[ConfigError]:
     if _rollout(config).decode_mode == "beam" and _rollout(config).rollout_backend != "hf":
         key = f"{ROLLOUT_MATCHING}.decode_mode"
-        yield BeamNeedsHf("is beam, but rollout_backend is vllm", key=key, remedy="Use rollout_backend hf, or greedy.")
+        yield ConfigError(
+            "is beam, but rollout_backend is vllm",
+            code="beam-needs-hf",
+            key=key,
+            remedy="Use rollout_backend hf, or greedy.",
+        )
 
 
 def _beam_count(config: RunConfig) -> Iterator[ConfigError]:
@@ -117,35 +60,50 @@ def _beam_count(config: RunConfig) -> Iterator[ConfigError]:
     if (mode == "beam") != (num_beams > 1):
         key = f"{ROLLOUT_MATCHING}.num_beams"
         remedy = "Use decode_mode beam with num_beams above 1, or greedy with 1."
-        yield BeamsDisagree(f"is {num_beams}, but decode_mode is {mode}", key=key, remedy=remedy)
+        yield ConfigError(f"is {num_beams}, but decode_mode is {mode}", code="beams-disagree", key=key, remedy=remedy)
 
 
 def _beam_temperature(config: RunConfig) -> Iterator[ConfigError]:
     temperature = _rollout(config).decoding.temperature
     if _rollout(config).decode_mode == "beam" and temperature > 0:
         key = f"{ROLLOUT_MATCHING}.decoding.temperature"
-        yield BeamSampled(f"is {temperature}, but decode_mode is beam", key=key, remedy="Set it to 0, or use greedy.")
+        yield ConfigError(
+            f"is {temperature}, but decode_mode is beam",
+            code="beam-sampled",
+            key=key,
+            remedy="Set it to 0, or use greedy.",
+        )
 
 
 def _segment_length(config: RunConfig) -> Iterator[ConfigError]:
     if config.global_max_length <= _rollout(config).max_new_tokens:
         problem = f"must be above max_new_tokens {_rollout(config).max_new_tokens}, but is {config.global_max_length}"
         remedy = "Raise it by the length of a prompt and of appended objects, or lower max_new_tokens."
-        yield ResponseTooLong(problem, key="global_max_length", remedy=remedy)
+        yield ConfigError(problem, code="response-too-long", key="global_max_length", remedy=remedy)
 
 
 def _engine_length(config: RunConfig) -> Iterator[ConfigError]:
     length, key = _rollout(config).vllm.max_model_len, f"{ROLLOUT_MATCHING}.vllm.max_model_len"
     if length is not None and length <= _rollout(config).max_new_tokens:
         problem = f"must be above max_new_tokens {_rollout(config).max_new_tokens}, but is {length}"
-        yield ResponseTooLong(problem, key=key, remedy="Raise it by the length of a prompt, or lower max_new_tokens.")
+        yield ConfigError(
+            problem,
+            code="response-too-long",
+            key=key,
+            remedy="Raise it by the length of a prompt, or lower max_new_tokens.",
+        )
 
 
 def _engine_in_segment(config: RunConfig) -> Iterator[ConfigError]:
     length, key = _rollout(config).vllm.max_model_len, f"{ROLLOUT_MATCHING}.vllm.max_model_len"
     if length is not None and length > config.global_max_length:
         problem = f"must be at most global_max_length {config.global_max_length}, but is {length}"
-        yield EngineLongerThanSegment(problem, key=key, remedy="Lower it, leave it null, or raise global_max_length.")
+        yield ConfigError(
+            problem,
+            code="engine-longer-than-segment",
+            key=key,
+            remedy="Lower it, leave it null, or raise global_max_length.",
+        )
 
 
 def _coordinate_loss(config: RunConfig) -> Iterator[ConfigError]:
@@ -153,28 +111,32 @@ def _coordinate_loss(config: RunConfig) -> Iterator[ConfigError]:
     if rollout.soft_ce_weight == rollout.w1_weight == rollout.gate_weight == 0:
         problem = "soft_ce_weight, w1_weight and gate_weight are all 0: coordinates would not be learnt"
         key = f"{ROLLOUT_MATCHING}.soft_ce_weight"
-        yield CoordinatesUnsupervised(problem, key=key, remedy="Give one of them a weight above 0.")
+        yield ConfigError(
+            problem, code="coordinates-unsupervised", key=key, remedy="Give one of them a weight above 0."
+        )
 
 
 def _packing(config: RunConfig) -> Iterator[ConfigError]:
     if config.training.packing and not config.training.packing_drop_last:
         problem = "is false, but packing carries left-over segments and never flushes them"
         remedy = "Set it to true, or packing to false."
-        yield PackingNeverFlushes(problem, key="training.packing_drop_last", remedy=remedy)
+        yield ConfigError(problem, code="packing-never-flushes", key="training.packing_drop_last", remedy=remedy)
 
 
 def _extra_arguments(config: RunConfig) -> Iterator[ConfigError]:
     for name in config.training.extra_arguments:
         if name in TrainingConfig.model_fields:
             key = f"training.extra_arguments.{name}"
-            yield ArgumentHasOwnKey("has a key of its own", key=key, remedy=f"Move it to training.{name}.")
+            yield ConfigError(
+                "has a key of its own", code="argument-has-own-key", key=key, remedy=f"Move it to training.{name}."
+            )
 
 
 def _reporters(config: RunConfig) -> Iterator[ConfigError]:
     names = config.training.report_to
     if len(set(names)) != len(names) or ("none" in names and len(names) > 1):
         remedy = "Name each reporter once; none stands alone."
-        yield ReporterContradiction(f"is {list(names)}", key="training.report_to", remedy=remedy)
+        yield ConfigError(f"is {list(names)}", code="reporter-contradiction", key="training.report_to", remedy=remedy)
 
 
 def _of_rollout(*names: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from rollmatch.config.connection import LAST_PORT, ServerConfig
-from rollmatch.config.findings import ROLLOUT_MATCHING, MissingKey, OutOfRange, WrongType
+from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.rollout_matching import VllmConfig
 from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.config.servers import is_named_in_rlhf, pair_servers
@@ -16,48 +16,6 @@ LORA_ON_SERVER = "custom.extra.rollout_server.vllm_enable_lora"
 _FORMS = "Name servers (a list of base_url and group_port), or base_url beside group_port."
 
 
-class ConnectionFormAmbiguous(ConfigError):
-    """Servers are named in one form, not in both."""
-
-    code = "connection-form-ambiguous"
-
-
-class ConnectionFormMissing(ConfigError):
-    """Server mode is told where its servers are."""
-
-    code = "connection-form-missing"
-
-
-class PairingLengthMismatch(ConfigError):
-    """A list of group ports is as long as the list of base URLs."""
-
-    code = "pairing-length-mismatch"
-
-
-class ServerNamedTwice(ConfigError):
-    """Every server is named once."""
-
-    code = "server-named-twice"
-
-
-class GroupPortShared(ConfigError):
-    """Two servers of one machine have group ports of their own."""
-
-    code = "group-port-shared"
-
-
-class AdapterNeedsEnableLora(ConfigError):
-    """Adapters are sent alone only to engines that were told to take them."""
-
-    code = "adapter-needs-enable-lora"
-
-
-class LoraOnRolloutServer(ConfigError):
-    """A rollout server's engines hold merged weights, no adapters."""
-
-    code = "lora-on-rollout-server"
-
-
 def _vllm(config: RunConfig) -> VllmConfig:
     return config.custom.extra.rollout_matching.vllm
 
@@ -67,9 +25,11 @@ def _form(config: RunConfig) -> Iterator[ConfigError]:
     has_pair = server.base_url is not None or server.group_port is not None
     if server.servers is not None and has_pair:
         problem = "holds servers and also base_url or group_port"
-        yield ConnectionFormAmbiguous(problem, key=SERVER, remedy="Remove one of the two forms.")
+        yield ConfigError(problem, code="connection-form-ambiguous", key=SERVER, remedy="Remove one of the two forms.")
     if server.servers is None and not has_pair and _vllm(config).mode == "server":
-        yield ConnectionFormMissing("vllm.mode is server, but no server is named", key=SERVER, remedy=_FORMS)
+        yield ConfigError(
+            "vllm.mode is server, but no server is named", code="connection-form-missing", key=SERVER, remedy=_FORMS
+        )
 
 
 def _pair(config: RunConfig) -> Iterator[ConfigError]:
@@ -78,12 +38,18 @@ def _pair(config: RunConfig) -> Iterator[ConfigError]:
         return
     urls, ports = server.base_url, server.group_port
     if urls is None and ports is not None:
-        yield MissingKey("group_port is set, this key is not", key=f"{SERVER}.base_url", remedy=_FORMS)
+        yield ConfigError(
+            "group_port is set, this key is not", code="missing-key", key=f"{SERVER}.base_url", remedy=_FORMS
+        )
     if urls is not None and ports is None:
-        yield MissingKey("base_url is set, this key is not", key=f"{SERVER}.group_port", remedy=_FORMS)
+        yield ConfigError(
+            "base_url is set, this key is not", code="missing-key", key=f"{SERVER}.group_port", remedy=_FORMS
+        )
     if isinstance(urls, str) and isinstance(ports, tuple):
         problem = "must be one port beside one base_url, but is a list"
-        yield WrongType(problem, key=f"{SERVER}.group_port", remedy="Write one number, or make base_url a list.")
+        yield ConfigError(
+            problem, code="wrong-type", key=f"{SERVER}.group_port", remedy="Write one number, or make base_url a list."
+        )
     if isinstance(urls, tuple):
         yield from check_group_ports(urls, ports, key=f"{SERVER}.group_port", urls_key="base_url")
 
@@ -94,10 +60,15 @@ def check_group_ports(
     """One port for each server, or one to count on from that leaves room for all of them."""
     if isinstance(ports, tuple) and len(servers) != len(ports):
         problem = f"{urls_key} names {len(servers)} servers, this key {len(ports)} ports"
-        yield PairingLengthMismatch(problem, key=key, remedy="Give each server one port, or one port to count on from.")
+        yield ConfigError(
+            problem,
+            code="pairing-length-mismatch",
+            key=key,
+            remedy="Give each server one port, or one port to count on from.",
+        )
     if isinstance(ports, int) and ports + len(servers) - 1 > LAST_PORT:
         problem = f"{ports} counted on over {len(servers)} servers passes the last port"
-        yield OutOfRange(problem, key=key, remedy="Choose a lower port.")
+        yield ConfigError(problem, code="out-of-range", key=key, remedy="Choose a lower port.")
 
 
 def _distinct(config: RunConfig) -> Iterator[ConfigError]:
@@ -109,11 +80,13 @@ def _distinct(config: RunConfig) -> Iterator[ConfigError]:
     ports = Counter((address.host, address.group_port) for address in addresses)
     if twice := [url for url, count in urls.items() if count > 1]:
         problem, key = f"{twice[0]} is named {urls[twice[0]]} times", f"{SERVER}.{_told(server, 'base_url')}"
-        yield ServerNamedTwice(problem, key=key, remedy="Name each server once.")
+        yield ConfigError(problem, code="server-named-twice", key=key, remedy="Name each server once.")
     elif shared := [place for place, count in ports.items() if count > 1]:
         problem = f"{ports[shared[0]]} servers of {shared[0][0]} have port {shared[0][1]}"
         remedy = "Give each server of one machine a port of its own."
-        yield GroupPortShared(problem, key=f"{SERVER}.{_told(server, 'group_port')}", remedy=remedy)
+        yield ConfigError(
+            problem, code="group-port-shared", key=f"{SERVER}.{_told(server, 'group_port')}", remedy=remedy
+        )
 
 
 def _told(server: ServerConfig, name: str) -> str:
@@ -125,13 +98,13 @@ def _adapter(config: RunConfig) -> Iterator[ConfigError]:
     vllm = _vllm(config)
     if vllm.sync.mode == "adapter" and not vllm.enable_lora:
         problem, remedy = "is adapter, but vllm.enable_lora is false", "Set enable_lora to true, or sync.mode to full."
-        yield AdapterNeedsEnableLora(problem, key=f"{VLLM}.sync.mode", remedy=remedy)
+        yield ConfigError(problem, code="adapter-needs-enable-lora", key=f"{VLLM}.sync.mode", remedy=remedy)
 
 
 def _lora(config: RunConfig) -> Iterator[ConfigError]:
     if config.custom.extra.rollout_server.vllm_enable_lora:
         remedy = "Set it to false, or leave it out: adapters reach the server merged."
-        yield LoraOnRolloutServer("is true", key=LORA_ON_SERVER, remedy=remedy)
+        yield ConfigError("is true", code="lora-on-rollout-server", key=LORA_ON_SERVER, remedy=remedy)
 
 
 _NAMES = tuple(f"{SERVER}.{name}" for name in ("servers", "base_url", "group_port"))
@@ -148,52 +121,38 @@ HOST, PORT, GROUP_PORT = (f"rlhf.vllm_server_{name}" for name in ("host", "port"
 ENGINE_LENGTH = "custom.extra.rollout_server.vllm_max_model_len"
 
 
-class VllmModeUnused(ConfigError):
-    """A vllm_mode is read only with use_vllm."""
-
-    code = "vllm-mode-unused"
-
-
-class RlhfNotRead(ConfigError):
-    """Rollout matching names its servers in a section of its own and reads none of rlhf."""
-
-    code = "rlhf-not-read"
-
-
-class EngineShorterThanSegment(ConfigError):
-    """The rollout server's engine takes prompt and response of any length that is learnt from."""
-
-    code = "engine-shorter-than-segment"
-
-
-class AdapterSyncInGrpo(ConfigError):
-    """GRPO sends merged weights only."""
-
-    code = "adapter-sync-in-grpo"
-
-
 def _mode(config: RunConfig) -> Iterator[ConfigError]:
     rlhf = config.rlhf
     if rlhf.use_vllm and rlhf.vllm_mode is None:
-        yield MissingKey(
-            "use_vllm is true, this key is not set", key="rlhf.vllm_mode", remedy="Set server or colocate."
+        yield ConfigError(
+            "use_vllm is true, this key is not set",
+            code="missing-key",
+            key="rlhf.vllm_mode",
+            remedy="Set server or colocate.",
         )
     if rlhf.vllm_mode is not None and not rlhf.use_vllm:
         problem, remedy = f"is {rlhf.vllm_mode}, but use_vllm is false", "Set use_vllm to true, or remove vllm_mode."
-        yield VllmModeUnused(problem, key="rlhf.vllm_mode", remedy=remedy)
+        yield ConfigError(problem, code="vllm-mode-unused", key="rlhf.vllm_mode", remedy=remedy)
 
 
 def _variant(config: RunConfig) -> Iterator[ConfigError]:
     if config.rlhf.use_vllm and not config.custom.learns_from_rewards:
         remedy = f"Name servers in {ROLLOUT_MATCHING}.vllm.server, or set custom.trainer_variant to grpo."
-        yield RlhfNotRead("is true, but custom.trainer_variant is not grpo", key="rlhf.use_vllm", remedy=remedy)
+        yield ConfigError(
+            "is true, but custom.trainer_variant is not grpo", code="rlhf-not-read", key="rlhf.use_vllm", remedy=remedy
+        )
 
 
 def _named(config: RunConfig) -> Iterator[ConfigError]:
     for key, told in ((HOST, config.rlhf.vllm_server_host), (PORT, config.rlhf.vllm_server_port)):
         if told is None and is_named_in_rlhf(config):
             problem = "vllm_mode is server, this key is not set"
-            yield MissingKey(problem, key=key, remedy="Name the server by a list of one host and one of one port.")
+            yield ConfigError(
+                problem,
+                code="missing-key",
+                key=key,
+                remedy="Name the server by a list of one host and one of one port.",
+            )
 
 
 def _pairs(config: RunConfig) -> Iterator[ConfigError]:
@@ -206,10 +165,10 @@ def _pairs(config: RunConfig) -> Iterator[ConfigError]:
         return
     if len(hosts) != len(ports):
         problem = f"names {len(ports)} ports, vllm_server_host {len(hosts)} hosts"
-        yield PairingLengthMismatch(problem, key=PORT, remedy="Give each host one port.")
+        yield ConfigError(problem, code="pairing-length-mismatch", key=PORT, remedy="Give each host one port.")
     elif twice := [host for host, count in Counter(hosts).items() if count > 1]:
         remedy = "One server on a machine: let data parallel sizes use its GPUs."
-        yield OutOfRange(f"names {twice[0]} more than once", key=HOST, remedy=remedy)
+        yield ConfigError(f"names {twice[0]} more than once", code="out-of-range", key=HOST, remedy=remedy)
     yield from check_group_ports(hosts, group_ports, key=GROUP_PORT, urls_key="vllm_server_host")
 
 
@@ -226,7 +185,7 @@ def _one_place(config: RunConfig) -> Iterator[ConfigError]:
     for key, contradicts in other.items():
         if contradicts:
             problem = f"rlhf.use_vllm is true with vllm_mode {config.rlhf.vllm_mode}, and this key says otherwise"
-            yield ConnectionFormAmbiguous(problem, key=key, remedy="Remove one of the two.")
+            yield ConfigError(problem, code="connection-form-ambiguous", key=key, remedy="Remove one of the two.")
 
 
 def _engine_length(config: RunConfig) -> Iterator[ConfigError]:
@@ -234,14 +193,16 @@ def _engine_length(config: RunConfig) -> Iterator[ConfigError]:
     if config.custom.trainer_variant == "grpo" and told is not None and told < longest:
         problem = f"must be at least global_max_length {longest}, but is {told}"
         remedy = "Raise it, leave it out, or lower global_max_length."
-        yield EngineShorterThanSegment(problem, key=ENGINE_LENGTH, remedy=remedy)
+        yield ConfigError(problem, code="engine-shorter-than-segment", key=ENGINE_LENGTH, remedy=remedy)
 
 
 def _merged(config: RunConfig) -> Iterator[ConfigError]:
     vllm = config.custom.extra.rollout_matching.vllm
     if is_named_in_rlhf(config) and vllm.carries_adapter:
         problem = f"{vllm.sync.mode} means adapter here, and GRPO sends merged weights"
-        yield AdapterSyncInGrpo(problem, key=f"{ROLLOUT_MATCHING}.vllm.sync.mode", remedy="Set it to full.")
+        yield ConfigError(
+            problem, code="adapter-sync-in-grpo", key=f"{ROLLOUT_MATCHING}.vllm.sync.mode", remedy="Set it to full."
+        )
 
 
 _MODE, _SERVER = ("rlhf.use_vllm", "rlhf.vllm_mode"), f"{ROLLOUT_MATCHING}.vllm"

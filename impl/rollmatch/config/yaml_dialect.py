@@ -29,30 +29,6 @@ _RESOLVERS = (
 _TAGS_OF_KEYS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 
 
-class YamlMalformed(ConfigError):
-    """A file is not readable as YAML text, or an alias in it contains itself."""
-
-    code = "yaml-malformed"
-
-
-class NotAMapping(ConfigError):
-    """A file holds something else than a mapping at its top level."""
-
-    code = "not-a-mapping"
-
-
-class KeyDuplicated(ConfigError):
-    """A mapping holds the same key twice, of which YAML would silently keep the last."""
-
-    code = "key-duplicated"
-
-
-class KeyNotText(ConfigError):
-    """A mapping key is not a text (a number, null, a list)."""
-
-    code = "key-not-text"
-
-
 class Yaml12Loader(yaml.SafeLoader):
     """Knows the types of YAML 1.2 and no others."""
 
@@ -79,13 +55,15 @@ def parse_value(text: str) -> Any:
 def parse_mapping(text: str, *, origin: str) -> Tree:
     """A YAML document that is a mapping; ``origin`` names it in messages.
 
-    Errors: ``ErrorList`` of ``YamlMalformed``, ``NotAMapping``, ``KeyDuplicated``, ``KeyNotText``.
+    Errors: ``ErrorList`` of ``yaml-malformed``, ``not-a-mapping``, ``key-duplicated``, ``key-not-text``.
     """
     try:
         return _construct(text, origin)
     except yaml.YAMLError as error:
         remedy = "Correct the YAML at that place."
-        raise ErrorList([YamlMalformed(" ".join(str(error).split()), key=origin, remedy=remedy)]) from error
+        raise ErrorList(
+            [ConfigError(" ".join(str(error).split()), code="yaml-malformed", key=origin, remedy=remedy)]
+        ) from error
 
 
 def dump(tree: Tree) -> str:
@@ -110,7 +88,7 @@ def _construct(text: str, origin: str) -> Tree:
 
 def _not_a_mapping(node: yaml.Node | None, origin: str) -> ConfigError:
     found = "is empty" if node is None else "holds something else at its top level"
-    return NotAMapping(f"the file {found}", key=origin, remedy="Write `key: value` lines.")
+    return ConfigError(f"the file {found}", code="not-a-mapping", key=origin, remedy="Write `key: value` lines.")
 
 
 class KeyCheck:
@@ -126,7 +104,7 @@ class KeyCheck:
     ) -> list[ConfigError]:
         if id(node) in above:
             problem = f"{self.origin}: an alias contains itself"
-            return [YamlMalformed(problem, key=".".join(path), remedy="Remove the alias.")]
+            return [ConfigError(problem, code="yaml-malformed", key=".".join(path), remedy="Remove the alias.")]
         if id(node) in self.judged or isinstance(node, yaml.ScalarNode):
             return []
         self.judged.add(id(node))
@@ -141,10 +119,10 @@ class KeyCheck:
             dotted, line = ".".join((*path, str(key.value))), key.start_mark.line + 1
             if key.tag not in _TAGS_OF_KEYS:
                 problem = f"the key in {self.origin}, line {line}, is not a text"
-                yield KeyNotText(problem, key=dotted, remedy="Put it in quotes.")
+                yield ConfigError(problem, code="key-not-text", key=dotted, remedy="Put it in quotes.")
             elif key.value in lines:
                 problem = f"{self.origin} holds this key in line {lines[key.value]} and again in line {line}"
-                yield KeyDuplicated(problem, key=dotted, remedy="Keep one of the two.")
+                yield ConfigError(problem, code="key-duplicated", key=dotted, remedy="Keep one of the two.")
             else:
                 lines[key.value] = line
 
