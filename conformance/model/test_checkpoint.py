@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from rollmatch.config.training import ModelConfig, TunerConfig
 from safetensors.torch import load_file
 from transformers.core_model_loading import Chunk, WeightConverter
 
 from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.architectures import ARCHITECTURES
 from conformance.doubles.checkpoints import make_checkpoint
+from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.checkpoint import checkpoint_names, merged_weights, model_tensors
 from rollmatch.model.policy import load_policy
 
