@@ -9,10 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.gpu import masked_loss, packed_pass
+from benchmarks.gpu import decoder_layers, masked_loss, packed_pass
 from benchmarks.gpu.measure import on_gpu, say, surroundings
 
-PATHS = {"masked_loss": masked_loss, "packed_pass": packed_pass}
+PATHS = {"masked_loss": masked_loss, "packed_pass": packed_pass, "decoder_layers": decoder_layers}
 RESULTS = Path(__file__).parents[1] / "results"
 
 

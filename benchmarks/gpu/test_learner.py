@@ -6,7 +6,7 @@ from benchmarks.gpu.learner import RESULTS, run
 
 
 @pytest.mark.gpu(1)
-@pytest.mark.parametrize("path", ["masked_loss", "packed_pass"])
+@pytest.mark.parametrize("path", ["masked_loss", "packed_pass", "decoder_layers"])
 def test_a_path_meets_its_bars(benchmark, path):
     settings = {"kind": "full", "rounds": 15, "limit_s": 25.0, "out": RESULTS}
     bars = benchmark.pedantic(run, args=(path,), kwargs=settings, rounds=1)

@@ -56,11 +56,14 @@ def make_tiny_qwen3_vl(seed: int = 0) -> Qwen3VLForConditionalGeneration:
     return _ready(Qwen3VLForConditionalGeneration(config))
 
 
-def make_tiny_qwen3(seed: int = 0) -> Qwen3ForCausalLM:
+def make_tiny_qwen3(seed: int = 0, *, num_layers: int = 2) -> Qwen3ForCausalLM:
     """A text model of the same sizes, in evaluation mode."""
     torch.manual_seed(seed)
     rope = {"rope_type": "default", "rope_theta": 10000.0}
-    return _ready(Qwen3ForCausalLM(Qwen3Config(**_text_config(), rope_parameters=rope, tie_word_embeddings=True)))
+    config = Qwen3Config(
+        **_text_config() | {"num_hidden_layers": num_layers}, rope_parameters=rope, tie_word_embeddings=True
+    )
+    return _ready(Qwen3ForCausalLM(config))
 
 
 def _text_config() -> dict:

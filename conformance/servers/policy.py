@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from rollmatch.config.training import ModelConfig, TunerConfig
-from rollmatch.model.checkpoint import merged_weights
-from rollmatch.model.policy import load_policy
+from rollmatch.model.policy import load_policy, merged_weights
 
 SPREAD = 0.05
 """How far each weight of a changed policy lies off, in standard deviations of its tensor."""

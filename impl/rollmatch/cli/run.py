@@ -12,7 +12,7 @@ import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils.logging import disable_progress_bar
 
-from rollmatch.cli.assemble import attention_of, make_arguments, make_ring, make_template
+from rollmatch.cli.assemble import attention_of, make_arguments, make_ring, make_template, prepare_layers
 from rollmatch.cli.run_directory import JOURNAL, RESOLVED, changed_keys
 from rollmatch.cli.watch import RunWatcher
 from rollmatch.config import RunConfig, resolved_yaml
@@ -74,6 +74,7 @@ def _read(config: RunConfig) -> tuple[torch.nn.Module, Template]:
     """The policy and its template; transformers and peft come with them."""
     with loading():
         model = load_policy(config.model, config.tuner, attn_implementation=attention_of(config))
+        prepare_layers(config, model)
         return model, make_template(config)
 
 

@@ -107,7 +107,7 @@ LOSS_TYPES = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}
 SAME_NAMES = (
     *("seed", "max_steps", "num_train_epochs", "gradient_accumulation_steps", "learning_rate", "lr_scheduler_type"),
     *("warmup_steps", "weight_decay", "max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16"),
-    *("gradient_checkpointing", "logging_steps", "save_steps", "save_total_limit", "output_dir"),
+    *("logging_steps", "save_steps", "save_total_limit", "output_dir"),
 )
 """Keys of ``training`` that ms-swift has by the same name."""
 
@@ -224,6 +224,7 @@ def _training(config: RunConfig) -> dict[str, Any]:
     """ms-swift counts completions where we count samples."""
     training, size = config.training, config.custom.extra.grpo.num_generations
     return {name: getattr(training, name) for name in SAME_NAMES} | {
+        "gradient_checkpointing": training.gradient_checkpointing is not False,
         "per_device_train_batch_size": training.per_device_train_batch_size * size,
         "per_device_eval_batch_size": training.per_device_train_batch_size * size,
         "eval_strategy": "steps" if training.eval_steps else "no",

@@ -69,6 +69,21 @@ def enforce_eager(config: RunConfig, *, on_gpu: bool) -> bool:
     return not on_gpu if told is None else told
 
 
+COMPILED_FROM = 1_000_000_000
+"""Parameters from which compilation is worth its minutes."""
+
+
+def compiles_layers(config: RunConfig, *, on_gpu: bool, num_parameters: int) -> bool:
+    """Whether decoder layers are compiled. peft's dropout does not compile under checkpointing; FSDP and DeepSpeed
+    wrap layers themselves.
+    """
+    wanted = config.training.compile_layers
+    if wanted != "auto":
+        return wanted
+    wrapped = {"fsdp", "deepspeed"} & config.training.extra_arguments.keys()
+    return on_gpu and num_parameters >= COMPILED_FROM and not config.tuner.lora_dropout and not wrapped
+
+
 def chunked_prefill(config: RunConfig, *, on_gpu: bool, max_model_len: int) -> bool | None:
     """Whether prompts are split over several engine steps; None leaves it to vLLM.
 

@@ -113,8 +113,14 @@ class TrainingConfig(Section):
     """Added to Adam's denominator. Unit: coefficient."""
     bf16: bool = False
     """Compute in bfloat16 by autocast; trained weights stay in float32."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    gradient_checkpointing: Literal["auto"] | bool = "auto"
+    """Recompute activations in the backward pass: less memory, about a third more time. auto recomputes only the layers
+    whose activations do not fit (GPU), and none on a CPU."""
+    checkpointing_memory: PositiveShare = 0.9
+    """With gradient_checkpointing: auto, the GPU memory that may be in use. Unit: share of the memory of the GPU."""
+    compile_layers: Literal["auto"] | bool = "auto"
+    """Compile each decoder layer with torch.compile: about half the learning time, one to two minutes of compilation in
+    the first step. auto compiles policies of a billion parameters and more on a GPU, without lora_dropout."""
     logging_steps: Count = 1
     """Steps between log lines. Unit: optimizer steps."""
     eval_steps: Index = 0

@@ -149,15 +149,24 @@ def packed_attention(
         mask = attention_mask.tensor if isinstance(attention_mask, DeferredMask) else attention_mask
         output, _ = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
         return output, None
+    return _attend_packed(module, (query, key, value), bounds, kwargs), None
+
+
+@torch.compiler.disable(reason="bounds are read as Python integers")  # type: ignore[no-untyped-call, untyped-decorator]
+def _attend_packed(
+    module: torch.nn.Module, states: tuple[Tensor, Tensor, Tensor], bounds: Tensor, kwargs: dict[str, Any]
+) -> Tensor:
+    """[1, H, T, D], [1, G, T, D] twice -> [1, T, H, D], each segment by itself; compiled layers break here."""
+    query, key, value = states
     _check_packed_call(query, key, kwargs.get("sliding_window"))
     kernel = varlen_for(query, dropout=kwargs.get("dropout", 0.0))
     if kernel is not None and _is_plain(module, kwargs):
-        return _all_at_once(kernel, (query, key, value), bounds, scale=kwargs.get("scaling")), None
+        return _all_at_once(kernel, states, bounds, scale=kwargs.get("scaling"))
     parts = [
         sdpa_attention_forward(module, query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], None, **kwargs)[0]
         for a, b in spans_of(bounds, num_tokens=query.shape[2])
     ]
-    return torch.cat(parts, dim=1), None
+    return torch.cat(parts, dim=1)
 
 
 def _is_plain(module: torch.nn.Module, kwargs: dict[str, Any]) -> bool:

@@ -130,7 +130,9 @@ class Forecaster:
 
     def _learn_s(self, split: Split) -> float:
         """Two operations per weight and token forward, as many again for gradients of inputs and of weights."""
-        passes = 1 + 1 + (self.config.tuner.train_type == "full") + self.config.training.gradient_checkpointing
+        passes = (
+            1 + 1 + (self.config.tuner.train_type == "full") + (self.config.training.gradient_checkpointing is True)
+        )
         return (passes * self._body_flops + 3 * self._head_flops) / self._policy_flops_s + self._exchange_s(split)
 
     def _score_s(self) -> float:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig
 
+from rollmatch.model.compiled_layers import eager
 from rollmatch.model.template import ImageFeatures, Template
 from rollmatch.model.vocabulary import trim_stop
 from rollmatch.records import Rollout, RolloutRequest
@@ -120,7 +121,7 @@ def _inference(model: nn.Module) -> Iterator[None]:
     training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), eager(model):
             yield
     finally:
         model.train(training)

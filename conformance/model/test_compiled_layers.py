@@ -1,0 +1,99 @@
+"""Compiled decoder layers learn what eager ones learn, without a graph for each length."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch._dynamo.utils import counters
+
+from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
+from conformance.learn.models import assert_same_gradients, gradients, make_packed_model, packed_logits, padded_logits
+from conformance.learn.segments import make_row, make_segment
+from rollmatch.model.compiled_layers import LayersNotFound, compile_layers, decoder_layers, eager
+from rollmatch.model.template import NO_IMAGES
+
+
+@pytest.fixture(autouse=True)
+def fresh_graphs(monkeypatch):
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")  # engine tests in the same process turn it off
+    torch._dynamo.reset()
+    counters.clear()
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        yield
+    torch._dynamo.reset()
+
+
+def batch_of(seed):
+    pairs = [
+        make_segment(7 * seed + number, num_images=count) for number, count in enumerate((1, 0, 2)[: 1 + seed % 3])
+    ]
+    return make_row(*(segment for segment, _ in pairs)), [images for _, images in pairs]
+
+
+def learn(model, row, images):
+    model.zero_grad()
+    loss = packed_logits(model, row, images).pow(2).mean()
+    loss.backward()
+    return loss.item(), gradients(model)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "checkpointed", "backend"),
+    [(None, True, "aot_eager"), (None, False, "eager"), ({}, True, "eager"), ({"use_dora": True}, False, "eager")],
+)
+def test_packed_rows_of_any_length_have_the_same_loss_and_gradients(adapter, checkpointed, backend):
+    models = [make_packed_model().train() for _ in range(2)]
+    if adapter is not None:
+        settings = {"r": 2, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": "gaussian"}
+        models = [get_peft_model(model, LoraConfig(**settings, **adapter)) for model in models]
+        models[1].load_state_dict(models[0].state_dict())
+    bases = [model if adapter is None else model.get_base_model() for model in models]
+    if checkpointed:
+        for base in bases:
+            base.gradient_checkpointing_enable({"use_reentrant": False})
+    assert compile_layers(bases[1], backend=backend) == len(decoder_layers(bases[1])) == 2
+    for seed in range(5):
+        row, images = batch_of(seed)
+        (loss, expected), (ours, found) = (learn(model, row, images) for model in models)
+        assert ours == pytest.approx(loss, abs=1e-6)
+        assert_same_gradients(found, expected)
+        graphs = counters["stats"]["unique_graphs"]
+        if seed == 2:
+            after_three = graphs
+    assert graphs == after_three > 0
+
+
+def test_batches_with_a_mask_have_the_same_logits():
+    plain, compiled = make_packed_model(), make_packed_model()
+    compile_layers(compiled, backend="eager")
+    for number in (2, 3, 5):
+        segments = [make_segment(seed)[0] for seed in range(number)]
+        with torch.no_grad():
+            ours, expected = (padded_logits(model, segments, [NO_IMAGES] * number) for model in (compiled, plain))
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
+
+
+def test_names_of_weights_stay():
+    model = make_tiny_qwen3()
+    names = list(model.state_dict())
+    compile_layers(model, backend="eager")
+    assert list(model.state_dict()) == names
+
+
+def test_generation_runs_no_compiled_layer():
+    model, plain = make_tiny_qwen3(), make_tiny_qwen3()
+    compile_layers(model, backend="eager")
+    prompt = torch.tensor([[1, 2, 3]])
+    with eager(model):
+        ids = model.generate(prompt, max_new_tokens=5, do_sample=False)
+    assert torch.equal(ids, plain.generate(prompt, max_new_tokens=5, do_sample=False))
+    assert counters["stats"]["unique_graphs"] == 0
+    model(prompt)
+    assert counters["stats"]["unique_graphs"] > 0
+
+
+def test_a_model_without_decoder_layers_is_rejected():
+    model = make_tiny_qwen3()
+    model.model.layers = torch.nn.ModuleList([torch.nn.Identity()])
+    with pytest.raises(LayersNotFound) as caught:
+        compile_layers(model)
+    assert (caught.value.code, caught.value.key) == ("layers-not-found", "training.compile_layers")

@@ -1,0 +1,66 @@
+"""Decoder layers compiled one by one, in place: one graph serves all layers, parameter names stay.
+
+``nn.Module.compile`` replaces what a layer runs, not the layer: state dicts, peft and hooks see the same modules.
+Attention stays outside the graphs, since packed rows carry their bounds as Python integers.
+Source: regional compilation as in torchtitan; transformers' ``GradientCheckpointingLayer`` wraps the compiled forward.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rollmatch.errors import LearnError
+
+GRAPH_LIMIT = 64
+"""Graphs of one layer class before torch falls back to eager: {train, no_grad} x {adapters on, off} x batch of one or
+more x kinds of layers. torch's default of 8 is too few."""
+
+
+class LayersNotFound(LearnError):
+    """The language model has no list of decoder layers."""
+
+    code = "layers-not-found"
+
+
+def decoder_layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
+    """The decoder layers of the language model, in order. Errors: ``LayersNotFound``."""
+    layers = getattr(model.get_decoder(), "layers", None)
+    found = [layer for layer in layers or () if isinstance(layer, GradientCheckpointingLayer)]
+    if not found:
+        raise LayersNotFound(
+            f"{type(model).__name__} has no decoder layers that transformers can checkpoint",
+            key="training.compile_layers",
+            remedy="Set training.compile_layers to false and training.gradient_checkpointing to true or false.",
+        )
+    return found
+
+
+def compile_layers(model: PreTrainedModel, *, backend: str = "inductor") -> int:
+    """Compile each decoder layer for sequences of any length; return the number of layers.
+
+    Call it after adapters were added and weights frozen, before DDP. Compilation itself happens in the first forward
+    and backward pass. Errors: ``LayersNotFound``.
+    """
+    layers = decoder_layers(model)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPH_LIMIT)
+    for layer in layers:
+        layer.compile(dynamic=True, backend=backend)
+    return len(layers)
+
+
+@contextmanager
+def eager(model: nn.Module) -> Iterator[None]:
+    """Run compiled layers eagerly, for instance in ``generate()``, whose cache would need a graph per length."""
+    compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
+    calls = [module._compiled_call_impl for module in compiled]
+    for module in compiled:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module, call in zip(compiled, calls, strict=True):
+            module._compiled_call_impl = call
