@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from conformance.rollout.digits import MODEL, load_model, template_of
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding

@@ -8,7 +8,7 @@ import torch
 
 from conformance.rollout.digits import MODEL, load_model, requests_for, scenes, template_of, tokens_of
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.hf import HfBackend

@@ -12,7 +12,7 @@ from rollmatch.config.training import TunerConfig
 from rollmatch.dialects import queued_sender
 from rollmatch.dialects.queued_sender import QueuedSender, flat_metadata
 from rollmatch.dialects.session import ClientSettings, RolloutServer
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.sync_mode import SyncMode
 from rollmatch.rollout.vllm_server import VllmServerBackend

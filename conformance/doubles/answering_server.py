@@ -8,7 +8,7 @@ from PIL import Image
 from conformance.doubles.engine import RememberingEngine
 from conformance.weights.native_double import NativeDouble
 from rollmatch.data.ids import pack_ids, unpack_ids
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 
 
 class AnsweringServer(NativeDouble):

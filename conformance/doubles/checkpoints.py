@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, set_seed
 
 from conformance.doubles.architectures import ARCHITECTURES
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.model.vocabulary import coord_token
 from rollmatch.records import NUM_BINS
 
@@ -60,6 +62,7 @@ def make_checkpoint(name: str, directory: Path, *, words: tuple[str, ...] = ()) 
     _fill_zeros(model)
     model.generation_config = GenerationConfig(do_sample=False, **ends)
     model.save_pretrained(directory)
+    save_file(dict(merged_weights(model)), directory / "model.safetensors", metadata={"format": "pt"})  # as published
     tokenizer.save_pretrained(directory)
     if known.processor:
         parts: dict[str, Any] = {key: getattr(library, kind)(**told) for key, (kind, told) in known.parts.items()}

@@ -15,7 +15,7 @@ from rollmatch.dialects.native.group import Meeting
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.weights.direct_group import DirectGroup
 from rollmatch.weights.mixed_digest import mixed_digest_of
 

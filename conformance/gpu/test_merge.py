@@ -5,8 +5,9 @@ import torch
 
 from conformance.rollout.digits import MODEL
 from rollmatch.config.training import ModelConfig, TunerConfig
+from rollmatch.model.checkpoint import merged_weights, model_key
 from rollmatch.model.merge import Parts, merge_weight, merges_by_kernel
-from rollmatch.model.policy import checkpoint_name, load_policy, merged_weights
+from rollmatch.model.policy import load_policy
 
 pytestmark = pytest.mark.gpu(1)
 
@@ -62,7 +63,7 @@ def test_a_policy_merges_as_peft_does_but_for_the_rounding(use_dora):
                 weight.normal_(std=0.05)
     ours = dict(merged_weights(model))
     model.merge_adapter()
-    theirs = {checkpoint_name(name): weight for name, weight in model.named_parameters() if "lora_" not in name}
+    theirs = {model_key(name): weight for name, weight in model.named_parameters() if "lora_" not in name}
     assert ours.keys() == theirs.keys()
     for name, weight in ours.items():
         torch.testing.assert_close(weight.float(), theirs[name].float(), rtol=2**-7, atol=1e-6)

@@ -12,14 +12,13 @@ from transformers import Qwen3ForCausalLM
 
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3, make_tiny_qwen3_vl
 from rollmatch.config.training import ModelConfig, TunerConfig
+from rollmatch.model.checkpoint import merged_weights, model_key
 from rollmatch.model.policy import (
     AdapterTargetsNothing,
     NothingToTrain,
     TiedHeadAdapted,
-    checkpoint_name,
     count_weights,
     load_policy,
-    merged_weights,
     prepare,
     unwrap,
 )
@@ -152,7 +151,7 @@ def test_an_adapter_without_a_module_is_refused(wrong, repaired):
 def test_an_expression_adapts_the_modules_whose_whole_name_it_matches():
     model = tiny(train_type="lora", target_regex=r".*(layers\.0\..*up_proj|patch_embed\.proj)")
     learning = {name.partition(".lora_")[0] for name, weight in model.named_parameters() if weight.requires_grad}
-    assert {checkpoint_name(name) for name in learning} == {
+    assert {model_key(name) for name in learning} == {
         "model.language_model.layers.0.mlp.up_proj",
         "model.visual.patch_embed.proj",
     }
@@ -162,7 +161,7 @@ def test_without_an_expression_all_linear_layers_but_the_head_get_an_adapter():
     model = tiny(train_type="lora")
     learning = {name.partition(".lora_")[0] for name, weight in model.named_parameters() if weight.requires_grad}
     linear = {name for name, module in tiny_model().named_modules() if isinstance(module, torch.nn.Linear)}
-    assert {checkpoint_name(name) for name in learning} == linear - {"lm_head"}
+    assert {model_key(name) for name in learning} == linear - {"lm_head"}
 
 
 @pytest.mark.parametrize("expression", ["lm_head", ".*"])
@@ -217,7 +216,7 @@ def test_merged_weights_are_bit_equal_to_what_peft_merges(dtype, use_dora):
     ours = dict(merged_weights(model))
     merging = copy.deepcopy(model)
     merging.merge_adapter()
-    theirs = {checkpoint_name(name): w for name, w in merging.named_parameters() if "lora_" not in name}
+    theirs = {model_key(name): w for name, w in merging.named_parameters() if "lora_" not in name}
     assert ours.keys() == theirs.keys()
     assert [name for name, weight in ours.items() if not torch.equal(weight, theirs[name])] == []
     changed = {name for name, weight in ours.items() if not torch.equal(weight, before[name])}

@@ -21,7 +21,7 @@ def main(folder: Path) -> None:
 
     from conformance.rollout.digits import load_model, perturb, requests_for, scenes
     from conformance.rollout.engine import open_engine
-    from rollmatch.model.policy import merged_weights
+    from rollmatch.model.checkpoint import merged_weights
     from rollmatch.ranks import Ranks
     from rollmatch.rollout.backend import Decoding
 

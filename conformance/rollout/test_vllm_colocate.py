@@ -11,7 +11,7 @@ from conformance.rollout.digits import GREEDY, LONG_QUESTION, load_model, pertur
 from conformance.rollout.digits import tokens_of as tokens
 from conformance.rollout.logprobs import TOLERANCE, farthest_apart, figures_of
 from rollmatch.config.training import TunerConfig
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.vllm_colocate import PromptTooLong

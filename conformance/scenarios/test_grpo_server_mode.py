@@ -24,7 +24,7 @@ from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.dialects.native import group as gloo
 from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 
 GRPO = (

@@ -18,7 +18,7 @@ from rollmatch.cli.watch import UNDERFULL_STEPS, RunWatcher, make_step_fields
 from rollmatch.config import load_config
 from rollmatch.journal import Journal, read_journal
 from rollmatch.learn.pack import Packer
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.objectives.rollout_matching.elements import DropReason
 from rollmatch.objectives.rollout_matching.objective import RolloutReport, summarize
 from rollmatch.objectives.rollout_matching.parse import parse_rollout

@@ -11,7 +11,7 @@ from conformance.scenarios.configs import LONG, config_with, not_refused, refusa
 from conformance.trainer.small_run import events, make_trainer
 from rollmatch.config.effective import sync_mode
 from rollmatch.config.training import TunerConfig
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync
 from rollmatch.rollout.hf import HfBackend

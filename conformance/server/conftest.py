@@ -11,7 +11,7 @@ from rollmatch.data.ids import pack_ids
 from rollmatch.dialects.native.group import Meeting
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.vllm_server import VllmServerBackend

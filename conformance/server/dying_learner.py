@@ -6,7 +6,7 @@ import sys
 
 from conformance.rollout.digits import load_model
 from conformance.server.calls import Learner, Server
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 
 if __name__ == "__main__":
     url, port, version = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

@@ -11,7 +11,7 @@ from rollmatch.dialects.queued_sender import QueuedSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.swift.client import SwiftDialect
 from rollmatch.dialects.trl.client import TrlDialect
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.sync_mode import SyncMode

@@ -203,7 +203,7 @@ def test_a_busy_group_port_is_named_at_once(server):
 @pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])
 def test_an_adapter_is_merged_on_the_server_as_the_learner_merges_it(learner, scene_batch, greedy, use_dora):
     model, adapter, merges = adapted_policy(use_dora=use_dora)
-    from rollmatch.model.policy import merged_weights
+    from rollmatch.model.checkpoint import merged_weights
 
     merged = dict(merged_weights(model))
     wanted = {merge["name"]: digest_of(merged[merge["name"]]).hex() for merge in merges}

@@ -7,7 +7,7 @@ import pytest
 from conformance.doubles.company import alone
 from conformance.objectives.locks import objective, segments_of
 from conformance.rollout.digits import load_model, scenes, template_of
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.objectives.protocol import ObjectiveContext
 from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner
 from rollmatch.objectives.vineppo.objective import TrajectoryReport

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rollmatch.config.training import ModelConfig, TunerConfig
-from rollmatch.model.policy import load_policy, merged_weights
+from rollmatch.model.checkpoint import merged_weights
+from rollmatch.model.policy import load_policy
 
 SPREAD = 0.05
 """How far each weight of a changed policy lies off, in standard deviations of its tensor."""

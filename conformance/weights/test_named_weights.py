@@ -7,7 +7,7 @@ from peft import LoraConfig, get_peft_model
 from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3, make_tiny_qwen3_vl
 from rollmatch.errors import SyncError
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.weights.adapter import adapter_of
 from rollmatch.weights.named_weights import named_weights
 

@@ -16,7 +16,7 @@ from rollmatch.dialects.native.group import Meeting
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.ring import Ring
 from rollmatch.rollout.sync_mode import SyncMode

@@ -12,7 +12,7 @@ from conformance.outside_tools import deepspeed_python
 from conformance.rollout.digits import load_model
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("zero_ranks.py")

@@ -20,7 +20,7 @@ from conformance.doubles.adapters import perturb_adapters
 from conformance.rollout.digits import load_model
 from conformance.weights.ranks_of_learner import make_fence, roll_out
 from rollmatch.config.training import TunerConfig
-from rollmatch.model.policy import merged_weights
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.weights.named_weights import named_weights
 

@@ -1,25 +1,18 @@
-"""The policy and its adapters; the only door to peft.
-
-``merged_weights`` names every weight as the Hugging Face checkpoint does, adapters merged in, without touching the
-model that is being trained: merging in place and unmerging would drift the base weights a little each time.
-"""
+"""The policy: load it, freeze parts of it, put adapters on it."""
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-import torch
 from torch import Tensor, nn
 
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.errors import ConfigError
-from rollmatch.model.merge import Parts, merge_weight, merges_by_kernel
+from rollmatch.model.checkpoint import is_adapted
 
 if TYPE_CHECKING:  # seconds to load; who only asks for a policy's weights needs neither
     from peft import PeftModel
-    from peft.tuners.lora import LoraLayer
     from transformers import PreTrainedModel
 
 _VISION, _ALIGNER = re.compile(r"(^|\.)visual\."), re.compile(r"(^|\.)visual\.(deepstack_)?merger")
@@ -78,7 +71,7 @@ def prepare(model: nn.Module, tuner: TunerConfig) -> nn.Module:
 
 def unwrap(model: nn.Module) -> "PreTrainedModel":
     """The Hugging Face model inside an adapter wrapper."""
-    return cast("PeftModel", model).get_base_model() if _is_adapted(model) else model
+    return cast("PeftModel", model).get_base_model() if is_adapted(model) else model
 
 
 def count_weights(model: nn.Module) -> tuple[int, int]:
@@ -93,7 +86,7 @@ def without_adapters(model: nn.Module, *, wanted: bool = True) -> Iterator[None]
 
     Errors: ``ReferenceMissing``, where there are no adapters to leave out.
     """
-    adapted = next((module for module in model.modules() if _is_adapted(module)), None)
+    adapted = next((module for module in model.modules() if is_adapted(module)), None)
     if not wanted:
         yield
     elif adapted is None:
@@ -105,78 +98,6 @@ def without_adapters(model: nn.Module, *, wanted: bool = True) -> Iterator[None]
     else:
         with cast("PeftModel", adapted).disable_adapter():
             yield
-
-
-@torch.no_grad()
-def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(checkpoint name, tensor) of every weight, adapters merged; a tied head appears once, as the embedding.
-
-    Bit-equal to what peft's ``merge_adapter`` leaves behind (LoRA and DoRA), but for half precision on a GPU, where
-    ``merge`` says how close it is; the model stays as it is.
-    """
-    adapted: set[int] = set()
-    for name, module in model.named_modules():
-        if _is_adapter(module):
-            layer = cast("LoraLayer", module)
-            adapted.add(id(layer.get_base_layer().weight))
-            yield f"{checkpoint_name(name)}.weight", _merged(layer)
-    for name, weight in model.named_parameters():
-        if id(weight) not in adapted and "lora_" not in name:
-            yield checkpoint_name(name), weight.detach()
-
-
-def checkpoint_name(name: str) -> str:
-    """A name inside an adapter wrapper -> the name in the checkpoint.
-
-    >>> checkpoint_name("base_model.model.model.language_model.layers.0.mlp.up_proj.base_layer.weight")
-    'model.language_model.layers.0.mlp.up_proj.weight'
-    """
-    return name.removeprefix("base_model.model.").replace(".base_layer", "")
-
-
-def _is_adapted(module: nn.Module) -> bool:
-    """Whether this is peft's wrapper."""
-    peft: Any = sys.modules.get("peft")  # where it was never loaded, nothing is adapted
-    return peft is not None and isinstance(module, peft.PeftModel)
-
-
-def _is_adapter(module: nn.Module) -> bool:
-    """Whether this is a layer with adapters."""
-    peft: Any = sys.modules.get("peft")
-    return peft is not None and isinstance(module, peft.tuners.lora.LoraLayer)
-
-
-def _merged(layer: "LoraLayer") -> Tensor:
-    """The layer's weight with its active adapters: what peft's merge computes, without putting the result in place."""
-    merged: Tensor = layer.get_base_layer().weight.detach()
-    parts = _only_parts(layer)
-    if parts is not None and merges_by_kernel(merged, parts):
-        return merge_weight(merged, parts)
-    for adapter in layer.active_adapters:
-        variant = layer.lora_variant.get(adapter)
-        if variant is None:
-            merged = (merged + layer.get_delta_weight(adapter)).to(merged.dtype)  # summed wide, rounded once
-        else:
-            merged = variant.merge_safe(layer, adapter, merged)
-    return merged.detach()
-
-
-def _only_parts(layer: "LoraLayer") -> Parts | None:
-    """Of a linear layer with one plain LoRA or DoRA; None for all that only peft knows."""
-    from peft.tuners.lora.variants import DoraLinearVariant
-
-    adapters = list(layer.active_adapters)
-    known = isinstance(layer.get_base_layer(), nn.Linear) and len(adapters) == 1
-    if not known or not isinstance(layer.lora_variant.get(adapters[0]), DoraLinearVariant | None):
-        return None
-    (adapter,) = adapters
-    is_dora = adapter in layer.lora_magnitude_vector
-    return Parts(
-        lora_a=layer.lora_A[adapter].weight.detach(),
-        lora_b=layer.lora_B[adapter].weight.detach(),
-        magnitude=layer.lora_magnitude_vector[adapter].weight.detach() if is_dora else None,
-        scaling=float(layer.scaling[adapter]),
-    )
 
 
 def _freeze(model: nn.Module, tuner: TunerConfig) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rollmatch.errors import SyncError
-from rollmatch.model.policy import checkpoint_name, merged_weights
+from rollmatch.model.checkpoint import checkpoint_names, merged_weights, model_key
 
 
 class AdapterMissing(SyncError):
@@ -44,14 +44,14 @@ def adapter_of(model: nn.Module) -> Adapter:
         raise AdapterMissing(problem, key="tuner.train_type", remedy=remedy)
     for name, weight in model.named_parameters():
         if weight.requires_grad and "lora_" not in name:
-            raise AdapterIncomplete(f"{name} learns, too", key=checkpoint_name(name), remedy="Set sync.mode to full.")
+            raise AdapterIncomplete(f"{name} learns, too", key=model_key(name), remedy="Set sync.mode to full.")
     tensors: list[tuple[str, Tensor]] = []
     merges = []
     for name, layer in layers:
-        parts = list(_parts_of(layer, checkpoint_name(name)))
+        parts = list(_parts_of(layer, model_key(name)))
         tensors += [(place, tensor) for _, place, tensor in parts]
         named = {"magnitude": None} | {role: place for role, place, _ in parts}
-        merges.append({"name": f"{checkpoint_name(name)}.weight", "scaling": float(_scaling_of(layer)), **named})
+        merges.append({"name": _name_of(model, name), "scaling": float(_scaling_of(layer)), **named})
     merged = list(islice(merged_weights(model), len(layers)))  # the merged ones come first
     return Adapter(
         tensors=tuple(tensors),
@@ -59,6 +59,16 @@ def adapter_of(model: nn.Module) -> Adapter:
         merged_names=tuple(name for name, _ in merged),
         merged=tuple(tensor for _, tensor in merged),
     )
+
+
+def _name_of(model: nn.Module, layer: str) -> str:
+    """Checkpoint name of the weight that a layer's adapter is merged into. Errors: ``AdapterIncomplete``."""
+    key = f"{model_key(layer)}.weight"
+    name = checkpoint_names(model).name_of(key)
+    if name is None:
+        problem, remedy = "an adapted weight has another form in the checkpoint", "Set sync.mode to full."
+        raise AdapterIncomplete(problem, key=key, remedy=remedy)
+    return name
 
 
 def _parts_of(layer: Any, name: str) -> Iterator[tuple[str, str, Tensor]]:

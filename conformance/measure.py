@@ -1,0 +1,164 @@
+"""Figures of the tree, each beside its bar: ``python -m conformance.measure [--quick]``. ``--quick`` runs nothing.
+
+The last two count files of ``impl/`` that one optimizer step (hf backend) and one weight sync (native dialect, gloo, a
+real vLLM engine) run through, in all processes.
+"""
+
+import argparse
+import ast
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from conformance.harness.watch import HOOK, Watch
+
+ROOT = Path(__file__).parents[1]
+IMPL = ROOT / "impl" / "rollmatch"
+START_TIMEOUT_S = 180
+
+
+def python_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def num_lines(paths: list[Path]) -> int:
+    return sum(len(path.read_bytes().splitlines()) for path in paths)
+
+
+def harness_files() -> list[Path]:
+    """Python below ``conformance/`` that is neither a test nor a check of servers."""
+    outside = [path for path in python_files(ROOT / "conformance") if "servers" not in path.parts]
+    return [path for path in outside if not re.match(r"test_|conftest\.py", path.name)]
+
+
+def repeated_classes() -> list[str]:
+    """Class names that the tree defines more than once."""
+    names = Counter(
+        node.name
+        for folder in ("impl", "conformance", "fixtures", "benchmarks")
+        for path in python_files(ROOT / folder)
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.ClassDef)
+    )
+    return sorted(name for name, count in names.items() if count > 1)
+
+
+def long_functions() -> list[str]:
+    """Functions of the implementation with more than 40 lines."""
+    return [
+        f"{path.relative_to(IMPL)}:{node.lineno}"
+        for path in python_files(IMPL)
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 40
+    ]
+
+
+def files_of_a_step() -> set[str]:
+    """Of the second optimizer step; the first one imports and compiles."""
+    from transformers import TrainerCallback
+
+    from conformance.trainer.small_run import make_trainer
+
+    watch = Watch()
+
+    class Second(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            watch.start() if state.global_step == 1 else watch.stop()
+
+    with tempfile.TemporaryDirectory() as folder:
+        make_trainer(Path(folder), "training.max_steps=2", callbacks=[Second()]).train()
+    return set(watch.last)
+
+
+def files_of_a_sync() -> set[str]:
+    """Of the second sync to a server of one replica: files of learner, server and worker together."""
+    from conformance.rollout.digits import load_model
+    from conformance.server.instance import ENVIRONMENT, free_port, settings_for
+    from rollmatch.dialects.native.group import Meeting
+    from rollmatch.dialects.native.sender import NativeSender
+    from rollmatch.dialects.session import ClientSettings, RolloutServer
+    from rollmatch.model.policy import merged_weights
+
+    settings = settings_for()
+    fields = dataclasses.asdict(settings)
+    fields.pop("api_key")
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch, "sitecustomize.py").write_text(HOOK.format(folder=scratch))
+        paths = {"PYTHONPATH": os.pathsep.join((scratch, str(ROOT / "impl"), str(ROOT)))}
+        command = [sys.executable, "-m", "rollmatch.cli.server_process", json.dumps(fields)]
+        with (
+            Path(scratch, "log").open("wb") as log,
+            subprocess.Popen(command, env=os.environ | ENVIRONMENT | paths, stdout=log, stderr=log) as process,
+        ):
+            try:
+                wait_ready(f"http://127.0.0.1:{settings.port}/health/", process)
+                server = RolloutServer(f"http://127.0.0.1:{settings.port}", ClientSettings(timeout_s=60))
+                server.connect()
+                meeting = Meeting(host="127.0.0.1", port=free_port(), client="measure", timeout_s=20, join_timeout_s=30)
+                sender = NativeSender([server], meeting)
+                weights = dict(merged_weights(load_model()))
+                sender.send(weights.items(), version=1)
+                time.sleep(1)
+                watch, began = Watch(), time.time()
+                watch.start()
+                sender.send(weights.items(), version=2)
+                files = watch.stop()
+                time.sleep(1)
+                for path in Path(scratch).glob("*.json"):
+                    files |= {name for name, last in json.loads(path.read_text()).items() if last > began}
+                sender.close()
+                return files
+            finally:
+                process.terminate()
+
+
+def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a server answers. Errors: ``RuntimeError`` when it ends before, or after three minutes."""
+    for _ in range(START_TIMEOUT_S):
+        time.sleep(1)
+        if process.poll() is not None:
+            break
+        with suppress(requests.ConnectionError):
+            if requests.get(url, timeout=5).ok:
+                return
+    raise RuntimeError(f"{url} did not answer")
+
+
+def rows(*, quick: bool) -> Iterator[tuple[str, object, str]]:
+    """(name, figure, bar)."""
+    yield "Python in conformance/ that is no test (without servers/)", num_lines(harness_files()), "6000"
+    yield "Python in conformance/", num_lines(python_files(ROOT / "conformance")), "32000"
+    yield "class names used twice", len(repeated_classes()), "0"
+    texts = [path.read_text(encoding="utf-8") for path in python_files(IMPL)]
+    yield "Any in impl/", sum(len(re.findall(r"\bAny\b", text)) for text in texts), "350"
+    yield "functions over 40 lines in impl/", len(long_functions()), "0"
+    yield "files over 300 lines in impl/", sum(len(text.split("\n")) > 301 for text in texts), "0"
+    if not quick:
+        yield "files of impl/ in one hf step", len(files_of_a_step()), "22"
+        yield "files of impl/ in one native gloo sync", len(files_of_a_sync()), "12"
+
+
+def main() -> None:
+    """Print one line a figure, and what is over its bar."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    for name, figure, bar in rows(quick=parser.parse_args().quick):
+        sys.stdout.write(f"{figure!s:>7}  at most {bar:>5}  {name}\n")
+    for name in repeated_classes():
+        sys.stdout.write(f"twice: {name}\n")
+
+
+if __name__ == "__main__":
+    main()

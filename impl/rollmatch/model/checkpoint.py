@@ -1,0 +1,243 @@
+"""Every weight of a policy under its name in the checkpoint, adapters merged.
+
+Names are those that ``save_pretrained`` would write, by transformers' own reverse conversion: they follow the files
+that were loaded, and one tensor of the model may be many in the checkpoint (experts) or one of a group (fused q, k, v).
+The model stays as it is: merging in place and unmerging would drift the base weights a little each time.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from rollmatch.model.merge import Parts, merge_weight, merges_by_kernel
+
+if TYPE_CHECKING:  # seconds to load
+    from peft.tuners.lora import LoraLayer
+    from peft.tuners.trainable_tokens import TrainableTokensLayer
+    from peft.utils import ModulesToSaveWrapper
+    from transformers import PreTrainedModel
+
+Shapes = tuple[tuple[str, torch.Size], ...]
+_OF_ADAPTERS = (".modules_to_save.", "lora_", "trainable_tokens_")
+"""Parts of the names of peft's own tensors."""
+
+
+class CheckpointNames:
+    """In-memory keys of a model -> names and shapes in its checkpoint.
+
+    >>> names = CheckpointNames(nn.Linear(2, 3), {"weight": torch.zeros(3, 2)})
+    >>> names.name_of("weight")
+    'weight'
+    """
+
+    def __init__(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        """``tensors``: all of the model's; only their shapes and types are read."""
+        self.model = model
+        self._names: dict[str, str] = {}
+        """Keys of tensors that are only renamed."""
+        self._converted: set[str] = set()
+        """Keys of tensors that become others, each by itself."""
+        self._transposed = _transposed_patterns(model)
+        metas = {key: torch.empty_like(tensor, device="meta") for key, tensor in tensors.items()}
+        whole = {name: tensor.shape for name, tensor in self._revert(dict(metas)).items()}
+        for key, meta in metas.items():
+            self._learn(key, meta, whole)
+
+    def name_of(self, key: str) -> str | None:
+        """The name of a tensor that is the same in the checkpoint; None where it is cut, joined or transposed."""
+        name = self._names.get(key)
+        return None if name is None or self._is_transposed(name) else name
+
+    def convert(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """(key, tensor) of the model -> (name, tensor) of the checkpoint, one by one; joined ones come last."""
+        waiting: dict[str, Tensor] = {}
+        for key, tensor in tensors:
+            if key in self._names:
+                yield self._laid_out(self._names[key], tensor)
+            elif key in self._converted:
+                yield from (self._laid_out(*made) for made in self._revert({key: tensor}).items())
+            else:
+                waiting[key] = tensor
+        if waiting:
+            yield from (self._laid_out(*made) for made in self._revert(waiting).items())
+
+    def _learn(self, key: str, meta: Tensor, whole: Mapping[str, torch.Size]) -> None:
+        """Whether a tensor can be converted without the others: what comes of it is part of the whole."""
+        try:
+            made = self._revert({key: meta})
+        except (ValueError, KeyError, RuntimeError):  # it is joined with others
+            return
+        if any(whole.get(name) != tensor.shape for name, tensor in made.items()):
+            return
+        names = list(made)
+        if len(names) == 1 and made[names[0]] is meta:
+            self._names[key] = names[0]
+        else:
+            self._converted.add(key)
+
+    def _revert(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if not hasattr(self.model, "save_pretrained"):
+            return tensors
+        from transformers.core_model_loading import revert_weight_conversion
+
+        made: dict[str, Tensor] = revert_weight_conversion(cast("PreTrainedModel", self.model), tensors)
+        return made
+
+    def _is_transposed(self, name: str) -> bool:
+        return any(pattern in name for pattern in self._transposed)
+
+    def _laid_out(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
+        """In the layout of published files, which is the one that vLLM reads."""
+        return name, tensor.transpose(1, 2).contiguous() if self._is_transposed(name) else tensor
+
+
+def _transposed_patterns(model: nn.Module) -> tuple[str, ...]:
+    """Parts of names whose tensors transformers transposes when it reads them, but not when it writes them.
+
+    ``Transpose(check_dims=True)`` compares a tensor with the model's parameter, so its reverse does nothing: experts of
+    Qwen3-VL-MoE would be sent as [E, 2I, H] under names that stand for [E, H, 2I] in published files.
+    """
+    if not hasattr(model, "save_pretrained"):
+        return ()
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import Transpose, WeightConverter
+
+    known = get_model_conversion_mapping(cast("PreTrainedModel", model), add_legacy=False)
+    converters = [each for each in known if isinstance(each, WeightConverter)]
+    checked = [c for c in converters if any(isinstance(op, Transpose) and op.check_dims for op in c.operations)]
+    return tuple(str(pattern) for converter in checked for pattern in converter.source_patterns)
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, tuple[Shapes, CheckpointNames]] = WeakKeyDictionary()
+"""Of each model, found once: finding out takes milliseconds per tensor."""
+
+
+def checkpoint_names(model: nn.Module) -> CheckpointNames:
+    """The names of a policy's weights, in or without an adapter wrapper, as its shapes are now."""
+    base = _base_of(model)
+    tensors = dict(model_tensors(model))
+    shapes = tuple((key, tensor.shape) for key, tensor in tensors.items())
+    known = _KNOWN.get(base)
+    if known is None or known[0] != shapes:
+        known = _KNOWN[base] = (shapes, CheckpointNames(base, tensors))
+    return known[1]
+
+
+@torch.no_grad()
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(checkpoint name, tensor) of every weight, adapters merged; tied weights appear once.
+
+    Those with LoRA come first. Bit-equal to what peft's ``merge_adapter`` leaves behind (LoRA and DoRA), except in half
+    precision on a GPU, where ``merge`` states the difference.
+    """
+    yield from checkpoint_names(model).convert(_merged_tensors(model))
+
+
+def model_key(name: str) -> str:
+    """A name inside an adapter wrapper -> the key in the plain model.
+
+    >>> model_key("base_model.model.model.language_model.layers.0.mlp.up_proj.base_layer.weight")
+    'model.language_model.layers.0.mlp.up_proj.weight'
+    """
+    return name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".token_adapter", "")
+
+
+def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(key in the plain model, tensor) of all that ``save_pretrained`` writes, adapters left out, tied weights once."""
+    ignored = set(getattr(_base_of(model), "_keys_to_ignore_on_save", None) or ())
+    for name, weight in (*model.named_parameters(), *_saved_buffers(model)):
+        key = model_key(name).replace(".original_module.", ".")
+        if key not in ignored and not any(part in name for part in _OF_ADAPTERS):
+            yield key, weight.detach()
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether this is peft's wrapper."""
+    peft: Any = sys.modules.get("peft")  # where it was never loaded, nothing is adapted
+    return peft is not None and isinstance(model, peft.PeftModel)
+
+
+def _base_of(model: nn.Module) -> nn.Module:
+    base: nn.Module = cast("Any", model).get_base_model() if is_adapted(model) else model
+    return base
+
+
+def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def _merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(key in the plain model, tensor): what adapters replace, then everything else."""
+    replaced: dict[str, Tensor] = {}
+    if is_adapted(model):
+        for key, tensor in _adapted_tensors(model):
+            replaced[key] = tensor
+            yield key, tensor
+    yield from ((key, weight) for key, weight in model_tensors(model) if key not in replaced)
+
+
+def _adapted_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    from peft.tuners.lora import LoraLayer
+    from peft.tuners.trainable_tokens import TrainableTokensLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    kept = {key for key, _ in model_tensors(model)}  # a tied head is not among them
+    modules = [(model_key(name), module) for name, module in model.named_modules()]
+    for key, module in modules:
+        if isinstance(module, LoraLayer):
+            yield f"{key}.weight", _merged(module)
+    for key, module in modules:
+        if isinstance(module, TrainableTokensLayer) and f"{key}.weight" in kept:
+            yield f"{key}.weight", _with_trained_rows(module)
+        elif isinstance(module, ModulesToSaveWrapper):
+            yield from ((f"{key}.{name}", weight) for name, weight in _trained_copy(module) if f"{key}.{name}" in kept)
+
+
+def _with_trained_rows(layer: "TrainableTokensLayer") -> Tensor:
+    merged: Tensor = layer.get_merged_weights(list(layer.active_adapters))
+    return merged.detach()
+
+
+def _trained_copy(wrapper: "ModulesToSaveWrapper") -> Iterator[tuple[str, Tensor]]:
+    active = wrapper.modules_to_save[wrapper.active_adapters[0]]
+    return ((name, weight.detach()) for name, weight in active.named_parameters())
+
+
+def _merged(layer: "LoraLayer") -> Tensor:
+    """The layer's weight with its active adapters: what peft's merge computes, without putting the result in place."""
+    merged: Tensor = layer.get_base_layer().weight.detach()
+    parts = _only_parts(layer)
+    if parts is not None and merges_by_kernel(merged, parts):
+        return merge_weight(merged, parts)
+    for adapter in layer.active_adapters:
+        variant = layer.lora_variant.get(adapter)
+        if variant is None:
+            merged = (merged + layer.get_delta_weight(adapter)).to(merged.dtype)  # summed wide, rounded once
+        else:
+            merged = variant.merge_safe(layer, adapter, merged)
+    return merged.detach()
+
+
+def _only_parts(layer: "LoraLayer") -> Parts | None:
+    """Of a linear layer with one plain LoRA or DoRA; None for all that only peft knows."""
+    from peft.tuners.lora.variants import DoraLinearVariant
+
+    adapters = list(layer.active_adapters)
+    known = isinstance(layer.get_base_layer(), nn.Linear) and len(adapters) == 1
+    if not known or not isinstance(layer.lora_variant.get(adapters[0]), DoraLinearVariant | None):
+        return None
+    (adapter,) = adapters
+    is_dora = adapter in layer.lora_magnitude_vector
+    return Parts(
+        lora_a=layer.lora_A[adapter].weight.detach(),
+        lora_b=layer.lora_B[adapter].weight.detach(),
+        magnitude=layer.lora_magnitude_vector[adapter].weight.detach() if is_dora else None,
+        scaling=float(layer.scaling[adapter]),
+    )
