@@ -54,7 +54,7 @@ def test_one_bad_order_among_many_is_found():
 def test_a_meeting_hands_round_what_everybody_brought():
     got = {}
 
-    class Exchange:
+    class AllGather:
         def __init__(self):
             self.ranks = [as_rank(lambda act, rank=rank: got.update({rank: act(meet("x", rank))})) for rank in (0, 1)]
 
@@ -64,7 +64,7 @@ def test_a_meeting_hands_round_what_everybody_brought():
         def problem(self):
             return ""
 
-    assert explore(Exchange).troubles == ()
+    assert explore(AllGather).troubles == ()
     assert got == {0: [0, 1], 1: [0, 1]}
 
 

@@ -26,7 +26,7 @@ from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_item import MutationSpec
 from coverage import CoverageData
 
-from conformance.harness.trial import IMPL, ROOT, Trial, Verdict, run_trials
+from conformance.harness.trial import IMPL, ROOT, Trial, TrialResult, run_trials
 
 MAP = ROOT / "build/coverage"
 MOST_TESTS = 40
@@ -113,9 +113,9 @@ def changed_lines(branch: str) -> Lines:
     return lines
 
 
-def judge(specs: Iterator[MutationSpec], *, sample: int, end: float, workers: int) -> Iterator[Verdict]:
+def judge(specs: Iterator[MutationSpec], *, sample: int, end: float, workers: int) -> Iterator[TrialResult]:
     """Verdicts of the first mutants, as many as the sample and the time allow."""
-    missed: list[Verdict] = []
+    missed: list[TrialResult] = []
 
     def trials() -> Iterator[Trial]:
         for _, spec in zip(range(sample), specs, strict=False):
@@ -125,13 +125,13 @@ def judge(specs: Iterator[MutationSpec], *, sample: int, end: float, workers: in
             if trial.tests:
                 yield trial
             else:
-                missed.append(Verdict(trial=trial, outcome="not reached", log=""))
+                missed.append(TrialResult(trial=trial, outcome="not reached", log=""))
 
     yield from run_trials(trials(), num_workers=workers)
     yield from missed
 
 
-def report(verdicts: Collection[Verdict], seed: str) -> float:
+def report(verdicts: Collection[TrialResult], seed: str) -> float:
     """Print survivors and the share that was killed; return it, in percent."""
     survivors = [each for each in verdicts if each.outcome in ("passed", "not reached")]
     for each in sorted(survivors, key=lambda each: each.trial.name):

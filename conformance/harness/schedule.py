@@ -77,7 +77,7 @@ class Exploration:
     num_states: int
 
 
-class _Walk:
+class _OrderWalk:
     """One order, as far as it was told."""
 
     def __init__(self, world: World, choices: Sequence[int]) -> None:
@@ -150,7 +150,7 @@ def explore(
     troubles: list[Trouble] = []
     orders: dict[Hashable, int] = {}
 
-    def count(walk: _Walk, choices: tuple[int, ...]) -> int:
+    def count(walk: _OrderWalk, choices: tuple[int, ...]) -> int:
         state, problem, enabled = walk.state(), walk.problem, walk.enabled()
         problem = problem or ("" if enabled else walk.stuck())
         if state not in orders:
@@ -165,11 +165,11 @@ def explore(
                 further = (*choices, rank)
                 if rank == enabled[0]:
                     walk.step(rank)  # the others walk here from the start once more
-                orders[state] += count(walk if rank == enabled[0] else _Walk(make_world(), further), further)
+                orders[state] += count(walk if rank == enabled[0] else _OrderWalk(make_world(), further), further)
         walk.close()
         return orders[state]
 
-    total = count(_Walk(make_world(), ()), ())
+    total = count(_OrderWalk(make_world(), ()), ())
     return Exploration(troubles=tuple(troubles), num_orders=total, num_states=len(orders))
 
 

@@ -17,7 +17,7 @@ CODE = re.compile(r"`[^`]*`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class SpecEntry:
     """A scenario, or one sentence that demands something."""
 
     rule_id: str
@@ -32,8 +32,8 @@ class Rule:
 class Specification:
     """Rules by id, in the order of the files."""
 
-    scenarios: Mapping[str, Rule]
-    clauses: Mapping[str, Rule]
+    scenarios: Mapping[str, SpecEntry]
+    clauses: Mapping[str, SpecEntry]
 
 
 @cache
@@ -60,7 +60,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def _rules_of(text: str, path: Path) -> Iterator[Rule]:
+def _rules_of(text: str, path: Path) -> Iterator[SpecEntry]:
     capability, place = path.parent.name, path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     requirement, number = "", 0
     lines = text.split("\n")
@@ -70,10 +70,10 @@ def _rules_of(text: str, path: Path) -> Iterator[Rule]:
         elif line.startswith("#### Scenario:"):
             steps = _steps_below(lines, index)
             rule_id = f"{capability}/{slug(line.partition(':')[2])}"
-            yield Rule(rule_id=rule_id, text="\n".join(steps), place=f"{place}:{index + 1}")
+            yield SpecEntry(rule_id=rule_id, text="\n".join(steps), place=f"{place}:{index + 1}")
         elif requirement and not line.startswith(("#", "-")) and VERB.search(CODE.sub("", line)):
             number += 1
-            yield Rule(rule_id=f"{capability}/{requirement}#{number}", text=line, place=f"{place}:{index + 1}")
+            yield SpecEntry(rule_id=f"{capability}/{requirement}#{number}", text=line, place=f"{place}:{index + 1}")
 
 
 def _steps_below(lines: list[str], index: int) -> list[str]:

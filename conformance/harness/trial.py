@@ -53,13 +53,13 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class TrialResult:
     trial: Trial
     outcome: str
     log: str
 
 
-def run_trials(trials: Iterable[Trial], *, num_workers: int) -> Iterator[Verdict]:
+def run_trials(trials: Iterable[Trial], *, num_workers: int) -> Iterator[TrialResult]:
     """Run trials in forks, as many at a time as workers; yield verdicts as they end."""
     for name in PRELOADED:
         import_module(name)
@@ -76,7 +76,7 @@ def run_trials(trials: Iterable[Trial], *, num_workers: int) -> Iterator[Verdict
             yield _end(running)
 
 
-def _end(running: dict[int, tuple[Trial, Path]]) -> Verdict:
+def _end(running: dict[int, tuple[Trial, Path]]) -> TrialResult:
     child, status = os.wait()
     trial, folder = running.pop(child)
     with suppress(ProcessLookupError):
@@ -84,7 +84,7 @@ def _end(running: dict[int, tuple[Trial, Path]]) -> Verdict:
     outcome = VERDICTS.get(os.waitstatus_to_exitcode(status), "timeout")
     log = (folder / "log").read_text(encoding="utf-8", errors="replace")
     shutil.rmtree(folder, ignore_errors=True)
-    return Verdict(trial=trial, outcome=outcome, log=log)
+    return TrialResult(trial=trial, outcome=outcome, log=log)
 
 
 def _start(trial: Trial, folder: Path) -> int:

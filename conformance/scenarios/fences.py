@@ -44,7 +44,7 @@ class ScheduledBackend:
         self.policy_version = version
 
 
-class Silent:
+class NoJournal:
     """A journal that nobody reads."""
 
     def write(self, event, **fields):
@@ -75,7 +75,7 @@ class FencedWorld:
         backend = self.backends[rank] = ScheduledBackend(
             act, policy_version=1 if self.synced else 0, broken=rank in self.broken
         )
-        fence = self.kind(backend, ScheduledRanks(rank, self.num_ranks, act), Silent())
+        fence = self.kind(backend, ScheduledRanks(rank, self.num_ranks, act), NoJournal())
         fence.synced_step = self.synced[rank] if self.synced else None
         for step in range(self.num_steps):
             try:

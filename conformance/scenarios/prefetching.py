@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from conformance.harness.schedule import as_rank, do, when
-from conformance.scenarios.fences import Silent
+from conformance.scenarios.fences import NoJournal
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
@@ -76,7 +76,7 @@ class ScheduledMonitor:
 
 
 @dataclass
-class Servers:
+class ScheduledServers:
     """A call takes two actions, a push two; ``told`` is what must not happen."""
 
     monitor: ScheduledMonitor
@@ -131,12 +131,12 @@ class AheadWorld:
 
     def __post_init__(self):
         self.monitor = ScheduledMonitor()
-        self.servers = Servers(self.monitor, num_servers=self.num_servers)
+        self.servers = ScheduledServers(self.monitor, num_servers=self.num_servers)
         rules = PrefetchRules(
             max_windows=self.max_staleness + 1, callers_per_server=self.callers, pieces_per_server=self.pieces
         )
         self.prefetch = self.kind(self.servers, GREEDY, rules, monitor=self.monitor)
-        self.fence = Fence(self.servers, Ranks(), Silent())
+        self.fence = Fence(self.servers, Ranks(), NoJournal())
         self.fence.quiet = self.prefetch.quiet if self.fenced else nullcontext
         self.ranks = self.monitor.as_ranks(self._learn)
 

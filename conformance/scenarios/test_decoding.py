@@ -157,7 +157,7 @@ def test_an_engine_without_room_for_a_prompt_is_refused():
     assert told == ("response-too-long", f"{LONG}vllm.max_model_len")
 
 
-class Silent:
+class UnusedEngine:
     """An engine that answers everything with one token."""
 
     def __init__(self):
@@ -172,7 +172,7 @@ class Silent:
 def engine_of_100(prompt_len, monkeypatch):
     """A colocated engine that holds 100 tokens, and a request without images."""
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
-    engine = Silent()
+    engine = UnusedEngine()
     monkeypatch.setattr(vllm_colocate, "_open_engine", lambda settings, ranks: engine)
     vocabulary = SimpleNamespace(stop_id=0)
     template = SimpleNamespace(vocabulary=vocabulary, banned_ids=(), load_images=lambda sample: [])

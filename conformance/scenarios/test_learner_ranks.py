@@ -16,7 +16,7 @@ class LonelyFence(Fence):
         return step != self.synced_step, self.backend.policy_version + 1
 
 
-class HastyFence(Fence):
+class FenceWithoutWaitAfter(Fence):
     """Nobody waits for the others after a push."""
 
     def _push_with_others(self, weights, version):
@@ -30,7 +30,7 @@ class HastyFence(Fence):
         return 0.0
 
 
-class EagerFence(Fence):
+class FenceWithoutWaitBefore(Fence):
     """Nobody waits for the others before a push."""
 
     def sync_if_due(self, step, weights):
@@ -101,9 +101,9 @@ def test_no_rank_generates_after_a_failed_sync(broken):
     ("told", "problem"),
     [
         ({"kind": LonelyFence, "synced": (0, None)}, "deadlock: rank 1 at barrier"),
-        ({"kind": HastyFence}, "rank 0 generates while weights are pushed"),
-        ({"kind": HastyFence}, "rank 0 generates in step 0 between versions [1, 0]"),
-        ({"kind": EagerFence, "num_steps": 2}, "rank 0 generates while weights are pushed"),
+        ({"kind": FenceWithoutWaitAfter}, "rank 0 generates while weights are pushed"),
+        ({"kind": FenceWithoutWaitAfter}, "rank 0 generates in step 0 between versions [1, 0]"),
+        ({"kind": FenceWithoutWaitBefore, "num_steps": 2}, "rank 0 generates while weights are pushed"),
     ],
 )
 def test_a_broken_fence_is_found(told, problem):

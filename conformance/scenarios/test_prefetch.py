@@ -82,7 +82,7 @@ def test_who_says_nothing_never_learns_from_old_rollouts():
         assert config_with(*SERVED).custom.extra.rollout_matching.overlap == "off"
 
 
-class Answering:
+class AnsweringServers:
     """Two servers that answer at once, by the version that is set."""
 
     num_servers, policy_version = 2, 3
@@ -108,7 +108,7 @@ class Answering:
 )
 def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_asked_for_again(step_of, times_asked, age):
     version = max(step_of)
-    servers = Answering()
+    servers = AnsweringServers()
     prefetch = Prefetch(servers, GREEDY, PrefetchRules(max_windows=2, callers_per_server=1))
     ahead = Ahead(prefetch, max_staleness=1, lead=1)
     with prefetch.quiet():
@@ -136,7 +136,7 @@ def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_asked_for_again(ste
 )
 def test_the_staleness_is_told_in_optimizer_steps_and_counts_to_the_last_of_a_window(overrides, lead, oldest):
     prefetch, ahead = make_overlap(
-        config_with(*SERVED, f"{OVERLAP}=ahead", *overrides), Answering(), GREEDY, learner_world_size=1
+        config_with(*SERVED, f"{OVERLAP}=ahead", *overrides), AnsweringServers(), GREEDY, learner_world_size=1
     )
     prefetch.close()
     assert (ahead.lead, ahead.max_staleness) == (lead, oldest)
@@ -144,7 +144,7 @@ def test_the_staleness_is_told_in_optimizer_steps_and_counts_to_the_last_of_a_wi
 
 @pytest.mark.scenario(clauses=["prefetch/a-stuck-prefetcher-is-an-error#2"])
 def test_what_waits_to_be_learnt_is_bounded_in_number_and_in_bytes():
-    servers = Answering()
+    servers = AnsweringServers()
     rules = PrefetchRules(max_windows=2, callers_per_server=1, max_bytes=16)  # each rollout counts 16
     prefetch = Prefetch(servers, GREEDY, rules)
     with prefetch.quiet():
@@ -201,7 +201,7 @@ def test_every_order_ends_and_no_response_has_two_versions(shape):
     assert found.num_orders > 100
 
 
-class Forgetful(Prefetch):
+class ForgetfulPrefetch(Prefetch):
     """What moves to another server also stays where it was."""
 
     def _begin(self, server):
@@ -219,7 +219,9 @@ def test_late_work_moves_in_every_order_and_is_asked_for_once():
     found = explore(lambda: AheadWorld(**LATE))
     assert [(trouble.problem, trouble.order) for trouble in found.troubles] == []
     assert found.num_orders > 100
-    doubled = explore(lambda: AheadWorld(**LATE, kind=Forgetful), until=lambda problem: problem.startswith("asked for"))
+    doubled = explore(
+        lambda: AheadWorld(**LATE, kind=ForgetfulPrefetch), until=lambda problem: problem.startswith("asked for")
+    )
     assert doubled.troubles[-1].problem.startswith("asked for"), "the scheduler sees what is asked for twice"
 
 

@@ -128,7 +128,7 @@ def test_the_true_answer_does_not_travel():
     assert not any(each.desc in told for each in sample.objects)
 
 
-class Counting:
+class CountingModel:
     """A model that notes the batches it generates for, and may fail."""
 
     def __init__(self, model, *, fails=False):
@@ -152,7 +152,7 @@ class Counting:
     ],
 )
 def test_five_prompts_in_batches_of_two(shallow):
-    counting, template = Counting(shallow), template_of()
+    counting, template = CountingModel(shallow), template_of()
     mixed = [*requests_for(scenes()[:1]), *requests_for(scenes()[1:2], template=template_of(LONG_QUESTION))]
     requests = [*mixed, *requests_for(scenes()[2:5])]
     requests = [
@@ -201,7 +201,7 @@ def test_greedy_output_does_not_depend_on_the_batch(shallow):
 )
 def test_a_failing_generation_leaves_the_model_in_training_mode(model):
     model.train()
-    backend = HfBackend(Counting(model, fails=True), template_of(), batch_size=2)
+    backend = HfBackend(CountingModel(model, fails=True), template_of(), batch_size=2)
     with pytest.raises(RuntimeError, match="out of memory"):
         backend.generate(requests_for(scenes()[:1]), SHORT)
     still_training = model.training
