@@ -7,6 +7,41 @@ One step, in ``trainer``::
 ``records`` names what passes between the packages. A module imports only its own package and those before it in this
 order: errors, records, journal, ranks, config, data, model, weights, server, dialects, rollout, learn, objectives,
 trainer, report, plan, cli. ``conformance/test_rooms.py`` holds the order.
+
+The names in ``__all__`` are public and stable; everything else may change. They are imported when first used, so that
+``import rollmatch`` loads neither torch nor vLLM.
 """
 
+from importlib import import_module
+
 __version__ = "0.1.0"
+
+_MODULES = {
+    "config": ("RunConfig",),
+    "config.load": ("load_config",),
+    "data": ("load_samples",),
+    "dialects.trl.vllm_client": ("VLLMClient",),
+    "errors": ("ErrorList", "RollmatchError"),
+    "learn.pack": ("Packer",),
+    "model.vocabulary": ("Vocabulary",),
+    "objectives.environment": ("ActionUnparsable", "Environment"),
+    "objectives.grpo.advantage": ("group_advantages",),
+    "objectives.grpo.reward": ("RewardFunction",),
+    "objectives.rollout_matching.elements": ("append_missed", "serialize_objects"),
+    "objectives.rollout_matching.match": ("MatchRules", "match_objects"),
+    "objectives.rollout_matching.parse": ("parse_rollout",),
+    "records": ("GroundTruth", "Matching", "ParsedRollout", "PredictedObject", "Rollout", "Row", "Sample", "Segment"),
+    "trainer": ("RolloutTrainer",),
+}
+__all__ = sorted(name for names in _MODULES.values() for name in names)
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"rollmatch.{module}"), name)
+    raise AttributeError(f"module 'rollmatch' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

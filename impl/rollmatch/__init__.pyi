@@ -1,0 +1,29 @@
+from rollmatch.config import RunConfig as RunConfig
+from rollmatch.config.load import load_config as load_config
+from rollmatch.data import load_samples as load_samples
+from rollmatch.dialects.trl.vllm_client import VLLMClient as VLLMClient
+from rollmatch.errors import ErrorList as ErrorList
+from rollmatch.errors import RollmatchError as RollmatchError
+from rollmatch.learn.pack import Packer as Packer
+from rollmatch.model.vocabulary import Vocabulary as Vocabulary
+from rollmatch.objectives.environment import ActionUnparsable as ActionUnparsable
+from rollmatch.objectives.environment import Environment as Environment
+from rollmatch.objectives.grpo.advantage import group_advantages as group_advantages
+from rollmatch.objectives.grpo.reward import RewardFunction as RewardFunction
+from rollmatch.objectives.rollout_matching.elements import append_missed as append_missed
+from rollmatch.objectives.rollout_matching.elements import serialize_objects as serialize_objects
+from rollmatch.objectives.rollout_matching.match import MatchRules as MatchRules
+from rollmatch.objectives.rollout_matching.match import match_objects as match_objects
+from rollmatch.objectives.rollout_matching.parse import parse_rollout as parse_rollout
+from rollmatch.records import GroundTruth as GroundTruth
+from rollmatch.records import Matching as Matching
+from rollmatch.records import ParsedRollout as ParsedRollout
+from rollmatch.records import PredictedObject as PredictedObject
+from rollmatch.records import Rollout as Rollout
+from rollmatch.records import Row as Row
+from rollmatch.records import Sample as Sample
+from rollmatch.records import Segment as Segment
+from rollmatch.trainer import RolloutTrainer as RolloutTrainer
+
+__version__: str
+__all__: list[str]
