@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 
-.PHONY: digits test lint openspec faults map mutants
+.PHONY: digits test lint openspec faults docs reference map mutants
 digits: $(VENV)/ready
 	$(VENV)/bin/rollmatch train fixtures/digits/digits.yaml
 
@@ -26,6 +26,15 @@ mutants: $(VENV)/ready
 openspec: $(VENV)/ready
 	$(VENV)/bin/python -m conformance.harness.openspec_tool
 
+# The site in build/site; it opens without a network. `make reference` writes the pages that are made from the code.
+docs: $(VENV)/ready
+	$(VENV)/bin/python scripts/reference.py check
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+	! grep -rlE '(src|href)="?https?://[^"]*\.(js|css|woff2?)' build/site --include='*.html'
+
+reference: $(VENV)/ready
+	$(VENV)/bin/python scripts/reference.py write
+
 lint: $(VENV)/ready
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -37,6 +46,6 @@ $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet torch==2.13.0+cpu || \
 	  $(VENV)/bin/pip install --quiet torch==2.13.0+cpu torchvision==0.28.0+cpu --index-url $(CPU_INDEX)
-	$(VENV)/bin/pip install --quiet --editable '.[cpu,test]'
+	$(VENV)/bin/pip install --quiet --editable '.[cpu,test,docs]'
 	$(VENV)/bin/rollmatch doctor --fix
 	touch $@

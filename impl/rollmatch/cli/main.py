@@ -27,7 +27,7 @@ TRACEBACK_VARIABLE = "ROLLMATCH_TRACEBACK"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 (fine) or 1 (problems, told on stderr); wrong usage exits with 2."""
     try:
-        options = _make_parser().parse_args(arguments)
+        options = make_parser().parse_args(arguments)
         return int(options.command(options) or 0)
     except RollmatchError as error:
         if os.environ.get(TRACEBACK_VARIABLE) == "1":
@@ -68,7 +68,7 @@ def _unfold(error: RollmatchError) -> tuple[list[RollmatchError], int]:
     return [single for singles, _ in parts for single in singles], sum(num_hidden for _, num_hidden in parts)
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rollmatch", description="Train a model on its own rollouts.")
     parser.add_argument("--version", action="version", version=f"rollmatch {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

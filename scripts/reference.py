@@ -1,0 +1,249 @@
+"""Fill the blocks ``<!-- NAME [FILES] -->`` ... ``<!-- end -->`` of docs/reference from the code.
+
+``python scripts/reference.py write`` writes them, ``check`` exits with 1 if one is stale. Errors and routes are read
+from the syntax tree: it has every ``remedy=``, and nothing heavy is imported.
+"""
+
+import ast
+import json
+import re
+import sys
+from argparse import _SubParsersAction
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rollmatch.cli.main import make_parser
+from rollmatch.config.findings import _CODES
+from rollmatch.config.schema import RunConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE, PAGES = ROOT / "impl" / "rollmatch", ROOT / "docs" / "reference"
+OTHERWISE = defaultdict(lambda: "Follow the message: it names the value and the place.")
+OTHERWISE["LearnError"] = OTHERWISE["TargetError"] = "Internal check. Report it with `ROLLMATCH_TRACEBACK=1`."
+REFUSED_VALUES = dict([*_CODES.values(), ("wrong-type", "Write a value of that type.")]).items()
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+Tree = Mapping[str, Any]
+Classes = Mapping[str, ast.ClassDef]
+Assigned = Mapping[str, list[ast.expr]]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; cells lose line breaks and escape pipes."""
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells))
+
+
+def keys() -> Iterator[str]:
+    """Every key of the YAML, a table per section."""
+    schema = RunConfig.model_json_schema(mode="validation")
+    return _sections("", schema, schema["$defs"])
+
+
+def _sections(path: str, section: Tree, parts: Tree) -> Iterator[str]:
+    rows, below = [], []
+    for name, about in section["properties"].items():
+        key = f"{path}.{name}".lstrip(".")
+        if (inner := _section_in(about, parts)) is not None:
+            below.append((key, inner))
+        items = [_section_in(choice.get("items") or {}, parts) for choice in (about, *about.get("anyOf", ()))]
+        below += [(f"{key}[]", item) for item in items if item is not None]
+        if inner is None:
+            text, _, unit = about["description"].replace("\n", " ").partition(" Unit: ")
+            default = "required" if name in section.get("required", ()) else _value(about.get("default", {}))
+            rows.append((f"`{name}`", _type(about, parts), default, unit.rstrip("."), text))
+    if rows:
+        title = f"## `{path}`" if path else "## Top level"
+        about = section.get("description", "")
+        yield "\n\n".join([title, about, table(("Key", "Type", "Default", "Unit", "Meaning"), rows)])
+    for key, inner in below:
+        yield from _sections(key, inner, parts)
+
+
+def _section_in(about: Tree, parts: Tree) -> Tree | None:
+    part = parts.get(about.get("$ref", "").rpartition("/")[2], {})
+    return part if "properties" in part else None
+
+
+def _type(about: Tree, parts: Tree) -> str:
+    """A JSON schema in a few words, such as ``integer >= 1 or null``."""
+    if choices := about.get("anyOf"):
+        return " or ".join(dict.fromkeys(_type(choice, parts) for choice in choices))
+    if "enum" in about or "const" in about:
+        return ", ".join(_value(value) for value in about.get("enum", [about.get("const")]))
+    if about.get("type") == "array":
+        return f"list of {_type(about['items'], parts)}"
+    kind = {"object": "mapping", "boolean": "true or false"}.get(about.get("type", "object"))
+    limits = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    bounds = ", ".join(f"{sign} {about[name]:g}" for name, sign in limits.items() if name in about)
+    return f"{kind or about['type']} {bounds}".rstrip()
+
+
+def _value(value: Any) -> str:
+    text = value if isinstance(value, str) and value else json.dumps(value)
+    return f"`{text}`" if len(text) < 40 else "see `rollmatch check`"
+
+
+def commands() -> Iterator[str]:
+    """Every command with its arguments."""
+    choices = next(action for action in make_parser()._actions if isinstance(action, _SubParsersAction))
+    for (name, parser), about in zip(choices.choices.items(), choices._choices_actions, strict=True):
+        rows = []
+        for action in parser._actions[1:]:  # without --help
+            text, default = action.help or "", "" if action.default in (None, False, []) else f"`{action.default}`"
+            value = f" {action.metavar or action.dest.upper()}" if action.option_strings and action.nargs != 0 else ""
+            value = f" {{{','.join(map(str, action.choices))}}}" if action.choices else value
+            shown = (", ".join(action.option_strings) or action.metavar or action.dest) + value
+            rows.append((f"`{shown}`", "" if "default: " in text else default, text))
+        yield f"## `rollmatch {name}`\n\n{str(about.help)[0].upper()}{str(about.help)[1:]}."
+        yield table(("Argument", "Default", "Meaning"), rows)
+
+
+def errors() -> Iterator[str]:
+    """Every error code once: what is wrong and what to do."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    rows: dict[str, dict[str, tuple[list[str], list[str]]]] = defaultdict(lambda: defaultdict(lambda: ([], [])))
+    for name, node in classes.items():
+        branch = branch_of(name, classes)
+        if (code := code_of(node)) and branch not in ("", name):
+            rows[branch][code][0].append(first_paragraph(node))
+    for code, remedy in REFUSED_VALUES:
+        rows["ConfigError"][code][0].append("Missing, or not a value of this key.")
+        rows["ConfigError"][code][1].append(remedy)
+    for name, arguments in error_calls(trees, classes):
+        branch = branch_of(name, classes)
+        for code in arguments["code"] or [code_of(classes[name])]:
+            if branch and code != code_of(classes[branch]):
+                key = "".join(f"`{text}`: " for text in arguments["key"] if "..." not in text)
+                rows[branch][code][0].extend(key + text for text in arguments["problem"] if arguments["code"])
+                rows[branch][code][1].extend(arguments["remedy"])
+    for branch, codes in sorted(rows.items()):
+        lines = [
+            (f"`{code}`", "; ".join(dict.fromkeys(wrong)), " ".join(dict.fromkeys(todo)) or OTHERWISE[branch])
+            for code, (wrong, todo) in sorted(codes.items())
+        ]
+        yield f"## {branch}\n\n{first_paragraph(classes[branch])}"
+        yield table(("Code", "Rule, or what is wrong", "What to do"), lines)
+
+
+def error_calls(trees: list[ast.Module], classes: Classes) -> Iterator[tuple[str, Mapping[str, list[str]]]]:
+    """Class of each error that the code makes, and the texts of its arguments."""
+    constants = assigned(part for tree in trees for part in tree.body)
+    for function in (node for tree in trees for node in ast.walk(tree) if isinstance(node, FUNCTIONS)):
+        local, inside = (
+            assigned(ast.walk(function)),
+            [node for node in ast.walk(function) if isinstance(node, ast.Call)],
+        )
+        calls = [call for call in inside if ast.unparse(call.func) in classes]
+        for call in calls:
+            names = {**constants, **local}
+            if len(calls) > 1:  # each branch may set a name again: the last value above the call is meant
+                above = {name: [each for each in known if each.lineno <= call.lineno] for name, known in local.items()}
+                names |= {name: known[-1:] for name, known in above.items() if known}
+            given = {word.arg: texts_of(word.value, names) for word in call.keywords if word.arg}
+            given["problem"] = [text for part in call.args[:1] for text in texts_of(part, names)]
+            yield ast.unparse(call.func), defaultdict(list, given)
+
+
+def texts_of(value: ast.expr, names: Assigned) -> list[str]:
+    """The texts that an expression can be; computed parts become ``...``, unknown expressions nothing."""
+    if isinstance(value, ast.Constant):
+        return [value.value] if isinstance(value.value, str) and value.value else []
+    if isinstance(value, ast.FormattedValue):
+        return known if len(known := texts_of(value.value, names)) == 1 else ["..."]
+    if isinstance(value, ast.JoinedStr):
+        return ["".join(text for part in value.values for text in texts_of(part, names))]
+    if isinstance(value, ast.IfExp):
+        return [*texts_of(value.body, names), *texts_of(value.orelse, names)]
+    if not isinstance(value, ast.Name):
+        return []
+    others = {name: values for name, values in names.items() if name != value.id}  # a name may be made from itself
+    return [text for each in names.get(value.id, ()) for text in texts_of(each, others)]
+
+
+def assigned(nodes: Iterable[ast.AST]) -> Assigned:
+    """All expressions that these statements assign to each name, tuples unpacked."""
+    found: dict[str, list[ast.expr]] = defaultdict(list)
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+            both = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+            for name, part in zip(target.elts, value.elts, strict=False) if both else [(target, value)]:
+                if isinstance(name, ast.Name):
+                    found[name.id].append(part)
+    return found
+
+
+def branch_of(name: str, classes: Classes) -> str:
+    """The class right below ``RollmatchError`` that an error descends from; empty for anything else."""
+    while name in classes:
+        bases = [ast.unparse(base) for base in classes[name].bases]
+        if "RollmatchError" in bases:
+            return name
+        name = next((base for base in bases if base in classes), "")
+    return ""
+
+
+def code_of(node: ast.ClassDef) -> str:
+    """The error code that a class defines; empty for none."""
+    return next((str(value.value) for value in assigned(node.body)["code"] if isinstance(value, ast.Constant)), "")
+
+
+def first_paragraph(node: ast.ClassDef) -> str:
+    """The first paragraph of a docstring, as Markdown."""
+    text = (ast.get_docstring(node) or "").partition("\n\n")[0]
+    return re.sub(r"``(.+?)``", r"`\1`", " ".join(text.split()))
+
+
+def routes(files: str) -> Iterator[str]:
+    """The routes that are defined in some files of the package."""
+    rows = [row for file in sorted(PACKAGE.glob(files)) for row in routes_of(file)]
+    yield table(("Route", "Fields of the body (optional ones in italics)"), rows)
+
+
+def routes_of(file: Path) -> Iterator[tuple[str, str]]:
+    """Method and path of each route in a module, and the fields of its body."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    prefix = re.search(r'APIRouter\(prefix="([^"]+)"', ast.unparse(tree).replace("'", '"'))
+    module = import_module(".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts))
+    for handler in [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)]:
+        marks = [
+            re.fullmatch(r"(?:router|app)\.(get|post)\('(.+)'\)", ast.unparse(mark)) for mark in handler.decorator_list
+        ]
+        body = re.search(r"read_body\(request, (\w+)", ast.unparse(handler))
+        fields = getattr(module, body[1]).model_fields.items() if body else ()
+        shown = [f"`{name}`" if about.is_required() else f"*`{name}`*" for name, about in fields]
+        for mark in filter(None, marks):
+            yield f"`{mark[1].upper()} {prefix[1] if prefix else ''}{mark[2]}`", ", ".join(shown)
+
+
+BLOCKS = {"keys": keys, "commands": commands, "errors": errors, "routes": routes}
+
+
+def filled(page: str) -> str:
+    """A page with all its blocks made again."""
+
+    def block(found: re.Match[str]) -> str:
+        name, *arguments = found[1].split()
+        return "\n\n".join([f"<!-- {found[1]} -->", *BLOCKS[name](*arguments), "<!-- end -->"])
+
+    return re.sub(rf"<!-- ((?:{'|'.join(BLOCKS)})\b.*?) -->.*?<!-- end -->", block, page, flags=re.DOTALL)
+
+
+def main(mode: str) -> int:
+    """Write the stale pages, or only name them."""
+    fresh = {path: filled(path.read_text(encoding="utf-8")) for path in sorted(PAGES.glob("*.md"))}
+    stale = [path for path, text in fresh.items() if path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        print(f"{path.relative_to(ROOT)}: {'written' if mode == 'write' else 'stale; run make reference'}")
+        if mode == "write":
+            path.write_text(fresh[path], encoding="utf-8")
+    return int(bool(stale) and mode != "write")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
