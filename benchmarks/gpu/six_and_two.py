@@ -3,8 +3,8 @@
     NCCL_NVLS_ENABLE=0 VLLM_USE_FLASHINFER_SAMPLER=0 python -m benchmarks.gpu.six_and_two --results benchmarks/results
 
 Needs eight GPUs and less than nine minutes. ``--gpus 4`` is the same as 3+1 and 2+2, ``--gpus 2`` as 1+1;
-``--rehearse`` is 6+2 without GPUs, on the small model. What to expect of it stands in docs/results/topologies.md. Stages, in
-this order, as far as the time goes:
+``--rehearse`` is 6+2 without GPUs, on the small model. Expected figures: docs/results/topologies.md. Stages, in this
+order, as far as the time goes:
 
 small     20 steps of the summary task: rewards, versions, the journal judged; the trace is kept for everyone's tests
 big       the shape of 8B, random weights: tokens per second of the server beside one engine, three steps, phases,
