@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -29,9 +29,8 @@ from coverage import CoverageData
 from conformance.harness.trial import IMPL, ROOT, Trial, TrialResult, run_trials
 
 MAP = ROOT / "build/coverage"
-MOST_TESTS = 40
-"""Tests that a mutant is tried with; those that touch the fewest files come first."""
-TIMEOUT_S = 90
+MOST_TESTS, BUDGET_S, TIMEOUT_S = 150, 20, 120
+"""Tests that a mutant is tried with, processor time after which no further one begins, and time until it is killed."""
 ANNOTATIONS = "ReplaceBinaryOperator_BitOr"
 """Left out: ``int | None`` is an annotation, and fails at import when changed."""
 Lines = dict[Path, set[int]]
@@ -61,35 +60,32 @@ def contexts_of(path: Path) -> dict[int, list[str]]:
 
 
 @cache
-def places_of(path: Path) -> list[list[MutationSpec]]:
-    """Mutations of function bodies, grouped by place and kind: ``+`` has eleven replacements, but is one place."""
-    functions = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.FunctionDef)]
-    bodies = {line for node in functions for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
-    groups: dict[tuple[object, ...], list[MutationSpec]] = {}
+def places_of(path: Path) -> dict[int, list[list[MutationSpec]]]:
+    """Line -> mutations of one place and kind together: ``+`` has eleven replacements, but is one place."""
+    places: dict[tuple[int, ...], dict[str, list[MutationSpec]]] = {}
     for item in _all_work_items([path], {}):
         (spec,) = item.mutations
         kind = re.sub(r"_[A-Za-z]+$", "", spec.operator_name.partition("/")[2])
-        if spec.start_pos[0] in bodies and not kind.startswith(ANNOTATIONS):
-            groups.setdefault((spec.start_pos, kind), []).append(spec)
-    return list(groups.values())
+        if not kind.startswith(ANNOTATIONS):
+            places.setdefault(spec.start_pos, {}).setdefault(kind, []).append(spec)
+    lines: dict[int, list[list[MutationSpec]]] = {}
+    for (line, _), kinds in places.items():
+        lines.setdefault(line, []).extend(kinds.values())
+    return lines
 
 
-def draw(paths: Sequence[Path], chance: random.Random, lines: Lines) -> Iterator[MutationSpec]:
-    """Mutants in random order, one a place; of files in ``lines`` only these lines."""
-    if len(paths) < 20:  # few enough to list
-        places = [place for path in paths for place in places_of(path)]
-        for place in chance.sample(places, len(places)):
-            if not lines or place[0].start_pos[0] in lines[Path(place[0].module_path)]:
-                yield chance.choice(place)
-        return
-    weights, seen = [path.stat().st_size for path in paths], set()
-    while True:
-        places = places_of(chance.choices(paths, weights)[0])
-        place = chance.choice(places) if places else []
-        key = (place[0].module_path, place[0].start_pos, place[0].operator_name) if place else None
-        if key not in seen and key:
-            yield chance.choice(place)
-        seen.add(key)
+def bodies_of(path: Path) -> set[int]:
+    """Lines of function bodies."""
+    functions = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.FunctionDef)]
+    return {line for node in functions for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
+
+
+def draw(lines: Lines, chance: random.Random) -> Iterator[MutationSpec]:
+    """Lines in random order, of each place of a line one mutation."""
+    order = [(path, line) for path in sorted(lines) for line in sorted(lines[path])]
+    chance.shuffle(order)
+    for path, line in order:
+        yield from (chance.choice(place) for place in places_of(path).get(line, []))
 
 
 def trial_of(spec: MutationSpec) -> Trial:
@@ -97,8 +93,10 @@ def trial_of(spec: MutationSpec) -> Trial:
     source = mutate_code(path.read_text(encoding="utf-8"), get_operator(spec.operator_name)(), spec.occurrence)
     name = f"{path.relative_to(ROOT)}:{line} {spec.operator_name.partition('/')[2]} #{spec.occurrence}"
     reached, breadth = {each.rpartition("|")[0] for each in contexts_of(path).get(line, [])} - {""}, read_map()[1]
-    tests = tuple(sorted(reached, key=lambda test: (breadth[test], test))[:MOST_TESTS])
-    return Trial(name=name, path=path.relative_to(IMPL), source=source or "", tests=tests, timeout_s=TIMEOUT_S)
+    near = f"conformance/{path.relative_to(IMPL).parts[1]}/", "conformance/scenarios/"
+    chosen = sorted(reached, key=lambda test: (not test.startswith(near), breadth[test], test))[:MOST_TESTS]
+    limits = {"timeout_s": TIMEOUT_S, "budget_s": BUDGET_S}
+    return Trial(name=name, path=path.relative_to(IMPL), source=source or "", tests=tuple(chosen), **limits)
 
 
 def changed_lines(branch: str) -> Lines:
@@ -153,9 +151,10 @@ def main() -> int:
     parser.add_argument("--fail-under", type=float, default=70, metavar="PERCENT")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    lines = changed_lines(options.diff) if options.diff else {}
-    paths = [path.resolve() for path in options.module or ()] or sorted(lines) or sorted(IMPL.rglob("*.py"))
-    specs, end = draw(paths, random.Random(options.seed), lines), time.monotonic() + 60 * options.minutes
+    changed = changed_lines(options.diff) if options.diff else {}
+    paths = [path.resolve() for path in options.module or ()] or list(changed) or list(IMPL.rglob("*.py"))
+    lines = {path: bodies_of(path) & changed.get(path, bodies_of(path)) for path in paths}
+    specs, end = draw(lines, random.Random(options.seed)), time.monotonic() + 60 * options.minutes
     verdicts = list(judge(specs, sample=options.sample, end=end, workers=options.workers))
     return 1 if report(verdicts, options.seed) < options.fail_under else 0
 

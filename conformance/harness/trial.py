@@ -4,11 +4,13 @@ The fork sees a copy of ``impl/`` made of links, in which one file is another on
 same copy, by ``PYTHONPATH``.
 """
 
+import math
 import os
 import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,6 +52,8 @@ class Trial:
     source: str
     tests: tuple[str, ...]
     timeout_s: int = 240
+    budget_s: float = math.inf
+    """Processor time after which no further test begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,21 +115,28 @@ def _run(trial: Trial, folder: Path) -> int:
     os.environ["PYTHONPATH"] = f"{impl}{os.pathsep}{ROOT}"
     sys.path[:0] = [str(impl), str(ROOT)]
     os.chdir(ROOT)
-    listener = FailedCalls()
+    listener = Listener(trial.budget_s)
     paths = ["-o", f"pythonpath={impl} {ROOT}", "--basetemp", str(folder / "tmp")]
     status = pytest.main([*OPTIONS, *paths, *trial.tests], plugins=[listener])
-    return 0 if status == pytest.ExitCode.OK else 1 if listener.tests else 2
+    return 1 if listener.failed else 0 if status == pytest.ExitCode.OK or listener.is_spent else 2
 
 
-class FailedCalls:
-    """A pytest plugin: tests whose own code failed, not their collection or set-up."""
+class Listener:
+    """A pytest plugin: tests whose own code failed, not their collection or set-up; an end when the budget is spent."""
 
-    def __init__(self) -> None:
-        self.tests: list[str] = []
+    def __init__(self, budget_s: float) -> None:
+        self.failed: list[str] = []
+        self.budget_s = budget_s
+        self.is_spent = False
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed and report.when == "call":
-            self.tests.append(report.nodeid)
+            self.failed.append(report.nodeid)
+
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        if time.process_time() > self.budget_s:
+            self.is_spent = True
+            item.session.shouldstop = "the budget is spent"
 
 
 def link_tree(target: Path, path: Path, source: str) -> None:
