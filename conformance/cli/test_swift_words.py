@@ -61,7 +61,7 @@ def test_a_swift_command_line(capsys):
 @pytest.mark.scenario(clauses=["launchers/ms-swift-can-be-the-server#2"])
 @pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "float16"])
 def test_every_precision_is_one_that_swift_knows(dtype):
-    understood = parse("rollout", words(f"model.torch_dtype={dtype}"))
+    understood = parse("rollout", words("model.torch_dtype=auto", f"{VLLM}.dtype={dtype}"))
     assert understood.get("torch_dtype", "auto") == dtype
 
 

@@ -9,11 +9,11 @@ from transformers import TrainerCallback
 
 from conformance.rollout.digits import cut, load_digits, scenes
 from conformance.rollout.remembered import Remembered
-from rollmatch.cli.assemble import attention_of, make_arguments, make_ring, make_template
+from rollmatch.cli.assemble import make_arguments, make_ring, make_template, read_policy
 from rollmatch.cli.run_directory import JOURNAL
 from rollmatch.config import RunConfig
+from rollmatch.config.effective import learner_dtype
 from rollmatch.journal import Journal, read_journal
-from rollmatch.model.policy import load_policy
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.hf import HfBackend
@@ -81,11 +81,11 @@ def assembled(config: RunConfig, samples, eval_samples, *, callbacks=None, is_sh
 
 def read(config: RunConfig) -> tuple[torch.nn.Module, Template]:
     """A copy of the policy, and its template: each is read from its files once."""
-    told = (config.model, config.tuner, attention_of(config), config.custom.prompts, config.custom.learns_from_rewards)
+    told = (config.model, config.tuner, learner_dtype(config), config.custom.prompts, config.custom.learns_from_rewards)
     if (kind := repr(told)) not in _READ:
         with torch.random.fork_rng():
             torch.manual_seed(config.training.seed)  # adapters of all kinds begin alike
-            model = load_policy(config.model, config.tuner, attn_implementation=attention_of(config))
+            model = read_policy(config)
         _READ[kind] = model, make_template(config)
     model, template = _READ[kind]
     return copy.deepcopy(model), template

@@ -124,6 +124,12 @@ def attention_of(config: RunConfig) -> str | dict[str, str]:
     return {"text_config": PACKED_ATTENTION} if "vision_config" in described else PACKED_ATTENTION
 
 
+def read_policy(config: RunConfig) -> torch.nn.Module:
+    """The policy, frozen and adapted as configured. Errors: those of ``load_policy``."""
+    model = config.model.model_copy(update={"torch_dtype": effective.learner_dtype(config)})
+    return load_policy(model, config.tuner, attn_implementation=attention_of(config))
+
+
 def make_template(config: RunConfig) -> Template:
     """The model directory's template with the configured prompts."""
     prompts = config.custom.prompts
@@ -201,7 +207,7 @@ def make_backend(
 
     settings = EngineSettings(
         model=config.model.model,
-        dtype=config.model.torch_dtype,
+        dtype=effective.engine_dtype(config),
         max_model_len=effective.max_model_len(config),
         tensor_parallel_size=effective.tensor_parallel_size(config, learner_world_size=ranks.learner_world_size),
         sleeps=rules.vllm.sleep_level > 0 and torch.cuda.is_available(),
@@ -273,7 +279,7 @@ def _load_reference(config: RunConfig, model: torch.nn.Module) -> torch.nn.Modul
         return None
     if config.tuner.train_type == "lora":
         return None
-    kept = load_policy(config.model, config.tuner, attn_implementation=attention_of(config)).requires_grad_(False)
+    kept = read_policy(config).requires_grad_(False)
     return kept.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rollmatch.config import load_config
+from rollmatch.config import effective, load_config
 from rollmatch.plan.forecast import Forecast, Forecaster, Site
 from rollmatch.plan.proposal import Proposal, propose
 from rollmatch.plan.rates import gpu_of, load_rates
@@ -42,7 +42,7 @@ def plan(options: argparse.Namespace) -> int:
     gpu_of(rates, options.gpu)
     forecaster = Forecaster(
         config=config,
-        shape=read_shape(config.model.model, dtype=config.model.torch_dtype),
+        shape=read_shape(config.model.model, dtype=effective.learner_dtype(config)),
         work=make_workload(config, prompt_len=options.prompt_tokens, response_len=options.response_tokens),
         rates=rates,
         site=Site(gpu=options.gpu, num_gpus=options.gpus, num_nodes=options.nodes),

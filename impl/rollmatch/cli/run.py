@@ -4,6 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils.logging import disable_progress_bar
 
-from rollmatch.cli.assemble import attention_of, make_arguments, make_ring, make_template, prepare_layers
+from rollmatch.cli.assemble import make_arguments, make_ring, make_template, prepare_layers, read_policy
 from rollmatch.cli.run_directory import JOURNAL, RESOLVED, changed_keys
 from rollmatch.cli.watch import RunWatcher
 from rollmatch.config import RunConfig, resolved_yaml
 from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.journal import Journal, read_journal
-from rollmatch.model.policy import count_weights, load_policy
+from rollmatch.model.parts import count_parts
+from rollmatch.model.policy import count_weights, unwrap
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample
@@ -73,7 +75,7 @@ def run(
 def _read(config: RunConfig) -> tuple[torch.nn.Module, Template]:
     """The policy and its template; transformers and peft come with them."""
     with loading():
-        model = load_policy(config.model, config.tuner, attn_implementation=attention_of(config))
+        model = read_policy(config)
         prepare_layers(config, model)
         return model, make_template(config)
 
@@ -104,6 +106,8 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) 
 def _announce(event: Mapping[str, Any], config: RunConfig, *, resumed: bool) -> None:
     """Say what begins; keep its configuration, and tell what an earlier life of the run had otherwise."""
     print_header(event)
+    for part, count in event["parts"].items():
+        print(f"  {part}: {count['num_trained']} of {count['num_tensors']} tensors are trained")
     path, text = Path(config.training.output_dir) / RESOLVED, resolved_yaml(config)
     for line in changed_keys(path.read_text(encoding="utf-8"), text) if resumed and path.exists() else ():
         print(f"  changed since the run began: {line}")
@@ -146,6 +150,7 @@ def describe(config: RunConfig, model: torch.nn.Module, ranks: Ranks) -> dict[st
         "model": config.model.model,
         "num_parameters": num_parameters,
         "num_trainable": num_trainable,
+        "parts": {part: asdict(count) for part, count in count_parts(model, unwrap(model)).items()},
         "device": _device_name(),
         "learner_world_size": ranks.learner_world_size,
         "servers": [address.base_url for address in pair_servers(server_section(config))],

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from rollmatch.config import RunConfig
+from rollmatch.config import RunConfig, effective
 from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.dialects.http import ServerRefused
 from rollmatch.dialects.session import ClientSettings, RolloutServer, ServerUnreachable
@@ -49,7 +49,7 @@ def check_model(server: RolloutServer, config: RunConfig) -> None:
     digest = told.get("model_digest")
     if digest is None:
         return
-    model = load_model_identity(config.model.model, dtype=config.model.torch_dtype)
+    model = load_model_identity(config.model.model, dtype=effective.engine_dtype(config))
     if digest != model.digest:
         raise ServedModelDiffers(
             f"{server.base_url} serves {told.get('model')}, with tensors of other names, shapes or types",

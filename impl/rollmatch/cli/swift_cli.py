@@ -53,7 +53,7 @@ def rollout_command(config: RunConfig, *, port: int, replicas: int, on_gpu: bool
 
 def model_options(config: RunConfig) -> dict[str, Any]:
     """The policy, for both commands."""
-    dtype, swift = config.model.torch_dtype, config.custom.extra.swift
+    dtype, swift = effective.engine_dtype(config), config.custom.extra.swift
     return {
         "model": config.model.model,
         "model_type": swift.model_type,

@@ -6,6 +6,7 @@ from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.schema import RunConfig
 from rollmatch.errors import ConfigError
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 RANKS_OF_ONE_ENGINE = 4
 """A learner of so many ranks shares one engine unless told otherwise."""
 CPU_KV_CACHE_MIB = 512
@@ -56,6 +57,21 @@ def tensor_parallel_rule(config: RunConfig) -> str:
     if told is not None:
         return f"{told}, as set"
     return f"{RANKS_OF_ONE_ENGINE} with {RANKS_OF_ONE_ENGINE} learner ranks, else 1"
+
+
+def learner_dtype(config: RunConfig) -> Dtype:
+    """Precision of the learner's weights: float32 where they are all trained, unless half precision is named."""
+    named = config.model.torch_dtype
+    is_full = config.tuner.train_type == "full"
+    return "float32" if is_full and (config.training.bf16 or named == "auto") else named
+
+
+def engine_dtype(config: RunConfig) -> Dtype:
+    """Precision of the engine's weights; auto is that of config.json."""
+    named = config.custom.extra.rollout_matching.vllm.dtype
+    if named != "auto":
+        return named
+    return "bfloat16" if config.training.bf16 else config.model.torch_dtype
 
 
 def max_model_len(config: RunConfig) -> int:

@@ -36,6 +36,9 @@ class VllmConfig(Section):
     already running."""
     max_model_len: Count | None = None
     """Longest prompt and response together; null uses global_max_length. Unit: tokens."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the engine's weights, and of weights on their way there. auto is bfloat16 with training.bf16, else
+    model.torch_dtype (where that is auto, the one of config.json)."""
     tensor_parallel_size: Count | None = None
     """Learner ranks that share one colocated engine; null is 4 with 4 learner ranks, else 1. Unit: ranks."""
     gpu_memory_utilization: PositiveShare = 0.45

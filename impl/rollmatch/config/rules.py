@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
+from rollmatch.config import effective
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.objective_rules import ENVIRONMENT_RULES, GRPO_RULES, OVERLAP_RULES
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
@@ -9,6 +10,9 @@ from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.config.server_rules import RLHF_RULES, SERVER_RULES
 from rollmatch.config.training import TrainingConfig
 from rollmatch.errors import ConfigError
+
+BESIDE_ADAPTERS = ("modules_to_save", "trainable_token_indices")
+"""Keys of ``tuner`` that train weights beside the adapters."""
 
 
 def check_rules(config: RunConfig, *, wrong_keys: Collection[str] = ()) -> list[ConfigError]:
@@ -33,6 +37,33 @@ def _dora(config: RunConfig) -> Iterator[ConfigError]:
         remedy = "Set tuner.train_type to lora, or use_dora to false."
         yield ConfigError(
             "is true, but tuner.train_type is full", code="dora-without-lora", key="tuner.use_dora", remedy=remedy
+        )
+
+
+def _adapter_options(config: RunConfig) -> Iterator[ConfigError]:
+    beside = [name for name in BESIDE_ADAPTERS if getattr(config.tuner, name)]
+    scaling = [name for name in ("use_rslora", "rank_pattern", "alpha_pattern") if getattr(config.tuner, name)]
+    if config.tuner.train_type == "full":
+        remedy = "Set tuner.train_type to lora, or remove it."
+        for name in (*scaling, *beside):
+            problem = "is set, but tuner.train_type is full"
+            yield ConfigError(problem, code="adapter-option-without-lora", key=f"tuner.{name}", remedy=remedy)
+    elif _rollout(config).vllm.carries_adapter:
+        for name in beside:
+            problem, remedy = "trains weights that an adapter sync does not carry", "Set sync.mode to full."
+            yield ConfigError(problem, code="adapter-incomplete", key=f"tuner.{name}", remedy=remedy)
+
+
+def _half_weights(config: RunConfig) -> Iterator[ConfigError]:
+    """Adam moves a weight by about the learning rate, which rounding to nearest undoes."""
+    training, dtype = config.training, effective.learner_dtype(config)
+    is_half = config.tuner.train_type == "full" and dtype in ("bfloat16", "float16")
+    if is_half and "adam" in training.optim.lower() and not training.allow_half_weights:
+        yield ConfigError(
+            f"full fine-tuning of {dtype} weights with {training.optim} leaves most of them unchanged",
+            code="half-weights",
+            key="model.torch_dtype",
+            remedy="Set training.bf16 to true (float32 weights, bfloat16 compute), or training.allow_half_weights.",
         )
 
 
@@ -143,9 +174,15 @@ def _of_rollout(*names: str) -> tuple[str, ...]:
     return tuple(f"{ROLLOUT_MATCHING}.{name}" for name in names)
 
 
+_PRECISION = ("bf16", "optim", "allow_half_weights")
 _LENGTHS = _of_rollout("max_new_tokens", "vllm.max_model_len")
 RULES: tuple[Rule, ...] = (
     Rule(reads=("tuner.use_dora", "tuner.train_type"), check=_dora),
+    Rule(reads=("tuner", *_of_rollout("vllm.sync.mode", "vllm.enable_lora")), check=_adapter_options),
+    Rule(
+        reads=("tuner.train_type", "model.torch_dtype", *(f"training.{name}" for name in _PRECISION)),
+        check=_half_weights,
+    ),
     Rule(reads=("tuner.freeze_llm", "tuner.freeze_vit", "tuner.freeze_aligner"), check=_frozen),
     Rule(reads=_of_rollout("decode_mode", "rollout_backend"), check=_beam_backend),
     Rule(reads=_of_rollout("decode_mode", "num_beams"), check=_beam_count),

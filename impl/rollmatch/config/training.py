@@ -39,7 +39,8 @@ class ModelConfig(Section):
     model: Text = Field(examples=["models/qwen3-vl-coord"])
     """Directory of a saved Hugging Face model with its tokenizer."""
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the learner's weights. auto reads it from config.json."""
+    """Precision of the learner's weights. auto is float32 for full fine-tuning, and that of config.json for
+    adapters."""
     attn_impl: Literal[
         "packed", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention"
     ] = "packed"
@@ -62,6 +63,17 @@ class TunerConfig(Section):
     """Dropout before the adapter. Unit: probability."""
     target_regex: Annotated[str, Field(min_length=1), AfterValidator(_module_regex)] | None = None
     """Regular expression for the full names of the modules to adapt. null adapts all linear layers."""
+    use_rslora: bool = False
+    """Scale adapters by lora_alpha / sqrt(lora_rank) instead of lora_alpha / lora_rank."""
+    rank_pattern: dict[str, Count] = Field(default_factory=dict)
+    """Ends of module names (regular expressions) with a rank of their own. Unit: dimensions."""
+    alpha_pattern: dict[str, Count] = Field(default_factory=dict)
+    """Ends of module names (regular expressions) with a lora_alpha of their own. Unit: ratio."""
+    modules_to_save: Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])] = ()
+    """Modules that are trained in full beside the adapters, by the end of their names. Needs sync.mode: full."""
+    trainable_token_indices: list[Index] | dict[str, list[Index]] = Field(default_factory=list)
+    """Ids of tokens whose embeddings are trained beside the adapters, such as added tokens; a mapping names the
+    modules. Needs sync.mode: full."""
     freeze_llm: bool = False
     """Freeze the language model."""
     freeze_vit: bool = False
@@ -112,7 +124,11 @@ class TrainingConfig(Section):
     adam_epsilon: Positive = 1e-8
     """Added to Adam's denominator. Unit: coefficient."""
     bf16: bool = False
-    """Compute in bfloat16 by autocast; trained weights stay in float32."""
+    """Compute in bfloat16 by autocast. Full fine-tuning then keeps weights and optimizer state in float32, whatever
+    model.torch_dtype is."""
+    allow_half_weights: bool = False
+    """Allow Adam to train weights in bfloat16 or float16. At a learning rate of 1e-5 a step changes 5 to 15 % of such
+    weights; the rest never moves."""
     gradient_checkpointing: Literal["auto"] | bool = "auto"
     """Recompute activations in the backward pass: less memory, about a third more time. auto recomputes only the layers
     whose activations do not fit (GPU), and none on a CPU."""

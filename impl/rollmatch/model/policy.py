@@ -3,19 +3,22 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.errors import ConfigError
 from rollmatch.model.checkpoint import is_adapted
+from rollmatch.model.parts import freeze
 
 if TYPE_CHECKING:  # seconds to load; who only asks for a policy's weights needs neither
     from peft import PeftModel
     from transformers import PreTrainedModel
 
-_VISION, _ALIGNER = re.compile(r"(^|\.)visual\."), re.compile(r"(^|\.)visual\.(deepstack_)?merger")
+
+ADAPTABLE = (nn.Linear, nn.Conv2d, nn.Conv3d)
+"""Modules that may get an adapter."""
 
 
 class NothingToTrain(ConfigError):
@@ -45,10 +48,14 @@ class TiedHeadAdapted(ConfigError):
 def load_policy(
     config: ModelConfig, tuner: TunerConfig, *, attn_implementation: str | dict[str, str] = "sdpa"
 ) -> nn.Module:
-    """Read the model directory, and ``prepare`` what is read. Errors: as there."""
+    """Read the model directory, and ``prepare`` what is read. Errors: ``base-quantized``, and as there."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     architecture = AutoConfig.from_pretrained(config.model)
+    if getattr(architecture, "quantization_config", None) is not None:
+        remedy = "Use the unquantized checkpoint; adapters on quantized weights (QLoRA) are not supported."
+        problem = f"{config.model} holds quantized weights"
+        raise ConfigError(problem, code="base-quantized", key="model.model", remedy=remedy)
     kind = AutoModelForImageTextToText if hasattr(architecture, "vision_config") else AutoModelForCausalLM
     model: nn.Module = kind.from_pretrained(
         config.model, config=architecture, dtype=config.torch_dtype, attn_implementation=attn_implementation
@@ -57,11 +64,11 @@ def load_policy(
 
 
 def prepare(model: nn.Module, tuner: TunerConfig) -> nn.Module:
-    """Freeze and adapt a model as told.
+    """Freeze and adapt a model.
 
-    Errors: ``AdapterTargetsNothing``, ``NothingToTrain``, ``TiedHeadAdapted``.
+    Errors: ``AdapterTargetsNothing``, ``NothingToTrain``, ``TiedHeadAdapted``, those of ``freeze``.
     """
-    _freeze(model, tuner)
+    freeze(cast("PreTrainedModel", model), tuner)
     if tuner.train_type == "lora":
         model = _adapt(model, tuner)
     if not any(weight.requires_grad for weight in model.parameters()):
@@ -100,21 +107,10 @@ def without_adapters(model: nn.Module, *, wanted: bool = True) -> Iterator[None]
             yield
 
 
-def _freeze(model: nn.Module, tuner: TunerConfig) -> None:
-    for name, weight in model.named_parameters():
-        if _ALIGNER.search(name):
-            frozen = tuner.freeze_aligner
-        elif _VISION.search(name):
-            frozen = tuner.freeze_vit
-        else:
-            frozen = tuner.freeze_llm
-        weight.requires_grad_(not frozen)
-
-
 def _adapt(model: nn.Module, tuner: TunerConfig) -> "PeftModel":
     from peft import LoraConfig, get_peft_model
 
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv3d)]
+    names = [name for name, module in model.named_modules() if isinstance(module, ADAPTABLE)]
     wanted = [name for name in names if _is_wanted(name, model, tuner)]
     if not wanted:
         raise AdapterTargetsNothing(
@@ -123,15 +119,43 @@ def _adapt(model: nn.Module, tuner: TunerConfig) -> "PeftModel":
             remedy=f"The whole name must match, for example {names[0] if names else 'a linear layer'}.",
         )
     _check_head(model, wanted)
+    _check_patterns(model, wanted, tuner)
+    beside: dict[str, Any] = {
+        "modules_to_save": list(tuner.modules_to_save) or None,
+        "trainable_token_indices": tuner.trainable_token_indices or None,
+        "rank_pattern": dict(tuner.rank_pattern),
+        "alpha_pattern": dict(tuner.alpha_pattern),
+        "ensure_weight_tying": bool(tuner.modules_to_save) and _is_tied(model),
+    }
     settings = LoraConfig(
         r=tuner.lora_rank,
         lora_alpha=tuner.lora_alpha,
         lora_dropout=tuner.lora_dropout,
         use_dora=tuner.use_dora,
+        use_rslora=tuner.use_rslora,
         target_modules=wanted,
+        **beside,
     )
     adapted: PeftModel = get_peft_model(model, settings)
     return adapted
+
+
+def _check_patterns(model: nn.Module, wanted: Sequence[str], tuner: TunerConfig) -> None:
+    """peft ignores a name that matches nothing. Errors: ``AdapterTargetsNothing``."""
+    patterns = [("rank_pattern", name) for name in tuner.rank_pattern]
+    patterns += [("alpha_pattern", name) for name in tuner.alpha_pattern]
+    missed = [(key, name) for key, name in patterns if not any(re.search(rf"(^|\.)({name})$", w) for w in wanted)]
+    modules = [name for name, _ in model.named_modules()]
+    saved = tuner.modules_to_save
+    missed += [("modules_to_save", name) for name in saved if not any(module.endswith(name) for module in modules)]
+    for key, name in missed:
+        problem, remedy = f"{name!r} matches no module", f"Use the end of a module's name, such as {wanted[0]}."
+        raise AdapterTargetsNothing(problem, key=f"tuner.{key}", remedy=remedy)
+
+
+def _is_tied(model: nn.Module) -> bool:
+    head, embedding = _head_of(model), model.get_input_embeddings()  # type: ignore[operator]
+    return head is not None and head.weight is embedding.weight
 
 
 def _is_wanted(name: str, model: nn.Module, tuner: TunerConfig) -> bool:
@@ -145,9 +169,9 @@ def _is_wanted(name: str, model: nn.Module, tuner: TunerConfig) -> bool:
 
 
 def _check_head(model: nn.Module, wanted: Sequence[str]) -> None:
-    head, embedding = _head_of(model), model.get_input_embeddings()  # type: ignore[operator]
-    if head is None or head.weight is not embedding.weight:
+    if not _is_tied(model):
         return
+    head = _head_of(model)
     named = [name for name in wanted if model.get_submodule(name) is head]
     if named:
         raise TiedHeadAdapted(
