@@ -8,7 +8,7 @@ digits: $(VENV)/ready
 	$(VENV)/bin/rollmatch train fixtures/digits/digits.yaml
 
 test: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest conformance -m "not gpu" -n 3 --dist loadfile $(OPTIONS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest conformance -m "not gpu" -n 3 --dist loadgroup $(OPTIONS)
 	$(VENV)/bin/python -m pytest --quiet --doctest-modules impl --ignore=impl/rollmatch/cli/swift_rewards.py  # imports ms-swift
 
 faults: $(VENV)/ready

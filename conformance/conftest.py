@@ -1,38 +1,23 @@
-"""What every room shares: the environment a run has, and the one vLLM engine a process may have."""
+"""What every test folder shares: environment, order and groups of tests, and the one vLLM engine a process may have."""
 
+import gc
 import os
 import sys
-from contextlib import suppress
 from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from conformance import processes
 from rollmatch.cli.learner import set_environment
 
 pytest_plugins = [
-    *("conformance.garbage", "conformance.outside_tools", "conformance.gpus", "conformance.servers.plugin"),
-    *("conformance.harness.plugin", "conformance.order", "conformance.workers"),
+    *("conformance.outside_tools", "conformance.gpus"),
+    *("conformance.servers.plugin", "conformance.harness.plugin"),
 ]
-
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Linux shares the processor among sessions: a worker of its own session does not starve while the other computes.
-    with suppress(PermissionError):  # it leads one already
-        os.setsid()
 
 set_environment()  # before torch and vLLM load: some variables only count then
 
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """A ring leaves torch with as many threads as cores: ten times slower with small models beside other workers."""
-    if "torch" in sys.modules and "OMP_NUM_THREADS" in os.environ:
-        cast(Any, sys.modules["torch"]).set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-
-
-# How long an example takes says more about the machine than about the code. What decides about a change draws the same
-# examples every time; everyone else looks for new ones, and at half as many: with these, too, properties notice every
-# fault that they are to notice. Who has the time looks at more, ROLLMATCH_EXAMPLES of them.
 strict = "ROLLMATCH_STRICT" in os.environ
 settings.register_profile(
     "any machine",
@@ -42,6 +27,46 @@ settings.register_profile(
     derandomize=strict,
 )
 settings.load_profile("any machine")
+
+SHARED = {"instance", "engine_backend"}
+"""Fixtures that start an engine for a whole session: with ``--dist loadgroup``, their tests run in one worker."""
+START_PROCESSES = ("cli", "dialects", "servers", "trainer")
+"""Folders whose tests take long."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # xdist would start with the files that have most tests
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests run in one worker; long ones start first, so that all workers end together."""
+    for item in items:
+        is_shared = SHARED & set(getattr(item, "fixturenames", ()))
+        item.add_marker(pytest.mark.xdist_group("engines" if is_shared else item.nodeid.partition("::")[0]))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=_time_class)
+
+
+def _time_class(item: pytest.Item) -> int:
+    """0 for real engines and learning, 1 for processes, 2 for the rest."""
+    if item.get_closest_marker("engine") or item.get_closest_marker("slow"):
+        return 0
+    return 1 if item.path.parent.name in START_PROCESSES else 2
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Collected tests and loaded modules stay: the garbage collector need not walk through them."""
+    gc.freeze()
+    if any(item.get_closest_marker("engine") for item in session.items):
+        processes.PRELOAD += processes.ENGINE
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Restore torch's threads: a trainer sets as many as there are cores, which is slow beside other workers."""
+    if "torch" in sys.modules and "OMP_NUM_THREADS" in os.environ:
+        cast(Any, sys.modules["torch"]).set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(scope="session")

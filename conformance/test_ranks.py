@@ -1,11 +1,11 @@
 """Two real gloo processes tell each other what they know; a process alone needs no torch.distributed."""
 
 import json
-import os
+import sys
 
 import pytest
 
-from conformance.cli.forked import LEARNER, Forked
+from conformance.cli.started import finish_two_ranks
 from rollmatch import ranks as ranks_module
 from rollmatch.ranks import Ranks
 
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from rollmatch.ranks import Ranks
 
 folder, ranks = pathlib.Path(sys.argv[1]), Ranks.from_environment()
-dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=ranks.rank, world_size=2)
+dist.init_process_group("gloo")
 told = {"place": [ranks.rank, ranks.learner_world_size, ranks.is_primary]}
 told["sum"] = ranks.sum([[1.0, 2.0**40], [2.0**-40, 0.5]][ranks.rank])
 told["gather"] = ranks.gather([{"rank": ranks.rank}, None][ranks.rank])
@@ -33,18 +33,8 @@ dist.destroy_process_group()
 def told(tmp_path_factory):
     """What each of two ranks saw."""
     folder = tmp_path_factory.mktemp("ranks")
-    shared = os.environ | {"WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     (folder / "told.py").write_text(TOLD)
-    words = [str(folder / "told.py"), str(folder)]
-    started = [
-        Forked(words, loaded=LEARNER, log=folder / f"{rank}.txt", environment=shared | {"RANK": str(rank)})
-        for rank in (0, 1)
-    ]
-    try:
-        assert [process.wait(timeout=60) for process in started] == [0, 0]
-    finally:
-        for process in started:
-            process.kill()
+    finish_two_ranks(folder, sys.executable, str(folder / "told.py"), str(folder))
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -4,7 +4,6 @@ import json
 import sys
 from pathlib import Path
 
-from conformance.cli.forked import LEARNER
 from conformance.cli.started import finish, in_time, journal_of
 from conformance.harness.judge import judge
 from conformance.rollout.digits import CONFIG, absolute
@@ -60,7 +59,7 @@ def take_a_step(config: Path, url: str, folder: Path, *overrides: str) -> None:
     out = folder / "run"
     sets = [part for override in (*overrides_for(url, out), *overrides) for part in ("--set", override)]
     command = [sys.executable, "-m", "rollmatch", "train", str(config), *sets, "--wait-timeout", "300"]
-    code, told = finish(command, folder / "learner.txt", loaded=LEARNER)
+    code, told = finish(command, folder / "learner.txt")
     assert code == 0, told[-3000:]
     events = journal_of(out, None)
     assert judge(in_time([events])) == []

@@ -7,20 +7,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
 import requests
 
-from conformance.cli.forked import start
+from conformance.processes import start
 from conformance.rollout.digits import CONFIG, ROOT, absolute
+from conformance.server.instance import free_port
 from rollmatch.journal import read_journal
 
 TIMEOUT_S = 240
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-FORKED = ("-m", "conformance.cli.forked_ranks")
-"""Two ranks without torchrun, which would load everything three times; ``loaded`` is what they load once."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
 RANKED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 HF = (
@@ -39,19 +38,18 @@ def cli_command(name: str, config: Path, *overrides: str) -> list[str]:
     return [sys.executable, "-m", "rollmatch", name, str(config), *sets]
 
 
-def train_command(*overrides: str, launcher: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> list[str]:
+def train_command(*overrides: str, flags: tuple[str, ...] = ()) -> list[str]:
     """``rollmatch train`` on the digits."""
-    python, *words = cli_command("train", CONFIG, *overrides)
-    return [python, *launcher, *words, *flags]
+    return [*cli_command("train", CONFIG, *overrides), *flags]
 
 
 class Started:
-    """A running command; where it names what it loads, it forks from a process that has loaded that."""
+    """A running command."""
 
-    def __init__(self, command: list[str], log: Path, *, loaded: tuple[str, ...] = ()) -> None:
+    def __init__(self, command: list[str], log: Path, **variables: str) -> None:
         self.log = log
-        environment = {name: value for name, value in os.environ.items() if name not in RANKED} | ENVIRONMENT
-        self.process = start(command, loaded=loaded, log=log, environment=environment)
+        environment = {name: value for name, value in os.environ.items() if name not in RANKED}
+        self.process = start(command, log, environment=environment | ENVIRONMENT | variables)
 
     def told(self) -> str:
         return self.log.read_text(errors="replace")
@@ -79,18 +77,38 @@ class Started:
 
 
 @contextmanager
-def started(command: list[str], log: Path, *, loaded: tuple[str, ...] = ()) -> Iterator[Started]:
-    running = Started(command, log, loaded=loaded)
+def started(command: list[str], log: Path, **variables: str) -> Iterator[Started]:
+    running = Started(command, log, **variables)
     try:
         yield running
     finally:
         running.end()
 
 
-def finish(command: list[str], log: Path, *, loaded: tuple[str, ...] = ()) -> tuple[int, str]:
+def finish(command: list[str], log: Path, **variables: str) -> tuple[int, str]:
     """Exit code and what it told, once it ended."""
-    with started(command, log, loaded=loaded) as running:
+    with started(command, log, **variables) as running:
         return running.wait(), running.told()
+
+
+@contextmanager
+def two_ranks(folder: Path, *command: str) -> Iterator[list[Started]]:
+    """The ranks of a command as torchrun would start them, except that neither ends the other; logs in ``folder``."""
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                started(list(command), folder / f"rank{rank}.txt", RANK=str(rank), LOCAL_RANK=str(rank), **world)
+            )
+            for rank in (0, 1)
+        ]
+
+
+def finish_two_ranks(folder: Path, *command: str) -> None:
+    """Both end with 0."""
+    with two_ranks(folder, *command) as ranks:
+        codes = [rank.wait() for rank in ranks]
+        assert codes == [0, 0], "\n".join(rank.told()[-3000:] for rank in ranks)
 
 
 def journal_of(directory: Path, event: str | None, *, name: str = "journal.jsonl") -> list[dict]:

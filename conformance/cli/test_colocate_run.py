@@ -7,7 +7,6 @@ import pytest
 import torch
 from peft import PeftModel
 
-from conformance.cli.forked import ENGINE
 from conformance.cli.started import journal_of, started, train_command
 from conformance.rollout.digits import load_model, requests_for, scenes, template_of
 from rollmatch.rollout.backend import Decoding
@@ -46,10 +45,7 @@ def runs(tmp_path_factory):
     """The directories of three runs, done beside each other, as starting takes longest."""
     folder = tmp_path_factory.mktemp("colocate")
     with ExitStack() as stack:
-        running = [
-            stack.enter_context(started(command_of(folder / name), folder / f"{name}.txt", loaded=ENGINE))
-            for name in RUNS
-        ]
+        running = [stack.enter_context(started(command_of(folder / name), folder / f"{name}.txt")) for name in RUNS]
         for one in running:
             assert one.wait() == 0, one.told()
             assert "page:" in one.told()

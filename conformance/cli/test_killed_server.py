@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from conformance.cli.division import MATCHING, SMALL, named, typed
-from conformance.cli.forked import ENGINE, LEARNER
 from conformance.cli.started import is_healthy, journal_of, started
 from conformance.harness.judge import judge
 from conformance.server.instance import free_port
@@ -23,11 +22,11 @@ KILLED_BETWEEN, KILLED_IN_SYNC = 2, 4
 
 
 @contextmanager
-def server_of(run, gpus="0", loaded=ENGINE):
+def server_of(run, gpus="0"):
     """A replica per GPU, ready."""
     run.num_servers += 1
     command = typed("serve", MATCHING, gpus, run.overrides)
-    with started(command, run.folder / f"server{run.num_servers}.txt", loaded=loaded) as server:
+    with started(command, run.folder / f"server{run.num_servers}.txt") as server:
         server.wait_until(lambda: is_healthy(run.url))
         yield server
 
@@ -88,18 +87,16 @@ def run(tmp_path_factory):
     with ExitStack() as stack:
         run = make_run(tmp_path_factory.mktemp("killed"), stack)
         run.first = stack.enter_context(server_of(run))
-        with started(
-            typed("train", MATCHING, "2", run.overrides), run.folder / "learner.txt", loaded=LEARNER
-        ) as learner:
+        with started(typed("train", MATCHING, "2", run.overrides), run.folder / "learner.txt") as learner:
             kill_between(run, learner)
             kill_in_sync(run, learner)
             began = time.monotonic()
             run.code, run.told = learner.wait(), learner.told()
             run.ended_s = time.monotonic() - began
         run.before_resume = journal_of(run.out, None)
-        third = stack.enter_context(server_of(run, "0,1", loaded=()))
+        third = stack.enter_context(server_of(run, "0,1"))
         again = typed("train", MATCHING, "2", run.overrides, "--resume")
-        with started(again, run.folder / "again.txt", loaded=LEARNER) as learner:
+        with started(again, run.folder / "again.txt") as learner:
             run.code_again, run.told_again = learner.wait(), learner.told()
         run.left = leave(third)
         yield run

@@ -13,13 +13,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import psutil
 import pytest
 
-from conformance.cli.forked import LEARNER
-from conformance.cli.relay import write_relay
 from conformance.cli.started import HF, journal_of, started, train_command
 from conformance.rollout.digits import CONFIG, load_digits, write_cut
 from conformance.scenarios.configs import not_refused
 from rollmatch.cli.main import main
-from rollmatch.cli.processes import GpuListInvalid, has_gpu, parse_gpus, run_child, shell_line
+from rollmatch.cli.processes import GpuListInvalid, parse_gpus, run_child, shell_line
 from rollmatch.cli.server_checks import ServerProcessDied, WaitPolicy, WorldSizeMismatch, wait_for_servers
 from rollmatch.dialects.session import ServerUnreachable
 
@@ -186,16 +184,13 @@ def test_a_signal_leaves_nobody_behind_even_of_a_child_that_ignores_it():
     assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_two_gpus_are_two_ranks_and_a_signal_leaves_a_checkpoint(tmp_path, monkeypatch):
-    if not has_gpu():
-        for name, value in write_relay(tmp_path).items():
-            monkeypatch.setenv(name, value)
+def test_two_gpus_are_two_ranks_and_a_signal_leaves_a_checkpoint(tmp_path):
     out = tmp_path / "run"
     overrides = (*HF, f"training.output_dir={out}", "training.max_steps=60", "training.per_device_train_batch_size=2")
     few = ("training.eval_scenes=2", "training.save_steps=1000", "custom.extra.rollout_matching.max_new_tokens=8")
     small = f"model.model={write_cut(tmp_path / 'model')}"
     command = train_command(*overrides, *few, small, flags=("--gpus", "0,1"))
-    with started(command, tmp_path / "told.txt", loaded=LEARNER) as running:
+    with started(command, tmp_path / "told.txt") as running:
         running.wait_until(lambda: len(journal_of(out, "step")) >= 1)
         os.kill(running.process.pid, signal.SIGINT)
         assert running.wait() == 128 + signal.SIGINT, running.told()

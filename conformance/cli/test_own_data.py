@@ -6,7 +6,6 @@ from itertools import chain
 
 import pytest
 
-from conformance.cli.forked import LEARNER
 from conformance.cli.started import HF, finish, journal_of, train_command
 from conformance.rollout.digits import ROOT
 from rollmatch.data import load_samples
@@ -56,7 +55,7 @@ def command_of(folder, *overrides):
 def test_own_records_train_with_their_own_decoding(folder):
     decoding = [f"custom.extra.rollout_matching.decoding.{name}={value}" for name, value in DECODING.items()]
     decoding.append(f"custom.extra.rollout_matching.max_new_tokens={MAX_NEW_TOKENS}")
-    code, told = finish(command_of(folder, *HF, *decoding), folder / "told.txt", loaded=LEARNER)
+    code, told = finish(command_of(folder, *HF, *decoding), folder / "told.txt")
     assert code == 0, told
     samples = load_samples(folder / "train.jsonl")
     assert {truth.geometry for sample in samples for truth in sample.objects} == {"bbox_2d", "poly"}

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.cli.forked import LEARNER
 from conformance.cli.started import HF, finish, journal_of, started, train_command
 from conformance.rollout.digits import ROOT, write_cut
 from rollmatch.cli.run_directory import last_checkpoint
@@ -60,7 +59,7 @@ def first_starts(folder):
     """``whole`` runs to its end, ``killed`` is killed in its third epoch, ``stopped`` gets a Ctrl-C in its first."""
     with ExitStack() as stack:
         whole, killed, stopped = (
-            stack.enter_context(started(command_of(folder, name), folder / f"{name}.txt", loaded=LEARNER))
+            stack.enter_context(started(command_of(folder, name), folder / f"{name}.txt"))
             for name in ("whole", "killed", "stopped")
         )
         stopped.wait_until(lambda: len(journal_of(folder / "stopped", "step")) >= 1)
@@ -82,9 +81,7 @@ def resumed(folder, first_starts):
     went_on_from = {name: last_checkpoint(folder / name) for name in ("killed", "stopped")}
     with ExitStack() as stack:
         runs = [
-            stack.enter_context(
-                started(command_of(folder, name, flags=("--resume",)), folder / f"{name}-again.txt", loaded=LEARNER)
-            )
+            stack.enter_context(started(command_of(folder, name, flags=("--resume",)), folder / f"{name}-again.txt"))
             for name in went_on_from
         ]
         for run in runs:

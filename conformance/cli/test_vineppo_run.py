@@ -7,7 +7,6 @@ import time
 import pytest
 import requests
 
-from conformance.cli.forked import ENGINE
 from conformance.cli.started import in_time, journal_of, journals_of, started
 from conformance.harness.judge import judge
 from conformance.rollout.digits import ROOT
@@ -62,7 +61,7 @@ def test_two_processes_generate_and_one_sends_weights(tmp_path):
     serve += ["--port", str(http), "--dtype", "float32", "--max_model_len", "64", "--enable_prefix_caching", "True"]
     five = ["--use_vllm_server", "--vllm_host", "localhost", "--vllm_server_port", str(http)]
     five += ["--vllm_group_port", str(group), "--vllm_connection_timeout", "60"]
-    with started(serve, tmp_path / "server.txt", loaded=ENGINE) as server:
+    with started(serve, tmp_path / "server.txt") as server:
         members = Members(f"http://127.0.0.1:{http}")
         for launcher, variant in zip(LAUNCHERS, ("vineppo", "vineppo_mcts"), strict=True):
             out = tmp_path / launcher

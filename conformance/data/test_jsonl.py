@@ -12,7 +12,6 @@ from rollmatch.records import Geometry, GroundTruth
 DIGITS = Path(__file__).parents[2] / "fixtures" / "digits"
 
 
-@pytest.mark.usefixtures("nothing_collected")
 @pytest.mark.parametrize(
     "line", ["", " ", "{", "{} {}", '{"a": NaN}', '{"width": 8, "width": 9}', "{'a': 1}", "[" * 100_000]
 )

@@ -1,6 +1,5 @@
 """Scenarios of the learner's side with their own values: a configuration, a backend, and servers that only pretend."""
 
-import os
 import signal
 import sys
 import time
@@ -9,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conformance.cli.forked import LEARNER
 from conformance.cli.started import started
 from conformance.dialects.swift_double import RULES, error_of, prompts, running_double
 from conformance.scenarios.configs import config_with, not_refused
@@ -157,8 +155,7 @@ with serving(double) as urls:
 )
 @pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_server_that_ends_in_the_middle_of_a_call_is_noticed(end, tmp_path):
-    loaded = () if "ROLLMATCH_FAULT" in os.environ else LEARNER  # alone it has started before all that is loaded
-    with started([sys.executable, "-c", ALONE], tmp_path / "log", loaded=loaded) as server:
+    with started([sys.executable, "-c", ALONE], tmp_path / "log") as server:
         server.wait_until(lambda: "\n" in server.told())
         url = server.told().strip()
         backend = backend_of(url, LIMIT + "null")

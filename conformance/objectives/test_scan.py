@@ -44,7 +44,6 @@ def test_every_head_of_a_proper_answer_is_truncated_and_keeps_its_whole_elements
     assert len(elements) == count_whole_elements(RICH[:end])
 
 
-@pytest.mark.usefixtures("nothing_collected")
 @pytest.mark.parametrize(
     ("rest", "num_elements", "repaired"),
     [

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.cli.forked import ENGINE
-from conformance.cli.started import FORKED, started
+from conformance.cli.started import finish_two_ranks
 from conformance.rollout.digits import load_model, perturb, requests_for, scenes, template_of, tokens_of
 from conformance.rollout.tensor_parallel_worker import MAX_NEW_TOKENS, SHARES
 from rollmatch.rollout.backend import Decoding
@@ -26,10 +25,8 @@ def shared_memory():
 def answers(tmp_path_factory):
     """Of both ranks: name -> [request id, response]."""
     folder, before = tmp_path_factory.mktemp("tensor_parallel"), shared_memory()
-    command = [sys.executable, *FORKED, str(WORKER), str(folder)]
-    with started(command, folder / "told.txt", loaded=ENGINE) as running:
-        assert running.wait() == 0, running.told()
-        assert shared_memory() <= before  # what the ranks shared is gone with them
+    finish_two_ranks(folder, sys.executable, str(WORKER), str(folder))
+    assert shared_memory() <= before  # what the ranks shared is gone with them
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in SHARES]
 
 

@@ -13,8 +13,7 @@ from contextlib import contextmanager, suppress
 
 import requests
 
-from conformance.cli.forked import ENGINE as LOADED
-from conformance.cli.forked import start
+from conformance.processes import start
 from conformance.rollout.digits import MODEL, ROOT
 from conformance.server.calls import Server
 from rollmatch.server.settings import KEY_VARIABLE, ServerSettings
@@ -69,7 +68,7 @@ class Instance:
         key = fields.pop("api_key")
         command = [sys.executable, "-m", "rollmatch.cli.server_process", json.dumps(fields)]
         environment = os.environ | ENVIRONMENT | ({KEY_VARIABLE: key} if key else {})
-        self.process = start(command, loaded=LOADED, log=log, environment=environment)
+        self.process = start(command, log, environment=environment)
         self.server = Server(self.url, key=key)
 
     def told(self):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import requests
 
-from conformance.cli.forked import ENGINE, start
+from conformance.processes import start
 from conformance.rollout.digits import MODEL, ROOT
 from conformance.server.instance import END_TIMEOUT_S, ENVIRONMENT, START_TIMEOUT_S, free_port
 from rollmatch.weights.worker.plugin import NAME
@@ -44,7 +44,7 @@ def stock_server(directory, *flags):
     plugins["PYTHONPATH"] = os.pathsep.join([plugin_path(directory), str(PLUGGED), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"} | plugins
     log = Path(directory) / "log"
-    process = start([*command, "--enforce-eager", *flags], loaded=ENGINE, log=log, environment=environment)
+    process = start([*command, "--enforce-eager", *flags], log, environment=environment)
     try:
         _wait_ready(process, f"http://127.0.0.1:{port}", log)
         yield f"http://127.0.0.1:{port}"

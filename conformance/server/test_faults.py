@@ -2,13 +2,14 @@
 
 import os
 import signal
+import sys
 import time
 
 import pytest
 import requests
 
-from conformance.cli.forked import ENGINE, Forked
 from conformance.cli.test_killed_server import stopped
+from conformance.processes import start
 from conformance.server.calls import Learner, in_thread, text_batch
 from conformance.server.instance import ENVIRONMENT, Instance, free_port, running, settings_for
 
@@ -27,8 +28,8 @@ def settle(server, policies, scene_batch, greedy):
 @pytest.mark.scenario("weight-sync/a-failed-staged-update-leaves-the-old-weights")
 def test_a_learner_killed_in_mid_sync_leaves_the_old_weights(server, policies, scene_batch, greedy, tmp_path):
     before, version = server.infer(scene_batch, **greedy)[0], server.version
-    words = ["-m", "conformance.server.dying_learner", server.url, str(free_port()), str(version + 1)]
-    died = Forked(words, loaded=ENGINE, log=tmp_path / "log", environment=os.environ | ENVIRONMENT)
+    command = [sys.executable, "-m", "conformance.server.dying_learner", server.url, str(free_port()), str(version + 1)]
+    died = start(command, tmp_path / "log", environment=os.environ | ENVIRONMENT)
     assert died.wait(timeout=90) == -signal.SIGKILL
     began = time.monotonic()
     responses, versions = server.infer(scene_batch, **greedy)

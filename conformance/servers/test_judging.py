@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from conformance.cli.forked import run_to_end
+from conformance.cli.started import finish
 from conformance.servers.check import MISSED, MUST, PASSED, SHOULD, UNTESTABLE, Check, Verdict, judge
 from conformance.servers.checks import BY_ID, CHECKS
 from conformance.servers.dialects import DIALECTS
@@ -167,7 +167,7 @@ def test_the_dialect_is_found_by_the_routes_or_told():
 
 def pytest_ended(folder, *arguments):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--no-header", *arguments]
-    return run_to_end(command, folder / "log")
+    return finish(command, folder / "log")
 
 
 def test_a_server_is_judged_by_its_url_and_nothing_else_runs(tmp_path):

@@ -6,20 +6,18 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.cli.forked import LEARNER
 from conformance.cli.started import (
-    FORKED,
     HF,
+    finish_two_ranks,
     in_time,
     journal_of,
     journals_of,
-    started,
     train_command,
+    two_ranks,
 )
 from conformance.rollout.digits import write_cut
 from conformance.trainer.small_run import events, make_trainer, step_between, weights_of
@@ -35,13 +33,11 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
+def pair_of_ranks(tmp_path_factory):
     """Two ranks of two samples each."""
     folder = tmp_path_factory.mktemp("two_ranks")
     overrides = (*TWO_STEPS, "training.per_device_train_batch_size=2")
-    command = [sys.executable, *FORKED, str(WORKER), "digits", str(folder), *overrides]
-    with started(command, folder / "told.txt", loaded=LEARNER) as running:
-        assert running.wait() == 0, running.told()
+    finish_two_ranks(folder, sys.executable, str(WORKER), "digits", str(folder), *overrides)
     return folder
 
 
@@ -58,13 +54,13 @@ def log_of(folder, rank):
     return json.loads((folder / f"rank{rank}.json").read_text())
 
 
-def test_both_ranks_hold_the_same_weights_bit_for_bit(two_ranks):
-    first, second = (load_file(two_ranks / f"rank{rank}.safetensors") for rank in (0, 1))
+def test_both_ranks_hold_the_same_weights_bit_for_bit(pair_of_ranks):
+    first, second = (load_file(pair_of_ranks / f"rank{rank}.safetensors") for rank in (0, 1))
     assert first.keys() == second.keys()
     assert all(torch.equal(weight, second[name]) for name, weight in first.items())
 
 
-def test_each_rank_rolls_out_and_learns_its_own_half(two_ranks, one_rank):
+def test_each_rank_rolls_out_and_learns_its_own_half(pair_of_ranks, one_rank):
     trainer, *_ = one_rank
     expected = [event["sample_ids"] for event in events(trainer, "requested") if event["purpose"] == "train"]
     for event_name in ("requested", "packed"):
@@ -74,33 +70,33 @@ def test_each_rank_rolls_out_and_learns_its_own_half(two_ranks, one_rank):
                 for event in part
                 if event.get("purpose") != "eval"
             ]
-            for part in journals_of(two_ranks, event_name, num_ranks=2)
+            for part in journals_of(pair_of_ranks, event_name, num_ranks=2)
         ]
         assert [sorted(first + second) for first, second in zip(*halves, strict=True)] == list(map(sorted, expected))
         assert all(len(half) == 2 for half in chain(*halves))
     seeds = [
         event["seeds"]
-        for event in in_time(journals_of(two_ranks, "requested", num_ranks=2))
+        for event in in_time(journals_of(pair_of_ranks, "requested", num_ranks=2))
         if event["purpose"] == "train"
     ]
     assert len({*chain(*seeds)}) == 8
 
 
 @pytest.mark.scenario(clauses=["supervision/the-loss-does-not-depend-on-how-a-step-is-cut-up#1,2"])
-def test_two_ranks_learn_what_one_rank_learns(two_ranks, one_rank):
+def test_two_ranks_learn_what_one_rank_learns(pair_of_ranks, one_rank):
     trainer, before, _ = one_rank
     expected = step_between(before, weights_of(trainer.model))
-    step = step_between(before, load_file(two_ranks / "rank0.safetensors"))
+    step = step_between(before, load_file(pair_of_ranks / "rank0.safetensors"))
     assert (step - expected).norm() < TOLERANCE * expected.norm()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     for rank in (0, 1):
-        assert log_of(two_ranks, rank)["losses"] == pytest.approx(losses, rel=1e-4)
+        assert log_of(pair_of_ranks, rank)["losses"] == pytest.approx(losses, rel=1e-4)
 
 
-def test_an_evaluation_over_two_ranks_counts_every_scene_once(two_ranks, one_rank):
+def test_an_evaluation_over_two_ranks_counts_every_scene_once(pair_of_ranks, one_rank):
     _, _, expected = one_rank
     for rank in (0, 1):
-        metrics = log_of(two_ranks, rank)["metrics"]
+        metrics = log_of(pair_of_ranks, rank)["metrics"]
         timed = {name for name in metrics if name.endswith(("seconds", "tokens_per_s"))}
         assert {name: metrics[name] for name in metrics.keys() - timed} == {
             name: expected[name] for name in expected.keys() - timed
@@ -113,18 +109,18 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(tm
     overrides = (*HF, f"training.output_dir={out}", "training.max_steps=500", "training.per_device_train_batch_size=2")
     narrow = ("global_max_length=330", "training.eval_scenes=2", "custom.extra.rollout_matching.max_new_tokens=8")
     small = f"model.model={write_cut(tmp_path / 'model')}"
-    command = train_command(*overrides, *narrow, small, launcher=FORKED)
-    with started(command, tmp_path / "told.txt", loaded=LEARNER) as running:
-        running.wait_until(lambda: len(journal_of(out, "step")) >= 2)
-        _, second = sorted(psutil.Process(running.process.pid).children(), key=lambda rank: rank.create_time())
-        second.send_signal(signal.SIGINT)
-        running.wait()
+    command = train_command(*overrides, *narrow, small)
+    with two_ranks(tmp_path, *command) as ranks:
+        ranks[0].wait_until(lambda: len(journal_of(out, "step")) >= 2)
+        ranks[1].process.send_signal(signal.SIGINT)
+        for rank in ranks:
+            rank.wait()
     stops = journals_of(out, "interrupted", num_ranks=2)
-    assert [(len(events_), events_[0]["signal"]) for events_ in stops] == [(1, signal.SIGINT)] * 2, running.told()
+    assert [(len(events_), events_[0]["signal"]) for events_ in stops] == [(1, signal.SIGINT)] * 2, ranks[0].told()
     step = stops[0][0]["step"]
     assert stops[1][0]["step"] == step >= 2
     checkpoint = last_checkpoint(out)
     assert checkpoint == out / f"checkpoint-{step}"
     assert sorted(path.name for path in checkpoint.glob("carry-rank*")) == ["carry-rank0.json", "carry-rank1.json"]
     assert [event["learner_world_size"] for event in journal_of(out, "run")] == [2]
-    assert "with a checkpoint; go on with the same command and --resume" in running.told()
+    assert "with a checkpoint; go on with the same command and --resume" in ranks[0].told()

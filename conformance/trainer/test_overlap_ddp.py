@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.cli.forked import LEARNER
-from conformance.cli.started import FORKED, journals_of, started
+from conformance.cli.started import finish_two_ranks, journals_of
 
 WORKER = Path(__file__).with_name("overlap_worker.py")
 STEPS = (
@@ -24,9 +23,7 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_ranks")
-    command = [sys.executable, *FORKED, str(WORKER), str(folder), *STEPS]
-    with started(command, folder / "told.txt", loaded=LEARNER) as running:
-        assert running.wait() == 0, running.told()[-3000:]
+    finish_two_ranks(folder, sys.executable, str(WORKER), str(folder), *STEPS)
     return folder
 
 

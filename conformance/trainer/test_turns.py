@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.cli.forked import LEARNER
-from conformance.cli.started import FORKED, journals_of, started
+from conformance.cli.started import finish_two_ranks, journals_of
 from conformance.trainer.small_run import events, step_between, weights_of
 from conformance.trainer.turns import make_trainer
 
@@ -46,9 +45,7 @@ def two_ranks(tmp_path_factory):
     """Two ranks of one sample a step each."""
     folder = tmp_path_factory.mktemp("two_ranks")
     words = ("turns", str(folder), "training.per_device_train_batch_size=1")
-    command = [sys.executable, *FORKED, str(WORKER), *words]
-    with started(command, folder / "told.txt", loaded=LEARNER) as running:
-        assert running.wait() == 0, running.told()
+    finish_two_ranks(folder, sys.executable, str(WORKER), *words)
     return folder
 
 

@@ -1,10 +1,9 @@
 """Processes that meet in a real gloo group; run as a script, one of its receivers: ``gloo_ranks.py RANK SIZE PORT``."""
 
 import json
-import os
 import sys
 
-from conformance.cli.forked import LEARNER, Forked
+from conformance.processes import start
 from rollmatch.weights.bucket import Buffer
 from rollmatch.weights.comparison import digests_of
 from rollmatch.weights.digest import bytes_of, cut
@@ -21,11 +20,9 @@ def broadcast_between(world_size, buckets, *, port, folder):
     """Send lists of tensors, each list a bucket, from this process to the others; returns the digests each holds."""
     shapes = [[(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in bucket] for bucket in buckets]
     receivers = [
-        Forked(
-            [__file__, str(rank), str(world_size), str(port), json.dumps(shapes)],
-            loaded=LEARNER,
-            log=folder / f"rank{rank}",
-            environment=dict(os.environ),
+        start(
+            [sys.executable, __file__, str(rank), str(world_size), str(port), json.dumps(shapes)],
+            folder / f"rank{rank}",
         )
         for rank in range(world_size - 1)
     ]

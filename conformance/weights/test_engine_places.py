@@ -1,14 +1,14 @@
 """vLLM's own model classes: what learnt places write is, parameter by parameter, what vLLM's loader writes."""
 
 import json
-import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from conformance.cli.forked import ENGINE, Forked
+from conformance.processes import start
 from conformance.rollout.digits import ROOT
 
 pytestmark = pytest.mark.engine
@@ -50,11 +50,9 @@ def find(directories, tmp_path_factory):
         meeting = tmp_path_factory.mktemp("meeting") / "ranks"
         places = [str(directories[name]) for name in names]
         ranks = [
-            Forked(
-                [str(SCRIPT), str(rank), str(size), str(meeting), *places],
-                loaded=ENGINE,
-                log=meeting.with_name(f"{rank}.txt"),
-                environment=dict(os.environ),
+            start(
+                [sys.executable, str(SCRIPT), str(rank), str(size), str(meeting), *places],
+                meeting.with_name(f"{rank}.txt"),
             )
             for rank in range(size)
         ]

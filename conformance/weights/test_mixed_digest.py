@@ -1,13 +1,12 @@
 """The digest that GPUs make: it sees every change, and the kernel's table covers every word once."""
 
-import os
 import sys
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.cli.forked import run_to_end
+from conformance.cli.started import finish
 from rollmatch.weights.mixed_digest import add_mixed, mixed_digest_of, mixed_digests
 
 RAW = st.binary(min_size=1, max_size=70)
@@ -78,6 +77,5 @@ assert mixed_digests(sums) == [mixed_digest_of(part) for part in words]
 
 def test_the_kernel_of_gpus_makes_the_same_numbers(tmp_path):
     """In Triton's interpreter, which runs without a GPU."""
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    code, told = run_to_end([sys.executable, "-c", KERNEL], tmp_path / "log", environment=environment)
+    code, told = finish([sys.executable, "-c", KERNEL], tmp_path / "log", TRITON_INTERPRET="1")
     assert code == 0, told[-2000:]

@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.cli.forked import LEARNER
-from conformance.cli.started import FORKED, started
+from conformance.cli.started import two_ranks
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
 from conformance.weights.ranks_of_learner import make_model, train
@@ -23,13 +22,12 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     double = NativeDouble({name: weight.detach() * 0 for name, weight in make_model().named_parameters()})
     with serving(double) as (url,):
-        words = (str(SCRIPT), url, str(free_port()), str(folder))
-        with started([sys.executable, *FORKED, *words], folder / "told.txt", loaded=LEARNER) as ranks:
-            ranks.wait_until(lambda: all((folder / f"ready{rank}").exists() for rank in (0, 1)))
+        with two_ranks(folder, sys.executable, str(SCRIPT), url, str(free_port()), str(folder)) as ranks:
+            ranks[0].wait_until(lambda: all((folder / f"ready{rank}").exists() for rank in (0, 1)))
             double.served_before = dict(double.served)
             double.faults = {"refuse": "tensor-shape-mismatch"}
             (folder / "go").touch()
-            assert ranks.wait() == 0, ranks.told()
+            assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].told()
         yield folder, double
 
 
