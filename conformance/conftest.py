@@ -1,5 +1,6 @@
 """What every test folder shares: environment, order and groups of tests, and the one vLLM engine a process may have."""
 
+import atexit
 import gc
 import os
 import sys
@@ -58,6 +59,7 @@ def _time_class(item: pytest.Item) -> int:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Collected tests and loaded modules stay: the garbage collector need not walk through them."""
     gc.freeze()
+    atexit.register(gc.unfreeze)  # extensions count what is left at the end
     if any(item.get_closest_marker("engine") for item in session.items):
         processes.PRELOAD += processes.ENGINE
 

@@ -3,6 +3,7 @@
 It imports ``PRELOAD`` (torch, transformers, vLLM) once for each test process, which saves every command those seconds.
 """
 
+import atexit
 import os
 import runpy
 import subprocess
@@ -73,15 +74,18 @@ class Forked(ForkServerProcess):
         os.chdir(ROOT)
         sys.path[1:1] = self.environment.get("PYTHONPATH", "").split(os.pathsep)
         option, sys.argv[:] = self.words[0], self.words
-        if option == "-m":
-            del sys.argv[0]
-            runpy.run_module(self.words[1], run_name="__main__", alter_sys=True)
-        elif option == "-c":
-            del sys.argv[1]
-            sys.modules["__main__"] = ModuleType("__main__")
-            exec(self.words[1], vars(sys.modules["__main__"]))
-        else:
-            runpy.run_path(option, run_name="__main__")
+        try:
+            if option == "-m":
+                del sys.argv[0]
+                runpy.run_module(self.words[1], run_name="__main__", alter_sys=True)
+            elif option == "-c":
+                del sys.argv[1]
+                sys.modules["__main__"] = ModuleType("__main__")
+                exec(self.words[1], vars(sys.modules["__main__"]))
+            else:
+                runpy.run_path(option, run_name="__main__")
+        finally:
+            atexit._run_exitfuncs()  # multiprocessing leaves them out
 
 
 def start(
