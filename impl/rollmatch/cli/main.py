@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rollmatch import __version__
+from rollmatch.cli import convert as converting
 from rollmatch.cli import planning, server_arguments
 from rollmatch.cli import vllm_serve as vllm_serving
 from rollmatch.cli.plugins import with_first_observations
@@ -96,6 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
     vllm_serve = commands.add_parser("vllm-serve", help="start a rollout server without a YAML, by TRL's arguments")
     vllm_serving.add_arguments(vllm_serve)
     vllm_serve.set_defaults(command=vllm_serving.vllm_serve)
+    _add_data(commands.add_parser("data", help="convert detection data sets"))
     schema = commands.add_parser("schema", help="print the JSON Schema of the YAML, for editors")
     schema.add_argument("--out", type=Path, metavar="FILE", help="write it there instead")
     schema.set_defaults(command=_schema)
@@ -103,6 +105,14 @@ def make_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--fix", action="store_true", help="repair what can be repaired")
     doctor.set_defaults(command=_doctor)
     return parser
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    convert = parser.add_subparsers(required=True, metavar="COMMAND").add_parser(
+        "convert", help="COCO, LVIS, YOLO and ms-swift data sets to ours, and back"
+    )
+    converting.add_arguments(convert)
+    convert.set_defaults(command=converting.convert)
 
 
 def _add_config(parser: argparse.ArgumentParser, command: object) -> None:

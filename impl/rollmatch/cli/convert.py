@@ -1,0 +1,93 @@
+"""``rollmatch data convert``: detection data sets of other projects to ours, and back."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rollmatch.data.formats import BadLabel, LabeledImage, OnBad, raise_bad
+from rollmatch.errors import ConfigError
+
+FORMATS = ("coco", "yolo", "swift", "native")
+"""``coco`` reads LVIS, too."""
+PROMPT = "Detect all objects in the image."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``data convert``."""
+    parser.add_argument("source", type=Path, metavar="INPUT", help="instances JSON, data.yaml or JSONL")
+    parser.add_argument("out", type=Path, metavar="OUTPUT", help="JSONL or instances JSON; a directory for yolo")
+    parser.add_argument("--from", choices=FORMATS, required=True, dest="source_format", help="coco reads LVIS, too")
+    parser.add_argument("--to", choices=FORMATS, default="native", dest="target_format", help="default: our JSONL")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="where images are; default: the input's directory")
+    parser.add_argument("--split", default="train", help="of a YOLO data set")
+    parser.add_argument("--polygons", action="store_true", help="write outlines instead of boxes, where there are any")
+    parser.add_argument("--prompt", default=PROMPT, help="question of each line, with --to swift")
+    parser.add_argument("--skip-bad", action="store_true", help="leave out entries that cannot be read, and count them")
+
+
+def convert(options: argparse.Namespace) -> None:
+    """Convert, and print what was written and dropped. Errors: ``label-invalid``, ``file-missing``,
+    ``output-exists``."""
+    if not options.source.is_file():
+        remedy = "Give an instances JSON (coco), a data.yaml (yolo) or a JSONL file (swift, native)."
+        raise ConfigError(f"{options.source} is not a file", code="file-missing", key="INPUT", remedy=remedy)
+    if options.out.exists():
+        remedy = "Remove it, or name another output."
+        raise ConfigError(f"{options.out} exists", code="output-exists", key="OUTPUT", remedy=remedy)
+    skipped: list[BadLabel] = []
+
+    def skip(error: BadLabel) -> None:
+        skipped.append(error)
+        print(f"skipped: {error}", file=sys.stderr)
+
+    bad = skip if options.skip_bad else raise_bad
+    partial = options.out.with_name(f"{options.out.name}.partial")
+    lines = _write(options, _read(options, bad), bad, partial)
+    partial.replace(options.out)
+    for line in lines:
+        print(line)
+    if skipped:
+        print(f"skipped {len(skipped)} bad entries")
+    print(f"wrote {options.out}")
+
+
+def _read(options: argparse.Namespace, bad: OnBad) -> Iterator[LabeledImage]:
+    images = options.images or options.source.parent
+    if options.source_format == "coco":
+        from rollmatch.data.formats.coco import read_coco
+
+        return read_coco(options.source, images, bad=bad)
+    if options.source_format == "yolo":
+        from rollmatch.data.formats.yolo import read_yolo
+
+        return read_yolo(options.source, options.split, bad=bad)
+    if options.source_format == "swift":
+        from rollmatch.data.formats.swift import read_swift
+
+        return read_swift(options.source, images, bad=bad)
+    from rollmatch.data.formats.native import read_native
+
+    return read_native(options.source, images, bad=bad)
+
+
+def _write(options: argparse.Namespace, images: Iterator[LabeledImage], bad: OnBad, out: Path) -> list[str]:
+    if options.target_format == "coco":
+        from rollmatch.data.formats.coco import write_coco
+
+        write_coco(images, out)
+    elif options.target_format == "yolo":
+        from rollmatch.data.formats.yolo import write_yolo
+
+        write_yolo(images, out)
+    elif options.target_format == "swift":
+        from rollmatch.data.formats.swift import write_swift
+
+        write_swift(images, out, prompt=options.prompt)
+    else:
+        from rollmatch.data.formats.native import NativeWriter
+
+        writer = NativeWriter(out, polygons=options.polygons, bad=bad)
+        writer.upright = options.out.with_name(f"{options.out.stem}-upright")
+        return list(writer.write(images).lines())
+    return []

@@ -1,0 +1,69 @@
+"""Detection data sets of other projects, image by image: COCO and LVIS, YOLO, ms-swift's grounding JSONL.
+
+A reader yields ``LabeledImage``; ``write_*`` takes them. Boxes are pixel edges [x1, y1, x2, y2] of the upright image.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from rollmatch.errors import DataError
+
+
+class BadLabel(DataError):
+    """A label file holds something that its format does not allow."""
+
+    code = "label-invalid"
+
+
+OnBad = Callable[[BadLabel], None]
+"""What happens to an entry that cannot be read; where it returns, the entry is left out."""
+
+
+def raise_bad(error: BadLabel) -> None:
+    """Stop at the first bad entry."""
+    raise error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabeledObject:
+    """One object of an image."""
+
+    desc: str
+    box: tuple[float, float, float, float]
+    """[x1, y1, x2, y2] pixel edges; x2 may equal the image's width."""
+    polygon: tuple[float, ...] = ()
+    """[x, y, ...] pixels, where the object has one outline; empty: a box alone."""
+    is_crowd: bool = False
+    """A region of many objects, which nobody has separated (COCO's ``iscrowd``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabeledImage:
+    """One image with all its objects."""
+
+    path: str
+    width: int
+    height: int
+    objects: tuple[LabeledObject, ...]
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a conversion read, wrote and dropped."""
+
+    images: int = 0
+    objects: int = 0
+    crowds: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Reason -> number of objects or images that were left out."""
+    upright: int = 0
+    """Images that were stored upright because their EXIF data turns them."""
+
+    def lines(self) -> Iterator[str]:
+        """The summary for people."""
+        yield f"{self.images} images, {self.objects} objects, {self.crowds} crowd regions"
+        if self.upright:
+            yield f"{self.upright} images stored upright (their EXIF data turned them)"
+        for reason, number in self.dropped.most_common():
+            yield f"dropped: {number} x {reason}"

@@ -1,0 +1,122 @@
+"""COCO and LVIS annotation files: streamed, never whole in memory.
+
+``bbox`` is [x, y, width, height] in pixel edges; category ids need not be contiguous. Source: the COCO data format and
+LVIS v1 (an image without ``file_name`` is named by the end of its ``coco_url``).
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import ijson
+
+from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, raise_bad
+
+
+def read_coco(path: Path, images: Path, *, bad: OnBad = raise_bad) -> Iterator[LabeledImage]:
+    """Images in the order of the file; ``images`` is their directory. Errors: ``BadLabel``, naming entry and field."""
+    names = {_number(c, "id", path): str(c.get("name", "")).replace("_", " ") for c in _entries(path, "categories")}
+    if not names:
+        raise BadLabel(f"{path} lists no categories", key=str(path), remedy="Give a COCO or LVIS instances file.")
+    by_image: dict[int, list[LabeledObject]] = defaultdict(list)
+    for entry in _entries(path, "annotations"):
+        try:
+            by_image[_number(entry, "image_id", path)].append(_labeled(entry, names, path))
+        except BadLabel as error:
+            bad(error)
+    for entry in _entries(path, "images"):
+        try:
+            number, file_name = _number(entry, "id", path), _file_name(entry, path)
+            width, height = _number(entry, "width", path), _number(entry, "height", path)
+        except BadLabel as error:
+            by_image.pop(entry.get("id", -1), None)
+            bad(error)
+            continue
+        objects = tuple(by_image.pop(number, ()))
+        yield LabeledImage(path=str(images / file_name), width=width, height=height, objects=objects)
+    if by_image:
+        problem = f"{path}: {len(by_image)} images of annotations are not listed, the first has id {min(by_image)}"
+        bad(BadLabel(problem, key=str(path), remedy="Add them to images, or remove their annotations."))
+
+
+def write_coco(images: Iterable[LabeledImage], path: Path) -> None:
+    """A COCO instances file; categories are numbered from 1 in the order of their names."""
+    described, annotations, names = [], [], set()
+    for number, image in enumerate(images, start=1):
+        entry = {"id": number, "file_name": image.path, "width": image.width, "height": image.height}
+        described.append(entry)
+        for one in image.objects:
+            names.add(one.desc)
+            annotations.append((number, one))
+    numbers = {name: number for number, name in enumerate(sorted(names), start=1)}
+    document = {
+        "images": described,
+        "annotations": [
+            _as_coco(one, number, image, numbers[one.desc]) for number, (image, one) in enumerate(annotations, start=1)
+        ],
+        "categories": [{"id": number, "name": name} for name, number in numbers.items()],
+    }
+    path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+
+def _as_coco(one: LabeledObject, number: int, image: int, category: int) -> dict[str, Any]:
+    left, top, right, bottom = one.box
+    width, height = right - left, bottom - top
+    return {
+        "id": number,
+        "image_id": image,
+        "category_id": category,
+        "bbox": [round(value, 3) for value in (left, top, width, height)],
+        "area": round(width * height, 3),
+        "iscrowd": int(one.is_crowd),
+        "segmentation": [list(one.polygon)] if one.polygon else [],
+    }
+
+
+def _entries(path: Path, name: str) -> Iterator[dict[str, Any]]:
+    """The objects of one of the file's lists, one after the other."""
+    try:
+        with path.open("rb") as file:
+            yield from ijson.items(file, f"{name}.item")
+    except ijson.JSONError as error:
+        problem = f"{path} is not JSON: {error}"
+        raise BadLabel(problem, key=str(path), remedy="Download or export it again.") from error
+
+
+def _labeled(entry: dict[str, Any], names: dict[int, str], path: Path) -> LabeledObject:
+    box, outline = entry.get("bbox"), entry.get("segmentation")
+    if not isinstance(box, list) or len(box) != 4 or not all(isinstance(v, int | float | Decimal) for v in box):
+        raise BadLabel(f"{_named(entry, path)} has bbox {box!r}", key=str(path), remedy="Write [x, y, width, height].")
+    left, top, width, height = map(float, box)
+    category = _number(entry, "category_id", path)
+    if category not in names:
+        problem = f"{_named(entry, path)} has category_id {category}, which is not listed"
+        raise BadLabel(problem, key=str(path), remedy="Add the category, or remove the annotation.")
+    single = isinstance(outline, list) and len(outline) == 1 and isinstance(outline[0], list) and len(outline[0]) >= 6
+    return LabeledObject(
+        desc=names[category],
+        box=(left, top, left + width, top + height),
+        polygon=tuple(map(float, outline[0])) if single and isinstance(outline, list) else (),
+        is_crowd=bool(entry.get("iscrowd", 0)),
+    )
+
+
+def _number(entry: dict[str, Any], name: str, path: Path) -> int:
+    value = entry.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadLabel(f"{_named(entry, path)} has {name} {value!r}", key=str(path), remedy="Write a whole number.")
+    return value
+
+
+def _file_name(entry: dict[str, Any], path: Path) -> str:
+    name = entry.get("file_name") or "/".join(str(entry.get("coco_url", "")).split("/")[-2:])
+    if not name:
+        raise BadLabel(f"{_named(entry, path)} has no file_name", key=str(path), remedy="Name its file.")
+    return str(name)
+
+
+def _named(entry: dict[str, Any], path: Path) -> str:
+    return f"{path}: the entry with id {entry.get('id')!r}"

@@ -1,0 +1,135 @@
+"""Our JSONL, as a target and as a source of conversions.
+
+Boxes are clipped to the image and rounded to bins 0..999; crowd regions go to ``metadata.crowd``, where no objective
+matches or appends them. Images that their EXIF data turns are stored upright, because training reads stored pixels.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageOps
+
+from rollmatch.data.desc import check_desc
+from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, Summary, raise_bad
+from rollmatch.data.geometry import twice_area
+from rollmatch.records import NUM_BINS
+
+_ORIENTATION, _UPRIGHT = 0x0112, 1
+
+
+class NativeWriter:
+    """Writes records to ``path``. ``polygons``: outlines instead of boxes, where an object has one."""
+
+    def __init__(self, path: Path, *, polygons: bool = False, bad: OnBad = raise_bad) -> None:
+        self.path, self.polygons, self.bad = path, polygons, bad
+        self.upright = path.with_name(f"{path.stem}-upright")
+        self.summary = Summary()
+
+    def write(self, images: Iterable[LabeledImage]) -> Summary:
+        """All records, streamed; returns what was written and dropped. Errors: ``BadLabel``."""
+        with self.path.open("w", encoding="utf-8") as file:
+            for image in images:
+                record = self._record(image)
+                if record is not None:
+                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        return self.summary
+
+    def _record(self, image: LabeledImage) -> dict[str, Any] | None:
+        size = image.width, image.height
+        try:
+            path = self._upright(Path(image.path), size)
+        except (OSError, Image.DecompressionBombError) as error:
+            self.summary.dropped["image that cannot be opened"] += 1
+            self.bad(BadLabel(f"{image.path}: {error}", key=image.path, remedy="Correct the path, or give --images."))
+            return None
+        made = [(one, item) for one in image.objects if (item := self._item(one, size, image.path)) is not None]
+        objects = [item for one, item in made if not one.is_crowd]
+        crowds = [item for one, item in made if one.is_crowd]
+        self.summary.images += 1
+        self.summary.objects += len(objects)
+        self.summary.crowds += len(crowds)
+        record = {"images": [str(path)], "width": size[0], "height": size[1], "objects": objects}
+        return record | ({"metadata": {"crowd": crowds}} if crowds else {})
+
+    def _item(self, one: LabeledObject, size: tuple[int, int], origin: str) -> dict[str, Any] | None:
+        """``desc`` and a shape in bins; None for what has no area there."""
+        for error in check_desc(one.desc, key=origin, place="an object"):
+            self.summary.dropped["description that cannot be used"] += 1
+            self.bad(BadLabel(error.problem, key=origin, remedy=error.remedy))
+            return None
+        outline = to_bins(one.polygon, size) if self.polygons and not one.is_crowd else ()
+        if outline and twice_area(outline):
+            return {"desc": one.desc, "poly": list(outline)}
+        left, top, right, bottom = to_bins(one.box, size)
+        if right <= left or bottom <= top:
+            self.summary.dropped["object without area inside the image"] += 1
+            return None
+        return {"desc": one.desc, "bbox_2d": [left, top, right, bottom]}
+
+    def _upright(self, path: Path, size: tuple[int, int]) -> Path:
+        """The image's own path, or that of an upright copy. Errors: ``BadLabel`` where the labels mean another size."""
+        with Image.open(path) as image:
+            turned = image.getexif().get(_ORIENTATION, _UPRIGHT) != _UPRIGHT
+            upright = ImageOps.exif_transpose(image) if turned else image
+            if upright.size != size:
+                problem = f"{path} is {upright.size[0]} x {upright.size[1]} pixels upright, its labels say {size}"
+                self.bad(BadLabel(problem, key=str(path), remedy="Label the upright image."))
+            if not turned:
+                return path.resolve()
+            self.upright.mkdir(exist_ok=True)
+            copy = self.upright / f"{self.summary.upright:06d}-{path.stem}.png"
+            upright.save(copy)
+            self.summary.upright += 1
+            return copy.resolve()
+
+
+def read_native(path: Path, images: Path, *, bad: OnBad = raise_bad) -> Iterator[LabeledImage]:
+    """Records of our JSONL with their crowd regions, in pixels. Errors: ``BadLabel``, naming the line."""
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                record = json.loads(line)
+                size = record["width"], record["height"]
+                crowds = record.get("metadata", {}).get("crowd", [])
+                objects = [_labeled(item, size, is_crowd=False) for item in record["objects"]]
+                objects += [_labeled(item, size, is_crowd=True) for item in crowds]
+                found = str(images / record["images"][0])
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                bad(
+                    BadLabel(f"{path}:{number}: {error!r}", key=f"{path}:{number}", remedy="Run rollmatch check on it.")
+                )
+                continue
+            yield LabeledImage(path=found, width=size[0], height=size[1], objects=tuple(objects))
+
+
+def _labeled(item: dict[str, Any], size: tuple[int, int], *, is_crowd: bool) -> LabeledObject:
+    polygon = to_pixels(item["poly"], size) if "poly" in item else ()
+    corners = polygon or to_pixels(item["bbox_2d"], size)
+    xs, ys = corners[0::2], corners[1::2]
+    box = (min(xs), min(ys), max(xs), max(ys))
+    return LabeledObject(desc=item["desc"], box=box, polygon=polygon, is_crowd=is_crowd)
+
+
+def to_bins(values: Sequence[float], size: tuple[int, int]) -> tuple[int, ...]:
+    """[x, y, ...] pixels, clipped to an image of ``size`` (width, height), as bins 0..999.
+
+    >>> to_bins((-5, 0, 50, 199), (101, 200))
+    (0, 0, 500, 999)
+    """
+    scales = [(NUM_BINS - 1) / max(1, side - 1) for side in size]
+    last = [side - 1 for side in size]
+    clipped = (min(max(value, 0), last[place % 2]) for place, value in enumerate(values))
+    return tuple(round(value * scales[place % 2]) for place, value in enumerate(clipped))
+
+
+def to_pixels(bins: Sequence[int], size: tuple[int, int]) -> tuple[float, ...]:
+    """[x, y, ...] bins as pixels of an image of ``size``: the inverse of ``to_bins``, but for rounding.
+
+    >>> to_pixels((0, 999), (101, 200))
+    (0.0, 199.0)
+    """
+    pairs = zip(bins, chain.from_iterable([size] * (len(bins) // 2)), strict=True)
+    return tuple(value / (NUM_BINS - 1) * (side - 1) for value, side in pairs)

@@ -1,0 +1,122 @@
+"""YOLO data sets: ``data.yaml``, images in ``.../images/...``, one ``.txt`` per image in ``.../labels/...``.
+
+A line is ``class cx cy w h`` or ``class x1 y1 x2 y2 ...`` (an outline), all in 0..1 of the upright image; no file,
+or an empty one, means no objects. Source: Ultralytics' format.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import yaml
+from PIL import Image, ImageOps
+
+from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, raise_bad
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+
+
+def read_yolo(path: Path, split: str, *, bad: OnBad = raise_bad) -> Iterator[LabeledImage]:
+    """Images of one split of ``data.yaml``, in the order of their paths. Errors: ``BadLabel``, naming file and line."""
+    described = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(described, dict) or "names" not in described or split not in described:
+        problem = f"{path} has no names, or no {split}"
+        raise BadLabel(problem, key=str(path), remedy="Give the data.yaml of a YOLO data set, and one of its splits.")
+    listed = described["names"]
+    names = dict(enumerate(listed)) if isinstance(listed, list) else {int(key): name for key, name in listed.items()}
+    root = path.parent / described.get("path", ".")
+    for image in _images(root, described[split]):
+        try:
+            with Image.open(image) as opened:
+                width, height = ImageOps.exif_transpose(opened).size
+        except OSError as error:
+            bad(BadLabel(f"{image}: {error}", key=str(image), remedy="Correct the list of images."))
+            continue
+        objects = tuple(_read_labels(_labels_of(image), names, (width, height), bad))
+        yield LabeledImage(path=str(image), width=width, height=height, objects=objects)
+
+
+def write_yolo(images: Iterable[LabeledImage], directory: Path) -> None:
+    """``data.yaml``, ``images/`` (links to the images) and ``labels/``; crowd regions are left out."""
+    for name in ("images", "labels"):
+        (directory / name).mkdir(parents=True)
+    numbers: dict[str, int] = {}
+    for place, image in enumerate(images):
+        path = Path(image.path).resolve()
+        name = f"{place:06d}-{path.stem}"
+        (directory / "images" / f"{name}{path.suffix}").symlink_to(path)
+        lines = []
+        for one in image.objects:
+            if not one.is_crowd:
+                number = numbers.setdefault(one.desc, len(numbers))
+                lines.append(" ".join([str(number), *(f"{value:.6f}" for value in _relative(one.box, image))]))
+        (directory / "labels" / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    described = {"path": ".", "train": "images", "names": {number: name for name, number in numbers.items()}}
+    (directory / "data.yaml").write_text(
+        yaml.safe_dump(described, sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
+
+
+def _relative(box: tuple[float, float, float, float], image: LabeledImage) -> tuple[float, float, float, float]:
+    """Pixel edges -> centre and size in 0..1.
+
+    >>> _relative((10, 20, 30, 60), LabeledImage(path="", width=100, height=200, objects=()))
+    (0.2, 0.2, 0.2, 0.2)
+    """
+    left, top, right, bottom = box
+    width, height = image.width, image.height
+    return (left + right) / 2 / width, (top + bottom) / 2 / height, (right - left) / width, (bottom - top) / height
+
+
+def _images(root: Path, places: str | list[str]) -> Iterator[Path]:
+    """The image files that a split names: directories, or lists of paths."""
+    for place in [places] if isinstance(places, str) else places:
+        found = root / place
+        if found.suffix == ".txt":
+            yield from (root / line.strip() for line in found.read_text(encoding="utf-8").splitlines() if line.strip())
+        elif found.is_dir():
+            yield from sorted(path for path in found.rglob("*") if path.suffix.lower() in SUFFIXES)
+        else:
+            raise BadLabel(f"{found} is neither a directory nor a list", key=str(found), remedy="Correct data.yaml.")
+
+
+def _labels_of(image: Path) -> Path:
+    """``.../images/train/x.jpg`` -> ``.../labels/train/x.txt``: the last part named images is replaced.
+
+    >>> str(_labels_of(Path("a/images/b/images/c.jpg")))
+    'a/images/b/labels/c.txt'
+    """
+    parts = list(image.with_suffix(".txt").parts)
+    places = [index for index, part in enumerate(parts) if part == "images"]
+    if places:
+        parts[places[-1]] = "labels"
+    return Path(*parts)
+
+
+def _read_labels(path: Path, names: dict[int, str], size: tuple[int, int], bad: OnBad) -> Iterator[LabeledObject]:
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            if line.strip():
+                yield _labeled(line.split(), names, size, f"{path}:{number}")
+        except BadLabel as error:
+            bad(error)
+
+
+def _labeled(words: list[str], names: dict[int, str], size: tuple[int, int], where: str) -> LabeledObject:
+    try:
+        number, values = int(words[0]), [float(word) for word in words[1:]]
+        desc = names[number]
+    except (ValueError, KeyError) as error:
+        problem = f"{where} holds {' '.join(words)!r}"
+        raise BadLabel(problem, key=where, remedy="Write a class of data.yaml and numbers in 0..1.") from error
+    width, height = size
+    if len(values) == 4:
+        across, down, wide, high = values[0] * width, values[1] * height, values[2] * width, values[3] * height
+        return LabeledObject(desc=desc, box=(across - wide / 2, down - high / 2, across + wide / 2, down + high / 2))
+    if len(values) < 6 or len(values) % 2:
+        raise BadLabel(
+            f"{where} has {len(values)} numbers", key=where, remedy="Write 4, or x and y of 3 points and more."
+        )
+    xs, ys = [x * width for x in values[0::2]], [y * height for y in values[1::2]]
+    polygon = tuple(value for point in zip(xs, ys, strict=True) for value in point)
+    return LabeledObject(desc=desc, box=(min(xs), min(ys), max(xs), max(ys)), polygon=polygon)
