@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers import Trainer
 
+from rollmatch.checkpoint import sealing
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
 from rollmatch.errors import LearnError
 from rollmatch.learn.batch import MicroBatch, split_evenly
@@ -269,7 +270,7 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
         return self.order
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """What is under way first: transformers writes ``trainer_state.json`` last, which marks the whole."""
+        """Save, then write the manifest that marks the checkpoint as whole, and only then remove old ones."""
         step = self.state.global_step
         folder = Path(self.args.output_dir) / f"checkpoint-{step}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -282,7 +283,8 @@ class RolloutTrainer(StreamedLearning, Trainer):  # type: ignore[misc]  # transf
             )
             write_packer_state(folder, carry, rank=self.ring.ranks.rank)
         self.ring.ranks.barrier()
-        super()._save_checkpoint(model, trial)
+        with sealing(folder, self.args, self.ring.ranks):
+            super()._save_checkpoint(model, trial)
         self.ring.journal.write("saved", step=step, path=folder.name)
 
 
