@@ -9,6 +9,7 @@
 
 import argparse
 import ast
+import json
 import random
 import re
 import sqlite3
@@ -29,7 +30,7 @@ from coverage import CoverageData
 
 from conformance.harness.trial import IMPL, ROOT, Trial, run_trials
 
-MAP = ROOT / "build/coverage"
+MAP, FAILED = ROOT / "build/coverage", ROOT / ".pytest_cache/v/cache/lastfailed"
 MOST_TESTS, BUDGET_S, TIMEOUT_S = 150, 20, 120
 """Tests that a mutant is tried with, processor time after which no further one begins, and time until it is killed."""
 ANNOTATIONS = "ReplaceBinaryOperator_BitOr"
@@ -95,7 +96,7 @@ def trial_of(spec: MutationSpec) -> Trial:
     source = mutate_code(path.read_text(encoding="utf-8"), get_operator(spec.operator_name)(), spec.occurrence) or ""
     reached = {each.rpartition("|")[0] for each in contexts_of(path).get(line, [])}
     near, breadth = (f"conformance/{path.relative_to(IMPL).parts[1]}/", "conformance/scenarios/"), read_map()[1]
-    tests = sorted(filter(exists, reached), key=lambda test: (not test.startswith(near), breadth[test], test))
+    tests = sorted(filter(can_judge, reached), key=lambda test: (not test.startswith(near), breadth[test], test))
     changed = source.splitlines()[line - 1].strip()
     name = f"{path.relative_to(ROOT)}:{line} {spec.operator_name.partition('/')[2]}: {changed}"
     limits = {"timeout_s": TIMEOUT_S, "budget_s": BUDGET_S}
@@ -103,11 +104,12 @@ def trial_of(spec: MutationSpec) -> Trial:
 
 
 @cache
-def exists(test: str) -> bool:
-    """Whether a test of the map is still there."""
+def can_judge(test: str) -> bool:
+    """Whether a test of the map is still there, and passed when the map was made."""
     file, _, name = test.partition("::")
     path = ROOT / file
-    return path.is_file() and f"def {name.partition('[')[0]}(" in path.read_text(encoding="utf-8")
+    is_there = path.is_file() and f"def {name.partition('[')[0]}(" in path.read_text(encoding="utf-8")
+    return is_there and test not in (json.loads(FAILED.read_text()) if FAILED.exists() else {})
 
 
 def changed_lines(branch: str) -> Lines:
