@@ -12,27 +12,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "impl" / "rollmatch"
 ROOMS = (
-    *(
-        "errors",
-        "startup",
-        "records",
-        "journal",
-        "checkpoint",
-        "ranks",
-        "config",
-        "data",
-        "model",
-        "weights",
-        "server",
-        "dialects",
-    ),
+    *("errors", "startup", "records", "journal", "ranks", "config", "data", "model", "weights", "server", "dialects"),
     *(
         "rollout",
         "learn",
         "objectives",
         "step_report",
+        "evaluation",
         "packer_state",
-        "ring",
         "streaming",
         "trainer",
         "report",
@@ -44,7 +31,7 @@ ROOMS = (
 DOORS = {"vllm": ("rollout.vllm_colocate", "server", "weights.worker"), "peft": ("model",)}
 """Heavy package -> the only modules that may import it."""
 TORCHLESS = (
-    *("errors", "config", "records", "model.vocabulary", "data", "objectives.evaluation", "objectives.environment"),
+    *("errors", "config", "records", "model.vocabulary", "data", "objectives.environment"),
     *(
         "objectives.episode",
         "objectives.named",

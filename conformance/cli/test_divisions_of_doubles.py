@@ -83,7 +83,7 @@ def learn(tmp_path):
                 *(f"{VLLM}.max_model_len=512", f"{VLLM}.mode=server", f"{VLLM}.server.servers=[{named}]"),
                 *("training.per_device_train_batch_size=3", f"training.max_steps={num_steps}"),
             )
-            stack.enter_context(closing(trainer.ring))
+            stack.enter_context(closing(trainer))
             with not_refused():
                 trainer.train()
             return trainer, servers

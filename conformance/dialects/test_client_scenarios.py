@@ -14,7 +14,7 @@ from conformance.scenarios.configs import config_with, not_refused
 from conformance.server.calls import in_thread
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
-from rollmatch.cli.assemble import make_ring
+from rollmatch.cli.assemble import make_parts
 from rollmatch.cli.connect import connect_servers
 from rollmatch.dialects.native.group import Meeting
 from rollmatch.dialects.session import ClientSettings, RolloutServer
@@ -123,19 +123,19 @@ def test_zero_means_no_limit(double):
 )
 def test_nobody_listens():
     config, began = config_for("http://127.0.0.1:9", REACH_S + "2"), time.monotonic()
-    told = error_of(lambda: make_ring_with_server(config, Ranks()))
+    told = error_of(lambda: make_parts_with_server(config, Ranks()))
     assert (told.code, told.key) == ("server-unreachable", "http://127.0.0.1:9")
     assert "colocate" in told.remedy
     assert "hf" in told.remedy
     assert time.monotonic() - began < 5
 
 
-def make_ring_with_server(config, ranks):
-    """All rooms, of which the backend is the first that touches a server; there is no step before they stand."""
+def make_parts_with_server(config, ranks):
+    """All parts of a trainer; making the backend is the first that touches a server."""
     model = torch.nn.Linear(1, 1)
     template = SimpleNamespace(**vars(TEMPLATE), pad_id=0)
     template.vocabulary.bin_of, template.vocabulary.coord_ids = {}, ()
-    return make_ring(config, model, template, journal=SimpleNamespace(write=lambda *_, **__: {}), ranks=ranks)
+    return make_parts(config, model, template, journal=SimpleNamespace(write=lambda *_, **__: {}), ranks=ranks)
 
 
 ALONE = """
@@ -217,7 +217,7 @@ def test_rank_1_generates_but_does_not_sync():
 @pytest.mark.parametrize("rank", [0, 1])
 def test_adapter_mode_with_two_ranks_is_refused_before_a_server_is_called(double, mode, rank):
     config = config_for(double.url, f"~.vllm.sync.mode={mode}", "~.vllm.enable_lora=true")
-    told = error_of(lambda: make_ring_with_server(config, Ranks(rank=rank, learner_world_size=2)))
+    told = error_of(lambda: make_parts_with_server(config, Ranks(rank=rank, learner_world_size=2)))
     assert told.code == "adapter-with-several-ranks"
     assert told.key == "custom.extra.rollout_matching.vllm.sync.mode"
     assert "full" in told.remedy
@@ -229,15 +229,15 @@ def test_auto_mode_that_means_full_syncs_before_the_first_rollouts(tmp_path):
     double = NativeDouble({"a": torch.zeros(2, 2)})
     with serving(double) as (url,):
         config = config_for(url, "~.vllm.sync.mode=auto", "~.vllm.enable_lora=false", port=free_port())
-        ring = None
+        source = None
         with not_refused():
-            ring = make_ring_with_server(config, Together(rank=0, learner_world_size=2))
-        assert ring.fence.mode.mode == "full"
-        ring.fence.sync_if_due(0, lambda: iter([("a", torch.ones(2, 2))]))
-        ring.fence.backend.generate(requests_of(2), SHORT)
+            source = make_parts_with_server(config, Together(rank=0, learner_world_size=2)).source
+        assert source.fence.mode.mode == "full"
+        source.fence.sync_if_due(0, lambda: iter([("a", torch.ones(2, 2))]))
+        source.fence.backend.generate(requests_of(2), SHORT)
         assert calls_of(double, "sync", "infer") == ["sync", "infer"]
         assert double.policy_version == 1
-        ring.fence.backend.close()
+        source.fence.backend.close()
 
 
 class Together(Ranks):

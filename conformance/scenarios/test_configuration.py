@@ -10,7 +10,7 @@ from rollmatch.errors import ErrorList
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a tree, below a valid one unless set otherwise, and returns its path."""
+    """Writes a tree, below a valid one unless told otherwise, and returns its path."""
 
     def write_file(name, tree, *, whole=False):
         path = tmp_path / name
@@ -58,9 +58,9 @@ def test_a_list_of_the_extending_file_replaces_the_list_below_it(write):
 )
 def test_files_that_extend_each_other_are_refused(write):
     write("b.yaml", {"extends": "a.yaml"})
-    loaded = codes_of(write("a.yaml", {"extends": "b.yaml"}))
-    assert [code for code, _ in loaded] == ["extends-cycle"]
-    assert all(name in loaded[0][1] for name in ("a.yaml", "b.yaml"))
+    told = codes_of(write("a.yaml", {"extends": "b.yaml"}))
+    assert [code for code, _ in told] == ["extends-cycle"]
+    assert all(name in told[0][1] for name in ("a.yaml", "b.yaml"))
     write("b.yaml", {})
     assert load_config(write("a.yaml", {**VALID, "extends": "b.yaml"})).global_max_length == 1024
 
@@ -196,9 +196,9 @@ def test_an_explicit_null_replaces_the_value_below_it(write):
     clauses=["configuration/a-run-is-configured-by-yaml-files-that-build-on-each-other#7"],
 )
 def test_the_command_line_sets_a_key_of_the_file(write):
-    loaded = load_config(write("run.yaml", with_training(seed=1)), ["training.seed=7"])
-    assert loaded == load_config(write("other.yaml", with_training(seed=7)))
-    assert loaded.training.seed == 7
+    told = load_config(write("run.yaml", with_training(seed=1)), ["training.seed=7"])
+    assert told == load_config(write("other.yaml", with_training(seed=7)))
+    assert told.training.seed == 7
 
 
 @pytest.mark.scenario(

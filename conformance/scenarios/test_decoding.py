@@ -121,17 +121,17 @@ def test_the_value_in_its_new_place_is_accepted():
     "decoding/beam-search-with-one-beam-is-refused", clauses=["decoding/decoding-is-greedy-unless-told-otherwise#4"]
 )
 def test_beam_search_with_one_beam_is_refused():
-    refusal = refusal_of("~.decode_mode=beam", "~.num_beams=1", "~.rollout_backend=hf")
-    assert refusal == ("beams-disagree", f"{LONG}num_beams")
-    assert refusal_of("~.num_beams=2") == refusal
+    told = refusal_of("~.decode_mode=beam", "~.num_beams=1", "~.rollout_backend=hf")
+    assert told == ("beams-disagree", f"{LONG}num_beams")
+    assert refusal_of("~.num_beams=2") == told
 
 
 @pytest.mark.scenario(
     "decoding/sampled-beams-are-refused", clauses=["decoding/decoding-is-greedy-unless-told-otherwise#3"]
 )
 def test_sampled_beams_are_refused():
-    refusal = refusal_of(*BEAM, "~.rollout_backend=hf", "~.decoding.temperature=0.7")
-    assert refusal == ("beam-sampled", f"{LONG}decoding.temperature")
+    told = refusal_of(*BEAM, "~.rollout_backend=hf", "~.decoding.temperature=0.7")
+    assert told == ("beam-sampled", f"{LONG}decoding.temperature")
 
 
 @pytest.mark.scenario(
@@ -139,8 +139,8 @@ def test_sampled_beams_are_refused():
     clauses=["decoding/a-response-leaves-room-for-its-prompt#3"],
 )
 def test_an_engine_that_outgrows_a_segment_is_refused():
-    refusal = refusal_of("global_max_length=1024", "~.vllm.max_model_len=2048")
-    assert refusal == ("engine-longer-than-segment", f"{LONG}vllm.max_model_len")
+    told = refusal_of("global_max_length=1024", "~.vllm.max_model_len=2048")
+    assert told == ("engine-longer-than-segment", f"{LONG}vllm.max_model_len")
 
 
 @pytest.mark.scenario("decoding/an-engine-as-long-as-a-segment-is-accepted")
@@ -153,8 +153,8 @@ def test_an_engine_as_long_as_a_segment_is_accepted():
     clauses=["decoding/a-response-leaves-room-for-its-prompt#4"],
 )
 def test_an_engine_without_room_for_a_prompt_is_refused():
-    refusal = refusal_of("global_max_length=1024", "~.vllm.max_model_len=512", "~.max_new_tokens=512")
-    assert refusal == ("response-too-long", f"{LONG}vllm.max_model_len")
+    told = refusal_of("global_max_length=1024", "~.vllm.max_model_len=512", "~.max_new_tokens=512")
+    assert told == ("response-too-long", f"{LONG}vllm.max_model_len")
 
 
 class UnusedEngine:

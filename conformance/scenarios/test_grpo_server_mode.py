@@ -85,9 +85,9 @@ def test_an_empty_list_of_ports_is_refused():
 def test_one_host_and_one_port_are_accepted():
     with not_refused():
         servers = pair_servers(server_section(config_with(*NAMED)))
-        settings = pair_servers(server_section(config_with(*NAMED, "rlhf.vllm_server_group_port=50000")))
+        told = pair_servers(server_section(config_with(*NAMED, "rlhf.vllm_server_group_port=50000")))
     assert [(server.base_url, server.group_port) for server in servers] == [("http://127.0.0.1:8080", 51216)]
-    assert [server.group_port for server in settings] == [50000]
+    assert [server.group_port for server in told] == [50000]
 
 
 @pytest.mark.scenario(
@@ -185,20 +185,20 @@ def test_the_share_of_memory_is_above_0_and_at_most_1():
         key = "vllm_gpu_memory_utilization"
         assert refused(f"{LAUNCHED}{key}={share}") == ("out-of-range", key)
     assert settings_of()["engine_arguments"]["gpu_memory_utilization"] == 0.6
-    settings = settings_of(f"{LAUNCHED}vllm_gpu_memory_utilization=1.0")
-    assert settings["engine_arguments"]["gpu_memory_utilization"] == 1.0
+    told = settings_of(f"{LAUNCHED}vllm_gpu_memory_utilization=1.0")
+    assert told["engine_arguments"]["gpu_memory_utilization"] == 1.0
 
 
 @pytest.mark.scenario(clauses=["grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#1"])
 def test_settings_of_the_server_stand_in_its_section():
-    settings = settings_of(
+    told = settings_of(
         f"{LAUNCHED}vllm_tensor_parallel_size=2",
         f"{LAUNCHED}vllm_max_model_len=2048",
         f"{LAUNCHED}vllm_engine_kwargs={json.dumps({'block_size': 32})}",
     )
-    assert (settings["tensor_parallel_size"], settings["max_model_len"]) == (2, 2048)
-    assert settings["engine_arguments"]["block_size"] == 32
-    assert settings_of()["max_model_len"] == 1024, "that of the longest segment, unless set"
+    assert (told["tensor_parallel_size"], told["max_model_len"]) == (2, 2048)
+    assert told["engine_arguments"]["block_size"] == 32
+    assert settings_of()["max_model_len"] == 1024, "that of the longest segment, unless told"
 
 
 @pytest.mark.scenario(clauses=["grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#6"])

@@ -16,9 +16,11 @@ from rollmatch.cli.run import _announce, describe
 from rollmatch.cli.run_directory import RESOLVED
 from rollmatch.cli.watch import UNDERFULL_STEPS, RunWatcher, make_step_fields
 from rollmatch.config import load_config
+from rollmatch.data import Window
 from rollmatch.journal import Journal, read_journal
 from rollmatch.learn.pack import Packer
 from rollmatch.model.checkpoint import merged_weights
+from rollmatch.objectives.protocol import TrainingTargets
 from rollmatch.objectives.rollout_matching.elements import DropReason
 from rollmatch.objectives.rollout_matching.objective import RolloutReport, summarize
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
@@ -27,14 +29,15 @@ from rollmatch.records import Rollout
 from rollmatch.report.console import StepConsole
 from rollmatch.rollout.fence import Fence
 from rollmatch.step_report import PHASES
+from rollmatch.streaming import PartTargets
 
 SAMPLING = {"max_new_tokens", "temperature", "top_p", "top_k"}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    overrides = "training.packing=true", "training.max_steps=3", "custom.extra.rollout_matching.max_new_tokens=9"
-    trainer = make_trainer(tmp_path_factory.mktemp("run"), *overrides, is_shallow=True)
+    told = "training.packing=true", "training.max_steps=3", "custom.extra.rollout_matching.max_new_tokens=9"
+    trainer = make_trainer(tmp_path_factory.mktemp("run"), *told, is_shallow=True)
     watcher = RunWatcher(None, min_fill=None)
     watcher.trainer = trainer
     trainer.add_callback(watcher)
@@ -44,7 +47,7 @@ def trained(tmp_path_factory):
 
 @pytest.mark.scenario("observability/the-events-of-one-step", clauses=["observability/a-run-keeps-a-journal#1,2,3"])
 def test_the_events_of_one_step(trained):
-    lines = [json.loads(line) for line in trained.ring.journal.path.read_text().splitlines()]
+    lines = [json.loads(line) for line in trained.source.journal.path.read_text().splitlines()]
     assert [line["event"] for line in lines][:5] == ["synced", "requested", "generated", "packed", "step"]
     assert all({"event", "time", "rank"} <= line.keys() for line in lines)
 
@@ -100,11 +103,11 @@ def test_sums_come_before_ratios():
 
 
 def warnings_of(fills):
-    overrides = io.StringIO()
-    watcher = RunWatcher(StepConsole(100, overrides), min_fill=0.65)
+    told = io.StringIO()
+    watcher = RunWatcher(StepConsole(100, told), min_fill=0.65)
     for fill in fills:
         watcher._tell_if_underfull(fill)
-    return overrides.getvalue()
+    return told.getvalue()
 
 
 @pytest.mark.scenario(
@@ -115,9 +118,9 @@ def test_poorly_filled_rows_warn():
     row = type(make_row())(segments=make_row(*plain_segments(6)).segments, capacity=10)
     assert row.fill == 0.6
     assert Packer(10, max_buffered=8, min_fill_ratio=0.65).is_underfull(row)
-    overrides = warnings_of([row.fill] * UNDERFULL_STEPS)
-    assert overrides.count("65%") == 1
-    assert f"{UNDERFULL_STEPS} steps" in overrides
+    told = warnings_of([row.fill] * UNDERFULL_STEPS)
+    assert told.count("65%") == 1
+    assert f"{UNDERFULL_STEPS} steps" in told
     assert UNDERFULL_STEPS == 10
 
 
@@ -133,10 +136,8 @@ def test_well_filled_rows_do_not_warn():
 def test_dropped_objects_are_counted_by_name():
     parsed = [parse_rollout(ids(answer(each)), make_vocabulary()) for each in (element(1, 2, 3), element(desc=""))]
     figures = summarize([report_of(predicted=0, truth=0, matched=0, drops=each.drops) for each in parsed])
-    overrides = {
-        name.removeprefix("drop/"): count for name, count in figures.items() if name.startswith("drop/") and count
-    }
-    assert overrides == {"wrong_arity": 1, "missing_desc": 1}
+    told = {name.removeprefix("drop/"): count for name, count in figures.items() if name.startswith("drop/") and count}
+    assert told == {"wrong_arity": 1, "missing_desc": 1}
 
 
 @pytest.mark.scenario(
@@ -153,8 +154,8 @@ def test_the_servers_are_written_down():
     urls = ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]
     server = "custom.extra.rollout_matching.vllm.server"
     mode = "custom.extra.rollout_matching.vllm.mode=server"
-    overrides = (mode, f"{server}.base_url=[{', '.join(urls)}]", f"{server}.group_port=51216")
-    assert describe(load_digits(*overrides), nn.Linear(2, 2), Ranks())["servers"] == urls
+    told = (mode, f"{server}.base_url=[{', '.join(urls)}]", f"{server}.group_port=51216")
+    assert describe(load_digits(*told), nn.Linear(2, 2), Ranks())["servers"] == urls
     assert describe(load_digits(), nn.Linear(2, 2), Ranks())["servers"] == []
 
 
@@ -168,7 +169,7 @@ class OfTwo(Ranks):
 @pytest.mark.scenario(clauses=["observability/time-is-measured-by-phase#3"])
 def test_a_step_tells_how_long_each_rank_waited_for_its_rollouts(tmp_path):
     trainer = make_trainer(tmp_path)
-    object.__setattr__(trainer.ring, "ranks", OfTwo(rank=0, learner_world_size=2))
+    object.__setattr__(trainer.source, "ranks", OfTwo(rank=0, learner_world_size=2))
     trainer.report.phase_s["rollout"] = 1.25
     logs = {"loss": 0.5}
     trainer.log(logs)
@@ -191,7 +192,7 @@ def test_the_resolved_config_is_kept_in_the_run_directory(tmp_path, resumed, cap
 def test_the_age_of_carried_segments_is_seen(tmp_path):
     trainer = make_trainer(tmp_path, "training.packing=true")
     samples = trainer.train_dataset[:2]
-    template = trainer.ring.template
+    template = trainer.source.template
     prompts = [template.expand(template.prompt_token_ids(s), template.image_features(s)) for s in samples]
     rollouts = [
         Rollout(
@@ -199,7 +200,9 @@ def test_the_age_of_carried_segments_is_seen(tmp_path):
         )
         for v, prompt in zip((3, 5), prompts, strict=True)
     ]
-    segments, _ = trainer.ring.objective.target.make_segments(samples, rollouts)
-    trainer._make_batches(segments, {}, num_batches=1)
+    segments, _ = trainer.learner.objective.target.make_segments(samples, rollouts)
+    made = TrainingTargets(segments=tuple((segment,) for segment in segments))
+    part = PartTargets(index=0, rollouts=rollouts, targets=made, features={})
+    trainer.learn(Window(epoch=0, first_step=0, parts=((0, 1),)), [part], trainer.report)
     (packed,) = events(trainer, "packed")
     assert (packed["segments"], packed["oldest_policy_version"]) == (2, 3)

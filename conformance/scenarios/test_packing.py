@@ -143,13 +143,13 @@ def test_a_resumed_run_packs_on(tmp_path):
         Segment(sample=samples[i], policy_version=1, token_ids=(7, 8, 9 + i), prompt_len=1, prefix_len=0)
         for i in sample_ids
     ]
-    trainer.ring.batcher.packer.restore(waiting)
+    trainer.learner.batcher.packer.restore(waiting)
     trainer.create_optimizer_and_scheduler(num_training_steps=1)
     trainer._save_checkpoint(trainer.model, None)
     resumed = make_trainer(tmp_path / "two", *overrides)
     resumed.restore_packer_state(tmp_path / "one" / "checkpoint-0")
-    assert resumed.ring.batcher.packer.state() == waiting
-    assert resumed.ring.batcher.packer.pop_row().segments[0] == waiting[0]
+    assert resumed.learner.batcher.packer.state() == waiting
+    assert resumed.learner.batcher.packer.pop_row().segments[0] == waiting[0]
 
 
 @pytest.mark.scenario(

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +10,8 @@ from conformance.harness.schedule import explore
 from conformance.scenarios.configs import config_with, not_refused, refusal_of
 from conformance.scenarios.prefetching import GREEDY, AheadWorld, requests_of, rollouts_of
 from rollmatch.cli.assemble import make_overlap
-from rollmatch.rollout.ahead import Ahead, Wanted
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.phase import Ahead, RequestedWindow
 from rollmatch.rollout.prefetch import Prefetch, PrefetchOverfull, PrefetchRules
 
 OVERLAP, STALENESS = "~.overlap", "~.max_staleness"
@@ -41,8 +43,8 @@ def test_an_unknown_mode_is_refused_and_the_three_are_taken():
 )
 def test_a_staleness_is_a_whole_number_from_one():
     for value, code in (("0", "out-of-range"), ("-1", "out-of-range"), ("1.5", "wrong-type"), ("true", "wrong-type")):
-        found = refusal_of(f"{OVERLAP}=ahead", f"{STALENESS}={value}", *SERVED)
-        assert found == (code, f"{LONG}.max_staleness")
+        told = refusal_of(f"{OVERLAP}=ahead", f"{STALENESS}={value}", *SERVED)
+        assert told == (code, f"{LONG}.max_staleness")
     with not_refused():
         for value in (1, 2, 7):
             config = config_with(f"{OVERLAP}=ahead", f"{STALENESS}={value}", *SERVED)
@@ -110,19 +112,19 @@ def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_asked_for_again(ste
     version = max(step_of)
     servers = AnsweringServers()
     prefetch = Prefetch(servers, GREEDY, PrefetchRules(max_windows=2, callers_per_server=1))
-    ahead = Ahead(prefetch, max_staleness=1, lead=1)
+    ahead = Ahead(None, prefetch, max_staleness=1, lead=1)
     with prefetch.quiet():
         pass
     prefetch.ask(7, requests_of(0, 4), (4,))
     prefetch.wait_for(7)
     with prefetch.quiet():
         servers.policy_version = version
-    wanted = [Wanted(7, [request.sample for request in requests_of(0, 4)])]
+    wanted = [RequestedWindow(7, [request.sample for request in requests_of(0, 4)])]
     collected = ahead.collect(wanted, None, step_of=step_of)
     prefetch.close()
     assert sorted(servers.asked) == sorted([0, 1, 2, 3] * times_asked)
     assert [rollout.response_token_ids for rollout in collected.rollouts] == [(0,), (1,), (2,), (3,)]
-    assert collected.num_asked_again == 4 * (times_asked - 1)
+    assert collected.num_regenerated == 4 * (times_asked - 1)
     assert collected.staleness == age
 
 
@@ -135,10 +137,9 @@ def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_asked_for_again(ste
     ],
 )
 def test_the_staleness_is_told_in_optimizer_steps_and_counts_to_the_last_of_a_window(overrides, lead, oldest):
-    prefetch, ahead = make_overlap(
-        config_with(*SERVED, f"{OVERLAP}=ahead", *overrides), AnsweringServers(), GREEDY, learner_world_size=1
-    )
-    prefetch.close()
+    source = SimpleNamespace(fence=SimpleNamespace(backend=AnsweringServers()), decoding=GREEDY, ranks=Ranks())
+    ahead = make_overlap(config_with(*SERVED, f"{OVERLAP}=ahead", *overrides), source)
+    ahead.prefetch.close()
     assert (ahead.lead, ahead.max_staleness) == (lead, oldest)
 
 

@@ -127,14 +127,14 @@ def test_an_unset_mode_means_colocate(model, monkeypatch, tmp_path):
     """The engine is a double; a real one trains in conformance/cli/test_colocate_run.py."""
     with not_refused():
         assert config_with().custom.extra.rollout_matching.vllm.mode == "colocate"
-    found = "training.per_device_train_batch_size=2", "custom.extra.rollout_matching.max_new_tokens=4"
-    trainer = make_trainer(tmp_path, *found, is_shallow=True)
-    fence = trainer.ring.fence
-    fence.backend = make_remembering_backend(trainer.model, trainer.ring.template, Ranks(), monkeypatch)
+    told = "training.per_device_train_batch_size=2", "custom.extra.rollout_matching.max_new_tokens=4"
+    trainer = make_trainer(tmp_path, *told, is_shallow=True)
+    fence = trainer.source.fence
+    fence.backend = make_remembering_backend(trainer.model, trainer.source.template, Ranks(), monkeypatch)
     compared, before = [], {name: weight.clone() for name, weight in trainer.model.named_parameters()}
-    check_alignment = trainer.ring.template.check_alignment
+    check_alignment = trainer.source.template.check_alignment
     monkeypatch.setattr(
-        trainer.ring.template, "check_alignment", lambda *found: compared.append(found[0]) or check_alignment(*found)
+        trainer.source.template, "check_alignment", lambda *told: compared.append(told[0]) or check_alignment(*told)
     )
     trainer.train()
     assert fence.backend._engine.runs == [2]

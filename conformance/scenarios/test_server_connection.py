@@ -36,8 +36,8 @@ def test_a_missing_group_port_is_refused():
 )
 def test_both_forms_at_once_are_refused():
     entry = f"{{base_url: '{URLS[0]}', group_port: 51216}}"
-    found = f"{{servers: [{entry}], base_url: '{URLS[0]}', group_port: 51216}}"
-    assert refusal_of(*server(found)) == ("connection-form-ambiguous", SERVER)
+    told = f"{{servers: [{entry}], base_url: '{URLS[0]}', group_port: 51216}}"
+    assert refusal_of(*server(told)) == ("connection-form-ambiguous", SERVER)
 
 
 @pytest.mark.scenario(
@@ -118,8 +118,8 @@ def test_a_host_and_a_port_are_no_url():
 
 @pytest.mark.scenario("server-connection/an-entry-without-a-group-port-is-refused")
 def test_an_entry_without_a_group_port_is_refused():
-    found = refusal_of(*server(f"{{servers: [{{base_url: '{URLS[0]}'}}]}}"))
-    assert found == ("missing-key", f"{SERVER}.servers.0.group_port")
+    told = refusal_of(*server(f"{{servers: [{{base_url: '{URLS[0]}'}}]}}"))
+    assert told == ("missing-key", f"{SERVER}.servers.0.group_port")
 
 
 @pytest.mark.scenario(
@@ -127,8 +127,8 @@ def test_an_entry_without_a_group_port_is_refused():
     clauses=["server-connection/base-urls-and-group-ports-are-paired-one-to-one#4"],
 )
 def test_a_server_named_twice_is_refused():
-    found = refusal_of(*server(f"{{base_url: ['{URLS[0]}', '{URLS[0]}/'], group_port: 51216}}"))
-    assert found == ("server-named-twice", f"{SERVER}.base_url")
+    told = refusal_of(*server(f"{{base_url: ['{URLS[0]}', '{URLS[0]}/'], group_port: 51216}}"))
+    assert told == ("server-named-twice", f"{SERVER}.base_url")
 
 
 @pytest.mark.scenario(
@@ -136,8 +136,8 @@ def test_a_server_named_twice_is_refused():
     clauses=["server-connection/base-urls-and-group-ports-are-paired-one-to-one#5"],
 )
 def test_two_servers_of_one_machine_with_one_group_port_are_refused():
-    found = refusal_of(*server(f"{{base_url: {URLS[:2]}, group_port: [51216, 51216]}}"))
-    assert found == ("group-port-shared", f"{SERVER}.group_port")
+    told = refusal_of(*server(f"{{base_url: {URLS[:2]}, group_port: [51216, 51216]}}"))
+    assert told == ("group-port-shared", f"{SERVER}.group_port")
 
 
 @pytest.mark.scenario("server-connection/two-machines-may-use-one-group-port-each")
@@ -151,8 +151,8 @@ def test_two_machines_may_use_one_group_port_each():
     clauses=["server-connection/base-urls-and-group-ports-are-paired-one-to-one#6"],
 )
 def test_counting_past_the_last_port_is_refused():
-    found = refusal_of(*server(f"{{base_url: {URLS[:2]}, group_port: 65535}}"))
-    assert found == ("out-of-range", f"{SERVER}.group_port")
+    told = refusal_of(*server(f"{{base_url: {URLS[:2]}, group_port: 65535}}"))
+    assert told == ("out-of-range", f"{SERVER}.group_port")
 
 
 @pytest.mark.scenario(
@@ -160,8 +160,8 @@ def test_counting_past_the_last_port_is_refused():
     clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#1,4"],
 )
 def test_unset_timeouts_have_defaults():
-    found = config_with(*server(f"{{base_url: '{URLS[0]}', group_port: 51216}}"))
-    servers = found.custom.extra.rollout_matching.vllm.server
+    told = config_with(*server(f"{{base_url: '{URLS[0]}', group_port: 51216}}"))
+    servers = told.custom.extra.rollout_matching.vllm.server
     assert (servers.timeout_s, servers.infer_timeout_s) == (240.0, None)
 
 
@@ -170,14 +170,14 @@ def test_unset_timeouts_have_defaults():
     clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#1"],
 )
 def test_a_reachability_timeout_of_zero_is_refused():
-    found = refusal_of(*server(f"{{base_url: '{URLS[0]}', group_port: 51216, timeout_s: 0}}"))
-    assert found == ("out-of-range", f"{SERVER}.timeout_s")
+    told = refusal_of(*server(f"{{base_url: '{URLS[0]}', group_port: 51216, timeout_s: 0}}"))
+    assert told == ("out-of-range", f"{SERVER}.timeout_s")
 
 
 @pytest.mark.scenario("server-connection/a-base-url-with-a-query-is-refused")
 def test_a_base_url_with_a_query_is_refused():
-    found = refusal_of(*server(f"{{base_url: '{URLS[0]}?key=1', group_port: 51216}}"))
-    assert found == ("base-url-invalid", f"{SERVER}.base_url")
+    told = refusal_of(*server(f"{{base_url: '{URLS[0]}?key=1', group_port: 51216}}"))
+    assert told == ("base-url-invalid", f"{SERVER}.base_url")
 
 
 @pytest.mark.scenario("server-connection/a-whole-url-is-accepted")

@@ -49,18 +49,18 @@ def runs(tmp_path_factory):
         (url,) = stack.enter_context(serving(server))
         colocate = make(tmp_path_factory.mktemp("colocate"), f"{VLLM}.mode=colocate")
         served = make(tmp_path_factory.mktemp("served"), *server_overrides(url))
-        tell = served.ring.fence.backend.generate
+        tell = served.source.fence.backend.generate
         monkeypatch.setattr(
-            served.ring.fence.backend, "generate", lambda *asked: given.append(tell(*asked)) or given[-1]
+            served.source.fence.backend, "generate", lambda *asked: given.append(tell(*asked)) or given[-1]
         )
         with not_refused():
             colocate.train()
             served.train()
-        served.ring.close()
+        served.close()
         yield colocate, served, server, given
 
 
-def found(trainer, event, *fields):
+def told(trainer, event, *fields):
     return [tuple(each[field] for field in fields) for each in events(trainer, event)]
 
 
@@ -70,30 +70,30 @@ def found(trainer, event, *fields):
 )
 def test_both_modes_see_the_same_samples(runs):
     colocate, served, *_ = runs
-    asked = found(served, "requested", "step", "sample_ids", "seeds", "decoding")
-    assert asked == found(colocate, "requested", "step", "sample_ids", "seeds", "decoding")
+    asked = told(served, "requested", "step", "sample_ids", "seeds", "decoding")
+    assert asked == told(colocate, "requested", "step", "sample_ids", "seeds", "decoding")
     assert [step for step, *_ in asked] == list(range(STEPS))
-    learnt = found(served, "packed", "step", "sample_ids")
-    assert learnt == found(colocate, "packed", "step", "sample_ids")
+    learnt = told(served, "packed", "step", "sample_ids")
+    assert learnt == told(colocate, "packed", "step", "sample_ids")
     assert [sorted(chain(*rows)) for _, rows in learnt] == [sorted(ids) for _, ids, *_ in asked]
 
 
 @pytest.mark.scenario("rollout-backends/server-mode-hands-on-what-the-servers-said")
 def test_what_the_server_said_is_what_is_learnt_from_as_in_colocate_mode(runs, monkeypatch):
     colocate, served, server, given = runs
-    stop_id = served.ring.template.vocabulary.stop_id
+    stop_id = served.source.template.vocabulary.stop_id
     for rollout in (rollout for step in given for rollout in step):
         prompt, written = server.answered[rollout.request_id]
         assert rollout.prompt_token_ids == tuple(prompt)
         assert rollout.response_token_ids == tuple(token_id for token_id in written if token_id != stop_id)
     assert [len(step) for step in given] == [2] * STEPS
     fields = ("step", "rows", "segments", "tokens", "fill", "carried", "oldest_policy_version")
-    assert found(served, "packed", *fields) == found(colocate, "packed", *fields)
-    assert found(served, "generated", "num_tokens", "policy_version") == found(
+    assert told(served, "packed", *fields) == told(colocate, "packed", *fields)
+    assert told(served, "generated", "num_tokens", "policy_version") == told(
         colocate, "generated", "num_tokens", "policy_version"
     )
     assert served.state.log_history[-1]["train_loss"] == pytest.approx(colocate.state.log_history[-1]["train_loss"])
-    assert isinstance(served.ring.fence.backend, VllmServerBackend)
+    assert isinstance(served.source.fence.backend, VllmServerBackend)
 
 
 def test_a_prompt_that_the_server_read_otherwise_stops_the_run(tmp_path):
@@ -104,7 +104,7 @@ def test_a_prompt_that_the_server_read_otherwise_stops_the_run(tmp_path):
         trainer = make(tmp_path, *server_overrides(url))
         with pytest.raises(PromptMismatch) as caught:
             trainer.train()
-        trainer.ring.close()
+        trainer.close()
     assert caught.value.code == "prompt-mismatch"
     assert "position 0" in caught.value.problem
     assert events(trainer, "packed") == []

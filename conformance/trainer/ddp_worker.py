@@ -26,7 +26,7 @@ def main(task: str, folder: Path, *overrides: str) -> None:
     metrics = trainer.evaluate()
     trainer.train()
     assert trainer.scoring.head is not None
-    rank = trainer.ring.ranks.rank
+    rank = trainer.source.ranks.rank
     save_file(weights_of(trainer.model), folder / f"rank{rank}.safetensors")
     log = {"losses": [line["loss"] for line in trainer.state.log_history if "loss" in line], "metrics": metrics}
     (folder / f"rank{rank}.json").write_text(json.dumps(log))

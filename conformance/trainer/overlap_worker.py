@@ -23,7 +23,7 @@ def run(folder: Path, mode: str, *overrides: str) -> None:
     from conformance.trainer.small_run import weights_of
 
     trainer, servers = overlapped(folder / mode, mode, *overrides, is_shallow=True)
-    rank = trainer.ring.ranks.rank
+    rank = trainer.source.ranks.rank
     # The ranks' parts come back at different times: rank 1 waits for its last one.
     servers.before_call = lambda server, ids: time.sleep(0.4 if rank and ids == trainer.last else 0.0)
     window = trainer.plan.at(0)

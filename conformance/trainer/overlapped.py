@@ -6,9 +6,9 @@ import threading
 
 from conformance.rollout.remembered import Remembered
 from conformance.trainer.small_run import make_trainer
-from rollmatch.rollout.ahead import Ahead
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.phase import Ahead, Lockstep, Stream
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 
 
@@ -20,7 +20,7 @@ class CopyServers:
 
     def __init__(self, trainer):
         self.policy = trainer.model
-        self.held = HfBackend(Remembered(copy.deepcopy(trainer.model).eval()), trainer.ring.template, batch_size=8)
+        self.held = HfBackend(Remembered(copy.deepcopy(trainer.model).eval()), trainer.source.template, batch_size=8)
         self.lock, self.events = threading.Lock(), []
         self.before_call = lambda server, ids: None
         self.is_well = lambda: True
@@ -62,14 +62,16 @@ def overlapped(folder, mode, *overrides, max_staleness=1, lead=None, pieces=1, c
     trainer = make_trainer(folder, *overrides, **arguments)
     servers = CopyServers(trainer)
     lead = max_staleness if lead is None else lead
-    prefetch = ahead = None
-    fence = Fence(servers, trainer.ring.ranks, trainer.ring.journal)
+    fence = Fence(servers, trainer.source.ranks, trainer.source.journal)
     if mode != "off":
         rules = PrefetchRules(
             max_windows=1 if mode == "stream" else lead + 1, callers_per_server=callers, pieces_per_server=pieces
         )
-        prefetch = Prefetch(servers, trainer.ring.decoding, rules)
+        prefetch = Prefetch(servers, trainer.source.decoding, rules)
         fence.quiet = prefetch.quiet
-        ahead = Ahead(prefetch, max_staleness=max_staleness, lead=lead) if mode == "ahead" else None
-    trainer.ring = dataclasses.replace(trainer.ring, fence=fence, prefetch=prefetch, ahead=ahead)
+    source = trainer.source = dataclasses.replace(trainer.source, fence=fence)
+    if mode == "ahead":
+        trainer.overlap = Ahead(source, prefetch, max_staleness=max_staleness, lead=lead)
+    else:
+        trainer.overlap = Stream(source, prefetch) if mode == "stream" else Lockstep(source)
     return trainer, servers

@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 from conformance.rollout.digits import cut, load_digits, scenes
 from conformance.rollout.remembered import Remembered
-from rollmatch.cli.assemble import make_arguments, make_ring, make_template, read_policy
+from rollmatch.cli.assemble import make_arguments, make_parts, make_template, read_policy
 from rollmatch.cli.run_directory import JOURNAL
 from rollmatch.config import RunConfig
 from rollmatch.config.effective import learner_dtype
@@ -65,11 +65,11 @@ def assembled(config: RunConfig, samples, eval_samples, *, callbacks=None, is_sh
     model, template = read(config)
     if is_shallow:
         cut(model)
-    ring = make_ring(config, model, template, journal=journal, ranks=ranks)
-    if isinstance(ring.fence.backend, HfBackend):
-        ring.fence.backend.model = Remembered(model)
+    parts = make_parts(config, model, template, journal=journal, ranks=ranks)
+    if isinstance(parts.source.fence.backend, HfBackend):
+        parts.source.fence.backend.model = Remembered(model)
     return RolloutTrainer(
-        ring=ring,
+        **parts._asdict(),
         model=model,
         args=arguments,
         train_dataset=list(samples),
@@ -105,7 +105,7 @@ def requested(trainer: RolloutTrainer) -> list[int]:
 
 
 def events(trainer: RolloutTrainer, name: str) -> list[dict]:
-    return [event for event in read_journal(trainer.ring.journal.path) if event["event"] == name]
+    return [event for event in read_journal(trainer.source.journal.path) if event["event"] == name]
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -26,7 +26,7 @@ def narrow(tmp_path_factory):
 
 def test_every_segment_is_learnt_from_once_or_waits(narrow):
     packed = [list(chain(*event["sample_ids"])) for event in events(narrow, "packed")]
-    waiting = [segment.sample.sample_id for segment in narrow.ring.batcher.packer.state()]
+    waiting = [segment.sample.sample_id for segment in narrow.learner.batcher.packer.state()]
     assert sorted(requested(narrow)) == list(range(12))
     assert sorted([*chain(*packed), *waiting]) == list(range(12))
     assert [event["carried"] for event in events(narrow, "packed")][-1] == len(waiting) > 0
@@ -38,7 +38,7 @@ def test_every_segment_is_learnt_from_once_or_waits(narrow):
 
 def test_a_carried_segment_keeps_the_version_that_wrote_it(narrow):
     versions = [segment.policy_version for batch in narrow.report.batches for segment in batch.segments]
-    assert narrow.ring.fence.backend.policy_version == 3
+    assert narrow.source.fence.backend.policy_version == 3
     assert min(versions) < 3
 
 
@@ -52,7 +52,7 @@ def test_a_segment_longer_than_a_row_stops_the_run_and_leaves_the_buffer_as_it_w
     overrides = ("training.packing=true", BRIEF)
     trainer = make_trainer(tmp_path / "tight", *overrides, f"global_max_length={longest - 1}", is_shallow=True)
     waiting = dataclasses.replace(a_segment(trainer), sample=scenes("train")[7])
-    trainer.ring.batcher.packer.add([waiting])
+    trainer.learner.batcher.packer.add([waiting])
     before = weights_of(trainer.model)
     with pytest.raises(SegmentTooLong) as caught:
         trainer.train()
@@ -60,7 +60,7 @@ def test_a_segment_longer_than_a_row_stops_the_run_and_leaves_the_buffer_as_it_w
     assert caught.value.key in {sample.origin for sample in trainer.train_dataset}
     for name in ("global_max_length", "max_new_tokens", "training.packing"):
         assert name in caught.value.remedy
-    assert trainer.ring.batcher.packer.state() == [waiting]
+    assert trainer.learner.batcher.packer.state() == [waiting]
     assert not step_between(before, weights_of(trainer.model)).any()
     fitting, _ = trained(tmp_path / "fitting", *overrides, f"global_max_length={longest}", is_shallow=True)
     assert fitting.state.global_step == 1
@@ -69,9 +69,9 @@ def test_a_segment_longer_than_a_row_stops_the_run_and_leaves_the_buffer_as_it_w
 def a_segment(trainer):
     """Of a few tokens."""
     sample = scenes("train")[0]
-    features = trainer.ring.template.image_features(sample)
-    prompt = trainer.ring.template.expand(trainer.ring.template.prompt_token_ids(sample), features)
-    stop_id = trainer.ring.template.vocabulary.stop_id
+    features = trainer.source.template.image_features(sample)
+    prompt = trainer.source.template.expand(trainer.source.template.prompt_token_ids(sample), features)
+    stop_id = trainer.source.template.vocabulary.stop_id
     return Segment(sample=sample, policy_version=1, token_ids=(*prompt, stop_id), prompt_len=len(prompt), prefix_len=0)
 
 
@@ -84,7 +84,7 @@ def checkpoint_of(narrow, tmp_path):
 def test_a_checkpoint_brings_the_waiting_segments_back(narrow, checkpoint_of, tmp_path):
     trainer = make_trainer(tmp_path, *NARROW, samples=scenes("train")[:12])
     trainer.restore_packer_state(checkpoint_of)
-    assert trainer.ring.batcher.packer.state() == narrow.ring.batcher.packer.state() != []
+    assert trainer.learner.batcher.packer.state() == narrow.learner.batcher.packer.state() != []
 
 
 @pytest.mark.parametrize("wrong", ["missing", "cut", "of another data set"])
@@ -95,10 +95,10 @@ def test_a_carry_that_does_not_fit_is_refused(wrong, narrow, checkpoint_of, tmp_
         file.unlink()
     if wrong == "cut":
         file.write_text(file.read_text()[:-9])
-    waiting = {segment.sample.sample_id for segment in narrow.ring.batcher.packer.state()}
+    waiting = {segment.sample.sample_id for segment in narrow.learner.batcher.packer.state()}
     others = [sample for sample in scenes("train")[:12] if sample.sample_id not in waiting]
     trainer = make_trainer(tmp_path, *NARROW, samples=others if wrong == "of another data set" else None)
     with pytest.raises(PackerStateUnfit) as caught:
         trainer.restore_packer_state(checkpoint_of)
     assert (caught.value.code, caught.value.key) == ("carry-unfit", str(file))
-    assert trainer.ring.batcher.packer.state() == []
+    assert trainer.learner.batcher.packer.state() == []

@@ -44,7 +44,7 @@ class SeesEverySecondScene:
 
 def test_an_evaluation_measures_writes_its_scenes_and_learns_nothing(tmp_path):
     trainer = make_trainer(tmp_path)
-    trainer.ring.fence.backend = SeesEverySecondScene(trainer.ring.objective.target)
+    trainer.source.fence.backend = SeesEverySecondScene(trainer.learner.objective.target)
     before = weights_of(trainer.model)
     metrics = trainer.evaluate()
     assert not step_between(before, weights_of(trainer.model)).any()

@@ -1,4 +1,4 @@
-"""GRPO on the ring, for real: groups from the digits model's own generate(), a step, windows, resume."""
+"""GRPO, for real: groups from the digits model's own generate(), a step, windows, resume."""
 
 import dataclasses
 import json
@@ -75,7 +75,7 @@ def test_advantages_are_of_the_completions_own_group(plain):
 def test_a_response_that_stopped_learns_its_stop_token_too(plain):
     trainer, _ = plain
     segments = [segment for batch in trainer.report.batches for segment in batch.segments]
-    stop_id = trainer.ring.template.vocabulary.stop_id
+    stop_id = trainer.source.template.vocabulary.stop_id
     for segment, rollout in zip(segments, trainer.report.rollouts, strict=True):
         target = segment.token_ids[segment.prompt_len :]
         stopped = rollout.finish_reason == "stop"
@@ -172,13 +172,13 @@ def test_without_adapters_the_reference_is_a_copy_of_the_policy_before_training(
     assert kls[0] == pytest.approx(0, abs=1e-6)
     assert kls[1] > 1e-6
     before = weights_of(make_trainer(tmp_path / "fresh", *GRPO).model)
-    assert not step_between(before, weights_of(trainer.ring.reference)).any()
+    assert not step_between(before, weights_of(trainer.learner.reference)).any()
 
 
 def test_with_adapters_the_reference_is_the_policy_without_them(tmp_path):
     adapters = ("tuner.train_type=lora", "tuner.use_dora=true", "custom.extra.grpo.beta=0.1", "training.max_steps=2")
     trainer, _ = trained(tmp_path, *GRPO, *ONE_GROUP, *adapters, samples=unseen(SAMPLES), is_shallow=True)
-    assert trainer.ring.reference is None
+    assert trainer.learner.reference is None
     kls = [line["kl"] for line in trainer.state.log_history if "loss" in line]
     assert kls[0] == pytest.approx(0, abs=1e-6)
     assert kls[1] > 1e-6
@@ -197,7 +197,7 @@ def test_samples_with_a_question_of_their_own_are_asked_that(tmp_path):
     asked = [dataclasses.replace(sample, objects=()) for sample in unseen(SAMPLES)]
     rewards = "custom.extra.grpo.rewards=[{function: conformance.trainer.rewards:digit_sum}]"
     trainer, step = trained(tmp_path, *GRPO, BRIEF, rewards, samples=asked)
-    prompt = trainer.ring.template.vocabulary.text(trainer.report.rollouts[0].prompt_token_ids)
+    prompt = trainer.source.template.vocabulary.text(trainer.report.rollouts[0].prompt_token_ids)
     assert "What is " in prompt
     assert "List every digit" not in prompt
     assert step.norm() > 0

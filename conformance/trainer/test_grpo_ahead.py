@@ -35,7 +35,7 @@ def notes_segments(trainer):
     def noted(*arguments):
         batches, totals = get(*arguments)
         segments = [segment for batch in trainer.report.batches for segment in batch.segments]
-        trainer.learnt.append((trainer.ring.fence.backend.policy_version, segments))
+        trainer.learnt.append((trainer.source.fence.backend.policy_version, segments))
         return batches, totals
 
     trainer.get_batch_samples = noted
@@ -47,8 +47,8 @@ def ran(folder, mode, *overrides, prepare=lambda trainer, servers: None, **cut):
     notes_segments(trainer)
     prepare(trainer, servers)
     trainer.train()
-    if trainer.ring.prefetch is not None:
-        trainer.ring.prefetch.close()
+    if trainer.overlap.prefetch is not None:
+        trainer.overlap.prefetch.close()
     return trainer
 
 
@@ -106,7 +106,7 @@ def test_what_became_too_old_is_asked_for_again_in_its_place(pair, tmp_path):
     trainer = ran(tmp_path, "ahead", "training.eval_steps=1", prepare=forget, lead=2, **SHALLOW)
     assert events(trainer, "asked_again")
     assert ids_of(trainer) == ids_of(pair["off"])
-    step_of = trainer.ring.fence.step_of
+    step_of = trainer.source.fence.step_of
     ages = [
         step - step_of[each.policy_version] for step, (_, segments) in enumerate(trainer.learnt) for each in segments
     ]

@@ -31,7 +31,7 @@ def notes_what_is_learnt(trainer):
         batches, totals = get(*arguments)
         segments = [segment for batch in trainer.report.batches for segment in batch.segments]
         trainer.seen.append([segment.sample.sample_id for segment in segments])
-        step, step_of = trainer.state.global_step, trainer.ring.fence.step_of
+        step, step_of = trainer.state.global_step, trainer.source.fence.step_of
         trainer.ages.append(max((step - step_of[segment.policy_version] for segment in segments), default=0))
         return batches, totals
 
@@ -121,7 +121,7 @@ def test_an_error_at_the_third_request_stops_the_run_within_ten_seconds(tmp_path
             raise RolloutError("the server is on fire", key="third")
 
     servers.before_call = fail_third
-    prefetch = trainer.ring.prefetch
+    prefetch = trainer.overlap.prefetch
     prefetch.rules = dataclasses.replace(prefetch.rules, stuck_after_s=3.0)
     slow_step(trainer)
     with pytest.raises(RolloutError) as caught:
@@ -145,7 +145,7 @@ def slow_step(trainer):
         while trainer.state.global_step == 1 and trainer.slow.num_waits < 50:
             trainer.slow.num_waits += 1
             time.sleep(0.1)
-            trainer.ring.check()
+            trainer.check()
         return compute(model, inputs, *arguments, **named)
 
     trainer.compute_loss = slowly
@@ -165,7 +165,7 @@ def test_a_segment_that_waited_for_a_row_until_it_was_too_old_is_asked_for_again
     assert events(trainer, "asked_again"), "some segments waited a step"
     assert max(trainer.ages) == 1
     windows = [event["sample_ids"] for event in events(trainer, "requested") if event["purpose"] == "train"]
-    waiting = [segment.sample.sample_id for segment in trainer.ring.batcher.packer.state()]
+    waiting = [segment.sample.sample_id for segment in trainer.learner.batcher.packer.state()]
     assert sorted([*chain(*trainer.seen), *waiting]) == sorted(chain(*windows))
 
 
@@ -185,7 +185,7 @@ def test_the_run_closes_with_its_callers(tmp_path):
     trainer.train()
     callers = [each for each in set(threading.enumerate()) - before if each.name.startswith("rollout-caller")]
     assert len(callers) == 8
-    trainer.ring.prefetch.close()
+    trainer.overlap.prefetch.close()
     deadline = time.monotonic() + 10
     while any(thread.is_alive() for thread in callers):
         assert time.monotonic() < deadline
@@ -209,8 +209,8 @@ class TwoRanks(Ranks):
 def test_what_one_rank_drops_all_ranks_know_in_the_same_step(tmp_path):
     trainer, _ = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=3", **BLIND)
     ranks = TwoRanks(rank=0, learner_world_size=2)
-    trainer.ring.fence.ranks = ranks
-    trainer.ring = dataclasses.replace(trainer.ring, ranks=ranks)
+    trainer.source.fence.ranks = ranks
+    trainer.source = trainer.overlap.source = dataclasses.replace(trainer.source, ranks=ranks)
     trainer.train()
     told = [(event["step"], event["num_rollouts"], event["by_rank"]) for event in events(trainer, "asked_again")]
     assert told == [(step, 0, [0, 7]) for step in range(3)]

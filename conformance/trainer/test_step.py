@@ -1,4 +1,4 @@
-"""One step around the ring, for real: the digits model, its own generate(), float32."""
+"""One step, for real: the digits model, its own generate(), float32."""
 
 import dataclasses
 import json
@@ -129,7 +129,7 @@ def test_the_log_record_holds_the_figures_of_its_step(whole):
 
 def test_the_journal_tells_the_step_in_order(whole):
     trainer, _ = whole
-    lines = [json.loads(line) for line in trainer.ring.journal.path.read_text().splitlines()]
+    lines = [json.loads(line) for line in trainer.source.journal.path.read_text().splitlines()]
     names = [line["event"] for line in lines]
     assert names == ["synced", "requested", "generated", "packed", "timeline", "saved"]
     synced, requested_line, generated, packed, timeline, saved = lines
@@ -212,7 +212,7 @@ def without_news(objective):
 def test_a_step_that_supervises_nothing_moves_nothing_and_is_no_nan(packing, tmp_path):
     overrides = (f"training.packing={packing}", "training.gradient_accumulation_steps=2", BRIEF)
     trainer = make_trainer(tmp_path, *overrides, is_shallow=True)
-    trainer.ring = dataclasses.replace(trainer.ring, objective=without_news(trainer.ring.objective))
+    trainer.learner = dataclasses.replace(trainer.learner, objective=without_news(trainer.learner.objective))
     before = weights_of(trainer.model)
     trainer.train()
     step = step_between(before, weights_of(trainer.model))
@@ -254,7 +254,7 @@ class OtherPrompt:
 
 def test_a_prompt_the_engine_saw_differently_stops_the_run(tmp_path):
     trainer = make_trainer(tmp_path)
-    fence = trainer.ring.fence
+    fence = trainer.source.fence
     fence.backend, backend = OtherPrompt(fence.backend), fence.backend
     before = weights_of(trainer.model)
     with pytest.raises(PromptMismatch) as caught:

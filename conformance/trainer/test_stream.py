@@ -32,12 +32,12 @@ def step_of(folder, mode, *overrides, prepare=lambda trainer, servers: None):
 def hold_back_the_last(trainer, servers):
     """One call is not answered before two micro-batches of its step were learnt from, or the learner asks for it."""
     held, seen = threading.Event(), []
-    learn, ask = trainer.training_step, trainer.ring.prefetch.next_part
+    learn, ask = trainer.training_step, trainer.overlap.prefetch.next_part
 
     def counted(model, inputs, totals=None):
         loss = learn(model, inputs, totals)
-        seen.append(totals.totals is None)
-        trainer.num_kept.append(trainer._early.num_kept)
+        seen.append(trainer.totals is None)
+        trainer.num_kept.append(trainer.streamed.early.num_kept)
         if len(seen) == 2:
             held.set()
         return loss
@@ -48,7 +48,7 @@ def hold_back_the_last(trainer, servers):
         return ask(step, taken=taken)
 
     trainer.training_step, trainer.learnt_early, trainer.num_kept = counted, seen, []
-    trainer.ring.prefetch.next_part = asked
+    trainer.overlap.prefetch.next_part = asked
     lock, calls = threading.Lock(), []
 
     def wait(server, ids):
@@ -80,7 +80,7 @@ def test_a_streamed_step_learns_early_and_has_the_gradient_of_any_other(tmp_path
     for name in ("loss", "loss_ce", "loss_coord", "recall", "segments", "learn_tokens", "rollout_tokens"):
         assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
     assert learnt(trainer) == learnt(reference)
-    whole = [event for event in reference.ring.fence.backend.events if event[0] != "sync"]
+    whole = [event for event in reference.source.fence.backend.events if event[0] != "sync"]
     assert [(kind, len(ids)) for kind, _, ids in whole] == [("whole", 4)], "off mode asks for the whole step, and waits"
 
 

@@ -1,4 +1,4 @@
-"""Episodes of several turns on the ring, for real: gone on with in mid-window, and on two learner ranks."""
+"""Episodes of several turns in training, for real: resumed in mid-window, and on two learner ranks."""
 
 import json
 import sys

@@ -11,6 +11,7 @@ from conformance.scenarios.configs import not_refused
 from conformance.weights.native_double import NativeDouble, serving
 from conformance.weights.test_native_sender import free_port, names_called
 from rollmatch.cli import run as run_module
+from rollmatch.cli.assemble import TrainerParts
 from rollmatch.config.training import TunerConfig
 from rollmatch.dialects.native.group import Meeting
 from rollmatch.dialects.native.sender import NativeSender
@@ -18,9 +19,9 @@ from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
-from rollmatch.ring import Ring
 from rollmatch.rollout.sync_mode import SyncMode
 from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.trainer import RolloutTrainer
 from rollmatch.weights.adapter import adapter_of
 from rollmatch.weights.digest import bytes_of, digest_of
 from rollmatch.weights.named_weights import named_weights
@@ -102,17 +103,18 @@ def test_the_communicator_is_closed_after_an_error(attach, tmp_path, monkeypatch
             backend.push(tensors_of(version).items(), version=version)
         raise RuntimeError("the third step")
 
-    ring = SimpleNamespace(prefetch=None, fence=SimpleNamespace(backend=backend))
-    ring.close = MethodType(Ring.close, ring)
+    source = SimpleNamespace(fence=SimpleNamespace(backend=backend))
+    trainer = SimpleNamespace(source=source, overlap=SimpleNamespace(prefetch=None))
+    trainer.close = MethodType(RolloutTrainer.close, trainer)
     for name, made in {
         "make_arguments": None,
-        "load_policy": None,
-        "attention_of": None,
+        "read_policy": None,
+        "prepare_layers": None,
         "make_template": template,
-        "make_ring": ring,
+        "make_parts": TrainerParts(source, None, None),
         "describe": {},
         "_announce": None,
-        "RolloutTrainer": SimpleNamespace(ring=ring),
+        "RolloutTrainer": trainer,
     }.items():
         monkeypatch.setattr(run_module, name, lambda *_, made=made, **__: made)
     monkeypatch.setattr(run_module, "_train", third_step_fails)

@@ -2,25 +2,33 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from transformers import Trainer
+
+from rollmatch.data import Window, WindowPlan
 from rollmatch.errors import LaunchError
+from rollmatch.learn.pack import Packer
+from rollmatch.model.template import ImageFeatures
+from rollmatch.objectives.protocol import Learner, TrainingTargets
 from rollmatch.records import PolicyTarget, Sample, Segment
+from rollmatch.rollout.phase import AGE_UNKNOWN, Overlap, RolloutSource
 
 PACKER_STATE_FILE = "carry-rank{rank}.json"
 
 
 class PackerStateUnfit(LaunchError):
-    """What waited when a checkpoint was written is there for this rank, and of this data set."""
+    """What waited when a checkpoint was written is there for this rank, and belongs to this data set."""
 
     code = "carry-unfit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackerState:
-    """Of one rank. Made and eaten by ``trainer``."""
+    """What one rank keeps. Made and restored by ``trainer``."""
 
     waiting: tuple[Segment, ...] = ()
     """Segments in the packing buffer, oldest first."""
@@ -28,10 +36,39 @@ class PackerState:
     """Segments of the window under way, per part; empty between windows."""
 
 
-def write_packer_state(folder: Path, carry: PackerState, *, rank: int) -> None:
+@dataclass(slots=True, kw_only=True)
+class WindowTargets:
+    """What the optimizer steps of a window learn from."""
+
+    window: Window
+    parts: tuple[tuple[Segment, ...], ...]
+    """Segments of each part of the window."""
+    features: Mapping[int, ImageFeatures] = field(default_factory=dict)
+    """By sample id; what is missing is computed again."""
+    reports: tuple[Any, ...] = ()
+    """Of its rollouts; none where a run was resumed in the middle of it."""
+
+    @classmethod
+    def of(cls, window: Window, made: TrainingTargets, features: Mapping[int, ImageFeatures]) -> "WindowTargets":
+        """The segments of each sample, put into the parts of the window."""
+        of_sample = iter(made.segments)
+        parts = tuple(tuple(chain.from_iterable(next(of_sample) for _ in indices)) for indices in window.parts)
+        return cls(window=window, parts=parts, features=features, reports=made.reports)
+
+
+def packer_state(packer: Packer | None, targets: WindowTargets | None, *, step: int) -> PackerState:
+    """What is under way after ``step`` optimizer steps."""
+    is_under_way = targets is not None and targets.window.first_step < step < targets.window.end_step
+    return PackerState(
+        waiting=tuple(packer.state()) if packer else (),
+        parts=targets.parts if targets is not None and is_under_way else (),
+    )
+
+
+def write_packer_state(folder: Path, state: PackerState, *, rank: int) -> None:
     """Write the rank's file into a checkpoint's folder."""
-    waiting = [_as_fields(segment) for segment in carry.waiting]
-    parts = [[_as_fields(segment) for segment in part] for part in carry.parts]
+    waiting = [_as_fields(segment) for segment in state.waiting]
+    parts = [[_as_fields(segment) for segment in part] for part in state.parts]
     (folder / PACKER_STATE_FILE.format(rank=rank)).write_text(json.dumps({"waiting": waiting, "parts": parts}))
 
 
@@ -40,34 +77,84 @@ def read_packer_state(folder: Path, samples: Sequence[Sample], *, rank: int) -> 
     file = folder / PACKER_STATE_FILE.format(rank=rank)
     by_id = {sample.sample_id: sample for sample in samples}
     try:
-        told = json.loads(file.read_text())
-        waiting = _as_segments(told["waiting"], by_id)
-        parts = tuple(_as_segments(part, by_id) for part in told["parts"])
+        stored = json.loads(file.read_text())
+        waiting = _as_segments(stored["waiting"], by_id)
+        parts = tuple(_as_segments(part, by_id) for part in stored["parts"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        remedy = "Go on with the ranks, the packing and the data set of the run that wrote it, or start anew."
+        remedy = "Resume with the ranks, the packing and the data set of the run that wrote it, or start a new run."
         raise PackerStateUnfit(f"{type(error).__name__}: {error}", key=str(file), remedy=remedy) from error
     return PackerState(waiting=waiting, parts=parts)
 
 
+def forget_versions(waiting: Sequence[Segment]) -> list[Segment]:
+    """Segments whose policy versions count as too old: version numbers start anew when a run is resumed."""
+    return [replace(segment, policy_version=AGE_UNKNOWN) for segment in waiting]
+
+
 def _as_fields(segment: Segment) -> tuple[int, dict[str, Any]]:
-    told = {field.name: getattr(segment, field.name) for field in fields(segment) if field.name != "sample"}
+    values = {field.name: getattr(segment, field.name) for field in fields(segment) if field.name != "sample"}
     if segment.policy is not None:
-        told["policy"] = asdict(segment.policy)
-    return segment.sample.sample_id, told
+        values["policy"] = asdict(segment.policy)
+    return segment.sample.sample_id, values
 
 
-def _as_segments(told: Sequence[tuple[int, Mapping[str, Any]]], samples: Mapping[int, Sample]) -> tuple[Segment, ...]:
-    return tuple(_as_segment(samples[sample_id], named) for sample_id, named in told)
+def _as_segments(stored: Sequence[tuple[int, Mapping[str, Any]]], samples: Mapping[int, Sample]) -> tuple[Segment, ...]:
+    return tuple(_as_segment(samples[sample_id], values) for sample_id, values in stored)
 
 
-def _as_segment(sample: Sample, told: Mapping[str, Any]) -> Segment:
-    policy = told.get("policy")
+def _as_segment(sample: Sample, values: Mapping[str, Any]) -> Segment:
+    policy = values.get("policy")
     return Segment(
         sample=sample,
-        **{name: _as_tuple(value) for name, value in told.items() if name != "policy"},
+        **{name: _as_tuple(value) for name, value in values.items() if name != "policy"},
         policy=None if policy is None else PolicyTarget(**{name: _as_tuple(value) for name, value in policy.items()}),
     )
 
 
 def _as_tuple(value: Any) -> Any:
     return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value
+
+
+class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
+    """A ``Trainer`` whose checkpoints also hold what is under way between two optimizer steps."""
+
+    control: Any
+    source: RolloutSource
+    overlap: Overlap
+    learner: Learner
+    plan: WindowPlan
+    window_targets: WindowTargets | None
+
+    @property
+    def packer(self) -> Packer | None:
+        """The packing buffer; None where packing is off."""
+        return self.learner.batcher.packer
+
+    @property
+    def _has_packer_state(self) -> bool:
+        """Whether anything can be under way between two optimizer steps."""
+        reuse = self.learner.objective.reuse
+        return self.packer is not None or reuse.steps_per_generation * reuse.num_iterations > 1
+
+    def restore_packer_state(self, checkpoint: Path) -> None:
+        """Restore what was under way when ``checkpoint`` was written. Errors: ``PackerStateUnfit``."""
+        if not self._has_packer_state:
+            return
+        state = read_packer_state(checkpoint, self.train_dataset, rank=self.source.ranks.rank)
+        if self.packer is not None:
+            self.packer.restore(forget_versions(state.waiting) if self.overlap.lead else state.waiting)
+        if state.parts:
+            window = self.plan.at(int(checkpoint.name.rpartition("-")[2]))
+            self.window_targets = WindowTargets(window=window, parts=state.parts)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """What is under way first: transformers writes ``trainer_state.json`` last, which marks the whole."""
+        step, source = self.state.global_step, self.source
+        folder = Path(self.args.output_dir) / f"checkpoint-{step}"
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._has_packer_state:
+            state = packer_state(self.packer, self.window_targets, step=step)
+            write_packer_state(folder, state, rank=source.ranks.rank)
+        source.ranks.barrier()
+        super()._save_checkpoint(model, trial)
+        source.journal.write("saved", step=step, path=folder.name)

@@ -9,7 +9,9 @@ from typing import Any
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.objectives.protocol import Objective
 from rollmatch.records import Rollout
+from rollmatch.rollout.prefetch import Prefetch
 
+PHASES = ("sync", "rollout", "target", "pack", "learn")
 Span = tuple[float, float]
 """Begin and end in unix seconds."""
 BUSY = ("target", "pack", "learn")
@@ -87,15 +89,14 @@ def _share(part: float, whole: float) -> float:
     return min(1.0, max(0.0, part / whole)) if whole else 0.0
 
 
-PHASES = ("sync", "rollout", "target", "pack", "learn")
-
-
 @dataclass(slots=True)
 class StepReport:
     """Filled while a step runs. Made by ``trainer``; ``figures`` goes into the log and the journal."""
 
     step: int
     objective: Objective
+    num_batches: int = 1
+    """Micro-batches of the step, on this rank."""
     phase_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     rollouts: Sequence[Rollout] = ()
     """Of the window, at its first step; empty at the steps that learn from them again."""
@@ -159,3 +160,44 @@ class StepReport:
             "rollout_tok_s": waited_for / self.phase_s["rollout"] if self.phase_s["rollout"] else 0.0,
             "learn_tokens": float(learn_tokens),
         }
+
+    def generated(self, rollouts: Sequence[Rollout], *, policy_version: int) -> dict[str, Any]:
+        """Fields of the journal's ``generated`` event; ``seconds`` is how long the learner waited."""
+        return {
+            "step": self.step,
+            "seconds": round(self.phase_s["rollout"], 4),
+            "num_rollouts": len(rollouts),
+            "num_tokens": sum(len(rollout.response_token_ids) for rollout in rollouts),
+            "policy_version": min((rollout.policy_version for rollout in rollouts), default=policy_version),
+        }
+
+    def packed(self, *, order: Sequence[int] = ()) -> dict[str, Any]:
+        """Fields of the journal's ``packed`` event; ``order`` is that of learning, where it is another."""
+        batches = self.batches
+        return {
+            "step": self.step,
+            "rows": len(batches),
+            "segments": sum(len(batch.segments) for batch in batches),
+            "sample_ids": [[segment.sample.sample_id for segment in batch.segments] for batch in batches],
+            "tokens": sum(batch.num_tokens for batch in batches),
+            "fill": round(sum(batch.fill for batch in batches) / len(batches), 4),
+            "oldest_policy_version": min(segment.policy_version for batch in batches for segment in batch.segments),
+            "carried": self.num_carried,
+            **({"order": list(order)} if order else {}),
+        }
+
+    def times(self, prefetch: Prefetch | None) -> tuple[dict[str, float], dict[str, Any]]:
+        """When learner and servers were busy in a step that has ended: figures for the log, and its timeline."""
+        now, calls = time.time(), prefetch.take_calls() if prefetch else []
+        waits = [(begin, end) for name, begin, end in self.spans if name == "rollout"]
+        busy = prefetch.spans_of(calls, now=now) if prefetch else [waits]
+        times = measure((self.began, now), self.phase_s, busy)
+        timeline = {
+            "step": self.step,
+            "began": round(self.began, 3),
+            "ended": round(now, 3),
+            "learner": [[name, round(begin, 3), round(end, 3)] for name, begin, end in sorted(self.spans)],
+            "calls": [c.as_list() for c in calls] if prefetch else [[0, *wait, self.step] for wait in waits],
+        }
+        ages = self.staleness or {0: len(self.rollouts)}
+        return times.figures() | {f"staleness/{age}": float(number) for age, number in ages.items()}, timeline

@@ -1,4 +1,4 @@
-"""The configuration, made into the rooms of the ring and the arguments of the trainer."""
+"""From the configuration to the parts and the arguments of the trainer."""
 
 import json
 import os
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import TrainingArguments
@@ -25,13 +25,12 @@ from rollmatch.learn.pack import Packer
 from rollmatch.model.compiled_layers import compile_layers, decoder_layers
 from rollmatch.model.policy import load_policy, unwrap
 from rollmatch.model.template import Template
-from rollmatch.objectives.protocol import Objective
+from rollmatch.objectives.protocol import Learner, Objective
 from rollmatch.ranks import Ranks
-from rollmatch.ring import Ring
-from rollmatch.rollout.ahead import Ahead
 from rollmatch.rollout.backend import Decoding, RolloutBackend
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.phase import Ahead, Lockstep, Overlap, RolloutSource, Stream
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules, ServerBackend
 from rollmatch.rollout.sync_mode import SyncMode
 
@@ -137,8 +136,18 @@ def make_template(config: RunConfig) -> Template:
     return Template(config.model.model, system=prompts.system, user=prompts.user, any_chat=any_chat)
 
 
-def make_ring(config: RunConfig, model: torch.nn.Module, template: Template, *, journal: Journal, ranks: Ranks) -> Ring:
-    """All rooms. Starts the rollout engine, the slowest part, last."""
+class TrainerParts(NamedTuple):
+    """What a ``RolloutTrainer`` is made of."""
+
+    source: RolloutSource
+    overlap: Overlap
+    learner: Learner
+
+
+def make_parts(
+    config: RunConfig, model: torch.nn.Module, template: Template, *, journal: Journal, ranks: Ranks
+) -> TrainerParts:
+    """All parts, ready. Starts the rollout engine or connects to the servers, the slowest part."""
     rules = config.custom.extra.rollout_matching
     on_gpu = torch.cuda.is_available()
     threads = config.training.learner_threads or (None if on_gpu else _threads_per_rank())
@@ -150,48 +159,45 @@ def make_ring(config: RunConfig, model: torch.nn.Module, template: Template, *, 
     decoding = replace(decoding, logprobs=objective.wants_logprobs)
     backend = make_backend(config, model, template, ranks=ranks, journal=journal)
     try_out(backend, decoding)
-    prefetch, ahead = make_overlap(config, backend, decoding, learner_world_size=ranks.learner_world_size)
-    fence = Fence(backend, ranks, journal, mode=mode)
-    if prefetch is not None:
-        fence.quiet = prefetch.quiet
-    return Ring(
+    source = RolloutSource(
         template=template,
+        fence=Fence(backend, ranks, journal, mode=mode),
         decoding=decoding,
         eval_decoding=_make_eval_decoding(config, decoding),
-        reference=_load_reference(config, model),
+        journal=journal,
+        ranks=ranks,
+        run_seed=config.training.seed,
+        num_threads=effective.rollout_threads(config, on_gpu=on_gpu),
+    )
+    learner = Learner(
         objective=objective,
         batcher=_make_batcher(config, model, objective, pad_id=template.pad_id),
-        journal=journal,
-        run_seed=config.training.seed,
-        ranks=ranks,
+        reference=_load_reference(config, model),
         graphs_kept=rules.graphs_kept,
-        rollout_threads=effective.rollout_threads(config, on_gpu=on_gpu),
-        learner_threads=threads,
-        fence=fence,
-        prefetch=prefetch,
-        ahead=ahead,
     )
+    return TrainerParts(source, make_overlap(config, source), learner)
 
 
-def make_overlap(
-    config: RunConfig, backend: RolloutBackend, decoding: Decoding, *, learner_world_size: int
-) -> tuple[Prefetch | None, Ahead | None]:
-    """What calls servers beside learning, and what asks for later steps; None where nothing does."""
+def make_overlap(config: RunConfig, source: RolloutSource) -> Overlap:
+    """What ``rollout_matching.overlap`` names; calls beside learning make the fence wait for their end."""
     rules = config.custom.extra.rollout_matching
     if rules.overlap == "off":
-        return None, None
+        return Lockstep(source)
     streams = rules.overlap == "stream"
     lead = effective.num_windows_ahead(config)
-    servers = cast(ServerBackend, backend)
-    together = effective.calls_together(config, num_servers=servers.num_servers, learner_world_size=learner_world_size)
+    servers = cast(ServerBackend, source.fence.backend)
+    together = effective.calls_together(
+        config, num_servers=servers.num_servers, learner_world_size=source.ranks.learner_world_size
+    )
     bounds = PrefetchRules(
         max_windows=1 if streams else lead + 1,
         callers_per_server=together if streams else lead * together,
         pieces_per_server=rules.pieces_per_server,
     )
-    prefetch = Prefetch(servers, decoding, bounds)
+    prefetch = Prefetch(servers, source.decoding, bounds)
+    source.fence.quiet = prefetch.quiet
     oldest = effective.staleness_when_learning_begins(config)
-    return prefetch, None if streams else Ahead(prefetch, max_staleness=oldest, lead=lead)
+    return Stream(source, prefetch) if streams else Ahead(source, prefetch, max_staleness=oldest, lead=lead)
 
 
 def make_backend(

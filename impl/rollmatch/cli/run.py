@@ -13,8 +13,7 @@ import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils.logging import disable_progress_bar
 
-from rollmatch.checkpoint import ranks_without_rng_state
-from rollmatch.cli.assemble import make_arguments, make_ring, make_template, prepare_layers, read_policy
+from rollmatch.cli.assemble import make_arguments, make_parts, make_template, prepare_layers, read_policy
 from rollmatch.cli.run_directory import JOURNAL, RESOLVED, changed_keys
 from rollmatch.cli.watch import RunWatcher
 from rollmatch.config import RunConfig, resolved_yaml
@@ -46,7 +45,6 @@ def run(
     disable_progress_bar()  # one per model file; the step lines tell what happens
     arguments = make_arguments(config)  # opens the process group under torchrun
     ranks = Ranks.from_environment()
-    checkpoint = ranks.gather(checkpoint)[0]
     journal = Journal(directory / (JOURNAL if ranks.is_primary else f"journal-rank{ranks.rank}.jsonl"), rank=ranks.rank)
     model, template = _read(config)
     event = journal.write(
@@ -60,7 +58,7 @@ def run(
     if ranks.is_primary:
         _announce(event, config, resumed=checkpoint is not None)
     trainer = RolloutTrainer(
-        ring=make_ring(config, model, template, journal=journal, ranks=ranks),
+        **make_parts(config, model, template, journal=journal, ranks=ranks)._asdict(),
         model=model,
         args=arguments,
         train_dataset=list(train_samples),
@@ -70,22 +68,21 @@ def run(
     try:
         return _train(trainer, config, checkpoint)
     finally:
-        trainer.ring.close()
+        trainer.close()
         journal.close()
 
 
 def _read(config: RunConfig) -> tuple[torch.nn.Module, Template]:
-    """The policy and its template; transformers and peft are imported with them."""
+    """The policy and its template; transformers and peft come with them."""
     with loading():
-        template = make_template(config)  # its errors come in a second, a model's after minutes of loading
         model = read_policy(config)
         prepare_layers(config, model)
-        return model, template
+        return model, make_template(config)
 
 
 def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) -> int:
-    directory, journal, began = Path(config.training.output_dir), trainer.ring.journal, time.perf_counter()
-    is_primary = trainer.ring.ranks.is_primary
+    directory, journal, began = Path(config.training.output_dir), trainer.source.journal, time.perf_counter()
+    is_primary = trainer.source.ranks.is_primary
     total = _count_steps(trainer)
     with StepConsole(total) if is_primary else _Nobody() as console:
         watcher = _watch(trainer, config, console)
@@ -107,7 +104,7 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) 
 
 
 def _announce(event: Mapping[str, Any], config: RunConfig, *, resumed: bool) -> None:
-    """Print what begins and what has changed since a resumed run began; keep the configuration."""
+    """Say what begins; keep its configuration, and tell what an earlier life of the run had otherwise."""
     print_header(event)
     for part, count in event["parts"].items():
         print(f"  {part}: {count['num_trained']} of {count['num_tensors']} tensors are trained")
@@ -117,16 +114,8 @@ def _announce(event: Mapping[str, Any], config: RunConfig, *, resumed: bool) -> 
     path.write_text(text, encoding="utf-8")
 
 
-def _warn_about_rng(checkpoint: Path, ranks: Ranks) -> None:
-    """Print which ranks continue with other random numbers than the run that wrote the checkpoint."""
-    world_size = ranks.learner_world_size
-    fresh = ranks_without_rng_state(checkpoint, learner_world_size=world_size)
-    if fresh and ranks.is_primary:
-        print(f"  warning: {checkpoint} has no random state for rank {', '.join(map(str, fresh))} of {world_size}")
-
-
 def _watch(trainer: RolloutTrainer, config: RunConfig, console: StepConsole | None) -> RunWatcher:
-    packer = trainer.ring.batcher.packer
+    packer = trainer.learner.batcher.packer
     watcher = RunWatcher(console, min_fill=packer.min_fill_ratio if packer else None)
     watcher.trainer = trainer
     for noisy in (PrinterCallback, ProgressCallback):

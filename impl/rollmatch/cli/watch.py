@@ -34,7 +34,7 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
     def agree_to_stop(self) -> int | None:
         """The signal that some rank has taken, the same on every rank (signals reach ranks at different steps)."""
         assert self.trainer is not None
-        taken = [number for number in self.trainer.ring.ranks.gather(self.stop_signal) if number is not None]
+        taken = [number for number in self.trainer.source.ranks.gather(self.stop_signal) if number is not None]
         if taken:
             self.stop_signal = taken[0]
         return taken[0] if taken else None
@@ -62,9 +62,9 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
             return
         now = time.perf_counter()
         fields = make_step_fields(logs, step=state.global_step, step_s=now - self._last_step_at)
-        fields["policy_version"] = self.trainer.ring.fence.backend.policy_version
+        fields["policy_version"] = self.trainer.source.fence.backend.policy_version
         self._last_step_at = now
-        event = self.trainer.ring.journal.write("step", **fields)
+        event = self.trainer.source.journal.write("step", **fields)
         if self.console is not None:
             self.console.step(event)
             self._tell_if_underfull(float(logs["fill"]))

@@ -1,6 +1,7 @@
 """Log-probabilities of segments' target tokens by a forward pass without gradients."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from rollmatch.learn.batch import make_padded_inputs
 from rollmatch.learn.head import Logits, Scoring, head_worth_avoiding, to_device
-from rollmatch.model.policy import unwrap
+from rollmatch.model.policy import unwrap, without_adapters
 from rollmatch.model.template import ImageFeatures
 from rollmatch.records import Sample, Segment
 
@@ -71,3 +72,27 @@ def _score_batch(
 
 def _count_from(first: int, num: int) -> range:
     return range(first, first + num)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentScorer:
+    """Log-probabilities by the policy as it is, or as it was before training."""
+
+    model: nn.Module
+    reference: nn.Module | None
+    """The policy before training; None: the policy without its adapters."""
+    features_of: Callable[[Sample], ImageFeatures]
+    logprobs: LogprobsOf
+    batch_size: int
+
+    def __call__(self, segments: Sequence[Segment], *, reference: bool = False) -> list[tuple[float, ...]]:
+        """As ``score_segments``."""
+        kept = self.reference if reference else None
+        with without_adapters(self.model, wanted=reference and kept is None):
+            return score_segments(
+                self.model if kept is None else kept,
+                segments,
+                self.features_of,
+                logprobs=self.logprobs,
+                batch_size=self.batch_size,
+            )

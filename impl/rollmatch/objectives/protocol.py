@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from rollmatch.learn.batch import MicroBatch, Supervisor
+from rollmatch.learn.batch import Batcher, MicroBatch, Supervisor
 from rollmatch.learn.head import Logits
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample, Segment
@@ -133,3 +133,25 @@ class Objective(Supervisor, Protocol):
 
     def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> Evaluated:
         """One rollout per held-out sample, in order; all ranks hold them all."""
+
+
+class Divisible(Objective, Protocol):
+    """An objective whose loss is a sum of parts, each over a total of its own; ``overlap: stream`` needs one."""
+
+    def undivided(self, logits: Logits, batch: MicroBatch) -> tuple[Tensor, ...]:
+        """The parts of a micro-batch's loss before they are divided."""
+
+    def divisors_of(self, totals: Any) -> tuple[float, ...]:
+        """What each part is divided by; parts are in the order of ``term_names``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learner:
+    """What segments are learnt with. Made by ``cli.assemble``, used by ``trainer``."""
+
+    objective: Objective
+    batcher: Batcher
+    reference: nn.Module | None = None
+    """The policy before training, where it is not the policy without its adapters."""
+    graphs_kept: int = 1
+    """Graphs of micro-batches that are kept until the totals of a streamed step are known."""

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rollmatch.model.vocabulary import Vocabulary
-from rollmatch.objectives.evaluation import describe_answers
 from rollmatch.objectives.grpo.advantage import Baseline, Scale, group_advantages
 from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.reward import Judgement, Reward, Timing, judge_all
 from rollmatch.objectives.grpo.segments import (
     CompletionReport,
+    describe_answers,
     make_reports,
     policy_segment,
     summarize_completions,

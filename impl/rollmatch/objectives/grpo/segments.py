@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from rollmatch.errors import TargetError
+from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.grpo.advantage import is_flat
 from rollmatch.objectives.grpo.reward import Judgement
 from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
@@ -100,3 +102,20 @@ def summarize_completions(reports: Sequence[CompletionReport], names: Sequence[s
     mean = fmean(rewards) if rewards else 0.0
     spread = fmean((reward - mean) ** 2 for reward in rewards) ** 0.5 if rewards else 0.0
     return {"reward": mean, "reward_std": spread, **means}
+
+
+def describe_answers(
+    samples: Sequence[Sample], rollouts: Sequence[Rollout], rewards: Sequence[float | None], *, vocabulary: Vocabulary
+) -> dict[str, Any]:
+    """The record of an evaluation by rewards: the first answers, as many as there are ``rewards``."""
+    return {
+        "scenes": [],
+        "answers": [
+            {
+                "sample_id": sample.sample_id,
+                "response_text": vocabulary.text(rollout.response_token_ids),
+                "reward": reward,
+            }
+            for sample, rollout, reward in zip(samples, rollouts, rewards, strict=False)
+        ],
+    }

@@ -1,7 +1,7 @@
 """Trajectories of several turns in an environment; and how such an episode is gone on from.
 
-The ring asks for the first turn of each episode as for any response. The others are asked for here, one wave per turn
-with all live episodes in it. All learner ranks take part in as many waves, so that none waits for another's.
+The first turn of each episode is generated as any response. The others are generated here, one wave per turn with all
+live episodes in it. All learner ranks take part in as many waves, so that none waits for another's.
 """
 
 from collections.abc import Callable, Sequence

@@ -10,9 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from rollmatch.model.vocabulary import Vocabulary
-from rollmatch.objectives.evaluation import describe_answers
 from rollmatch.objectives.grpo.loss import PolicyRules
-from rollmatch.objectives.grpo.segments import policy_segment
+from rollmatch.objectives.grpo.segments import describe_answers, policy_segment
 from rollmatch.objectives.policy_gradient import LogprobRules, PolicyGradient
 from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, Reuse, TrainingTargets
 from rollmatch.objectives.vineppo.advantage import Normalization, normalize, spread, step_advantages

@@ -1,0 +1,52 @@
+"""How good the policy is now: one rollout per held-out sample, judged by the objective, nothing learnt."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollmatch.objectives.protocol import Objective, ObjectiveContext
+from rollmatch.records import Sample
+from rollmatch.rollout.phase import RolloutSource
+
+
+def evaluate_policy(
+    source: RolloutSource, objective: Objective, samples: Sequence[Sample], context: ObjectiveContext
+) -> tuple[Mapping[str, Any], dict[str, float]]:
+    """Each rank rolls out its part; record and metrics of all samples, the same on every rank."""
+    ranks, began = source.ranks, time.perf_counter()
+    mine = samples[ranks.rank :: ranks.learner_world_size]
+    rollouts = source.roll_out(mine, context.step, purpose="eval")
+    rollout_s = time.perf_counter() - began
+    source.journal.write(
+        "generated",
+        step=context.step,
+        purpose="eval",
+        seconds=round(rollout_s, 4),
+        num_rollouts=len(rollouts),
+        num_tokens=sum(len(rollout.response_token_ids) for rollout in rollouts),
+        policy_version=min((rollout.policy_version for rollout in rollouts), default=source.policy_version),
+    )
+    parts = ranks.gather(list(zip(mine, rollouts, strict=True)))
+    pairs = sorted((pair for part in parts for pair in part), key=lambda pair: pair[0].sample_id)
+    evaluated = objective.evaluate([sample for sample, _ in pairs], [rollout for _, rollout in pairs], context)
+    num_tokens = sum(len(rollout.response_token_ids) for _, rollout in pairs)
+    return evaluated.record, dict(evaluated.metrics) | {"tokens_per_s": num_tokens / rollout_s}
+
+
+def write_evaluation(
+    folder: Path, *, step: int, metrics: Mapping[str, float], record: Mapping[str, Any] | None = None
+) -> str:
+    """Write ``evaluations/step-<step>.json`` below ``folder``; returns its path relative to it.
+
+    ``record`` is what the file holds besides: scenes, answers.
+    """
+    name = f"evaluations/step-{step:06d}.json"
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = {"step": step, "metrics": dict(metrics), **(record or {})}
+    part = path.with_suffix(".part")  # a kill leaves no half record behind under the name that readers look for
+    part.write_text(json.dumps(whole), encoding="utf-8")
+    part.replace(path)
+    return name
