@@ -1,7 +1,5 @@
 """Rollout servers as they are started: a process of its own, its output in a file, ended with all its workers."""
 
-import dataclasses
-import json
 import os
 import random
 import signal
@@ -64,9 +62,8 @@ class Instance:
     def __init__(self, settings, log):
         self.settings, self.log = settings, log
         self.url = f"http://127.0.0.1:{settings.port}"
-        fields = dataclasses.asdict(settings)
-        key = fields.pop("api_key")
-        command = [sys.executable, "-m", "rollmatch.cli.server_process", json.dumps(fields)]
+        key = settings.api_key
+        command = [sys.executable, "-m", "rollmatch.cli.server_process", settings.to_json()]
         environment = os.environ | ENVIRONMENT | ({KEY_VARIABLE: key} if key else {})
         self.process = start(command, log, environment=environment)
         self.server = Server(self.url, key=key)

@@ -1,15 +1,17 @@
 """The server's application over engines that only pretend: for everything but engines, in milliseconds."""
 
 import asyncio
+import copy
 
 from conformance.rollout.digits import MODEL, ROOT
 from rollmatch.cli.server_app import make_app
 from rollmatch.cli.serving import vocabulary_size
 from rollmatch.server.engine_pool import EnginePool
+from rollmatch.server.failures import Refusal
 from rollmatch.server.identity import load_model_identity
 from rollmatch.server.images import ImageReader
 from rollmatch.server.prompts import PromptMaker
-from rollmatch.server.replica import EngineOutput, EngineRefused, dead
+from rollmatch.server.replica import EngineOutput, dead
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.state import assemble
 
@@ -38,7 +40,7 @@ class PretendingReplica:
             raise
         last = request.prompt.token_ids[-1]
         if last == 7:
-            raise EngineRefused("does not like 7")
+            raise Refusal("engine-refused", "does not like 7", key="requests")
         ids = [last] * (request.sampling.max_tokens - 1) + [STOP]
         logprobs = b"\x00\x00\x80\xbf" * len(ids) if request.sampling.logprobs else None
         return EngineOutput(
@@ -82,15 +84,18 @@ _maker = {}
 def make_parts(*, delay_s=0.0, weights_set=True, **fields):
     """A server of two pretending replicas on the digits model."""
     told = {"model": str(MODEL), "dtype": "float32", "max_model_len": 64, "data_parallel_size": WORLD_SIZE}
+    told["allowed_hosts"] = ("testserver",)  # as starlette's test client calls it
     settings = ServerSettings(**(told | {"image_roots": (str(ROOT / "fixtures/digits/val"),)} | fields))
-    if settings.image_roots not in _maker:
-        reader = ImageReader(settings.image_roots)
-        size = vocabulary_size(settings.model)
-        _maker[settings.image_roots] = PromptMaker(settings.model, vocabulary_size=size, reader=reader)
+    maker = _maker.get(settings.image_roots) or PromptMaker(
+        settings.model, vocabulary_size=vocabulary_size(settings.model), reader=ImageReader(settings.image_roots)
+    )
+    _maker[settings.image_roots] = maker
+    prompts = copy.copy(maker)
+    prompts.reader = ImageReader(settings.image_roots, settings.limits)
     replicas = [PretendingReplica(index, delay_s=delay_s) for index in range(WORLD_SIZE)]
     model = load_model_identity(settings.model, dtype=settings.dtype)
     pool = EnginePool(replicas, weights_set=weights_set)
-    return assemble(settings, model=model, prompts=_maker[settings.image_roots], pool=pool)
+    return assemble(settings, model=model, prompts=prompts, pool=pool)
 
 
 def make_stand_in(**fields):

@@ -190,10 +190,9 @@ def test_swift_renders_tags_parts_and_unplaced_images_alike(stand_in):
     ]  # fmt: skip
     prompts = []
     for message, images in forms:
-        wish = generate_requests(
-            [SwiftInferRequest(messages=[message], images=images)], SwiftRequestConfig(), defaults={}
-        )[0]
-        prompt = parts.prompts.make(wish.request, item=0)
+        made = SwiftInferRequest(messages=[message], images=images)
+        (request,) = generate_requests([made], SwiftRequestConfig(), defaults={})
+        prompt = parts.prompts.make(request, parts.prompts.reader.budget(), item=0)
         assert len(prompt.images) == 1
         prompts.append(prompt.token_ids)
     assert all(ids == prompts[0] for ids in prompts)
@@ -240,5 +239,5 @@ def test_trl_refuses_what_it_does_not_know_by_name(post):
     for bad, key in (({"max_tokens": 0}, "max_tokens"), ({"generation_kwargs": {"foo": 1}}, "foo"), ({"n": 0}, "n")):
         status, told = post("/generate/", {"prompts": [[5]]} | bad)
         assert (status, told["code"], told["key"]) == (400, "sampling-value-invalid", key)
-    assert post("/generate/", {"prompts": [[5]], "generation_kwargs": {"seed": 3}, "what_else": 1})[0] == 200
+    assert post("/generate/", {"prompts": [[5]], "generation_kwargs": {"seed": 3}})[0] == 200
     assert post("/generate/", {"prompts": ["a text"], "logprobs": None})[1]["logprobs"] is None

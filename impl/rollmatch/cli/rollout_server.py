@@ -4,7 +4,6 @@ The launcher replaces itself by the server it starts, so a signal needs no passi
 """
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -26,8 +25,9 @@ from rollmatch.config.servers import (
     server_section,
 )
 from rollmatch.errors import LaunchError
+from rollmatch.server.access import check_exposure
 from rollmatch.server.port import bind_http
-from rollmatch.server.settings import ServerSettings
+from rollmatch.server.settings import KEY_VARIABLE, ServerSettings
 
 _SECTION = "custom.extra.rollout_server"
 SERVER_ENVIRONMENT = ENVIRONMENT | {
@@ -80,6 +80,7 @@ def make_command(config: RunConfig, *, gpus: Sequence[str] | None, server_index:
         words = tuple(rollout_command(config, port=port, replicas=replicas, on_gpu=on_gpu))
     else:
         settings = make_settings(config, port=port, replicas=replicas, on_gpu=on_gpu)
+        check_exposure(settings)
         words = server_words(settings, gpus=devices if on_gpu else ())
     return Command(words=words, environment=environment)
 
@@ -92,9 +93,8 @@ def server_environment(*, on_gpu: bool, eager: bool = True) -> dict[str, str]:
 
 def server_words(settings: ServerSettings, *, gpus: Sequence[str]) -> tuple[str, ...]:
     """The command line of our own server; a bearer key stays out of it, where other users could read it."""
-    fields = dataclasses.asdict(settings) | {"gpus": tuple(gpus)}
-    fields.pop("api_key")
-    return (sys.executable, "-m", "rollmatch.cli.server_process", json.dumps(fields))
+    settings = dataclasses.replace(settings, gpus=tuple(gpus))
+    return (sys.executable, "-m", "rollmatch.cli.server_process", settings.to_json())
 
 
 def make_settings(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) -> ServerSettings:
@@ -111,6 +111,10 @@ def make_settings(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) 
         load_format=vllm.load_format,
         image_roots=tuple(os.path.abspath(root) for root in section.image_roots),
         drain_s=section.drain_s,
+        api_key=os.environ.get(KEY_VARIABLE) or None,
+        allow_no_key=section.allow_no_key,
+        allowed_hosts=section.allowed_hosts,
+        limits=section.limits,
         engine_arguments=_engine_arguments(config, on_gpu=on_gpu) | section.vllm_engine_kwargs,
     )
 

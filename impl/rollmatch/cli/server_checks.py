@@ -1,6 +1,5 @@
 """Wait for the rollout servers, then compare model, GPUs and size with the configuration."""
 
-import ipaddress
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from rollmatch.config import RunConfig, effective
+from rollmatch.config.connection import is_loopback
 from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.dialects.http import ServerRefused
 from rollmatch.dialects.session import ClientSettings, RolloutServer, ServerUnreachable
@@ -35,7 +35,7 @@ def check_gpus(base_url: str, health: Mapping[str, Any], gpus: Sequence[str]) ->
     """Raise ``GpusOverlap`` where a server on this machine, by its health, works on one of the learner's ``gpus``."""
     theirs = health.get("gpus") or ()
     shared = [gpu for gpu in gpus if gpu in theirs]
-    if shared and is_loopback(base_url):
+    if shared and is_loopback(urlsplit(base_url).hostname or ""):
         raise GpusOverlap(
             f"{base_url} works on {', '.join(theirs)}, the learner was given {', '.join(gpus)}",
             key="--gpus",
@@ -56,19 +56,6 @@ def check_model(server: RolloutServer, config: RunConfig) -> None:
             key="model.model",
             remedy="Serve and train with the same YAML.",
         )
-
-
-def is_loopback(url: str) -> bool:
-    """Whether a URL leads to this machine by its own address.
-
-    >>> [is_loopback(f"http://{host}:8000") for host in ("127.0.0.1", "localhost", "[::1]", "10.0.0.7", "node1")]
-    [True, True, True, False, False]
-    """
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _identity(server: RolloutServer) -> dict[str, Any]:

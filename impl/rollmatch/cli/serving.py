@@ -35,7 +35,7 @@ def serve(settings: ServerSettings, listener: socket.socket) -> None:
 
 async def _serve(settings: ServerSettings, listener: socket.socket) -> None:
     model = load_model_identity(settings.model, dtype=settings.dtype)
-    reader = ImageReader(settings.image_roots)
+    reader = ImageReader(settings.image_roots, settings.limits)
     prompts = PromptMaker(settings.model, vocabulary_size=vocabulary_size(settings.model), reader=reader)
     pool = EnginePool(await start_replicas(settings), weights_set=settings.load_format != "dummy")
     app = make_app(assemble(settings, model=model, prompts=prompts, pool=pool))

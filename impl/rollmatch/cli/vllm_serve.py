@@ -14,8 +14,9 @@ from typing import Any
 from rollmatch.cli.processes import Command, become, has_gpu
 from rollmatch.cli.rollout_server import server_environment, server_words
 from rollmatch.errors import LaunchError
+from rollmatch.server.access import check_exposure
 from rollmatch.server.port import bind_http
-from rollmatch.server.settings import ServerSettings
+from rollmatch.server.settings import KEY_VARIABLE, ServerSettings
 
 _CACHE_MIB_ON_CPU = 512
 _CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE_MIB"
@@ -36,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dashed = name.replace("_", "-")
         parser.add_argument(f"--{name}", f"--{dashed}", dest=name, type=kind, default=default, help=text)
     parser.add_argument("--dtype", default="auto")
+    text = "listen on an address other than loopback without a bearer key in ROLLMATCH_API_KEY"
+    parser.add_argument("--allow-no-key", "--allow_no_key", action="store_true", help=text)
     parser.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
 
 
@@ -53,8 +56,10 @@ def truth(text: str) -> bool:
 
 
 def vllm_serve(options: argparse.Namespace) -> int:
-    """Become the server; returns only from a dry run. Errors: ``model-directory-missing``, ``PortInUse``."""
-    command = make_command(make_settings(options, on_gpu=has_gpu()), on_gpu=has_gpu())
+    """Become the server; returns only from a dry run. Errors: ``model-directory-missing``, ``OpenWithoutKey``, ``PortInUse``."""
+    settings = make_settings(options, on_gpu=has_gpu())
+    check_exposure(settings)
+    command = make_command(settings, on_gpu=has_gpu())
     if not options.dry_run:
         bind_http(options.host, options.port).close()
         become(command)
@@ -79,6 +84,8 @@ def make_settings(options: argparse.Namespace, *, on_gpu: bool) -> ServerSetting
         dtype=options.dtype,
         max_model_len=options.max_model_len or own_length(options.model),
         host=options.host,
+        api_key=os.environ.get(KEY_VARIABLE) or None,
+        allow_no_key=options.allow_no_key,
         port=options.port,
         tensor_parallel_size=options.tensor_parallel_size,
         data_parallel_size=options.data_parallel_size,

@@ -1,5 +1,6 @@
 """Sections about rollout servers: addresses (our keys, ms-swift's keys) and what ``rollmatch serve`` starts."""
 
+import ipaddress
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -7,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from rollmatch.config.limits import LimitsConfig
 from rollmatch.config.section import Count, Positive, PositiveShare, Section, Text, Weight, as_tuple
 
 LAST_PORT = 65535
@@ -116,6 +118,18 @@ def base_url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine by name or address.
+
+    >>> [is_loopback(host) for host in ("localhost", "127.0.0.2", "::1", "10.0.0.1", "example.org")]
+    [True, True, True, False, False]
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 def _check_host(value: str) -> str:
     try:
         fine = value == value.strip() and urlsplit(base_url_of(value, 1)).hostname == value.lower()
@@ -154,6 +168,9 @@ class RlhfConfig(Section):
     """Port of the weight-sync group: first port (the next servers count up) or one per server. Unit: port."""
 
 
+Texts = Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])]
+
+
 class RolloutServerConfig(Section):
     """What rollmatch serve starts, by ms-swift's key names where it has them."""
 
@@ -176,8 +193,14 @@ class RolloutServerConfig(Section):
     """Reuse the KV cache of equal prompt prefixes; null uses rollout_matching.vllm.enable_prefix_caching."""
     vllm_engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further vLLM engine arguments, by vLLM's names."""
-    image_roots: Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])] = ()
+    image_roots: Texts = ()
     """Directories from which requests may name image files by path. Empty: requests must contain the image."""
+    allow_no_key: bool = False
+    """Listen on an address other than loopback without a bearer key (environment variable ROLLMATCH_API_KEY)."""
+    allowed_hosts: Texts = ()
+    """Further host names by which a server without a key may be called; loopback names always may."""
+    limits: LimitsConfig = LimitsConfig()
+    """What one call and one connection may cost."""
     drain_s: Weight = 5.0
     """Time for running requests to finish before a sync; unfinished ones are generated again with the new weights.
     Unit: seconds."""

@@ -5,7 +5,6 @@ here tries again: whoever calls knows whether a call may be repeated.
 """
 
 import http.client
-import ipaddress
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import requests
 from requests.structures import CaseInsensitiveDict
 from requests.utils import get_environ_proxies, get_netrc_auth
 
+from rollmatch.config.connection import is_loopback
 from rollmatch.dialects.calls import BackgroundCall, PostCall, PostRequest, RunningCall
 from rollmatch.errors import RolloutError
 
@@ -172,18 +172,6 @@ class HttpServer:
 def _encoded(body: Any, content_type: str) -> bytes | None:
     encode = msgspec.msgpack.encode if content_type == MSGPACK else msgspec.json.encode
     return None if body is None else encode(body)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine by name or address.
-
-    >>> [is_loopback(host) for host in ("localhost", "127.0.0.2", "::1", "10.0.0.1", "example.org")]
-    [True, True, True, False, False]
-    """
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _read(response: _RawReply) -> Any:

@@ -2,12 +2,12 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from rollmatch.errors import RolloutError
-from rollmatch.server.failures import BadItem, WorkerFailure
+from rollmatch.server.failures import Refusal, WorkerFailure
 from rollmatch.server.replica import EngineOutput, EngineRequest, Replica, dead
 
 SERVING, NOT_SET, BROKEN, UPDATING = "serving", "weights-not-set", "weights-broken", "updating"
@@ -15,27 +15,6 @@ WRITING = "update-in-progress"
 """Weights are being written in place."""
 _WATCH_S, _ABORT_S = 0.5, 30.0
 _T = TypeVar("_T")
-
-
-class WeightsNotSet(RolloutError):
-    """A server that was started with placeholder weights gets real ones before it is asked."""
-
-    code = "weights-not-set"
-    status = 409
-
-
-class WeightsBroken(RolloutError):
-    """An update that failed half way is repaired by a full one before anything is generated."""
-
-    code = "weights-broken"
-    status = 409
-
-
-class WrittenInPlace(RolloutError):
-    """Weights that are being written in place are not generated with."""
-
-    code = "update-in-progress"
-    status = 409
 
 
 class EnginePool:
@@ -49,6 +28,8 @@ class EnginePool:
         self.tokens_by_replica = [0] * len(self.replicas)
         """Response tokens that each has written since the start."""
         self.num_restarted = 0
+        self.turned_at = time.monotonic()
+        """When the event loop last ran ``watch``."""
         self._loads = [0] * len(self.replicas)
         self._gate = asyncio.Event()
         self._gate.set()
@@ -69,28 +50,31 @@ class EnginePool:
     def check(self) -> None:
         """Raise unless responses can be generated.
 
-        Errors: ``WorkerDead``, ``WeightsNotSet``, ``WrittenInPlace``, ``WeightsBroken``.
+        Errors: ``WorkerDead``; ``Refusal`` with ``weights-not-set``, ``update-in-progress`` or ``weights-broken``.
         """
         if self.is_dead or any(replica.is_dead() for replica in self.replicas):
             raise dead()
         if self.state == NOT_SET:
             problem = "the server was started with placeholder weights and got no others yet"
-            raise WeightsNotSet(problem, key="weights", remedy="Sync first.")
+            raise Refusal("weights-not-set", problem, key="weights", remedy="Sync first.")
         if self.state == WRITING:
             problem = "weights are being written in place of those that were served"
-            raise WrittenInPlace(problem, key="weights", remedy="Ask again when the update is committed.")
+            raise Refusal(
+                "update-in-progress", problem, key="weights", remedy="Ask again when the update is committed."
+            )
         if self.state == BROKEN:
             problem = "an update failed while it was being loaded"
-            raise WeightsBroken(problem, key="weights", remedy="Run a full sync.")
+            raise Refusal("weights-broken", problem, key="weights", remedy="Run a full sync.")
 
     async def generate_all(self, requests: Sequence[EngineRequest]) -> list[tuple[EngineOutput, int]]:
-        """Each response with the version that wrote it, in order; all or none. Errors also: ``EngineRefused``."""
+        """Each response with the version that wrote it, in order; all or none. Errors also: ``Refusal``."""
         self.check()
         places = self.place(len(requests))
-        tasks = [
-            asyncio.create_task(self._generate_under_one_version(*pair)) for pair in zip(requests, places, strict=True)
-        ]
+        tasks: list[asyncio.Task[tuple[EngineOutput, int]]] = []
         try:
+            for pair in zip(requests, places, strict=True):
+                tasks.append(asyncio.create_task(self._generate_under_one_version(*pair)))
+                await asyncio.sleep(0)  # vLLM prepares a request on the event loop: others get a turn between two
             if tasks:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for item, task in enumerate(tasks):
@@ -148,6 +132,7 @@ class EnginePool:
     async def watch(self) -> None:
         """Runs beside the server: a dead replica ends all that waits for it."""
         while not any(replica.is_dead() for replica in self.replicas):
+            self.turned_at = time.monotonic()
             await asyncio.sleep(_WATCH_S)
         self.is_dead = True
         for task in list(self._running):
@@ -210,7 +195,7 @@ def _checked(told: Any) -> list[dict[str, Any]]:
 def _raise_failure(task: asyncio.Task[Any], item: int) -> None:
     """Raise what a task failed with, saying which item it was; one that still runs has not failed."""
     error = task.exception() if task.done() and not task.cancelled() else None
-    if isinstance(error, BadItem):
+    if isinstance(error, Refusal):
         error.item = item
     if error is not None:
         raise error

@@ -1,5 +1,7 @@
-"""Errors as they leave the server: a status, and a body that names item and field, the same in every dialect."""
+"""Errors as they leave the server: an HTTP status, and a body that names item and field, the same in every dialect."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -7,29 +9,52 @@ from pydantic import ValidationError
 from rollmatch.errors import RollmatchError, RolloutError, SyncError
 from rollmatch.server.payloads import Failure
 
+REFUSALS: Mapping[str, tuple[int, str]] = MappingProxyType(
+    {
+        "request-id-repeated": (400, "Request ids are unique within a call."),
+        "prompt-missing": (400, "A request holds exactly one prompt: ids, text or messages."),
+        "messages-invalid": (400, "Messages are what the chat template accepts."),
+        "images-misfit": (400, "A prompt has one placeholder per image."),
+        "token-id-invalid": (400, "Every id of a prompt is in the vocabulary."),
+        "prompt-too-long": (400, "A prompt and its longest response fit into max_model_len."),
+        "sampling-value-invalid": (400, "Sampling values lie in the ranges that the engine has."),
+        "engine-refused": (400, "The engine accepts what passed the server's own checks."),
+        "image-unreadable": (400, "An image is a PNG, JPEG, WebP, BMP or GIF that can be decoded."),
+        "image-url-refused": (400, "The server downloads nothing: images are in the call, or below an image root."),
+        "image-path-outside-roots": (403, "An image path lies below a directory that the operator named."),
+        "image-too-large": (413, "Images have at most as many pixels as the limits allow."),
+        "body-invalid": (422, "A body has the fields and types of its route, and no others."),
+        "call-too-large": (
+            422,
+            "A call has at most as many prompts, responses, tokens and images as the limits allow.",
+        ),
+        "body-too-large": (413, "A body has at most as many bytes as the limits allow."),
+        "body-too-slow": (408, "A body arrives without long pauses."),
+        "content-type-refused": (415, "A body is JSON or msgpack, and its content type says which."),
+        "server-busy": (429, "The server accepts work while its queue has room."),
+        "bearer-key-missing": (401, "A server with a key serves only calls that bring it."),
+        "bearer-key-wrong": (401, "The key is the server's."),
+        "host-refused": (403, "A server without a key is called by a loopback name or one of allowed_hosts."),
+        "origin-refused": (403, "A server without a key serves no web page of another site."),
+        "route-unknown": (404, "A call names a route of this server."),
+        "method-not-allowed": (405, "A route is called by its method."),
+        "weights-not-set": (409, "A server that was started with placeholder weights is synced before it generates."),
+        "weights-broken": (409, "After an update that failed half way, a full sync precedes generation."),
+        "update-in-progress": (409, "Nothing is generated while weights are written in place."),
+    }
+)
+"""Code -> HTTP status and the rule that was broken."""
 
-class BadItem(RolloutError):
-    """Every item of a generate call can be served; ``item`` is its index in the batch."""
 
-    code = "bad-item"
-    status = 400
+class Refusal(RolloutError):
+    """A call that the server does not serve, by one of the codes in ``REFUSALS``."""
 
-    def __init__(self, problem: str, *, key: str = "", remedy: str = "", item: int | None = None) -> None:
+    def __init__(self, code: str, problem: str, *, key: str = "", remedy: str = "", item: int | None = None) -> None:
         super().__init__(problem, key=key, remedy=remedy)
+        self.code = code
+        self.status = REFUSALS[code][0]
         self.item = item
-
-
-class SamplingValueInvalid(BadItem):
-    """Sampling values lie in the ranges that the engine has."""
-
-    code = "sampling-value-invalid"
-
-
-class BodyInvalid(RolloutError):
-    """A body has the fields and types of its route."""
-
-    code = "body-invalid"
-    status = 422
+        """Index of the request in its call; None where the whole call is refused."""
 
 
 class WorkerDead(RolloutError):
@@ -40,7 +65,7 @@ class WorkerDead(RolloutError):
 
 
 class WorkerFailure(SyncError):
-    """What a worker told; carries the worker's own code."""
+    """An error of a worker, with the worker's own code."""
 
     code = "worker-failure"
 
@@ -51,13 +76,13 @@ class WorkerFailure(SyncError):
 
 
 def status_of(error: RollmatchError) -> int:
-    """HTTP status; what has none is a conflict with the server's state."""
+    """HTTP status of an error; 409 (a conflict with the server's state) where its class names none."""
     status: int = getattr(error, "status", 409)
     return status
 
 
 def failure_of(error: RollmatchError) -> Failure:
-    """The body."""
+    """The body of an error's reply."""
     return Failure(
         code=error.code,
         key=error.key,
@@ -68,18 +93,15 @@ def failure_of(error: RollmatchError) -> Failure:
     )
 
 
-def bad_body(error: ValidationError, *, sampling_at: tuple[str, ...] = ("sampling",)) -> RollmatchError:
-    """The first thing pydantic found, as an error of ours; a wrong sampling value is one of its own kind."""
-    first = error.errors(include_url=False, include_input=False)[0]
+def bad_body(error: ValidationError, *, sampling_at: tuple[str, ...] = ("sampling",)) -> Refusal:
+    """The first problem that pydantic found; one below a field of ``sampling_at`` is a wrong sampling value."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = first["loc"]
     item = next((part for part in place if isinstance(part, int)), None)
-    key = dotted(place)
     if any(name in place for name in sampling_at):
         remedy = "See the route's sampling fields and their ranges."
-        return SamplingValueInvalid(f"{first['msg']}", key=str(place[-1]), remedy=remedy, item=item)
-    missing = BodyInvalid(f"{first['msg']}", key=key, remedy="See the route's fields.")
-    missing.item = item  # type: ignore[attr-defined]
-    return missing
+        return Refusal("sampling-value-invalid", first["msg"], key=str(place[-1]), remedy=remedy, item=item)
+    return Refusal("body-invalid", first["msg"], key=dotted(place), remedy="See the route's fields.", item=item)
 
 
 def dotted(place: tuple[int | str, ...]) -> str:

@@ -1,45 +1,37 @@
-"""Requests of any dialect to engine requests to responses; invalid requests are refused before generation."""
+"""Requests of any dialect as engine requests, and their responses; invalid requests are refused before generation."""
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from rollmatch.config.limits import LimitsConfig
 from rollmatch.data.ids import pack_ids
 from rollmatch.server.engine_pool import EnginePool
-from rollmatch.server.failures import BadItem, SamplingValueInvalid
+from rollmatch.server.failures import Refusal
 from rollmatch.server.payloads import InferBatch, InferReply, InferRequest, InferResponse, Sampling
-from rollmatch.server.prompts import PromptMaker, PromptTooLong, check_room
+from rollmatch.server.prompts import GenerateRequest, PromptMaker, check_room
 from rollmatch.server.replica import EngineOutput, EngineRequest
 
-
-class RequestIdRepeated(BadItem):
-    """Request ids are unique within a call."""
-
-    code = "request-id-repeated"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
-    """One response that somebody asks for, before its prompt was made."""
-
-    request: InferRequest
-    sampling: Sampling | None
-    """None fills the room that the prompt leaves, greedily."""
-    seed: int | None
-    stop: tuple[str, ...] = ()
+_LIMITS = "custom.extra.rollout_server.limits"
 
 
 class ResponseGenerator:
-    """Makes prompts beside the event loop and generates responses."""
+    """Makes prompts in a thread, beside the event loop, and generates responses."""
 
     def __init__(self, pool: EnginePool, prompts: PromptMaker, *, max_model_len: int) -> None:
         self.pool, self.prompts, self.max_model_len = pool, prompts, max_model_len
+        self.limits = prompts.reader.limits
 
     async def infer(self, batch: InferBatch, *, instance: str) -> InferReply:
-        """The native dialect's call. Errors: those of ``prompts``, ``images`` and ``EnginePool.check``."""
+        """The native dialect's call. Errors: ``Refusal``, ``WorkerDead``."""
         _check_ids(batch.requests)
         requests = [
-            GenerateRequest(request=request, sampling=_sampling_of(request, batch, item=item), seed=request.seed)
+            GenerateRequest(
+                token_ids=request.prompt_token_ids,
+                messages=request.messages,
+                images=request.images,
+                sampling=_sampling_of(request, batch, item=item),
+                seeds=(request.seed,),
+            )
             for item, request in enumerate(batch.requests)
         ]
         outputs = await self.generate(requests)
@@ -49,31 +41,89 @@ class ResponseGenerator:
     async def generate(
         self, requests: Sequence[GenerateRequest], *, where: str = "requests", clamp: bool = False
     ) -> list[tuple[EngineOutput, int]]:
-        """Every response with its version, in order. ``clamp`` shortens responses to what fits, as others do."""
+        """Every response and its policy version: those of the first request, then those of the second, and so on.
+
+        ``clamp`` shortens responses to what fits, as the servers of swift and trl do. Errors: ``Refusal``,
+        ``WorkerDead``.
+        """
         if not requests:
             return []
         self.pool.check()
+        self._check_limits(requests, where)
         engine_requests = await asyncio.to_thread(self._engine_requests, requests, where, clamp)
-        return await self.pool.generate_all(engine_requests)
+        try:
+            return await self.pool.generate_all(engine_requests)
+        except Refusal as error:
+            error.item = None if error.item is None else _owner(requests, error.item)
+            raise
+
+    def _check_limits(self, requests: Sequence[GenerateRequest], where: str) -> None:
+        """Count what the call asks for, before anything is read or tokenised."""
+        limits = self.limits
+        num_responses = sum(len(request.seeds) for request in requests)
+        for count, name, key in (
+            (max(len(request.seeds) for request in requests), "max_responses_per_prompt", "n"),
+            (num_responses, "max_responses_per_call", where),
+            (sum(len(request.images) for request in requests), "max_images_per_call", f"{where}.images"),
+            (sum(len(request.token_ids or b"") // 4 for request in requests), "max_tokens_per_call", where),
+        ):
+            check_count(count, name, limits, key=key)
+        waiting = self.pool.num_running
+        if waiting + num_responses > limits.max_waiting_responses:
+            problem = f"{waiting} responses are waiting, and the call asks for {num_responses}"
+            remedy = f"Ask again later, or raise {_LIMITS}.max_waiting_responses."
+            raise Refusal("server-busy", problem, key=where, remedy=remedy)
 
     def _engine_requests(self, requests: Sequence[GenerateRequest], where: str, clamp: bool) -> list[EngineRequest]:
-        return [
-            self._engine_request(request, item=item, where=where, clamp=clamp) for item, request in enumerate(requests)
-        ]
+        made: list[EngineRequest] = []
+        budget, num_tokens = self.prompts.reader.budget(), 0
+        for item, request in enumerate(requests):
+            self._check_length(len(request.token_ids or b"") // 4, item=item, where=where)
+            prompt = self.prompts.make(request, budget, item=item, where=where)
+            num_tokens += len(prompt.token_ids)
+            check_count(num_tokens, "max_tokens_per_call", self.limits, key=where)
+            sampling = request.sampling
+            if clamp:
+                self._check_length(prompt.expanded_len, item=item, where=where)
+                room = self.max_model_len - prompt.expanded_len
+                sampling = sampling.model_copy(update={"max_tokens": min(sampling.max_tokens, room)})
+            check_room(prompt, sampling.max_tokens, max_model_len=self.max_model_len, item=item)
+            self._check_sampled_ids(sampling, item=item)
+            made += [
+                EngineRequest(prompt=prompt, sampling=sampling, seed=seed, stop=request.stop) for seed in request.seeds
+            ]
+        return made
 
-    def _engine_request(self, request: GenerateRequest, *, item: int, where: str, clamp: bool) -> EngineRequest:
-        prompt = self.prompts.make(request.request, item=item, where=where)
-        room = self.max_model_len - prompt.expanded_len
-        sampling = request.sampling
-        if clamp:
-            if room < 1:
-                problem = f"{prompt.expanded_len} prompt tokens leave no room in {self.max_model_len}"
-                raise PromptTooLong(problem, key=f"{where}[{item}]", remedy="Shorten the prompt.", item=item)
-            sampling = sampling or Sampling(max_tokens=room)
-            sampling = sampling.model_copy(update={"max_tokens": min(sampling.max_tokens, room)})
-        assert sampling is not None
-        check_room(prompt, sampling.max_tokens, max_model_len=self.max_model_len, item=item)
-        return EngineRequest(prompt=prompt, sampling=sampling, seed=request.seed, stop=request.stop)
+    def _check_length(self, num_tokens: int, *, item: int, where: str) -> None:
+        if num_tokens >= self.max_model_len:
+            problem = f"{num_tokens} prompt tokens leave no room in {self.max_model_len}"
+            raise Refusal("prompt-too-long", problem, key=f"{where}[{item}]", remedy="Shorten the prompt.", item=item)
+
+    def _check_sampled_ids(self, sampling: Sampling, *, item: int) -> None:
+        """Ids outside the vocabulary would be written outside an engine's tensors."""
+        size = self.prompts.vocabulary_size
+        for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+            if ids and max(ids) >= size:
+                problem = f"names token {max(ids)}, the vocabulary has {size}"
+                remedy = "Use the tokenizer of the served model."
+                raise Refusal("sampling-value-invalid", problem, key=name, remedy=remedy, item=item)
+
+
+def check_count(count: int, name: str, limits: LimitsConfig, *, key: str) -> None:
+    """Raise ``call-too-large`` where ``count`` is above the limit ``name``."""
+    limit: int = getattr(limits, name)
+    if count > limit:
+        remedy = f"Split the call, or raise {_LIMITS}.{name}."
+        raise Refusal("call-too-large", f"{count} is above the limit of {limit}", key=key, remedy=remedy)
+
+
+def _owner(requests: Sequence[GenerateRequest], place: int) -> int:
+    """The request that the response at ``place`` belongs to."""
+    for item, request in enumerate(requests):
+        place -= len(request.seeds)
+        if place < 0:
+            return item
+    raise IndexError(place)
 
 
 def _check_ids(requests: Sequence[InferRequest]) -> None:
@@ -81,7 +131,7 @@ def _check_ids(requests: Sequence[InferRequest]) -> None:
     for item, request in enumerate(requests):
         if request.request_id in seen:
             problem, key = f"{request.request_id} names two requests", f"requests[{item}].request_id"
-            raise RequestIdRepeated(problem, key=key, remedy="Number the requests.", item=item)
+            raise Refusal("request-id-repeated", problem, key=key, remedy="Number the requests.", item=item)
         seen.add(request.request_id)
 
 
@@ -89,7 +139,7 @@ def _sampling_of(request: InferRequest, batch: InferBatch, *, item: int) -> Samp
     sampling = request.sampling or batch.sampling
     if sampling is None:
         remedy = "Send sampling for the batch or the request."
-        raise SamplingValueInvalid("is not given", key="max_tokens", remedy=remedy, item=item)
+        raise Refusal("sampling-value-invalid", "is not given", key="max_tokens", remedy=remedy, item=item)
     return sampling
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,34 +11,60 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from rollmatch.errors import RollmatchError
-from rollmatch.server.failures import BodyInvalid, bad_body, failure_of, status_of
+from rollmatch.server.access import CONTENT_TYPES
+from rollmatch.server.failures import Refusal, bad_body, failure_of, status_of
 from rollmatch.server.payloads import InferReply
 
 MSGPACK = "application/msgpack"
-_MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
 _CLOSED_BY_CALLER = 499
+_SMALL = 65_536
+"""Bytes that are decoded on the event loop; more are decoded in a thread."""
 _encoder = msgspec.msgpack.Encoder()
 _Body = TypeVar("_Body", bound=BaseModel)
 _T = TypeVar("_T")
 
 
-async def read_body(request: Request, kind: type[_Body], *, sampling_at: tuple[str, ...] = ("sampling",)) -> _Body:
-    """The body as a payload; none at all counts as an empty one. Errors: ``BodyInvalid``, ``SamplingValueInvalid``."""
-    raw = await request.body()
+async def read_body(
+    request: Request,
+    kind: type[_Body],
+    *,
+    sampling_at: tuple[str, ...] = ("sampling",),
+    longest: Mapping[str, int] | None = None,
+) -> _Body:
+    """The body as a payload; none at all counts as an empty one.
+
+    ``longest``: field -> most entries, counted before they are validated. Errors: ``Refusal``.
+    """
+    raw, packed = await request.body(), is_msgpack(request)
+    if len(raw) <= _SMALL:
+        return _decoded(raw, kind, packed, sampling_at, longest or {})
+    return await asyncio.to_thread(_decoded, raw, kind, packed, sampling_at, longest or {})
+
+
+def _decoded(
+    raw: bytes, kind: type[_Body], packed: bool, sampling_at: tuple[str, ...], longest: Mapping[str, int]
+) -> _Body:
     try:
-        decode = msgspec.msgpack.decode if is_msgpack(request) else msgspec.json.decode
+        decode = msgspec.msgpack.decode if packed else msgspec.json.decode
         fields: Any = decode(raw) if raw else {}
-    except msgspec.DecodeError as error:
-        raise BodyInvalid(f"cannot be decoded: {error}", key="body", remedy="See Content-Type.") from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise Refusal("body-invalid", f"cannot be decoded: {error}", key="body", remedy="See Content-Type.") from error
+    for name, limit in longest.items():
+        entries = fields.get(name) if isinstance(fields, dict) else None
+        if isinstance(entries, list) and len(entries) > limit:
+            remedy = "Split the call, or raise custom.extra.rollout_server.limits.max_prompts_per_call."
+            raise Refusal("call-too-large", f"{len(entries)} entries, at most {limit}", key=name, remedy=remedy)
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise bad_body(error, sampling_at=sampling_at) from error
+    except RecursionError as error:
+        raise Refusal("body-invalid", "is nested too deeply", key="body", remedy="See the route's fields.") from error
 
 
 def is_msgpack(request: Request) -> bool:
     """Whether the caller writes msgpack, and so reads it."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower() in _MSGPACK_NAMES
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower() in CONTENT_TYPES[1:]
 
 
 def answer(request: Request, reply: BaseModel | dict[str, Any] | list[Any], *, status: int = 200) -> Response:
@@ -50,9 +76,11 @@ def answer(request: Request, reply: BaseModel | dict[str, Any] | list[Any], *, s
 
 
 def refuse(request: Request, error: RollmatchError) -> Response:
-    """An error, as a reply."""
+    """An error as a reply; after a body that was not read to its end, the connection is closed."""
     status = status_of(error)
-    headers = {"www-authenticate": "Bearer"} if status == 401 else None
+    headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}}.get(status, {})
+    if status in (408, 413, 415):
+        headers = headers | {"connection": "close"}
     fields = failure_of(error).model_dump()
     if is_msgpack(request):
         return Response(_encoder.encode(fields), media_type=MSGPACK, status_code=status, headers=headers)

@@ -1,109 +1,115 @@
-"""Images as callers send them -> RGB; paths only from where the operator allows."""
+"""Images as callers send them, decoded to RGB; paths only below the directories that the operator named."""
 
 import base64
 import binascii
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from rollmatch.server.failures import BadItem
+from rollmatch.config.limits import LimitsConfig
+from rollmatch.server.failures import Refusal
 
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+"""Pillow's decoders that are used; the others see no foreign byte."""
+_BASE64_BEGINNINGS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "Qk", "UklGR")
+"""Of the files of ``FORMATS``."""
 _LONGEST_PATH = 4096
 
 
-class ImagePathOutsideRoots(BadItem):
-    """An image path lies below a directory that the operator named."""
+@dataclass(slots=True)
+class PixelBudget:
+    """Pixels that the images of one call may still have together."""
 
-    code = "image-path-outside-roots"
-    status = 403
-
-
-class ImageUnreadable(BadItem):
-    """An image is what it says, and can be decoded."""
-
-    code = "image-unreadable"
-
-
-class ImageUrlRefused(BadItem):
-    """The server fetches nothing: images come along, or lie below a root."""
-
-    code = "image-url-refused"
+    left: int
 
 
 class ImageReader:
-    """Reads images for one server."""
+    """Reads the images of one server's calls."""
 
-    def __init__(self, roots: Sequence[str]) -> None:
+    def __init__(self, roots: Sequence[str], limits: LimitsConfig | None = None) -> None:
         self.roots = tuple(Path(root).resolve() for root in roots)
+        self.limits = limits or LimitsConfig()
 
-    def read(self, value: str | bytes, *, item: int, key: str) -> Image.Image:
-        """A path, a ``file://`` or data URL, base64 text or encoded bytes.
+    def budget(self) -> PixelBudget:
+        """A new call's."""
+        return PixelBudget(self.limits.max_pixels_per_call)
 
-        Errors: ``ImagePathOutsideRoots``, ``ImageUnreadable``, ``ImageUrlRefused``.
+    def read(self, value: str | bytes, budget: PixelBudget, *, item: int, key: str) -> Image.Image:
+        """Decode a path, a ``file://`` or data URL, base64 text or encoded bytes.
+
+        Pixels are counted before any is decoded. Errors: ``Refusal`` with one of the ``image-`` codes.
         """
+        encoded = self._bytes_of(value, item=item, key=key)
         try:
-            return _decode(self._bytes_of(value, item=item, key=key))
-        except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-            told = "a path" if isinstance(value, str) and _looks_like_path(value) else "data"
-            raise ImageUnreadable(f"cannot read the image ({told}): {error}", key=key, item=item) from error
+            with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+                self._count(image.width * image.height, budget, item=item, key=key)
+                return image.convert("RGB")
+        except Refusal:
+            raise
+        except Exception as error:  # Pillow's decoders raise whatever damaged bytes make them
+            raise _unreadable(f"{type(error).__name__}: {error}", item=item, key=key) from error
+
+    def _count(self, pixels: int, budget: PixelBudget, *, item: int, key: str) -> None:
+        if pixels > self.limits.max_pixels_per_image:
+            problem, limit = f"has {pixels} pixels", "max_pixels_per_image"
+        elif pixels > budget.left:
+            problem, limit = (
+                f"brings the call's images above {self.limits.max_pixels_per_call} pixels",
+                "max_pixels_per_call",
+            )
+        else:
+            budget.left -= pixels
+            return
+        remedy = f"Send smaller images, or raise custom.extra.rollout_server.limits.{limit}."
+        raise Refusal("image-too-large", problem, key=key, remedy=remedy, item=item)
 
     def _bytes_of(self, value: str | bytes, *, item: int, key: str) -> bytes:
         if isinstance(value, bytes):
             return value
         if value.startswith(("http://", "https://", "ftp://")):
             remedy = "Send a data URL, base64 text, or a path below an image root."
-            raise ImageUrlRefused("remote images are not fetched", key=key, remedy=remedy, item=item)
-        if value.startswith("data:"):
-            return _from_base64(value.partition(",")[2])
-        if _looks_like_path(value):
-            return self._allowed(value.removeprefix("file://"), item=item, key=key).read_bytes()
-        return _from_base64(value)
+            raise Refusal("image-url-refused", "is a URL of another machine", key=key, remedy=remedy, item=item)
+        try:
+            if not value.startswith("data:") and looks_like_path(value):
+                return self._read_file(self._allowed(value.removeprefix("file://"), item=item, key=key))
+            text = value.partition(",")[2] if value.startswith("data:") else value
+            return base64.b64decode("".join(text.split()), validate=True)
+        except (OSError, ValueError, binascii.Error) as error:
+            raise _unreadable(f"is neither a path nor base64: {error}", item=item, key=key) from error
+
+    def _read_file(self, path: Path) -> bytes:
+        """The bytes of a regular file that is no longer than a body may be. Errors: ``OSError``."""
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is not a file")
+        if path.stat().st_size > self.limits.max_body_bytes:
+            raise OSError(f"{path} has more than {self.limits.max_body_bytes} bytes")
+        return path.read_bytes()
 
     def _allowed(self, value: str, *, item: int, key: str) -> Path:
         """The path with every link and ``..`` resolved."""
         path = Path(value).resolve()
         if not any(path.is_relative_to(root) for root in self.roots):
-            told = ", ".join(map(str, self.roots)) or "none is set"
-            raise ImagePathOutsideRoots(
-                f"{value} is below no image root ({told})",
-                key=key,
-                remedy="Start the server with the images' directory as an image root, or send the image itself.",
-                item=item,
-            )
+            roots = ", ".join(map(str, self.roots)) or "none is set"
+            remedy = "Start the server with the images' directory as an image root, or send the image itself."
+            problem = f"is below no image root ({roots})"
+            raise Refusal("image-path-outside-roots", problem, key=key, remedy=remedy, item=item)
         return path
 
 
-def _looks_like_path(value: str) -> bool:
-    """Base64 text has no dot, and JPEGs in base64 begin with a slash.
+def looks_like_path(value: str) -> bool:
+    """Whether a text names a file: base64 has no dot, and an image in base64 begins as one of ``FORMATS``.
 
-    >>> _looks_like_path("/data/a.png"), _looks_like_path("/9j/4AAQSkZJRgABAQ=="), _looks_like_path("/data/scenes/a_b")
+    >>> looks_like_path("/data/a.png"), looks_like_path("/9j/4AAQSkZJRgABAQ=="), looks_like_path("/data/scenes/a_b")
     (True, False, True)
     """
     if len(value) > _LONGEST_PATH:
         return False
-    if value.startswith("file://") or "." in value:
-        return True
-    try:
-        _decode(_from_base64(value))
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError):
-        return not _is_base64_of_image(value)
-    return False
+    return value.startswith("file://") or "." in value or not value.startswith(_BASE64_BEGINNINGS)
 
 
-def _is_base64_of_image(value: str) -> bool:
-    """Whether it begins as PNG, JPEG, GIF, BMP or WebP files do; then it is a damaged image and no path."""
-    return value.startswith(("iVBORw0KGgo", "/9j/", "R0lGOD", "Qk", "UklGR"))
-
-
-def _from_base64(text: str) -> bytes:
-    try:
-        return base64.b64decode("".join(text.split()), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ValueError("neither a path nor base64") from error
-
-
-def _decode(encoded: bytes) -> Image.Image:
-    with Image.open(io.BytesIO(encoded)) as image:
-        return image.convert("RGB")
+def _unreadable(problem: str, *, item: int, key: str) -> Refusal:
+    remedy = f"Send a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file."
+    return Refusal("image-unreadable", problem, key=key, remedy=remedy, item=item)

@@ -23,18 +23,23 @@ class Payload(BaseModel):
 class Sampling(Payload):
     """How a response is sampled; names and defaults are vLLM's, but greedy."""
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = -1
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = -1
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    min_tokens: Annotated[int, Field(ge=0)] = 0
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
     ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    logit_bias: dict[int, float] = {}
+    stop_token_ids: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(max_length=128)] = ()
+    """At most as many as vLLM has room for."""
+    logit_bias: Annotated[
+        dict[Annotated[int, Field(ge=0, lt=2**31)], Annotated[float, Field(allow_inf_nan=False)]],
+        Field(max_length=1024),
+    ] = {}
+    """At most as many as vLLM has room for."""
     logprobs: bool = False
     """Whether each sampled token's log-probability comes back."""
 
@@ -54,7 +59,7 @@ class InferRequest(Payload):
     messages: tuple[dict[str, Any], ...] | None = None
     images: tuple[str | bytes, ...] = ()
     """Paths, data URLs, base64 text or encoded bytes."""
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     sampling: Sampling | None = None
     """Instead of the batch's."""
 

@@ -1,6 +1,6 @@
-"""Requests -> what the engine takes: ids with one placeholder per image, and the images."""
+"""Requests of any dialect as engine prompts: ids with one placeholder per image, and the decoded images."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,44 +10,31 @@ from transformers import AutoProcessor, AutoTokenizer
 
 from rollmatch.data.chat import IMAGE_TAG
 from rollmatch.data.ids import unpack_ids
-from rollmatch.server.failures import BadItem
-from rollmatch.server.images import ImageReader
-from rollmatch.server.payloads import InferRequest
+from rollmatch.server.failures import Refusal
+from rollmatch.server.images import ImageReader, PixelBudget
+from rollmatch.server.payloads import Sampling
 
 
-class PromptMissing(BadItem):
-    """A request holds either ids or messages."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One prompt of a call, as the caller wrote it, and how its responses are sampled."""
 
-    code = "prompt-missing"
-
-
-class MessagesInvalid(BadItem):
-    """Messages are what the chat template takes."""
-
-    code = "messages-invalid"
-
-
-class ImagesMisfit(BadItem):
-    """A prompt has one placeholder per image."""
-
-    code = "images-misfit"
-
-
-class TokenIdInvalid(BadItem):
-    """Every id of a prompt is in the vocabulary."""
-
-    code = "token-id-invalid"
-
-
-class PromptTooLong(BadItem):
-    """A prompt and its longest response fit into ``max_model_len``."""
-
-    code = "prompt-too-long"
+    token_ids: bytes | None = None
+    """int32 bytes, one placeholder per image; exactly one of this, ``text`` and ``messages`` is set."""
+    text: str | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
+    images: Sequence[str | bytes] = ()
+    """Paths, data URLs, base64 text or encoded bytes."""
+    sampling: Sampling
+    seeds: tuple[int | None, ...] = (None,)
+    """One per response; None leaves the seed to the engine."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePrompt:
-    """What the engine gets."""
+    """The prompt that the engine gets."""
 
     token_ids: list[int]
     """With one placeholder per image."""
@@ -65,28 +52,43 @@ class PromptMaker:
         processor = AutoProcessor.from_pretrained(directory)
         self._image_processor = getattr(processor, "image_processor", None)
         self._image_id: int | None = getattr(processor, "image_token_id", None)
+        video_id = getattr(processor, "video_token_id", None)
+        self._unservable: frozenset[int] = frozenset() if video_id is None else frozenset({video_id})
         self.tokenizer: Any = getattr(processor, "tokenizer", None) or AutoTokenizer.from_pretrained(directory)
 
-    def make(self, request: InferRequest, *, item: int, where: str = "requests") -> EnginePrompt:
-        """Read images, render messages, check ids. Errors: the classes above, ``ImageReader``'s."""
+    def make(
+        self, request: GenerateRequest, budget: PixelBudget, *, item: int, where: str = "requests"
+    ) -> EnginePrompt:
+        """Render messages, tokenise, decode images. Errors: ``Refusal``."""
         key = f"{where}[{item}]"
-        if (request.prompt_token_ids is None) == (request.messages is None):
-            problem = "holds both prompt_token_ids and messages" if request.messages else "holds no prompt"
-            raise PromptMissing(problem, key=key, remedy="Send prompt_token_ids or messages.", item=item)
+        if sum(given is not None for given in (request.token_ids, request.text, request.messages)) != 1:
+            problem = "holds no prompt, or more than one"
+            raise Refusal("prompt-missing", problem, key=key, remedy="Send ids or messages, not both.", item=item)
+        values: Sequence[str | bytes] = request.images
         if request.messages is not None:
-            token_ids, values = self._render(request, item=item, key=f"{key}.messages")
+            text, values = self._render(request, item=item, key=f"{key}.messages")
+            token_ids = self._tokenise(text, item=item, key=key, add_special_tokens=False)
+        elif request.text is not None:
+            token_ids = self._tokenise(request.text, item=item, key=key, add_special_tokens=True)
         else:
-            assert request.prompt_token_ids is not None
-            token_ids, values = unpack_ids(request.prompt_token_ids).tolist(), list(request.images)
+            token_ids = unpack_ids(request.token_ids or b"").tolist()
         self._check_ids(token_ids, item=item, key=f"{key}.prompt_token_ids")
-        images = [self.reader.read(value, item=item, key=f"{key}.images[{i}]") for i, value in enumerate(values)]
-        self._check_placeholders(token_ids, images, item=item, key=f"{key}.images")
+        self._check_placeholders(token_ids, values, item=item, key=f"{key}.images")
+        images = [
+            self.reader.read(value, budget, item=item, key=f"{key}.images[{i}]") for i, value in enumerate(values)
+        ]
         growth = sum(self.num_image_tokens(image) - 1 for image in images)
         return EnginePrompt(token_ids=token_ids, images=images, expanded_len=len(token_ids) + growth)
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a prompt that came as text."""
-        ids: list[int] = self.tokenizer.encode(text)
+    def _tokenise(self, text: str, *, item: int, key: str, add_special_tokens: bool) -> list[int]:
+        limit = self.reader.limits.max_text_bytes
+        if len(text) > limit or len(text.encode(errors="replace")) > limit:
+            remedy = "Shorten the prompt, or raise custom.extra.rollout_server.limits.max_text_bytes."
+            raise Refusal("prompt-too-long", f"has more than {limit} bytes", key=key, remedy=remedy, item=item)
+        try:
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except (UnicodeEncodeError, TypeError) as error:  # half a surrogate pair, which JSON can hold
+            raise Refusal("messages-invalid", f"is no valid text: {error}", key=key, item=item) from error
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -102,7 +104,7 @@ class PromptMaker:
         num_patches: int = processor.get_number_of_image_patches(image.height, image.width)
         return max(1, num_patches // int(getattr(processor, "merge_size", 1)) ** 2)
 
-    def _render(self, request: InferRequest, *, item: int, key: str) -> tuple[list[int], list[str | bytes]]:
+    def _render(self, request: GenerateRequest, *, item: int, key: str) -> tuple[str, list[str | bytes]]:
         bare = iter(request.images)
         values: list[str | bytes] = []
         try:
@@ -110,30 +112,48 @@ class PromptMaker:
             if left := list(bare):
                 messages = _lead_with_images(messages, num_images=len(left))
                 values = left + values
-            rendered: Any = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except (TemplateError, KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
-            problem = f"the chat template does not take them: {type(error).__name__}: {error}"
-            raise MessagesInvalid(problem, key=key, remedy="Send a list of role and content.", item=item) from error
-        return self.tokenizer.encode(rendered, add_special_tokens=False), values
+            rendered: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except (
+            TemplateError,
+            ArithmeticError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            StopIteration,
+        ) as error:
+            problem = f"the chat template fails: {type(error).__name__}: {error}"
+            remedy = "Send a list of role and content."
+            raise Refusal("messages-invalid", problem, key=key, remedy=remedy, item=item) from error
+        if not all(isinstance(value, str | bytes) for value in values):
+            raise Refusal("messages-invalid", "an image is neither text nor bytes", key=key, item=item)
+        return rendered, values
 
     def _check_ids(self, token_ids: list[int], *, item: int, key: str) -> None:
         if not token_ids:
-            raise PromptMissing("is empty", key=key, remedy="Send at least one token.", item=item)
+            raise Refusal("prompt-missing", "is empty", key=key, remedy="Send at least one token.", item=item)
         if max(token_ids) >= self.vocabulary_size or min(token_ids) < 0:
             problem = f"holds {max(token_ids)}, the vocabulary has {self.vocabulary_size} tokens"
-            raise TokenIdInvalid(problem, key=key, remedy="Use the tokenizer of the served model.", item=item)
+            remedy = "Use the tokenizer of the served model."
+            raise Refusal("token-id-invalid", problem, key=key, remedy=remedy, item=item)
+        unplaced = sorted(self._unservable & set(token_ids))
+        if unplaced:
+            problem = f"holds the video placeholder {unplaced[0]}"
+            raise Refusal("token-id-invalid", problem, key=key, remedy="Send images; videos are not served.", item=item)
 
-    def _check_placeholders(self, token_ids: list[int], images: Sequence[Any], *, item: int, key: str) -> None:
+    def _check_placeholders(self, token_ids: list[int], images: Sequence[str | bytes], *, item: int, key: str) -> None:
         placeholders = 0 if self._image_id is None else token_ids.count(self._image_id)
         if placeholders != len(images):
             problem = f"the prompt has {placeholders} image placeholders for {len(images)} images"
-            raise ImagesMisfit(problem, key=key, remedy="Send one image per placeholder, unexpanded.", item=item)
+            remedy = "Send one image per placeholder, unexpanded."
+            raise Refusal("images-misfit", problem, key=key, remedy=remedy, item=item)
 
 
 def check_room(prompt: EnginePrompt, max_tokens: int, *, max_model_len: int, item: int) -> None:
-    """Raise ``PromptTooLong`` where the response might be cut short in silence."""
+    """Raise ``prompt-too-long`` where the response might be cut short in silence."""
     if prompt.expanded_len + max_tokens > max_model_len:
-        raise PromptTooLong(
+        raise Refusal(
+            "prompt-too-long",
             f"{prompt.expanded_len} prompt tokens and {max_tokens} new ones do not fit into {max_model_len}",
             key=f"requests[{item}]",
             remedy="Shorten the prompt, lower max_tokens or serve with a higher max_model_len.",
@@ -147,9 +167,9 @@ def _with_images(message: dict[str, Any], bare: Iterator[str | bytes], values: l
     parts = list(_parts_of(content)) if isinstance(content, str) else [dict(part) for part in content]
     for part in parts:
         if part.get("type") in ("image", "image_url"):
-            told = part.pop("image", None) or part.pop("image_url", None) or part.pop("url", None)
-            told = told.get("url") if isinstance(told, dict) else told
-            values.append(next(bare) if told is None else told)
+            value = part.pop("image", None) or part.pop("image_url", None) or part.pop("url", None)
+            value = value.get("url") if isinstance(value, dict) else value
+            values.append(next(bare) if value is None else value)
             part["type"] = "image"
     if all(part.get("type") == "text" for part in parts):
         return message
@@ -170,7 +190,7 @@ def _parts_of(text: str) -> Iterable[dict[str, Any]]:
 
 
 def _lead_with_images(messages: list[dict[str, Any]], *, num_images: int) -> list[dict[str, Any]]:
-    """Images nobody placed stand before the first user message's text, as in ms-swift."""
+    """Images without a place stand before the first user message's text, as in ms-swift."""
     place = next(i for i, message in enumerate(messages) if message["role"] == "user")
     content = messages[place]["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)

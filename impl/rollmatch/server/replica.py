@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rollmatch.server.failures import BadItem, WorkerDead
+from rollmatch.server.failures import Refusal, WorkerDead
 from rollmatch.server.payloads import Sampling
 from rollmatch.server.prompts import EnginePrompt
 from rollmatch.server.settings import ServerSettings
@@ -19,12 +19,6 @@ from rollmatch.weights.direct_group import forbid_multicast
 
 EXTENSION = "rollmatch.weights.worker.extension.WorkerExtension"
 _RESET_TRIES, _RESET_PAUSE_S, _END_S = 200, 0.02, 0.5
-
-
-class EngineRefused(BadItem):
-    """The engine takes what passed the pool's own checks."""
-
-    code = "engine-refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +48,7 @@ class Replica(Protocol):
     """What the pool needs of an engine."""
 
     async def generate(self, request: EngineRequest, request_id: str) -> EngineOutput:
-        """Sample one response; cancelling frees its place. Errors: ``EngineRefused``, ``WorkerDead``."""
+        """Sample one response; cancelling frees its place. Errors: ``Refusal``, ``WorkerDead``."""
 
     async def call(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
         """Call a method of every worker. Errors: ``WorkerDead``."""
@@ -103,13 +97,17 @@ class VllmReplica:
         prompt: dict[str, Any] = {"prompt_token_ids": request.prompt.token_ids}
         if request.prompt.images:
             prompt["multi_modal_data"] = {"image": request.prompt.images}
+        from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine.exceptions import EngineGenerateError
+
         last = None
         try:
             with _engine_death_as_ours():
                 async for output in self._engine.generate(prompt, _sampling_params(request), request_id):
                     last = output
-        except (ValueError, TypeError) as error:
-            raise EngineRefused(f"{type(error).__name__}: {error}", key="requests") from error
+        except (ValueError, TypeError, OverflowError, VLLMClientError, EngineGenerateError) as error:
+            cause = error.__cause__ if isinstance(error, EngineGenerateError) else error
+            raise Refusal("engine-refused", f"{type(cause).__name__}: {cause}", key="requests") from error
         assert last is not None
         return _output_of(last)
 

@@ -1,38 +1,48 @@
-"""Sampling values of the swift and trl dialects -> ours, checked by the same ranges."""
+"""Sampling values of the swift and trl dialects as the engine's, checked by the ranges of ``Sampling``."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from rollmatch.server.failures import SamplingValueInvalid
+from rollmatch.server.failures import Refusal
 from rollmatch.server.payloads import Sampling
 
-_TAKEN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_FROM_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+MAX_SEED = 2**63 - 1
+Seed = Annotated[int, Field(ge=-(2**63), le=MAX_SEED)]
+StopTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=64)]
+"""Texts that end a response."""
 
 
-def make_sampling(fields: Mapping[str, Any], *, defaults: Mapping[str, Any]) -> Sampling:
-    """Values that are given, else the defaults. Errors: ``SamplingValueInvalid``, with the field as its key."""
+def make_sampling(fields: Mapping[str, object], *, defaults: Mapping[str, object]) -> Sampling:
+    """Given values over ``defaults``; None counts as not given. Errors: ``Refusal``, with the field as its key."""
     given = {name: value for name, value in fields.items() if value is not None}
     try:
         return Sampling.model_validate({**defaults, **given})
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         key = str(first["loc"][0]) if first["loc"] else "sampling"
-        raise SamplingValueInvalid(first["msg"], key=key, remedy="See vLLM's sampling parameters.") from error
+        remedy = "See vLLM's sampling parameters."
+        raise Refusal("sampling-value-invalid", first["msg"], key=key, remedy=remedy) from error
 
 
-def model_defaults(directory: str | Path) -> dict[str, Any]:
-    """What vLLM samples with where a caller says nothing: the model's ``generation_config.json`` over temperature 1."""
+def model_defaults(directory: str | Path) -> dict[str, float]:
+    """vLLM's defaults for a model: its ``generation_config.json`` over temperature 1."""
     path = Path(directory) / "generation_config.json"
-    told = json.loads(path.read_text()) if path.exists() else {}
-    return {"temperature": 1.0} | {name: told[name] for name in _TAKEN if told.get(name) is not None}
+    known = json.loads(path.read_text()) if path.exists() else {}
+    given = {name: known[name] for name in _FROM_GENERATION_CONFIG if known.get(name) is not None}
+    return {"temperature": 1.0} | given
 
 
-def check_count(value: int, *, name: str = "n") -> int:
-    """Responses per prompt. Errors: ``SamplingValueInvalid``."""
-    if value < 1:
-        raise SamplingValueInvalid(f"is {value}, must be at least 1", key=name, remedy="Ask for at least one.")
-    return value
+def seeds_of(first: int | None, count: int, *, item: int = 0) -> tuple[int | None, ...]:
+    """Seeds of the ``count`` responses to prompt ``item``: they count up from the call's first one.
+
+    >>> seeds_of(5, 2, item=1), seeds_of(None, 2)
+    ((7, 8), (None, None))
+    """
+    if first is None:
+        return (None,) * count
+    return tuple(min(MAX_SEED, first + item * count + copy) for copy in range(count))

@@ -1,7 +1,10 @@
-"""What a server is started with. Made by ``launch.rollout_server`` from the config."""
+"""What a server process is started with. Made by ``cli.rollout_server`` from the configuration."""
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from rollmatch.config.limits import LimitsConfig
 
 KEY_VARIABLE = "ROLLMATCH_API_KEY"
 """Environment variable that holds the bearer key; a command line can be read by everybody."""
@@ -9,7 +12,7 @@ KEY_VARIABLE = "ROLLMATCH_API_KEY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Plain values; survives JSON."""
+    """Plain values; ``to_json`` leaves out the key."""
 
     model: str
     """Model directory."""
@@ -21,11 +24,16 @@ class ServerSettings:
     data_parallel_size: int = 1
     load_format: str = "auto"
     """``dummy``: the first sync brings the weights."""
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    allow_no_key: bool = False
+    """Listen beyond loopback without a key."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which a server without a key may be called, beside loopback ones."""
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     image_roots: tuple[str, ...] = ()
     """Directories below which image paths may lie."""
     drain_s: float = 5.0
-    """Seconds that running requests get to finish before a commit; the rest is generated anew after it."""
+    """Seconds that running requests get to finish before a commit; the rest is generated again after it."""
     gpus: tuple[str, ...] = ()
     """Devices of all replicas in order; empty on a CPU."""
     engine_arguments: dict[str, Any] = field(default_factory=dict)
@@ -35,3 +43,17 @@ class ServerSettings:
     def world_size(self) -> int:
         """Workers that receive weights."""
         return self.tensor_parallel_size * self.data_parallel_size
+
+    def to_json(self) -> str:
+        """All but the key."""
+        fields = asdict(self) | {"limits": self.limits.model_dump()}
+        del fields["api_key"]
+        return json.dumps(fields)
+
+
+def settings_from_json(text: str, *, api_key: str | None) -> ServerSettings:
+    """The settings that ``to_json`` wrote, with the key."""
+    fields: dict[str, Any] = json.loads(text)
+    fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    fields["limits"] = LimitsConfig(**fields.get("limits", {}))
+    return ServerSettings(**fields, api_key=api_key)

@@ -1,7 +1,10 @@
-"""All that a server is made of, put together once and handed to every route."""
+"""Everything that one server consists of, made once and given to every route."""
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from starlette.responses import Response
 
 from rollmatch.server.communicator import Communicator
 from rollmatch.server.engine_pool import EnginePool
@@ -10,8 +13,11 @@ from rollmatch.server.identity import Model
 from rollmatch.server.metrics import Metrics
 from rollmatch.server.prompts import PromptMaker
 from rollmatch.server.queued import QueuedUpdate
+from rollmatch.server.replica import EngineOutput
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.update import Update
+
+VERSION_HEADER = "x-policy-version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +35,12 @@ class ServerState:
     metrics: Metrics
     instance: str = field(default_factory=lambda: uuid.uuid4().hex)
     """New at every start."""
+
+    def with_version(self, reply: Response, outputs: Sequence[tuple[EngineOutput, int]]) -> Response:
+        """The reply with the oldest policy version of its responses in a header; swift and trl have no field for it."""
+        oldest = min((version for _, version in outputs), default=self.pool.policy_version)
+        reply.headers[VERSION_HEADER] = str(oldest)
+        return reply
 
 
 def assemble(settings: ServerSettings, *, model: Model, prompts: PromptMaker, pool: EnginePool) -> ServerState:

@@ -1,39 +1,68 @@
-"""The swift dialect: what ms-swift 4.x trainers ask for. Source: ms-swift 4.6 ``pipelines/infer/rollout.py``."""
+"""The swift dialect, as ms-swift 4.x trainers call it. Source: ms-swift 4.6 ``pipelines/infer/rollout.py``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from rollmatch.data.ids import PackedIds
-from rollmatch.server.generation import GenerateRequest
+from rollmatch.server.generation import check_count
 from rollmatch.server.http import answer, read_body, unless_gone
-from rollmatch.server.payloads import InferRequest, Sampling
+from rollmatch.server.payloads import Payload
+from rollmatch.server.prompts import GenerateRequest
 from rollmatch.server.replica import EngineOutput
-from rollmatch.server.sampling import check_count, make_sampling, model_defaults
+from rollmatch.server.sampling import Seed, StopTexts, make_sampling, model_defaults, seeds_of
 from rollmatch.server.state import ServerState
+from rollmatch.server.unserved import Unserved
 
-_SAMPLING = (
-    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty"),
-)
 WHERE = "infer_requests"
+_SAMPLING = frozenset(
+    [
+        "max_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logprobs",
+    ]
+)
+_LONGEST = 2**31 - 1
+"""``max_tokens`` where none is given; it is cut to what fits."""
 
 
-class SwiftInferRequest(BaseModel):
-    """One prompt; fields that this server has no use for are passed over, as elsewhere."""
+class SwiftImage(Payload):
+    """ms-swift's second form of an image."""
+
+    bytes: str | bytes | None = None
+    path: str | None = None
+
+
+class SwiftInferRequest(Payload):
+    """One prompt."""
 
     messages: list[dict[str, Any]] | None = None
     prompt_token_ids: PackedIds | None = None
-    """Ours: in place of messages."""
-    images: list[str | bytes | dict[str, Any]] = []
+    """Not in ms-swift: ids in place of messages."""
+    images: tuple[str | bytes | SwiftImage, ...] = ()
     uuid: str | None = None
+    audios: Unserved = None
+    videos: Unserved = None
+    tools: Unserved = None
+    objects: Unserved = None
+    chat_template_kwargs: Unserved = None
+    data_dict: dict[str, Any] | None = None
+    """Further columns of the sample; rewards read them at the trainer, the server does not."""
+    add_eos: bool | str | None = None
+    """For conversations of several turns, which the trainer continues itself."""
 
 
-class SwiftRequestConfig(BaseModel):
+class SwiftRequestConfig(Payload):
     """How responses are sampled; None leaves it to the model's generation config."""
 
     max_tokens: int | None = None
@@ -44,46 +73,61 @@ class SwiftRequestConfig(BaseModel):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    seed: int | None = None
-    stop: list[str] | str | None = None
-    n: int = 1
+    seed: Seed | None = None
+    stop: StopTexts | str | None = None
+    n: int = Field(default=1, ge=1)
     logprobs: bool = False
     return_details: bool = False
+    num_beams: Unserved = None
+    stream: Unserved = None
+    top_logprobs: Unserved = None
+    prompt_logprobs: Unserved = None
+    best_of: Unserved = None
+    length_penalty: Unserved = None
+    structured_outputs_regex: Unserved = None
 
 
-class SwiftBatch(BaseModel):
-    """A call of ``/infer/``."""
+class SwiftBatch(Payload):
+    """A call of ``/infer/``; ``metrics`` and ``adapter_request`` are in the bodies of ms-swift's client."""
 
     infer_requests: list[SwiftInferRequest]
-    request_config: SwiftRequestConfig | None = Field(default=None)
+    request_config: SwiftRequestConfig | None = None
+    metrics: Unserved = None
+    adapter_request: Unserved = None
 
 
 def swift_routes(server: ServerState) -> APIRouter:
     """The routes that only this dialect has; its control routes are ``queued_routes``."""
     router = APIRouter(tags=["swift"])
     defaults = model_defaults(server.model.directory)
+    limits = server.settings.limits
 
     @router.post("/infer/")
     async def infer(request: Request) -> Response:
-        batch = await read_body(request, SwiftBatch, sampling_at=("request_config",))
+        longest = {WHERE: limits.max_prompts_per_call}
+        batch = await read_body(request, SwiftBatch, sampling_at=("request_config",), longest=longest)
         config = batch.request_config or SwiftRequestConfig()
-        wishes = generate_requests(batch.infer_requests, config, defaults=defaults)
+        check_count(config.n, "max_responses_per_prompt", limits, key="n")
+        requests = generate_requests(batch.infer_requests, config, defaults=defaults)
         await server.queued.before_generating()
-        outputs = await unless_gone(request, server.generator.generate(wishes, where=WHERE, clamp=True))
+        outputs = await unless_gone(request, server.generator.generate(requests, where=WHERE, clamp=True))
         if isinstance(outputs, Response):
             return outputs
         entries = [
-            _entry(server, wish, outputs[place * config.n : (place + 1) * config.n], config)
-            for place, wish in enumerate(batch.infer_requests)
+            _entry(server, one, outputs[place * config.n : (place + 1) * config.n], config)
+            for place, one in enumerate(batch.infer_requests)
         ]
-        reply = answer(request, entries)
-        reply.headers["x-policy-version"] = str(min((v for _, v in outputs), default=server.pool.policy_version))
-        return reply
+        return server.with_version(answer(request, entries), outputs)
 
     @router.post("/get_engine_type/")
     async def engine_type(request: Request) -> Response:
-        told = {"engine_type": "AsyncLLMEngine", "enable_multi_turn": False, "use_gym_env": False, "enable_lora": False}
-        return answer(request, told)
+        about = {
+            "engine_type": "AsyncLLMEngine",
+            "enable_multi_turn": False,
+            "use_gym_env": False,
+            "enable_lora": False,
+        }
+        return answer(request, about)
 
     @router.get("/get_model_state_keys/")
     async def state_keys(request: Request) -> Response:
@@ -93,38 +137,27 @@ def swift_routes(server: ServerState) -> APIRouter:
 
 
 def generate_requests(
-    requests: Sequence[SwiftInferRequest], config: SwiftRequestConfig, *, defaults: dict[str, Any]
+    requests: Sequence[SwiftInferRequest], config: SwiftRequestConfig, *, defaults: Mapping[str, float]
 ) -> list[GenerateRequest]:
-    """``n`` wishes per request, one after the other; wish i samples from ``seed + i``."""
-    count, stop = check_count(config.n), [config.stop] if isinstance(config.stop, str) else config.stop or []
+    """One request per prompt; response i of the call samples from ``seed + i``. Errors: ``Refusal``."""
+    sampling = make_sampling(config.model_dump(include=set(_SAMPLING)), defaults={"max_tokens": _LONGEST, **defaults})
     seed = config.seed or None  # ms-swift reads 0 as unset
-    wishes = []
-    for item, request in enumerate(requests):
-        fields = {name: getattr(config, name) for name in _SAMPLING}
-        sampling = _sampling(fields | {"logprobs": config.logprobs}, defaults)
-        made = InferRequest(
-            request_id=str(item),
-            prompt_token_ids=request.prompt_token_ids,
-            messages=None if request.messages is None else tuple(request.messages),
-            images=tuple(_value_of(image) for image in request.images),
+    stop = (config.stop,) if isinstance(config.stop, str) and config.stop else tuple(config.stop or ())
+    return [
+        GenerateRequest(
+            token_ids=request.prompt_token_ids,
+            messages=request.messages,
+            images=[_value_of(image) for image in request.images],
+            sampling=sampling,
+            seeds=seeds_of(seed, config.n, item=item),
+            stop=stop,
         )
-        for copy in range(count):
-            number = None if seed is None else seed + item * count + copy
-            wishes.append(GenerateRequest(request=made, sampling=sampling, seed=number, stop=tuple(stop)))
-    return wishes
+        for item, request in enumerate(requests)
+    ]
 
 
-def _sampling(fields: dict[str, Any], defaults: dict[str, Any]) -> Sampling:
-    """Without ``max_tokens``, a placeholder as long as can be; the prompt's room cuts it."""
-    return make_sampling(fields, defaults={"max_tokens": 2**31 - 1} | defaults)
-
-
-def _value_of(image: str | bytes | dict[str, Any]) -> str | bytes:
-    """ms-swift also sends ``{"bytes": ..., "path": ...}``."""
-    if isinstance(image, dict):
-        value: str | bytes = image.get("bytes") or image.get("path") or ""
-        return value
-    return image
+def _value_of(image: str | bytes | SwiftImage) -> str | bytes:
+    return (image.bytes or image.path or "") if isinstance(image, SwiftImage) else image
 
 
 def _entry(

@@ -1,89 +1,106 @@
-"""The trl dialect: what TRL up to 1.10 and verifiers 0.1.x ask for. Source: TRL 1.10 ``scripts/vllm_serve.py``."""
+"""The trl dialect: what TRL up to 1.10 and verifiers 0.1.x call. Source: TRL 1.10 ``scripts/vllm_serve.py``."""
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
+from pydantic import Field
 from starlette.responses import Response
 
-from rollmatch.data.ids import pack_ids
-from rollmatch.server.failures import SamplingValueInvalid
-from rollmatch.server.generation import GenerateRequest
+from rollmatch.data.ids import PackedIds
+from rollmatch.server.failures import Refusal
+from rollmatch.server.generation import check_count
 from rollmatch.server.http import answer, read_body, unless_gone
-from rollmatch.server.payloads import InferRequest
+from rollmatch.server.payloads import Payload
+from rollmatch.server.prompts import GenerateRequest
 from rollmatch.server.replica import EngineOutput
-from rollmatch.server.sampling import check_count, make_sampling
+from rollmatch.server.sampling import Seed, StopTexts, make_sampling, seeds_of
 from rollmatch.server.state import ServerState
+from rollmatch.server.unserved import Unserved
 
-_SAMPLING = ("repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens")
-_FURTHER = (
-    *("presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "logit_bias", "seed"),
-    *("stop", *_SAMPLING),
-)
-"""What ``generation_kwargs`` may hold."""
+_SAMPLING = frozenset(["repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens"])
 
 
-class TrlBatch(BaseModel):
-    """A call of ``/generate/``; fields that this server has no use for are passed over, as elsewhere."""
+class TrlGenerationKwargs(Payload):
+    """vLLM sampling parameters beside those that are fields of the body; they win over these."""
 
-    prompts: list[list[int]] | list[str]
+    repetition_penalty: float | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: Seed | None = None
+    stop: StopTexts | Annotated[str, Field(min_length=1)] | None = None
+
+
+class TrlBatch(Payload):
+    """A call of ``/generate/``."""
+
+    prompts: list[PackedIds] | list[str]
     images: list[list[str] | str | None] | None = None
-    n: int = 1
+    n: int = Field(default=1, ge=1)
     repetition_penalty: float = 1.0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
     min_p: float = 0.0
     max_tokens: int = 16
-    logprobs: int | None = 0
-    generation_kwargs: dict[str, Any] = {}
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = 0
+    generation_kwargs: TrlGenerationKwargs = TrlGenerationKwargs()
+    structured_outputs_regex: Unserved = None
+    guided_decoding_regex: Unserved = None
+    truncate_prompt_tokens: Unserved = None
 
 
 def trl_routes(server: ServerState) -> APIRouter:
     """The routes that only this dialect has; its control routes are ``queued_routes``."""
     router = APIRouter(tags=["trl"])
+    limits = server.settings.limits
 
     @router.post("/generate/")
     async def generate(request: Request) -> Response:
-        batch = await read_body(request, TrlBatch)
-        wishes = generate_requests(batch, server)
+        longest = {"prompts": limits.max_prompts_per_call}
+        batch = await read_body(request, TrlBatch, sampling_at=("generation_kwargs", "n", "logprobs"), longest=longest)
+        check_count(batch.n, "max_responses_per_prompt", limits, key="n")
+        requests = generate_requests(batch)
         await server.queued.before_generating()
-        outputs = await unless_gone(request, server.generator.generate(wishes, where="prompts", clamp=True))
+        outputs = await unless_gone(request, server.generator.generate(requests, where="prompts", clamp=True))
         if isinstance(outputs, Response):
             return outputs
-        reply = answer(request, _reply(batch, [one for one, _ in outputs]))
-        reply.headers["x-policy-version"] = str(min((v for _, v in outputs), default=server.pool.policy_version))
-        return reply
+        return server.with_version(answer(request, _reply(batch, [one for one, _ in outputs])), outputs)
 
     return router
 
 
-def generate_requests(batch: TrlBatch, server: ServerState) -> list[GenerateRequest]:
-    """``n`` wishes per prompt, one after the other. Errors: ``SamplingValueInvalid``."""
-    fields = {name: getattr(batch, name) for name in _SAMPLING} | batch.generation_kwargs
-    unknown = sorted(set(batch.generation_kwargs) - set(_FURTHER))
-    if unknown:
-        raise SamplingValueInvalid("is not known", key=unknown[0], remedy=f"Known are {', '.join(sorted(_FURTHER))}.")
-    seed, stop = fields.pop("seed", None), fields.pop("stop", None) or ()
+def generate_requests(batch: TrlBatch) -> list[GenerateRequest]:
+    """One request per prompt; response i of the call samples from ``seed + i``. Errors: ``Refusal``."""
+    further = batch.generation_kwargs.model_dump(exclude_none=True)
+    seed, stop = further.pop("seed", None), further.pop("stop", None) or ()
+    fields = batch.model_dump(include=set(_SAMPLING)) | further
     sampling = make_sampling(fields | {"logprobs": batch.logprobs is not None}, defaults={})
     images = batch.images or [None] * len(batch.prompts)
-    count, wishes = check_count(batch.n), []
-    texts_or_ids: Sequence[str | list[int]] = batch.prompts
-    for item, prompt in enumerate(texts_or_ids):
-        token_ids = server.prompts.encode(prompt) if isinstance(prompt, str) else prompt
-        told = images[item] if item < len(images) else None
-        made = InferRequest(
-            request_id=str(item),
-            prompt_token_ids=pack_ids(token_ids),
-            images=(told,) if isinstance(told, str) else tuple(told or ()),
+    if len(images) != len(batch.prompts):
+        problem = f"{len(images)} entries for {len(batch.prompts)} prompts"
+        raise Refusal("body-invalid", problem, key="images", remedy="Send one entry (or null) per prompt.")
+    requests = []
+    for item, (prompt, values) in enumerate(zip(batch.prompts, images, strict=True)):
+        request = GenerateRequest(
+            token_ids=prompt if isinstance(prompt, bytes) else None,
+            text=prompt if isinstance(prompt, str) else None,
+            images=(values,) if isinstance(values, str) else tuple(values or ()),
+            sampling=sampling,
+            seeds=seeds_of(seed, batch.n, item=item),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
         )
-        for copy in range(count):
-            number = None if seed is None else int(seed) + item * count + copy
-            stops = (stop,) if isinstance(stop, str) else tuple(stop)
-            wishes.append(GenerateRequest(request=made, sampling=sampling, seed=number, stop=stops))
-    return wishes
+        requests.append(request)
+    return requests
 
 
 def _reply(batch: TrlBatch, outputs: list[EngineOutput]) -> dict[str, Any]:

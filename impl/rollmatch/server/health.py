@@ -1,0 +1,36 @@
+"""The answer of ``/health/``, which may be read from any thread."""
+
+import time
+from typing import Any
+
+from rollmatch.server.failures import WorkerDead, failure_of
+from rollmatch.server.replica import dead
+from rollmatch.server.state import ServerState
+
+STALLED_S = 120.0
+"""Silence of the event loop after which the server says that it is stalled."""
+
+
+def health_of(server: ServerState) -> tuple[int, dict[str, Any]]:
+    """HTTP status and body: 200, or 503 where a worker is dead or the event loop does not turn any more."""
+    pool = server.pool
+    lag_s = max(0.0, time.monotonic() - pool.turned_at)
+    about = {
+        "status": "ok",
+        "state": pool.state,
+        "policy_version": pool.policy_version,
+        "replicas": len(pool.replicas),
+        "world_size": server.settings.world_size,
+        "running": pool.num_running,
+        "lag_s": round(lag_s, 3),
+        "instance": server.instance,
+        "gpus": list(server.settings.gpus),
+    }
+    if pool.is_dead or any(replica.is_dead() for replica in pool.replicas):
+        return 503, about | failure_of(dead()).model_dump() | {"status": "dead"}
+    if lag_s > STALLED_S:
+        stalled = WorkerDead(
+            f"the event loop has not turned for {lag_s:.0f} s", key="worker", remedy="Restart the server, then sync."
+        )
+        return 503, about | failure_of(stalled).model_dump() | {"status": "stalled"}
+    return 200, about
