@@ -56,7 +56,10 @@ def truth(text: str) -> bool:
 
 
 def vllm_serve(options: argparse.Namespace) -> int:
-    """Become the server; returns only from a dry run. Errors: ``model-directory-missing``, ``OpenWithoutKey``, ``PortInUse``."""
+    """Become the server; returns only from a dry run.
+
+    Errors: ``model-directory-missing``, ``OpenWithoutKey``, ``PortInUse``.
+    """
     settings = make_settings(options, on_gpu=has_gpu())
     check_exposure(settings)
     command = make_command(settings, on_gpu=has_gpu())

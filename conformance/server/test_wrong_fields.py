@@ -1,0 +1,85 @@
+"""Wrong types, values and fields are 4xx in every dialect, before an engine sees them."""
+
+import pytest
+
+from conformance.server.test_limits import call, native, served
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "status", "code"),
+    [
+        ("/generate/", {"prompts": [[2**31]]}, 422, "body-invalid"),
+        ("/generate/", {"prompts": [[-1]]}, 422, "body-invalid"),
+        ("/generate/", {"prompts": [[5]], "what_else": 1}, 422, "body-invalid"),
+        ("/generate/", {"prompts": [[5]], "structured_outputs_regex": "a+"}, 422, "body-invalid"),
+        ("/generate/", {"prompts": [[5]], "structured_outputs_regex": None}, 200, None),
+        ("/generate/", {"prompts": [[5]], "images": []}, 200, None),
+        ("/generate/", {"prompts": [[5], [6]], "images": [None]}, 422, "body-invalid"),
+        ("/generate/", {"prompts": [[5]], "generation_kwargs": {"seed": "x"}}, 400, "sampling-value-invalid"),
+        ("/generate/", {"prompts": [[5]], "generation_kwargs": {"seed": 2**63}}, 400, "sampling-value-invalid"),
+        ("/generate/", {"prompts": [[5]], "generation_kwargs": {"stop": [1]}}, 400, "sampling-value-invalid"),
+        ("/generate/", {"prompts": [[5]], "generation_kwargs": {"stop": ""}}, 400, "sampling-value-invalid"),
+        ("/generate/", {"prompts": [[5]], "generation_kwargs": {"stop_token_ids": "x"}}, 400, "sampling-value-invalid"),
+        ("/generate/", {"prompts": [[5]], "generation_kwargs": {"logit_bias": [1]}}, 400, "sampling-value-invalid"),
+        (
+            "/generate/",
+            {"prompts": [[5]], "generation_kwargs": {"logit_bias": dict.fromkeys(map(str, range(1025)), 1.0)}},
+            400,
+            "sampling-value-invalid",
+        ),
+        (
+            "/generate/",
+            {"prompts": [[5]], "generation_kwargs": {"logit_bias": {"9999": 1.0}}},
+            400,
+            "sampling-value-invalid",
+        ),
+        (
+            "/generate/",
+            {"prompts": [[5]], "generation_kwargs": {"stop_token_ids": [9999]}},
+            400,
+            "sampling-value-invalid",
+        ),
+        ("/generate/", {"prompts": [[5]], "top_k": 2**31}, 400, "sampling-value-invalid"),
+        ("/infer/", {"infer_requests": [{"prompt_token_ids": [5], "images": [{"bytes": 3}]}]}, 422, "body-invalid"),
+        ("/infer/", {"infer_requests": [{"prompt_token_ids": [5], "images": [{"path": []}]}]}, 422, "body-invalid"),
+        ("/infer/", {"infer_requests": [{"prompt_token_ids": [5], "colour": 1}]}, 422, "body-invalid"),
+        ("/infer/", {"infer_requests": [{"prompt_token_ids": [5], "tools": [{}]}]}, 422, "body-invalid"),
+        ("/infer/", {"infer_requests": [{"prompt_token_ids": [5], "tools": []}]}, 200, None),
+        (
+            "/infer/",
+            {"infer_requests": [{"prompt_token_ids": [5]}], "request_config": {"num_beams": 1, "stream": False}},
+            200,
+            None,
+        ),
+        (
+            "/infer/",
+            {"infer_requests": [{"prompt_token_ids": [5]}], "request_config": {"num_beams": 2}},
+            400,
+            "sampling-value-invalid",
+        ),
+        ("/native/infer/", native([[5]], seed=2**63), 422, "body-invalid"),
+    ],
+)
+def test_wrong_fields_are_4xx_in_every_dialect(route, body, status, code):
+    parts, client = served()
+    with client:
+        assert call(client, route, body)[:2] == (status, code)
+        if status != 200:
+            assert not any(replica.generated for replica in parts.pool.replicas)
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"prompts": ["\xff"]}', b"[" * 5000 + b"]" * 5000, b'{"prompts": 1e999}', b'{"prompts": ["\\ud800"]}']
+)
+def test_bodies_that_are_no_json_are_422(raw):
+    _, client = served()
+    with client:
+        reply = client.post("/generate/", content=raw, headers={"content-type": "application/json"})
+        assert (reply.status_code, reply.json()["code"]) == (422, "body-invalid")
+
+
+def test_a_video_placeholder_reaches_no_engine():
+    parts, client = served()
+    (video,) = parts.prompts._unservable
+    with client:
+        assert call(client, "/generate/", {"prompts": [[5, video]]})[:2] == (400, "token-id-invalid")
