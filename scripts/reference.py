@@ -18,6 +18,7 @@ from typing import Any
 from rollmatch.cli.main import make_parser
 from rollmatch.config.findings import _CODES
 from rollmatch.config.schema import RunConfig
+from rollmatch.server.failures import REFUSALS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, PAGES = ROOT / "impl" / "rollmatch", ROOT / "docs" / "reference"
@@ -114,12 +115,15 @@ def errors() -> Iterator[str]:
     for code, remedy in REFUSED_VALUES:
         rows["ConfigError"][code][0].append("Missing, or not a value of this key.")
         rows["ConfigError"][code][1].append(remedy)
+    for code, (status, rule) in REFUSALS.items():
+        rows["RolloutError"][code][0].append(f"{rule} HTTP status {status}.")
     for name, arguments in error_calls(trees, classes):
         branch = branch_of(name, classes)
         for code in arguments["code"] or [code_of(classes[name])]:
             if branch and code != code_of(classes[branch]):
                 key = "".join(f"`{text}`: " for text in arguments["key"] if "..." not in text)
-                rows[branch][code][0].extend(key + text for text in arguments["problem"] if arguments["code"])
+                wanted = arguments["code"] and code not in REFUSALS
+                rows[branch][code][0].extend(key + text for text in arguments["problem"] if wanted)
                 rows[branch][code][1].extend(arguments["remedy"])
     for branch, codes in sorted(rows.items()):
         lines = [

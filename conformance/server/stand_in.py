@@ -40,7 +40,7 @@ class PretendingReplica:
             raise
         last = request.prompt.token_ids[-1]
         if last == 7:
-            raise Refusal("engine-refused", "does not like 7", key="requests")
+            raise Refusal("does not like 7", code="engine-refused", key="requests")
         ids = [last] * (request.sampling.max_tokens - 1) + [STOP]
         logprobs = b"\x00\x00\x80\xbf" * len(ids) if request.sampling.logprobs else None
         return EngineOutput(

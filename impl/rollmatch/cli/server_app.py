@@ -68,4 +68,4 @@ def _add_errors(app: FastAPI) -> None:
     async def unknown(request: Request, error: HTTPException) -> Response:
         code = "method-not-allowed" if error.status_code == _METHOD_NOT_ALLOWED else "route-unknown"
         problem = f"{request.method} {request.url.path}: {error.detail}"
-        return refuse(request, Refusal(code, problem, key=request.url.path, remedy="See /openapi.json."))
+        return refuse(request, Refusal(problem, code=code, key=request.url.path, remedy="See /openapi.json."))

@@ -39,10 +39,10 @@ def check_key(headers: Mapping[str, str], key: str) -> None:
     remedy = "Send the header Authorization: Bearer KEY with the key the server was started with."
     if kind.lower() != "bearer" or not given:
         problem = "the call brings no bearer key"
-        raise Refusal("bearer-key-missing", problem, key="authorization", remedy=remedy)
+        raise Refusal(problem, code="bearer-key-missing", key="authorization", remedy=remedy)
     if not hmac.compare_digest(given.strip().encode(), key.encode()):
         problem = "the call's bearer key is not this server's"
-        raise Refusal("bearer-key-wrong", problem, key="authorization", remedy=remedy)
+        raise Refusal(problem, code="bearer-key-wrong", key="authorization", remedy=remedy)
 
 
 def check_names(headers: Mapping[str, str], allowed: Iterable[str]) -> None:
@@ -51,9 +51,9 @@ def check_names(headers: Mapping[str, str], allowed: Iterable[str]) -> None:
     host, origin = headers.get("host", ""), headers.get("origin")
     remedy = "Call it by a loopback name, name the host in custom.extra.rollout_server.allowed_hosts, or set a key."
     if not _is_known(f"//{host}", names):
-        raise Refusal("host-refused", f"the call is for host {host!r}", key="host", remedy=remedy)
+        raise Refusal(f"the call is for host {host!r}", code="host-refused", key="host", remedy=remedy)
     if origin is not None and not _is_known(origin, names):
-        raise Refusal("origin-refused", f"the call comes from a page of {origin!r}", key="origin", remedy=remedy)
+        raise Refusal(f"the call comes from a page of {origin!r}", code="origin-refused", key="origin", remedy=remedy)
 
 
 def check_content_type(headers: Mapping[str, str]) -> None:
@@ -62,7 +62,7 @@ def check_content_type(headers: Mapping[str, str]) -> None:
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if has_body and kind not in CONTENT_TYPES:
         remedy = f"Send {CONTENT_TYPES[0]} or {CONTENT_TYPES[1]}."
-        raise Refusal("content-type-refused", f"is {kind!r}", key="content-type", remedy=remedy)
+        raise Refusal(f"is {kind!r}", code="content-type-refused", key="content-type", remedy=remedy)
 
 
 def _is_known(url: str, names: set[str]) -> bool:

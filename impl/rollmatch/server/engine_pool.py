@@ -56,15 +56,15 @@ class EnginePool:
             raise dead()
         if self.state == NOT_SET:
             problem = "the server was started with placeholder weights and got no others yet"
-            raise Refusal("weights-not-set", problem, key="weights", remedy="Sync first.")
+            raise Refusal(problem, code="weights-not-set", key="weights", remedy="Sync first.")
         if self.state == WRITING:
             problem = "weights are being written in place of those that were served"
             raise Refusal(
-                "update-in-progress", problem, key="weights", remedy="Ask again when the update is committed."
+                problem, code="update-in-progress", key="weights", remedy="Ask again when the update is committed."
             )
         if self.state == BROKEN:
             problem = "an update failed while it was being loaded"
-            raise Refusal("weights-broken", problem, key="weights", remedy="Run a full sync.")
+            raise Refusal(problem, code="weights-broken", key="weights", remedy="Run a full sync.")
 
     async def generate_all(self, requests: Sequence[EngineRequest]) -> list[tuple[EngineOutput, int]]:
         """Each response with the version that wrote it, in order; all or none. Errors also: ``Refusal``."""

@@ -49,7 +49,7 @@ REFUSALS: Mapping[str, tuple[int, str]] = MappingProxyType(
 class Refusal(RolloutError):
     """A call that the server does not serve, by one of the codes in ``REFUSALS``."""
 
-    def __init__(self, code: str, problem: str, *, key: str = "", remedy: str = "", item: int | None = None) -> None:
+    def __init__(self, problem: str, *, code: str, key: str = "", remedy: str = "", item: int | None = None) -> None:
         super().__init__(problem, key=key, remedy=remedy)
         self.code = code
         self.status = REFUSALS[code][0]
@@ -100,8 +100,8 @@ def bad_body(error: ValidationError, *, sampling_at: tuple[str, ...] = ("samplin
     item = next((part for part in place if isinstance(part, int)), None)
     if any(name in place for name in sampling_at):
         remedy = "See the route's sampling fields and their ranges."
-        return Refusal("sampling-value-invalid", first["msg"], key=str(place[-1]), remedy=remedy, item=item)
-    return Refusal("body-invalid", first["msg"], key=dotted(place), remedy="See the route's fields.", item=item)
+        return Refusal(first["msg"], code="sampling-value-invalid", key=str(place[-1]), remedy=remedy, item=item)
+    return Refusal(first["msg"], code="body-invalid", key=dotted(place), remedy="See the route's fields.", item=item)
 
 
 def dotted(place: tuple[int | str, ...]) -> str:

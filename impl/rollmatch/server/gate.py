@@ -98,7 +98,7 @@ class BoundedBody:
         except TimeoutError as error:
             problem = f"nothing came for {self._limits.idle_timeout_s:g} s"
             remedy = f"Send the body at once, or raise {_LIMITS}.idle_timeout_s."
-            raise Refusal("body-too-slow", problem, key="body", remedy=remedy) from error
+            raise Refusal(problem, code="body-too-slow", key="body", remedy=remedy) from error
         part = len(message.get("body", b""))
         self.check(self._num_bytes + part)
         self._num_bytes += part
@@ -111,11 +111,11 @@ class BoundedBody:
         if num_bytes > self._limits.max_body_bytes:
             remedy = f"Split the call, or raise {_LIMITS}.max_body_bytes."
             problem = f"has more than {self._limits.max_body_bytes} bytes"
-            raise Refusal("body-too-large", problem, key="body", remedy=remedy)
+            raise Refusal(problem, code="body-too-large", key="body", remedy=remedy)
         if self._buffered.held - self._num_bytes + num_bytes > self._limits.max_buffered_bytes:
             remedy = f"Ask again later, or raise {_LIMITS}.max_buffered_bytes."
             problem = f"the bodies of all calls have {self._buffered.held} bytes"
-            raise Refusal("server-busy", problem, key="body", remedy=remedy)
+            raise Refusal(problem, code="server-busy", key="body", remedy=remedy)
 
     def release(self) -> None:
         """The call has ended."""

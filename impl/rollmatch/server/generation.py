@@ -72,7 +72,7 @@ class ResponseGenerator:
         if waiting + num_responses > limits.max_waiting_responses:
             problem = f"{waiting} responses are waiting, and the call asks for {num_responses}"
             remedy = f"Ask again later, or raise {_LIMITS}.max_waiting_responses."
-            raise Refusal("server-busy", problem, key=where, remedy=remedy)
+            raise Refusal(problem, code="server-busy", key=where, remedy=remedy)
 
     def _engine_requests(self, requests: Sequence[GenerateRequest], where: str, clamp: bool) -> list[EngineRequest]:
         made: list[EngineRequest] = []
@@ -97,7 +97,9 @@ class ResponseGenerator:
     def _check_length(self, num_tokens: int, *, item: int, where: str) -> None:
         if num_tokens >= self.max_model_len:
             problem = f"{num_tokens} prompt tokens leave no room in {self.max_model_len}"
-            raise Refusal("prompt-too-long", problem, key=f"{where}[{item}]", remedy="Shorten the prompt.", item=item)
+            raise Refusal(
+                problem, code="prompt-too-long", key=f"{where}[{item}]", remedy="Shorten the prompt.", item=item
+            )
 
     def _check_sampled_ids(self, sampling: Sampling, *, item: int) -> None:
         """Ids outside the vocabulary would be written outside an engine's tensors."""
@@ -106,7 +108,7 @@ class ResponseGenerator:
             if ids and max(ids) >= size:
                 problem = f"names token {max(ids)}, the vocabulary has {size}"
                 remedy = "Use the tokenizer of the served model."
-                raise Refusal("sampling-value-invalid", problem, key=name, remedy=remedy, item=item)
+                raise Refusal(problem, code="sampling-value-invalid", key=name, remedy=remedy, item=item)
 
 
 def check_count(count: int, name: str, limits: LimitsConfig, *, key: str) -> None:
@@ -114,7 +116,7 @@ def check_count(count: int, name: str, limits: LimitsConfig, *, key: str) -> Non
     limit: int = getattr(limits, name)
     if count > limit:
         remedy = f"Split the call, or raise {_LIMITS}.{name}."
-        raise Refusal("call-too-large", f"{count} is above the limit of {limit}", key=key, remedy=remedy)
+        raise Refusal(f"{count} is above the limit of {limit}", code="call-too-large", key=key, remedy=remedy)
 
 
 def _owner(requests: Sequence[GenerateRequest], place: int) -> int:
@@ -131,7 +133,7 @@ def _check_ids(requests: Sequence[InferRequest]) -> None:
     for item, request in enumerate(requests):
         if request.request_id in seen:
             problem, key = f"{request.request_id} names two requests", f"requests[{item}].request_id"
-            raise Refusal("request-id-repeated", problem, key=key, remedy="Number the requests.", item=item)
+            raise Refusal(problem, code="request-id-repeated", key=key, remedy="Number the requests.", item=item)
         seen.add(request.request_id)
 
 
@@ -139,7 +141,7 @@ def _sampling_of(request: InferRequest, batch: InferBatch, *, item: int) -> Samp
     sampling = request.sampling or batch.sampling
     if sampling is None:
         remedy = "Send sampling for the batch or the request."
-        raise Refusal("sampling-value-invalid", "is not given", key="max_tokens", remedy=remedy, item=item)
+        raise Refusal("is not given", code="sampling-value-invalid", key="max_tokens", remedy=remedy, item=item)
     return sampling
 
 

@@ -48,18 +48,22 @@ def _decoded(
         decode = msgspec.msgpack.decode if packed else msgspec.json.decode
         fields: Any = decode(raw) if raw else {}
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise Refusal("body-invalid", f"cannot be decoded: {error}", key="body", remedy="See Content-Type.") from error
+        raise Refusal(
+            f"cannot be decoded: {error}", code="body-invalid", key="body", remedy="See Content-Type."
+        ) from error
     for name, limit in longest.items():
         entries = fields.get(name) if isinstance(fields, dict) else None
         if isinstance(entries, list) and len(entries) > limit:
             remedy = "Split the call, or raise custom.extra.rollout_server.limits.max_prompts_per_call."
-            raise Refusal("call-too-large", f"{len(entries)} entries, at most {limit}", key=name, remedy=remedy)
+            raise Refusal(f"{len(entries)} entries, at most {limit}", code="call-too-large", key=name, remedy=remedy)
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise bad_body(error, sampling_at=sampling_at) from error
     except RecursionError as error:
-        raise Refusal("body-invalid", "is nested too deeply", key="body", remedy="See the route's fields.") from error
+        raise Refusal(
+            "is nested too deeply", code="body-invalid", key="body", remedy="See the route's fields."
+        ) from error
 
 
 def is_msgpack(request: Request) -> bool:

@@ -64,14 +64,14 @@ class ImageReader:
             budget.left -= pixels
             return
         remedy = f"Send smaller images, or raise custom.extra.rollout_server.limits.{limit}."
-        raise Refusal("image-too-large", problem, key=key, remedy=remedy, item=item)
+        raise Refusal(problem, code="image-too-large", key=key, remedy=remedy, item=item)
 
     def _bytes_of(self, value: str | bytes, *, item: int, key: str) -> bytes:
         if isinstance(value, bytes):
             return value
         if value.startswith(("http://", "https://", "ftp://")):
             remedy = "Send a data URL, base64 text, or a path below an image root."
-            raise Refusal("image-url-refused", "is a URL of another machine", key=key, remedy=remedy, item=item)
+            raise Refusal("is a URL of another machine", code="image-url-refused", key=key, remedy=remedy, item=item)
         try:
             if not value.startswith("data:") and looks_like_path(value):
                 return self._read_file(self._allowed(value.removeprefix("file://"), item=item, key=key))
@@ -95,7 +95,7 @@ class ImageReader:
             roots = ", ".join(map(str, self.roots)) or "none is set"
             remedy = "Start the server with the images' directory as an image root, or send the image itself."
             problem = f"is below no image root ({roots})"
-            raise Refusal("image-path-outside-roots", problem, key=key, remedy=remedy, item=item)
+            raise Refusal(problem, code="image-path-outside-roots", key=key, remedy=remedy, item=item)
         return path
 
 
@@ -112,4 +112,4 @@ def looks_like_path(value: str) -> bool:
 
 def _unreadable(problem: str, *, item: int, key: str) -> Refusal:
     remedy = f"Send a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file."
-    return Refusal("image-unreadable", problem, key=key, remedy=remedy, item=item)
+    return Refusal(problem, code="image-unreadable", key=key, remedy=remedy, item=item)

@@ -63,7 +63,7 @@ class PromptMaker:
         key = f"{where}[{item}]"
         if sum(given is not None for given in (request.token_ids, request.text, request.messages)) != 1:
             problem = "holds no prompt, or more than one"
-            raise Refusal("prompt-missing", problem, key=key, remedy="Send ids or messages, not both.", item=item)
+            raise Refusal(problem, code="prompt-missing", key=key, remedy="Send ids or messages, not both.", item=item)
         values: Sequence[str | bytes] = request.images
         if request.messages is not None:
             text, values = self._render(request, item=item, key=f"{key}.messages")
@@ -84,11 +84,11 @@ class PromptMaker:
         limit = self.reader.limits.max_text_bytes
         if len(text) > limit or len(text.encode(errors="replace")) > limit:
             remedy = "Shorten the prompt, or raise custom.extra.rollout_server.limits.max_text_bytes."
-            raise Refusal("prompt-too-long", f"has more than {limit} bytes", key=key, remedy=remedy, item=item)
+            raise Refusal(f"has more than {limit} bytes", code="prompt-too-long", key=key, remedy=remedy, item=item)
         try:
             ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:  # half a surrogate pair, which JSON can hold
-            raise Refusal("messages-invalid", f"is no valid text: {error}", key=key, item=item) from error
+            raise Refusal(f"is no valid text: {error}", code="messages-invalid", key=key, item=item) from error
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -124,37 +124,39 @@ class PromptMaker:
         ) as error:
             problem = f"the chat template fails: {type(error).__name__}: {error}"
             remedy = "Send a list of role and content."
-            raise Refusal("messages-invalid", problem, key=key, remedy=remedy, item=item) from error
+            raise Refusal(problem, code="messages-invalid", key=key, remedy=remedy, item=item) from error
         if not all(isinstance(value, str | bytes) for value in values):
-            raise Refusal("messages-invalid", "an image is neither text nor bytes", key=key, item=item)
+            raise Refusal("an image is neither text nor bytes", code="messages-invalid", key=key, item=item)
         return rendered, values
 
     def _check_ids(self, token_ids: list[int], *, item: int, key: str) -> None:
         if not token_ids:
-            raise Refusal("prompt-missing", "is empty", key=key, remedy="Send at least one token.", item=item)
+            raise Refusal("is empty", code="prompt-missing", key=key, remedy="Send at least one token.", item=item)
         if max(token_ids) >= self.vocabulary_size or min(token_ids) < 0:
             problem = f"holds {max(token_ids)}, the vocabulary has {self.vocabulary_size} tokens"
             remedy = "Use the tokenizer of the served model."
-            raise Refusal("token-id-invalid", problem, key=key, remedy=remedy, item=item)
+            raise Refusal(problem, code="token-id-invalid", key=key, remedy=remedy, item=item)
         unplaced = sorted(self._unservable & set(token_ids))
         if unplaced:
             problem = f"holds the video placeholder {unplaced[0]}"
-            raise Refusal("token-id-invalid", problem, key=key, remedy="Send images; videos are not served.", item=item)
+            raise Refusal(
+                problem, code="token-id-invalid", key=key, remedy="Send images; videos are not served.", item=item
+            )
 
     def _check_placeholders(self, token_ids: list[int], images: Sequence[str | bytes], *, item: int, key: str) -> None:
         placeholders = 0 if self._image_id is None else token_ids.count(self._image_id)
         if placeholders != len(images):
             problem = f"the prompt has {placeholders} image placeholders for {len(images)} images"
             remedy = "Send one image per placeholder, unexpanded."
-            raise Refusal("images-misfit", problem, key=key, remedy=remedy, item=item)
+            raise Refusal(problem, code="images-misfit", key=key, remedy=remedy, item=item)
 
 
 def check_room(prompt: EnginePrompt, max_tokens: int, *, max_model_len: int, item: int) -> None:
     """Raise ``prompt-too-long`` where the response might be cut short in silence."""
     if prompt.expanded_len + max_tokens > max_model_len:
         raise Refusal(
-            "prompt-too-long",
             f"{prompt.expanded_len} prompt tokens and {max_tokens} new ones do not fit into {max_model_len}",
+            code="prompt-too-long",
             key=f"requests[{item}]",
             remedy="Shorten the prompt, lower max_tokens or serve with a higher max_model_len.",
             item=item,

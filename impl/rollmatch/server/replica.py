@@ -107,7 +107,7 @@ class VllmReplica:
                     last = output
         except (ValueError, TypeError, OverflowError, VLLMClientError, EngineGenerateError) as error:
             cause = error.__cause__ if isinstance(error, EngineGenerateError) else error
-            raise Refusal("engine-refused", f"{type(cause).__name__}: {cause}", key="requests") from error
+            raise Refusal(f"{type(cause).__name__}: {cause}", code="engine-refused", key="requests") from error
         assert last is not None
         return _output_of(last)
 

@@ -26,7 +26,7 @@ def make_sampling(fields: Mapping[str, object], *, defaults: Mapping[str, object
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         key = str(first["loc"][0]) if first["loc"] else "sampling"
         remedy = "See vLLM's sampling parameters."
-        raise Refusal("sampling-value-invalid", first["msg"], key=key, remedy=remedy) from error
+        raise Refusal(first["msg"], code="sampling-value-invalid", key=key, remedy=remedy) from error
 
 
 def model_defaults(directory: str | Path) -> dict[str, float]:

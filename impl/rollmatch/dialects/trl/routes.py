@@ -88,7 +88,7 @@ def generate_requests(batch: TrlBatch) -> list[GenerateRequest]:
     images = batch.images or [None] * len(batch.prompts)
     if len(images) != len(batch.prompts):
         problem = f"{len(images)} entries for {len(batch.prompts)} prompts"
-        raise Refusal("body-invalid", problem, key="images", remedy="Send one entry (or null) per prompt.")
+        raise Refusal(problem, code="body-invalid", key="images", remedy="Send one entry (or null) per prompt.")
     requests = []
     for item, (prompt, values) in enumerate(zip(batch.prompts, images, strict=True)):
         request = GenerateRequest(
