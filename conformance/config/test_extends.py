@@ -144,3 +144,10 @@ def test_every_leaf_of_the_upper_tree_survives_and_inputs_stay(under, over):
 @given(tree=TREES)
 def test_merging_with_nothing_or_itself_changes_nothing(tree):
     assert merge(tree, {}) == merge({}, tree) == merge(tree, tree) == tree
+
+
+def test_a_path_with_a_nul_character_is_malformed(tmp_path):
+    (tmp_path / "a.yaml").write_text('extends: "b\\0.yaml"\n')
+    with pytest.raises(ErrorList) as caught:
+        read_tree(tmp_path / "a.yaml")
+    assert [error.code for error in caught.value.errors] == ["extends-malformed"]

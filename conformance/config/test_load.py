@@ -7,6 +7,7 @@ import pytest
 
 from rollmatch.config import RunConfig, load_config, make, resolved_yaml
 from rollmatch.config.findings import OTHER_NAMES
+from rollmatch.config.layers import parse_overrides
 from rollmatch.config.schema import fields, section_of
 from rollmatch.errors import ConfigError, ErrorList
 
@@ -136,6 +137,31 @@ def test_a_key_that_only_transformers_knows_is_shown_its_section(make_with):
     assert deepspeed.remedy == "Move it to training.extra_arguments.deepspeed."
     assert "training.extra_arguments" in other.remedy
     assert model.remedy == "Remove it; rollmatch schema lists all keys."
+
+
+def test_a_key_written_with_dots_is_shown_its_nested_form(make_with, tmp_path):
+    tree = {**make_with().model_dump(mode="json"), "training.seed": 7}
+    with pytest.raises(ErrorList) as caught:
+        make(tree)
+    (error,) = caught.value.errors
+    assert (error.code, error.key) == ("unknown-key", "training.seed")
+    assert "training: {seed: ...}" in error.remedy
+
+
+def test_a_required_key_written_with_dots_is_one_problem(make_with):
+    tree = make_with().model_dump(mode="json")
+    tree["model.model"] = tree.pop("model")["model"]
+    with pytest.raises(ErrorList) as caught:
+        make(tree)
+    assert [(error.code, error.key) for error in caught.value.errors] == [("unknown-key", "model.model")]
+
+
+@pytest.mark.parametrize("value", ["!!int abc", "9" * 5000, "[" * 5000, "!own x"])
+def test_a_value_on_the_command_line_that_is_no_yaml_is_refused(value):
+    with pytest.raises(ErrorList) as caught:
+        parse_overrides([f"training.seed={value}"])
+    (error,) = caught.value.errors
+    assert (error.code, error.key) == ("override-malformed", "training.seed")
 
 
 def test_every_other_name_leads_to_a_key_that_exists():

@@ -1,4 +1,6 @@
 import math
+import time
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -90,9 +92,7 @@ def test_a_quoted_number_is_a_fine_key():
     assert parse_mapping("'1': a\n", origin="run.yaml") == {"1": "a"}
 
 
-@pytest.mark.parametrize(
-    "text", ["a: [1\n", "a: b: c\n", "a: !!python/object:os.system x\n", "a: *gone\n", "a: \x01\n"]
-)
+@pytest.mark.parametrize("text", ["a: [1\n", "a: b: c\n", "a: *gone\n", "a: \x01\n"])
 def test_what_is_no_yaml_is_refused(text):
     assert problems(text) == [("yaml-malformed", "run.yaml")]
 
@@ -106,10 +106,52 @@ def test_an_alias_of_itself_is_refused():
 
 
 def test_many_aliases_of_one_node_cost_nothing():
-    lines = ["a0: &a0 {x: 1}"] + [f"a{i}: &a{i} {{l: *a{i - 1}, r: *a{i - 1}}}" for i in range(1, 40)]
+    lines = ["a0: &a0 {x: 1}"] + [f"a{i}: &a{i} {{l: *a{i - 1}, r: *a{i - 1}}}" for i in range(1, 14)]
     assert parse_mapping("\n".join(lines), origin="run.yaml")["a1"] == {"l": {"x": 1}, "r": {"x": 1}}
 
 
 @pytest.mark.parametrize("text", ["", "# only a remark\n", "- a\n", "text\n", "null\n"])
 def test_a_file_without_mapping_is_refused(text):
     assert problems(text) == [("not-a-mapping", "run.yaml")]
+
+
+def errors_of(text):
+    with pytest.raises(ErrorList) as caught:
+        parse_mapping(text, origin="a.yaml")
+    return [(error.code, error.key) for error in caught.value.errors]
+
+
+def test_aliases_of_aliases_are_counted_and_not_expanded():
+    names = "abcdefghijkl"
+    lines = ["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]" for before, name in pairwise(names)]
+    began = time.perf_counter()
+    assert errors_of("\n".join(lines)) == [("yaml-malformed", "f")]
+    assert time.perf_counter() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("!!int abc", "'abc' is not of type int"),
+        ("!!float 1x", "'1x' is not of type float"),
+        ("!!bool maybe", "'maybe' is not of type bool"),
+        ("!!timestamp soon", "tag tag:yaml.org,2002:timestamp is not supported"),
+        ("!!set {x, y}", "tag tag:yaml.org,2002:set is not supported"),
+        ("!!python/object:os.system x", "tag tag:yaml.org,2002:python/object:os.system is not supported"),
+        ("!own x", "tag !own is not supported"),
+        ("9" * 5000, "a number of 5000 digits"),
+    ],
+)
+def test_values_that_do_not_fit_their_tag_are_named_with_their_line(value, told):
+    with pytest.raises(ErrorList) as caught:
+        parse_mapping(f"a:\n  b: {value}\n", origin="a.yaml")
+    (error,) = caught.value.errors
+    assert (error.code, error.key) == ("yaml-malformed", "a.b")
+    assert told in error.problem
+    assert "a.yaml, line 2" in error.problem
+
+
+@pytest.mark.parametrize("depth", [60, 5000])
+def test_deep_nesting_is_refused(depth):
+    assert errors_of(f"a: {'[' * depth}{']' * depth}")[0][0] == "yaml-malformed"

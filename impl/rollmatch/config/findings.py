@@ -148,7 +148,8 @@ def translate(found: ErrorDetails) -> ConfigError:
     """One finding of pydantic as one error; its key is the dotted path."""
     key = ".".join(str(part) for part in found["loc"])
     if found["type"] == "extra_forbidden":
-        return _unknown(key)
+        dotted = next((part for part in found["loc"] if "." in str(part)), None)
+        return _unknown(key) if dotted is None else _dotted(key, str(dotted))
     code, remedy = _CODES.get(found["type"], ("wrong-type", "Write a value of that type."))
     if code == "missing-key":
         return ConfigError("this key is required", code=code, key=key, remedy=remedy)
@@ -167,6 +168,13 @@ def _unknown(key: str) -> ConfigError:
     else:
         remedy = "Remove it; rollmatch schema lists all keys."
     return ConfigError("there is no such key", code="unknown-key", key=key, remedy=remedy)
+
+
+def _dotted(key: str, name: str) -> ConfigError:
+    first, _, rest = name.partition(".")
+    problem = f"the key {name!r} is written with dots, which only --set reads"
+    remedy = f"Write it as nested mappings: {first}: {{{rest.replace('.', ': {')}: ...{'}' * (1 + rest.count('.'))}"
+    return ConfigError(problem, code="unknown-key", key=key, remedy=remedy)
 
 
 def _shown(value: object) -> str:

@@ -2,9 +2,6 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from rollmatch.config.yaml_dialect import Tree, parse_mapping, parse_value
 from rollmatch.errors import ConfigError, ErrorList
@@ -42,6 +39,10 @@ def merge(under: Tree, over: Tree) -> Tree:
 
 
 def _read(path: Path, *, chain: tuple[Path, ...], errors: list[ConfigError]) -> Tree:
+    if "\0" in str(path):
+        problem = f"{chain[-1] if chain else path!r}: the path {str(path)!r} holds a NUL character"
+        errors.append(ConfigError(problem, code="extends-malformed", key=EXTENDS, remedy="Correct the path."))
+        return {}
     resolved = path.resolve()
     if resolved in chain:
         errors.append(_cycle((*chain[chain.index(resolved) :], resolved)))
@@ -74,7 +75,7 @@ def _read_text(path: Path, chain: tuple[Path, ...]) -> str:
         raise ErrorList([missing]) from error
 
 
-def _bases(value: Any, holder: Path, errors: list[ConfigError]) -> list[str]:
+def _bases(value: object, holder: Path, errors: list[ConfigError]) -> list[str]:
     bases = [value] if isinstance(value, str) else value
     if isinstance(bases, list) and all(isinstance(base, str) and base for base in bases):
         return bases
@@ -130,10 +131,10 @@ def _parse(override: str) -> Tree:
         raise OverrideMalformed("files are extended in YAML only", key=key, remedy="Write it into the YAML file.")
     try:
         value = parse_value(text)
-    except yaml.YAMLError as error:
-        problem = f"the value {text!r} is not YAML: {' '.join(str(error).split())}"
-        raise OverrideMalformed(problem, key=key, remedy="Quote the value.") from error
-    for name in reversed(names):
-        value = {name: value}
-    tree: Tree = value
+    except ErrorList as several:
+        problem = f"the value {text[:60]!r} is not YAML: {several.errors[0].problem}"
+        raise OverrideMalformed(problem, key=key, remedy="Quote the value.") from several
+    tree: Tree = {names[-1]: value}
+    for name in reversed(names[:-1]):
+        tree = {name: tree}
     return tree

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -57,19 +56,25 @@ def _validate(tree: Tree) -> tuple[RunConfig, list[ConfigError]]:
     Each round takes out what pydantic found, until it finds nothing: so rules over several keys can still be judged.
     """
     errors: dict[str, ConfigError] = {}
-    stand_ins: set[str] = set()
+    stand_ins: set[tuple[int | str, ...]] = set()
     while True:
         try:
             return RunConfig.model_validate(_with_sections(tree)), list(errors.values())
         except ValidationError as found:
-            for detail in found.errors(include_url=False):
+            for detail in sorted(found.errors(include_url=False), key=_unknown_first):
                 error = translate(detail)
-                if detail["type"] == "missing":
-                    stand_ins.add(error.key)
-                assert detail["type"] == "missing" or error.key not in stand_ins, f"{error.key} refuses its own example"
+                is_missing = detail["type"] == "missing"
+                assert is_missing or detail["loc"] not in stand_ins, f"{error.key} refuses its own example"
+                if is_missing:
+                    stand_ins.add(detail["loc"])
                 if not any(f"{error.key}.".startswith(f"{known}.") for known in errors):
                     errors[error.key] = error
                 tree = _mended(_with_sections(tree), detail)
+
+
+def _unknown_first(detail: ErrorDetails) -> bool:
+    """Sort key: an unknown key explains why a required one is missing."""
+    return detail["type"] != "extra_forbidden"
 
 
 def _with_sections(tree: Tree) -> Tree:
@@ -77,7 +82,7 @@ def _with_sections(tree: Tree) -> Tree:
     for key, field in fields().items():
         if section_of(field) is not None:
             *above, name = key.split(".")
-            empty: Any = {name: {}}
+            empty: Tree = {name: {}}
             for parent in reversed(above):
                 empty = {parent: empty}
             tree = merge(empty, tree)
@@ -86,11 +91,11 @@ def _with_sections(tree: Tree) -> Tree:
 
 def _mended(tree: Tree, found: ErrorDetails) -> Tree:
     names = [str(part) for part in found["loc"]]
-    field = fields().get(".".join(names))
+    field = fields().get(".".join(names)) if all("." not in name for name in names) else None
     if found["type"] != "missing" or field is None:  # an item of a list has no stand-in: the list goes
         return _without(tree, names)
-    stand_in: Any = (field.examples or [None])[0]
-    for name in reversed(names):
+    stand_in: Tree = {names[-1]: (field.examples or [None])[0]}
+    for name in reversed(names[:-1]):
         stand_in = {name: stand_in}
     return merge(tree, stand_in)
 

@@ -5,13 +5,12 @@ PyYAML alone follows YAML 1.1, where ``1e-5`` is a text, ``010`` is eight and ``
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import yaml
 
 from rollmatch.errors import ConfigError, ErrorList
 
-Tree = dict[str, Any]
+Tree = dict[str, object]
 """What a YAML mapping holds: nested dicts, lists and scalars."""
 
 _RESOLVERS = (
@@ -26,7 +25,15 @@ _RESOLVERS = (
     ("merge", r"<<", ["<"]),
 )
 
-_TAGS_OF_KEYS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
+_CORE = "tag:yaml.org,2002:"
+_TAGS_OF_KEYS = (f"{_CORE}str", f"{_CORE}merge")
+_TAGS_OF_COLLECTIONS = (f"{_CORE}map", f"{_CORE}seq")
+_PATTERNS = {name: re.compile(f"^(?:{pattern})$") for name, pattern, _ in _RESOLVERS}
+MAX_DEPTH = 50
+MAX_VALUES = 100_000
+"""Values of a document with all aliases expanded: nine aliases of nine aliases ... would fill the memory."""
+MAX_DIGITS = 400
+MAX_SHOWN = 60
 
 
 class Yaml12Loader(yaml.SafeLoader):
@@ -38,18 +45,18 @@ class _Yaml12Dumper(yaml.SafeDumper):
 
 
 Yaml12Loader.yaml_implicit_resolvers = {}
-for _name, _pattern, _first in _RESOLVERS:
+for _name, _, _first in _RESOLVERS:
     for _side in (Yaml12Loader, _Yaml12Dumper):
-        _side.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _first)
+        _side.add_implicit_resolver(f"{_CORE}{_name}", _PATTERNS[_name], _first)
 
 
-def parse_value(text: str) -> Any:
-    """One YAML value, as on the right of ``key:``. Errors: ``yaml.YAMLError``.
+def parse_value(text: str) -> object:
+    """One YAML value, as on the right of ``key:``. Errors: ``ErrorList`` of ``yaml-malformed`` and others.
 
     >>> parse_value("1e-5"), parse_value("yes"), parse_value("{a: [1, null]}")
     (1e-05, 'yes', {'a': [1, None]})
     """
-    return yaml.load(text, Loader=Yaml12Loader)
+    return _construct(text, "the value")
 
 
 def parse_mapping(text: str, *, origin: str) -> Tree:
@@ -57,13 +64,12 @@ def parse_mapping(text: str, *, origin: str) -> Tree:
 
     Errors: ``ErrorList`` of ``yaml-malformed``, ``not-a-mapping``, ``key-duplicated``, ``key-not-text``.
     """
-    try:
-        return _construct(text, origin)
-    except yaml.YAMLError as error:
-        remedy = "Correct the YAML at that place."
-        raise ErrorList(
-            [ConfigError(" ".join(str(error).split()), code="yaml-malformed", key=origin, remedy=remedy)]
-        ) from error
+    tree = _construct(text, origin)
+    if not isinstance(tree, dict):
+        found = "is empty" if tree is None else "holds something else at its top level"
+        remedy = "Write `key: value` lines."
+        raise ErrorList([ConfigError(f"the file {found}", code="not-a-mapping", key=origin, remedy=remedy)])
+    return tree
 
 
 def dump(tree: Tree) -> str:
@@ -72,46 +78,77 @@ def dump(tree: Tree) -> str:
     return str(text)
 
 
-def _construct(text: str, origin: str) -> Tree:
-    loader = Yaml12Loader(text)
+def _construct(text: str, origin: str) -> object:
+    try:
+        loader = Yaml12Loader(text)
+    except yaml.YAMLError as error:  # a character that YAML does not allow
+        raise ErrorList([_malformed(" ".join(str(error).split()), key=origin)]) from error
     try:
         node = loader.get_single_node()
-        if not isinstance(node, yaml.MappingNode):
-            raise ErrorList([_not_a_mapping(node, origin)])
-        if errors := KeyCheck(origin).errors_below(node):
+        if node is None:
+            return None
+        if errors := NodeCheck(origin).errors_below(node):
             raise ErrorList(errors)
-        tree: Tree = loader.construct_document(node)
+        tree: object = loader.construct_document(node)
         return tree
+    except yaml.YAMLError as error:
+        raise ErrorList([_malformed(" ".join(str(error).split()), key=origin)]) from error
+    except RecursionError as error:
+        raise ErrorList([_malformed("values are nested too deeply", key=origin)]) from error
     finally:
         loader.dispose()
 
 
-def _not_a_mapping(node: yaml.Node | None, origin: str) -> ConfigError:
-    found = "is empty" if node is None else "holds something else at its top level"
-    return ConfigError(f"the file {found}", code="not-a-mapping", key=origin, remedy="Write `key: value` lines.")
+def _malformed(problem: str, *, key: str, remedy: str = "Correct the YAML at that place.") -> ConfigError:
+    return ConfigError(problem, code="yaml-malformed", key=key, remedy=remedy)
 
 
-class KeyCheck:
-    """Judges the keys of a document before YAML merges and overwrites them."""
+class NodeCheck:
+    """Check a document before YAML merges and overwrites keys, expands aliases and converts values."""
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
-        self.judged: set[int] = set()
-        """Nodes seen, so that many aliases of one node cost nothing."""
+        self.sizes: dict[int, int] = {}
+        """Node -> number of values below it with all aliases expanded; each node is looked at once."""
 
     def errors_below(
         self, node: yaml.Node, path: tuple[str, ...] = (), above: tuple[int, ...] = ()
     ) -> list[ConfigError]:
+        """All errors of a node and of the nodes below it."""
+        place = ".".join(path) or self.origin
         if id(node) in above:
-            problem = f"{self.origin}: an alias contains itself"
-            return [ConfigError(problem, code="yaml-malformed", key=".".join(path), remedy="Remove the alias.")]
-        if id(node) in self.judged or isinstance(node, yaml.ScalarNode):
+            return [_malformed(f"{self.origin}: an alias contains itself", key=place, remedy="Remove the alias.")]
+        if len(path) > MAX_DEPTH:
+            problem = f"{self.origin}: values are nested deeper than {MAX_DEPTH} levels"
+            return [_malformed(problem, key=".".join(path[:3]), remedy="Remove some levels.")]
+        if id(node) in self.sizes:
             return []
-        self.judged.add(id(node))
+        self.sizes[id(node)] = 1
+        if isinstance(node, yaml.ScalarNode):
+            return [_malformed(problem, key=place) for problem in self._problems_of_scalar(node)]
         errors = list(self._errors_of_keys(node, path)) if isinstance(node, yaml.MappingNode) else []
+        if node.tag not in _TAGS_OF_COLLECTIONS:
+            errors.append(_malformed(f"{self._line(node)}: the tag {node.tag} is not supported", key=place))
         for name, child in _children(node):
             errors += self.errors_below(child, (*path, name), (*above, id(node)))
+        sizes = [self.sizes.get(id(child), 1) for _, child in _children(node)]
+        self.sizes[id(node)] += sum(sizes)
+        if sum(sizes) > MAX_VALUES >= max(sizes):  # named once, at the smallest such node
+            problem = f"{self.origin}: with all aliases expanded it holds more than {MAX_VALUES} values"
+            errors.append(_malformed(problem, key=place, remedy="Remove aliases of aliases."))
         return errors
+
+    def _problems_of_scalar(self, node: yaml.ScalarNode) -> Iterator[str]:
+        kind = node.tag.rpartition(":")[2]
+        if not node.tag.startswith(_CORE) or kind not in (*_PATTERNS, "str"):
+            yield f"{self._line(node)}: the tag {node.tag} is not supported"
+        elif kind != "str" and not _PATTERNS[kind].match(node.value):
+            yield f"{self._line(node)}: {node.value[:MAX_SHOWN]!r} is not of type {kind}"
+        elif kind in ("int", "float") and len(node.value) > MAX_DIGITS:
+            yield f"{self._line(node)}: a number of {len(node.value)} digits"
+
+    def _line(self, node: yaml.Node) -> str:
+        return f"{self.origin}, line {node.start_mark.line + 1}"
 
     def _errors_of_keys(self, node: yaml.MappingNode, path: tuple[str, ...]) -> Iterator[ConfigError]:
         lines: dict[str, int] = {}
