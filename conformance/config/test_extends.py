@@ -42,17 +42,30 @@ def leaves(tree, path=()):
             yield (*path, key), value
 
 
+@pytest.mark.scenario(
+    "configuration/a-file-overrides-one-key-of-its-base",
+    clauses=["configuration/a-run-is-configured-by-yaml-files-that-build-on-each-other#1,2,3,7"],
+)
 def test_one_base_as_a_text_is_laid_under_the_file():
     config = load_config(FOLDER / "good_extends_text.yaml")
     assert (config.training.seed, config.training.learning_rate) == (2, 1e-4)
 
 
+@pytest.mark.scenario(
+    "configuration/two-bases-may-share-a-base",
+    clauses=["configuration/a-run-is-configured-by-yaml-files-that-build-on-each-other#4,6"],
+)
 def test_a_diamond_is_legal_and_the_last_base_wins():
     config = load_config(FOLDER / "good_diamond.yaml")
     training = config.training
     assert (training.seed, training.learning_rate, training.weight_decay) == (1, 1e-4, 0.1)
 
 
+@pytest.mark.scenario(
+    "configuration/a-list-of-the-extending-file-replaces-the-list-below-it",
+    "configuration/an-explicit-null-replaces-the-value-below-it",
+    clauses=["configuration/a-run-is-configured-by-yaml-files-that-build-on-each-other#2,3"],
+)
 def test_mappings_merge_while_lists_and_null_replace():
     config = load_config(FOLDER / "good_deep_merge.yaml")
     rollout = config.custom.extra.rollout_matching
@@ -70,6 +83,10 @@ def test_paths_start_at_the_file_that_holds_them(write, monkeypatch, tmp_path):
     assert read_tree(top) == {"a": 1, "b": 2}
 
 
+@pytest.mark.scenario(
+    "configuration/files-that-extend-each-other-are-refused",
+    clauses=["configuration/a-run-is-configured-by-yaml-files-that-build-on-each-other#5"],
+)
 def test_a_cycle_names_the_whole_chain(write):
     write("two.yaml", "extends: three.yaml\n")
     write("three.yaml", "extends: [two.yaml]\n")

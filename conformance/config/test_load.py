@@ -12,6 +12,9 @@ from rollmatch.config.schema import fields, section_of
 from rollmatch.errors import ConfigError, ErrorList
 
 
+@pytest.mark.scenario(
+    "decoding/beam-search-on-hf-is-accepted", clauses=["decoding/decoding-is-greedy-unless-told-otherwise#1,3"]
+)
 def test_defaults_stand_where_nothing_is_said(make_with):
     config = make_with()
     rollout = config.custom.extra.rollout_matching
@@ -44,6 +47,20 @@ def test_one_reporter_may_stand_alone(make_with):
     assert make_with("training.report_to=wandb").training.report_to == ("wandb",)
 
 
+@pytest.mark.scenario(
+    "decoding/a-negative-temperature-is-refused",
+    "decoding/a-top-p-of-zero-is-refused",
+    "decoding/a-top-k-of-zero-is-refused",
+    "decoding/the-ends-of-the-ranges-are-accepted",
+    "decoding/the-value-in-its-new-place-is-accepted",
+    "configuration/the-right-spelling-is-accepted",
+    "configuration/an-unknown-trainer-variant-is-refused",
+    "configuration/the-right-trainer-variant-is-accepted",
+    clauses=[
+        "decoding/sampling-is-configured-under-decoding#2,3,4,5",
+        "configuration/rollout-matching-is-chosen-by-its-trainer-variant#1,2",
+    ],
+)
 @pytest.mark.parametrize(
     ("override", "code", "repaired"),
     [
@@ -103,6 +120,10 @@ def test_a_section_of_a_wrong_type_is_one_problem(problems_with):
     assert problems_with("training=5") == [("wrong-type", "training")]
 
 
+@pytest.mark.scenario(
+    "configuration/a-misspelt-key-is-refused-with-the-right-spelling",
+    clauses=["configuration/unknown-keys-are-refused#1,2"],
+)
 @pytest.mark.parametrize(
     ("override", "meant"),
     [
@@ -169,10 +190,24 @@ def test_every_other_name_leads_to_a_key_that_exists():
     assert not set(OTHER_NAMES) & set(fields())
 
 
+@pytest.mark.scenario(
+    "decoding/a-flat-temperature-is-refused",
+    "decoding/two-flat-keys-give-two-problems",
+    "configuration/a-section-at-the-top-level-is-refused",
+    "configuration/a-buffer-that-is-switched-off-is-refused-too",
+    clauses=[
+        "decoding/flat-decoding-keys-are-refused#1,2",
+        "configuration/rollout-matching-is-chosen-by-its-trainer-variant#3",
+        "configuration/a-rollout-buffer-is-refused#1,2",
+    ],
+)
 @pytest.mark.parametrize(
     ("override", "remedy"),
     [
         ("~.temperature=0", "Use custom.extra.rollout_matching.decoding.temperature."),
+        ("~.top_p=0.9", "Use custom.extra.rollout_matching.decoding.top_p."),
+        ("~.top_k=5", "Use custom.extra.rollout_matching.decoding.top_k."),
+        ("~.rollout_buffer={enabled: false}", "Remove it: asynchronous prefetch replaces it."),
         ("~.rollout_buffer=null", "Remove it: asynchronous prefetch replaces it."),
         ("training.packing_length=8", "Use global_max_length, which is the length of a packed row."),
         ("rollout_matching={}", "Move it to custom.extra.rollout_matching."),
@@ -184,6 +219,10 @@ def test_a_removed_key_says_where_to_go_whatever_its_value(make_with, override, 
     assert [(error.code, error.remedy) for error in caught.value.errors] == [("removed-key", remedy)]
 
 
+@pytest.mark.scenario(
+    "configuration/three-mistakes-give-three-problems",
+    clauses=["configuration/all-problems-of-a-config-are-told-at-once#1,2,4"],
+)
 def test_all_errors_are_config_errors_with_four_parts(make_with):
     with pytest.raises(ErrorList) as caught:
         make_with("training.seed=x", "custom.x=1", "~.temperature=1", "tuner.use_dora=true", "global_max_length=1")

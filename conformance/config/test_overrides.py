@@ -9,6 +9,10 @@ from rollmatch.errors import ErrorList
 MINIMAL = Path(__file__).parents[2] / "fixtures" / "config" / "good_deep_merge.yaml"
 
 
+@pytest.mark.scenario(
+    "configuration/the-command-line-sets-a-key-of-the-file",
+    clauses=["configuration/a-run-is-configured-by-yaml-files-that-build-on-each-other#7"],
+)
 def test_an_override_beats_the_file_and_leaves_its_neighbours():
     config = load_config(MINIMAL, ["custom.extra.rollout_matching.decoding.top_p=0.5", "training.seed=7"])
     decoding = config.custom.extra.rollout_matching.decoding

@@ -10,7 +10,9 @@ GRPO = (
     "custom.extra.rollout_matching.decoding.temperature=1",
 )
 MODE = (*GRPO, "rlhf.use_vllm=true", "rlhf.vllm_mode=server")
-NAMED = (*MODE, "rlhf.vllm_server_host=[a, b]", "rlhf.vllm_server_port=[8080, 8081]")
+HOSTS, PORTS = "rlhf.vllm_server_host=[a, b]", "rlhf.vllm_server_port=[8080, 8081]"
+NAMED = (*MODE, HOSTS, PORTS)
+LAUNCHED = "custom.extra.rollout_server."
 COLOCATE = (*GRPO, "rlhf.use_vllm=true", "rlhf.vllm_mode=colocate")
 OTHER = '~.vllm.server={base_url: "http://c:1", group_port: 1}'
 BROKEN = [
@@ -21,6 +23,26 @@ BROKEN = [
     ("rlhf-not-read", "rlhf.use_vllm", (*NAMED, "custom.trainer_variant=rollout_matching_sft"), NAMED),
     ("wrong-type", "rlhf.vllm_server_port", (*NAMED, "rlhf.vllm_server_port=8080"), NAMED),
     ("wrong-type", "rlhf.vllm_server_host", (*NAMED, "rlhf.vllm_server_host=a"), NAMED),
+    ("missing-key", "rlhf.vllm_server_host", (*MODE, PORTS), NAMED),
+    ("missing-key", "rlhf.vllm_server_port", (*MODE, HOSTS), NAMED),
+    ("out-of-range", "rlhf.vllm_server_host", (*NAMED, "rlhf.vllm_server_host=[]"), NAMED),
+    ("out-of-range", "rlhf.vllm_server_port", (*NAMED, "rlhf.vllm_server_port=[]"), NAMED),
+    ("out-of-range", "rlhf.vllm_server_host", (*NAMED, "rlhf.vllm_server_host=[a, a]"), NAMED),
+    ("pairing-length-mismatch", "rlhf.vllm_server_port", (*NAMED, "rlhf.vllm_server_port=[1, 2, 3]"), NAMED),
+    ("engine-setting-in-rlhf", "rlhf.vllm_max_model_len", (*NAMED, "rlhf.vllm_max_model_len=1024"), NAMED),
+    *(
+        (code, f"{LAUNCHED}{key}", (*NAMED, f"{LAUNCHED}{key}={bad}"), (*NAMED, f"{LAUNCHED}{key}={good}"))
+        for code, key, bad, good in (
+            ("engine-shorter-than-segment", "vllm_max_model_len", "1023", "1024"),
+            ("out-of-range", "vllm_max_model_len", "0", "1024"),
+            ("wrong-type", "vllm_max_model_len", "99.5", "1024"),
+            ("out-of-range", "vllm_data_parallel_size", "0", "1"),
+            ("wrong-type", "vllm_data_parallel_size", "1.5", "2"),
+            ("out-of-range", "vllm_tensor_parallel_size", "0", "1"),
+            ("wrong-type", "vllm_tensor_parallel_size", "1.5", "2"),
+            ("lora-on-rollout-server", "vllm_enable_lora", "true", "false"),
+        )
+    ),
     ("out-of-range", "rlhf.vllm_server_port.1", (*NAMED, "rlhf.vllm_server_port=[1, 0]"), NAMED),
     ("host-invalid", "rlhf.vllm_server_host.0", (*NAMED, 'rlhf.vllm_server_host=["http://a", b]'), NAMED),
     ("host-invalid", "rlhf.vllm_server_host.1", (*NAMED, 'rlhf.vllm_server_host=[a, "b:80"]'), NAMED),
@@ -55,16 +77,37 @@ BROKEN = [
 ]
 
 
+@pytest.mark.scenario(
+    "grpo-server-mode/an-empty-list-of-ports-is-refused",
+    "grpo-server-mode/two-ports-for-one-host-are-refused",
+    "grpo-server-mode/a-missing-host-is-refused",
+    "grpo-server-mode/an-engine-that-is-too-short-is-refused",
+    "grpo-server-mode/a-data-parallel-size-of-zero-is-refused",
+    "grpo-server-mode/lora-on-the-server-is-refused",
+    clauses=[
+        "grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#2,3,5",
+        "grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#2,4,5,6",
+        "grpo-server-mode/grpo-syncs-merged-weights-only#2",
+    ],
+)
 @pytest.mark.parametrize(("code", "key", "broken", "_repaired"), BROKEN)
 def test_a_contradiction_is_told(problems_with, code, key, broken, _repaired):
     assert problems_with(*broken) == [(code, key)]
 
 
+@pytest.mark.scenario(
+    "grpo-server-mode/equal-lengths-are-accepted",
+    "grpo-server-mode/lora-off-is-accepted",
+    clauses=["grpo-server-mode/grpo-syncs-merged-weights-only#1"],
+)
 @pytest.mark.parametrize(("_code", "_key", "_broken", "repaired"), BROKEN)
 def test_the_repaired_section_is_taken(make_with, _code, _key, _broken, repaired):
     make_with(*repaired)
 
 
+@pytest.mark.scenario(
+    "grpo-server-mode/one-host-and-one-port-are-accepted", clauses=["grpo-server-mode/two-jobs-can-share-a-machine#1"]
+)
 def test_servers_of_rlhf_are_paired_by_place(make_with):
     config = make_with(*NAMED, 'rlhf.vllm_server_host=["::1", b]')
     told = [(server.base_url, server.host, server.group_port) for server in pair_servers(server_section(config))]

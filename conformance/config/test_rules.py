@@ -57,11 +57,41 @@ BROKEN = [
 ]
 
 
+@pytest.mark.scenario(
+    "decoding/beam-search-on-vllm-is-refused",
+    "decoding/a-limit-that-leaves-no-room-is-refused",
+    "decoding/beam-search-with-one-beam-is-refused",
+    "decoding/sampled-beams-are-refused",
+    "decoding/an-engine-that-outgrows-a-segment-is-refused",
+    "decoding/an-engine-without-room-for-a-prompt-is-refused",
+    "configuration/dora-without-lora-is-refused",
+    "configuration/a-policy-that-is-frozen-as-a-whole-is-refused",
+    clauses=[
+        "decoding/decoding-is-greedy-unless-told-otherwise#2,3,4",
+        "decoding/a-response-leaves-room-for-its-prompt#1,2,3,4",
+        "configuration/a-policy-is-trained-whole-or-by-adapters#1,2,3,4",
+    ],
+)
 @pytest.mark.parametrize(("code", "key", "broken", "_repaired"), BROKEN)
 def test_a_broken_rule_is_told(problems_with, code, key, broken, _repaired):
     assert problems_with(*broken) == [(code, key)]
 
 
+@pytest.mark.scenario(
+    "decoding/beam-search-on-hf-is-accepted",
+    "decoding/a-limit-that-leaves-room-is-accepted",
+    "decoding/an-engine-as-long-as-a-segment-is-accepted",
+    "configuration/the-same-section-in-its-place-is-accepted",
+    "configuration/dora-with-lora-is-accepted",
+    "configuration/a-policy-with-one-free-part-is-accepted",
+    "configuration/the-config-without-the-buffer-is-accepted",
+    clauses=[
+        "decoding/decoding-is-greedy-unless-told-otherwise#1,3",
+        "decoding/a-response-leaves-room-for-its-prompt#1,3",
+        "configuration/rollout-matching-is-chosen-by-its-trainer-variant#2",
+        "configuration/a-policy-is-trained-whole-or-by-adapters#1,3,4",
+    ],
+)
 @pytest.mark.parametrize(("_code", "_key", "_broken", "repaired"), BROKEN)
 def test_the_repaired_tree_is_accepted(make_with, _code, _key, _broken, repaired):
     assert make_with(*repaired).global_max_length == 1024

@@ -70,16 +70,43 @@ BROKEN = [
 ]
 
 
+@pytest.mark.scenario(
+    "server-connection/a-missing-base-url-is-refused",
+    "server-connection/a-missing-group-port-is-refused",
+    "server-connection/both-forms-at-once-are-refused",
+    "server-connection/neither-form-is-refused",
+    "server-connection/an-empty-list-of-servers-is-refused",
+    "server-connection/one-url-with-a-list-of-ports-is-refused",
+    "server-connection/a-truth-value-is-no-port",
+    "server-connection/a-host-and-a-port-are-no-url",
+    "server-connection/an-entry-without-a-group-port-is-refused",
+    "server-connection/a-server-named-twice-is-refused",
+    "server-connection/two-servers-of-one-machine-with-one-group-port-are-refused",
+    "server-connection/counting-past-the-last-port-is-refused",
+    "server-connection/a-reachability-timeout-of-zero-is-refused",
+    "server-connection/a-base-url-with-a-query-is-refused",
+    clauses=[
+        "server-connection/server-mode-is-told-its-servers-in-one-of-two-forms#1,4,5",
+        "server-connection/base-urls-and-group-ports-are-paired-one-to-one#3,4,5,6",
+        "server-connection/a-base-url-is-the-prefix-of-every-route#3",
+        "server-connection/reaching-and-generating-have-timeouts-of-their-own#1",
+    ],
+)
 @pytest.mark.parametrize(("code", "key", "broken", "_repaired"), BROKEN)
 def test_a_wrong_naming_is_told(problems_with, code, key, broken, _repaired):
     assert problems_with(*broken) == [(code, ".".join(["~.vllm.server", *([key] if key else [])]))]
 
 
+@pytest.mark.scenario("server-connection/two-machines-may-use-one-group-port-each")
 @pytest.mark.parametrize(("_code", "_key", "_broken", "repaired"), BROKEN)
 def test_the_repaired_naming_is_taken(make_with, _code, _key, _broken, repaired):
     make_with(*repaired)
 
 
+@pytest.mark.scenario(
+    "server-connection/lists-of-different-lengths-are-refused",
+    clauses=["server-connection/base-urls-and-group-ports-are-paired-one-to-one#1"],
+)
 def test_the_remedy_of_two_lengths_names_both(make_with):
     with pytest.raises(ErrorList) as caught:
         make_with(*told(f'base_url: ["{A}", "{B}", "{C}"], group_port: [51216, 51217]'))
@@ -91,6 +118,11 @@ def pairs_of(config):
     return [(a.base_url, a.group_port) for a in pair_servers(config.custom.extra.rollout_matching.vllm.server)]
 
 
+@pytest.mark.scenario(
+    "server-connection/the-first-form-is-accepted",
+    "server-connection/a-whole-url-is-accepted",
+    clauses=["server-connection/server-mode-is-told-its-servers-in-one-of-two-forms#2"],
+)
 def test_both_forms_say_the_same(make_with):
     expected = [(A, 51216), (B, 51217)]
     assert pairs_of(make_with(*GOOD)) == expected
@@ -99,6 +131,13 @@ def test_both_forms_say_the_same(make_with):
     assert pairs_of(make_with(*told(f'base_url: "{A}", group_port: 51216'))) == expected[:1]
 
 
+@pytest.mark.scenario(
+    "server-connection/lists-of-one-length-are-paired",
+    clauses=[
+        "server-connection/server-mode-is-told-its-servers-in-one-of-two-forms#3",
+        "server-connection/base-urls-and-group-ports-are-paired-one-to-one#1",
+    ],
+)
 def test_lists_are_paired_by_index(make_with):
     assert pairs_of(make_with(*told(f'base_url: ["{A}", "{B}"], group_port: [51300, 51216]'))) == [
         (A, 51300),
@@ -106,6 +145,10 @@ def test_lists_are_paired_by_index(make_with):
     ]
 
 
+@pytest.mark.scenario(
+    "server-connection/one-port-is-counted-on",
+    clauses=["server-connection/base-urls-and-group-ports-are-paired-one-to-one#2"],
+)
 @given(st.integers(1, 20), st.integers(1, 60000))
 def test_one_port_counts_on(num_servers, first):
     urls = tuple(f"http://host{place}:8000" for place in range(num_servers))
@@ -113,6 +156,10 @@ def test_one_port_counts_on(num_servers, first):
     assert [(a.base_url, a.group_port) for a in addresses] == [(url, first + place) for place, url in enumerate(urls)]
 
 
+@pytest.mark.scenario(
+    "server-connection/unset-timeouts-have-defaults",
+    clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#1,4"],
+)
 def test_timeouts_have_defaults(make_with):
     server = make_with(*GOOD).custom.extra.rollout_matching.vllm.server
     assert (server.timeout_s, server.infer_timeout_s) == (240.0, None)

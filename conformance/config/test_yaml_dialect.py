@@ -63,6 +63,9 @@ def test_dumped_texts_are_texts_to_older_readers_too(text):
     assert yaml.safe_load(dump({"a": text})) == {"a": text}
 
 
+@pytest.mark.scenario(
+    "configuration/a-key-that-is-written-twice-is-refused", clauses=["configuration/unknown-keys-are-refused#3"]
+)
 def test_duplicates_are_found_at_any_depth_and_told_with_lines():
     with pytest.raises(ErrorList) as caught:
         parse_mapping("a:\n  - b: 1\n    b: 2\nc: 3\nc: 4\n", origin="run.yaml")

@@ -7,6 +7,10 @@ def with_desc(record, desc):
     return {**record, "objects": [{"desc": desc, "bbox_2d": [0, 0, 9, 9]}]}
 
 
+@pytest.mark.scenario(
+    "samples/each-kind-of-bad-object-has-its-code",
+    clauses=["samples/an-object-has-a-description-and-exactly-one-shape#1,5,7,8"],
+)
 @pytest.mark.parametrize(
     ("desc", "code"),
     [

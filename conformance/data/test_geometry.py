@@ -13,6 +13,13 @@ def codes(item):
     return [error.code for error in check_geometry(item, key="a.jsonl:3", place="objects[0]")]
 
 
+@pytest.mark.scenario(
+    "samples/a-box-without-area-is-refused",
+    "samples/two-shapes-on-one-object-are-refused",
+    "samples/each-kind-of-bad-object-has-its-code",
+    "samples/a-wrong-number-of-points-is-refused",
+    clauses=["samples/an-object-has-a-description-and-exactly-one-shape#1,2,3,4,5,7,8,9,10"],
+)
 @pytest.mark.parametrize(
     ("item", "code"),
     [
@@ -50,6 +57,7 @@ def test_a_wrong_shape_is_refused(item, code):
     assert codes(item) == [code]
 
 
+@pytest.mark.scenario("samples/a-box-with-area-is-accepted")
 @pytest.mark.parametrize(
     "item",
     [

@@ -21,6 +21,9 @@ def test_width_comes_first(tmp_path, suffix):
     assert codes(path, (6, 8)) == ["image-size-mismatch"]
 
 
+@pytest.mark.scenario(
+    "samples/an-image-that-is-not-there-is-refused", clauses=["samples/a-sample-is-one-json-object-on-one-line#7"]
+)
 def test_what_is_no_image_is_refused(tmp_path):
     path = tmp_path / "a.png"
     path.write_text("text")
@@ -30,6 +33,9 @@ def test_what_is_no_image_is_refused(tmp_path):
     assert codes("a\x00b.png") == ["image-unreadable"]
 
 
+@pytest.mark.scenario(
+    "samples/an-image-that-is-not-there-is-refused", clauses=["samples/a-sample-is-one-json-object-on-one-line#7"]
+)
 def test_an_image_that_is_to_be_turned_is_refused(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6

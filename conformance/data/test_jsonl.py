@@ -40,6 +40,7 @@ def test_the_last_line_may_lack_its_line_feed(write, record):
     assert len(load_samples(path)) == 2
 
 
+@pytest.mark.scenario("samples/an-empty-file-is-refused", clauses=["samples/bad-records-stop-a-run-before-training#4"])
 @pytest.mark.parametrize("content", [b"", b"\n", b" \n\n"])
 def test_an_empty_file_is_refused(tmp_path, content):
     path = tmp_path / "train.jsonl"
@@ -57,6 +58,9 @@ def test_a_missing_file_is_refused(tmp_path):
     ]
 
 
+@pytest.mark.scenario(
+    "samples/two-bad-lines-are-reported-together", clauses=["samples/bad-records-stop-a-run-before-training#1,2,3"]
+)
 @pytest.mark.parametrize(("num_bad", "num_hidden"), [(20, 0), (21, 1), (50, 30)])
 def test_all_bad_records_are_found_twenty_are_shown_the_rest_is_counted(write, record, num_bad, num_hidden):
     path = write(record, *[{**record, "width": -1}] * num_bad, record)

@@ -10,6 +10,12 @@ def spoiled(record, name, value):
     return rest if value is GONE else {**rest, name: value}
 
 
+@pytest.mark.scenario(
+    "samples/a-size-that-is-not-the-image-s-is-refused",
+    "samples/a-line-without-a-width-is-refused",
+    "samples/a-field-of-no-contract-is-refused",
+    clauses=["samples/a-sample-is-one-json-object-on-one-line#3,5,6"],
+)
 @pytest.mark.parametrize(
     ("name", "value", "code"),
     [
@@ -59,6 +65,10 @@ def test_all_problems_of_a_record_are_told(problems_in, record):
     ]
 
 
+@pytest.mark.scenario(
+    "samples/a-line-of-the-contract-becomes-a-sample",
+    clauses=["samples/a-sample-is-one-json-object-on-one-line#1,2,3,4"],
+)
 def test_a_good_record_becomes_a_sample(write, record, tmp_path):
     metadata = {"source": "hand", "nested": {"a": [1]}}
     (sample,) = load_samples(write({**record, "metadata": metadata}))

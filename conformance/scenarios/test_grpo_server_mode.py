@@ -20,7 +20,7 @@ from rollmatch.cli.assemble import make_backend
 from rollmatch.cli.rollout_server import make_settings
 from rollmatch.cli.server_checks import WaitPolicy, wait_for_servers
 from rollmatch.config import RunConfig
-from rollmatch.config.servers import pair_servers, server_section
+from rollmatch.config.servers import server_section
 from rollmatch.dialects.native import group as gloo
 from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal
@@ -73,52 +73,6 @@ def connected(config: RunConfig):
         journal.close()
 
 
-@pytest.mark.scenario("grpo-server-mode/an-empty-list-of-ports-is-refused")
-def test_an_empty_list_of_ports_is_refused():
-    assert refusal_of(*SERVER_MODE, HOST, "rlhf.vllm_server_port=[]") == ("out-of-range", "rlhf.vllm_server_port")
-    assert refusal_of(*SERVER_MODE, "rlhf.vllm_server_host=[]", PORT) == ("out-of-range", "rlhf.vllm_server_host")
-
-
-@pytest.mark.scenario(
-    "grpo-server-mode/one-host-and-one-port-are-accepted", clauses=["grpo-server-mode/two-jobs-can-share-a-machine#1"]
-)
-def test_one_host_and_one_port_are_accepted():
-    with not_refused():
-        servers = pair_servers(server_section(config_with(*NAMED)))
-        told = pair_servers(server_section(config_with(*NAMED, "rlhf.vllm_server_group_port=50000")))
-    assert [(server.base_url, server.group_port) for server in servers] == [("http://127.0.0.1:8080", 51216)]
-    assert [server.group_port for server in told] == [50000]
-
-
-@pytest.mark.scenario(
-    "grpo-server-mode/two-ports-for-one-host-are-refused",
-    clauses=["grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#2"],
-)
-def test_two_ports_for_one_host_are_refused():
-    refusal = refusal_of(*SERVER_MODE, HOST, "rlhf.vllm_server_port=[8080, 8081]")
-    assert refusal == ("pairing-length-mismatch", "rlhf.vllm_server_port")
-
-
-@pytest.mark.scenario(clauses=["grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#3"])
-def test_a_machine_has_one_server():
-    ports = "rlhf.vllm_server_port=[8080, 8081]"
-    refusal = refusal_of(*SERVER_MODE, 'rlhf.vllm_server_host=["127.0.0.1", "127.0.0.1"]', ports)
-    assert refusal == ("out-of-range", "rlhf.vllm_server_host")
-    with not_refused():
-        config_with(*SERVER_MODE, 'rlhf.vllm_server_host=["10.0.0.1", "10.0.0.2"]', ports)
-
-
-@pytest.mark.scenario(
-    "grpo-server-mode/a-missing-host-is-refused",
-    clauses=["grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#5"],
-)
-def test_a_missing_host_or_port_is_refused():
-    assert refusal_of(*SERVER_MODE, PORT) == ("missing-key", "rlhf.vllm_server_host")
-    assert refusal_of(*SERVER_MODE, HOST) == ("missing-key", "rlhf.vllm_server_port")
-    with not_refused():
-        config_with(*NAMED)
-
-
 @pytest.mark.scenario(clauses=["grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#1"])
 def test_grpo_takes_its_rollouts_from_the_named_server(tmp_path, monkeypatch):
     install(load_model(), template_of(), monkeypatch)  # an engine beside it would be found, and need not be a real one
@@ -143,42 +97,6 @@ def test_the_wait_for_the_server_is_limited():
     assert 0.9 <= time.monotonic() - began <= 5
 
 
-@pytest.mark.scenario(
-    "grpo-server-mode/an-engine-that-is-too-short-is-refused",
-    clauses=["grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#5"],
-)
-def test_an_engine_that_is_too_short_is_refused():
-    refusal = refused("global_max_length=12000", f"{LAUNCHED}vllm_max_model_len=8000")
-    assert refusal == ("engine-shorter-than-segment", "vllm_max_model_len")
-
-
-@pytest.mark.scenario("grpo-server-mode/equal-lengths-are-accepted")
-def test_equal_lengths_are_accepted():
-    with not_refused():
-        settings = settings_of("global_max_length=12000", f"{LAUNCHED}vllm_max_model_len=12000")
-    assert settings["max_model_len"] == 12000
-
-
-@pytest.mark.scenario(
-    "grpo-server-mode/a-data-parallel-size-of-zero-is-refused",
-    clauses=["grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#2"],
-)
-@pytest.mark.parametrize("name", ["vllm_data_parallel_size", "vllm_tensor_parallel_size"])
-def test_a_parallel_size_of_zero_is_refused(name):
-    assert refused(f"{LAUNCHED}{name}=0") == ("out-of-range", name)
-    assert refused(f"{LAUNCHED}{name}=1.5") == ("wrong-type", name)
-    with not_refused():
-        config_with(*NAMED, f"{LAUNCHED}{name}=1")
-
-
-@pytest.mark.scenario(clauses=["grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#4"])
-def test_a_length_is_a_whole_number_from_one():
-    assert refused(f"{LAUNCHED}vllm_max_model_len=0") == ("out-of-range", "vllm_max_model_len")
-    assert refused(f"{LAUNCHED}vllm_max_model_len=99.5") == ("wrong-type", "vllm_max_model_len")
-    with not_refused():
-        config_with(*NAMED, f"{LAUNCHED}vllm_max_model_len=1024")
-
-
 @pytest.mark.scenario(clauses=["grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#3"])
 def test_the_share_of_memory_is_above_0_and_at_most_1():
     for share in ("0", "1.1"):
@@ -199,29 +117,6 @@ def test_settings_of_the_server_stand_in_its_section():
     assert (told["tensor_parallel_size"], told["max_model_len"]) == (2, 2048)
     assert told["engine_arguments"]["block_size"] == 32
     assert settings_of()["max_model_len"] == 1024, "that of the longest segment, unless told"
-
-
-@pytest.mark.scenario(clauses=["grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#6"])
-def test_an_engine_setting_under_rlhf_is_reported():
-    assert refused("rlhf.vllm_max_model_len=12000") == ("engine-setting-in-rlhf", "rlhf.vllm_max_model_len")
-    with not_refused():
-        config_with(*NAMED, f"{LAUNCHED}vllm_max_model_len=12000")
-
-
-@pytest.mark.scenario(
-    "grpo-server-mode/lora-on-the-server-is-refused", clauses=["grpo-server-mode/grpo-syncs-merged-weights-only#2"]
-)
-def test_lora_on_the_server_is_refused():
-    assert refused(f"{LAUNCHED}vllm_enable_lora=true") == ("lora-on-rollout-server", "vllm_enable_lora")
-
-
-@pytest.mark.scenario(
-    "grpo-server-mode/lora-off-is-accepted", clauses=["grpo-server-mode/grpo-syncs-merged-weights-only#1"]
-)
-def test_lora_off_is_accepted():
-    with not_refused():
-        assert not config_with(*NAMED, f"{LAUNCHED}vllm_enable_lora=false").custom.extra.rollout_server.vllm_enable_lora
-        assert not config_with(*NAMED).custom.extra.rollout_server.vllm_enable_lora
 
 
 @pytest.mark.scenario(clauses=["grpo-server-mode/grpo-syncs-merged-weights-only#3"])
