@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from rollmatch import __version__
 from rollmatch.cli import convert as converting
+from rollmatch.cli import export as exporting
 from rollmatch.cli import planning, server_arguments
 from rollmatch.cli import vllm_serve as vllm_serving
 from rollmatch.cli.plugins import with_first_observations
@@ -97,6 +98,9 @@ def make_parser() -> argparse.ArgumentParser:
     vllm_serve = commands.add_parser("vllm-serve", help="start a rollout server without a YAML, by TRL's arguments")
     vllm_serving.add_arguments(vllm_serve)
     vllm_serve.set_defaults(command=vllm_serving.vllm_serve)
+    exported = commands.add_parser("export", help="write a run's policy as a model directory")
+    exporting.add_arguments(exported)
+    exported.set_defaults(command=exporting.export)
     _add_data(commands.add_parser("data", help="convert detection data sets"))
     schema = commands.add_parser("schema", help="print the JSON Schema of the YAML, for editors")
     schema.add_argument("--out", type=Path, metavar="FILE", help="write it there instead")

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
@@ -74,6 +75,14 @@ def prepare(model: nn.Module, tuner: TunerConfig) -> nn.Module:
     if not any(weight.requires_grad for weight in model.parameters()):
         raise NothingToTrain("every weight is frozen", key="tuner", remedy="Leave one of the freeze_* keys false.")
     return model
+
+
+def load_adapters(model: nn.Module, checkpoint: Path) -> nn.Module:
+    """The model with the adapters of a checkpoint, as they were saved."""
+    from peft import PeftModel
+
+    adapted: nn.Module = PeftModel.from_pretrained(model, checkpoint)
+    return adapted
 
 
 def unwrap(model: nn.Module) -> "PreTrainedModel":

@@ -1,0 +1,104 @@
+"""An exported run is a model directory: transformers and vLLM load it, and it answers as the trained policy does."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from conformance.cli.started import HF, train_command
+from conformance.rollout.digits import write_cut
+from rollmatch.cli.main import main
+from rollmatch.cli.run_directory import RESOLVED, last_checkpoint
+from rollmatch.model.checkpoint import merged_weights
+
+LORA = (
+    *("tuner.train_type=lora", "tuner.use_dora=true", "tuner.lora_rank=4", "training.learning_rate=1e-2"),
+    r"tuner.target_regex=.*layers\.0\..*(q_proj|down_proj)",
+)
+FULL = ("training.learning_rate=1e-3",)
+
+
+def train(folder, *overrides):
+    """Two steps of a small policy; its directory."""
+    model = folder / "model"
+    write_cut(model)
+    small = (
+        *(
+            f"model.model={model}",
+            f"training.output_dir={folder / 'run'}",
+            "training.max_steps=2",
+            "training.save_steps=2",
+        ),
+        *("training.eval_scenes=2", "custom.extra.rollout_matching.max_new_tokens=8"),
+    )
+    command = train_command(*HF, *small, *overrides)
+    assert main(command[command.index("train") :]) == 0
+    return folder / "run"
+
+
+@pytest.fixture(scope="module", params=[LORA, FULL], ids=["dora", "full"])
+def exported(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    run = train(folder, *request.param)
+    assert main(["export", str(run), str(folder / "out")]) == 0
+    return folder
+
+
+def test_transformers_loads_it_with_the_weights_that_servers_get(exported):
+    from rollmatch.cli.export import _load
+    from rollmatch.config import load_config
+
+    run, out = exported / "run", exported / "out"
+    trained = dict(merged_weights(_load(load_config(str(run / RESOLVED)), last_checkpoint(run))))
+    loaded = AutoModelForImageTextToText.from_pretrained(out, dtype="auto")
+    found = dict(merged_weights(loaded))
+    assert found.keys() == trained.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in trained.items())
+    before = dict(merged_weights(AutoModelForImageTextToText.from_pretrained(exported / "model", dtype="auto")))
+    assert any(not torch.equal(found[name], tensor) for name, tensor in before.items())
+    AutoProcessor.from_pretrained(out)
+
+
+def test_the_card_has_the_figures_of_the_run(exported):
+    text = (exported / "out" / "README.md").read_text()
+    assert "| f1 |" in text
+    assert "checkpoint-2" in text
+
+
+def test_another_dtype_is_written_everywhere(exported, tmp_path):
+    assert main(["export", str(exported / "run"), str(tmp_path / "half"), "--dtype", "bfloat16"]) == 0
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "half", dtype="auto")
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_what_cannot_be_exported_is_named(tmp_path, capsys):
+    run, out = tmp_path / "run", tmp_path / "out"
+
+    def refused(*arguments):
+        assert main(["export", str(run), str(out), *arguments]) == 1
+        return capsys.readouterr().err
+
+    assert "not-a-run" in refused()
+    run.mkdir()
+    (run / RESOLVED).touch()
+    assert "checkpoint-missing" in refused()
+    (run / "checkpoint-1").mkdir()
+    out.mkdir()
+    assert "output-exists" in refused("--checkpoint", str(run / "checkpoint-1"))
+
+
+@pytest.mark.engine
+def test_vllm_answers_as_the_policy(exported):
+    from vllm import LLM, SamplingParams
+
+    out = exported / "out"
+    prompt = [1, 2, 3, 4]
+    small = {"max_model_len": 64, "enforce_eager": True, "kv_cache_memory_bytes": 2**26, "gpu_memory_utilization": 0.1}
+    engine = LLM(str(out), dtype="float32", limit_mm_per_prompt={"image": 0}, **small)
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+    (answer,) = engine.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)
+    model = AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32)
+    ids = model.generate(torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False)
+    assert list(answer.outputs[0].token_ids) == ids[0, len(prompt) :].tolist()

@@ -1,0 +1,165 @@
+"""``rollmatch export``: a run's policy as a model directory that transformers and ``vllm serve`` load.
+
+Weights have the names and bytes that rollout servers receive: adapters merged in float32, rounded once. Tokenizer,
+processor and chat template are the files of the model that was trained.
+"""
+
+import argparse
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollmatch.cli.run_directory import JOURNAL, RESOLVED, last_checkpoint
+from rollmatch.config import RunConfig, load_config
+from rollmatch.errors import LaunchError
+from rollmatch.journal import read_journal
+
+if TYPE_CHECKING:
+    from torch import nn
+
+WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|gguf|h5|msgpack)(\.index\.json)?")
+"""Files of a model directory that hold weights, or say where they are."""
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``export``."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument("out", type=Path, metavar="OUT", help="directory to write the model to")
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: the newest whole one of the run")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: that of the model that was trained")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="upload it to the Hugging Face hub, as a private model")
+
+
+def export(options: argparse.Namespace) -> None:
+    """Write the model directory. Errors: ``checkpoint-missing``, ``output-exists``, ``not-a-run``."""
+    run, out = options.run, options.out
+    checkpoint = _check(run, out, options.checkpoint or last_checkpoint(run))
+    config = load_config(str(run / RESOLVED))
+    base = _directory_of(config)
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _copy_described(base, partial)
+    dtype = options.dtype or _dtype_of(base)
+    num_tensors = _write_weights(_load(config, checkpoint), partial, dtype)
+    _write_config(partial, dtype)
+    (partial / "README.md").write_text(_card(run, config, checkpoint, dtype), encoding="utf-8")
+    partial.rename(out)
+    print(f"{out}: {num_tensors} tensors in {dtype} from {checkpoint.name}")
+    if options.push:
+        from huggingface_hub import HfApi
+
+        hub = HfApi()
+        hub.create_repo(options.push, private=True, exist_ok=True)
+        print(hub.upload_folder(folder_path=out, repo_id=options.push))
+
+
+def _check(run: Path, out: Path, checkpoint: Path | None) -> Path:
+    """The checkpoint, if it and the directories can be used."""
+    if not (run / RESOLVED).is_file():
+        problem, remedy = f"{run} has no {RESOLVED}", "Name the training.output_dir of a run."
+        raise LaunchError(problem, code="not-a-run", key="RUN", remedy=remedy)
+    if checkpoint is None or not checkpoint.is_dir():
+        problem = f"{checkpoint or run} holds no whole checkpoint"
+        raise LaunchError(problem, code="checkpoint-missing", key="--checkpoint", remedy="Name a checkpoint directory.")
+    if out.exists():
+        raise LaunchError(f"{out} exists", code="output-exists", key="OUT", remedy="Remove it, or name another one.")
+    return checkpoint
+
+
+def _directory_of(config: RunConfig) -> Path:
+    """The directory of the model that was trained; a hub id's is in the cache."""
+    if Path(config.model.model).is_dir():
+        return Path(config.model.model)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(config.model.model))
+
+
+def _copy_described(base: Path, out: Path) -> None:
+    """Everything but weights: config, tokenizer, processor, chat template."""
+    for path in base.iterdir():
+        if path.is_file() and not WEIGHTS.fullmatch(path.name) and path.name != "README.md":
+            shutil.copy(path, out / path.name)
+
+
+def _load(config: RunConfig, checkpoint: Path) -> "nn.Module":
+    """The policy as it was saved, in the precision that it was trained in."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    adapted = (checkpoint / "adapter_config.json").is_file()
+    source = config.model.model if adapted else str(checkpoint)
+    architecture = AutoConfig.from_pretrained(source)
+    kind = AutoModelForImageTextToText if hasattr(architecture, "vision_config") else AutoModelForCausalLM
+    model: nn.Module = kind.from_pretrained(source, dtype=config.model.torch_dtype if adapted else "auto")
+    if not adapted:
+        return model
+    from rollmatch.model.policy import load_adapters
+
+    return load_adapters(model, checkpoint)
+
+
+def _write_weights(model: "nn.Module", out: Path, dtype: str) -> int:
+    import torch
+    from huggingface_hub import save_torch_state_dict
+
+    from rollmatch.model.checkpoint import merged_weights
+
+    target = getattr(torch, dtype)
+    state = {
+        name: tensor.to(target).contiguous() if tensor.is_floating_point() else tensor.contiguous()
+        for name, tensor in merged_weights(model)
+    }
+    save_torch_state_dict(state, out)
+    return len(state)
+
+
+def _dtype_of(base: Path) -> str:
+    described = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    for part in (described, described.get("text_config", {})):
+        found = str(part.get("dtype") or part.get("torch_dtype") or "")
+        if found in DTYPES:
+            return found
+    return "float32"
+
+
+def _write_config(out: Path, dtype: str) -> None:
+    """config.json says which dtype the weights have, in every part that says so."""
+    path = out / "config.json"
+    described = json.loads(path.read_text(encoding="utf-8"))
+    for part in (described, *(part for name, part in described.items() if name.endswith("_config"))):
+        for name in {"dtype", "torch_dtype"} & part.keys() if isinstance(part, dict) else ():
+            part[name] = dtype
+    path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def _card(run: Path, config: RunConfig, checkpoint: Path, dtype: str) -> str:
+    events = list(read_journal(run / JOURNAL))
+    evaluated = [event for event in events if event["event"] == "evaluated"]
+    first, last = (evaluated[0]["metrics"], evaluated[-1]["metrics"]) if evaluated else ({}, {})
+    lines = [
+        "---",
+        "library_name: transformers",
+        f"base_model: {config.model.model}",
+        "tags: [rollmatch]",
+        "---",
+        "",
+        f"# {Path(config.model.model).name}, trained with rollmatch",
+        "",
+        f"Objective `{config.custom.trainer_variant}`, {config.tuner.train_type} fine-tuning, {checkpoint.name},",
+        f"{dtype}.",
+        "",
+        "| held-out metric | before | last |",
+        "|---|---|---|",
+        *(f"| {name} | {_shown(first, name)} | {_shown(last, name)} |" for name in last),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _shown(metrics: Mapping[str, float], name: str) -> str:
+    return f"{metrics[name]:.4g}" if name in metrics else "-"
