@@ -14,7 +14,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from benchmarks.gpu.measure import device, judge, matmul_tflops, on_gpu, say, take_turns
 from rollmatch.learn.attention import PACKED_ATTENTION
 from rollmatch.learn.checkpointing import AdaptiveCheckpointing
-from rollmatch.model.compiled_layers import compile_layers, decoder_layers, eager
+from rollmatch.model.compiled_layers import compile_layers, decoder_layers
+from rollmatch.rollout.hf import eager
 
 SHAPE = {
     "num_layers": 36, "hidden_len": 2560, "inner_len": 9728, "num_heads": 32, "num_groups": 8, "head_len": 128,

@@ -21,8 +21,7 @@ from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.ranks import Ranks
 from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding, derive_seed
-from rollmatch.rollout.fence import Fence
-from rollmatch.rollout.sync_mode import SyncMode
+from rollmatch.rollout.fence import Fence, SyncMode
 
 TEMPLATE = SimpleNamespace(
     messages=lambda sample: [{"role": "user", "content": str(sample.sample_id)}],

@@ -14,7 +14,7 @@ from rollmatch.dialects.queued_sender import QueuedSender, flat_metadata
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.sync_mode import SyncMode
+from rollmatch.rollout.fence import SyncMode
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.weights.adapter import adapter_of
 from rollmatch.weights.named_weights import named_weights

@@ -6,11 +6,11 @@ from random import Random
 
 from conformance.doubles.tokenizer import ids_of_bytes
 from conformance.objectives.locks import VOCABULARY, A, B, RolloutSide, objective, prompt_of, sample_of
+from rollmatch.data import Reuse
 from rollmatch.objectives.environment import ActionUnparsable
 from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.objective import GroupRules, GrpoObjective
 from rollmatch.objectives.policy_gradient import LogprobRules
-from rollmatch.objectives.protocol import Reuse
 from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner
 from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
 from rollmatch.objectives.vineppo.split import Turns

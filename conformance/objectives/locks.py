@@ -8,10 +8,11 @@ import torch
 
 from conformance.doubles.company import alone
 from conformance.doubles.tokenizer import ids_of_bytes, make_vocabulary
+from rollmatch.data import Reuse
 from rollmatch.objectives.grpo.loss import PolicyRules, count_policy_totals, policy_loss, supervise_policy
 from rollmatch.objectives.grpo.reward import Reward
 from rollmatch.objectives.policy_gradient import LogprobRules
-from rollmatch.objectives.protocol import ObjectiveContext, Reuse
+from rollmatch.objectives.protocol import ObjectiveContext
 from rollmatch.objectives.vineppo.objective import VinePpoObjective
 from rollmatch.objectives.vineppo.single_turn import RewardRules
 from rollmatch.objectives.vineppo.split import FixedTokens

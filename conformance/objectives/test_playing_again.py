@@ -6,7 +6,7 @@ import pytest
 
 from conformance.objectives.ladders import Ladder, TurnSide, climbing, grouped, played, searching, world
 from conformance.objectives.locks import A, sample_of
-from rollmatch.objectives.protocol import Reuse
+from rollmatch.data import Reuse
 from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner
 
 SAMPLES = [sample_of(0), sample_of(1)]

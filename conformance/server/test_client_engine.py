@@ -13,8 +13,8 @@ from rollmatch.dialects.swift.client import SwiftDialect
 from rollmatch.dialects.trl.client import TrlDialect
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
+from rollmatch.rollout.fence import SyncMode
 from rollmatch.rollout.hf import HfBackend
-from rollmatch.rollout.sync_mode import SyncMode
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.weights.named_weights import named_weights
 

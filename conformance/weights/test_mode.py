@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from rollmatch.errors import SyncError
-from rollmatch.rollout.sync_mode import AdapterSyncFailed, SyncMode
+from rollmatch.rollout.fence import AdapterSyncFailed, SyncMode
 
 
 class Unproven(SyncError):

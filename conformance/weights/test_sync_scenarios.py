@@ -19,7 +19,7 @@ from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.sync_mode import SyncMode
+from rollmatch.rollout.fence import SyncMode
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.trainer import RolloutTrainer
 from rollmatch.weights.adapter import adapter_of

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from rollmatch.data import Window, WindowPlan
 from rollmatch.errors import LaunchError
 from rollmatch.learn.pack import Packer
 from rollmatch.model.template import ImageFeatures
-from rollmatch.objectives.protocol import Learner, TrainingTargets
+from rollmatch.objectives.protocol import Learner
 from rollmatch.records import PolicyTarget, Sample, Segment
 from rollmatch.rollout.phase import AGE_UNKNOWN, Overlap, RolloutSource
 
@@ -47,13 +46,6 @@ class WindowTargets:
     """By sample id; what is missing is computed again."""
     reports: tuple[Any, ...] = ()
     """Of its rollouts; none where a run was resumed in the middle of it."""
-
-    @classmethod
-    def of(cls, window: Window, made: TrainingTargets, features: Mapping[int, ImageFeatures]) -> "WindowTargets":
-        """The segments of each sample, put into the parts of the window."""
-        of_sample = iter(made.segments)
-        parts = tuple(tuple(chain.from_iterable(next(of_sample) for _ in indices)) for indices in window.parts)
-        return cls(window=window, parts=parts, features=features, reports=made.reports)
 
 
 def packer_state(packer: Packer | None, targets: WindowTargets | None, *, step: int) -> PackerState:
@@ -126,23 +118,18 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
     window_targets: WindowTargets | None
 
     @property
-    def packer(self) -> Packer | None:
-        """The packing buffer; None where packing is off."""
-        return self.learner.batcher.packer
-
-    @property
     def _has_packer_state(self) -> bool:
         """Whether anything can be under way between two optimizer steps."""
         reuse = self.learner.objective.reuse
-        return self.packer is not None or reuse.steps_per_generation * reuse.num_iterations > 1
+        return self.learner.batcher.packer is not None or reuse.steps_per_generation * reuse.num_iterations > 1
 
     def restore_packer_state(self, checkpoint: Path) -> None:
         """Restore what was under way when ``checkpoint`` was written. Errors: ``PackerStateUnfit``."""
         if not self._has_packer_state:
             return
         state = read_packer_state(checkpoint, self.train_dataset, rank=self.source.ranks.rank)
-        if self.packer is not None:
-            self.packer.restore(forget_versions(state.waiting) if self.overlap.lead else state.waiting)
+        if self.learner.batcher.packer is not None:
+            self.learner.batcher.packer.restore(forget_versions(state.waiting) if self.overlap.lead else state.waiting)
         if state.parts:
             window = self.plan.at(int(checkpoint.name.rpartition("-")[2]))
             self.window_targets = WindowTargets(window=window, parts=state.parts)
@@ -153,7 +140,7 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
         folder = Path(self.args.output_dir) / f"checkpoint-{step}"
         folder.mkdir(parents=True, exist_ok=True)
         if self._has_packer_state:
-            state = packer_state(self.packer, self.window_targets, step=step)
+            state = packer_state(self.learner.batcher.packer, self.window_targets, step=step)
             write_packer_state(folder, state, rank=source.ranks.rank)
         source.ranks.barrier()
         super()._save_checkpoint(model, trial)

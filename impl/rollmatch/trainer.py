@@ -129,7 +129,12 @@ class RolloutTrainer(ResumableTrainer):
             self.streamed = StreamedStep(iter(targets), report, early, learner=self.learner, overlap=self.overlap)
             return self.streamed
         for part in targets:
-            self.window_targets = WindowTargets.of(window, part.targets, part.features)
+            self.window_targets = WindowTargets(
+                window=window,
+                parts=window.by_part(part.targets.segments),
+                features=part.features,
+                reports=part.targets.reports,
+            )
         assert self.window_targets is not None
         report.reports = self.window_targets.reports
         self._renew_waiting(report)
@@ -137,7 +142,7 @@ class RolloutTrainer(ResumableTrainer):
             segments = self.window_targets.parts[window.part_of(report.step)]
             features_of = partial(self._features_of, known=self.window_targets.features)
             report.batches = self.learner.batcher.make(segments, features_of, num_batches=report.num_batches)
-            report.num_carried = self.packer.buffered if self.packer else 0
+            report.num_carried = packer.buffered if (packer := self.learner.batcher.packer) else 0
             self.source.journal.write("packed", **report.packed())
         supervisions = [batch.supervision for batch in report.batches]
         self.totals = self.learner.objective.total_of(supervisions, self.source.ranks.sum)
@@ -230,7 +235,7 @@ class RolloutTrainer(ResumableTrainer):
 
     def _renew_waiting(self, report: StepReport) -> None:
         """Generate again what waited for a row until it was too old; the new segments take the places of the old."""
-        source, packer = self.source, self.packer
+        source, packer = self.source, self.learner.batcher.packer
         if not isinstance(self.overlap, Ahead) or packer is None:
             return
         waiting, oldest = packer.state(), self.overlap.min_version(report.step, source.fence.step_of)

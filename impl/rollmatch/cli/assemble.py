@@ -28,11 +28,10 @@ from rollmatch.model.template import Template
 from rollmatch.objectives.protocol import Learner, Objective
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBackend
-from rollmatch.rollout.fence import Fence
+from rollmatch.rollout.fence import Fence, SyncMode
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.phase import Ahead, Lockstep, Overlap, RolloutSource, Stream
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules, ServerBackend
-from rollmatch.rollout.sync_mode import SyncMode
 
 
 class ArgumentUnknown(ConfigError):

@@ -5,11 +5,12 @@ from rollmatch.cli.vineppo_objective import make_vineppo, make_world
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.custom import GrpoConfig
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
+from rollmatch.data import Reuse
 from rollmatch.model.template import Template
 from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.objective import GroupRules, GrpoObjective
 from rollmatch.objectives.policy_gradient import LogprobRules
-from rollmatch.objectives.protocol import Objective, Reuse
+from rollmatch.objectives.protocol import Objective
 from rollmatch.objectives.rollout_matching.loss import LossRules
 from rollmatch.objectives.rollout_matching.match import MatchRules
 from rollmatch.objectives.rollout_matching.objective import RolloutMatching, RolloutMatchingObjective

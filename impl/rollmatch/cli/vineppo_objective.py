@@ -5,11 +5,11 @@ from functools import lru_cache
 from rollmatch.cli.plugins import load_configured_environment, load_rewards
 from rollmatch.config import RunConfig
 from rollmatch.config.custom import VinePpoConfig
+from rollmatch.data import Reuse
 from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.policy_gradient import LogprobRules
-from rollmatch.objectives.protocol import Reuse
 from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner
 from rollmatch.objectives.vineppo.objective import VinePpoObjective
 from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from rollmatch.data.order import Reuse
 from rollmatch.learn.batch import Batcher, MicroBatch, Supervisor
 from rollmatch.learn.head import Logits
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample, Segment
 from rollmatch.rollout.backend import Decoding
-
-Item = TypeVar("Item")
 
 
 class ScoreSegments(Protocol):
@@ -53,31 +52,6 @@ class TrainingTargets:
     """Of each rollout; what ``summarize`` takes."""
     num_rollout_tokens: int | None = None
     """Of all turns, where the rollouts at hand were only the first ones."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reuse:
-    """How often rollouts are learnt from."""
-
-    num_rollouts: int = 1
-    """Responses asked for per training sample, each with a seed of its own."""
-    steps_per_generation: int = 1
-    """Optimizer steps whose samples are rolled out together."""
-    num_iterations: int = 1
-    """Passes over them."""
-
-    def repeat(self, samples: Sequence[Sample]) -> list[Sample]:
-        """A place per rollout: each sample as often as it is answered."""
-        return [sample for sample in samples for _ in range(self.num_rollouts)]
-
-    def group(self, items: Sequence[Item]) -> tuple[tuple[Item, ...], ...]:
-        """One item per rollout -> those of each sample together.
-
-        >>> Reuse(num_rollouts=2).group([5, 6, 7, 8])
-        ((5, 6), (7, 8))
-        """
-        size = self.num_rollouts
-        return tuple(tuple(items[start : start + size]) for start in range(0, len(items), size))
 
 
 class Terms(Protocol):

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from transformers import GenerationConfig
 
-from rollmatch.model.compiled_layers import eager
 from rollmatch.model.template import ImageFeatures, Template
 from rollmatch.model.vocabulary import trim_stop
 from rollmatch.records import Rollout, RolloutRequest
@@ -136,3 +135,17 @@ def _seeded(seed: int, *, sampling: bool) -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
+
+
+@contextmanager
+def eager(model: nn.Module) -> Iterator[None]:
+    """Run compiled layers eagerly, for instance in ``generate()``, whose cache would need a graph per length."""
+    compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
+    calls = [module._compiled_call_impl for module in compiled]
+    for module in compiled:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module, call in zip(compiled, calls, strict=True):
+            module._compiled_call_impl = call

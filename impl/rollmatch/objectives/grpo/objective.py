@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rollmatch.data import Reuse
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.grpo.advantage import Baseline, Scale, group_advantages
 from rollmatch.objectives.grpo.loss import PolicyRules
@@ -16,7 +17,7 @@ from rollmatch.objectives.grpo.segments import (
     target_ids,
 )
 from rollmatch.objectives.policy_gradient import LogprobRules, PolicyGradient
-from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, Reuse, TrainingTargets
+from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, TrainingTargets
 from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner, Played
 from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
 

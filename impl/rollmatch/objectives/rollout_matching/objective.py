@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from rollmatch.data import Reuse
 from rollmatch.errors import TargetError
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.head import Logits
 from rollmatch.model.vocabulary import Vocabulary
-from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, Reuse, TrainingTargets
+from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, TrainingTargets
 from rollmatch.objectives.rollout_matching.elements import (
     DescChangedByTokenizer,
     DescHoldsAddedToken,

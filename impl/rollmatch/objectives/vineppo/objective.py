@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from rollmatch.data import Reuse
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.segments import describe_answers, policy_segment
 from rollmatch.objectives.policy_gradient import LogprobRules, PolicyGradient
-from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, Reuse, TrainingTargets
+from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, TrainingTargets
 from rollmatch.objectives.vineppo.advantage import Normalization, normalize, spread, step_advantages
 from rollmatch.objectives.vineppo.continuation import Continuer, Waves
 from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner, MultiTurn, Played
