@@ -26,6 +26,13 @@ def codes_of(*overrides):
     return {(each.code, each.key) for each in problems_of(*overrides)}
 
 
+def test_servers_named_under_rlhf_may_overlap():
+    named = ("rlhf.use_vllm=true", "rlhf.vllm_mode=server", "rlhf.vllm_server_host=[a]", "rlhf.vllm_server_port=[8080]")
+    assert config_with(*GRPO[:3], "~.overlap=ahead", *named).custom.extra.rollout_matching.overlap == "ahead"
+    colocated = ("rlhf.use_vllm=true", "rlhf.vllm_mode=colocate")
+    assert ("overlap-needs-servers", f"{LONG}.overlap") in codes_of(*GRPO[:3], "~.overlap=ahead", *colocated)
+
+
 def test_completions_may_be_asked_for_ahead():
     assert config_with(*GRPO).custom.extra.rollout_matching.overlap == "ahead"
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from rollmatch.config.effective import num_windows_ahead, steps_per_window
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.schema import Rule, RunConfig
+from rollmatch.config.servers import uses_servers
 from rollmatch.errors import ConfigError
 
 GRPO = "custom.extra.grpo"
@@ -108,11 +109,14 @@ STALENESS = f"{ROLLOUT_MATCHING}.max_staleness"
 PIECES = f"{ROLLOUT_MATCHING}.pieces_per_server"
 
 
+_SERVER_MODE = f"{ROLLOUT_MATCHING}.vllm.mode"
+
+
 def _servers(config: RunConfig) -> Iterator[ConfigError]:
     rules = config.custom.extra.rollout_matching
-    if rules.overlap != "off" and (rules.rollout_backend != "vllm" or rules.vllm.mode != "server"):
+    if rules.overlap != "off" and not uses_servers(config):
         problem = f"is {rules.overlap}, but rollouts are made in the learner's own process"
-        remedy = "Set rollout_backend vllm and vllm.mode server, or overlap off."
+        remedy = f"Set {_SERVER_MODE} to server (or rlhf.use_vllm to true with vllm_mode server), or overlap to off."
         yield ConfigError(problem, code="overlap-needs-servers", key=OVERLAP, remedy=remedy)
 
 
@@ -185,7 +189,10 @@ def _correction(config: RunConfig) -> Iterator[ConfigError]:
 
 _REUSE = (f"{GRPO}.steps_per_generation", f"{GRPO}.num_iterations")
 OVERLAP_RULES: tuple[Rule, ...] = (
-    Rule(reads=(OVERLAP, f"{ROLLOUT_MATCHING}.rollout_backend", f"{ROLLOUT_MATCHING}.vllm.mode"), check=_servers),
+    Rule(
+        reads=(OVERLAP, f"{ROLLOUT_MATCHING}.rollout_backend", _SERVER_MODE, "rlhf.use_vllm", "rlhf.vllm_mode"),
+        check=_servers,
+    ),
     Rule(reads=(OVERLAP, PIECES), check=_pieces),
     Rule(reads=(OVERLAP, VARIANT, "custom.extra.environment.name"), check=_overlap_variant),
     Rule(reads=(OVERLAP, VARIANT, STALENESS, "training.packing"), check=_packed),
