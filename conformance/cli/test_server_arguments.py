@@ -70,6 +70,13 @@ def test_an_address_without_the_switch_is_refused():
     assert parsed("") == []
 
 
+def test_a_yaml_that_generates_in_the_learner_contradicts_the_switch(capsys):
+    path = str(ROOT / "fixtures/digits/digits.yaml")
+    backend = ["--set", "custom.extra.rollout_matching.rollout_backend=hf", "--set", "training.packing=false"]
+    assert main.main(["train", path, *backend, "--use_vllm_server", "--dry-run"]) == 1
+    assert "[server-not-used] custom.extra.rollout_matching.rollout_backend: is hf" in capsys.readouterr().err
+
+
 def test_the_arguments_reach_every_process_of_a_launch(capsys):
     path = str(ROOT / "fixtures/digits/digits.yaml")
     assert main.main(["train", path, *FIVE.split(), "--gpus", "0,1", "--dry-run"]) == 0

@@ -1,6 +1,7 @@
 """GPUs of a command, child processes that never outlive it, and commands this process becomes."""
 
 import contextlib
+import ctypes
 import glob
 import os
 import re
@@ -49,6 +50,16 @@ def visible(gpus: Sequence[str]) -> Mapping[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
 
 
+PR_SET_PDEATHSIG = 1
+"""``prctl`` option of Linux: the signal that a process gets when the one that started it ends."""
+
+
+def end_with_parent() -> None:
+    """Have the kernel stop this process (SIGTERM) when the one that started it is killed. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 600.0
 """Time a child has to end by itself after a signal: a learner ends its step and writes a checkpoint in it."""
@@ -56,7 +67,7 @@ GRACE_S = 600.0
 
 def run_child(command: Sequence[str], environment: Mapping[str, str], *, grace_s: float = GRACE_S) -> int:
     """Run to its end; a second signal is the end at once. Returns the exit code, or 128 + the signal that was it."""
-    child = psutil.Popen(command, env={**os.environ, **environment}, start_new_session=True)
+    child = psutil.Popen(command, env={**os.environ, **environment}, start_new_session=True, preexec_fn=end_with_parent)
     taken: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:

@@ -2,7 +2,9 @@
 
 import argparse
 
+from rollmatch.config import RunConfig
 from rollmatch.config.connection import FIRST_GROUP_PORT, base_url_of
+from rollmatch.config.servers import uses_servers
 from rollmatch.errors import LaunchError
 
 _SECTION = "custom.extra.rollout_matching.vllm"
@@ -39,3 +41,13 @@ def overrides_of(options: argparse.Namespace) -> list[str]:
         f"{_SECTION}.server.group_port={told.get('vllm_group_port', FIRST_GROUP_PORT)}",
         f"{_SECTION}.server.timeout_s={told.get('vllm_connection_timeout', 60.0)}",
     ]
+
+
+def check_used(config: RunConfig) -> None:
+    """Raise ``server-not-used`` where ``--use_vllm_server`` is given and the YAML generates in the learner."""
+    rules = config.custom.extra.rollout_matching
+    if not uses_servers(config):
+        key = "custom.extra.rollout_matching.rollout_backend"
+        problem = f"is {rules.rollout_backend}, but --use_vllm_server asks for a rollout server"
+        remedy = "Set it to vllm in the YAML, or leave out --use_vllm_server."
+        raise LaunchError(problem, code="server-not-used", key=key, remedy=remedy)

@@ -139,18 +139,19 @@ def _lives(pid: int) -> bool:
 
 def _check_world_size(server: RolloutServer, config: RunConfig) -> None:
     sizes = config.custom.extra.rollout_server
-    if sizes.vllm_data_parallel_size is None:
-        return
-    wanted = sizes.vllm_tensor_parallel_size * sizes.vllm_data_parallel_size
+    tp, dp = sizes.vllm_tensor_parallel_size, sizes.vllm_data_parallel_size
     try:
         answer = server.get("/get_world_size")
     except ServerRefused as refusal:
-        if refusal.status == 404:  # a stock vllm serve does not tell
+        if refusal.status == 404:  # stock vLLM has no such route
             return
         raise
-    if answer["world_size"] != wanted:
-        raise WorldSizeMismatch(
-            f"{server.base_url} has {answer['world_size']} workers, the configuration makes {wanted}",
-            key="custom.extra.rollout_server",
-            remedy="Serve and train with the same YAML.",
-        )
+    found = int(answer["world_size"])
+    if found == tp * dp if dp else found % tp == 0:
+        return
+    expected = f"{tp * dp}" if dp else f"a multiple of vllm_tensor_parallel_size {tp}"
+    raise WorldSizeMismatch(
+        f"{server.base_url} has {found} workers, the configuration expects {expected}",
+        key="custom.extra.rollout_server",
+        remedy="Serve and train with the same YAML.",
+    )

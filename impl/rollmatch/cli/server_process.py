@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import tempfile
 
 from rollmatch.errors import RollmatchError
 from rollmatch.server.access import check_exposure
@@ -17,9 +18,11 @@ def run(told: str) -> int:
     try:
         check_exposure(settings)
         listener = bind_http(settings.host, settings.port)  # a busy port is told before vLLM's seconds of loading
-        with loading():
-            from rollmatch.cli.serving import serve
-        serve(settings, listener)
+        with tempfile.TemporaryDirectory(prefix="rollmatch-", ignore_cleanup_errors=True) as sockets:
+            os.environ.setdefault("VLLM_RPC_BASE_PATH", sockets)  # vLLM leaves its sockets behind
+            with loading():
+                from rollmatch.cli.serving import serve
+            serve(settings, listener)
     except RollmatchError as error:
         print(error, file=sys.stderr)
         return 1
