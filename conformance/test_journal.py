@@ -85,7 +85,15 @@ def test_wherever_a_kill_cuts_the_file_whole_events_stay_and_new_ones_are_whole(
         resumed.write("step", step=9)
         resumed.close()
         assert steps_in(path) == [*whole, 9], cut
-        assert json.loads(path.read_bytes().splitlines()[-1])["step"] == 9
+        assert [json.loads(line)["step"] for line in path.read_bytes().splitlines()] == [*whole, 9], cut
+
+
+def test_a_long_cut_line_is_removed_whole(path):
+    Journal(path).write("step", step=0, text="x" * 200_000)
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:-9])
+    Journal(path).write("step", step=1)
+    assert [json.loads(line)["step"] for line in path.read_bytes().splitlines()] == [0, 1]
 
 
 def test_a_whole_journal_gets_no_empty_lines(path):

@@ -12,7 +12,20 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "impl" / "rollmatch"
 ROOMS = (
-    *("errors", "startup", "records", "journal", "ranks", "config", "data", "model", "weights", "server", "dialects"),
+    *(
+        "errors",
+        "startup",
+        "records",
+        "journal",
+        "checkpoint",
+        "ranks",
+        "config",
+        "data",
+        "model",
+        "weights",
+        "server",
+        "dialects",
+    ),
     *(
         "rollout",
         "learn",

@@ -9,7 +9,7 @@ from conformance.harness.judge import judge
 from conformance.rollout.digits import CONFIG, absolute
 from conformance.server.instance import free_port
 from rollmatch.cli.assemble import make_template
-from rollmatch.cli.learner import load_data
+from rollmatch.cli.preflight import load_checked
 from rollmatch.config import load_config
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.policy import load_policy
@@ -46,7 +46,7 @@ def answers_of_transformers(config: Path, model: Path) -> list[str]:
     """Greedily, by the weights in this directory."""
     run = load_config(config, absolute(f"model.model={model}") if config == CONFIG else [f"model.model={model}"])
     template = make_template(run)
-    samples = load_data(run)[1][:NUM_SAMPLES]
+    samples = load_checked(run)[1][:NUM_SAMPLES]
     requests = make_requests(samples, prompt_of=template.prompt_token_ids, run_seed=run.training.seed, step=0, rank=0)
     policy = load_policy(run.model, TunerConfig(), attn_implementation="sdpa").eval()
     decoding = Decoding(max_new_tokens=run.custom.extra.rollout_matching.max_new_tokens)

@@ -1,7 +1,13 @@
+import errno
+import importlib.util
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,7 +20,9 @@ from rollmatch.config import json_schema, load_config
 from rollmatch.config.yaml_dialect import parse_mapping
 from rollmatch.errors import ErrorList, LaunchError
 
+ROOT = Path(__file__).parents[2]
 RECORD = {"images": ["a.png"], "objects": [{"desc": "a", "bbox_2d": [0, 0, 9, 9]}], "width": 8, "height": 6}
+SAFETENSORS = RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
 HEAVY = ("torch", "transformers", "vllm", "peft", "accelerate")
 
 
@@ -24,9 +32,8 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ROLLMATCH_TRACEBACK", raising=False)
     Image.new("L", (8, 6)).save("a.png")
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny/config.json").write_text("{}")
-    (tmp_path / "tiny/tokenizer.json").write_text("{}")
+    no_weights = shutil.ignore_patterns("*.safetensors")
+    shutil.copytree(ROOT / "fixtures/models/digits", tmp_path / "tiny", ignore=no_weights)
     (tmp_path / "train.jsonl").write_text(f"{json.dumps(RECORD)}\n" * 3)
     (tmp_path / "val.jsonl").write_text(f"{json.dumps({**RECORD, 'objects': []})}\n")
     tree = {
@@ -47,7 +54,9 @@ def test_check_prints_the_resolved_tree_and_what_the_data_holds(place, capsys):
     (place / "resolved.yaml").write_text(tree)
     assert load_config(place / "resolved.yaml") == load_config("run.yaml", ["training.seed=7", "training.bf16=true"])
     assert parse_mapping(tree, origin="out")["training"]["seed"] == 7
-    assert summary.splitlines() == [
+    *lines, prompts, parallel = summary.splitlines()
+    assert re.fullmatch(r"prompts: at most \d+ tokens \(train.jsonl:1\)", prompts)
+    assert [*lines, parallel] == [
         "train: 3 samples, 3 objects  (train.jsonl)",
         "val: 1 samples, 0 objects  (val.jsonl)",
         "longest segment: 1024 tokens, prompt and response: 1024 tokens",
@@ -81,6 +90,84 @@ def test_check_tells_problems_of_all_files_together(place, capsys):
     assert "[image-size-mismatch] train.jsonl:1: " in lines[3]
     assert "[field-missing] val.jsonl:1: " in lines[-3]
     assert lines[-1] == "     ... and 10 more"
+
+
+def problems_of(arguments, capsys):
+    """(code, key) of each problem that a command prints."""
+    assert main(arguments) == 1
+    lines = [line for line in capsys.readouterr().err.splitlines()[1:] if line.lstrip()[:1].isdigit()]
+    return [(line.partition("[")[2].partition("]")[0], line.partition("] ")[2].partition(": ")[0]) for line in lines]
+
+
+GRPO_WITH = (
+    *("--set", "custom.trainer_variant=grpo", "--set", "custom.extra.rollout_matching.decoding.temperature=1"),
+    *("--set", "custom.extra.rollout_matching.max_new_tokens=64", "--set"),
+)
+
+
+def test_check_reads_the_tokenizer(place, capsys):
+    (place / "tiny/tokenizer.json").write_text("{}")
+    assert problems_of(["check", "run.yaml"], capsys) == [("tokenizer-unreadable", "model.model")]
+
+
+def test_check_finds_coordinate_tokens_that_are_missing(place, capsys):
+    shutil.copy(ROOT / "fixtures/models/arithmetic/tokenizer.json", place / "tiny/tokenizer.json")
+    assert problems_of(["check", "run.yaml"], capsys) == [("coord-tokens-missing", "model.model")]
+
+
+@pytest.mark.parametrize(
+    ("reward", "code"),
+    [("nobody:x", "reward-unknown"), ("mine:trl_style", "reward-signature"), ("mine:rubric", "reward-signature")],
+)
+def test_check_imports_rewards_and_looks_at_their_arguments(place, capsys, monkeypatch, reward, code):
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    (place / "mine.py").write_text(
+        "def trl_style(completions, **columns): ...\ndef rubric(prompt, completion, answer, state): ...\n"
+    )
+    key = "custom.extra.grpo.rewards"
+    arguments = ["check", "run.yaml", *GRPO_WITH, f"{key}=[{{function: '{reward}'}}]"]
+    assert problems_of(arguments, capsys) == [(code, f"{key}.0.function")]
+
+
+def test_check_knows_reporters_that_are_not_installed(place, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, find=importlib.util.find_spec: name != "wandb" and find(name)
+    )
+    arguments = ["check", "run.yaml", "--set", "training.report_to=wandb"]
+    assert problems_of(arguments, capsys) == [("reporter-missing", "training.report_to")]
+
+
+def test_check_counts_the_tokens_of_prompts(place, capsys):
+    arguments = ["check", "run.yaml", "--set", "global_max_length=520"]
+    assert problems_of(arguments, capsys) == [("prompt-too-long", "global_max_length")]
+    assert main([*arguments, "--set", "custom.extra.rollout_matching.rollout_backend=hf"]) == 0
+    assert "4 leave less than max_new_tokens" in capsys.readouterr().out
+
+
+def test_check_tries_the_output_directory(place, capsys):
+    arguments = ["check", "run.yaml", "--set", "training.output_dir=train.jsonl/below"]
+    assert problems_of(arguments, capsys) == [("output-dir-not-writable", "training.output_dir")]
+
+
+def test_a_pipe_in_place_of_an_image_is_a_problem_of_its_sample(place, capsys):
+    os.mkfifo(place / "b.png")
+    (place / "val.jsonl").write_text(f"{json.dumps({**RECORD, 'images': ['b.png']})}\n")
+    assert problems_of(["check", "run.yaml"], capsys) == [("image-unreadable", "val.jsonl:1")]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/journal.jsonl"), SAFETENSORS])
+def test_a_full_disk_is_a_named_error(heavy_command, capsys, error):
+    heavy_command("learner", error)
+    assert main(["train", "run.yaml"]) == 1
+    told = capsys.readouterr().err
+    assert "[storage-failed]" in told
+    assert "No space left on device" in told
+
+
+def test_other_failures_keep_their_traceback(heavy_command):
+    heavy_command("learner", ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        main(["train", "run.yaml"])
 
 
 def test_a_data_file_that_is_missing_is_told_once(place, capsys):
@@ -188,11 +275,12 @@ def test_nested_error_lists_are_told_flat():
     ]
 
 
-def test_check_and_schema_load_nothing_heavy(place):
+def test_check_and_schema_need_no_torch(place):
     code = (
-        "import sys; from rollmatch.cli.main import main\n"
+        f"import sys; sys.modules |= dict.fromkeys({HEAVY!r})\n"
+        "from rollmatch.cli.main import main\n"
         "assert main(['check', 'run.yaml']) == 0 and main(['schema', '--out', 'schema.json']) == 0\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "prompts: not counted, because torch or transformers is not installed" in done.stdout

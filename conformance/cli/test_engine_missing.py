@@ -20,7 +20,7 @@ def machine_without_vllm(monkeypatch, tmp_path):
     def begin(*_, **__):
         raise AssertionError(BEGUN)
 
-    monkeypatch.setattr(learner, "_open", begin)
+    monkeypatch.setattr(learner, "open_run_directory", begin)
     return absolute(f"training.output_dir={tmp_path}/run")
 
 

@@ -131,6 +131,15 @@ def test_a_server_of_another_size_is_refused_and_one_of_ours_is_taken():
         wait_for_servers(config_for(url, SIZES), WaitPolicy(timeout_s=5))
 
 
+def test_without_a_number_of_engines_a_server_still_holds_whole_engines():
+    tp = "custom.extra.rollout_server.vllm_tensor_parallel_size=2"
+    with serving(3) as url, pytest.raises(WorldSizeMismatch) as caught:
+        wait_for_servers(config_for(url, tp), WaitPolicy(timeout_s=5))
+    assert "a multiple of vllm_tensor_parallel_size 2" in caught.value.problem
+    with serving(4) as url:
+        wait_for_servers(config_for(url, tp), WaitPolicy(timeout_s=5))
+
+
 @pytest.mark.scenario(
     "launchers/two-gpus-two-ranks", clauses=["launchers/several-learner-gpus-mean-several-learner-processes#1,2"]
 )
@@ -182,6 +191,45 @@ def test_a_signal_leaves_nobody_behind_even_of_a_child_that_ignores_it():
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(timeout=30) == 128 + signal.SIGTERM
     assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_killed_launcher_takes_its_child_along():
+    sleeping = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(99)"]
+    launcher = psutil.Popen([sys.executable, "-c", LAUNCHER, *sleeping], stdout=subprocess.PIPE)
+    assert launcher.stdout.readline() == b"up\n"
+    (child,) = launcher.children()
+    launcher.kill()
+    launcher.wait()
+    child.wait(timeout=30)
+
+
+RANK = """
+import os, time
+from rollmatch.cli import learner
+learner.wait_for_servers = learner.sync_mode = lambda *_, **__: None
+def checked(config):
+    print(os.getpid(), flush=True)
+    return [], []
+def waits(*_, **__):
+    print("waits", flush=True)
+    time.sleep(99)
+learner.load_checked, learner.tensor_parallel_size = checked, waits
+learner.train("fixtures/digits/digits.yaml")
+"""
+
+
+def test_a_killed_torchrun_takes_its_ranks_along(tmp_path):
+    (tmp_path / "rank.py").write_text(RANK)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, str(tmp_path / "rank.py")]
+    launcher = psutil.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    told = [launcher.stdout.readline() for _ in range(4)]
+    assert told.count(b"waits\n") == 2
+    ranks = [psutil.Process(int(line)) for line in told if line != b"waits\n"]
+    launcher.kill()
+    launcher.wait()
+    for rank in ranks:
+        rank.wait(timeout=30)
 
 
 def test_two_gpus_are_two_ranks_and_a_signal_leaves_a_checkpoint(tmp_path):

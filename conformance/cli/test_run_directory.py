@@ -1,10 +1,27 @@
 """A run's directory is not written over by accident, and a resumed run goes on from its last whole checkpoint."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from rollmatch.cli.run_directory import RunDirectoryTaken, last_checkpoint, open_run_directory
+from rollmatch.checkpoint import MANIFEST, remove_old_checkpoints, write_manifest
+from rollmatch.cli import run_directory
+from rollmatch.cli.run_directory import (
+    RunDirectoryTaken,
+    holds_run,
+    last_checkpoint,
+    open_run_directory,
+    probe_output_dir,
+)
+from rollmatch.errors import LaunchError
+
+STEP = '{"event": "step", "step": 1, "rank": 0}'
+FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 
 
 @pytest.fixture
@@ -19,10 +36,22 @@ def write(directory, *names):
         path.write_text(json.dumps({"file": name}))
 
 
-def checkpoint(directory, name, state='{"global_step": 1}'):
-    write(directory, f"{name}/model.safetensors")
-    if state is not None:
-        (directory / name / "trainer_state.json").write_text(state)
+def checkpoint(directory, name, *, leave_out=(), manifest=True):
+    write(directory, *(f"{name}/{file}" for file in FILES if file not in leave_out))
+    if manifest:
+        write_manifest(directory / name)
+    return directory / name
+
+
+def opened(directory, *, resume=False, overwrite=False):
+    """The checkpoint to continue from; the directory is closed again."""
+    with open_run_directory(directory, resume=resume, overwrite=overwrite) as run:
+        return run.checkpoint
+
+
+def with_run(directory):
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "journal.jsonl").write_text(STEP + "\n")
 
 
 def left_in(directory):
@@ -31,25 +60,26 @@ def left_in(directory):
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_new_directory_is_made_and_the_run_begins_at_the_beginning(directory, overwrite):
-    assert open_run_directory(directory, resume=False, overwrite=overwrite) is None
-    assert directory.is_dir()
+    with open_run_directory(directory, resume=False, overwrite=overwrite) as run:
+        assert directory.is_dir()
+        assert run.checkpoint is None
 
 
 def test_a_directory_that_holds_a_run_is_refused_unless_told_what_to_do(directory):
-    write(directory, "journal.jsonl")
+    with_run(directory)
     with pytest.raises(RunDirectoryTaken) as caught:
-        open_run_directory(directory, resume=False, overwrite=False)
+        opened(directory)
     assert (caught.value.code, caught.value.key) == ("run-directory-taken", "training.output_dir")
     assert "--resume" in caught.value.remedy
     assert "--overwrite" in caught.value.remedy
     assert left_in(directory) == {"journal.jsonl"}
-    assert open_run_directory(directory, resume=True, overwrite=False) is None
-    assert open_run_directory(directory, resume=False, overwrite=True) is None
+    assert opened(directory, resume=True) is None
+    assert opened(directory, overwrite=True) is None
 
 
 def test_a_directory_that_holds_something_else_is_no_run(directory):
     write(directory, "notes.txt")
-    assert open_run_directory(directory, resume=False, overwrite=False) is None
+    assert opened(directory) is None
     assert left_in(directory) == {"notes.txt"}
 
 
@@ -63,7 +93,7 @@ def test_overwrite_removes_what_a_run_writes_and_only_that(directory):
         *("runs/another/journal.jsonl", "data/journal.jsonl", "data/checkpoint-7/x"),
     ]
     write(directory, *ours, *theirs)
-    assert open_run_directory(directory, resume=False, overwrite=True) is None
+    assert opened(directory, overwrite=True) is None
     assert left_in(directory) == set(theirs)
     assert not (directory / "checkpoint-20").exists()
 
@@ -73,31 +103,150 @@ def test_overwrite_leaves_alone_what_a_link_leads_to(directory, tmp_path):
     directory.mkdir(parents=True)
     (directory / "checkpoint-1").symlink_to(tmp_path / "large")
     (directory / "journal.jsonl").symlink_to(tmp_path / "kept.jsonl")
-    open_run_directory(directory, resume=False, overwrite=True)
+    opened(directory, overwrite=True)
     assert list(directory.iterdir()) == []
     assert {"large/model.safetensors", "kept.jsonl"} <= left_in(tmp_path)
 
 
 def test_resume_outweighs_overwrite(directory):
-    write(directory, "journal.jsonl")
+    with_run(directory)
     checkpoint(directory, "checkpoint-2")
-    assert open_run_directory(directory, resume=True, overwrite=True) == directory / "checkpoint-2"
+    assert opened(directory, resume=True, overwrite=True) == directory / "checkpoint-2"
     assert "journal.jsonl" in left_in(directory)
 
 
 def test_a_resumed_run_goes_on_from_the_checkpoint_of_the_highest_step(directory):
     for name in ("checkpoint-9", "checkpoint-100", "checkpoint-20"):
         checkpoint(directory, name)
-    assert open_run_directory(directory, resume=True, overwrite=False) == directory / "checkpoint-100"
+    assert opened(directory, resume=True) == directory / "checkpoint-100"
 
 
-@pytest.mark.parametrize("state", [None, "", '{"global_step": 1'])
-def test_a_half_written_checkpoint_is_passed_over(directory, state):
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda path: (path / MANIFEST).unlink(), "no manifest.json"),
+        (lambda path: (path / MANIFEST).write_text('{"files": {'), "manifest.json is not readable"),
+        (lambda path: (path / "optimizer.pt").unlink(), "optimizer.pt is missing"),
+        (lambda path: (path / "model.safetensors").write_text("{"), "model.safetensors has 1 bytes"),
+        (lambda path: flip(path / "model.safetensors"), "content of model.safetensors has changed"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_and_named(directory, capsys, damage, told):
     checkpoint(directory, "checkpoint-20")
-    checkpoint(directory, "checkpoint-40", state=state)
+    newest = checkpoint(directory, "checkpoint-40")
+    assert last_checkpoint(directory) == newest
+    damage(newest)
     assert last_checkpoint(directory) == directory / "checkpoint-20"
-    checkpoint(directory, "checkpoint-40")
-    assert last_checkpoint(directory) == directory / "checkpoint-40"
+    error = capsys.readouterr().err
+    assert "checkpoint-40" in error
+    assert told in error
+
+
+def flip(path):
+    """One bit, at the same size."""
+    content = bytearray(path.read_bytes())
+    content[3] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_checkpoint_without_a_state_is_never_resumed_in_silence(directory, file):
+    checkpoint(directory, "checkpoint-20", leave_out=(file,))
+    with pytest.raises(LaunchError) as caught:
+        opened(directory, resume=True)
+    assert caught.value.code == "checkpoint-damaged"
+    assert "saved without the" in caught.value.problem
+    assert (directory / "checkpoint-20" / "model.safetensors").exists()
+
+
+def test_old_checkpoints_go_and_those_of_an_undone_part_do_not_count(directory):
+    for step in (10, 20, 30, 90):
+        checkpoint(directory, f"checkpoint-{step}")
+    remove_old_checkpoints(directory, newest=directory / "checkpoint-30", limit=2)
+    assert sorted(path.name for path in directory.iterdir()) == ["checkpoint-20", "checkpoint-30", "checkpoint-90"]
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from rollmatch.cli.run_directory import open_run_directory
+with open_run_directory(Path(sys.argv[1]), resume=False, overwrite=False):
+    (Path(sys.argv[1]) / "journal.jsonl").write_text(sys.argv[2])
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def live_run(directory):
+    """Another process that trains in the directory."""
+    with subprocess.Popen([sys.executable, "-c", HOLDER, directory, STEP], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        yield holder
+        holder.kill()
+
+
+@pytest.mark.parametrize("mode", [{}, {"resume": True}, {"overwrite": True}])
+def test_a_directory_in_which_a_run_is_live_is_refused_with_its_owner(directory, live_run, mode):
+    with pytest.raises(RunDirectoryTaken) as caught:
+        opened(directory, **mode)
+    assert f"process {live_run.pid} on " in caught.value.problem
+    assert (directory / "journal.jsonl").read_text() == STEP
+
+
+def test_a_killed_run_lets_go_of_its_directory(directory, live_run):
+    live_run.send_signal(signal.SIGKILL)
+    live_run.wait()
+    assert opened(directory, overwrite=True) is None
+
+
+def fail_after(start, directory):
+    with open_run_directory(directory, resume=False, overwrite=False):
+        start(directory)
+        raise ZeroDivisionError
+
+
+def test_a_start_that_failed_leaves_no_directory(directory, tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        fail_after(lambda path: write(path, "journal.jsonl", "resolved.yaml"), directory)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_failed_after_its_first_step_is_kept(directory):
+    with pytest.raises(ZeroDivisionError):
+        fail_after(with_run, directory)
+    assert holds_run(directory)
+    with pytest.raises(RunDirectoryTaken):
+        opened(directory)
+
+
+def test_what_a_start_left_that_was_killed_is_no_run(directory):
+    directory.mkdir(parents=True)
+    (directory / "journal.jsonl").write_text('{"event": "run", "rank": 0}\n')
+    assert opened(directory) is None
+
+
+@pytest.mark.parametrize("name", ["file/below", "x" * 300, "nul\0byte"])
+def test_an_impossible_directory_is_an_error_before_anything_starts(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    problem = probe_output_dir(tmp_path / name)
+    assert problem is not None
+    assert (problem.code, problem.key) == ("output-dir-not-writable", "training.output_dir")
+    with pytest.raises(LaunchError, match="output-dir-not-writable"):
+        opened(tmp_path / name)
+
+
+def test_a_full_disk_is_found_by_writing(tmp_path, monkeypatch):
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(run_directory.tempfile, "TemporaryFile", lambda dir: full)
+        problem = probe_output_dir(tmp_path / "run")
+    assert problem is not None
+    assert os.strerror(28) in problem.problem
+
+
+def test_probing_leaves_nothing(tmp_path):
+    assert probe_output_dir(tmp_path / "runs" / "first") is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_under_another_name_is_not_the_runs(directory):
@@ -110,5 +259,4 @@ def test_a_checkpoint_under_another_name_is_not_the_runs(directory):
 
 def test_nothing_to_go_on_from_is_a_beginning(directory):
     assert last_checkpoint(directory) is None
-    assert open_run_directory(directory, resume=True, overwrite=False) is None
-    assert directory.is_dir()
+    assert opened(directory, resume=True) is None

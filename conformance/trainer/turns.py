@@ -4,7 +4,7 @@ from pathlib import Path
 
 from conformance.rollout.digits import ROOT
 from conformance.trainer.small_run import assembled
-from rollmatch.cli.learner import load_data
+from rollmatch.cli.preflight import load_checked
 from rollmatch.config import load_config
 from rollmatch.trainer import RolloutTrainer
 
@@ -31,4 +31,4 @@ SMALL = (
 def make_trainer(folder: Path, *overrides: str) -> RolloutTrainer:
     """Writes below ``folder``."""
     config = load_config(ROOT / "fixtures/tasks/treasures.yaml", [f"training.output_dir={folder}", *SMALL, *overrides])
-    return assembled(config, *load_data(config))
+    return assembled(config, *load_checked(config))

@@ -1,7 +1,7 @@
-"""One JSON line per event: what was requested, generated, synced, packed, learnt, evaluated and saved.
+"""One JSON line per event: what was requested, generated, synced, packed, learned, evaluated and saved.
 
-The journal is the run's memory for people and for checkers; it is appended to, never rewritten. A resumed run
-goes on in the same file, so a step that was run twice stands there twice and the later line counts.
+The journal is appended to; only a last line that a kill cut off is removed. A resumed run continues in the same file:
+a step that was run twice has two lines, and the later one counts.
 """
 
 import json
@@ -10,6 +10,9 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, TextIO
+
+BLOCK_BYTES = 65536
+"""How much of a journal's end is read at first in search of its last line."""
 
 
 class Journal:
@@ -48,9 +51,25 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 
 
 def _end_last_line(path: Path) -> None:
-    """After a kill the last line may lack its end; close it, so that the next event starts a line of its own."""
-    if path.exists() and path.stat().st_size:
-        with path.open("rb+") as file:
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
+    """Remove a last line that a kill cut off, so that the next event starts a line of its own; end a whole one."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        size, line = file.seek(0, os.SEEK_END), b""
+        while b"\n" not in line and len(line) < size:
+            start = max(0, size - 2 * len(line) - BLOCK_BYTES)
+            file.seek(start)
+            line = file.read()
+        line = line.rpartition(b"\n")[2]
+        if _is_json(line):
+            file.write(b"\n")
+        else:
+            file.truncate(size - len(line))
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line.decode("utf-8"))
+    except ValueError:
+        return False
+    return True

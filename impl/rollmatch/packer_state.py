@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import Trainer
 
+from rollmatch.checkpoint import sealing
 from rollmatch.data import Window, WindowPlan
 from rollmatch.errors import LaunchError
 from rollmatch.learn.pack import Packer
@@ -135,7 +136,7 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
             self.window_targets = WindowTargets(window=window, parts=state.parts)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """What is under way first: transformers writes ``trainer_state.json`` last, which marks the whole."""
+        """Save, then write the manifest that marks the checkpoint as whole, and only then remove old ones."""
         step, source = self.state.global_step, self.source
         folder = Path(self.args.output_dir) / f"checkpoint-{step}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -143,5 +144,6 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
             state = packer_state(self.learner.batcher.packer, self.window_targets, step=step)
             write_packer_state(folder, state, rank=source.ranks.rank)
         source.ranks.barrier()
-        super()._save_checkpoint(model, trial)
+        with sealing(folder, self.args, source.ranks):
+            super()._save_checkpoint(model, trial)
         source.journal.write("saved", step=step, path=folder.name)

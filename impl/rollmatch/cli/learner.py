@@ -9,14 +9,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollmatch.cli.plugins import load_rewards, with_first_observations
-from rollmatch.cli.processes import has_gpu, run_child, shell_line, visible
-from rollmatch.cli.run_directory import last_checkpoint, open_run_directory
+from rollmatch.cli.preflight import load_checked
+from rollmatch.cli.processes import end_with_parent, has_gpu, run_child, shell_line, visible
+from rollmatch.cli.run_directory import open_run_directory
 from rollmatch.cli.server_checks import WaitPolicy, wait_for_servers
-from rollmatch.config import RunConfig, check_files, load_config
+from rollmatch.config import RunConfig, load_config
 from rollmatch.config.effective import enforce_eager, sync_mode, tensor_parallel_size
 from rollmatch.config.servers import uses_servers
-from rollmatch.data import load_samples
 from rollmatch.errors import LaunchError
 from rollmatch.records import Sample
 from rollmatch.startup import loading
@@ -56,10 +55,10 @@ def train(
 ) -> int:
     """Run a training from its YAML. Returns 0, or 128 + the signal that ended it early."""
     config = load_config(path, overrides)
-    check_files(config)
-    load_rewards(config)
-    train_samples, val_samples = load_data(config)
+    train_samples, val_samples = load_checked(config)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if "LOCAL_RANK" in os.environ:
+        end_with_parent()  # torchrun gives each rank a session of its own: killed itself, it would leave them running
     sync_mode(config, learner_world_size=world_size)
     if uses_servers(config):
         shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -67,21 +66,24 @@ def train(
     else:
         tensor_parallel_size(config, learner_world_size=world_size)
         _check_engine(config.custom.extra.rollout_matching.rollout_backend)
-    checkpoint = _open(Path(config.training.output_dir), resume=resume, overwrite=overwrite)
     set_environment(eager=enforce_eager(config, on_gpu=has_gpu()))
+    if os.environ.get("RANK", "0") != "0":  # rank 0 locks the directory and names the checkpoint
+        return _run(config, train_samples, val_samples, config_path=path, checkpoint=None)
+    with open_run_directory(Path(config.training.output_dir), resume=resume, overwrite=overwrite) as directory:
+        return _run(config, train_samples, val_samples, config_path=path, checkpoint=directory.checkpoint)
+
+
+def _run(
+    config: RunConfig,
+    train_samples: list[Sample],
+    val_samples: list[Sample],
+    *,
+    config_path: str,
+    checkpoint: Path | None,
+) -> int:
     with loading():
         from rollmatch.cli.run import run
-    return run(config, train_samples, val_samples, config_path=path, checkpoint=checkpoint)
-
-
-def load_data(config: RunConfig) -> tuple[list[Sample], list[Sample]]:
-    """Training and held-out samples. Errors: ``BadSamples``, those of ``with_first_observations``."""
-    custom = config.custom
-    train, val = (
-        load_samples(path, custom.image_root, custom.object_ordering, chat_system=custom.chat_system)
-        for path in (custom.train_jsonl, custom.val_jsonl)
-    )
-    return with_first_observations(config, train), with_first_observations(config, val)
+    return run(config, train_samples, val_samples, config_path=config_path, checkpoint=checkpoint)
 
 
 def _check_engine(backend: str) -> None:
@@ -91,13 +93,6 @@ def _check_engine(backend: str) -> None:
             key="custom.extra.rollout_matching.rollout_backend",
             remedy="Install rollmatch[gpu], or rollmatch[cpu] where there is no GPU, or set rollout_backend: hf.",
         )
-
-
-def _open(directory: Path, *, resume: bool, overwrite: bool) -> Path | None:
-    """Rank 0 makes the directory ready; the others only look where a run that is resumed goes on."""
-    if os.environ.get("RANK", "0") == "0":
-        return open_run_directory(directory, resume=resume, overwrite=overwrite)
-    return last_checkpoint(directory) if resume else None
 
 
 def set_environment(*, eager: bool = True) -> None:
@@ -139,7 +134,7 @@ def launch(
 ) -> int:
     """Check and wait here, once, then start the ranks. Returns the learner's exit code."""
     config = load_config(path, overrides)
-    check_files(config)
+    load_checked(config)
     if uses_servers(config):
         wait_for_servers(config, wait, gpus=gpus)
     environment = dict(visible(gpus))

@@ -1,6 +1,8 @@
-"""``rollmatch``: check, plan, train, serve, schema, doctor. Heavy rooms are imported only by what needs them."""
+"""``rollmatch``: check, plan, train, serve, schema, doctor. Heavy packages are imported only by what needs them."""
 
 import argparse
+import errno
+import importlib.util
 import json
 import os
 import sys
@@ -13,29 +15,41 @@ from rollmatch.cli import convert as converting
 from rollmatch.cli import export as exporting
 from rollmatch.cli import planning, server_arguments
 from rollmatch.cli import vllm_serve as vllm_serving
-from rollmatch.cli.plugins import with_first_observations
 from rollmatch.cli.processes import parse_gpus, visible
-from rollmatch.config import RunConfig, check_files, json_schema, load_config, resolved_yaml
+from rollmatch.config import RunConfig, json_schema, load_config, resolved_yaml
 from rollmatch.config.effective import max_model_len, tensor_parallel_rule
-from rollmatch.data import BadSamples, load_samples
+from rollmatch.data import BadSamples
 from rollmatch.errors import ErrorList, LaunchError, RollmatchError
 from rollmatch.records import Sample
 from rollmatch.startup import leave
 
 TRACEBACK_VARIABLE = "ROLLMATCH_TRACEBACK"
 """Set to 1, it shows where in the code an error was raised."""
+STORAGE_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0 (fine) or 1 (problems, told on stderr); wrong usage exits with 2."""
+    """Run one command. Returns 0, or 1 after printing problems to stderr; wrong usage exits with 2."""
     try:
         options = make_parser().parse_args(arguments)
         return int(options.command(options) or 0)
-    except RollmatchError as error:
-        if os.environ.get(TRACEBACK_VARIABLE) == "1":
+    except Exception as error:
+        named = error if isinstance(error, RollmatchError) else _storage_error(error)
+        if named is None or os.environ.get(TRACEBACK_VARIABLE) == "1":
             raise
-        print(format_error(error), file=sys.stderr)
+        print(format_error(named), file=sys.stderr)
         return 1
+
+
+def _storage_error(error: BaseException) -> LaunchError | None:
+    """A full or read-only disk as an error with a remedy; torch and safetensors only quote the operating system."""
+    for number in STORAGE_FAULTS:
+        reason = os.strerror(number)
+        if getattr(error, "errno", None) == number or reason in str(error):
+            where = str(getattr(error, "filename", None) or "training.output_dir")
+            remedy = "Free space or name another disk; then continue from the last checkpoint with --resume."
+            return LaunchError(f"cannot be written: {reason}", code="storage-failed", key=where, remedy=remedy)
+    return None
 
 
 def run() -> NoReturn:
@@ -127,32 +141,27 @@ def _add_config(parser: argparse.ArgumentParser, command: object) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
+    from rollmatch.cli.preflight import load_checked
+
     config = load_config(options.config, options.overrides)
-    train, val = _load_data(config)
+    train, val = load_checked(config)
     print(resolved_yaml(config))
     print(f"train: {_count(train)}  ({config.custom.train_jsonl})")
     print(f"val: {_count(val)}  ({config.custom.val_jsonl})")
     print(f"longest segment: {config.global_max_length} tokens, prompt and response: {max_model_len(config)} tokens")
+    print(f"prompts: {_prompts(config, [*train, *val])}")
     print(f"tensor_parallel_size: {tensor_parallel_rule(config)}")
 
 
-def _load_data(config: RunConfig) -> list[list[Sample]]:
-    """Train and validation samples; all problems of all files at once."""
-    errors: list[RollmatchError] = []
-    loaded: list[list[Sample]] = []
-    try:
-        check_files(config)
-    except ErrorList as several:
-        errors += several.errors
-    custom = config.custom
-    for path in filter(os.path.isfile, (custom.train_jsonl, custom.val_jsonl)):
-        try:
-            loaded.append(load_samples(path, custom.image_root, custom.object_ordering, chat_system=custom.chat_system))
-        except BadSamples as several:
-            errors.append(several)
-    if errors:
-        raise ErrorList(errors)
-    return [with_first_observations(config, samples) for samples in loaded]
+def _prompts(config: RunConfig, samples: list[Sample]) -> str:
+    """The longest prompt, where the packages that render prompts are installed."""
+    from rollmatch.cli.preflight import prompt_lengths
+
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        return "not counted, because torch or transformers is not installed"
+    found = prompt_lengths(config, samples)
+    text = f"at most {found.longest} tokens ({found.origin})"
+    return f"{text}; {found.num_overlong} leave less than max_new_tokens" if found.num_overlong else text
 
 
 def _count(samples: list[Sample]) -> str:
@@ -179,6 +188,8 @@ def _train(options: argparse.Namespace) -> int:
 
     gpus = options.gpus or ()
     options.overrides += server_arguments.overrides_of(options)
+    if options.use_vllm_server:
+        server_arguments.check_used(load_config(options.config, options.overrides))
     arguments = [part for override in options.overrides for part in ("--set", override)]
     arguments += [f"--{name}" for name in ("resume", "overwrite") if getattr(options, name)]
     wait = WaitPolicy(timeout_s=options.wait_timeout, server_pid=options.server_pid)

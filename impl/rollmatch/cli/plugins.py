@@ -1,29 +1,48 @@
 """Reward functions and environments that the configuration names. Import no torch, so that ``check`` can load them."""
 
+import inspect
 from collections.abc import Sequence
 
 from rollmatch.config import RunConfig
-from rollmatch.errors import ErrorList, RollmatchError, TargetError
+from rollmatch.errors import ConfigError, ErrorList, RollmatchError, TargetError
 from rollmatch.objectives.environment import MakeEnvironment, load_environment, show
-from rollmatch.objectives.grpo.reward import Reward, RewardUnknown, load_function
+from rollmatch.objectives.grpo.reward import Reward, RewardFunction, load_function
 from rollmatch.records import Sample
 
 
 def load_rewards(config: RunConfig) -> tuple[Reward, ...]:
-    """Import them; none for an objective that has no rewards. Errors: ``ErrorList`` of ``RewardUnknown``."""
+    """Import them; none for an objective that has no rewards.
+
+    Errors: ``ErrorList`` of ``RewardUnknown`` and ``reward-signature``.
+    """
     if not config.custom.learns_from_rewards:
         return ()
     rewards: list[Reward] = []
     errors: list[RollmatchError] = []
     for place, told in enumerate(config.custom.extra.grpo.rewards):
         try:
-            function = load_function(told.function, key=f"custom.extra.grpo.rewards.{place}.function")
+            key = f"custom.extra.grpo.rewards.{place}.function"
+            function = load_function(told.function, key=key)
+            _check_signature(function, told.function, key=key)
             rewards.append(Reward(name=told.shown_name, function=function, weight=told.weight))
-        except RewardUnknown as error:
+        except ConfigError as error:
             errors.append(error)
     if errors:
         raise ErrorList(errors)
     return tuple(rewards)
+
+
+def _check_signature(function: RewardFunction, name: str, *, key: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some builtins have none
+        return
+    try:
+        signature.bind("answer", "sample")
+    except TypeError as error:
+        problem = f"{name}{signature} cannot be called with (answer, sample): {error}"
+        remedy = "Write it as function(answer: str, sample: Sample) -> float."
+        raise ConfigError(problem, code="reward-signature", key=key, remedy=remedy) from error
 
 
 def load_configured_environment(config: RunConfig) -> MakeEnvironment | None:

@@ -13,6 +13,7 @@ import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils.logging import disable_progress_bar
 
+from rollmatch.checkpoint import ranks_without_rng_state
 from rollmatch.cli.assemble import make_arguments, make_parts, make_template, prepare_layers, read_policy
 from rollmatch.cli.run_directory import JOURNAL, RESOLVED, changed_keys
 from rollmatch.cli.watch import RunWatcher
@@ -45,6 +46,7 @@ def run(
     disable_progress_bar()  # one per model file; the step lines tell what happens
     arguments = make_arguments(config)  # opens the process group under torchrun
     ranks = Ranks.from_environment()
+    checkpoint = ranks.gather(checkpoint)[0]
     journal = Journal(directory / (JOURNAL if ranks.is_primary else f"journal-rank{ranks.rank}.jsonl"), rank=ranks.rank)
     model, template = _read(config)
     event = journal.write(
@@ -73,11 +75,12 @@ def run(
 
 
 def _read(config: RunConfig) -> tuple[torch.nn.Module, Template]:
-    """The policy and its template; transformers and peft come with them."""
+    """The policy and its template; transformers and peft are imported with them."""
     with loading():
+        template = make_template(config)  # its errors come in a second, a model's after minutes of loading
         model = read_policy(config)
         prepare_layers(config, model)
-        return model, make_template(config)
+        return model, template
 
 
 def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) -> int:
@@ -90,6 +93,7 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) 
             trainer.evaluate()
         if checkpoint is not None:
             trainer.restore_packer_state(checkpoint)
+            _warn_about_rng(checkpoint, trainer.source.ranks)
         watcher.listen()
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     step, stop_signal = trainer.state.global_step, watcher.agree_to_stop()
@@ -104,7 +108,7 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) 
 
 
 def _announce(event: Mapping[str, Any], config: RunConfig, *, resumed: bool) -> None:
-    """Say what begins; keep its configuration, and tell what an earlier life of the run had otherwise."""
+    """Print what begins and what has changed since a resumed run began; keep the configuration."""
     print_header(event)
     for part, count in event["parts"].items():
         print(f"  {part}: {count['num_trained']} of {count['num_tensors']} tensors are trained")
@@ -112,6 +116,14 @@ def _announce(event: Mapping[str, Any], config: RunConfig, *, resumed: bool) -> 
     for line in changed_keys(path.read_text(encoding="utf-8"), text) if resumed and path.exists() else ():
         print(f"  changed since the run began: {line}")
     path.write_text(text, encoding="utf-8")
+
+
+def _warn_about_rng(checkpoint: Path, ranks: Ranks) -> None:
+    """Print which ranks continue with other random numbers than the run that wrote the checkpoint."""
+    world_size = ranks.learner_world_size
+    fresh = ranks_without_rng_state(checkpoint, learner_world_size=world_size)
+    if fresh and ranks.is_primary:
+        print(f"  warning: {checkpoint} has no random state for rank {', '.join(map(str, fresh))} of {world_size}")
 
 
 def _watch(trainer: RolloutTrainer, config: RunConfig, console: StepConsole | None) -> RunWatcher:

@@ -1,49 +1,113 @@
-"""The run's directory: may it be used, and where does a resumed run go on. Needs no torch."""
+"""The run directory: one run at a time, and the checkpoint that a resumed run continues from. Imports no torch."""
 
-import json
-import re
+import fcntl
+import os
 import shutil
+import socket
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import yaml
 
+from rollmatch.checkpoint import checkpoints_in, find_damage
 from rollmatch.errors import LaunchError
+from rollmatch.journal import read_journal
 
 JOURNAL = "journal.jsonl"
 RESOLVED = "resolved.yaml"
+LOCK = "run.lock"
 OURS = ("evaluations", JOURNAL, "journal-rank*.jsonl", RESOLVED, "run.html", "events.out.tfevents.*", "tensorboard")
 """What a run writes beside its numbered checkpoints; ``--overwrite`` removes only these."""
+KEY = "training.output_dir"
+STARTED = frozenset({"evaluated", "step", "saved"})
+"""Journal events after which a directory holds a run that somebody may want to keep."""
 
 
 class RunDirectoryTaken(LaunchError):
-    """A directory that holds a run is not written over by accident."""
+    """The directory holds a run, or another process is writing one there."""
 
     code = "run-directory-taken"
 
 
-def open_run_directory(directory: Path, *, resume: bool, overwrite: bool) -> Path | None:
-    """Make the directory ready; returns the checkpoint to go on from, or None to start at the beginning.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDirectory:
+    """A run directory that this process has locked."""
 
-    Errors: ``RunDirectoryTaken``.
+    path: Path
+    checkpoint: Path | None
+    """The newest whole checkpoint of a resumed run; None starts at the beginning."""
+
+
+@contextmanager
+def open_run_directory(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunDirectory]:
+    """Lock the directory as long as the run lasts. A start that failed leaves nothing that it wrote.
+
+    Errors: ``RunDirectoryTaken``, ``output-dir-not-writable``, ``checkpoint-damaged``.
     """
-    if overwrite and not resume:
-        _empty(directory)
-    elif (directory / JOURNAL).exists() and not resume:
-        raise RunDirectoryTaken(
-            f"{directory} already holds a run",
-            key="training.output_dir",
-            remedy="Add --resume to go on with it, --overwrite to start anew, or name another directory.",
-        )
-    directory.mkdir(parents=True, exist_ok=True)
-    return last_checkpoint(directory) if resume else None
+    made = _make(path)
+    lock = None
+    try:
+        lock = _lock(path)
+        if overwrite and not resume:
+            _empty(path)
+        elif not resume:
+            _refuse_a_run(path)
+        yield RunDirectory(path=path, checkpoint=last_checkpoint(path) if resume else None)
+    except BaseException:
+        if lock is not None and not holds_run(path):
+            _empty(path)
+        raise
+    finally:
+        if lock is not None:
+            (path / LOCK).unlink(missing_ok=True)
+            lock.close()
+        for directory in made:
+            with suppress(OSError):  # not empty
+                directory.rmdir()
 
 
 def last_checkpoint(directory: Path) -> Path | None:
-    """The newest checkpoint that was written to its end, or None."""
-    whole = [path for path in _checkpoints(directory) if _is_whole(path)]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    """The newest whole checkpoint, or None where there is no checkpoint. Damaged ones are reported and passed over.
+
+    Errors: ``checkpoint-damaged`` where none is whole.
+    """
+    damaged: list[str] = []
+    for checkpoint in checkpoints_in(directory):
+        damage = find_damage(checkpoint)
+        if not damage:
+            for line in damaged:
+                print(f"rollmatch: passed over {line}", file=sys.stderr)
+            return checkpoint
+        damaged.append(f"{checkpoint.name}: {damage}")
+    if damaged:
+        problem = f"no checkpoint is whole: {'; '.join(damaged)}"
+        remedy = "Restore one of them from a copy, or start over with --overwrite."
+        raise LaunchError(problem, code="checkpoint-damaged", key=str(directory), remedy=remedy)
+    return None
+
+
+def holds_run(directory: Path) -> bool:
+    """Whether a run got as far as its first evaluation, or saved a checkpoint."""
+    journal = directory / JOURNAL
+    events = read_journal(journal) if journal.is_file() else []
+    return bool(checkpoints_in(directory)) or any(event.get("event") in STARTED for event in events)
+
+
+def probe_output_dir(path: Path) -> LaunchError | None:
+    """The problem with writing there, found without creating the directory; None if there is none."""
+    try:
+        above = next(place for place in (path, *path.absolute().parents) if _exists(place))
+        with tempfile.TemporaryFile(dir=above) as probe:
+            probe.write(bytes(4096))
+    except (OSError, ValueError) as error:
+        return _not_writable(path, error)
+    return None
 
 
 def changed_keys(before: str, after: str) -> list[str]:
@@ -56,7 +120,7 @@ def changed_keys(before: str, after: str) -> list[str]:
     return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in {**old, **new} if old.get(key) != new.get(key)]
 
 
-def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(tree: object, path: str = "") -> Iterator[tuple[str, object]]:
     if isinstance(tree, dict) and tree:
         for name, branch in tree.items():
             yield from _leaves(branch, f"{path}.{name}" if path else str(name))
@@ -64,22 +128,62 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
-def _checkpoints(directory: Path) -> list[Path]:
-    """Those a run writes, ``checkpoint-<step>``; a copy named otherwise is somebody else's."""
-    return [path for path in directory.glob("checkpoint-*") if re.fullmatch(r"checkpoint-[0-9]+", path.name)]
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    """transformers writes ``trainer_state.json`` last: if it parses, the rest is there."""
+def _exists(path: Path) -> bool:
     try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        path.lstat()
+    except FileNotFoundError:
         return False
     return True
 
 
+def _make(path: Path) -> list[Path]:
+    """Create a directory; returns those that were missing, deepest first. Errors: ``output-dir-not-writable``."""
+    try:
+        missing = [place for place in (path, *path.parents) if not _exists(place)]
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise _not_writable(path, error) from error
+    return missing
+
+
+def _not_writable(path: Path, error: OSError | ValueError) -> LaunchError:
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    remedy = "Name a directory that can be created and written, on a disk with free space."
+    return LaunchError(f"{path} cannot be written: {reason}", code="output-dir-not-writable", key=KEY, remedy=remedy)
+
+
+def _lock(path: Path) -> IO[str]:
+    """An exclusive lock, held until the file is closed or the process ends. Errors: ``RunDirectoryTaken``."""
+    try:
+        file = (path / LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise _not_writable(path, error) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip() or "another process"
+        file.close()
+        problem, remedy = f"{owner} is running in {path}", "Wait for it, stop it, or name another directory."
+        raise RunDirectoryTaken(problem, key=KEY, remedy=remedy) from None
+    if not os.path.exists(file.name) or os.fstat(file.fileno()).st_ino != os.stat(file.name).st_ino:
+        file.close()  # its owner has ended and removed it in between
+        return _lock(path)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+    file.flush()
+    return file
+
+
+def _refuse_a_run(path: Path) -> None:
+    if holds_run(path):
+        remedy = "Add --resume to continue it, --overwrite to delete it and start over, or name another directory."
+        raise RunDirectoryTaken(f"{path} already holds a run", key=KEY, remedy=remedy)
+    _empty(path)  # what a start left that was killed before its first evaluation
+
+
 def _empty(directory: Path) -> None:
-    for path in [*_checkpoints(directory), *(path for pattern in OURS for path in directory.glob(pattern))]:
+    for path in [*checkpoints_in(directory), *(path for pattern in OURS for path in directory.glob(pattern))]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

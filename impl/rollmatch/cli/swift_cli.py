@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollmatch.cli.learner import load_data
+from rollmatch.cli.preflight import load_checked
 from rollmatch.cli.processes import Command, become, visible
 from rollmatch.cli.server_checks import WaitPolicy, wait_for_servers
-from rollmatch.config import RunConfig, check_files, effective, load_config
+from rollmatch.config import RunConfig, effective, load_config
 from rollmatch.config.custom import GrpoConfig
 from rollmatch.config.servers import (
     max_model_len,
@@ -122,8 +122,7 @@ def train_by_swift(
     config = load_config(path, overrides)
     command = learner_command(config, path, overrides=overrides, gpus=gpus)
     if not dry_run:
-        check_files(config)
-        train, val = load_data(config)
+        train, val = load_checked(config)
         wait_for_servers(config, wait, gpus=gpus)
         for name, samples in (("train", train), ("val", val)):
             _write(_data_path(config, name), swift_rows(samples, config))

@@ -10,8 +10,8 @@ from typing import Any
 
 from swift.rewards import ORM, orms
 
-from rollmatch.cli.learner import load_data
 from rollmatch.cli.plugins import load_rewards
+from rollmatch.cli.preflight import load_checked
 from rollmatch.cli.swift_cli import CONFIG_VARIABLE
 from rollmatch.config import load_config
 from rollmatch.objectives.grpo.reward import Reward, Timing, judge_all
@@ -32,7 +32,7 @@ def register() -> None:
     """All rewards of the YAML that the environment names."""
     path, *overrides = json.loads(os.environ[CONFIG_VARIABLE])
     config = load_config(path, overrides)
-    samples = {sample.origin: sample for part in load_data(config) for sample in part}
+    samples = {sample.origin: sample for part in load_checked(config) for sample in part}
     for reward in load_rewards(config):
         orms[reward.name] = make_orm(reward, samples)
 

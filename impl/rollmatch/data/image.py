@@ -1,5 +1,7 @@
 """Rules of image files; only their headers are read."""
 
+import os
+import stat
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -56,6 +58,8 @@ def check_image(path: str, *, size: tuple[int, int] | None, key: str) -> Iterato
 
 @lru_cache(maxsize=1024)
 def _read_header(path: str) -> tuple[tuple[int, int], int]:
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its writer
+        raise OSError("it is not a regular file")
     with Image.open(path) as image:
         orientation = image.getexif().get(_EXIF_ORIENTATION, _UPRIGHT) if "exif" in image.info else _UPRIGHT
         return image.size, orientation

@@ -121,6 +121,14 @@ class Template:
                 images.append(image.convert("RGB"))
         return images
 
+    def prompt_length(self, sample: Sample) -> int:
+        """Tokens of a sample's prompt, images expanded; reads only the headers of image files."""
+        counts = []
+        for path in sample.images if self.image_processor is not None else ():
+            with Image.open(path) as image:
+                counts.append(self.num_image_tokens(image))
+        return len(expand_placeholders(self.prompt_token_ids(sample), counts, image_id=self.image_id))
+
     def image_features(self, sample: Sample) -> ImageFeatures:
         """Patches and grids of a sample's images. Errors: ``ImagesNotSupported``."""
         if not sample.images:

@@ -1,0 +1,125 @@
+"""Manifest of a checkpoint: size and SHA-256 of every file, written last.
+
+A checkpoint without a manifest was cut off while it was being written; one whose files differ from it is damaged.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+MANIFEST = "manifest.json"
+STATES = {"optimizer": "optim", "learning rate schedule": "scheduler", "random number generator": "rng_state"}
+"""What a resumed run needs beside the weights -> a part of the file names that transformers, FSDP or DeepSpeed use."""
+
+
+class SaveArguments(Protocol):
+    """``transformers.TrainingArguments``, as far as saving goes."""
+
+    save_total_limit: int | None
+
+
+class Writers(Protocol):
+    """The learner's ranks: each writes its own files."""
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether this rank writes the manifest."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+
+@contextmanager
+def sealing(checkpoint: Path, arguments: SaveArguments, ranks: Writers) -> Iterator[None]:
+    """Let transformers save inside; then write the manifest, and only then remove old checkpoints."""
+    limit, arguments.save_total_limit = arguments.save_total_limit, None
+    try:
+        yield
+    finally:
+        arguments.save_total_limit = limit
+    ranks.barrier()
+    if ranks.is_primary:
+        write_manifest(checkpoint)
+        remove_old_checkpoints(checkpoint.parent, newest=checkpoint, limit=limit)
+
+
+def write_manifest(checkpoint: Path) -> None:
+    """Write ``manifest.json`` beside the files of a complete checkpoint. Reads every file once."""
+    paths = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != MANIFEST]
+    with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
+        digests = list(pool.map(_digest, paths))
+    files = {
+        path.relative_to(checkpoint).as_posix(): {"bytes": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(paths, digests, strict=True)
+    }
+    unfinished = checkpoint / f"{MANIFEST}.tmp"
+    with unfinished.open("w", encoding="utf-8") as file:
+        json.dump({"files": files}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(checkpoint / MANIFEST)
+
+
+def find_damage(checkpoint: Path) -> str:
+    """What is wrong with a checkpoint, in words; the empty string if it can be resumed from."""
+    try:
+        files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
+        expected = {str(name): (int(file["bytes"]), str(file["sha256"])) for name, file in files.items()}
+    except FileNotFoundError:
+        return f"it has no {MANIFEST}: writing it was cut off"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} is not readable"
+    for state, part in STATES.items():
+        if not any(part in name for name in expected):
+            return f"it was saved without the {state} state"
+    for name, (num_bytes, _) in expected.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != num_bytes:
+            return f"{name} has {path.stat().st_size} bytes instead of {num_bytes}"
+    with ThreadPoolExecutor() as pool:
+        digests = pool.map(_digest, [checkpoint / name for name in expected])
+    changed = [name for name, digest in zip(expected, digests, strict=True) if digest != expected[name][1]]
+    return f"the content of {changed[0]} has changed since it was saved" if changed else ""
+
+
+def checkpoints_in(directory: Path) -> list[Path]:
+    """Directories named ``checkpoint-<step>``, newest first."""
+    named = [path for path in directory.glob("checkpoint-*") if re.fullmatch(r"checkpoint-[0-9]+", path.name)]
+    return sorted(named, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step after which it was saved.
+
+    >>> step_of(Path("runs/first/checkpoint-40"))
+    40
+    """
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def ranks_without_rng_state(checkpoint: Path, *, learner_world_size: int) -> list[int]:
+    """Ranks for which transformers finds no random state: the run was saved by fewer ranks, or by another launcher."""
+    if learner_world_size == 1:
+        return [] if (checkpoint / "rng_state.pth").is_file() else [0]
+    return [rank for rank in range(learner_world_size) if not (checkpoint / f"rng_state_{rank}.pth").is_file()]
+
+
+def remove_old_checkpoints(directory: Path, *, newest: Path, limit: int | None) -> None:
+    """Keep ``limit`` checkpoints up to ``newest``; later ones, left by an undone part of the run, do not count."""
+    upto = [path for path in checkpoints_in(directory) if step_of(path) <= step_of(newest)]
+    for path in upto[limit:] if limit is not None else ():
+        shutil.rmtree(path)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

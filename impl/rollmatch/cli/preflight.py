@@ -1,0 +1,115 @@
+"""Everything that can be checked before a model is loaded, reported together. Imports no torch.
+
+``prompt_lengths`` alone needs the model's processor, and with it transformers.
+"""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rollmatch.cli.plugins import load_rewards, with_first_observations
+from rollmatch.cli.run_directory import probe_output_dir
+from rollmatch.config import RunConfig, check_files
+from rollmatch.config.effective import max_model_len
+from rollmatch.data import BadSamples, load_samples
+from rollmatch.errors import ConfigError, ErrorList, RollmatchError
+from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.records import Sample
+from rollmatch.startup import loading
+
+REPORTERS = {"wandb": ("wandb",), "tensorboard": ("tensorboard", "tensorboardX")}
+"""Reporter -> the packages of which one must be installed."""
+
+
+def load_checked(config: RunConfig) -> tuple[list[Sample], list[Sample]]:
+    """Training and validation samples, after all checks.
+
+    Errors: ``ErrorList`` of all that is wrong with files, samples, tokenizer, rewards, environment, reporters and the
+    output directory.
+    """
+    errors: list[RollmatchError] = []
+    _collect(errors, partial(check_files, config))
+    if all(error.key != "model.model" for error in errors):
+        _collect(errors, partial(_check_tokenizer, config))
+    _collect(errors, partial(load_rewards, config))
+    _collect(errors, partial(_check_reporters, config))
+    if (problem := probe_output_dir(Path(config.training.output_dir))) is not None:
+        errors.append(problem)
+    samples: list[list[Sample]] = []
+    for path in (config.custom.train_jsonl, config.custom.val_jsonl):
+        if Path(path).is_file():
+            _collect(errors, partial(_load_into, samples, config, path))
+    if errors:
+        raise ErrorList(errors)
+    train, val = (with_first_observations(config, part) for part in samples)
+    return train, val
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLengths:
+    """Tokens of all prompts of a data set, images expanded."""
+
+    longest: int
+    origin: str
+    """``file:line`` of the longest."""
+    num_overlong: int
+    """Prompts that leave less than ``max_new_tokens`` of ``limit``."""
+    limit: int
+    """Longest prompt and response together."""
+
+
+def prompt_lengths(config: RunConfig, samples: Sequence[Sample]) -> PromptLengths:
+    """Render and count every prompt. Errors: those of the template; ``prompt-too-long`` where none leaves room."""
+    with loading():
+        from rollmatch.cli.assemble import make_template
+    template = make_template(config)
+    lengths = [template.prompt_length(sample) for sample in samples]
+    longest, place = max((length, -place) for place, length in enumerate(lengths))
+    limit, max_new_tokens = max_model_len(config), config.custom.extra.rollout_matching.max_new_tokens
+    overlong = [sample for sample, length in zip(samples, lengths, strict=True) if length + max_new_tokens > limit]
+    origin = samples[-place].origin
+    if config.custom.extra.rollout_matching.rollout_backend == "vllm" and overlong:
+        raise ConfigError(
+            f"{len(overlong)} of {len(samples)} prompts leave less than max_new_tokens {max_new_tokens} of {limit}; "
+            f"the longest has {longest} tokens ({origin})",
+            code="prompt-too-long",
+            key="global_max_length",
+            remedy=f"Raise it to {longest + max_new_tokens}, lower max_new_tokens, or remove the longest samples.",
+        )
+    return PromptLengths(longest=longest, origin=origin, num_overlong=len(overlong), limit=limit)
+
+
+def _collect(errors: list[RollmatchError], check: Callable[[], object]) -> None:
+    try:
+        check()
+    except BadSamples as bad:  # kept whole: it knows how many of its errors to hide
+        errors.append(bad)
+    except ErrorList as several:
+        errors += several.errors
+    except RollmatchError as error:
+        errors.append(error)
+
+
+def _load_into(samples: list[list[Sample]], config: RunConfig, path: str) -> None:
+    custom = config.custom
+    samples.append(load_samples(path, custom.image_root, custom.object_ordering, chat_system=custom.chat_system))
+
+
+def _check_tokenizer(config: RunConfig) -> None:
+    try:
+        Vocabulary.load(config.model.model, coordinates=not config.custom.learns_from_rewards)
+    except RollmatchError:
+        raise
+    except Exception as error:  # tokenizers raises Exception itself for a file that it cannot read
+        problem, remedy = f"tokenizer.json cannot be read: {error}", "Save the model's fast tokenizer again."
+        raise ConfigError(problem, code="tokenizer-unreadable", key="model.model", remedy=remedy) from error
+
+
+def _check_reporters(config: RunConfig) -> None:
+    for name in config.training.report_to:
+        packages = REPORTERS.get(name, ())
+        if packages and not any(importlib.util.find_spec(package) for package in packages):
+            problem, remedy = f"{name} is not installed", f"Install it (pip install {name}), or remove it here."
+            raise ConfigError(problem, code="reporter-missing", key="training.report_to", remedy=remedy)
