@@ -17,7 +17,7 @@ from rollmatch.learn.attention import PACKED_ATTENTION, installed
 from rollmatch.learn.batch import Batcher
 from rollmatch.learn.head import Scoring
 from rollmatch.learn.pack import Packer
-from rollmatch.model.template import NO_IMAGES
+from rollmatch.model.images import NO_IMAGES
 from rollmatch.objectives.rollout_matching.loss import (
     LossRules,
     count_totals,

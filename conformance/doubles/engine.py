@@ -52,8 +52,8 @@ class RememberingEngine:
 
     def _answer(self, prompt: Any, sampling: Any) -> Any:
         images = prompt.get("multi_modal_data", {}).get("image", [])
-        features = self.template.processor.image_processor(images=images, return_tensors="pt")
-        expanded = self.template.expand(prompt["prompt_token_ids"], SimpleNamespace(**features))
+        features = self.template.images.process(images)
+        expanded = self.template.expand(prompt["prompt_token_ids"], features)
         picture = b"".join(image.tobytes() for image in images)
         model = self._by_prompt.get((expanded, picture)) or self._by_image.get(picture) or self.model
         self._by_prompt[expanded, picture] = self._by_image[picture] = model
@@ -65,7 +65,7 @@ class RememberingEngine:
                     input_ids=ids,
                     attention_mask=torch.ones_like(ids),
                     mm_token_type_ids=(ids == self.template.image_id).long(),
-                    **features,
+                    **features.tensors,
                     generation_config=GenerationConfig(
                         max_new_tokens=sampling.max_tokens,
                         do_sample=sampling.temperature > 0,

@@ -25,8 +25,7 @@ def single_logits(model, segment, images):
     """[L, V], by transformers' own positions and masks, nothing of ours."""
     inputs = {"input_ids": torch.tensor([segment.token_ids])}
     inputs["mm_token_type_ids"] = (inputs["input_ids"] == model.config.image_token_id).int()
-    if len(images.image_grid_thw):
-        inputs |= {"pixel_values": images.pixel_values, "image_grid_thw": images.image_grid_thw}
+    inputs |= images.tensors
     return model(**inputs, use_cache=False).logits[0]
 
 

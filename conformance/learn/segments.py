@@ -14,7 +14,7 @@ from conformance.doubles.tiny_qwen3_vl import (
     VISION_END_ID,
     VISION_START_ID,
 )
-from rollmatch.model.template import NO_IMAGES, ImageFeatures
+from rollmatch.model.images import NO_IMAGES, ImageFeatures
 from rollmatch.records import Row, Sample, Segment
 
 GRIDS = ((1, 4, 4), (1, 4, 6), (1, 2, 8))
@@ -89,4 +89,14 @@ def _make_images(seed: int, grids: list[tuple[int, int, int]]) -> ImageFeatures:
         return NO_IMAGES
     grid = torch.tensor(grids)
     pixels = torch.randn(int(grid.prod(-1).sum()), VALUES_PER_PATCH, generator=torch.Generator().manual_seed(seed))
-    return ImageFeatures(pixel_values=pixels, image_grid_thw=grid)
+    return features_of(pixels, grid)
+
+
+def features_of(pixels: torch.Tensor, grid: torch.Tensor) -> ImageFeatures:
+    """Patches [n, values] of images of so many patches [images, 3], as a processor of Qwen3-VL gives them."""
+    counts = tuple(patches // MERGE_SIZE**2 for patches in grid.prod(-1).tolist())
+    return ImageFeatures(
+        tensors={"pixel_values": pixels, "image_grid_thw": grid},
+        expansions=tuple((IMAGE_ID,) * count for count in counts),
+        num_placeholders=counts,
+    )

@@ -20,7 +20,7 @@ from rollmatch.learn.attention import (
     use_packed_attention,
 )
 from rollmatch.learn.batch import make_model_inputs
-from rollmatch.model.template import NO_IMAGES
+from rollmatch.model.images import NO_IMAGES
 from rollmatch.records import Segment
 
 
@@ -149,13 +149,13 @@ def _left_padded(segments, images):
     longest = max(segment.prompt_len for segment in segments)
     prompts = [segment.token_ids[: segment.prompt_len] for segment in segments]
     ids = torch.tensor([[PAD_ID] * (longest - len(p)) + list(p) for p in prompts])
-    present = [some for some in images if len(some.image_grid_thw)]
+    present = [some.tensors for some in images if some.tensors]
     return {
         "input_ids": ids,
         "attention_mask": (ids != PAD_ID).long(),
         "mm_token_type_ids": (ids == IMAGE_ID).int(),
-        "pixel_values": torch.cat([some.pixel_values for some in present]),
-        "image_grid_thw": torch.cat([some.image_grid_thw for some in present]),
+        "pixel_values": torch.cat([some["pixel_values"] for some in present]),
+        "image_grid_thw": torch.cat([some["image_grid_thw"] for some in present]),
     }
 
 

@@ -7,7 +7,7 @@ import torch
 
 from conformance.doubles.tiny_qwen3_vl import IMAGE_ID, PAD_ID, VIDEO_ID, make_tiny_qwen3
 from conformance.learn.models import TOLERANCE, make_packed_model, padded_logits, single_logits
-from conformance.learn.segments import make_row, make_segment
+from conformance.learn.segments import features_of, make_row, make_segment
 from rollmatch.learn.batch import (
     ImagesNotAligned,
     ImageTokensMismatch,
@@ -16,7 +16,7 @@ from rollmatch.learn.batch import (
     make_padded_inputs,
     row_metadata,
 )
-from rollmatch.model.template import NO_IMAGES, ImageFeatures
+from rollmatch.model.images import NO_IMAGES
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_mrope_positions_are_those_of_each_segment_alone(pairs, model):
     rows = collate(pairs, model)["position_ids"].split([segment.encoded_len for segment, _ in pairs], dim=2)
     for (segment, images), ours in zip(pairs, rows, strict=True):
         ids = torch.tensor([segment.token_ids])
-        grid = images.image_grid_thw if len(images.image_grid_thw) else None
+        grid = images.tensors.get("image_grid_thw")
         types = (ids == IMAGE_ID).int()
         theirs, _ = model.model.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=grid)
         assert torch.equal(ours[1:], theirs)
@@ -65,8 +65,8 @@ def test_mrope_positions_are_those_of_each_segment_alone(pairs, model):
 def test_images_follow_their_segments(pairs, model):
     inputs = collate(pairs, model)
     assert torch.equal(inputs["mm_token_type_ids"], (inputs["input_ids"] == IMAGE_ID).int())
-    assert torch.equal(inputs["image_grid_thw"], torch.cat([images.image_grid_thw for _, images in pairs]))
-    assert torch.equal(inputs["pixel_values"], torch.cat([i.pixel_values for _, i in pairs if i is not NO_IMAGES]))
+    for name in ("image_grid_thw", "pixel_values"):
+        assert torch.equal(inputs[name], torch.cat([i.tensors[name] for _, i in pairs if i is not NO_IMAGES]))
     assert len(inputs["pixel_values"]) == inputs["image_grid_thw"].prod(-1).sum()
 
 
@@ -124,12 +124,12 @@ def test_images_come_one_entry_per_segment(pairs, model):
 
 
 def drop_last_image(images):
-    patches = int(images.image_grid_thw[:-1].prod(-1).sum())
-    return ImageFeatures(pixel_values=images.pixel_values[:patches], image_grid_thw=images.image_grid_thw[:-1])
+    grid = images.tensors["image_grid_thw"][:-1]
+    return features_of(images.tensors["pixel_values"][: int(grid.prod(-1).sum())], grid)
 
 
 def swap_images(images):
-    return replace(images, image_grid_thw=images.image_grid_thw.flip(0))
+    return features_of(images.tensors["pixel_values"], images.tensors["image_grid_thw"].flip(0))
 
 
 @pytest.mark.parametrize("damage", [drop_last_image, swap_images, lambda images: NO_IMAGES])

@@ -14,7 +14,7 @@ from rollmatch.learn.batch import Batcher
 from rollmatch.learn.head import HeadStates, Scoring, head_worth_avoiding, logprobs_of, losing_logits
 from rollmatch.learn.pack import Packer
 from rollmatch.learn.score import score_segments
-from rollmatch.model.template import NO_IMAGES
+from rollmatch.model.images import NO_IMAGES
 from rollmatch.objectives.rollout_matching.loss import count_totals, logit_indices, masked_loss, masked_loss_of_kept
 from rollmatch.objectives.rollout_matching.supervision import mask_segment, place_supervisions
 

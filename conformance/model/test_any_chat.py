@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollmatch.model.template import NO_IMAGES, ImagesNotSupported, Template, TurnsNotRendered
+from rollmatch.model.images import NO_IMAGES
+from rollmatch.model.template import ImagesNotSupported, Template, TurnsNotRendered
 from rollmatch.model.vocabulary import CoordTokensMissing, Vocabulary
 from rollmatch.records import Sample
 
@@ -52,7 +53,7 @@ def test_a_vision_model_takes_samples_with_and_without_images():
     pictured = Sample(sample_id=0, origin="x:1", images=(picture,), messages=messages)
     text = template.vocabulary.text(template.prompt_token_ids(pictured))
     assert "Is <|vision_start|><|image_pad|><|vision_end|> red?" in text
-    assert len(template.image_features(pictured).image_grid_thw) == 1
+    assert len(template.image_features(pictured).expansions) == 1
     assert template.image_features(ASKED) is NO_IMAGES
     assert len(template.vocabulary.coord_ids) == 1000
 

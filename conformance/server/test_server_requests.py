@@ -140,7 +140,7 @@ def test_an_image_comes_as_path_data_url_or_base64(form):
         assert client.post("/native/infer/", json=with_image(form())).status_code == 200
     (draw,) = [draw for replica in parts.pool.replicas for draw in replica.generated]
     assert (draw.prompt.images[0].mode, draw.prompt.token_ids) == ("RGB", [5, IMAGE, 6])
-    assert draw.prompt.expanded_len == 2 + parts.prompts.num_image_tokens(draw.prompt.images[0]) > 10
+    assert draw.prompt.expanded_len == 2 + 1 + parts.prompts._images.growth((draw.prompt.images[0].size,)) > 10
 
 
 @pytest.mark.scenario(

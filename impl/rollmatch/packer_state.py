@@ -12,7 +12,7 @@ from rollmatch.checkpoint import sealing
 from rollmatch.data import Window, WindowPlan
 from rollmatch.errors import LaunchError
 from rollmatch.learn.pack import Packer
-from rollmatch.model.template import ImageFeatures
+from rollmatch.model.images import ImageFeatures
 from rollmatch.objectives.protocol import Learner
 from rollmatch.records import PolicyTarget, Sample, Segment
 from rollmatch.rollout.phase import AGE_UNKNOWN, Overlap, RolloutSource

@@ -23,8 +23,8 @@ from rollmatch.learn.batch import MicroBatch, split_evenly
 from rollmatch.learn.early import EarlyGradients
 from rollmatch.learn.head import Logits, Scoring, head_worth_avoiding, logprobs_of
 from rollmatch.learn.score import SegmentScorer
+from rollmatch.model.images import ImageFeatures
 from rollmatch.model.policy import unwrap
-from rollmatch.model.template import ImageFeatures
 from rollmatch.objectives.protocol import Learner, ObjectiveContext, Terms
 from rollmatch.packer_state import ResumableTrainer, WindowTargets
 from rollmatch.records import Sample

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from rollmatch.errors import LearnError
 from rollmatch.learn.pack import Packer, starts_of_padded
-from rollmatch.model.template import ImageFeatures
+from rollmatch.model.images import ImageFeatures, image_arguments, multimodal_part, token_types
 from rollmatch.records import Row, Sample, Segment
+
+VIDEO = 2
+"""Type of a video's tokens."""
 
 
 class ImagesNotAligned(LearnError):
@@ -35,12 +38,12 @@ class VideoTokens(LearnError):
 def make_model_inputs(row: Row, *, images: Sequence[ImageFeatures], model: torch.nn.Module) -> dict[str, Any]:
     """Arguments of one forward pass over a packed row of T tokens, on the model's device.
 
-    ``input_ids`` [1, T]; ``position_ids`` [4, 1, T] ([1, T] for a text model); ``cu_seq_lens_q/k`` [S + 1] int32;
-    ``mm_token_type_ids`` [1, T], ``pixel_values`` and ``image_grid_thw`` where there are images. No attention mask:
+    ``input_ids`` [1, T]; ``position_ids`` [4, 1, T] (without MRoPE [1, T]); ``cu_seq_lens_q/k`` [S + 1] int32;
+    token types [1, T] and the processor's tensors where there are images. No attention mask:
     needs ``use_packed_attention`` (or FlashAttention) to keep the segments apart at the sum of squares.
     Errors: ``ImagesNotAligned``, ``ImageTokensMismatch``, ``VideoTokens``.
     """
-    part = _multimodal_part(model)
+    part = multimodal_part(model)
     positions = [_positions(s, i, part) for s, i in _aligned(row.segments, images)]
     bounds = torch.tensor([0, *accumulate(row.lengths)], dtype=torch.int32)
     longest = max(row.lengths)
@@ -54,7 +57,7 @@ def make_model_inputs(row: Row, *, images: Sequence[ImageFeatures], model: torch
         "max_length_k": longest,
         "use_cache": False,
     }
-    return _on_device_of(model, inputs | _image_inputs(token_ids, images, part))
+    return _on_device_of(model, inputs | image_arguments(token_ids, images, model))
 
 
 def make_padded_inputs(
@@ -65,7 +68,7 @@ def make_padded_inputs(
     The unpacked form; ``mask_padded`` gives the supervision of its logits read as [B * L, V].
     Errors: as ``make_model_inputs``.
     """
-    part = _multimodal_part(model)
+    part = multimodal_part(model)
     positions = [_positions(s, i, part) for s, i in _aligned(segments, images)]
     longest = max(segment.encoded_len for segment in segments)
 
@@ -79,7 +82,7 @@ def make_padded_inputs(
         "position_ids": _as_argument(torch.stack([padded(rows, 0) for rows in positions], dim=1)),
         "use_cache": False,
     }
-    return _on_device_of(model, inputs | _image_inputs(token_ids, images, part))
+    return _on_device_of(model, inputs | image_arguments(token_ids, images, model))
 
 
 def row_metadata(row: Row) -> list[dict[str, Any]]:
@@ -113,25 +116,29 @@ def _aligned(segments: Sequence[Segment], images: Sequence[ImageFeatures]) -> li
 
 
 def _positions(segment: Segment, images: ImageFeatures, part: Any) -> Tensor:
-    """[4, L] text, time, height, width; [1, L] for a text model, which has no multimodal part."""
+    """[4, L] text, time, height, width where the model uses MRoPE; [1, L] where it does not."""
     text = torch.arange(segment.encoded_len)[None]
     if part is None:
-        _check_image_runs(segment, [], images)
+        _check_images(segment, torch.zeros(1, 0), images)
         return text
     token_ids = _ids(segment)[None]
-    types = _token_types(token_ids, part.config)
-    if bool((types == 2).any()):
+    types = token_types(token_ids, part.config)
+    if bool((types == VIDEO).any()):
         raise VideoTokens("a video placeholder", key=segment.sample.origin, remedy="Ban it from rollouts (logit_bias).")
-    runs = [len(list(run)) for is_image, run in groupby(types[0].tolist()) if is_image]
-    _check_image_runs(segment, runs, images, merge=part.config.vision_config.spatial_merge_size)
-    grid = images.image_grid_thw if runs else None
-    mrope, _ = part.get_rope_index(token_ids, mm_token_type_ids=types, image_grid_thw=grid)
+    rope = next((module for module in part.modules() if hasattr(module, "get_rope_index")), None)
+    _check_images(segment, types, images, in_runs=rope is not None)
+    if rope is None:
+        return text
+    grid = images.tensors.get("image_grid_thw")
+    mrope, _ = rope.get_rope_index(token_ids, mm_token_type_ids=types, image_grid_thw=grid)
     return torch.cat([text, mrope[:, 0]])
 
 
-def _check_image_runs(segment: Segment, runs: list[int], images: ImageFeatures, *, merge: int = 1) -> None:
-    expected = [patches // merge**2 for patches in images.image_grid_thw.prod(-1).tolist()]
-    if runs != expected:
+def _check_images(segment: Segment, types: Tensor, images: ImageFeatures, *, in_runs: bool = False) -> None:
+    """Placeholders of a segment and of its images; ``in_runs``: each image is one run of them (MRoPE counts these)."""
+    runs = [len(list(run)) for is_image, run in groupby(types[0].tolist()) if is_image]
+    expected = list(images.num_placeholders)
+    if (runs if in_runs else [sum(runs)]) != (expected if in_runs else [sum(expected)]):
         raise ImageTokensMismatch(
             f"image placeholders in runs of {runs}, images of {expected} tokens",
             key=segment.sample.origin,
@@ -139,36 +146,13 @@ def _check_image_runs(segment: Segment, runs: list[int], images: ImageFeatures, 
         )
 
 
-def _multimodal_part(model: torch.nn.Module) -> Any:
-    """The module that computes MRoPE, however deep adapters and wrappers have buried it; None in a text model."""
-    return next((part for part in model.modules() if hasattr(part, "get_rope_index")), None)
-
-
-def _token_types(token_ids: Tensor, config: Any) -> Tensor:
-    """0 text, 1 image, 2 video; the same shape."""
-    is_image, is_video = token_ids == config.image_token_id, token_ids == config.video_token_id
-    types: Tensor = is_image.int() + 2 * is_video.int()
-    return types
-
-
 def _ids(segment: Segment) -> Tensor:
     return torch.tensor(segment.token_ids, dtype=torch.int64)
 
 
 def _as_argument(positions: Tensor) -> Tensor:
-    """[4, B, L] as it is; [1, B, L] of a text model as [B, L]."""
+    """[4, B, L] as it is; [1, B, L] without MRoPE as [B, L]."""
     return positions[0] if positions.shape[0] == 1 else positions
-
-
-def _image_inputs(token_ids: Tensor, images: Sequence[ImageFeatures], part: Any) -> dict[str, Tensor]:
-    if part is None:
-        return {}
-    inputs = {"mm_token_type_ids": _token_types(token_ids, part.config)}
-    present = [some for some in images if len(some.image_grid_thw)]
-    if present:
-        inputs["pixel_values"] = torch.cat([some.pixel_values for some in present])
-        inputs["image_grid_thw"] = torch.cat([some.image_grid_thw for some in present])
-    return inputs
 
 
 def _on_device_of(model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:

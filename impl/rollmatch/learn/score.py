@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from rollmatch.learn.batch import make_padded_inputs
 from rollmatch.learn.head import Logits, Scoring, head_worth_avoiding, to_device
+from rollmatch.model.images import ImageFeatures
 from rollmatch.model.policy import unwrap, without_adapters
-from rollmatch.model.template import ImageFeatures
 from rollmatch.records import Sample, Segment
 
 LogprobsOf = Callable[[Logits, Tensor], Tensor]

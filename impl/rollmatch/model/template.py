@@ -1,21 +1,19 @@
 """Samples -> prompt token ids and image features; the door to the tokenizer's chat template and the image processor.
 
 The learner and every rollout engine must see the same prompt. Two forms of it exist: as the chat template writes it,
-with one placeholder per image (sent to engines), and *expanded*, with as many placeholders as the image has merged
-patches (what a model's forward pass takes and what an engine reports back as ``prompt_token_ids``).
+with one placeholder per image (sent to engines), and *expanded*, with as many placeholders as the image has
+embeddings (what a model's forward pass takes and what an engine reports back as ``prompt_token_ids``).
 """
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 
 from rollmatch.data.chat import IMAGE_TAG, tagged_messages
 from rollmatch.errors import ConfigError, RolloutError
+from rollmatch.model.images import NO_IMAGES, ImageFeatures, ImageProcessing, read_config
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.records import Rollout, Sample
 
@@ -44,18 +42,6 @@ class PromptMismatch(RolloutError):
     code = "prompt-mismatch"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageFeatures:
-    """What the vision tower eats for one segment's images. Made here, eaten by ``rollout.hf`` and ``learn.collate``."""
-
-    pixel_values: torch.Tensor
-    """[patches of all images, patch values]"""
-    image_grid_thw: torch.Tensor
-    """[images, 3] patches along time, height, width."""
-
-
-NO_IMAGES = ImageFeatures(pixel_values=torch.empty(0, 0), image_grid_thw=torch.empty(0, 3, dtype=torch.int64))
-"""Images of a sample of text alone."""
 NO_ID = -1
 """An id that no token has."""
 WRITTEN = "rollmatch-writes-here"
@@ -71,11 +57,11 @@ class Template:
     def __init__(self, directory: str | Path, *, system: str, user: str, any_chat: bool = False) -> None:
         self.vocabulary = Vocabulary.load(directory, coordinates=not any_chat)
         self.processor = _load_processor(directory, needs_images=not any_chat)
-        self.image_processor = getattr(self.processor, "image_processor", None)
         self.tokenizer = getattr(self.processor, "tokenizer", self.processor)
         self.system, self.user = system, user
-        self.image_id: int = getattr(self.processor, "image_token_id", NO_ID)
-        self.merge_area: int = self.image_processor.merge_size**2 if self.image_processor else 1
+        has_images = hasattr(self.processor, "image_processor")
+        self.images = ImageProcessing(self.processor, directory) if has_images else None
+        self.image_id = self.images.image_id if self.images else NO_ID
         self.pad_id: int = self._find_pad_id()
         self.banned_ids = placeholder_ids(directory, self.processor)
         """Tokens that no response may contain: each would ask for an image or a video that is not there."""
@@ -90,8 +76,13 @@ class Template:
 
     def prompt_token_ids(self, sample: Sample) -> tuple[int, ...]:
         """[P'] the prompt with one placeholder per image, ready for the assistant's first token."""
-        text = self.tokenizer.apply_chat_template(self.messages(sample), tokenize=False, add_generation_prompt=True)
-        return self.vocabulary.encode(text)
+        return self.vocabulary.encode(self._render(sample))
+
+    def _render(self, sample: Sample) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            self.messages(sample), tokenize=False, add_generation_prompt=True
+        )
+        return text
 
     def reply_token_ids(self, text: str, is_stopped: bool) -> tuple[int, ...]:
         """What a chat holds between two turns of the assistant where the user says ``text``; ids of turns stay theirs.
@@ -130,24 +121,33 @@ class Template:
         return len(expand_placeholders(self.prompt_token_ids(sample), counts, image_id=self.image_id))
 
     def image_features(self, sample: Sample) -> ImageFeatures:
-        """Patches and grids of a sample's images. Errors: ``ImagesNotSupported``."""
+        """Tensors and tokens of a sample's images. Errors: ``ImagesNotSupported``."""
         if not sample.images:
             return NO_IMAGES
-        if self.image_processor is None:
+        if self.images is None:
             raise ImagesNotSupported("the model takes no images", key=sample.origin, remedy="Take a vision model.")
-        features = self.image_processor(images=self.load_images(sample), return_tensors="pt")
-        return ImageFeatures(pixel_values=features["pixel_values"], image_grid_thw=features["image_grid_thw"])
+        return self.images.process(self.load_images(sample))
 
-    def num_image_tokens(self, image: Image.Image) -> int:
-        """Merged patches of an image, from its size alone."""
-        assert self.image_processor is not None
-        num_patches: int = self.image_processor.get_number_of_image_patches(image.height, image.width)
-        return num_patches // self.merge_area
+    def num_added_tokens(self, images: Sequence[Image.Image]) -> int:
+        """Tokens that a prompt gains when the placeholders of its images are expanded."""
+        return self.images.growth(tuple(image.size for image in images)) if self.images and images else 0
 
     def expand(self, prompt_token_ids: Sequence[int], features: ImageFeatures) -> tuple[int, ...]:
-        """[P] repeat each image placeholder once per merged patch."""
-        counts = [int(grid.prod()) // self.merge_area for grid in features.image_grid_thw]
-        return expand_placeholders(prompt_token_ids, counts, image_id=self.image_id)
+        """[P] replace each image placeholder by the tokens of its image. Errors: ``PlaceholdersMisfit``."""
+        placeholder_id = self.images.placeholder_id if self.images else NO_ID
+        return expand_placeholders(prompt_token_ids, features.expansions, placeholder_id=placeholder_id)
+
+    def check_expansion(self, sample: Sample) -> None:
+        """Compare an expanded prompt with the processor's, of the whole text. Errors: ``PlaceholdersMisfit``."""
+        ours = self.expand(self.prompt_token_ids(sample), self.image_features(sample))
+        text = self._render(sample)
+        made = self.processor(text=[text], images=[self.load_images(sample)], add_special_tokens=False)
+        if list(ours) != list(made["input_ids"][0]):
+            raise PlaceholdersMisfit(
+                f"{type(self.processor).__name__} tokenizes the text around an image together with it",
+                key=sample.origin,
+                remedy="Put text that ends and begins with words around images, or use another model.",
+            )
 
     def check_alignment(self, sample: Sample, prompt_token_ids: Sequence[int], rollout: Rollout) -> None:
         """Raise ``PromptMismatch`` unless the engine saw exactly ``prompt_token_ids`` (expanded)."""
@@ -166,10 +166,10 @@ def placeholder_ids(directory: str | Path, processor: Any) -> tuple[int, ...]:
     Source: the processor's own attributes, and ``config.json``. Ids are never assumed: 151667 is ``<think>`` in one
     family and an image placeholder in another.
     """
-    path = Path(directory) / "config.json"
-    described = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    described = read_config(directory)
     names = [f"{kind}_token_{suffix}" for kind in ("image", "video", "audio") for suffix in ("id", "index")]
     found = {described.get(name) for name in names} | {getattr(processor, name, None) for name in names}
+    found.add(described.get("boi_token_index"))  # Gemma 3 reads it as an image when a prompt holds it
     return tuple(sorted(i for i in found if isinstance(i, int) and i >= 0))
 
 
@@ -194,23 +194,25 @@ def _parts_of(text: str, images: Iterator[str]) -> Iterator[dict[str, Any]]:
             yield {"type": "text", "text": piece}
 
 
-def expand_placeholders(prompt_token_ids: Sequence[int], counts: Sequence[int], *, image_id: int) -> tuple[int, ...]:
-    """Repeat the i-th placeholder ``counts[i]`` times. Errors: ``PlaceholdersMisfit``.
+def expand_placeholders(
+    prompt_token_ids: Sequence[int], expansions: Sequence[Sequence[int]], *, placeholder_id: int
+) -> tuple[int, ...]:
+    """Replace the i-th placeholder by ``expansions[i]``. Errors: ``PlaceholdersMisfit``.
 
-    >>> expand_placeholders([5, 99, 6, 99, 7], [2, 3], image_id=99)
-    (5, 99, 99, 6, 99, 99, 99, 7)
+    >>> expand_placeholders([5, 99, 6, 99, 7], [(99, 99), (1, 99, 2)], placeholder_id=99)
+    (5, 99, 99, 6, 1, 99, 2, 7)
     """
-    num_placeholders = sum(token_id == image_id for token_id in prompt_token_ids)
-    if num_placeholders != len(counts):
+    num_placeholders = sum(token_id == placeholder_id for token_id in prompt_token_ids)
+    if num_placeholders != len(expansions):
         raise PlaceholdersMisfit(
-            f"the prompt holds {num_placeholders} image placeholders for {len(counts)} images",
+            f"the prompt holds {num_placeholders} image placeholders for {len(expansions)} images",
             key="custom.prompts",
             remedy="Take the placeholder's literal out of the prompts: the chat template writes one per image.",
         )
-    remaining = iter(counts)
+    remaining = iter(expansions)
     expanded: list[int] = []
     for token_id in prompt_token_ids:
-        expanded.extend([token_id] * (next(remaining) if token_id == image_id else 1))
+        expanded.extend(next(remaining) if token_id == placeholder_id else (token_id,))
     return tuple(expanded)
 
 

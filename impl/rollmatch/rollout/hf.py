@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from transformers import GenerationConfig
 
-from rollmatch.model.template import ImageFeatures, Template
+from rollmatch.model.images import ImageFeatures, image_arguments
+from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import trim_stop
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, check_answers, kept_logprobs
@@ -80,10 +81,7 @@ class HfBackend:
         ids = torch.tensor([[self.template.pad_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         inputs = {"input_ids": ids, "attention_mask": mask}
-        if any(len(some.image_grid_thw) for some in features):
-            inputs["mm_token_type_ids"] = (ids == self.template.image_id).long()
-            inputs["pixel_values"] = torch.cat([some.pixel_values for some in features])
-            inputs["image_grid_thw"] = torch.cat([some.image_grid_thw for some in features])
+        inputs |= image_arguments(ids, features, self.model)
         return {name: part.to(device) for name, part in inputs.items()}
 
     def _settings(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> GenerationConfig:

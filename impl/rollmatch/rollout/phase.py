@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from rollmatch.journal import Journal
-from rollmatch.model.template import ImageFeatures, Template
+from rollmatch.model.images import ImageFeatures
+from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding, make_requests

@@ -128,8 +128,8 @@ class VllmColocateBackend:
 
     def _check_room(self, request: RolloutRequest, images: Sequence[Image.Image], decoding: Decoding) -> None:
         """vLLM would cut a response short in silence; a placeholder grows to as many tokens as its image has."""
-        growth = sum(self.template.num_image_tokens(image) - 1 for image in images)
-        needed = len(request.token_ids) + growth + request.limit(decoding.max_new_tokens)
+        prompt_len = len(request.token_ids) + self.template.num_added_tokens(images)
+        needed = prompt_len + request.limit(decoding.max_new_tokens)
         if needed > self.settings.max_model_len:
             raise PromptTooLong(
                 f"{request.sample.origin} needs {needed} tokens, the engine holds {self.settings.max_model_len}",

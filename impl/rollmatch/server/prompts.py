@@ -10,6 +10,7 @@ from transformers import AutoProcessor, AutoTokenizer
 
 from rollmatch.data.chat import IMAGE_TAG
 from rollmatch.data.ids import unpack_ids
+from rollmatch.model.images import ImageProcessing
 from rollmatch.server.failures import Refusal
 from rollmatch.server.images import ImageReader, PixelBudget
 from rollmatch.server.payloads import Sampling
@@ -50,8 +51,7 @@ class PromptMaker:
         self.reader = reader
         self.vocabulary_size = vocabulary_size
         processor = AutoProcessor.from_pretrained(directory)
-        self._image_processor = getattr(processor, "image_processor", None)
-        self._image_id: int | None = getattr(processor, "image_token_id", None)
+        self._images = ImageProcessing(processor, directory) if hasattr(processor, "image_processor") else None
         video_id = getattr(processor, "video_token_id", None)
         self._unservable: frozenset[int] = frozenset() if video_id is None else frozenset({video_id})
         self.tokenizer: Any = getattr(processor, "tokenizer", None) or AutoTokenizer.from_pretrained(directory)
@@ -77,7 +77,7 @@ class PromptMaker:
         images = [
             self.reader.read(value, budget, item=item, key=f"{key}.images[{i}]") for i, value in enumerate(values)
         ]
-        growth = sum(self.num_image_tokens(image) - 1 for image in images)
+        growth = self._images.growth(tuple(image.size for image in images)) if self._images and images else 0
         return EnginePrompt(token_ids=token_ids, images=images, expanded_len=len(token_ids) + growth)
 
     def _tokenise(self, text: str, *, item: int, key: str, add_special_tokens: bool) -> list[int]:
@@ -95,14 +95,6 @@ class PromptMaker:
         """Text of a response, without control tokens."""
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
-
-    def num_image_tokens(self, image: Image.Image) -> int:
-        """Tokens an image takes; 1 where the model's processor cannot say so without processing it."""
-        processor: Any = self._image_processor
-        if not hasattr(processor, "get_number_of_image_patches"):
-            return 1
-        num_patches: int = processor.get_number_of_image_patches(image.height, image.width)
-        return max(1, num_patches // int(getattr(processor, "merge_size", 1)) ** 2)
 
     def _render(self, request: GenerateRequest, *, item: int, key: str) -> tuple[str, list[str | bytes]]:
         bare = iter(request.images)
@@ -144,7 +136,7 @@ class PromptMaker:
             )
 
     def _check_placeholders(self, token_ids: list[int], images: Sequence[str | bytes], *, item: int, key: str) -> None:
-        placeholders = 0 if self._image_id is None else token_ids.count(self._image_id)
+        placeholders = 0 if self._images is None else token_ids.count(self._images.placeholder_id)
         if placeholders != len(images):
             problem = f"the prompt has {placeholders} image placeholders for {len(images)} images"
             remedy = "Send one image per placeholder, unexpanded."
