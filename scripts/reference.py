@@ -8,7 +8,7 @@ import ast
 import json
 import re
 import sys
-from argparse import _SubParsersAction
+from argparse import ArgumentParser, _SubParsersAction
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -87,19 +87,21 @@ def _value(value: Any) -> str:
     return f"`{text}`" if len(text) < 40 else "see `rollmatch check`"
 
 
-def commands() -> Iterator[str]:
-    """Every command with its arguments."""
-    choices = next(action for action in make_parser()._actions if isinstance(action, _SubParsersAction))
-    for (name, parser), about in zip(choices.choices.items(), choices._choices_actions, strict=True):
-        rows = []
-        for action in parser._actions[1:]:  # without --help
+def commands(parser: ArgumentParser | None = None) -> Iterator[str]:
+    """Every command with its arguments, commands of commands included."""
+    parser = parser or make_parser()
+    choices = next((action for action in parser._actions if isinstance(action, _SubParsersAction)), None)
+    for name, about in zip(choices.choices, choices._choices_actions, strict=True) if choices else ():
+        command, rows = choices.choices[name], []
+        for action in command._actions[1:]:  # without --help
             text, default = action.help or "", "" if action.default in (None, False, []) else f"`{action.default}`"
             value = f" {action.metavar or action.dest.upper()}" if action.option_strings and action.nargs != 0 else ""
             value = f" {{{','.join(map(str, action.choices))}}}" if action.choices else value
             shown = (", ".join(action.option_strings) or action.metavar or action.dest) + value
             rows.append((f"`{shown}`", "" if "default: " in text else default, text))
-        yield f"## `rollmatch {name}`\n\n{str(about.help)[0].upper()}{str(about.help)[1:]}."
+        yield f"## `{command.prog}`\n\n{str(about.help)[0].upper()}{str(about.help)[1:]}."
         yield table(("Argument", "Default", "Meaning"), rows)
+        yield from commands(command)
 
 
 def errors() -> Iterator[str]:

@@ -184,7 +184,7 @@ def judge_mixed(told: Exchange) -> str:
 CHECKS = (
     Check(
         check_id="bad-sampling-value-is-4xx",
-        sentence="max_tokens = -1 is answered with 4xx, and the next call is served.",
+        sentence="max_tokens = -1 returns 4xx, and the next call is served.",
         ask=ask_bad_sampling,
         judge=judge_bad,
     ),
@@ -198,14 +198,14 @@ CHECKS = (
     ),
     Check(
         check_id="too-long-prompt-is-4xx",
-        sentence="A prompt that does not fit is answered with 4xx, and the next call is served.",
+        sentence="A prompt that does not fit returns 4xx, and the next call is served.",
         ask=ask_too_long,
         judge=judge_bad,
         is_dangerous=True,
     ),
     Check(
         check_id="request-name-comes-back",
-        sentence="A request's own name is in its reply.",
+        sentence="A reply contains the id of its request.",
         grade=SHOULD,
         dialects=("native", "swift", "vllm"),
         ask=ask_correlation,
@@ -213,7 +213,7 @@ CHECKS = (
     ),
     Check(
         check_id="short-call-passes-long-one",
-        sentence="A call for one token that comes while long responses are written is answered before them.",
+        sentence="A call for one token that arrives during long responses returns before them.",
         grade=SHOULD,
         ask=ask_overlap,
         judge=judge_overlap,
@@ -222,7 +222,7 @@ CHECKS = (
     ),
     Check(
         check_id="hanging-up-frees-the-engine",
-        sentence="After a caller hung up, the next call does not wait for what nobody wants any more.",
+        sentence="After a caller disconnects, the next call does not wait for the abandoned one.",
         grade=SHOULD,
         ask=ask_hang_up,
         judge=judge_hang_up,
@@ -231,14 +231,14 @@ CHECKS = (
     ),
     Check(
         check_id="connection-survives-an-error",
-        sentence="A connection that is kept alive takes the next call after an error.",
+        sentence="A kept-alive connection serves the next call after an error.",
         grade=SHOULD,
         ask=ask_keep_alive,
         judge=judge_keep_alive,
     ),
     Check(
         check_id="replies-are-never-swapped",
-        sentence="Calls of several routes at the same time get their own replies each, and none fails.",
+        sentence="Concurrent calls of several routes each get their own reply, and none fails.",
         ask=ask_mixed,
         judge=judge_mixed,
         needs=("model",),

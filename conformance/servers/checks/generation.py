@@ -186,20 +186,20 @@ def judge_empty(told: Exchange) -> str:
 CHECKS = (
     Check(
         check_id="replies-in-order",
-        sentence="Prompts of one call come back in order, as the ids that the model's chat template makes of them.",
+        sentence="Prompts of one call are returned in order, as the token ids of the model's chat template.",
         ask=ask_order,
         judge=judge_order,
         needs=("model",),
     ),
     Check(
         check_id="one-prompt-one-response",
-        sentence="Fewer prompts than workers get no further responses.",
+        sentence="Fewer prompts than workers return one response per prompt.",
         ask=ask_one,
         judge=judge_one,
     ),
     Check(
         check_id="greedy-equals-transformers",
-        sentence="Greedy responses are token for token those of transformers with the same weights.",
+        sentence="Greedy responses equal those of transformers with the same weights, token by token.",
         ask=ask_oracle,
         judge=judge_oracle,
         needs=("model",),
@@ -216,7 +216,7 @@ CHECKS = (
     ),
     Check(
         check_id="stop-token-is-kept-or-not",
-        sentence="The token that ends a response is among its ids always, or never.",
+        sentence="The stop token is always in the ids of a response, or never.",
         grade=SHOULD,
         ask=ask_stop,
         judge=judge_stop,
@@ -225,11 +225,11 @@ CHECKS = (
     ),
     Check(
         check_id="logprobs-fit-the-ids",
-        sentence="There is one finite log-probability, at most 0, for each id of a response.",
+        sentence="Each token of a response has one finite log-probability, at most 0.",
         ask=ask_logprobs,
         judge=judge_logprobs,
     ),
-    Check(check_id="greedy-repeats", sentence="Greedy twice is the same.", ask=ask_twice, judge=judge_twice),
+    Check(check_id="greedy-repeats", sentence="Greedy generation repeats exactly.", ask=ask_twice, judge=judge_twice),
     Check(
         check_id="a-seed-repeats",
         sentence="The same call with the same seed gives the same sampled responses.",
@@ -252,7 +252,7 @@ CHECKS = (
     ),
     Check(
         check_id="n-responses-of-a-prompt",
-        sentence="With n = 2, the two responses of a prompt stand one after the other.",
+        sentence="With n = 2, the two responses of a prompt are adjacent.",
         dialects=("swift", "trl", "vllm"),
         ask=ask_many,
         judge=judge_many,
@@ -260,7 +260,7 @@ CHECKS = (
     ),
     Check(
         check_id="no-prompts-no-responses",
-        sentence="A call without prompts is answered with no responses or with 4xx.",
+        sentence="A call without prompts returns no responses, or 4xx.",
         grade=SHOULD,
         ask=ask_empty,
         judge=judge_empty,

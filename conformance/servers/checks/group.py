@@ -130,7 +130,7 @@ def _elsewhere(peer: Any) -> dict[str, Any]:
 CHECKS = (
     Check(
         check_id="a-group-opens-again",
-        sentence="A communicator can be closed and opened again at another port, and then carries an update.",
+        sentence="A communicator can be closed, opened again at another port, and used for an update.",
         ask=ask_again,
         judge=judge_after,
         needs=NEEDS,
@@ -138,7 +138,7 @@ CHECKS = (
     ),
     Check(
         check_id="taken-group-port-is-named",
-        sentence="A group port that somebody else holds is refused, by its number; the server goes on.",
+        sentence="A group port in use is rejected with its number; the server continues.",
         grade=SHOULD,
         dialects=("native", *QUEUED),
         ask=ask_busy_port,
@@ -149,7 +149,7 @@ CHECKS = (
     ),
     Check(
         check_id="wrong-world-size-is-refused",
-        sentence="A learner that expects a group of another size is refused.",
+        sentence="A learner that expects another group size is rejected.",
         grade=SHOULD,
         dialects=("native", *QUEUED),
         ask=ask_wrong_size,
@@ -160,7 +160,7 @@ CHECKS = (
     ),
     Check(
         check_id="second-communicator-is-refused",
-        sentence="A second communicator is refused while one is open, and the first one still carries an update.",
+        sentence="A second communicator is rejected while one is open, and the first one still works.",
         ask=ask_second,
         judge=judge_second,
         needs=NEEDS,
@@ -169,7 +169,7 @@ CHECKS = (
     ),
     Check(
         check_id="serves-while-nobody-joins",
-        sentence="While a communicator waits for a learner that never comes, calls are served.",
+        sentence="While a communicator waits for a learner that never joins, calls are served.",
         grade=SHOULD,
         ask=ask_nobody,
         judge=judge_nobody,
@@ -179,8 +179,8 @@ CHECKS = (
     ),
     Check(
         check_id="recovers-from-a-dead-learner",
-        sentence="When a learner dies after it announced an update, calls are served again within 75 s (in the vllm "
-        "dialect: once somebody resumes) and the next learner can sync.",
+        sentence="When a learner dies after announcing an update, calls are served again within 75 s (vllm dialect: "
+        "after /resume) and the next learner can sync.",
         grade=SHOULD,
         dialects=("swift", "trl", "vllm"),
         ask=ask_dying,

@@ -57,7 +57,7 @@ def judge_end(told: Exchange) -> str:
 CHECKS = (
     Check(
         check_id="health-tells-a-dead-worker",
-        sentence="Within 10 s of the workers' death, health is not 200 any more, or nobody listens; it does not hang.",
+        sentence="Within 10 s of the workers' death, health is not 200, or the port is closed; it does not hang.",
         grade=SHOULD,
         ask=ask_dead_worker,
         judge=judge_dead_worker,

@@ -181,7 +181,7 @@ def _one(talk: Talk) -> tuple[str, Tensor]:
 CHECKS = (
     Check(
         check_id="update-without-group-is-refused",
-        sentence="An update before a communicator was opened is told to be wrong, and calls are still served.",
+        sentence="An update without a communicator returns an error, and calls are still served.",
         ask=ask_before,
         judge=judge_before,
         needs=NEEDS,
@@ -190,8 +190,8 @@ CHECKS = (
     ),
     Check(
         check_id="unknown-tensor-is-told",
-        sentence="An update with a tensor that the model does not have is told to be wrong, the old weights are still "
-        "served, and the next update is served.",
+        sentence="An update with an unknown tensor returns an error, the old weights are still served, and the next "
+        "update works.",
         ask=ask_unknown,
         judge=judge_wrong,
         needs=NEEDS,
@@ -200,8 +200,8 @@ CHECKS = (
     ),
     Check(
         check_id="wrong-shape-is-told",
-        sentence="An update with a tensor of another shape is told to be wrong, the old weights are still served, and "
-        "the next update is served.",
+        sentence="An update with a tensor of another shape returns an error, the old weights are still served, and "
+        "the next update works.",
         ask=ask_shape,
         judge=judge_wrong,
         needs=NEEDS,
@@ -210,8 +210,8 @@ CHECKS = (
     ),
     Check(
         check_id="wrong-shape-is-survived",
-        sentence="Whatever is told of it, after a tensor of another shape the old weights are served, then those of "
-        "the next update.",
+        sentence="After a tensor of another shape, with or without an error, the old weights are served, then those "
+        "of the next update.",
         ask=ask_shape,
         judge=judge_intact,
         needs=NEEDS,
@@ -220,7 +220,7 @@ CHECKS = (
     ),
     Check(
         check_id="another-type-is-cast-or-refused",
-        sentence="A bfloat16 tensor for a float32 model is cast or refused; the next update is served.",
+        sentence="A bfloat16 tensor for a float32 model is cast or rejected; the next update works.",
         grade=SHOULD,
         ask=ask_cast,
         judge=judge_cast,
@@ -230,7 +230,7 @@ CHECKS = (
     ),
     Check(
         check_id="weight-version-grows",
-        sentence="The version of the weights that are served can be read, and grows with every update.",
+        sentence="The version of the weights can be read, and increases with every update.",
         grade=SHOULD,
         ask=ask_version,
         judge=judge_version,
@@ -239,7 +239,7 @@ CHECKS = (
     ),
     Check(
         check_id="calls-out-of-order-are-refused",
-        sentence="finish without start, and start twice, are refused, and the server goes on.",
+        sentence="finish without start, and start twice, are rejected, and the server continues.",
         dialects=("vllm",),
         ask=ask_order,
         judge=judge_order,
@@ -249,7 +249,7 @@ CHECKS = (
     ),
     Check(
         check_id="update-without-pause-is-survived",
-        sentence="An update while responses are written, without /pause, is refused or served; the server goes on.",
+        sentence="An update during generation, without /pause, is rejected or served; the server continues.",
         grade=SHOULD,
         dialects=("vllm",),
         ask=ask_unpaused,

@@ -177,7 +177,7 @@ def judge_finite(told: Exchange) -> str:
 CHECKS = (
     Check(
         check_id="same-weights-same-responses",
-        sentence="An update with the weights that are served changes nothing.",
+        sentence="An update with the current weights changes nothing.",
         ask=ask_same,
         judge=judge_same,
         needs=NEEDS,
@@ -185,8 +185,7 @@ CHECKS = (
     ),
     Check(
         check_id="new-weights-are-served",
-        sentence="After an update, the next call's greedy responses are token for token those of transformers with the "
-        "new weights.",
+        sentence="After an update, greedy responses equal those of transformers with the new weights, token by token.",
         ask=ask_new,
         judge=judge_new,
         needs=NEEDS,
@@ -194,7 +193,7 @@ CHECKS = (
     ),
     Check(
         check_id="old-weights-come-back",
-        sentence="A second update brings the first weights' responses back.",
+        sentence="A second update with the first weights restores their responses.",
         ask=ask_back,
         judge=judge_back,
         needs=NEEDS,
@@ -210,8 +209,8 @@ CHECKS = (
     ),
     Check(
         check_id="caches-forget-old-weights",
-        sentence="After an update and the calls that end it, a long prompt that was seen before is answered by the new "
-        "weights alone.",
+        sentence="After an update, a long prompt that was seen before is generated with the new weights only (no "
+        "stale cache).",
         ask=ask_cold,
         judge=judge_cold,
         needs=NEEDS,
@@ -219,7 +218,7 @@ CHECKS = (
     ),
     Check(
         check_id="running-calls-survive-an-update",
-        sentence="An update while long responses are written costs no call, and is served afterwards.",
+        sentence="An update during long responses fails no call, and is served afterwards.",
         grade=MUST,
         ask=ask_in_flight,
         judge=judge_in_flight,
@@ -229,7 +228,7 @@ CHECKS = (
     ),
     Check(
         check_id="no-half-update-is-served",
-        sentence="Between two parts of an update, calls are answered by the old weights or the new ones, or refused.",
+        sentence="Between two parts of an update, calls use the old weights or the new ones, or are rejected.",
         grade=SHOULD,
         dialects=QUEUED,
         ask=ask_half,
@@ -239,7 +238,7 @@ CHECKS = (
     ),
     Check(
         check_id="an-incomplete-update-is-told",
-        sentence="An update that leaves out tensors is refused when it ends, and the old weights are still served.",
+        sentence="An update with missing tensors is rejected when it ends, and the old weights are still served.",
         grade=SHOULD,
         dialects=("swift", "trl", "vllm"),
         ask=ask_incomplete,
@@ -250,7 +249,7 @@ CHECKS = (
     ),
     Check(
         check_id="a-reset-tells-its-success",
-        sentence="A reset of the prefix cache tells by a boolean whether it was done.",
+        sentence="A reset of the prefix cache returns a boolean for success.",
         grade=SHOULD,
         dialects=("swift", "trl", "vllm"),
         ask=ask_reset,

@@ -90,24 +90,32 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     check = commands.add_parser("check", help="check configuration, files and samples; starts nothing")
     _add_config(check, _check)
-    plan = commands.add_parser("plan", help="how to split GPUs between servers and learners; starts nothing")
+    plan = commands.add_parser("plan", help="find the best split of GPUs between servers and learners; starts nothing")
     _add_config(plan, planning.plan)
     planning.add_arguments(plan)
-    train = commands.add_parser("train", help="train")
+    train = commands.add_parser("train", help="train the policy")
     _add_config(train, _train)
-    train.add_argument("--resume", action="store_true", help="go on from the last checkpoint in training.output_dir")
-    train.add_argument("--overwrite", action="store_true", help="start anew in a directory that holds a run")
-    train.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="such as 6,7: one learner process on each")
-    train.add_argument("--wait-timeout", type=float, metavar="SECONDS", help="for the rollout servers' health")
-    train.add_argument("--server-pid", type=int, metavar="PID", help="do not wait longer than this process lives")
+    train.add_argument("--resume", action="store_true", help="continue from the last checkpoint in training.output_dir")
+    train.add_argument("--overwrite", action="store_true", help="replace the run in training.output_dir")
+    train.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="GPUs such as 6,7; one learner process per GPU")
+    train.add_argument(
+        "--wait-timeout", type=float, metavar="SECONDS", help="limit of the wait for healthy rollout servers"
+    )
+    train.add_argument("--server-pid", type=int, metavar="PID", help="stop the wait when this process ends")
     engines = ("rollmatch", "swift")
-    train.add_argument("--engine", choices=engines, default=engines[0], help="swift: GRPO by ms-swift's own learner")
+    train.add_argument(
+        "--engine", choices=engines, default=engines[0], help="learner; swift is ms-swift's own, for GRPO"
+    )
     train.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
     server_arguments.add_arguments(train)
     serve = commands.add_parser("serve", help="start a rollout server")
     _add_config(serve, _serve)
-    serve.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="such as 0,1,2; without GPUs, so many replicas")
-    serve.add_argument("--server", type=int, metavar="INDEX", help="which one, where the YAML names several")
+    serve.add_argument(
+        "--gpus", type=parse_gpus, metavar="LIST", help="GPUs such as 0,1,2; on CPU, one replica per entry"
+    )
+    serve.add_argument(
+        "--server", type=int, metavar="INDEX", help="index of the server to start, if the YAML names several"
+    )
     serve.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
     vllm_serve = commands.add_parser("vllm-serve", help="start a rollout server without a YAML, by TRL's arguments")
     vllm_serving.add_arguments(vllm_serve)
@@ -117,10 +125,10 @@ def make_parser() -> argparse.ArgumentParser:
     exported.set_defaults(command=exporting.export)
     _add_data(commands.add_parser("data", help="convert detection data sets"))
     schema = commands.add_parser("schema", help="print the JSON Schema of the YAML, for editors")
-    schema.add_argument("--out", type=Path, metavar="FILE", help="write it there instead")
+    schema.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of stdout")
     schema.set_defaults(command=_schema)
-    doctor = commands.add_parser("doctor", help="look at this machine and its packages")
-    doctor.add_argument("--fix", action="store_true", help="repair what can be repaired")
+    doctor = commands.add_parser("doctor", help="check this machine and its packages")
+    doctor.add_argument("--fix", action="store_true", help="repair problems that can be repaired")
     doctor.set_defaults(command=_doctor)
     return parser
 
@@ -135,7 +143,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _add_config(parser: argparse.ArgumentParser, command: object) -> None:
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
-    text = "set one key, over the YAML; may be given several times"
+    text = "override one key of the YAML; can be repeated"
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=VALUE", help=text)
     parser.set_defaults(command=command)
 

@@ -27,12 +27,21 @@ def positive(text: str) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What a plan is told beside the YAML."""
-    parser.add_argument("--gpus", type=positive, required=True, metavar="N", help="GPUs of a node")
-    parser.add_argument("--nodes", type=positive, default=1, metavar="N", help="nodes (default: 1)")
-    parser.add_argument("--gpu", default="H200", metavar="NAME", help="kind of GPU in the rates (default: H200)")
-    parser.add_argument("--rates", type=Path, metavar="FILE", help="measured rates of your own")
-    parser.add_argument("--prompt-tokens", type=positive, metavar="N", help="default: all that responses leave")
-    parser.add_argument("--response-tokens", type=positive, metavar="N", help="default: max_new_tokens")
+    parser.add_argument("--gpus", type=positive, required=True, metavar="N", help="GPUs per node")
+    parser.add_argument("--nodes", type=positive, default=1, metavar="N", help="number of nodes (default: 1)")
+    parser.add_argument(
+        "--gpu", default="H200", metavar="NAME", help="GPU model, as named in the rates (default: H200)"
+    )
+    parser.add_argument("--rates", type=Path, metavar="FILE", help="YAML file with your own measured rates")
+    parser.add_argument(
+        "--prompt-tokens",
+        type=positive,
+        metavar="N",
+        help="prompt length in tokens (default: the rest of global_max_length)",
+    )
+    parser.add_argument(
+        "--response-tokens", type=positive, metavar="N", help="mean response length in tokens (default: max_new_tokens)"
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 

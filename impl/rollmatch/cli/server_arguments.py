@@ -15,11 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``--use_vllm_server`` and the four that go with it."""
     group = parser.add_argument_group("rollout server", "in place of vllm.mode and vllm.server in the YAML")
     group.add_argument("--use_vllm_server", action="store_true", help="generate on a rollout server")
-    group.add_argument("--vllm_host", metavar="HOST", help="where it listens (default: 127.0.0.1)")
-    group.add_argument("--vllm_server_port", type=int, metavar="PORT", help="of its HTTP routes (default: 8000)")
-    text = f"where the group that carries weights meets (default: {FIRST_GROUP_PORT})"
+    group.add_argument("--vllm_host", metavar="HOST", help="host of the rollout server (default: 127.0.0.1)")
+    group.add_argument(
+        "--vllm_server_port", type=int, metavar="PORT", help="HTTP port of the rollout server (default: 8000)"
+    )
+    text = f"port of the weight-sync group (default: {FIRST_GROUP_PORT})"
     group.add_argument("--vllm_group_port", type=int, metavar="PORT", help=text)
-    text = "to connect, not to generate (default: 60)"
+    text = "limit for connecting, not for generation (default: 60)"
     group.add_argument("--vllm_connection_timeout", type=float, metavar="SECONDS", help=text)
 
 

@@ -24,19 +24,19 @@ _CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE_MIB"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The guide's arguments; each also with dashes in place of underscores."""
-    parser.add_argument("--model", required=True, metavar="DIRECTORY")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: loopback only)")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--model", required=True, metavar="DIRECTORY", help="model directory")
+    parser.add_argument("--host", default="127.0.0.1", help="listen address (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="HTTP port")
     for name, kind, default, text in (
-        ("tensor_parallel_size", int, 1, "GPUs of one replica"),
-        ("data_parallel_size", int, 1, "replicas"),
+        ("tensor_parallel_size", int, 1, "GPUs per replica"),
+        ("data_parallel_size", int, 1, "number of replicas"),
         ("max_model_len", int, None, "prompt and response in tokens (default: the model's own)"),
         ("gpu_memory_utilization", float, 0.9, "share of each GPU's memory"),
         ("enable_prefix_caching", truth, None, "true or false (default: vLLM's own)"),
     ):
         dashed = name.replace("_", "-")
         parser.add_argument(f"--{name}", f"--{dashed}", dest=name, type=kind, default=default, help=text)
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", default="auto", help="precision of the engine, as vLLM names it")
     text = "listen on an address other than loopback without a bearer key in ROLLMATCH_API_KEY"
     parser.add_argument("--allow-no-key", "--allow_no_key", action="store_true", help=text)
     parser.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
