@@ -120,6 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
     vllm_serve = commands.add_parser("vllm-serve", help="start a rollout server without a YAML, by TRL's arguments")
     vllm_serving.add_arguments(vllm_serve)
     vllm_serve.set_defaults(command=vllm_serving.vllm_serve)
+    _add_pages(commands)
     exported = commands.add_parser("export", help="write a run's policy as a model directory")
     exporting.add_arguments(exported)
     exported.set_defaults(command=exporting.export)
@@ -131,6 +132,28 @@ def make_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--fix", action="store_true", help="repair problems that can be repaired")
     doctor.set_defaults(command=_doctor)
     return parser
+
+
+def _add_pages(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    page = commands.add_parser("page", help="write the page of a run that is under way, or was cut off")
+    page.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    page.set_defaults(command=_page)
+    compare = commands.add_parser("compare", help="write one page about several runs")
+    compare.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories, two to six")
+    compare.add_argument("--out", type=Path, default=Path("compare.html"), metavar="FILE", help="default: compare.html")
+    compare.set_defaults(command=_compare)
+
+
+def _page(options: argparse.Namespace) -> None:
+    from rollmatch.report.page import write_page
+
+    print(write_page(options.run))
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from rollmatch.report.compare import write_comparison
+
+    print(write_comparison(options.runs, options.out))
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:

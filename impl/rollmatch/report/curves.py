@@ -127,7 +127,9 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Series:
+class Series:
+    """What one line shows: values by step, None where there is no finite one."""
+
     line: Line
     steps: tuple[int, ...]
     values: tuple[float | None, ...]
@@ -140,17 +142,20 @@ def make_charts(history: History) -> tuple[Chart, ...]:
 
 
 def _make_chart(plot: Plot, history: History) -> Chart | None:
-    series = [_read(line, history) for line in plot.lines]
+    series = [read_series(line, history) for line in plot.lines]
     series = [one for one in series if any(value is not None for value in one.values)]
-    if not series:
-        return None
+    return draw(plot, series) if series else None
+
+
+def draw(plot: Plot, series: Sequence[Series]) -> Chart:
+    """A chart of lines that have at least one finite value each."""
     known = [value for one in series for value in one.values if value is not None]
     y = value_axis(
         min(0.0, *known), max(plot.ceiling or 0.0, *known), start=BOTTOM, end=TOP, as_percent=plot.as_percent
     )
     all_steps = [step for one in series for step in one.steps]
     x = step_axis(min(all_steps), max(all_steps), start=LEFT, end=RIGHT)
-    window = max(5, len(history.steps) // 40 * 2 + 1)
+    window = max(5, max(len(one.steps) for one in series) // 40 * 2 + 1)
     return Chart(
         title=plot.title,
         x=x,
@@ -161,17 +166,18 @@ def _make_chart(plot: Plot, history: History) -> Chart | None:
     )
 
 
-def _read(line: Line, history: History) -> _Series:
+def read_series(line: Line, history: History) -> Series:
+    """The values of a line in a run."""
     events: Sequence[Event] = history.evaluations if line.validation else history.steps
     figures = [event.get("metrics") if line.validation else event for event in events]
-    return _Series(
+    return Series(
         line=line,
         steps=tuple(event["step"] for event in events),
         values=tuple(finite(figure.get(line.field)) if isinstance(figure, dict) else None for figure in figures),
     )
 
 
-def _stroke(series: _Series, plot: Plot, x: Axis, y: Axis, *, window: int) -> Stroke:
+def _stroke(series: Series, plot: Plot, x: Axis, y: Axis, *, window: int) -> Stroke:
     known = [value for value in series.values if value is not None]
     smoothed = running_mean(series.values, window=window) if len(known) >= SMOOTHED_FROM else []
     runs = _unbroken_runs(series.steps, series.values)
@@ -211,7 +217,7 @@ def _path(runs: Iterable[list[tuple[int, float]]], x: Axis, y: Axis) -> str:
     )
 
 
-def _hover(series: Sequence[_Series], plot: Plot, x: Axis, y: Axis) -> dict[str, Any]:
+def _hover(series: Sequence[Series], plot: Plot, x: Axis, y: Axis) -> dict[str, Any]:
     """Per step the place of the ruler, and per line a dot's height and a text (null where there is none)."""
     tables = [dict(zip(one.steps, one.values, strict=True)) for one in series]
     steps = sorted({step for table in tables for step in table})

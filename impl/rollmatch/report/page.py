@@ -27,8 +27,16 @@ def write_page(run_dir: str | Path) -> Path:
     Errors: ``JournalMissing``, ``JournalLineBroken``, ``EvaluationFileBroken``.
     """
     run_dir = Path(run_dir)
-    text = _environment().get_template("page.html").render(_content(run_dir))
-    path = run_dir / PAGE_NAME
+    return write_whole(run_dir / PAGE_NAME, render("page.html", _content(run_dir)))
+
+
+def render(sheet: str, content: dict[str, Any]) -> str:
+    """One of the templates, filled."""
+    return _environment().get_template(sheet).render(content)
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write a page; what stood there stays until the new one is whole."""
     unfinished = path.with_suffix(f".{os.getpid()}.tmp")
     # Lone surrogates may stand in a journal's escapes, but in no UTF-8 file.
     unfinished.write_text(text, encoding="utf-8", errors="replace", newline="\n")
