@@ -1,4 +1,4 @@
-"""The faults still fit the code, and a trial tells a found fault from one that is not found."""
+"""The faults still fit the code, and a trial distinguishes a fault that is found from one that is not."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ def test_every_fault_fits_the_code_and_has_tests():
         assert fault.what.endswith(".")
 
 
-def test_a_trial_tells_found_from_not_found_and_from_broken():
+def test_a_trial_is_found_not_found_or_broken():
     command = [sys.executable, "-c", TRIALS, QUICK]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)

@@ -70,7 +70,7 @@ def test_a_meeting_hands_round_what_everybody_brought():
 
 @dataclass
 class Latch:
-    """One rank opens what the other waits for; without ``opens`` nobody does."""
+    """One rank opens what the other waits for; without ``opens`` no rank does."""
 
     opens: bool = True
     is_open: bool = False

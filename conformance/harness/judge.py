@@ -5,15 +5,15 @@ Events are lines of a journal (``rollmatch.journal`` writes them), of all ranks 
 =============  ==============================================  ==================================================
 ``event``      fields beside ``time`` (unix s) and ``rank``    what happened
 =============  ==============================================  ==================================================
-``barrier``    ``step``                                        the rank passed a barrier (simulated runs tell it)
+``barrier``    ``step``                                        the rank passed a barrier (simulated runs only)
 ``synced``     ``step``, ``version``, ``seconds``              a sync of that rank has ended
-``requested``  ``step``                                        rollouts were asked for
+``requested``  ``step``                                        rollouts were requested
 ``generated``  ``step``, ``policy_version``, ``seconds``       they came back
 ``timeline``   ``step``, ``calls``                             calls beside learning, as [server, begin, end, step]
 =============  ==============================================  ==================================================
 
-With ``max_staleness`` above 0, steps may be asked for and weights may be old by as much. Other events are passed
-over. A ``run`` event begins anew: versions go on from what the servers held, which is the same for all ranks.
+With ``max_staleness`` above 0, a step may be requested that many steps ahead, and weights may be that old. Other events
+are ignored. A ``run`` event starts over: versions continue from those of the servers, the same for all ranks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 """The schema: event -> fields that it has beside ``time`` and ``rank``."""
 SLACK_S = 0.005
-"""Times are rounded to a millisecond, and written just after what they tell."""
+"""Times are rounded to a millisecond and written just after the event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +58,12 @@ class _Seen:
 
 def judge(events: Iterable[Event], *, max_staleness: int = 0) -> list[Breach]:
     """Every broken rule, in the order of events; empty when the run kept its fence."""
-    told = list(events)
-    breaches = list(_check_schema(told))
+    listed = list(events)
+    breaches = list(_check_schema(listed))
     if breaches:
         return breaches
     ranks: dict[int, _Seen] = {}
-    for index, event in enumerate(told):
+    for index, event in enumerate(listed):
         rank = int(event.get("rank", 0))
         if event["event"] == "run":
             ranks[rank] = _Seen()
@@ -88,7 +88,7 @@ def _take(event: Event, seen: _Seen, index: int, staleness: int) -> Iterator[tup
     kind = event["event"]
     if kind == "timeline":
         seen.spans += [(begin, end, "generated", index) for _, begin, end, *_ in event["calls"]]
-    if kind == "synced" or (kind == "generated" and not staleness):  # with calls beside learning, they tell the spans
+    if kind == "synced" or (kind == "generated" and not staleness):  # otherwise the timeline has the spans
         seen.spans.append((event["time"] - event["seconds"], event["time"], kind, index))
     if kind == "barrier":
         seen.barriers += 1
@@ -100,7 +100,7 @@ def _take(event: Event, seen: _Seen, index: int, staleness: int) -> Iterator[tup
         if event["step"] == seen.step:
             yield "once-per-step", f"step {event['step']} was synced before"
         if not seen.asked_since and not staleness:
-            yield "needless-sync", f"nothing was asked for since version {seen.version}"
+            yield "needless-sync", f"nothing was requested since version {seen.version}"
         seen.version, seen.step, seen.asked_since = event["version"], event["step"], False
     elif kind == "requested":
         if seen.step is None or not 0 <= event["step"] - seen.step <= staleness:
@@ -112,9 +112,9 @@ def _take(event: Event, seen: _Seen, index: int, staleness: int) -> Iterator[tup
 
 def _check_first_versions(ranks: Mapping[int, _Seen]) -> Iterator[Breach]:
     """Above 0, which no sync has made, and the same everywhere."""
-    told = {rank: seen.first_version for rank, seen in ranks.items() if seen.first_version is not None}
-    if len(set(told.values())) > 1 or min(told.values(), default=1) < 1:
-        yield Breach(rule="version", rank=min(told), index=-1, problem=f"first versions by rank: {told}")
+    first = {rank: seen.first_version for rank, seen in ranks.items() if seen.first_version is not None}
+    if len(set(first.values())) > 1 or min(first.values(), default=1) < 1:
+        yield Breach(rule="version", rank=min(first), index=-1, problem=f"first versions by rank: {first}")
 
 
 def _check_barriers(ranks: Mapping[int, _Seen]) -> Iterator[Breach]:

@@ -9,6 +9,7 @@
 
 import argparse
 import ast
+import json
 import random
 import re
 import sqlite3
@@ -16,8 +17,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import cache
+from itertools import islice, takewhile
 from pathlib import Path
 
 from cosmic_ray.commands.init import _all_work_items
@@ -26,13 +28,14 @@ from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_item import MutationSpec
 from coverage import CoverageData
 
-from conformance.harness.trial import IMPL, ROOT, Trial, TrialResult, run_trials
+from conformance.harness.trial import IMPL, ROOT, Trial, run_trials
 
-MAP = ROOT / "build/coverage"
+MAP, FAILED = ROOT / "build/coverage", ROOT / ".pytest_cache/v/cache/lastfailed"
 MOST_TESTS, BUDGET_S, TIMEOUT_S = 150, 20, 120
-"""Tests that a mutant is tried with, processor time after which no further one begins, and time until it is killed."""
+"""Tests of a mutant, processor time after which no further one begins, and time until it counts as killed."""
 ANNOTATIONS = "ReplaceBinaryOperator_BitOr"
 """Left out: ``int | None`` is an annotation, and fails at import when changed."""
+SURVIVED = ("passed", "not reached")
 Lines = dict[Path, set[int]]
 
 
@@ -40,7 +43,7 @@ Lines = dict[Path, set[int]]
 def read_map() -> tuple[CoverageData, Counter[str]]:
     """The map, and of each test the number of files it touches. Errors: ``SystemExit`` without a map."""
     if not MAP.exists():
-        raise SystemExit(f"{MAP.relative_to(ROOT)} is missing: run make map (a run of the quick tests, some minutes)")
+        raise SystemExit(f"{MAP.relative_to(ROOT)} is missing: run make map")
     data = CoverageData(basename=str(MAP))
     data.read()
     query = (
@@ -81,22 +84,39 @@ def bodies_of(path: Path) -> set[int]:
 
 
 def draw(lines: Lines, chance: random.Random) -> Iterator[MutationSpec]:
-    """Lines in random order, of each place of a line one mutation."""
+    """Lines in random order, of each one mutation."""
     order = [(path, line) for path in sorted(lines) for line in sorted(lines[path])]
     chance.shuffle(order)
     for path, line in order:
-        yield from (chance.choice(place) for place in places_of(path).get(line, []))
+        if places := places_of(path).get(line):
+            yield chance.choice(chance.choice(places))
 
 
 def trial_of(spec: MutationSpec) -> Trial:
     path, line = Path(spec.module_path), spec.start_pos[0]
-    source = mutate_code(path.read_text(encoding="utf-8"), get_operator(spec.operator_name)(), spec.occurrence)
-    name = f"{path.relative_to(ROOT)}:{line} {spec.operator_name.partition('/')[2]} #{spec.occurrence}"
-    reached, breadth = {each.rpartition("|")[0] for each in contexts_of(path).get(line, [])} - {""}, read_map()[1]
-    near = f"conformance/{path.relative_to(IMPL).parts[1]}/", "conformance/scenarios/"
-    chosen = sorted(reached, key=lambda test: (not test.startswith(near), breadth[test], test))[:MOST_TESTS]
+    source = mutate_code(path.read_text(encoding="utf-8"), get_operator(spec.operator_name)(), spec.occurrence) or ""
+    tests = tests_of(path, line)[:MOST_TESTS]
+    changed = source.splitlines()[line - 1].strip()
+    name = f"{path.relative_to(ROOT)}:{line} {spec.operator_name.partition('/')[2]}: {changed}"
     limits = {"timeout_s": TIMEOUT_S, "budget_s": BUDGET_S}
-    return Trial(name=name, path=path.relative_to(IMPL), source=source or "", tests=tuple(chosen), **limits)
+    return Trial(name=name, path=path.relative_to(IMPL), source=source, tests=tests, **limits)
+
+
+def tests_of(path: Path, line: int) -> tuple[str, ...]:
+    """Tests that reach a line. First those that reach a line near it that few tests reach, then narrow ones."""
+    breadth = read_map()[1]
+    near = [{each.rpartition("|")[0] for each in contexts_of(path).get(line + by, [])} for by in range(-10, 11)]
+    rarity = {test: min(len(tests) for tests in near if test in tests) for test in near[10] if can_judge(test)}
+    return tuple(sorted(rarity, key=lambda test: (rarity[test], breadth[test], test)))
+
+
+@cache
+def can_judge(test: str) -> bool:
+    """Whether a test of the map is still there, and passed when the map was made."""
+    file, _, name = test.partition("::")
+    path = ROOT / file
+    is_there = path.is_file() and f"def {name.partition('[')[0]}(" in path.read_text(encoding="utf-8")
+    return is_there and test not in (json.loads(FAILED.read_text()) if FAILED.exists() else {})
 
 
 def changed_lines(branch: str) -> Lines:
@@ -111,33 +131,16 @@ def changed_lines(branch: str) -> Lines:
     return lines
 
 
-def judge(specs: Iterator[MutationSpec], *, sample: int, end: float, workers: int) -> Iterator[TrialResult]:
-    """Verdicts of the first mutants, as many as the sample and the time allow."""
-    missed: list[TrialResult] = []
-
-    def trials() -> Iterator[Trial]:
-        for _, spec in zip(range(sample), specs, strict=False):
-            if time.monotonic() > end:
-                return
-            trial = trial_of(spec)
-            if trial.tests:
-                yield trial
-            else:
-                missed.append(TrialResult(trial=trial, outcome="not reached", log=""))
-
-    yield from run_trials(trials(), num_workers=workers)
-    yield from missed
-
-
-def report(verdicts: Collection[TrialResult], seed: str) -> float:
-    """Print survivors and the share that was killed; return it, in percent."""
-    survivors = [each for each in verdicts if each.outcome in ("passed", "not reached")]
-    for each in sorted(survivors, key=lambda each: each.trial.name):
-        sys.stdout.write(f"survived ({each.outcome}): {each.trial.name}\n")
-    killed = len(verdicts) - len(survivors)
-    share, counts = 100 * killed / max(len(verdicts), 1), dict(Counter(each.outcome for each in verdicts))
-    sys.stdout.write(f"seed {seed}: {killed} of {len(verdicts)} mutants killed, {share:.1f} % {counts}\n")
-    return share
+def judge(specs: Iterator[MutationSpec], *, minutes: float, workers: int) -> Counter[str]:
+    """Outcomes of the mutants that the time allows; survivors are printed."""
+    end, outcomes = time.monotonic() + 60 * minutes, Counter[str]()
+    trials = (trial_of(spec) for spec in takewhile(lambda _: time.monotonic() < end, specs))
+    for result in run_trials(trials, num_workers=workers):
+        outcomes[result.outcome] += 1
+        if result.outcome in SURVIVED:
+            sys.stdout.write(f"survived ({result.outcome}) {result.trial.name}\n")
+            sys.stdout.flush()
+    return outcomes
 
 
 def main() -> int:
@@ -154,9 +157,12 @@ def main() -> int:
     changed = changed_lines(options.diff) if options.diff else {}
     paths = [path.resolve() for path in options.module or ()] or list(changed) or list(IMPL.rglob("*.py"))
     lines = {path: bodies_of(path) & changed.get(path, bodies_of(path)) for path in paths}
-    specs, end = draw(lines, random.Random(options.seed)), time.monotonic() + 60 * options.minutes
-    verdicts = list(judge(specs, sample=options.sample, end=end, workers=options.workers))
-    return 1 if report(verdicts, options.seed) < options.fail_under else 0
+    specs = islice(draw(lines, random.Random(options.seed)), options.sample)
+    outcomes = judge(specs, minutes=options.minutes, workers=options.workers)
+    killed = outcomes.total() - sum(outcomes[each] for each in SURVIVED)
+    share = 100 * killed / max(outcomes.total(), 1)
+    sys.stdout.write(f"seed {options.seed}: {killed} of {outcomes.total()} killed, {share:.1f} % {dict(outcomes)}\n")
+    return 1 if share < options.fail_under else 0
 
 
 if __name__ == "__main__":

@@ -75,8 +75,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if not evidence.outcomes:
         return
     counts = Counter(evidence.verdicts().values())
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("passed", "failed", "not-shown"))
-    terminalreporter.write_line(f"scenarios: {told} of {len(read_specification().scenarios)}")
+    summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("passed", "failed", "not-shown"))
+    terminalreporter.write_line(f"scenarios: {summary} of {len(read_specification().scenarios)}")
     for line in evidence.not_shown():
         terminalreporter.write_line(line, red=True)
 

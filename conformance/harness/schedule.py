@@ -2,9 +2,9 @@
 
 A rank is a generator that yields what it does next. ``do`` actions happen when the rank is resumed; a collective
 (``meet``) happens once every rank has arrived at it; a wait (``when``) happens once its condition holds. Between two
-yields nobody else runs. States that were seen before are not walked twice, so that a system with thousands of orders
-is explored over some hundred states; the number of orders is counted all the same. A world's ``state`` has to hold
-everything that its future depends on, beside the places of its ranks.
+yields no other rank runs. States that were seen before are not explored twice, so that a system with thousands of
+orders is explored over some hundred states; the number of orders is counted all the same. A world's ``state`` has to
+hold everything that its future depends on, beside the places of its ranks.
 
 Ordinary blocking code becomes a rank by ``as_rank``: it runs in a thread that is only ever given one action at a time.
 """
@@ -26,7 +26,7 @@ class Action:
     item: Any = None
     """What the rank brings to the others."""
     condition: Callable[[], bool] | None = None
-    """The rank cannot go on before this holds."""
+    """The rank waits until this holds."""
 
 
 def do(name: str) -> Action:
@@ -48,7 +48,7 @@ Rank = Generator[Action, Any, None]
 
 
 class World(Protocol):
-    """Ranks and what they share; made anew for every order."""
+    """Ranks and what they share; a new one for every order."""
 
     ranks: Sequence[Rank]
 
@@ -56,7 +56,7 @@ class World(Protocol):
         """What is shared."""
 
     def problem(self) -> str:
-        """What must not be, empty while all is well; asked after every action."""
+        """What is wrong, empty while all is well; checked after every action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class Exploration:
 
 
 class _OrderWalk:
-    """One order, as far as it was told."""
+    """One order, from its first choices on."""
 
     def __init__(self, world: World, choices: Sequence[int]) -> None:
         self.world = world
@@ -93,7 +93,7 @@ class _OrderWalk:
             self.step(rank)
 
     def enabled(self) -> list[int]:
-        """Ranks that can go on."""
+        """Ranks that can run."""
         return [r for r, action in enumerate(self.pending) if action and not self.arrived[r] and _may_go_on(action)]
 
     def step(self, rank: int) -> None:
@@ -116,7 +116,7 @@ class _OrderWalk:
             rank.close()
 
     def stuck(self) -> str:
-        """Why nobody can go on; empty when all are done."""
+        """Why no rank can run; empty when all are done."""
         waiting = [f"rank {r} at {action.name}" for r, action in enumerate(self.pending) if action is not None]
         return f"deadlock: {', '.join(waiting)}" if waiting else ""
 
@@ -146,7 +146,7 @@ def _may_go_on(action: Action) -> bool:
 def explore(
     make_world: Callable[[], World], *, max_states: int = 100_000, until: Callable[[str], bool] = lambda problem: False
 ) -> Exploration:
-    """Try every order. Stops an order where something is wrong, and goes on with the others, ``until`` it is that."""
+    """Try every order. Ends an order at its first problem; ends the exploration at a problem that ``until`` accepts."""
     troubles: list[Trouble] = []
     orders: dict[Hashable, int] = {}
 
@@ -182,7 +182,7 @@ class _Turns:
 
     def __init__(self, work: Callable[[Callable[[Action], Any]], None]) -> None:
         self.work = work
-        self.asked: Action | None = None
+        self.action: Action | None = None
         self.answer: Any = None
         self.abandoned = False
         self.failure: BaseException | None = None
@@ -192,11 +192,11 @@ class _Turns:
         start_new_thread(self._run, ())
 
     def resume(self, answer: Any) -> Action | None:
-        """Let the thread go on to its next action; None when it has ended."""
-        self.answer, self.asked = answer, None
+        """Let the thread run to its next action; None when it has ended."""
+        self.answer, self.action = answer, None
         self._turn.release()
         self._back.acquire()
-        return self.asked
+        return self.action
 
     def abandon(self) -> None:
         """End the thread where it stands."""
@@ -204,7 +204,7 @@ class _Turns:
         self._turn.release()
 
     def _act(self, action: Action) -> Any:
-        self.asked = action
+        self.action = action
         self._back.release()
         self._turn.acquire()
         if self.abandoned:
@@ -220,7 +220,7 @@ class _Turns:
             pass
         except BaseException as error:  # noqa: BLE001 - handed on to the one who explores
             self.failure = error
-        self.asked = None
+        self.action = None
         self._back.release()
 
 

@@ -64,7 +64,7 @@ class TrialResult:
 
 
 def run_trials(trials: Iterable[Trial], *, num_workers: int) -> Iterator[TrialResult]:
-    """Run trials in forks, as many at a time as workers; yield verdicts as they end."""
+    """Run trials in forks, as many at a time as workers; yield results as they end."""
     for name in PRELOADED:
         import_module(name)
     loaded = [name for name in sys.modules if name.partition(".")[0] == "rollmatch"]
@@ -72,6 +72,9 @@ def run_trials(trials: Iterable[Trial], *, num_workers: int) -> Iterator[TrialRe
     running: dict[int, tuple[Trial, Path]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for trial in trials:
+            if not trial.tests:
+                yield TrialResult(trial=trial, outcome="not reached", log="no test reaches it\n")
+                continue
             folder = Path(tempfile.mkdtemp(dir=scratch))
             running[_start(trial, folder)] = trial, folder
             if len(running) == num_workers:

@@ -63,7 +63,7 @@ class FencedWorld:
     broken: tuple[int, ...] = ()
     ranks: list = field(default_factory=list)
     backends: list = field(default_factory=list)
-    told: str = ""
+    wrong: str = ""
     failed: dict = field(default_factory=dict)
     generated: int = 0
 
@@ -90,17 +90,17 @@ class FencedWorld:
     def _judge(self, rank, step):
         versions = [backend.policy_version for backend in self.backends]
         if any(backend.pushing for backend in self.backends):
-            self.told = f"rank {rank} generates while weights are pushed"
+            self.wrong = f"rank {rank} generates while weights are pushed"
         elif versions[rank] < 1:
-            self.told = f"rank {rank} generates with weights of nobody"
+            self.wrong = f"rank {rank} generates with weights of nobody"
         elif len(set(versions)) > 1:
-            self.told = f"rank {rank} generates in step {step} between versions {versions}"
+            self.wrong = f"rank {rank} generates in step {step} between versions {versions}"
 
     def state(self):
-        return tuple((b.policy_version, b.pushing) if b else None for b in self.backends), self.told, len(self.failed)
+        return tuple((b.policy_version, b.pushing) if b else None for b in self.backends), self.wrong, len(self.failed)
 
     def problem(self):
-        return self.told
+        return self.wrong
 
 
 class _Tensor:

@@ -77,7 +77,7 @@ class ScheduledMonitor:
 
 @dataclass
 class ScheduledServers:
-    """A call takes two actions, a push two; ``told`` is what must not happen."""
+    """A call takes two actions, a push two; ``wrong`` is what must not happen."""
 
     monitor: ScheduledMonitor
     num_servers: int = 1
@@ -85,7 +85,7 @@ class ScheduledServers:
     pushing: bool = False
     writing: list = field(default_factory=list)
     """The versions under which calls began that are under way."""
-    told: str = ""
+    wrong: str = ""
     asked: list = field(default_factory=list)
     """Sample ids, by the order of the calls."""
 
@@ -108,11 +108,11 @@ class ScheduledServers:
 
     def _judge(self, first):
         if self.pushing:
-            self.told = "a token is written while weights are pushed"
+            self.wrong = "a token is written while weights are pushed"
         elif first == 0:
-            self.told = "a request comes before the first sync"
+            self.wrong = "a request comes before the first sync"
         elif first != self.policy_version:
-            self.told = f"a response has tokens of versions {first} and {self.policy_version}"
+            self.wrong = f"a response has tokens of versions {first} and {self.policy_version}"
 
 
 @dataclass
@@ -158,7 +158,7 @@ class AheadWorld:
             (step, tuple(r and r.policy_version for r in w.rollouts)) for step, w in prefetch.windows.items()
         )
         inside = (prefetch._held, prefetch._closed, tuple(map(tuple, prefetch._queues)), tuple(prefetch._in_flight))
-        engine = (servers.policy_version, servers.pushing, tuple(servers.writing), servers.told)
+        engine = (servers.policy_version, servers.pushing, tuple(servers.writing), servers.wrong)
         return waiting, inside, engine, tuple(self.consumed)
 
     def problem(self):
@@ -166,4 +166,4 @@ class AheadWorld:
         if len(asked) != len(set(asked)):
             return f"asked for {asked}"
         in_order = self.consumed == list(range(len(self.consumed)))
-        return self.servers.told or ("" if in_order else f"consumed {self.consumed}")
+        return self.servers.wrong or ("" if in_order else f"consumed {self.consumed}")

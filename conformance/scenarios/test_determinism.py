@@ -32,7 +32,7 @@ def run(folder, *overrides):
     return trainer
 
 
-def told(trainer, *fields):
+def recorded(trainer, *fields):
     return [[event[field] for field in fields] for event in events(trainer, "requested")]
 
 
@@ -58,10 +58,10 @@ def test_two_runs_agree(first, tmp_path):
     remembered.forget()
     second.train()
     fields = ("step", "sample_ids", "seeds", "decoding")
-    assert told(second, *fields) == told(trainer, *fields)
-    assert len(told(trainer, "step")) == 3
-    assert [len(seeds) for (seeds,) in told(trainer, "seeds")] == [2, 2, 2]
-    assert all(seed > 0 for (seeds,) in told(trainer, "seeds") for seed in seeds)
+    assert recorded(second, *fields) == recorded(trainer, *fields)
+    assert len(recorded(trainer, "step")) == 3
+    assert [len(seeds) for (seeds,) in recorded(trainer, "seeds")] == [2, 2, 2]
+    assert all(seed > 0 for (seeds,) in recorded(trainer, "seeds") for seed in seeds)
     assert [r.response_token_ids for r in second.report.rollouts] == [
         r.response_token_ids for r in trainer.report.rollouts
     ]
@@ -104,6 +104,6 @@ def test_a_resumed_run_goes_on_with_the_next_sample(first, tmp_path):
     resumed = run(tmp_path)
     with not_refused():  # the trainer itself notices samples that are not the learner's
         resumed.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
-    assert told(resumed, "step", "sample_ids") == told(trainer, "step", "sample_ids")[1:]
-    assert told(trainer, "sample_ids")[2] != told(trainer, "sample_ids")[0]
-    assert sorted(told(trainer, "sample_ids")[0][0] + told(trainer, "sample_ids")[1][0]) == list(range(4))
+    assert recorded(resumed, "step", "sample_ids") == recorded(trainer, "step", "sample_ids")[1:]
+    assert recorded(trainer, "sample_ids")[2] != recorded(trainer, "sample_ids")[0]
+    assert sorted(recorded(trainer, "sample_ids")[0][0] + recorded(trainer, "sample_ids")[1][0]) == list(range(4))

@@ -16,14 +16,14 @@ from rollmatch.rollout.backend import Decoding, make_requests
 SECTION = "custom.extra.grpo."
 GRPO = (
     "custom.trainer_variant=grpo",
-    f"{SECTION}rewards=[{{function: conformance.scenarios.test_grpo_groups:told}}]",
+    f"{SECTION}rewards=[{{function: conformance.scenarios.test_grpo_groups:score_of}}]",
     "~.decoding.temperature=1",
 )
 VOCABULARY = make_vocabulary()
 SAMPLE = Sample(sample_id=0, origin="x:1", images=())
 
 
-def told(answer, sample):
+def score_of(answer, sample):
     """The reward that a test has written into the answer itself."""
     return float(answer)
 

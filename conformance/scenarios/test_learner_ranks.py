@@ -39,12 +39,12 @@ class FenceWithoutWaitBefore(Fence):
         return 0.0
 
 
-def problems_of(**told):
+def problems_of(**options):
     """What goes wrong in some order, and how many times ranks generated where nothing did."""
     worlds = []
 
     def make():
-        worlds.append(FencedWorld(**told))
+        worlds.append(FencedWorld(**options))
         return worlds[-1]
 
     found = explore(make)
@@ -98,7 +98,7 @@ def test_no_rank_generates_after_a_failed_sync(broken):
 
 
 @pytest.mark.parametrize(
-    ("told", "problem"),
+    ("options", "problem"),
     [
         ({"kind": LonelyFence, "synced": (0, None)}, "deadlock: rank 1 at barrier"),
         ({"kind": FenceWithoutWaitAfter}, "rank 0 generates while weights are pushed"),
@@ -106,8 +106,8 @@ def test_no_rank_generates_after_a_failed_sync(broken):
         ({"kind": FenceWithoutWaitBefore, "num_steps": 2}, "rank 0 generates while weights are pushed"),
     ],
 )
-def test_a_broken_fence_is_found(told, problem):
-    assert problem in problems_of(num_ranks=2, **told)[0]
+def test_a_broken_fence_is_found(options, problem):
+    assert problem in problems_of(num_ranks=2, **options)[0]
 
 
 @pytest.mark.scenario(clauses=["learner-ranks/several-ranks-take-full-sync-only#1"])

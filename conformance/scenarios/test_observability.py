@@ -36,8 +36,8 @@ SAMPLING = {"max_new_tokens", "temperature", "top_p", "top_k"}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    told = "training.packing=true", "training.max_steps=3", "custom.extra.rollout_matching.max_new_tokens=9"
-    trainer = make_trainer(tmp_path_factory.mktemp("run"), *told, is_shallow=True)
+    overrides = "training.packing=true", "training.max_steps=3", "custom.extra.rollout_matching.max_new_tokens=9"
+    trainer = make_trainer(tmp_path_factory.mktemp("run"), *overrides, is_shallow=True)
     watcher = RunWatcher(None, min_fill=None)
     watcher.trainer = trainer
     trainer.add_callback(watcher)
@@ -103,11 +103,11 @@ def test_sums_come_before_ratios():
 
 
 def warnings_of(fills):
-    told = io.StringIO()
-    watcher = RunWatcher(StepConsole(100, told), min_fill=0.65)
+    overrides = io.StringIO()
+    watcher = RunWatcher(StepConsole(100, overrides), min_fill=0.65)
     for fill in fills:
         watcher._tell_if_underfull(fill)
-    return told.getvalue()
+    return overrides.getvalue()
 
 
 @pytest.mark.scenario(
@@ -118,9 +118,9 @@ def test_poorly_filled_rows_warn():
     row = type(make_row())(segments=make_row(*plain_segments(6)).segments, capacity=10)
     assert row.fill == 0.6
     assert Packer(10, max_buffered=8, min_fill_ratio=0.65).is_underfull(row)
-    told = warnings_of([row.fill] * UNDERFULL_STEPS)
-    assert told.count("65%") == 1
-    assert f"{UNDERFULL_STEPS} steps" in told
+    overrides = warnings_of([row.fill] * UNDERFULL_STEPS)
+    assert overrides.count("65%") == 1
+    assert f"{UNDERFULL_STEPS} steps" in overrides
     assert UNDERFULL_STEPS == 10
 
 
@@ -136,8 +136,10 @@ def test_well_filled_rows_do_not_warn():
 def test_dropped_objects_are_counted_by_name():
     parsed = [parse_rollout(ids(answer(each)), make_vocabulary()) for each in (element(1, 2, 3), element(desc=""))]
     figures = summarize([report_of(predicted=0, truth=0, matched=0, drops=each.drops) for each in parsed])
-    told = {name.removeprefix("drop/"): count for name, count in figures.items() if name.startswith("drop/") and count}
-    assert told == {"wrong_arity": 1, "missing_desc": 1}
+    overrides = {
+        name.removeprefix("drop/"): count for name, count in figures.items() if name.startswith("drop/") and count
+    }
+    assert overrides == {"wrong_arity": 1, "missing_desc": 1}
 
 
 @pytest.mark.scenario(
@@ -154,8 +156,8 @@ def test_the_servers_are_written_down():
     urls = ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]
     server = "custom.extra.rollout_matching.vllm.server"
     mode = "custom.extra.rollout_matching.vllm.mode=server"
-    told = (mode, f"{server}.base_url=[{', '.join(urls)}]", f"{server}.group_port=51216")
-    assert describe(load_digits(*told), nn.Linear(2, 2), Ranks())["servers"] == urls
+    overrides = (mode, f"{server}.base_url=[{', '.join(urls)}]", f"{server}.group_port=51216")
+    assert describe(load_digits(*overrides), nn.Linear(2, 2), Ranks())["servers"] == urls
     assert describe(load_digits(), nn.Linear(2, 2), Ranks())["servers"] == []
 
 

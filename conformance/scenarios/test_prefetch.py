@@ -43,8 +43,8 @@ def test_an_unknown_mode_is_refused_and_the_three_are_taken():
 )
 def test_a_staleness_is_a_whole_number_from_one():
     for value, code in (("0", "out-of-range"), ("-1", "out-of-range"), ("1.5", "wrong-type"), ("true", "wrong-type")):
-        told = refusal_of(f"{OVERLAP}=ahead", f"{STALENESS}={value}", *SERVED)
-        assert told == (code, f"{LONG}.max_staleness")
+        found = refusal_of(f"{OVERLAP}=ahead", f"{STALENESS}={value}", *SERVED)
+        assert found == (code, f"{LONG}.max_staleness")
     with not_refused():
         for value in (1, 2, 7):
             config = config_with(f"{OVERLAP}=ahead", f"{STALENESS}={value}", *SERVED)

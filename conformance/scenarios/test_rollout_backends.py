@@ -95,7 +95,7 @@ def test_a_response_at_its_limit_keeps_all_its_ids(model):
 def test_one_differing_id_stops_the_run():
     error = mismatch((1, 2, 3, 4), (1, 2, 8, 4))
     assert (error.code, error.key) == ("prompt-mismatch", "train.jsonl:7")
-    assert all(told in error.problem for told in ("position 2", "learner 3", "engine 8"))
+    assert all(found in error.problem for found in ("position 2", "learner 3", "engine 8"))
 
 
 @pytest.mark.scenario(
@@ -124,8 +124,8 @@ def test_the_true_answer_does_not_travel():
     assert [message["role"] for message in messages] == ["system", "user"]
     assert [part["type"] for part in messages[1]["content"]] == ["image", "text"]
     (request,) = requests_for([sample])
-    told = f"{messages} {template.vocabulary.text(request.prompt_token_ids)}"
-    assert not any(each.desc in told for each in sample.objects)
+    found = f"{messages} {template.vocabulary.text(request.prompt_token_ids)}"
+    assert not any(each.desc in found for each in sample.objects)
 
 
 class CountingModel:

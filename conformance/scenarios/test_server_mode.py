@@ -60,7 +60,7 @@ def runs(tmp_path_factory):
         yield colocate, served, server, given
 
 
-def told(trainer, event, *fields):
+def found(trainer, event, *fields):
     return [tuple(each[field] for field in fields) for each in events(trainer, event)]
 
 
@@ -70,11 +70,11 @@ def told(trainer, event, *fields):
 )
 def test_both_modes_see_the_same_samples(runs):
     colocate, served, *_ = runs
-    asked = told(served, "requested", "step", "sample_ids", "seeds", "decoding")
-    assert asked == told(colocate, "requested", "step", "sample_ids", "seeds", "decoding")
+    asked = found(served, "requested", "step", "sample_ids", "seeds", "decoding")
+    assert asked == found(colocate, "requested", "step", "sample_ids", "seeds", "decoding")
     assert [step for step, *_ in asked] == list(range(STEPS))
-    learnt = told(served, "packed", "step", "sample_ids")
-    assert learnt == told(colocate, "packed", "step", "sample_ids")
+    learnt = found(served, "packed", "step", "sample_ids")
+    assert learnt == found(colocate, "packed", "step", "sample_ids")
     assert [sorted(chain(*rows)) for _, rows in learnt] == [sorted(ids) for _, ids, *_ in asked]
 
 
@@ -88,8 +88,8 @@ def test_what_the_server_said_is_what_is_learnt_from_as_in_colocate_mode(runs, m
         assert rollout.response_token_ids == tuple(token_id for token_id in written if token_id != stop_id)
     assert [len(step) for step in given] == [2] * STEPS
     fields = ("step", "rows", "segments", "tokens", "fill", "carried", "oldest_policy_version")
-    assert told(served, "packed", *fields) == told(colocate, "packed", *fields)
-    assert told(served, "generated", "num_tokens", "policy_version") == told(
+    assert found(served, "packed", *fields) == found(colocate, "packed", *fields)
+    assert found(served, "generated", "num_tokens", "policy_version") == found(
         colocate, "generated", "num_tokens", "policy_version"
     )
     assert served.state.log_history[-1]["train_loss"] == pytest.approx(colocate.state.log_history[-1]["train_loss"])

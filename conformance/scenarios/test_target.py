@@ -63,10 +63,10 @@ def test_one_object_found_and_one_missed():
     target, kept = segment.token_ids[segment.prompt_len :], segment.prefix_len
     assert kept >= response.index(make_vocabulary().coord_ids[300])
     assert target[:kept] == response[:kept]
-    told = appended_to(answer(element()), box(), box(*OTHER, desc="two"))
-    assert told.startswith(", ")
-    assert '"two"' in told
-    assert told.endswith("]}")
+    found = appended_to(answer(element()), box(), box(*OTHER, desc="two"))
+    assert found.startswith(", ")
+    assert '"two"' in found
+    assert found.endswith("]}")
     assert target[-1] == make_vocabulary().stop_id
 
 

@@ -43,12 +43,12 @@ def ids_of(rollouts):
 def test_two_steps_with_accumulation(tmp_path):
     overrides = ("max_steps=2", "gradient_accumulation_steps=4", "per_device_train_batch_size=1")
     brief = "custom.extra.rollout_matching.max_new_tokens=5"
-    told = brief, *(f"training.{each}" for each in overrides)
-    trainer = make_trainer(tmp_path, *told, eval_samples=scenes()[:1], is_shallow=True)
+    found = brief, *(f"training.{each}" for each in overrides)
+    trainer = make_trainer(tmp_path, *found, eval_samples=scenes()[:1], is_shallow=True)
     trainer.train()
     trainer.evaluate()
-    told = [e for name in ("synced", "requested", "generated") for e in events(trainer, name)]
-    order = [(e["event"], e["step"]) for e in sorted(told, key=lambda e: (e["time"], e["step"]))]
+    found = [e for name in ("synced", "requested", "generated") for e in events(trainer, name)]
+    order = [(e["event"], e["step"]) for e in sorted(found, key=lambda e: (e["time"], e["step"]))]
     assert [step for event, step in order if event == "synced"] == [0, 1, 2]
     for step in (0, 1, 2):
         assert order.index(("synced", step)) < order.index(("requested", step))
@@ -148,8 +148,8 @@ def test_auto_without_lora_means_full():
     "weight-sync/adapter-without-lora-is-refused", clauses=["weight-sync/the-sync-mode-is-chosen-in-yaml#4"]
 )
 def test_adapter_without_lora_is_refused():
-    told = refusal_of("~.vllm.sync.mode=adapter", "~.vllm.enable_lora=false")
-    assert told == ("adapter-needs-enable-lora", f"{LONG}vllm.sync.mode")
+    found = refusal_of("~.vllm.sync.mode=adapter", "~.vllm.enable_lora=false")
+    assert found == ("adapter-needs-enable-lora", f"{LONG}vllm.sync.mode")
 
 
 @pytest.mark.scenario("weight-sync/adapter-with-lora-is-accepted")

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from rollmatch.objectives.evaluation import describe_scene, score, write_evaluation
 
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.objectives.answers import BOX, FAR_BOX, answer, box, element, ids, poly
+from rollmatch.evaluation import write_evaluation
 from rollmatch.objectives.rollout_matching.match import MatchRules
-from rollmatch.objectives.rollout_matching.objective import RolloutMatching
+from rollmatch.objectives.rollout_matching.objective import RolloutMatching, describe_scene, score
 from rollmatch.objectives.rollout_matching.supervision import TransportRules
 from rollmatch.records import Rollout, Sample
 

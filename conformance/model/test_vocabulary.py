@@ -23,7 +23,7 @@ from rollmatch.model.vocabulary import (
 )
 from rollmatch.records import NUM_BINS
 
-DIGITS = Path(__file__).parents[1] / "fixtures/models/digits"
+DIGITS = Path(__file__).parents[2] / "fixtures/models/digits"
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
