@@ -114,11 +114,14 @@ class Template:
 
     def prompt_length(self, sample: Sample) -> int:
         """Tokens of a sample's prompt, images expanded; reads only the headers of image files."""
-        counts = []
-        for path in sample.images if self.image_processor is not None else ():
+        ids, sizes = self.prompt_token_ids(sample), []
+        for path in sample.images:
             with Image.open(path) as image:
-                counts.append(self.num_image_tokens(image))
-        return len(expand_placeholders(self.prompt_token_ids(sample), counts, image_id=self.image_id))
+                sizes.append(image.size)
+        if self.images is None or not sizes:
+            return len(ids)
+        _check_placeholders(ids, len(sizes), placeholder_id=self.images.placeholder_id)
+        return len(ids) + self.images.growth(tuple(sizes))
 
     def image_features(self, sample: Sample) -> ImageFeatures:
         """Tensors and tokens of a sample's images. Errors: ``ImagesNotSupported``."""
@@ -202,18 +205,22 @@ def expand_placeholders(
     >>> expand_placeholders([5, 99, 6, 99, 7], [(99, 99), (1, 99, 2)], placeholder_id=99)
     (5, 99, 99, 6, 1, 99, 2, 7)
     """
-    num_placeholders = sum(token_id == placeholder_id for token_id in prompt_token_ids)
-    if num_placeholders != len(expansions):
-        raise PlaceholdersMisfit(
-            f"the prompt holds {num_placeholders} image placeholders for {len(expansions)} images",
-            key="custom.prompts",
-            remedy="Take the placeholder's literal out of the prompts: the chat template writes one per image.",
-        )
+    _check_placeholders(prompt_token_ids, len(expansions), placeholder_id=placeholder_id)
     remaining = iter(expansions)
     expanded: list[int] = []
     for token_id in prompt_token_ids:
         expanded.extend(next(remaining) if token_id == placeholder_id else (token_id,))
     return tuple(expanded)
+
+
+def _check_placeholders(prompt_token_ids: Sequence[int], num_images: int, *, placeholder_id: int) -> None:
+    num_placeholders = sum(token_id == placeholder_id for token_id in prompt_token_ids)
+    if num_placeholders != num_images:
+        raise PlaceholdersMisfit(
+            f"the prompt holds {num_placeholders} image placeholders for {num_images} images",
+            key="custom.prompts",
+            remedy="Take the placeholder's literal out of the prompts: the chat template writes one per image.",
+        )
 
 
 def _load_processor(directory: str | Path, *, needs_images: bool) -> Any:
