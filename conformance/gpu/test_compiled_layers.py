@@ -1,0 +1,83 @@
+"""Compiled layers and adaptive checkpointing on a real GPU, with the real compiler and real memory."""
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from rollmatch.learn.attention import PACKED_ATTENTION
+from rollmatch.learn.checkpointing import AdaptiveCheckpointing
+from rollmatch.model.compiled_layers import compile_layers, decoder_layers
+
+pytestmark = pytest.mark.gpu(1)
+SEGMENT, NUM_LAYERS = 512, 12
+
+
+def make_model():
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=512,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        head_dim=64,
+        attn_implementation=PACKED_ATTENTION,
+    )
+    with torch.device("cuda"):
+        model = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model.train()
+
+
+def learn(model, num_segments):
+    """Loss of a packed row, after its backward pass."""
+    num_tokens = SEGMENT * num_segments
+    ids = torch.randint(512, (1, num_tokens), generator=torch.Generator().manual_seed(num_segments)).cuda()
+    bounds = torch.arange(0, num_tokens + 1, SEGMENT, dtype=torch.int32, device="cuda")
+    positions = torch.arange(SEGMENT, device="cuda").repeat(num_segments)[None]
+    hidden = model.model(input_ids=ids, position_ids=positions, cu_seq_lens_q=bounds, use_cache=False).last_hidden_state
+    loss = hidden.float().pow(2).mean()
+    loss.backward()
+    return loss.item()
+
+
+def test_losses_and_gradients_are_those_of_eager_layers_within_the_noise_of_bfloat16():
+    plain, compiled = make_model(), make_model()
+    compile_layers(compiled)
+    for num_segments in (2, 3, 5, 4):
+        for model in (plain, compiled):
+            model.zero_grad()
+        assert learn(compiled, num_segments) == pytest.approx(learn(plain, num_segments), rel=2e-3)
+        for (name, ours), theirs in zip(compiled.named_parameters(), plain.parameters(), strict=True):
+            if theirs.grad is not None and theirs.grad.norm() > 0:
+                assert (ours.grad - theirs.grad).norm() / theirs.grad.norm() < 0.05, name
+
+
+@pytest.mark.parametrize("room_of", [4, NUM_LAYERS])
+def test_as_many_layers_are_kept_as_fit_and_no_more_memory_is_used(room_of):
+    model, num_segments = make_model(), 16
+    learn(model, num_segments)  # kernels choose their workspace
+    model.zero_grad()
+    torch.cuda.reset_peak_memory_stats()
+    learn(model, num_segments)
+    checkpointed = torch.cuda.max_memory_allocated()
+    for layer in decoder_layers(model):
+        layer.gradient_checkpointing = False
+    model.zero_grad()
+    learn(model, num_segments)
+    kept = torch.cuda.max_memory_allocated()
+    limit = checkpointed + (kept - checkpointed) * (room_of + 0.5) / NUM_LAYERS
+    model.zero_grad()
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info()[1]
+    others = total - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved()
+    checkpointing = AdaptiveCheckpointing(model, decoder_layers(model), share=(limit + others) / total)
+    for _ in range(4):
+        model.zero_grad()
+        learn(model, num_segments)
+    torch.cuda.reset_peak_memory_stats()
+    model.zero_grad()
+    learn(model, num_segments)
+    assert torch.cuda.max_memory_allocated() <= limit
+    assert room_of - 2 <= checkpointing.num_kept <= room_of
