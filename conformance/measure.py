@@ -82,14 +82,17 @@ def files_of_a_step() -> set[str]:
     return set(watch.last)
 
 
+RENDEZVOUS = {"host": "127.0.0.1", "client": "measure", "timeout_s": 20, "join_timeout_s": 30}
+
+
 def files_of_a_sync() -> set[str]:
     """Of the second sync to a server of one replica: files of learner, server and worker together."""
     from conformance.rollout.digits import load_model
     from conformance.server.instance import ENVIRONMENT, free_port, settings_for
-    from rollmatch.dialects.native.group import Meeting
+    from rollmatch.dialects.native.group import Rendezvous
     from rollmatch.dialects.native.sender import NativeSender
     from rollmatch.dialects.session import ClientSettings, RolloutServer
-    from rollmatch.model.policy import merged_weights
+    from rollmatch.model.checkpoint import merged_weights
 
     settings = settings_for()
     fields = dataclasses.asdict(settings)
@@ -106,8 +109,7 @@ def files_of_a_sync() -> set[str]:
                 wait_ready(f"http://127.0.0.1:{settings.port}/health/", process)
                 server = RolloutServer(f"http://127.0.0.1:{settings.port}", ClientSettings(timeout_s=60))
                 server.connect()
-                meeting = Meeting(host="127.0.0.1", port=free_port(), client="measure", timeout_s=20, join_timeout_s=30)
-                sender = NativeSender([server], meeting)
+                sender = NativeSender([server], Rendezvous(port=free_port(), **RENDEZVOUS))
                 weights = dict(merged_weights(load_model()))
                 sender.send(weights.items(), version=1)
                 time.sleep(1)

@@ -41,7 +41,10 @@ ROOMS = (
         "__main__",
     ),
 )
-DOORS = {"vllm": ("rollout.vllm_colocate", "server", "weights.worker"), "peft": ("model",)}
+DOORS = {
+    "vllm": ("rollout.vllm_colocate", "server", "weights.nccl", "weights.stateless", "weights.worker"),
+    "peft": ("model",),
+}
 """Heavy package -> the only modules that may import it."""
 TORCHLESS = (
     *("errors", "config", "records", "model.vocabulary", "data", "objectives.environment"),

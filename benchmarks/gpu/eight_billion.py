@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from rollmatch.weights.plan import Merge
+
 ROOT = Path(__file__).parents[2]
 HIDDEN, INNER, IDS, NUM_LAYERS, QUERIES, KEYS, HEAD = 4096, 12288, 151936, 36, 4096, 1024, 128
 LINEARS = {
@@ -78,12 +80,13 @@ def random_weights(device, num_layers=NUM_LAYERS):
 
 
 def random_adapter(device, num_layers=NUM_LAYERS, *, rank=16):
-    """(name, tensor) of a DoRA on every linear, and its merges, as ``weights.adapter`` has them."""
+    """(name, tensor) of a DoRA on every linear, and its merges, as ``weights.named_weights`` has them."""
     tensors, merges = [], []
     for layer in range(num_layers):
         for short, (num_out, num_in) in LINEARS.items():
             name = f"model.layers.{layer}.{short}"
             parts = {"lora_a": (rank, num_in), "lora_b": (num_out, rank), "magnitude": (num_out,)}
-            merges.append({"name": f"{name}.weight", "scaling": 2.0} | {part: f"{name}.{part}" for part in parts})
+            names = {part: f"{name}.{part}" for part in parts}
+            merges.append(Merge(name=f"{name}.weight", scaling=2.0, **names))
             tensors += [(f"{name}.{part}", torch.randn(shape, device=device)) for part, shape in parts.items()]
     return tensors, merges

@@ -23,7 +23,7 @@ class PeerWorker(WorkerExtension):
         if getattr(self, "peer_memory", None) is None:
             self.peer_memory = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
         for _ in range(num_pieces):
-            group.carry([self.peer_memory])
+            group.broadcast_group([self.peer_memory])
         group.wait(group.mark())
 
     def peer_forget(self):
@@ -35,7 +35,7 @@ class PeerWorker(WorkerExtension):
         group = self.rollmatch_receiver.group
         tensor = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
         group.follow()
-        group.carry([tensor])
+        group.broadcast_group([tensor])
         group.wait(group.mark())
         self._rollmatch_model().load_weights([(name, tensor)])
         group.finish()

@@ -9,16 +9,17 @@ import torch
 
 from benchmarks.gpu.eight_billion import random_adapter, shapes
 from conformance.server.instance import Instance, settings_for
-from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
-from rollmatch.weights.direct_sender import BUCKET_BYTES, TAIL_BYTES, DirectShipment, mixed_digests_of
-from rollmatch.weights.gloo_group import GO, GroupAddress
-from rollmatch.weights.plan import make_plan, spec_of
-from rollmatch.weights.worker.direct import open_direct
+from rollmatch.weights.digest import mixed_digests_of
+from rollmatch.weights.group_address import GroupAddress
+from rollmatch.weights.group_store import GO
+from rollmatch.weights.nccl import BUCKET_BYTES, TAIL_BYTES, open_direct
+from rollmatch.weights.plan import TransferPlan, WeightTransfer, make_plan, spec_of, to_wire
 from rollmatch.weights.worker.merging import merge_named
 
-HOST, TIMEOUT_S = "127.0.0.1", 30.0
+HOST, TIMEOUT_S, SECRET = "127.0.0.1", 30.0, "between these engines only"
 ENGINE = {"enforce_eager": True, "kv_cache_memory_bytes": 4 << 30, "gpu_memory_utilization": 0.3}
 PHASES = ("announce", "ready", "carry", "answers")
 PACKED = {"weight_transfer_config": {"backend": "nccl"}}
@@ -31,9 +32,9 @@ class Direct:
         self.engines, self.weights = engines, weights
         self.num_engines = len(engines.engines)
         world_size = self.num_engines + 1
-        told = {"host": HOST, "port": port, "world_size": world_size, "timeout_s": TIMEOUT_S, "join_timeout_s": 60.0}
+        told = {"host": HOST, "port": port, "world_size": world_size, "secret": SECRET, "timeout_s": TIMEOUT_S}
         for index in range(self.num_engines):
-            engines.begin_one(index, "rollmatch_open", told | {"rank": index}, "direct")
+            engines.begin_one(index, "rollmatch_open", to_wire(GroupAddress(**told, rank=index)), "direct")
         engines.answers()
         device = next(iter(weights.values())).device
         self.group = open_direct(GroupAddress(**told, rank=self.num_engines), device)
@@ -45,23 +46,24 @@ class Direct:
     def __call__(self):
         times = [time.perf_counter()]
         sync_id = f"s{next(self.counter)}"
-        shipment = DirectShipment(self.plan, list(self.weights.values()))
-        self.engines.begin("rollmatch_receive", self._announcement(sync_id))
+        tensors = list(self.weights.values())
+        transfer = WeightTransfer(plan=self.plan, tensors=tuple(tensors[index] for index in self.plan.order))
+        self._announce(sync_id)
         self.engines.begin("rollmatch_poll", TIMEOUT_S)
         times.append(time.perf_counter())
-        while not self.group.is_ready(sync_id, range(self.num_engines)):
+        while not self.group.store.is_ready(sync_id, range(self.num_engines)):
             if time.perf_counter() > times[0] + TIMEOUT_S:
                 self.engines.answers()  # which tell why
                 raise TimeoutError("the engines are not ready")
             time.sleep(0.0002)
-        self.group.tell(sync_id, GO)
+        self.group.store.give_verdict(sync_id, GO)
         times.append(time.perf_counter())
-        shipment.carry(self.group, lambda: None)
+        digests = self.group.send(transfer, lambda: None)
         times.append(time.perf_counter())
         names = [spec.name for spec in self.plan.specs]
         self.engines.answers()
         for told in self.engines.answers():
-            assert [told[0]["digests"][name] for name in names] == list(shipment.digests)
+            assert [told[0]["digests"][name] for name in names] == list(digests)
         times.append(time.perf_counter())
         steps = zip(PHASES, pairwise(times), strict=True)
         self.phases_s.append({step: end - began for step, (began, end) in steps})
@@ -72,20 +74,17 @@ class Direct:
         sent = sum(int(tensor.view(torch.int16).long().sum()) for tensor in self.weights.values())
         return all(sum(told[0].values()) == sent for told in held) and all(told == held[0] for told in held)
 
-    def _announcement(self, sync_id):
+    def _announce(self, sync_id):
         """All of it once; afterwards by its name, as over HTTP."""
         if self.known is not None:
-            return {"sync_id": sync_id, "like": self.known}
+            self.engines.begin("rollmatch_receive_again", sync_id, self.known)
+            return
         self.known = sync_id
-        return {
-            "keep": True,
-            "sync_id": sync_id,
-            "tensors": [[spec.name, spec.dtype, list(spec.shape)] for spec in self.plan.specs],
-            "buckets": [bucket.stop - bucket.start for bucket in self.plan.buckets],
-            "trailer": True,
-            "beside": False,
-            "aliases": [],
-        }
+        buckets = tuple(bucket.stop - bucket.start for bucket in self.plan.buckets)
+        plan = TransferPlan(
+            tensors=self.plan.specs, buckets=buckets, sync_id=sync_id, digests_follow=True, may_repeat=True
+        )
+        self.engines.begin("rollmatch_receive", to_wire(plan))
 
 
 class Floor:
@@ -101,7 +100,7 @@ class Floor:
         group = self.direct.group
         self.direct.engines.begin("peer_floor", self.piece_bytes, self.NUM_PIECES)
         for _ in range(self.NUM_PIECES):
-            group.carry([self.memory])
+            group.broadcast_group([self.memory])
         group.wait(group.mark())
         self.direct.engines.answers()
 
@@ -120,7 +119,7 @@ class OneByOne:
         group, engines = self.direct.group, self.direct.engines
         for name, tensor in self.direct.weights.items():
             engines.begin("peer_load_one", name, list(tensor.shape))
-            group.carry([tensor])
+            group.broadcast_group([tensor])
             group.wait(group.mark())
             engines.answers()
 
@@ -133,11 +132,11 @@ class Packed:
 
         self.engines, self.weights = engines, weights
         world_size = len(engines.engines) + 1
-        meeting = {"master_address": HOST, "master_port": port, "world_size": world_size}
+        rendezvous = {"master_address": HOST, "master_port": port, "world_size": world_size}
         for index in range(world_size - 1):
-            told = {"init_info": meeting | {"rank_offset": index + 1}}
+            told = {"init_info": rendezvous | {"rank_offset": index + 1}}
             engines.begin_one(index, "llm.init_weight_transfer_engine", told)
-        self.group = trainer_init(meeting)
+        self.group = trainer_init(rendezvous)
         engines.answers()
 
     def __call__(self):
@@ -173,15 +172,15 @@ class OurServers:
         clients = [RolloutServer(instance.wait_ready().url, ClientSettings()) for instance in chosen]
         for client in clients:
             client.connect()
-        meeting = Meeting(
+        rendezvous = Rendezvous(
             host=HOST, port=settings_for().port, client="learner", timeout_s=TIMEOUT_S, join_timeout_s=60.0
         )
-        self.sender = NativeSender(clients, meeting, transport="direct", bucket_bytes=bucket_bytes)
+        self.sender = NativeSender(clients, rendezvous, transport="direct", bucket_bytes=bucket_bytes)
         self.sender.send(self.weights.items(), version=next(self.versions))
         self.phases_s, self._ends = [], []
-        communicator, carrier = self.sender._communicator, self.sender._carrier
-        communicator.begin = self._stamped(communicator.begin)
-        carrier.carry = self._stamped(carrier.carry, at_end=True)
+        source = self.sender._group.source
+        self.sender._wait_ready = self._stamped(self.sender._wait_ready)
+        source.send = self._stamped(source.send, at_end=True)
 
     def __call__(self):
         times, self._ends = [time.perf_counter()], []
@@ -195,9 +194,10 @@ class OurServers:
 
         def stamped(*arguments):
             self._ends.append(time.perf_counter())
-            call(*arguments)
+            result = call(*arguments)
             if at_end:
                 self._ends.append(time.perf_counter())
+            return result
 
         return stamped
 
@@ -220,17 +220,12 @@ class Adapters:
         """The learner's own."""
         parts, self.merged = dict(self.tensors), []
         for merge in self.merges:
-            base = torch.zeros(self.shapes[merge["name"]], dtype=torch.bfloat16, device=self.device)
+            base = torch.zeros(self.shapes[merge.name], dtype=torch.bfloat16, device=self.device)
             self.merged.append(merge_named(merge, base, parts))
 
     def prove(self):
         mixed_digests_of(self.merged)
 
     def __call__(self):
-        adapter = SimpleNamespace(
-            tensors=self.tensors,
-            merges=self.merges,
-            merged_names=[merge["name"] for merge in self.merges],
-            merged=self.merged,
-        )
+        adapter = SimpleNamespace(tensors=self.tensors, merges=self.merges, merged=self.merged)
         self.servers.sender.send_adapter(adapter, version=next(self.servers.versions))

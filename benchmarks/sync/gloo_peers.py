@@ -9,21 +9,19 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from rollmatch.weights.bucket import Buffer
 from rollmatch.weights.digest import bytes_of
-from rollmatch.weights.flight import MAX_IN_FLIGHT, Flight
-from rollmatch.weights.gloo_group import GlooGroup, GroupAddress
-from rollmatch.weights.worker.groups import GlooMember
+from rollmatch.weights.gloo import MAX_IN_FLIGHT, Buffer, GlooGroup, InFlight
+from rollmatch.weights.group_address import GroupAddress
 
 ROOT = Path(__file__).parents[2]
 SENDER, RECEIVER, TIMEOUT_S = 1, 0, 60.0
+SECRET = "of the benchmark's group"
 
 
 def bytes_like(size):
@@ -52,7 +50,9 @@ def join_bare(port, rank):
 
 
 def join_ours(port, rank):
-    return GlooGroup.open(GroupAddress(host="127.0.0.1", port=port, rank=rank, world_size=2, timeout_s=TIMEOUT_S))
+    return GlooGroup.open(
+        GroupAddress(host="127.0.0.1", port=port, rank=rank, world_size=2, secret=SECRET, timeout_s=TIMEOUT_S)
+    )
 
 
 @contextmanager
@@ -78,10 +78,10 @@ def bucketed_broadcast(buckets):
         group = join_ours(port, SENDER)
 
         def send():
-            flight = Flight(partial(group.begin, source=SENDER))
+            in_flight = InFlight(group.begin)
             for bucket, buffer in zip(buckets, cycle(buffers), strict=False):
-                flight.add(buffer.fill(list(map(bytes_of, bucket))))
-            flight.land()
+                in_flight.add(buffer.fill(list(map(bytes_of, bucket))))
+            in_flight.wait()
             group.broadcast(answer, source=RECEIVER)
 
         yield send
@@ -99,14 +99,14 @@ def receive_bare(port, sizes):
 
 def receive_buckets(port, sizes):
     """As a worker does: into memory that is used again by the next sync."""
-    member, answer = GlooMember(join_ours(port, RECEIVER)), bytes_like(1)
+    group, answer = join_ours(port, RECEIVER), bytes_like(1)
     blocks = [bytes_like(size) for size in sizes]
     while True:
-        flight = Flight(member.begin)
+        in_flight = InFlight(group.begin)
         for block in blocks:
-            flight.add(block)
-        flight.land()
-        member.group.broadcast(answer, source=RECEIVER)
+            in_flight.add(block)
+        in_flight.wait()
+        group.broadcast(answer, source=RECEIVER)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from conformance.rollout.digits import MODEL, ROOT
 from conformance.server.instance import free_port
 from rollmatch.cli.server_app import make_app
 from rollmatch.cli.serving import vocabulary_size
-from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.server.engine_pool import EnginePool
@@ -97,10 +97,10 @@ def native_sender(url):
     """A learner's sender to that server."""
     server = RolloutServer(url, ClientSettings())
     server.connect()
-    meeting = Meeting(
+    rendezvous = Rendezvous(
         host="127.0.0.1", port=free_port(), client="learner", timeout_s=TIMEOUT_S, join_timeout_s=TIMEOUT_S
     )
-    sender = NativeSender([server], meeting)
+    sender = NativeSender([server], rendezvous)
     yield sender
     sender.close()
 

@@ -21,7 +21,7 @@ from conformance.server.instance import free_port
 from conformance.trainer.small_run import events, make_trainer
 from conformance.weights.native_double import NativeDouble, serving
 from conformance.weights.ranks_of_learner import SAMPLE, TEMPLATE
-from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.ranks import Ranks
@@ -132,9 +132,11 @@ def test_two_ranks_ask_and_one_of_them_joins_the_group():
 def backend_of(url, rank):
     server = RolloutServer(url, ClientSettings(timeout_s=10))
     server.connect()
-    meeting = Meeting(host="127.0.0.1", port=free_port(), client="learner", timeout_s=5, join_timeout_s=3)
+    rendezvous = Rendezvous(host="127.0.0.1", port=free_port(), client="learner", timeout_s=5, join_timeout_s=3)
     ranks = Ranks(rank=rank, learner_world_size=2)
-    return VllmServerBackend([server], TEMPLATE, ranks, sender=NativeSender([server], meeting) if rank == 0 else None)
+    return VllmServerBackend(
+        [server], TEMPLATE, ranks, sender=NativeSender([server], rendezvous) if rank == 0 else None
+    )
 
 
 def ask(backend):

@@ -37,16 +37,16 @@ def configured(words):
     clauses=["vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#2,4"],
 )
 def test_the_five_arguments_reach_the_client(monkeypatch):
-    made, meetings = [], []
+    made, groups = [], []
     monkeypatch.setattr(connect, "RolloutServer", lambda url, settings: made.append((url, settings)))
     monkeypatch.setattr(connect, "connect_all", lambda servers: None)
-    monkeypatch.setattr(connect, "make_sender", lambda servers, ports, meeting: meetings.append((ports, meeting)))
+    monkeypatch.setattr(connect, "make_sender", lambda servers, *how: groups.append(how))
     monkeypatch.setattr(connect, "VllmServerBackend", lambda *arguments, **_: None)
     connect.connect_servers(configured(f"{FIVE} --vllm_connection_timeout 30"), None, ranks=Ranks())
     ((url, settings),) = made
-    ((ports, meeting),) = meetings
+    ((ports, rendezvous),) = groups
     assert (url, settings.timeout_s, settings.infer_timeout_s) == ("http://localhost:8000", 30.0, None)
-    assert (ports, meeting.port, meeting.join_timeout_s) == ([22222], 22222, 30.0)
+    assert (ports, rendezvous.port, rendezvous.join_timeout_s) == ([22222], 22222, 30.0)
 
 
 @pytest.mark.scenario(clauses=["vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#3"])

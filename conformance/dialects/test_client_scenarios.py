@@ -16,7 +16,7 @@ from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.cli.assemble import make_parts
 from rollmatch.cli.connect import connect_servers
-from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.ranks import Ranks
 from rollmatch.records import RolloutRequest, Sample
@@ -31,7 +31,7 @@ TEMPLATE = SimpleNamespace(
 SECOND = Ranks(rank=1, learner_world_size=2)
 SHORT = Decoding(max_new_tokens=4)
 REACH_S, LIMIT = "~.vllm.server.timeout_s=", "~.vllm.server.infer_timeout_s="
-MEETING = Meeting(host="127.0.0.1", port=23000, client="learner", timeout_s=2, join_timeout_s=2)
+MEETING = Rendezvous(host="127.0.0.1", port=23000, client="learner", timeout_s=2, join_timeout_s=2)
 
 
 def config_for(url, *overrides, port=23000):

@@ -16,8 +16,7 @@ from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.fence import SyncMode
 from rollmatch.rollout.vllm_server import VllmServerBackend
-from rollmatch.weights.adapter import adapter_of
-from rollmatch.weights.named_weights import named_weights
+from rollmatch.weights.named_weights import adapter_of, named_weights
 from rollmatch.weights.plan import Spec
 
 __all__ = ["double"]
@@ -50,7 +49,7 @@ def test_the_trainer_is_the_last_rank(monkeypatch):
         control=lambda route, body=None, **_: told.append((route, body)),
         empty_caches=lambda: None,
     )
-    monkeypatch.setattr(queued_sender, "QueuedGroup", lambda address: told.append(address) or SimpleNamespace())
+    monkeypatch.setattr(queued_sender, "StatelessGroup", lambda address: told.append(address) or SimpleNamespace())
     QueuedSender([server], [23000], MEETING).send([], version=1)
     ((_, body),) = [call for call in told if isinstance(call, tuple) and call[0] == "/init_communicator"]
     (address,) = [call for call in told if not isinstance(call, tuple)]

@@ -11,13 +11,13 @@ from conformance.gpu.greedy import answers
 from conformance.rollout.digits import MODEL, load_model, perturb
 from conformance.server.calls import text_batch
 from conformance.server.instance import ENGINE, free_port, running
-from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
 from rollmatch.model.checkpoint import merged_weights
-from rollmatch.weights.direct_group import DirectGroup
-from rollmatch.weights.mixed_digest import mixed_digest_of
+from rollmatch.weights.digest import mixed_digest_of
+from rollmatch.weights.nccl import DirectGroup
 
 NUM_SCENES, TIMEOUT_S = 4, 20.0
 SMALL = ENGINE | {"kv_cache_memory_bytes": 2**30, "gpu_memory_utilization": 0.05}
@@ -69,8 +69,10 @@ def learner_device():
 def sender_to(server):
     client = RolloutServer(server.url, ClientSettings())
     client.connect()
-    meeting = Meeting(host="127.0.0.1", port=free_port(), client="learner", timeout_s=TIMEOUT_S, join_timeout_s=60.0)
-    return NativeSender([client], meeting)
+    rendezvous = Rendezvous(
+        host="127.0.0.1", port=free_port(), client="learner", timeout_s=TIMEOUT_S, join_timeout_s=60.0
+    )
+    return NativeSender([client], rendezvous)
 
 
 def push(sender, server, weights):
@@ -102,17 +104,17 @@ def test_a_synced_server_writes_what_a_fresh_one_writes_and_repairs_what_was_bro
 def break_off(sender, server, weights, monkeypatch):
     """The learner leaves after two buckets; the server tells so and generates nothing."""
     sender.close()
-    sender.bucket_bytes, carried = 2**16, []
+    sender.bucket_bytes, sent = 2**16, []
 
-    def carry(self, tensors, real=DirectGroup.carry):
-        if len(carried) == 2:
+    def send(self, tensors, real=DirectGroup.broadcast_group):
+        if len(sent) == 2:
             self.close()
-        carried.append(tensors)
+        sent.append(tensors)
         return real(self, tensors)
 
     version = server.version + 1
     with monkeypatch.context() as patched:
-        patched.setattr(DirectGroup, "carry", carry)
+        patched.setattr(DirectGroup, "broadcast_group", send)
         with pytest.raises(RollmatchError) as caught:
             sender.send(weights.items(), version=version)
     assert caught.value.code == "transfer-failed"

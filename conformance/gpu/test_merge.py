@@ -6,7 +6,7 @@ import torch
 from conformance.rollout.digits import MODEL
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.checkpoint import merged_weights, model_key
-from rollmatch.model.merge import Parts, merge_weight, merges_by_kernel
+from rollmatch.model.merge import LoraFactors, merge_weight, merges_by_kernel
 from rollmatch.model.policy import load_policy
 
 pytestmark = pytest.mark.gpu(1)
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu(1)
 
 def parts_for(weight, *, rank, is_dora):
     num_out, num_in = weight.shape
-    return Parts(
+    return LoraFactors(
         lora_a=torch.randn(rank, num_in, device="cuda"),
         lora_b=torch.randn(num_out, rank, device="cuda") * 0.1,
         magnitude=torch.rand(num_out, device="cuda") + 0.5 if is_dora else None,

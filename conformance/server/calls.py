@@ -10,10 +10,13 @@ import torch
 
 from rollmatch.data.ids import pack_ids, unpack_ids
 from rollmatch.weights.digest import bytes_of, digest_of
-from rollmatch.weights.gloo_group import DROP, GO, CommunicatorTimeout, GlooGroup, GroupAddress
+from rollmatch.weights.gloo import GlooGroup
+from rollmatch.weights.group_address import CommunicatorTimeout, GroupAddress
+from rollmatch.weights.group_store import DROP, GO
 
 MSGPACK = {"Content-Type": "application/msgpack"}
 TIMEOUT_S = 60
+SECRET = "of the learner's group"
 
 
 class Server:
@@ -91,6 +94,7 @@ class Learner:
             "host": "127.0.0.1",
             "port": self.port,
             "world_size": self.world_size,
+            "secret": SECRET,
             "timeout_s": self.timeout_s,
             "join_timeout_s": 20.0,
         }
@@ -99,7 +103,7 @@ class Learner:
     def open(self, **fields):
         call = in_thread(self.server.post, "/native/communicator/", self.wish(**fields))
         address = GroupAddress(
-            host="127.0.0.1", port=self.port, rank=self.world_size - 1, world_size=self.world_size,
+            host="127.0.0.1", port=self.port, rank=self.world_size - 1, world_size=self.world_size, secret=SECRET,
             timeout_s=self.timeout_s, join_timeout_s=20.0,
         )  # fmt: skip
         try:
@@ -135,15 +139,15 @@ class Learner:
     def announce(self, announcement):
         """Posts; when the workers are ready, None, else the refusal."""
         self.call = in_thread(self.server.post, "/native/sync/", announcement)
-        while not self.group.is_ready(announcement["sync_id"], range(self.world_size - 1)):
+        while not self.group.store.is_ready(announcement["sync_id"], range(self.world_size - 1)):
             if self.call.done():
-                self.group.tell(announcement["sync_id"], DROP)
+                self.group.store.give_verdict(announcement["sync_id"], DROP)
                 return self.call.result()
         return None
 
     def send(self, announcement, tensors, *, num_buckets=None):
         """The broadcasts, after the word to begin."""
-        self.group.tell(announcement["sync_id"], GO)
+        self.group.store.give_verdict(announcement["sync_id"], GO)
         values, first = list(tensors.values()), 0
         for size in announcement["buckets"][:num_buckets]:
             bucket = torch.cat([bytes_of(tensor) for tensor in values[first : first + size]])

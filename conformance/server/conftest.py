@@ -8,7 +8,7 @@ from conformance.server.calls import Learner, text_batch
 from conformance.server.instance import free_port
 from conformance.server.stand_in import make_stand_in
 from rollmatch.data.ids import pack_ids
-from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.model.checkpoint import merged_weights
@@ -39,8 +39,8 @@ def backend(instance):
     """The learner's rollout side on the server, in the native dialect."""
     server = RolloutServer(instance.server.url, ClientSettings(timeout_s=60))
     server.connect()
-    meeting = Meeting(host="127.0.0.1", port=free_port(), client="test", timeout_s=20, join_timeout_s=30)
-    sender = NativeSender([server], meeting)
+    rendezvous = Rendezvous(host="127.0.0.1", port=free_port(), client="test", timeout_s=20, join_timeout_s=30)
+    sender = NativeSender([server], rendezvous)
     made = VllmServerBackend([server], template_of(), Ranks(), sender=sender)
     yield made
     made.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from dataclasses import replace
 
 from conformance.rollout.digits import MODEL, ROOT
 from rollmatch.cli.server_app import make_app
@@ -14,6 +15,8 @@ from rollmatch.server.prompts import PromptMaker
 from rollmatch.server.replica import EngineOutput, dead
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.state import assemble
+from rollmatch.weights.group_address import GroupAddress
+from rollmatch.weights.plan import TransferPlan, from_wire
 
 WORLD_SIZE = 2
 STOP = 410
@@ -55,18 +58,24 @@ class PretendingReplica:
         if method in self.answers:
             return [self.answers[method]]
         if method == "rollmatch_receive":
-            plan = self.plans.get(arguments[0].get("like"), {}) | arguments[0]
-            if "sync_id" in plan:  # swift and trl name none
-                self.plans[plan["sync_id"]] = plan
-            names = [name for name, _, _ in plan["tensors"]]
-            self.digests = dict(zip(names, plan.get("digests") or ["0" * 32] * len(names), strict=True))
+            self.receive(from_wire(arguments[0], TransferPlan))
+        if method == "rollmatch_receive_again":
+            sync_id, like = arguments
+            self.receive(replace(self.plans[like], sync_id=sync_id))
         if method == "rollmatch_drop":
             self.digests = {}
         usual = {
-            "rollmatch_open": {"rank": arguments[0]["rank"]} if method == "rollmatch_open" else {},
+            "rollmatch_open": {"rank": from_wire(arguments[0], GroupAddress).rank}
+            if method == "rollmatch_open"
+            else {},
             "rollmatch_poll": {"state": "idle", "digests": getattr(self, "digests", {})},
         }
         return [usual.get(method, {})]
+
+    def receive(self, plan):
+        self.plans[plan.sync_id] = plan
+        names = [spec.name for spec in plan.tensors]
+        self.digests = dict(zip(names, plan.digests or ["0" * 32] * len(names), strict=True))
 
     async def reset_caches(self):
         return True

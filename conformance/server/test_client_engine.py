@@ -6,7 +6,7 @@ from conformance.doubles.adapters import perturb_adapters
 from conformance.rollout.digits import BRIEF, load_model, perturb, template_of, tokens_of
 from conformance.server.instance import free_port
 from rollmatch.config.training import TunerConfig
-from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.queued_sender import QueuedSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.swift.client import SwiftDialect
@@ -80,8 +80,10 @@ def test_the_older_dialects_carry_weights_and_rollouts_too(instance, policies, s
     server = RolloutServer(instance.server.url, ClientSettings(timeout_s=60))
     server.connect()
     server.dialect = kind(server.base_url)  # the client would speak native to a server that knows it
-    meeting = Meeting(host="127.0.0.1", port=1, client="test", timeout_s=20, join_timeout_s=30)
-    backend = VllmServerBackend([server], template_of(), Ranks(), sender=QueuedSender([server], [free_port()], meeting))
+    rendezvous = Rendezvous(host="127.0.0.1", port=1, client="test", timeout_s=20, join_timeout_s=30)
+    backend = VllmServerBackend(
+        [server], template_of(), Ranks(), sender=QueuedSender([server], [free_port()], rendezvous)
+    )
     try:
         for policy in (policies[1], policies[2]):
             backend.push(policy.weights.items(), version=backend.policy_version + 1)

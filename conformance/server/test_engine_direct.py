@@ -5,11 +5,11 @@ import torch
 
 from conformance.server.calls import in_thread, text_batch
 from conformance.server.instance import free_port
-from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
-from rollmatch.weights.direct_group import DirectGroup
+from rollmatch.weights.nccl import DirectGroup
 
 pytestmark = pytest.mark.engine
 HEAD = "lm_head.weight"
@@ -21,10 +21,10 @@ TIMEOUT_S = 20.0
 def sender(server):
     client = RolloutServer(server.url, ClientSettings())
     client.connect()
-    meeting = Meeting(
+    rendezvous = Rendezvous(
         host="127.0.0.1", port=free_port(), client="learner", timeout_s=TIMEOUT_S, join_timeout_s=TIMEOUT_S
     )
-    made = NativeSender([client], meeting, transport="direct")
+    made = NativeSender([client], rendezvous, transport="direct")
     yield made
     made.close()
 
@@ -58,15 +58,15 @@ def test_a_tied_head_may_be_sent_too(sender, server, policies, scene_batch, gree
 
 def break_after(num_buckets, monkeypatch):
     """The learner leaves after so many buckets."""
-    carried = []
+    sent = []
 
-    def carry(self, tensors, real=DirectGroup.carry):
-        if len(carried) == num_buckets:
+    def send(self, tensors, real=DirectGroup.broadcast_group):
+        if len(sent) == num_buckets:
             self.close()
-        carried.append(tensors)
+        sent.append(tensors)
         return real(self, tensors)
 
-    monkeypatch.setattr(DirectGroup, "carry", carry)
+    monkeypatch.setattr(DirectGroup, "broadcast_group", send)
 
 
 @pytest.mark.scenario(
@@ -95,13 +95,13 @@ def test_nothing_is_generated_from_the_first_byte_to_the_commit(sender, server, 
     push(sender, server, policies[0].weights)
     refusals = []
 
-    def carry(self, tensors, real=DirectGroup.carry):
+    def send(self, tensors, real=DirectGroup.broadcast_group):
         answer = ask(server)
         refusals.append((answer[0], answer[1]["code"]))
         return real(self, tensors)
 
     with monkeypatch.context() as patched:
-        patched.setattr(DirectGroup, "carry", carry)
+        patched.setattr(DirectGroup, "broadcast_group", send)
         push(sender, server, policies[1].weights)
     assert set(refusals) == {(409, "update-in-progress")}
     assert server.infer(text_batch([[5]]), max_tokens=2)[1] == [server.version]
@@ -131,13 +131,13 @@ def test_a_changed_number_is_found_and_the_next_sync_repairs(
     weights = {key: tensor.clone() for key, tensor in policies[1].weights.items()}
     place = [spec.name for spec in sender._known[0].specs].index(name)  # as they travel
 
-    def carry(self, tensors, real=DirectGroup.carry):
+    def send(self, tensors, real=DirectGroup.broadcast_group):
         if tensors[0].dtype == torch.int64:
             tensors[0][place, 0] += 1
         return real(self, tensors)
 
     with monkeypatch.context() as patched:
-        patched.setattr(DirectGroup, "carry", carry)
+        patched.setattr(DirectGroup, "broadcast_group", send)
         with pytest.raises(RollmatchError) as caught:
             sender.send(weights.items(), version=version + 1)
     assert (caught.value.code, caught.value.key) == ("digest-mismatch", name)

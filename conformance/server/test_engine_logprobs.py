@@ -9,7 +9,7 @@ from conformance.rollout.logprobs import TOLERANCE, farthest_apart, figures_of
 from conformance.server.instance import free_port
 from rollmatch.dialects.logprobs import QUESTION, check_logprobs
 from rollmatch.dialects.native.client import NativeDialect
-from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.swift.client import SwiftDialect
@@ -33,8 +33,8 @@ def backend(instance, policies):
     """One whose server holds the model directory's weights."""
     server = RolloutServer(instance.server.url, ClientSettings(timeout_s=60))
     server.connect()
-    meeting = Meeting(host="127.0.0.1", port=free_port(), client="test", timeout_s=20, join_timeout_s=30)
-    made = VllmServerBackend([server], template_of(), Ranks(), sender=NativeSender([server], meeting))
+    rendezvous = Rendezvous(host="127.0.0.1", port=free_port(), client="test", timeout_s=20, join_timeout_s=30)
+    made = VllmServerBackend([server], template_of(), Ranks(), sender=NativeSender([server], rendezvous))
     made.push(policies[0].weights.items(), version=made.policy_version + 1)
     yield made
     made.close()

@@ -8,14 +8,14 @@ from conformance.rollout.logprobs import TOLERANCE, farthest_apart
 from conformance.server.instance import free_port
 from conformance.server.stock import stock_server
 from rollmatch.dialects.logprobs import check_logprobs
-from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.rollout.weight_sender import make_sender
-from rollmatch.weights import shipment
+from rollmatch.weights import gloo
 
 pytestmark = pytest.mark.engine
 
@@ -33,8 +33,8 @@ def backend(stock):
     server = RolloutServer(stock, ClientSettings(timeout_s=60))
     server.connect()
     assert server.dialect.name == "vllm"
-    meeting = Meeting(host="127.0.0.1", port=free_port(), client="test", timeout_s=10, join_timeout_s=30)
-    made = VllmServerBackend([server], template_of(), Ranks(), sender=make_sender([server], [0], meeting))
+    rendezvous = Rendezvous(host="127.0.0.1", port=free_port(), client="test", timeout_s=10, join_timeout_s=30)
+    made = VllmServerBackend([server], template_of(), Ranks(), sender=make_sender([server], [0], rendezvous))
     yield made
     made.close()
 
@@ -64,7 +64,7 @@ def test_log_probabilities_are_those_of_the_sampled_distribution(temperature, ba
 def test_a_transfer_that_is_not_what_was_announced_changes_nothing(backend, policies, scene_requests, monkeypatch):
     backend.push(policies[1].weights.items(), version=backend.policy_version + 1)
     with monkeypatch.context() as patched:
-        patched.setattr(shipment, "digest_of_bytes", lambda raw: bytes(16))
+        patched.setattr(gloo, "digest_of_bytes", lambda raw: bytes(16))
         with pytest.raises(RollmatchError) as caught:
             backend.push(policies[2].weights.items(), version=backend.policy_version + 1)
     assert caught.value.code == "server-refused"

@@ -83,7 +83,6 @@ def test_a_wrong_announcement_is_refused_before_anything_is_paused(stand_in, pos
 
 def test_a_caller_that_hangs_up_does_not_end_an_update(stand_in):
     """What was received is served, whoever listens; its group is closed."""
-    from rollmatch.server.in_place import write_in_place
     from rollmatch.server.payloads import SyncRequest
 
     parts, may_end = stand_in[0], asyncio.Event()
@@ -94,12 +93,12 @@ def test_a_caller_that_hangs_up_does_not_end_an_update(stand_in):
         return await settle(**keywords)
 
     async def hang_up():
-        from rollmatch.weights.gloo_group import GroupAddress
+        from rollmatch.weights.group_address import GroupAddress
 
         address = GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3)
         await parts.communicator.open("me", address, transport="direct")
         parts.communicator.settle = wait
-        call = asyncio.create_task(write_in_place(parts.update, SyncRequest(**full_sync(parts))))
+        call = asyncio.create_task(parts.update.write_in_place(SyncRequest(**full_sync(parts))))
         while parts.pool.state != WRITING:
             await asyncio.sleep(0)
         call.cancel()

@@ -3,17 +3,18 @@
 import asyncio
 
 import pytest
+from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 from conformance.server.stand_in import make_stand_in
 from rollmatch.dialects.queued_routes import FlatTensor, check_places
-from rollmatch.server.announced import BucketInvalid
-from rollmatch.server.payloads import SyncRequest
-from rollmatch.server.update import SyncDropped
-from rollmatch.weights.gloo_group import GroupAddress
+from rollmatch.server.announced import AnnouncementInvalid
+from rollmatch.server.payloads import CommunicatorRequest, SyncRequest
+from rollmatch.server.update import UpdateRefused
+from rollmatch.weights.group_address import GroupAddress
 
 FAILURE = {"code": "transfer-failed", "key": "broadcast", "problem": "peer is gone", "remedy": "again", "status": 409}
-OPEN = {"client": "me", "host": "127.0.0.1", "port": 23000, "world_size": 3}
+OPEN = {"client": "me", "host": "127.0.0.1", "port": 23000, "world_size": 3, "secret": "of this test's group"}
 
 
 def full_sync(parts, **fields):
@@ -107,7 +108,7 @@ def test_a_bucket_counts_bytes_from_zero(places):
     told = {"name": "a", "dtype": "torch.bfloat16", "shape": (2, 3), "numel": 12}
     then = {"name": "b", "dtype": "float32", "shape": (2,), "start_idx": 12, "end_idx": 20, "numel": 8}
     check_places([FlatTensor(**told, start_idx=0, end_idx=12), FlatTensor(**then)])
-    with pytest.raises(BucketInvalid) as refused:
+    with pytest.raises(AnnouncementInvalid) as refused:
         check_places([FlatTensor(**told, start_idx=places[0], end_idx=places[1]), FlatTensor(**then)])
     assert refused.value.key == "metadatas[0]"
 
@@ -127,7 +128,7 @@ def test_an_announcement_may_be_repeated_by_its_name_in_the_same_group(stand_in,
     for version, sync_id in ((2, "two"), (3, "three")):
         status, told = post("/native/sync/again/", again("1", sync_id=sync_id, version=version))
         assert (status, told["policy_version"], told["digests"]) == (200, version, first[1]["digests"])
-        assert calls_of(parts, "rollmatch_receive")[-1][1] == {"sync_id": sync_id, "like": "1"}
+        assert calls_of(parts, "rollmatch_receive_again")[-1][1:] == (sync_id, "1")
     for wrong, code in (
         (again("two", version=4), "announcement-unknown"),
         (again("1", version=3), "version-not-newer"),
@@ -210,6 +211,59 @@ def test_too_small_a_group_and_a_second_client_are_refused(stand_in, post):
     assert post("/native/communicator/close/", {"client": "you", "force": True}) == (200, {"closed": True})
 
 
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"world_size": 2**40}, "world_size"),
+        ({"join_timeout_s": 1e6}, "join_timeout_s"),
+        ({"timeout_s": -1}, "timeout_s"),
+        ({"secret": "short"}, "secret"),
+        ({"transport": "stateless"}, "transport"),
+    ],
+)
+def test_an_impossible_group_reaches_no_worker(stand_in, post, change, key):
+    status, told = post("/native/communicator/", OPEN | change)
+    assert (status in (400, 422), told["key"]) == (True, key)
+    assert calls_of(stand_in[0], "rollmatch_open") == []
+    assert post("/native/communicator/", OPEN)[0] == 200
+
+
+def test_an_endless_time_limit_is_refused():
+    for name in ("timeout_s", "join_timeout_s"):
+        with pytest.raises(ValidationError):
+            CommunicatorRequest(**OPEN, **{name: float("inf")})
+
+
+def adapter_sync(parts, **changes):
+    """A LoRA of rank 2 on the first matrix of the model."""
+    spec = next(spec for spec in parts.model.tensors.values() if len(spec.shape) == 2)
+    shapes = {"a": [2, spec.shape[1]], "b": [spec.shape[0], 2]}
+    sent = [{"name": name, "dtype": "float32", "shape": shapes[name]} | changes.get(name, {}) for name in shapes]
+    return full_sync(parts, tensors=sent, buckets=[1, 1], digests=None) | merging(spec.name)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"a": {"dtype": "save"}},
+        {"b": {"dtype": "int64"}},
+        {"a": {"shape": [2, 3]}},
+        {"b": {"shape": [2**40, 2]}},
+        {"a": {"shape": []}},
+    ],
+)
+def test_an_adapter_that_cannot_be_merged_reaches_no_worker(stand_in, post, changes):
+    parts, _ = stand_in
+    post("/native/communicator/", OPEN)
+    status, told = post("/native/sync/", adapter_sync(parts, **changes))
+    assert status == 400
+    assert told["code"] in ("tensor-dtype-mismatch", "adapter-invalid", "bucket-invalid")
+    assert calls_of(parts, "rollmatch_receive") == []
+    for replica in parts.pool.replicas:
+        replica.answers["rollmatch_merge"] = {"digests": {}}
+    assert post("/native/sync/", adapter_sync(parts))[0] == 200
+
+
 def test_a_group_port_in_use_leaves_nobody_attached(stand_in, post):
     parts, _ = stand_in
     parts.pool.replicas[0].answers["rollmatch_open"] = {"failure": FAILURE | {"code": "group-port-in-use"}}
@@ -231,7 +285,7 @@ def test_drop_ends_an_update_that_is_on_its_way(stand_in):
         assert await parts.update.drop()
         for replica in parts.pool.replicas:
             replica.answers.clear()
-        with pytest.raises(SyncDropped):
+        with pytest.raises(UpdateRefused):
             await sync
         assert not await parts.update.drop()
 

@@ -155,7 +155,11 @@ class Native:
     """``rollmatch serve``'s own."""
 
     name, health_path, generate_path = "native", "/health/", "/native/infer/"
-    incomplete = ("/native/communicator/", {"client": "judge", "port": 1, "world_size": 2}, "host")
+    incomplete = (
+        "/native/communicator/",
+        {"client": "judge", "port": 1, "world_size": 2, "secret": "of the judge's group"},
+        "host",
+    )
     routes = _set_of(
         "/health/ /get_world_size/ /native/infer/ /native/identity/ /native/sync/ /native/communicator/ "
         "/native/communicator/close/ /native/sync/commit/ /native/sync/drop/ "

@@ -4,19 +4,22 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore
 
 from conformance.dialects.flat_bucket import flat_metadata
 from conformance.server.calls import Learner, Server
 from conformance.server.instance import free_port
 from conformance.servers.exchange import RecordedCall
 from conformance.servers.talk import Stopped, Talk
-from rollmatch.dialects.queued_group import QueuedGroup
 from rollmatch.weights.digest import bytes_of
-from rollmatch.weights.gloo_group import GlooGroup, GroupAddress
+from rollmatch.weights.gloo import begin_on, open_gloo
+from rollmatch.weights.group_address import GroupAddress, bind
+from rollmatch.weights.stateless import StatelessGroup
 
 TIMEOUT_S = 20.0
 HOST = "127.0.0.1"
@@ -81,7 +84,7 @@ class QueuedPeer:
             timeout_s=TIMEOUT_S, join_timeout_s=TIMEOUT_S,
         )  # fmt: skip
         _wait_for_listener(self.port)
-        self.talk.collective(label, "JOIN", lambda: setattr(self, "group", QueuedGroup(address)))
+        self.talk.collective(label, "JOIN", lambda: setattr(self, "group", StatelessGroup(address)))
 
     def open(self) -> None:
         self.talk.post("close-before", "/close_communicator/", note=False)
@@ -91,7 +94,7 @@ class QueuedPeer:
 
     def pass_on(self, tensor: Tensor, label: str = "broadcast", *, note: bool = False) -> None:
         """One broadcast and the barrier."""
-        self.talk.collective(label, "SEND", lambda: self.group.send(tensor.contiguous()), note=note)
+        self.talk.collective(label, "SEND", lambda: self.group.broadcast(tensor.contiguous()), note=note)
 
     def finish(self) -> None:
         for path in self.endings:
@@ -166,7 +169,7 @@ class VllmPeer:
         address = GroupAddress(
             host=HOST, port=self.port, rank=0, world_size=self.size, timeout_s=TIMEOUT_S, join_timeout_s=TIMEOUT_S
         )
-        self.talk.collective(label, "JOIN", lambda: setattr(self, "group", GlooGroup.open(address)))
+        self.talk.collective(label, "JOIN", lambda: setattr(self, "group", PlainGroup(address)))
 
     def begin(self, label: str = "start", *, pause: bool = True) -> RecordedCall:
         if pause:
@@ -205,6 +208,25 @@ class VllmPeer:
             self.group = None
             self.talk.post("shut", "/shutdown_weight_transfer_engine", note=False, timeout_s=10)
             self.talk.post("resume", "/resume", note=False, timeout_s=5)
+
+
+class PlainGroup:
+    """Gloo on a store without a secret, held by rank 0, as the plugged ``gloo_transfer`` expects it."""
+
+    def __init__(self, address: GroupAddress) -> None:
+        listener = bind(address.host, address.port)
+        limit = timedelta(seconds=address.join_timeout_s)
+        self._store = TCPStore(
+            address.host, address.port, address.world_size, True, limit, wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
+        self._group, self._timeout_s = open_gloo(PrefixStore("weights", self._store), address), address.timeout_s
+
+    def broadcast(self, tensor: Tensor, *, source: int) -> None:
+        begin_on(self._group, tensor, source=source, timeout_s=self._timeout_s).wait()
+
+    def close(self) -> None:
+        del self._group, self._store
 
 
 class NativePeer:

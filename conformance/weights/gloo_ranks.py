@@ -4,16 +4,23 @@ import json
 import sys
 
 from conformance.processes import start
-from rollmatch.weights.bucket import Buffer
-from rollmatch.weights.comparison import digests_of
-from rollmatch.weights.digest import bytes_of, cut
-from rollmatch.weights.gloo_group import GlooGroup, GroupAddress
+from rollmatch.weights.digest import bytes_of, cut, digests_of
+from rollmatch.weights.gloo import Buffer, GlooGroup
+from rollmatch.weights.group_address import GroupAddress
+
+SECRET = "between these ranks only"
 
 
 def address_of(rank, world_size, port):
     return GroupAddress(
-        host="127.0.0.1", port=port, rank=rank, world_size=world_size, timeout_s=20.0, join_timeout_s=40.0
-    )
+        host="127.0.0.1",
+        port=port,
+        rank=rank,
+        world_size=world_size,
+        secret=SECRET,
+        timeout_s=20.0,
+        join_timeout_s=40.0,
+    )  # fmt: skip
 
 
 def broadcast_between(world_size, buckets, *, port, folder):

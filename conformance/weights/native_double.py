@@ -14,8 +14,11 @@ import torch
 
 from conformance.weights.fronts import running
 from rollmatch.errors import RollmatchError
+from rollmatch.server.payloads import PROTOCOL
 from rollmatch.weights.digest import DIGEST_KIND, NUM_DIGEST_BYTES, cut, digest_of
-from rollmatch.weights.gloo_group import GO, GlooGroup, GroupAddress
+from rollmatch.weights.gloo import GlooGroup
+from rollmatch.weights.group_address import GroupAddress
+from rollmatch.weights.group_store import GO
 
 
 class Refused(Exception):
@@ -62,7 +65,7 @@ class NativeDouble:
             for name, t in self.served.items()
         ]
         return self.health(None) | {
-            "protocol": 1,
+            "protocol": PROTOCOL,
             "digest": DIGEST_KIND,
             "transports": ["gloo"],
             "tensors": tensors,
@@ -77,6 +80,7 @@ class NativeDouble:
             port=body["port"],
             rank=body["rank_offset"],
             world_size=body["world_size"],
+            secret=body["secret"],
             timeout_s=body["timeout_s"],
             join_timeout_s=body["join_timeout_s"],
         )
@@ -95,8 +99,8 @@ class NativeDouble:
         if self.group is None:
             raise Refused("communicator-missing")
         threading.Event().wait(self.faults.get("late", 0))
-        self.group.set_ready(body["sync_id"])
-        if self.group.wait_word(body["sync_id"]) != GO:
+        self.group.store.set_ready(body["sync_id"])
+        if self.group.store.wait_verdict(body["sync_id"]) != GO:
             raise Refused("sync-dropped")
         if "stall" in self.faults:
             threading.Event().wait(self.faults["stall"])

@@ -21,8 +21,8 @@ with loading():
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
 
-    from rollmatch.weights.worker.places import learn_places
-    from rollmatch.weights.worker.writing import write_tensors
+    from rollmatch.weights.plan import spec_of
+    from rollmatch.weights.worker.weight_layout import learn_layout, write_tensors
 
 
 def configured(directory, size):
@@ -64,9 +64,9 @@ def parameters_after(model, write):
 def compare(directory, rank, size, meeting):
     model = build(configured(directory, size), rank, size, meeting)
     tensors = {name: tensor.float() for name, tensor in load_file(f"{directory}/model.safetensors").items()}
-    told = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+    told = [spec_of(*pair) for pair in tensors.items()]
     before = parameters_after(model, lambda: None)
-    places = learn_places(model, told)
+    places = learn_layout(model, told)
     after = {name: weight.data for name, weight in model.named_parameters()}
     untouched = all(torch.equal(before[name], after[name]) for name in before)
     ours = parameters_after(model, lambda: write_tensors(model, places, tensors))

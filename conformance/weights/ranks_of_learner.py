@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
@@ -49,8 +49,8 @@ def train(model):
 def make_fence(url, port, folder, ranks):
     server = RolloutServer(url, ClientSettings(timeout_s=20))
     server.connect()
-    meeting = Meeting(host="127.0.0.1", port=port, client="learner", timeout_s=10, join_timeout_s=20)
-    sender = NativeSender([server], meeting, bucket_bytes=40) if ranks.is_primary else None
+    rendezvous = Rendezvous(host="127.0.0.1", port=port, client="learner", timeout_s=10, join_timeout_s=20)
+    sender = NativeSender([server], rendezvous, bucket_bytes=40) if ranks.is_primary else None
     backend = VllmServerBackend([server], TEMPLATE, ranks, sender=sender)
     return Fence(backend, ranks, Journal(folder / f"journal-rank{ranks.rank}.jsonl", rank=ranks.rank))
 

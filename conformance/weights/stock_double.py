@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler
 
 from conformance.weights.fronts import running
 from rollmatch.errors import RollmatchError
-from rollmatch.weights.gloo_group import GlooGroup, GroupAddress
-from rollmatch.weights.worker.groups import GlooMember
+from rollmatch.weights.gloo import GlooGroup
+from rollmatch.weights.group_address import GroupAddress
+from rollmatch.weights.plan import Spec, TransferPlan
 from rollmatch.weights.worker.receiver import Receiver
 
 ROUTES = (
@@ -55,10 +56,11 @@ class StockDouble:
             port=told["master_port"],
             rank=told["rank_offset"],
             world_size=told["world_size"],
+            secret=told["secret"],
             timeout_s=told["timeout_s"],
             join_timeout_s=told["join_timeout_s"],
         )
-        self.receiver = Receiver.joining(lambda: GlooMember(GlooGroup.open(address), source=0))
+        self.receiver = Receiver.joining(lambda: GlooGroup.open(address, source=0))
         self.settle()
         return {}
 
@@ -73,8 +75,9 @@ class StockDouble:
 
     def update_weights(self, body, _):
         told = body["update_info"]
-        tensors = list(zip(told["names"], told["dtype_names"], told["shapes"], strict=True))
-        self.receiver.begin({"tensors": tensors, "buckets": told["buckets"], "trailer": True})
+        shapes = map(tuple, told["shapes"])
+        specs = tuple(Spec(*fields) for fields in zip(told["names"], told["dtype_names"], shapes, strict=True))
+        self.receiver.begin(TransferPlan(tensors=specs, buckets=tuple(told["buckets"]), digests_follow=True))
         self.settle()
         self.served = self.receiver.take()
         return {}
@@ -84,7 +87,7 @@ class StockDouble:
         return {}
 
     def settle(self):
-        while self.receiver.poll()["state"] == "busy":
+        while self.receiver.progress().is_busy:
             time.sleep(0.001)
 
 

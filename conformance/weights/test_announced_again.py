@@ -5,7 +5,7 @@ import pytest
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
 from conformance.weights.test_native_sender import equal, tensors_of
-from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 
 
@@ -14,8 +14,8 @@ def start(open_sender):
     """Doubles -> a sender to them; ends both."""
 
     def begin(*doubles):
-        meeting = Meeting(host="127.0.0.1", port=free_port(), client="learner", timeout_s=5.0, join_timeout_s=5)
-        return open_sender(serving(*doubles), lambda servers: NativeSender(servers, meeting, bucket_bytes=64))
+        rendezvous = Rendezvous(host="127.0.0.1", port=free_port(), client="learner", timeout_s=5.0, join_timeout_s=5)
+        return open_sender(serving(*doubles), lambda servers: NativeSender(servers, rendezvous, bucket_bytes=64))
 
     return begin
 

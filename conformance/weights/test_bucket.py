@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 from conformance.server.instance import free_port
 from conformance.weights.gloo_ranks import broadcast_between
-from rollmatch.weights import bucket
-from rollmatch.weights import comparison as digest
-from rollmatch.weights.bucket import Buffer
-from rollmatch.weights.comparison import DigestMismatch, check_digests, digests_of
-from rollmatch.weights.digest import bytes_of, cut
+from rollmatch.weights import digest, gloo
+from rollmatch.weights.digest import DigestMismatch, bytes_of, check_digests, cut, digests_of
+from rollmatch.weights.gloo import Buffer
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int8, torch.int64])
 KINDS = st.lists(st.tuples(DTYPES, st.lists(st.integers(0, 5), max_size=3).map(tuple)), max_size=8)
@@ -25,7 +23,7 @@ def make(kinds, seed=0):
 
 
 def test_the_examples_hold():
-    assert doctest.testmod(bucket).failed == 0
+    assert doctest.testmod(gloo).failed == 0
     assert doctest.testmod(digest).failed == 0
 
 

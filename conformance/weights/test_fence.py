@@ -12,7 +12,7 @@ from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.fence import Fence, PushFailed
-from rollmatch.weights.plan import TensorMissing
+from rollmatch.weights.plan import TensorMismatch
 
 WEIGHTS = {"a": torch.zeros(3, 2), "b": torch.ones(5, dtype=torch.bfloat16)}
 FENCED = ("gather", "barrier", "push", "gather", "barrier", "go on")
@@ -201,7 +201,7 @@ def test_a_fence_without_one_of_its_barriers_is_caught(tmp_path, kind, breach):
     "error",
     [
         *(KeyError("no lm_head"), OSError("connection reset"), TypeError("of 2 arguments")),
-        TensorMissing("lm_head.weight is not there", key="lm_head.weight"),
+        TensorMismatch("lm_head.weight is not there", key="lm_head.weight"),
     ],
 )
 def test_a_push_that_fails_on_one_rank_is_the_same_error_on_all(tmp_path, error):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.cli.started import finish
-from rollmatch.weights.mixed_digest import add_mixed, mixed_digest_of, mixed_digests
+from rollmatch.weights.digest import add_mixed, mixed_digest_of, mixed_digests
 
 RAW = st.binary(min_size=1, max_size=70)
 M = 2**64 - 1
@@ -65,12 +65,12 @@ import sys
 for name in [name for name in sys.modules if name.partition(".")[0] == "triton" and "_C" not in name]:
     del sys.modules[name]  # whether it interprets is decided when it loads
 import numpy, torch
-from rollmatch.weights.mixed_digest import mixed_digest_of, mixed_digests
-from rollmatch.weights.mixed_digest_kernel import _add_mixed, _BLOCK_WORDS, _CHUNK_WORDS, table_of
+from rollmatch.weights.digest import MIX, mixed_digest_of, mixed_digests
+from rollmatch.weights.digest_kernel import _add_mixed, _BLOCK_WORDS, _CHUNK_WORDS, table_of
 words = [torch.randint(-2**62, 2**62, (num,)) for num in (1, _BLOCK_WORDS + 3, _CHUNK_WORDS + 7)]
 table = torch.from_numpy(table_of([part.data_ptr() for part in words], [len(part) for part in words]))
 sums = torch.zeros(len(words), 2, dtype=torch.int64)
-_add_mixed[(len(table),)](table, sums, BLOCK=_BLOCK_WORDS)
+_add_mixed[(len(table),)](table, sums, *MIX, BLOCK=_BLOCK_WORDS)
 assert mixed_digests(sums) == [mixed_digest_of(part) for part in words]
 """
 

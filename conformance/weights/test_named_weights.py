@@ -8,8 +8,7 @@ from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3, make_tiny_qwen3_vl
 from rollmatch.errors import SyncError
 from rollmatch.model.checkpoint import merged_weights
-from rollmatch.weights.adapter import adapter_of
-from rollmatch.weights.named_weights import named_weights
+from rollmatch.weights.named_weights import adapter_of, named_weights
 
 
 def adapted(*, use_dora=False, model=None, **settings):
@@ -22,11 +21,11 @@ def adapted(*, use_dora=False, model=None, **settings):
 
 def merge_by_hand(base, merge, tensors):
     """LoRA and DoRA as their papers write them, in float64."""
-    a, b, w = (t.double() for t in (tensors[merge["lora_a"]], tensors[merge["lora_b"]], base))
-    total = w + merge["scaling"] * b @ a
-    if merge["magnitude"] is None:
+    a, b, w = (t.double() for t in (tensors[merge.lora_a], tensors[merge.lora_b], base))
+    total = w + merge.scaling * b @ a
+    if merge.magnitude is None:
         return total
-    return tensors[merge["magnitude"]].double()[:, None] * total / total.norm(dim=1, keepdim=True)
+    return tensors[merge.magnitude].double()[:, None] * total / total.norm(dim=1, keepdim=True)
 
 
 def test_names_are_those_of_the_plain_model():
@@ -73,14 +72,14 @@ def test_reading_weights_leaves_the_policy_as_it_is(use_dora):
 def test_an_adapter_holds_what_it_takes_to_merge_it(use_dora):
     policy = adapted(use_dora=use_dora)
     adapter, base = adapter_of(policy), dict(make_tiny_qwen3_vl().named_parameters())
-    tensors, merged = dict(adapter.tensors), dict(zip(adapter.merged_names, adapter.merged, strict=True))
-    assert [merge["name"] for merge in adapter.merges] == list(adapter.merged_names)
+    tensors = dict(adapter.tensors)
+    merged = dict(zip((merge.name for merge in adapter.merges), adapter.merged, strict=True))
     assert len(adapter.merges) > 6
     assert any("visual" in name for name in merged)
     for merge in adapter.merges:
-        assert (merge["magnitude"] is not None) == use_dora
-        expected = merge_by_hand(base[merge["name"]].detach(), merge, tensors)
-        assert torch.allclose(merged[merge["name"]].double(), expected, atol=1e-5)
+        assert (merge.magnitude is not None) == use_dora
+        expected = merge_by_hand(base[merge.name].detach(), merge, tensors)
+        assert torch.allclose(merged[merge.name].double(), expected, atol=1e-5)
     everything = dict(merged_weights(policy))
     assert all(torch.equal(everything[name], weight) for name, weight in merged.items())
     assert all(torch.equal(everything[name], base[name]) for name in everything.keys() - merged.keys())

@@ -2,21 +2,26 @@
 
 import socket
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
+from conformance.server.calls import in_thread
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.dialects.calls import BackgroundCall
+from rollmatch.dialects.http import _root_of
 from rollmatch.dialects.native import group as gloo
-from rollmatch.dialects.native.group import Meeting
-from rollmatch.dialects.native.sender import NativeSender, SyncUnconfirmed, _better
+from rollmatch.dialects.native.group import Rendezvous
+from rollmatch.dialects.native.sender import NativeSender, SyncUnconfirmed, _cause_of
 from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.weights.comparison import digests_of
-from rollmatch.weights.direct_sender import device_of
-from rollmatch.weights.gloo_group import CommunicatorTimeout, GlooGroup, TransferFailed
+from rollmatch.weights.digest import digests_of
+from rollmatch.weights.gloo import GlooGroup
+from rollmatch.weights.group_address import CommunicatorTimeout, TransferFailed
+from rollmatch.weights.nccl import device_of
+from rollmatch.weights.transports import TRANSPORTS
 
 TIMEOUT_S = 2.0
 
@@ -37,8 +42,12 @@ def start(open_sender):
     """Doubles -> a sender to them; ends both."""
 
     def begin(*doubles, client="learner", bucket_bytes=64):
-        meeting = Meeting(host="127.0.0.1", port=free_port(), client=client, timeout_s=TIMEOUT_S, join_timeout_s=5)
-        return open_sender(serving(*doubles), lambda servers: NativeSender(servers, meeting, bucket_bytes=bucket_bytes))
+        rendezvous = Rendezvous(
+            host="127.0.0.1", port=free_port(), client=client, timeout_s=TIMEOUT_S, join_timeout_s=5
+        )
+        return open_sender(
+            serving(*doubles), lambda servers: NativeSender(servers, rendezvous, bucket_bytes=bucket_bytes)
+        )
 
     return begin
 
@@ -69,8 +78,8 @@ def test_three_servers_take_as_many_broadcasts_as_one(start, monkeypatch):
     """Why a time does not grow with servers, which conformance/gpu measures."""
     told = []
 
-    def begin(self, tensor, *, source, real=GlooGroup.begin):
-        if source == self.address.rank:
+    def begin(self, tensor, *, source=None, real=GlooGroup.begin):
+        if self.rank == self.source:
             told.append(tensor.nbytes)
         return real(self, tensor, source=source)
 
@@ -195,6 +204,7 @@ def test_one_server_that_fails_leaves_the_others_on_the_old_version(start, fault
     assert time.monotonic() - began < 15
     assert caught.value.code == code
     assert key in (None, caught.value.key)
+    assert len(causes_of(caught.value)) < 10
     if code != "sync-unconfirmed":
         assert all(equal(double.served, tensors_of(0)) for double in doubles)
     doubles[1].faults = {}
@@ -225,8 +235,8 @@ def test_a_learner_that_was_started_again_takes_the_place_of_its_dead_self(start
     dead = start(*doubles)
     dead.send(tensors_of(1).items(), version=1)
     dead.close = lambda: None  # killed: it told nobody, and its sockets are open no more
-    meeting, dead._communicator = dead.meeting, None
-    again = NativeSender(dead.servers, meeting)
+    rendezvous, dead._group = dead.rendezvous, None
+    again = NativeSender(dead.servers, rendezvous)
     again.send(tensors_of(2).items(), version=2)
     assert all(equal(double.served, tensors_of(2)) for double in doubles)
     again.close()
@@ -239,10 +249,10 @@ def test_a_busy_group_port_is_named(start, monkeypatch):
     monkeypatch.setattr(gloo, "wait_until_free", partial(gloo.wait_until_free, within_s=0.3))
     double = NativeDouble(tensors_of(0))
     sender = start(double)
-    with socket.create_server(("127.0.0.1", sender.meeting.port)), pytest.raises(RollmatchError) as caught:
+    with socket.create_server(("127.0.0.1", sender.rendezvous.port)), pytest.raises(RollmatchError) as caught:
         sender.send(tensors_of(1).items(), version=1)
     assert caught.value.code == "group-port-in-use"
-    assert str(sender.meeting.port) in caught.value.problem
+    assert str(sender.rendezvous.port) in caught.value.problem
     sender.send(tensors_of(1).items(), version=1)
     assert equal(double.served, tensors_of(1))
 
@@ -258,13 +268,13 @@ def test_another_learner_is_told_that_the_server_is_taken(start):
 
 
 def test_a_group_that_fails_to_open_at_once_says_why(start, monkeypatch):
-    def fail(address, transport, device):
-        gloo.GlooGroup.open(address).close()  # or the double would wait beyond the test
+    def fail(address, device):
+        GlooGroup.open(address).close()  # or the double would wait beyond the test
         raise CommunicatorTimeout("two ranks have one GPU", key="group_port", remedy="Give each its own.")
 
     sender = start(NativeDouble(tensors_of(0)))
     with monkeypatch.context() as patched:
-        patched.setattr(gloo, "_open_group", fail)
+        patched.setitem(TRANSPORTS, "gloo", replace(TRANSPORTS["gloo"], open=fail))
         with pytest.raises(CommunicatorTimeout) as told:
             sender.send(tensors_of(1).items(), version=1)
     assert (told.value.problem, told.value.key) == ("two ranks have one GPU", "group_port")
@@ -281,6 +291,22 @@ def test_a_group_opens_on_the_device_of_the_weights(monkeypatch):
     assert device_of([on_cpu]) == torch.device("cuda", 1)
 
 
+def causes_of(error):
+    """The chain of causes; one that is a circle has an error twice, and who follows it never ends."""
+    chain = []
+    while error is not None:
+        assert error not in chain
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return chain
+
+
+def test_the_innermost_cause_is_found_in_a_circle_too():
+    one, other = RuntimeError("one"), RuntimeError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert in_thread(_root_of, one).result(timeout=5) == "RuntimeError: other"
+
+
 @pytest.mark.parametrize(("code", "explains"), [("communicator-missing", False), ("digest-mismatch", True)])
 def test_a_server_that_tells_only_that_the_learner_left_explains_nothing(code, explains):
     def fail():
@@ -289,4 +315,4 @@ def test_a_server_that_tells_only_that_the_learner_left_explains_nothing(code, e
         raise told
 
     broken = TransferFailed("ours", key="broadcast", remedy="Look.")
-    assert (_better(broken, [BackgroundCall(fail)]) is not broken) == explains
+    assert (_cause_of(broken, [BackgroundCall(fail)]) is not broken) == explains

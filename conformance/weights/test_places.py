@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmatch.errors import RollmatchError
-from rollmatch.weights.worker.places import learn_places
-from rollmatch.weights.worker.writing import write_tensors
+from rollmatch.weights.plan import spec_of
+from rollmatch.weights.worker.weight_layout import learn_layout, write_tensors
 
 
 class Fused(torch.nn.Module):
@@ -38,7 +38,7 @@ class Fused(torch.nn.Module):
 
 
 def specs_of(tensors):
-    return [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+    return [spec_of(*pair) for pair in tensors.items()]
 
 
 def held(model):
@@ -55,7 +55,7 @@ def written_by(model, write):
 def check_equal(model, tensors):
     """Learning changes nothing, and what is written is what the loader writes."""
     before = held(model)
-    places = learn_places(model, specs_of(tensors))
+    places = learn_layout(model, specs_of(tensors))
     assert all(map(torch.equal, before, held(model)))
     ours = written_by(model, lambda: write_tensors(model, places, tensors))
     theirs = written_by(model, lambda: model.load_weights(tensors.items()))
@@ -177,25 +177,25 @@ class Reading(Fused):
 
 @pytest.mark.parametrize(
     ("kind", "key"),
-    [(Twice, "fused"), (Forgetting, "own"), (Replacing, "places"), (Adding, "places"), (Reading, "places")],
+    [(Twice, "fused"), (Forgetting, "own"), (Replacing, "layout"), (Adding, "layout"), (Reading, "layout")],
 )
 def test_a_loader_that_cannot_be_told_as_copies_is_refused(kind, key):
     model = kind()
     before = held(model)
     with pytest.raises(RollmatchError) as caught:
-        learn_places(model, specs_of(model.tensors()))
+        learn_layout(model, specs_of(model.tensors()))
     assert (caught.value.code, caught.value.key) == ("places-unknown", key)
     assert all(map(torch.equal, before, held(model)))
 
 
 def test_places_hold_as_long_as_no_memory_moves():
     model = Fused()
-    places = learn_places(model, specs_of(model.tensors()))
-    assert places.hold_for(model)
+    places = learn_layout(model, specs_of(model.tensors()))
+    assert places.holds_for(model)
     model.own.data = model.own.data.clone()
-    assert not places.hold_for(model)
-    places = learn_places(model, specs_of(model.tensors()))
-    assert places.hold_for(model)
+    assert not places.holds_for(model)
+    places = learn_layout(model, specs_of(model.tensors()))
+    assert places.holds_for(model)
     model.own = torch.nn.Parameter(model.own.data.clone())
-    assert not places.hold_for(model)
-    assert not learn_places(model, specs_of(model.tensors())).hold_for(Fused())
+    assert not places.holds_for(model)
+    assert not learn_layout(model, specs_of(model.tensors())).holds_for(Fused())

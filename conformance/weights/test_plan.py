@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmatch.weights import plan
-from rollmatch.weights.plan import ITEM_SIZES, Spec, SyncError, fit, make_plan
+from rollmatch.weights.plan import DTYPES, Spec, SyncError, fit, make_plan
 
 SHAPES = st.lists(st.integers(0, 6), max_size=3).map(tuple)
 SPECS = st.lists(st.tuples(st.sampled_from(["float32", "bfloat16", "int64"]), SHAPES), max_size=12).map(
@@ -38,7 +38,7 @@ def test_a_bucket_holds_one_type_and_at_most_its_size_unless_it_is_one_tensor(sp
     for bucket in made.buckets:
         inside = made.specs[bucket.start : bucket.stop]
         assert len({spec.dtype for spec in inside}) == 1
-        assert bucket.num_bytes == sum(ITEM_SIZES[spec.dtype] * math.prod(spec.shape) for spec in inside)
+        assert bucket.num_bytes == sum(DTYPES[spec.dtype].itemsize * math.prod(spec.shape) for spec in inside)
         assert bucket.num_bytes <= bucket_bytes or len(inside) == 1
     assert made.num_bytes == sum(spec.num_bytes for spec in specs)
 
@@ -73,7 +73,7 @@ def test_with_a_tail_the_largest_come_first_and_the_last_bucket_is_small(specs, 
 @given(SPECS)
 def test_tensors_of_one_type_keep_their_order(specs):
     made = make_plan(specs, bucket_bytes=50)
-    for kind in ITEM_SIZES:
+    for kind in DTYPES:
         assert [s for s in made.specs if s.dtype == kind] == [s for s in specs if s.dtype == kind]
 
 

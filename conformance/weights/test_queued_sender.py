@@ -6,21 +6,23 @@ from datetime import timedelta
 
 import pytest
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
 from conformance.server.calls import in_thread
 from conformance.server.instance import free_port
-from rollmatch.dialects import queued_group, queued_sender
-from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects import queued_sender
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
-from rollmatch.dialects.queued_group import QueuedGroup, read_text
 from rollmatch.dialects.queued_sender import QueuedSender
 from rollmatch.dialects.session import DIALECTS, ClientSettings, RolloutServer
 from rollmatch.errors import SyncError
 from rollmatch.rollout.weight_sender import make_sender
-from rollmatch.weights.gloo_group import GroupAddress, open_stateless
+from rollmatch.weights import stateless
+from rollmatch.weights.gloo import open_gloo
+from rollmatch.weights.group_address import GroupAddress
+from rollmatch.weights.stateless import StatelessGroup, read_text
 
-MEETING = Meeting(host="127.0.0.1", port=1, client="learner", timeout_s=1, join_timeout_s=1)
+MEETING = Rendezvous(host="127.0.0.1", port=1, client="learner", timeout_s=1, join_timeout_s=1)
 
 
 class Harmful:
@@ -37,11 +39,11 @@ def servers_of(*dialects):
 
 def test_the_examples_hold():
     assert doctest.testmod(queued_sender).failed == 0
-    assert doctest.testmod(queued_group).failed == 0
+    assert doctest.testmod(stateless).failed == 0
 
 
 def test_a_pickle_that_is_no_text_is_not_run(capsys):
-    with pytest.raises(ValueError, match="text"):
+    with pytest.raises(ValueError, match="not expected"):
         read_text(pickle.dumps(Harmful()))
     assert capsys.readouterr().out == ""
     assert read_text(pickle.dumps("barrier_1")) == "barrier_1"
@@ -50,8 +52,13 @@ def test_a_pickle_that_is_no_text_is_not_run(capsys):
 def test_a_store_that_waits_for_its_workers_becomes_ready():
     """ms-swift's and TRL's servers hold such a one: vLLM's ``StatelessProcessGroup`` counts those who enter."""
     port, limit = free_port(), timedelta(seconds=10)
-    held = in_thread(lambda: open_stateless(address_of(port, rank=0), TCPStore("127.0.0.1", port, 2, True, limit)))
-    group = QueuedGroup(address_of(port, rank=1))
+
+    def hold():
+        store = TCPStore("127.0.0.1", port, 2, True, limit)
+        return open_gloo(PrefixStore("gloo", store), address_of(port, rank=0))
+
+    held = in_thread(hold)
+    group = StatelessGroup(address_of(port, rank=1))
     assert held.result(timeout=10).size() == group.address.world_size == 2
 
 

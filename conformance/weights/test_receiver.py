@@ -2,12 +2,14 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from rollmatch.errors import RollmatchError
 from rollmatch.weights.digest import digest_of
+from rollmatch.weights.plan import Spec, TransferPlan
 from rollmatch.weights.worker.receiver import Receiver
 
 
@@ -27,13 +29,13 @@ class Group:
         pass
 
 
-def plan(digest):
-    return {"tensors": [["a", "uint8", [4]]], "buckets": [1], "digests": [digest.hex()]}
+def plan(digest, **fields):
+    return TransferPlan(tensors=(Spec("a", "uint8", (4,)),), buckets=(1,), digests=(digest.hex(),), **fields)
 
 
 def settle(receiver):
     deadline = time.monotonic() + 20
-    while receiver.poll()["state"] == "busy":
+    while receiver.progress().is_busy:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -60,16 +62,21 @@ def test_a_mismatch_of_what_was_dropped_is_no_failure(dropped):
 
 
 def test_a_plan_is_named_again_by_the_last_one_that_may_be():
-    receiver = Receiver.joining(Group)
-    first = plan(bytes(16)) | {"sync_id": "1", "keep": True}
-    assert receiver.whole(first) is first
-    assert receiver.whole({"sync_id": "2", "like": "1"}) == first | {"sync_id": "2"}
-    assert receiver.whole({"sync_id": "3", "like": "1"})["tensors"] is first["tensors"]
-    receiver.whole(plan(bytes(16)) | {"sync_id": "4", "keep": False})
-    assert receiver.whole({"sync_id": "5", "like": "1"})["sync_id"] == "5"
-    for unknown in ("2", "4", ""):
+    group = Group()
+    group.may_end.set()
+    receiver = Receiver.joining(lambda: group)
+    right = digest_of(torch.ones(4, dtype=torch.uint8))
+    receiver._receive = lambda plan, received: None  # without a hand-shake
+    first = plan(right, sync_id="1", may_repeat=True)
+    receiver.begin(first)
+    assert receiver.known_plan("2", like="1") == replace(first, sync_id="2")
+    assert receiver.known_plan("3", like="1").tensors is first.tensors
+    receiver.begin(receiver.known_plan("3", like="1"))
+    receiver.begin(plan(right, sync_id="4"))
+    assert receiver.known_plan("5", like="1").sync_id == "5"
+    for unknown in ("2", "3", "4", ""):
         with pytest.raises(RollmatchError) as caught:
-            receiver.whole({"sync_id": "6", "like": unknown})
+            receiver.known_plan("6", like=unknown)
         assert (caught.value.code, caught.value.key) == ("communicator-missing", "like")
     receiver.close()
 
@@ -79,10 +86,36 @@ def test_a_receiver_tells_which_share_of_the_tensors_has_come():
     receiver = Receiver.joining(lambda: group)
     settle(receiver)
     receiver.begin(plan(digest_of(torch.ones(4, dtype=torch.uint8))))
-    told = receiver.poll()
-    assert (told["state"], told["share"]) == ("busy", 0.0)
+    progress = receiver.progress()
+    assert (progress.is_busy, progress.share) == (True, 0.0)
     receiver._received.digests["a"] = ""  # as if it had come
-    assert receiver.poll()["share"] == 1.0
+    assert receiver.progress().share == 1.0
     group.may_end.set()
     settle(receiver)
     receiver.close()
+
+
+def test_a_receiver_outlives_what_it_cannot_receive():
+    """A thread that ended would leave every later sync waiting."""
+    group = Group()
+    group.may_end.set()
+    receiver = Receiver.joining(lambda: group)
+    settle(receiver)
+    receiver.begin(TransferPlan(tensors=(Spec("a", "no such type", (4,)),), buckets=(1,)))
+    with pytest.raises(RollmatchError) as caught:
+        settle(receiver)
+    assert caught.value.code == "transfer-failed"
+    receiver.drop()
+    receiver.begin(plan(digest_of(torch.ones(4, dtype=torch.uint8))))
+    settle(receiver)
+    assert receiver.take()["a"].tolist() == [1, 1, 1, 1]
+    receiver.close()
+
+
+def test_a_group_that_cannot_be_opened_is_a_failure_and_no_success():
+    def fail():
+        raise TypeError("a world of 2**40")
+
+    with pytest.raises(RollmatchError) as caught:
+        settle(Receiver.joining(fail))
+    assert caught.value.code == "transfer-failed"

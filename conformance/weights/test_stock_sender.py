@@ -6,7 +6,7 @@ import torch
 from conformance.scenarios.configs import not_refused
 from conformance.server.instance import free_port
 from conformance.weights.stock_double import StockDouble, serving
-from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.vllm.sender import StockSender
 from rollmatch.errors import RollmatchError
 from rollmatch.rollout.weight_sender import make_sender
@@ -28,8 +28,8 @@ def start(open_sender):
     """Doubles -> a sender to them; ends both."""
 
     def begin(*doubles):
-        meeting = Meeting(host="127.0.0.1", port=free_port(), client="me", timeout_s=3, join_timeout_s=5)
-        return open_sender(serving(*doubles), lambda servers: make_sender(servers, [0] * len(servers), meeting))
+        rendezvous = Rendezvous(host="127.0.0.1", port=free_port(), client="me", timeout_s=3, join_timeout_s=5)
+        return open_sender(serving(*doubles), lambda servers: make_sender(servers, [0] * len(servers), rendezvous))
 
     return begin
 

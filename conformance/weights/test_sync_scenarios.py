@@ -13,7 +13,7 @@ from conformance.weights.test_native_sender import free_port, names_called
 from rollmatch.cli import run as run_module
 from rollmatch.cli.assemble import TrainerParts
 from rollmatch.config.training import TunerConfig
-from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
@@ -22,9 +22,8 @@ from rollmatch.ranks import Ranks
 from rollmatch.rollout.fence import SyncMode
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.trainer import RolloutTrainer
-from rollmatch.weights.adapter import adapter_of
 from rollmatch.weights.digest import bytes_of, digest_of
-from rollmatch.weights.named_weights import named_weights
+from rollmatch.weights.named_weights import adapter_of, named_weights
 
 TEMPLATE = SimpleNamespace(
     messages=lambda sample: [], banned_ids=(), vocabulary=SimpleNamespace(stop_id=9, stop_token="<|im_end|>")
@@ -41,8 +40,10 @@ def attach():
         (url,) = front.__enter__()
         server = RolloutServer(url, ClientSettings(timeout_s=5))
         server.connect()
-        meeting = Meeting(host="127.0.0.1", port=free_port(), client=client, timeout_s=timeout_s, join_timeout_s=5)
-        backend = VllmServerBackend([server], TEMPLATE, Ranks(), sender=NativeSender([server], meeting))
+        rendezvous = Rendezvous(
+            host="127.0.0.1", port=free_port(), client=client, timeout_s=timeout_s, join_timeout_s=5
+        )
+        backend = VllmServerBackend([server], TEMPLATE, Ranks(), sender=NativeSender([server], rendezvous))
         opened.append((front, backend))
         return backend
 

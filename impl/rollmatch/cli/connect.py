@@ -6,9 +6,8 @@ from pathlib import Path
 from rollmatch.config import RunConfig
 from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.dialects.logprobs import QUESTION, check_logprobs
-from rollmatch.dialects.native.group import Meeting, resolve
+from rollmatch.dialects.native.group import Rendezvous, resolve
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
-from rollmatch.dialects.watch import WatchRules
 from rollmatch.journal import Journal
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
@@ -35,11 +34,10 @@ def connect_servers(
         timeout_s=told.timeout_s,
         infer_timeout_s=limit if limit is not None and limit > 0 else None,
         api_key=os.environ.get(KEY_VARIABLE) or None,
-        watch=WatchRules(silence_s=told.health_timeout_s),
     )
     servers = [RolloutServer(address.base_url, settings) for address in addresses]
     connect_all(servers)
-    meeting = Meeting(
+    rendezvous = Rendezvous(
         host=resolve(addresses[0].host),
         port=addresses[0].group_port,
         client=str(Path(config.training.output_dir).resolve()),
@@ -47,7 +45,7 @@ def connect_servers(
         join_timeout_s=told.timeout_s,
     )
     ports = [address.group_port for address in addresses]
-    sender = make_sender(servers, ports, meeting) if ranks.is_primary else None
+    sender = make_sender(servers, ports, rendezvous) if ranks.is_primary else None
     return VllmServerBackend(servers, template, ranks, sender=sender, journal=journal)
 
 

@@ -201,6 +201,8 @@ def _refusal(base_url: str, path: str, response: _RawReply) -> ServerRefused:
 
 def _root_of(error: BaseException) -> str:
     """The innermost reason, without the wrappings of the HTTP library."""
-    while (below := error.__cause__ or error.__context__) is not None:
+    seen = {id(error)}
+    while (below := error.__cause__ or error.__context__) is not None and id(below) not in seen:
+        seen.add(id(below))
         error = below
     return f"{type(error).__name__}: {error}"

@@ -6,14 +6,14 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from rollmatch.server.announced import AdapterInvalid, BucketInvalid
+from rollmatch.server.announced import AnnouncementInvalid
 from rollmatch.server.http import answer, read_body
 from rollmatch.server.payloads import TensorSpec
 from rollmatch.server.state import ServerState
-from rollmatch.weights.gloo_group import GroupAddress
+from rollmatch.weights.group_address import GroupAddress, is_wildcard
+from rollmatch.weights.plan import DTYPES, Spec
 
 JOIN_TIMEOUT_S, TRANSFER_TIMEOUT_S = 60.0, 30.0
-_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "int64": 8, "int32": 4, "uint8": 1, "int8": 1}
 
 
 class CommunicatorInit(BaseModel):
@@ -59,8 +59,9 @@ def _add_group(router: APIRouter, server: ServerState) -> None:
     @router.post("/init_communicator/")
     async def init(request: Request) -> Response:
         wish = await read_body(request, CommunicatorInit)
+        host = server.settings.host if is_wildcard(wish.host) else wish.host  # what TRL and ms-swift send by default
         address = GroupAddress(
-            host=wish.host,
+            host=host,
             port=wish.port,
             rank=0,
             world_size=wish.world_size,
@@ -68,7 +69,7 @@ def _add_group(router: APIRouter, server: ServerState) -> None:
             join_timeout_s=JOIN_TIMEOUT_S,
         )
         await server.queued.open(address)
-        return _done(request, f"listening at {wish.host}:{wish.port}, waiting for rank {wish.world_size - 1}")
+        return _done(request, f"listening at {host}:{wish.port}, waiting for rank {wish.world_size - 1}")
 
     @router.post("/close_communicator/")
     async def close(request: Request) -> Response:
@@ -92,7 +93,8 @@ def _add_updates(router: APIRouter, server: ServerState) -> None:
     @router.post("/update_adapter_flattened_param/")
     async def adapter(request: Request) -> Response:
         remedy = "Sync full weights, or send the adapter in the native dialect, where the server merges it."
-        raise AdapterInvalid("this server's engines take no adapters", key="enable_lora", remedy=remedy)
+        problem = "this server's engines take no adapters"
+        raise AnnouncementInvalid(problem, key="enable_lora", remedy=remedy, code="adapter-invalid")
 
     @router.post("/process_weights_after_loading/")
     async def process(request: Request) -> Response:
@@ -111,18 +113,18 @@ def _add_resets(router: APIRouter, server: ServerState) -> None:
 
 
 def check_places(tensors: list[FlatTensor]) -> None:
-    """Places count bytes, one tensor after the other from 0. Errors: ``BucketInvalid``."""
+    """Places count bytes, one tensor after the other from 0. Errors: ``AnnouncementInvalid``."""
     end = 0
     remedy = "Write places in bytes, as ms-swift does since 4.2, one tensor after the other."
     if not tensors:
-        raise BucketInvalid("names no tensor", key="metadatas", remedy="Announce at least one tensor.")
+        remedy = "Announce at least one tensor."
+        raise AnnouncementInvalid("names no tensor", key="metadatas", remedy=remedy, code="bucket-invalid")
     for place, tensor in enumerate(tensors):
-        size = _SIZES.get(tensor.dtype.removeprefix("torch."), 0)
-        for length in tensor.shape:
-            size *= length
+        spec = Spec(tensor.name, tensor.dtype.removeprefix("torch."), tensor.shape)
+        size = spec.num_bytes if spec.dtype in DTYPES else 0
         if (tensor.start_idx, tensor.end_idx) != (end, end + size):
             problem = f"{tensor.name} lies at {tensor.start_idx}:{tensor.end_idx}, expected {end}:{end + size}"
-            raise BucketInvalid(problem, key=f"metadatas[{place}]", remedy=remedy)
+            raise AnnouncementInvalid(problem, key=f"metadatas[{place}]", remedy=remedy, code="bucket-invalid")
         end += size
 
 

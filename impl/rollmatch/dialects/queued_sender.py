@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from rollmatch.dialects.calls import BackgroundCall
-from rollmatch.dialects.native.group import Meeting
-from rollmatch.dialects.queued_group import QueuedGroup
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.session import RolloutServer
 from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.weights.bucket import Buffer
 from rollmatch.weights.digest import bytes_of
-from rollmatch.weights.gloo_group import GroupAddress
+from rollmatch.weights.gloo import Buffer
+from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.plan import Plan, Spec, make_plan, spec_of
+from rollmatch.weights.stateless import StatelessGroup
 
 BUCKET_BYTES = 512 * 2**20
 """ms-swift's own."""
@@ -37,13 +37,13 @@ class AdapterUnproven(SyncError):
 class QueuedSender:
     """Rank 0's way to its servers; each has a group of its own at its own port."""
 
-    def __init__(self, servers: Sequence[RolloutServer], ports: Sequence[int], meeting: Meeting) -> None:
-        self.servers, self.ports, self.meeting = tuple(servers), tuple(ports), meeting
-        self._groups: tuple[QueuedGroup, ...] = ()
+    def __init__(self, servers: Sequence[RolloutServer], ports: Sequence[int], rendezvous: Rendezvous) -> None:
+        self.servers, self.ports, self.rendezvous = tuple(servers), tuple(ports), rendezvous
+        self._groups: tuple[StatelessGroup, ...] = ()
 
     @property
     def instances(self) -> None:
-        """Nothing in a sync of this dialect tells."""
+        """None: no sync of this dialect names them."""
         return None
 
     def send(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
@@ -53,7 +53,7 @@ class QueuedSender:
         tensors = [named[place][1] for place in plan.order]
         if not self._groups:
             places = zip(self.servers, self.ports, strict=True)
-            self._groups = tuple(_all(partial(join, *place, self.meeting) for place in places))
+            self._groups = tuple(_all(partial(join, *place, self.rendezvous) for place in places))
         pairs = zip(self.servers, self._groups, strict=True)
         try:
             with torch.no_grad():
@@ -78,28 +78,28 @@ class QueuedSender:
                 call.is_done(within_s=5.0)
 
 
-def join(server: RolloutServer, port: int, meeting: Meeting) -> QueuedGroup:
+def join(server: RolloutServer, port: int, rendezvous: Rendezvous) -> StatelessGroup:
     """Join a server's workers at a port, as the last rank. Errors: the server's, ``CommunicatorTimeout``."""
     world_size = int(server.get("/get_world_size")["world_size"]) + 1
     server.control("/close_communicator")
-    told = {"host": meeting.host, "port": port, "world_size": world_size, "client_device_uuid": _NO_DEVICE}
-    server.control("/init_communicator", told, timeout_s=meeting.join_timeout_s)
+    told = {"host": rendezvous.host, "port": port, "world_size": world_size, "client_device_uuid": _NO_DEVICE}
+    server.control("/init_communicator", told, timeout_s=rendezvous.join_timeout_s)
     address = GroupAddress(
-        host=meeting.host,
+        host=rendezvous.host,
         port=port,
         rank=world_size - 1,
         world_size=world_size,
-        timeout_s=meeting.timeout_s,
-        join_timeout_s=meeting.join_timeout_s,
+        timeout_s=rendezvous.timeout_s,
+        join_timeout_s=rendezvous.join_timeout_s,
     )
-    return QueuedGroup(address)
+    return StatelessGroup(address)
 
 
-def send_named(server: RolloutServer, group: QueuedGroup, spec: Spec, tensor: Tensor) -> None:
+def send_named(server: RolloutServer, group: StatelessGroup, spec: Spec, tensor: Tensor) -> None:
     """One tensor, TRL's way: announced, broadcast, waited for."""
     told = {"name": spec.name, "dtype": f"torch.{spec.dtype}", "shape": list(spec.shape)}
     server.control("/update_named_param", told)
-    group.send(tensor.detach().cpu().contiguous())
+    group.broadcast(tensor.detach().cpu().contiguous())
 
 
 def _all(calls: Iterable[Any]) -> list[Any]:
@@ -107,14 +107,14 @@ def _all(calls: Iterable[Any]) -> list[Any]:
     return [pending.result() for pending in [BackgroundCall(call) for call in calls]]
 
 
-def _send_to(server: RolloutServer, group: QueuedGroup, plan: Plan, tensors: Sequence[Tensor]) -> None:
+def _send_to(server: RolloutServer, group: StatelessGroup, plan: Plan, tensors: Sequence[Tensor]) -> None:
     if server.dialect.name == "swift":
         buffer = Buffer()
         for bucket in plan.buckets:
             specs = plan.specs[bucket.start : bucket.stop]
             server.control("/update_flattened_params", {"metadatas": flat_metadata(specs)})
             parts = [bytes_of(tensor.cpu()) for tensor in tensors[bucket.start : bucket.stop]]
-            group.send(buffer.fill(parts))
+            group.broadcast(buffer.fill(parts))
     else:
         for spec, tensor in zip(plan.specs, tensors, strict=True):
             send_named(server, group, spec, tensor)

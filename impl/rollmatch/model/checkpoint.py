@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from rollmatch.model.merge import Parts, merge_weight, merges_by_kernel
+from rollmatch.model.merge import LoraFactors, merge_weight, merges_by_kernel
 
 if TYPE_CHECKING:  # seconds to load
     from peft.tuners.lora import LoraLayer
@@ -213,9 +213,9 @@ def _trained_copy(wrapper: "ModulesToSaveWrapper") -> Iterator[tuple[str, Tensor
 def _merged(layer: "LoraLayer") -> Tensor:
     """The layer's weight with its active adapters: what peft's merge computes, without putting the result in place."""
     merged: Tensor = layer.get_base_layer().weight.detach()
-    parts = _only_parts(layer)
-    if parts is not None and merges_by_kernel(merged, parts):
-        return merge_weight(merged, parts)
+    factors = _factors_of(layer)
+    if factors is not None and merges_by_kernel(merged, factors):
+        return merge_weight(merged, factors)
     for adapter in layer.active_adapters:
         variant = layer.lora_variant.get(adapter)
         if variant is None:
@@ -225,7 +225,7 @@ def _merged(layer: "LoraLayer") -> Tensor:
     return merged.detach()
 
 
-def _only_parts(layer: "LoraLayer") -> Parts | None:
+def _factors_of(layer: "LoraLayer") -> LoraFactors | None:
     """Of a linear layer with one plain LoRA or DoRA; None for all that only peft knows."""
     from peft.tuners.lora.variants import DoraLinearVariant
 
@@ -235,7 +235,7 @@ def _only_parts(layer: "LoraLayer") -> Parts | None:
         return None
     (adapter,) = adapters
     is_dora = adapter in layer.lora_magnitude_vector
-    return Parts(
+    return LoraFactors(
         lora_a=layer.lora_A[adapter].weight.detach(),
         lora_b=layer.lora_B[adapter].weight.detach(),
         magnitude=layer.lora_magnitude_vector[adapter].weight.detach() if is_dora else None,

@@ -1,7 +1,7 @@
-"""A weight with its LoRA or DoRA, in one of two ways that every process takes alike.
+"""A weight merged with its LoRA or DoRA; learner and server choose the same one of two computations.
 
-Anywhere but in half precision on a GPU: operation by operation as peft does, bit for bit. There: one kernel, which sums
-in float32 and rounds once; it differs from peft's merge by less than the rounding of the result.
+In half precision on a GPU: one kernel, which sums in float32 and rounds once; it differs from peft's merge by less than
+the rounding of the result. Elsewhere: operation by operation as peft does, bit for bit.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class LoraFactors:
     """The adapter of one weight [O, I] (or [O, I, ...] of a convolution)."""
 
     lora_a: Tensor
@@ -27,37 +27,38 @@ class Parts:
 
 
 @torch.no_grad()
-def merge_weight(weight: Tensor, parts: Parts, *, out: Tensor | None = None) -> Tensor:
+def merge_weight(weight: Tensor, factors: LoraFactors, *, out: Tensor | None = None) -> Tensor:
     """The merged weight, in ``out`` where that is given: contiguous, of the weight's shape and type.
 
     Source: peft 0.20 ``tuners/lora``; DoRA (arXiv 2402.09353).
 
-    >>> lora = Parts(lora_a=torch.tensor([[1., 2.]]), lora_b=torch.tensor([[1.], [0.]]), magnitude=None, scaling=0.5)
-    >>> merge_weight(torch.zeros(2, 2), lora)
+    >>> a, b = torch.tensor([[1., 2.]]), torch.tensor([[1.], [0.]])
+    >>> merge_weight(torch.zeros(2, 2), LoraFactors(lora_a=a, lora_b=b, magnitude=None, scaling=0.5))
     tensor([[0.5000, 1.0000],
             [0.0000, 0.0000]])
     """
-    if merges_by_kernel(weight, parts):
+    if merges_by_kernel(weight, factors):
         from rollmatch.model.merge_kernel import merge_on_gpu
 
-        return merge_on_gpu(weight, parts, out=torch.empty_like(weight) if out is None else out)
-    delta = _delta(weight, parts)
-    if parts.magnitude is None:
+        into = torch.empty_like(weight) if out is None else out
+        return merge_on_gpu(weight, (factors.lora_a, factors.lora_b), factors.magnitude, factors.scaling, out=into)
+    delta = _delta(weight, factors)
+    if factors.magnitude is None:
         merged = (weight + delta).to(weight.dtype)
     else:
-        merged = _with_magnitude(weight, delta, parts.magnitude)
+        merged = _with_magnitude(weight, delta, factors.magnitude)
     return merged if out is None else out.copy_(merged)
 
 
-def merges_by_kernel(weight: Tensor, parts: Parts) -> bool:
+def merges_by_kernel(weight: Tensor, factors: LoraFactors) -> bool:
     """Whether this is a linear weight in half precision on a GPU, with an adapter in float32."""
     is_half_linear = weight.is_cuda and weight.dim() == 2 and weight.dtype in HALVES and weight.is_contiguous()
-    return is_half_linear and parts.lora_a.dtype == parts.lora_b.dtype == torch.float32
+    return is_half_linear and factors.lora_a.dtype == factors.lora_b.dtype == torch.float32
 
 
-def _delta(weight: Tensor, parts: Parts) -> Tensor:
+def _delta(weight: Tensor, factors: LoraFactors) -> Tensor:
     """Half precision is multiplied in float32 on a CPU, as peft does."""
-    lora_a, lora_b, dtype = parts.lora_a, parts.lora_b, parts.lora_b.dtype
+    lora_a, lora_b, dtype = factors.lora_a, factors.lora_b, factors.lora_b.dtype
     if lora_b.device.type == "cpu" and dtype in HALVES:
         lora_a, lora_b = lora_a.float(), lora_b.float()
     if weight.dim() > 2:
@@ -65,7 +66,7 @@ def _delta(weight: Tensor, parts: Parts) -> Tensor:
         product = convolve(lora_a.transpose(0, 1), lora_b).transpose(0, 1)
     else:
         product = lora_b @ lora_a
-    return (product * parts.scaling).to(dtype)
+    return (product * factors.scaling).to(dtype)
 
 
 def _with_magnitude(weight: Tensor, delta: Tensor, magnitude: Tensor) -> Tensor:

@@ -8,8 +8,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rollmatch.model.merge import Parts
-
 _ROWS, _COLUMNS, _LEAST_RANK = 16, 256, 16
 """Of the tiles of a matrix product; 16 is the least that it takes."""
 _WARPS = 8
@@ -73,24 +71,29 @@ def _merge(  # type: ignore[no-untyped-def]  # noqa: ANN202
         tl.store(here, tile.to(out.dtype.element_ty), mask=inside)
 
 
-def merge_on_gpu(weight: Tensor, parts: Parts, *, out: Tensor) -> Tensor:
-    """As ``merge_weight``; begun on the current stream. Errors: ``RuntimeError`` where the parts do not fit."""
-    (num_out, num_in), rank = weight.shape, len(parts.lora_a)
-    told = (parts.lora_a.shape, parts.lora_b.shape, None if parts.magnitude is None else parts.magnitude.numel())
-    if told[:2] != ((rank, num_in), (num_out, rank)) or told[2] not in (None, num_out):
-        raise RuntimeError(f"an adapter of {told} does not fit a weight of {tuple(weight.shape)}")
-    magnitude = parts.magnitude.contiguous() if parts.magnitude is not None else None
+def merge_on_gpu(
+    weight: Tensor, lora: tuple[Tensor, Tensor], magnitude: Tensor | None, scaling: float, *, out: Tensor
+) -> Tensor:
+    """``merge_weight`` with ``lora``, A [R, I] and B [O, R], on the current stream.
+
+    Errors: ``RuntimeError`` where the shapes do not fit.
+    """
+    (num_out, num_in), (lora_a, lora_b) = weight.shape, lora
+    rank = len(lora_a)
+    shapes = (lora_a.shape, lora_b.shape, None if magnitude is None else magnitude.numel())
+    if shapes[:2] != ((rank, num_in), (num_out, rank)) or shapes[2] not in (None, num_out):
+        raise RuntimeError(f"an adapter of {shapes} does not fit a weight of {tuple(weight.shape)}")
     with torch.cuda.device(weight.device):  # a kernel starts on the calling thread's, wherever its arguments are
         _merge[(triton.cdiv(num_out, _ROWS),)](
             weight,
-            parts.lora_a.contiguous(),
-            parts.lora_b.contiguous(),
-            weight if magnitude is None else magnitude,
+            lora_a.contiguous(),
+            lora_b.contiguous(),
+            weight if magnitude is None else magnitude.contiguous(),
             out,
             num_out,
             num_in,
             rank,
-            parts.scaling,
+            scaling,
             HAS_MAGNITUDE=magnitude is not None,
             RANK=max(_LEAST_RANK, triton.next_power_of_2(rank)),
             ROWS=_ROWS,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rollmatch.dialects.native.group import Meeting
+from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.queued_sender import QueuedSender
 from rollmatch.dialects.session import RolloutServer
@@ -25,7 +25,7 @@ class WeightsNotTaken(SyncError):
     code = "weights-not-taken"
 
 
-def make_sender(servers: Sequence[RolloutServer], ports: Sequence[int], meeting: Meeting) -> WeightSender:
+def make_sender(servers: Sequence[RolloutServer], ports: Sequence[int], rendezvous: Rendezvous) -> WeightSender:
     """Rank 0's way to connected servers; ``ports`` are theirs, one each.
 
     Errors: ``DialectsMixed``, ``WeightsNotTaken``.
@@ -35,13 +35,13 @@ def make_sender(servers: Sequence[RolloutServer], ports: Sequence[int], meeting:
         named = ", ".join(f"{server.base_url} speaks {server.dialect.name}" for server in servers)
         raise DialectsMixed(named, key=servers[0].base_url, remedy="Start the same kind of server everywhere.")
     if dialects == {"native"}:
-        return NativeSender(servers, meeting)
+        return NativeSender(servers, rendezvous)
     if dialects <= {"swift", "trl"}:
-        return QueuedSender(servers, ports, meeting)
+        return QueuedSender(servers, ports, rendezvous)
     if torch.cuda.is_available():
         raise WeightsNotTaken(
             f"{servers[0].base_url} is a stock vllm serve, whose weight transfer on GPUs needs NCCL",
             key=servers[0].base_url,
             remedy="Start rollmatch serve with the same configuration.",
         )
-    return StockSender(servers, meeting)
+    return StockSender(servers, rendezvous)

@@ -2,110 +2,68 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 
 from rollmatch.errors import SyncError
 from rollmatch.server.identity import Model
-from rollmatch.server.payloads import AdapterPlan, SyncRequest, TensorSpec
-
-
-class _BadAnnouncement(SyncError):
-    """Branch: the announcement itself is wrong."""
-
-    status = 400
-
-
-class TensorUnknown(_BadAnnouncement):
-    """Every announced tensor is one of the model's."""
-
-    code = "tensor-unknown"
-
-
-class TensorMissing(_BadAnnouncement):
-    """A full sync brings every tensor of the model."""
-
-    code = "tensor-missing"
-
-
-class TensorShapeMismatch(_BadAnnouncement):
-    """A tensor has the shape that the model holds."""
-
-    code = "tensor-shape-mismatch"
-
-
-class TensorDtypeMismatch(_BadAnnouncement):
-    """A tensor has the type that the model holds."""
-
-    code = "tensor-dtype-mismatch"
-
-
-class TensorRepeated(_BadAnnouncement):
-    """A tensor is announced once."""
-
-    code = "tensor-repeated"
-
-
-class BucketInvalid(_BadAnnouncement):
-    """Buckets cover all tensors in order, each with tensors of one type."""
-
-    code = "bucket-invalid"
-
-
-class AdapterInvalid(_BadAnnouncement):
-    """Merges name tensors that are sent, and weights that the model has."""
-
-    code = "adapter-invalid"
-
-
-class AliasDiffers(_BadAnnouncement):
-    """Tied tensors are equal."""
-
-    code = "digest-mismatch"
-
+from rollmatch.server.payloads import AdapterPlan, AnnouncedMerge, SyncRequest, TensorSpec
+from rollmatch.weights.plan import FLOATS, TensorMismatch
 
 _SAME_MODEL = "Serve the model that is trained."
 
 
+class AnnouncementInvalid(SyncError):
+    """An announcement is consistent in itself.
+
+    ``code``: ``tensor-repeated``, ``bucket-invalid``, ``adapter-invalid`` or ``digest-mismatch``.
+    """
+
+    code = "announcement-invalid"
+    status = 400
+
+
 def check_tensor(spec: TensorSpec, model: Model) -> None:
-    """Errors: ``TensorUnknown``, ``TensorShapeMismatch``, ``TensorDtypeMismatch``."""
+    """Errors: ``TensorMismatch``."""
     held = model.tensors.get(model.aliases.get(spec.name, spec.name))
     if held is None:
-        raise TensorUnknown("the served model has no such tensor", key=spec.name, remedy=_SAME_MODEL)
+        raise _unknown(spec.name)
     if spec.shape != held.shape:
         problem = f"announced with shape {list(spec.shape)}, held with {list(held.shape)}"
-        raise TensorShapeMismatch(problem, key=spec.name, remedy=_SAME_MODEL)
+        raise TensorMismatch(problem, key=spec.name, remedy=_SAME_MODEL, code="tensor-shape-mismatch")
     if spec.dtype.removeprefix("torch.") != held.dtype:
         problem = f"announced as {spec.dtype}, held as {held.dtype}"
-        raise TensorDtypeMismatch(problem, key=spec.name, remedy=f"Send {held.dtype}.")
+        raise TensorMismatch(problem, key=spec.name, remedy=f"Send {held.dtype}.", code="tensor-dtype-mismatch")
 
 
 def check_complete(names: Iterable[str], model: Model) -> None:
-    """Errors: ``TensorMissing``, naming the first one."""
+    """Errors: ``TensorMismatch`` with the first missing name as key."""
     missing = sorted(set(model.tensors) - set(names))
     if missing:
         problem = f"not sent, and {len(missing) - 1} others"
-        raise TensorMissing(problem, key=missing[0], remedy="Send every tensor in one sync.")
+        raise TensorMismatch(problem, key=missing[0], remedy="Send every tensor in one sync.", code="tensor-missing")
 
 
 def check_aliases(digests: Mapping[str, str], model: Model) -> None:
-    """A tied tensor that is sent, too, equals the one it is tied to. Errors: ``AliasDiffers``."""
+    """A tied tensor that is sent, too, equals the one it is tied to. Errors: ``AnnouncementInvalid``."""
     for alias, target in model.aliases.items():
         if alias in digests and digests[alias] != digests.get(target):
-            problem = f"is tied to {target} here, but arrived with other bytes"
-            raise AliasDiffers(problem, key=alias, remedy="Untie them in config.json, or train them tied.")
+            problem, remedy = f"is tied to {target} here, but arrived with other bytes", "Untie them in config.json."
+            raise AnnouncementInvalid(problem, key=alias, remedy=remedy, code="digest-mismatch")
 
 
 def check_sync(request: SyncRequest, model: Model) -> None:
-    """All of it. Errors: every class of this file."""
+    """The whole announcement. Errors: ``AnnouncementInvalid``, ``TensorMismatch``."""
     names = [spec.name for spec in request.tensors]
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        raise TensorRepeated("announced twice", key=repeated[0], remedy="Announce each tensor once.")
+        remedy = "Announce each tensor once."
+        raise AnnouncementInvalid("announced twice", key=repeated[0], remedy=remedy, code="tensor-repeated")
     _check_buckets(request.tensors, request.buckets)
     if request.digests is not None and len(request.digests) != len(request.tensors):
         problem = f"{len(request.digests)} digests for {len(request.tensors)} tensors"
-        raise BucketInvalid(problem, key="digests", remedy="Send one digest per tensor, or null.")
+        raise _bad_bucket(problem, "digests", "Send one digest per tensor, or null.")
     if request.adapter is not None:
-        _check_adapter(request.adapter, names, model)
+        _check_adapter(request.adapter, request.tensors, model)
         return
     for spec in request.tensors:
         check_tensor(spec, model)
@@ -115,24 +73,59 @@ def check_sync(request: SyncRequest, model: Model) -> None:
 def _check_buckets(tensors: Sequence[TensorSpec], buckets: Sequence[int]) -> None:
     if sum(buckets) != len(tensors):
         problem = f"buckets hold {sum(buckets)} tensors, {len(tensors)} are announced"
-        raise BucketInvalid(problem, key="buckets", remedy="Let the buckets cover all tensors in order.")
+        raise _bad_bucket(problem, "buckets", "Let the buckets cover all tensors in order.")
     first = 0
-    for place, size in enumerate(buckets):
+    for index, size in enumerate(buckets):
         dtypes = {spec.dtype for spec in tensors[first : first + size]}
         if len(dtypes) > 1:
             problem = f"holds {' and '.join(sorted(dtypes))}"
-            raise BucketInvalid(problem, key=f"buckets[{place}]", remedy="Begin a new bucket where the type changes.")
+            raise _bad_bucket(problem, f"buckets[{index}]", "Begin a new bucket where the type changes.")
         first += size
 
 
-def _check_adapter(adapter: AdapterPlan, names: Sequence[str], model: Model) -> None:
-    sent = set(names)
-    for place, merge in enumerate(adapter.merges):
-        key = f"adapter.merges[{place}]"
+def _check_adapter(adapter: AdapterPlan, tensors: Sequence[TensorSpec], model: Model) -> None:
+    sent = {spec.name: spec for spec in tensors}
+    for spec in tensors:
+        if spec.dtype.removeprefix("torch.") not in FLOATS:
+            problem, remedy = f"announced as {spec.dtype}", f"Send {', '.join(FLOATS)}."
+            raise TensorMismatch(problem, key=spec.name, remedy=remedy, code="tensor-dtype-mismatch")
+    used: set[str] = set()
+    for index, merge in enumerate(adapter.merges):
         if merge.name not in model.tensors:
-            raise TensorUnknown("the served model has no such tensor", key=merge.name, remedy=_SAME_MODEL)
-        parts = [merge.lora_a, merge.lora_b, *([merge.magnitude] if merge.magnitude else [])]
-        for part in parts:
-            if part not in sent:
-                problem = f"{merge.name} needs {part}, which is not announced"
-                raise AdapterInvalid(problem, key=key, remedy="Announce every adapter tensor.")
+            raise _unknown(merge.name)
+        names = [merge.lora_a, merge.lora_b, *([merge.magnitude] if merge.magnitude else [])]
+        for name in names:
+            if name not in sent:
+                raise _bad_adapter(f"{merge.name} needs {name}, which is not announced", f"adapter.merges[{index}]")
+        _check_factors(merge, sent, model)
+        used |= set(names)
+    unused = sorted(set(sent) - used)
+    if unused:
+        raise _bad_adapter("is announced, and no weight is merged with it", unused[0])
+
+
+def _check_factors(merge: AnnouncedMerge, sent: Mapping[str, TensorSpec], model: Model) -> None:
+    """A [R, I, ...], B [O, R, ...] and the magnitude [O] fit the weight [O, I, ...]."""
+    weight, lora_a, lora_b = model.tensors[merge.name].shape, sent[merge.lora_a].shape, sent[merge.lora_b].shape
+    rank = lora_a[0] if lora_a else 0
+    fits = len(weight) >= 2 and lora_a[1:] == weight[1:] and lora_b[:2] == (weight[0], rank)
+    if not fits or prod(lora_b[2:]) != 1 or not 1 <= rank <= max(weight):
+        raise _bad_adapter(f"{list(lora_a)} and {list(lora_b)} do not fit {list(weight)}", merge.name)
+    if merge.magnitude is not None and prod(sent[merge.magnitude].shape) != weight[0]:
+        raise _bad_adapter(
+            f"a magnitude of {list(sent[merge.magnitude].shape)} does not fit {list(weight)}", merge.name
+        )
+
+
+def _unknown(name: str) -> TensorMismatch:
+    problem = "the served model has no such tensor"
+    return TensorMismatch(problem, key=name, remedy=_SAME_MODEL, code="tensor-unknown")
+
+
+def _bad_bucket(problem: str, key: str, remedy: str) -> AnnouncementInvalid:
+    return AnnouncementInvalid(problem, key=key, remedy=remedy, code="bucket-invalid")
+
+
+def _bad_adapter(problem: str, key: str) -> AnnouncementInvalid:
+    remedy = "Announce every adapter tensor, in the shape that fits its weight."
+    return AnnouncementInvalid(problem, key=key, remedy=remedy, code="adapter-invalid")

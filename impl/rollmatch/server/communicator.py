@@ -1,44 +1,29 @@
-"""The group that carries weights, seen from the pool: one learner at a time."""
+"""The group that transfers weights, as the server sees it: one learner at a time."""
 
 import asyncio
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.failures import WorkerFailure
-from rollmatch.weights.gloo_group import GroupAddress
+from rollmatch.weights.group_address import GroupAddress, GroupAddressInvalid
+from rollmatch.weights.plan import to_wire
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S, _SHARE_OF_POLLS = 0.001, 0.05, 0.02
 _NEWS_S = 0.05
-"""A caller that hung up is heard of by then, even if its end came in one turn of the loop with the next one's wish."""
+"""After this time a hang-up is known, even if it came in one turn of the loop with the next request."""
 QUEUED = ""
 """Client name of swift and trl trainers, which give none."""
 
 
-class CommunicatorMissing(SyncError):
-    """Weights are announced after a communicator was opened."""
+class CommunicatorRefused(SyncError):
+    """One learner at a time has a communicator, opened once and before weights are announced.
+
+    ``code``: ``communicator-missing``, ``communicator-already-open`` or ``client-already-attached``.
+    """
 
     code = "communicator-missing"
-
-
-class CommunicatorAlreadyOpen(SyncError):
-    """A communicator is closed before the same learner opens another one."""
-
-    code = "communicator-already-open"
-
-
-class ClientAlreadyAttached(SyncError):
-    """One learner at a time sends weights."""
-
-    code = "client-already-attached"
-
-
-class WorldSizeMismatch(SyncError):
-    """The group has room for all workers of this server and for the learner."""
-
-    code = "world-size-mismatch"
-    status = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,20 +51,20 @@ class Communicator:
         return self.attached.world_size if self.attached else 0
 
     def check_free(self, client: str) -> None:
-        """Errors: ``CommunicatorAlreadyOpen``, ``ClientAlreadyAttached``."""
+        """Errors: ``CommunicatorRefused``."""
         if self.attached is None:
             return
         if self.attached.client == client:
-            remedy = "Close it first."
-            raise CommunicatorAlreadyOpen("this learner has a communicator", key="client", remedy=remedy)
-        told = self.attached.client or "a swift or trl trainer"
+            problem, code = "this learner has a communicator", "communicator-already-open"
+            raise CommunicatorRefused(problem, key="client", remedy="Close it first.", code=code)
+        problem = f"{self.attached.client or 'a swift or trl trainer'} is attached"
         remedy = "Wait until it leaves; if it is gone for good, close its communicator with force."
-        raise ClientAlreadyAttached(f"{told} is attached", key="client", remedy=remedy)
+        raise CommunicatorRefused(problem, key="client", remedy=remedy, code="client-already-attached")
 
     def check_attached(self, client: str) -> Attached:
-        """Errors: ``CommunicatorMissing``, ``ClientAlreadyAttached``."""
+        """Errors: ``CommunicatorRefused``."""
         if self.attached is None:
-            raise CommunicatorMissing("no communicator is open", key="client", remedy="Open one first.")
+            raise CommunicatorRefused("no communicator is open", key="client", remedy="Open one first.")
         if self.attached.client != client:
             self.check_free(client)
         return self.attached
@@ -87,7 +72,7 @@ class Communicator:
     async def open(self, client: str, address: GroupAddress, *, transport: str) -> list[int]:
         """Bind the port and begin to join; ``address.rank`` is that of the first worker. Returns all ranks.
 
-        Errors: ``GroupPortInUse``, ``WorldSizeMismatch``, and those of ``check_free``.
+        Errors: ``GroupPortInUse``, ``GroupAddressInvalid``, and those of ``check_free``.
         """
         if self.attached is not None:
             await asyncio.sleep(_NEWS_S)
@@ -96,12 +81,13 @@ class Communicator:
             problem = (
                 f"{self.num_workers} workers from rank {address.rank} and a learner are more than {address.world_size}"
             )
-            raise WorldSizeMismatch(problem, key="world_size", remedy="Count all workers of all servers, and one.")
+            remedy = "Count all workers of all servers, and one."
+            raise GroupAddressInvalid(problem, key="world_size", remedy=remedy, code="world-size-mismatch")
         attached = Attached(client=client, transport=transport, world_size=address.world_size)
         self.attached = attached
         try:
             async with self._change:
-                return await self._tell_of(address, transport)
+                return await self._open_on_workers(address, transport)
         except (RollmatchError, asyncio.CancelledError):
             await self.close(only=attached)
             raise
@@ -117,21 +103,21 @@ class Communicator:
         return ranks
 
     async def settle(self, *, wait_s: float = 0.0) -> list[dict[str, str]]:
-        """Wait until no worker joins or receives; digests that each worker has.
+        """Wait until no worker joins or receives; return the digests that each worker has.
 
-        ``wait_s``: how long workers themselves wait before they answer; they do nothing else meanwhile.
-        Errors: what the workers tell; where the group itself failed, it is closed.
+        ``wait_s``: how long workers themselves wait before they reply; they do nothing else meanwhile.
+        Errors: those of the workers; where the group itself failed, it is closed.
         """
         began = time.monotonic()
         try:
             while True:
-                told = await self.pool.call_all("rollmatch_poll", *([wait_s] if wait_s else []))
-                if all(answer["state"] == "idle" for answer in told):
-                    return [answer["digests"] for answer in told]
-                share = min(answer.get("share", 0.0) for answer in told if answer["state"] != "idle")
+                replies = await self.pool.call_all("rollmatch_poll", *([wait_s] if wait_s else []))
+                if all(reply["state"] == "idle" for reply in replies):
+                    return [reply["digests"] for reply in replies]
+                share = min(reply.get("share", 0.0) for reply in replies if reply["state"] != "idle")
                 await asyncio.sleep(_pause_s(time.monotonic() - began, share))
         except WorkerFailure as error:
-            if error.code in ("transfer-failed", "communicator-timeout", "transport-unknown"):
+            if error.code in ("transfer-failed", "communicator-timeout"):
                 await self.close()
             raise
 
@@ -146,11 +132,11 @@ class Communicator:
                 await self.pool.call_all("rollmatch_close")
         return was_open
 
-    async def _tell_of(self, address: GroupAddress, transport: str) -> list[int]:
+    async def _open_on_workers(self, address: GroupAddress, transport: str) -> list[int]:
         ranks, per_replica = [], self.num_workers // len(self.pool.replicas)
         for index in range(len(self.pool.replicas)):
-            told = asdict(address) | {"rank": address.rank + index * per_replica}
-            ranks += [a["rank"] for a in await self.pool.call_one(index, "rollmatch_open", told, transport)]
+            first = to_wire(replace(address, rank=address.rank + index * per_replica))
+            ranks += [reply["rank"] for reply in await self.pool.call_one(index, "rollmatch_open", first, transport)]
         return ranks
 
 

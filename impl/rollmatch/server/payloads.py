@@ -10,8 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from rollmatch.data.ids import PackedIds, unpack_ids
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when a message changes in a way that an older side cannot read."""
+
+
+TimeLimit = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+MIN_SECRET, MAX_WORLD_SIZE = 16, 4096
 
 
 class Payload(BaseModel):
@@ -143,12 +147,14 @@ class CommunicatorRequest(Payload):
     host: str
     port: Annotated[int, Field(ge=1, le=65535)]
     """Bound by the worker of rank 0."""
-    world_size: Annotated[int, Field(ge=2)]
-    rank_offset: Annotated[int, Field(ge=0)] = 0
+    world_size: Annotated[int, Field(ge=2, le=MAX_WORLD_SIZE)]
+    secret: Annotated[str, Field(min_length=MIN_SECRET, max_length=256)]
+    """Made by the learner for this group; every member proves that it knows it."""
+    rank_offset: Annotated[int, Field(ge=0, lt=MAX_WORLD_SIZE)] = 0
     transport: str = "gloo"
-    timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    timeout_s: TimeLimit = 30.0
     """Longest collective."""
-    join_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    join_timeout_s: TimeLimit = 60.0
     replace: bool = False
     """Close an older communicator of the same client first."""
 
@@ -160,7 +166,7 @@ class CommunicatorClose(Payload):
     force: bool = False
 
 
-class Merge(Payload):
+class AnnouncedMerge(Payload):
     """One weight made from its base and the adapter tensors of these names."""
 
     name: str
@@ -174,7 +180,7 @@ class Merge(Payload):
 class AdapterPlan(Payload):
     """The tensors of the sync are an adapter's, merged on the server."""
 
-    merges: Annotated[tuple[Merge, ...], Field(min_length=1)]
+    merges: Annotated[tuple[AnnouncedMerge, ...], Field(min_length=1)]
     merged_digests: dict[str, str] | None = None
 
 

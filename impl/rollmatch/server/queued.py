@@ -1,7 +1,7 @@
-"""Updates of the swift and trl dialects: announced piece by piece, with no word when the last one was sent.
+"""Updates of the swift and trl dialects: announced piece by piece, without a sign which one is the last.
 
 Pieces are staged; the update commits when every tensor of the model is there. The calls that end a sync in these
-dialects wait for that commit, and tell what went wrong.
+dialects wait for that commit, and return what went wrong.
 """
 
 import asyncio
@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 from rollmatch.errors import RollmatchError
 from rollmatch.server.announced import check_aliases, check_complete, check_tensor
-from rollmatch.server.communicator import QUEUED, Communicator, WorldSizeMismatch
+from rollmatch.server.communicator import QUEUED, Communicator
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.identity import Model
 from rollmatch.server.payloads import TensorSpec
-from rollmatch.server.update import Update, agreed
-from rollmatch.weights.gloo_group import GroupAddress
+from rollmatch.server.update import Update, agreed, specs_of
+from rollmatch.weights.group_address import GroupAddress, GroupAddressInvalid
+from rollmatch.weights.plan import TransferPlan, to_wire
 
 TRANSPORT = "stateless"
 
@@ -36,7 +37,8 @@ class QueuedUpdate:
         """
         if address.world_size != self.communicator.num_workers + 1:
             problem = f"is {address.world_size}, must be {self.communicator.num_workers + 1}"
-            raise WorldSizeMismatch(problem, key="world_size", remedy="Send the server's world size plus one.")
+            remedy = "Send the server's world size plus one."
+            raise GroupAddressInvalid(problem, key="world_size", remedy=remedy, code="world-size-mismatch")
         self._failure = None
         await self.communicator.open(QUEUED, address, transport=TRANSPORT)
         self._follow()
@@ -44,23 +46,23 @@ class QueuedUpdate:
     async def announce(self, tensors: Sequence[TensorSpec]) -> None:
         """One broadcast with the raw bytes of these tensors comes next.
 
-        Errors: ``CommunicatorMissing``, those of ``announced`` and of what went before.
+        Errors: ``CommunicatorRefused``, those of ``announced`` and of what went before.
         """
-        self._tell_failure()
+        self._raise_failure()
         self.communicator.check_attached(QUEUED)
         for spec in tensors:
             check_tensor(spec, self.model)
-        entries = [[spec.name, spec.dtype.removeprefix("torch."), list(spec.shape)] for spec in tensors]
-        await self.pool.call_all("rollmatch_receive", {"tensors": entries, "buckets": [len(entries)]})
+        plan = TransferPlan(tensors=specs_of(tensors), buckets=(len(tensors),))
+        await self.pool.call_all("rollmatch_receive", to_wire(plan))
         self._names |= {spec.name for spec in tensors}
         self._num_announced += 1
         self._follow()
 
     async def settle(self) -> None:
-        """The learner has sent all. Errors: ``TensorMissing`` (what came is dropped), or what went wrong."""
+        """End of a sync. Errors: ``TensorMismatch`` (what has arrived is dropped), or what went wrong."""
         if self._following is not None:
             await asyncio.shield(self._following)
-        self._tell_failure()
+        self._raise_failure()
         if self._names:
             names, self._names = self._names, set()
             await self.pool.call_all("rollmatch_drop")
@@ -79,7 +81,7 @@ class QueuedUpdate:
     def _is_complete(self) -> bool:
         return self._names >= set(self.model.tensors)
 
-    def _tell_failure(self) -> None:
+    def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure

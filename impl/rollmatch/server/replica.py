@@ -15,7 +15,7 @@ from rollmatch.server.payloads import Sampling
 from rollmatch.server.prompts import EnginePrompt
 from rollmatch.server.settings import ServerSettings
 from rollmatch.startup import loading
-from rollmatch.weights.direct_group import forbid_multicast
+from rollmatch.weights.nccl import forbid_multicast
 
 EXTENSION = "rollmatch.weights.worker.extension.WorkerExtension"
 _RESET_TRIES, _RESET_PAUSE_S, _END_S = 200, 0.02, 0.5

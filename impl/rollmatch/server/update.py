@@ -1,63 +1,45 @@
-"""Updates of the native dialect: announced at once, staged beside generation, committed as one version."""
+"""Updates of the native dialect: announced at once, then staged beside generation or written in place, as one version.
+
+Staged weights (gloo) are committed later or in the same call; generation pauses for the commit only. Weights in place
+(direct) overwrite the served ones, so nothing is generated from the first byte to the commit.
+"""
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.server.announced import check_aliases, check_sync
-from rollmatch.server.communicator import Communicator
-from rollmatch.server.engine_pool import BROKEN, SERVING, EnginePool
+from rollmatch.server.communicator import Attached, Communicator
+from rollmatch.server.engine_pool import BROKEN, SERVING, UPDATING, WRITING, EnginePool
 from rollmatch.server.failures import WorkerDead
 from rollmatch.server.identity import Model
-from rollmatch.server.payloads import SyncAgain, SyncRequest
+from rollmatch.server.payloads import SyncAgain, SyncRequest, TensorSpec
+from rollmatch.weights.digest import DigestMismatch
+from rollmatch.weights.plan import Merge, MergePlan, Spec, TransferPlan, to_wire
 
 _WAIT_S = 0.25
-"""Between two looks at what else is asked of a worker that waits."""
+"""How long a worker may wait before it looks for other requests."""
 
 
-class UpdateInProgress(SyncError):
-    """One update at a time."""
+class StagingRefused(SyncError):
+    """What is written in place is committed in the same call."""
 
-    code = "update-in-progress"
-
-
-class VersionNotNewer(SyncError):
-    """An update's version is above the one that is served."""
-
-    code = "version-not-newer"
+    code = "in-place-not-staged"
+    status = 400
 
 
-class NothingStaged(SyncError):
-    """Only what is staged can be committed."""
+class UpdateRefused(SyncError):
+    """One update at a time, each with a newer version; what is committed was staged.
 
-    code = "nothing-staged"
+    ``code``: ``update-in-progress``, ``version-not-newer``, ``nothing-staged``, ``announcement-unknown``,
+    ``sync-dropped`` or ``weights-broken``.
+    """
 
-
-class AnnouncementUnknown(SyncError):
-    """Only what was announced in full in the open group can be announced by its name."""
-
-    code = "announcement-unknown"
-
-
-class SyncDropped(SyncError):
-    """An update goes on until it is complete, unless somebody drops it."""
-
-    code = "sync-dropped"
-
-
-class CachesKept(SyncError):
-    """Caches of older weights are emptied by a commit."""
-
-    code = "weights-broken"
-
-
-class WorkersDisagree(SyncError):
-    """All workers of a server received the same bytes."""
-
-    code = "digest-mismatch"
+    code = "update-refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,23 +69,20 @@ class Update:
         self.pool, self.communicator, self.model, self.drain_s = pool, communicator, model, drain_s
         self.staged: Staged | None = None
         self.is_busy = False
-        self._announced: tuple[Any, SyncRequest] | None = None
-        """What may be announced again by its name, and the attachment in which it was told to the workers."""
-        self._cleanups: set[asyncio.Task[Any]] = set()
+        self._known: tuple[Attached | None, SyncRequest] | None = None
+        """A request that may be named again, and the group in which the workers got it."""
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def stage(self, request: SyncRequest) -> Staged:
-        """Receive and verify on all workers; what fails leaves no trace.
+        """Receive and verify on all workers; a failure leaves no trace.
 
-        Errors: ``UpdateInProgress``, ``VersionNotNewer``, those of ``announced`` and of the workers.
+        Errors: ``UpdateRefused``, those of ``announced`` and of the workers.
         """
-        attached = self.communicator.check_attached(request.client)
-        self.check_order(request)
-        self.check(request)
-        self.is_busy = True
+        attached = self._begin(request)
         try:
-            self.staged = await self.receive(request)
+            self.staged = await self._receive(request)
         except asyncio.CancelledError:  # the learner hung up: its group is of no more use
-            self.clean(self.communicator.close(only=attached))
+            self._run_on(self.communicator.close(only=attached))
             raise
         except RollmatchError:
             if self.communicator.attached is attached:
@@ -113,70 +92,49 @@ class Update:
             self.is_busy = False
         return self.staged
 
-    def request_like(self, again: SyncAgain) -> SyncRequest:
-        """The whole request that ``again`` stands for. Errors: ``AnnouncementUnknown``."""
-        attached, known = self._announced or (None, None)
-        if known is None or known.sync_id != again.like or attached is not self.communicator.attached:
-            remedy = "Announce the tensors themselves."
-            raise AnnouncementUnknown("nothing of this name was announced", key="like", remedy=remedy)
-        told = {"sync_id": again.sync_id, "version": again.version, "client": again.client, "commit": again.commit}
-        return known.model_copy(update=told)
+    async def write_in_place(self, request: SyncRequest) -> Committed:
+        """Receive, verify, serve; completes even if the caller hangs up, whose group is closed then.
 
-    def check(self, request: SyncRequest) -> None:
-        """Against the model, unless the same was announced before. Errors: those of ``announced``."""
-        if not self._is_known(request):
-            check_sync(request, self.model)
-
-    def _is_known(self, request: SyncRequest) -> bool:
-        attached, known = self._announced or (None, None)
-        return known is not None and request.tensors is known.tensors and attached is self.communicator.attached
-
-    async def receive(self, request: SyncRequest, *, in_place: bool = False) -> Staged:
-        """What is announced, on all workers, verified and merged.
-
-        ``in_place``: nothing is generated meanwhile, so that caches are emptied while the bytes travel, and workers may
-        wait for them.
+        Errors: ``StagingRefused``, as ``stage``; afterwards the old weights serve if none was touched, else none do.
         """
-        began, wait_s = time.perf_counter(), _WAIT_S if in_place else 0.0
-        await self.pool.call_all("rollmatch_receive", self._plan_of(request, in_place=in_place))
-        if in_place:
-            await self.forget_old()
-        digests = agreed(await self.communicator.settle(wait_s=wait_s))
-        _check_received(digests, request)
-        check_aliases(digests, self.model)
-        if may_come_again(request) and not self._is_known(request):
-            self._announced = self.communicator.attached, request
-        return Staged(
-            sync_id=request.sync_id,
-            version=request.version,
-            digests=tuple(digests[spec.name] for spec in request.tensors),
-            merged_digests=await self._merge(request),
-            receive_s=time.perf_counter() - began,
-        )
+        self.communicator.check_attached(request.client)
+        if not request.commit:
+            problem, remedy = "weights in place cannot be staged", "Announce with commit: true, or use transport gloo."
+            raise StagingRefused(problem, key="commit", remedy=remedy)
+        attached = self._begin(request)
+        task = self._run_on(self._write(request))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._run_on(self._leave(attached, task))
+            raise
+
+    def request_like(self, again: SyncAgain) -> SyncRequest:
+        """The whole request that ``again`` stands for. Errors: ``UpdateRefused``."""
+        attached, known = self._known or (None, None)
+        if known is None or known.sync_id != again.like or attached is not self.communicator.attached:
+            problem, remedy = "nothing of this name was announced", "Announce the tensors themselves."
+            raise UpdateRefused(problem, key="like", remedy=remedy, code="announcement-unknown")
+        fields = {"sync_id": again.sync_id, "version": again.version, "client": again.client, "commit": again.commit}
+        return known.model_copy(update=fields)
 
     async def commit(self, sync_id: str | None) -> Committed:
-        """Make what is staged the served version; goes through to its end even if the caller hangs up.
-
-        Errors: ``NothingStaged``, ``weights-broken``.
-        """
+        """Make what is staged the served version; completes even if the caller hangs up. Errors: ``UpdateRefused``."""
         staged = self.staged
         if staged is None or sync_id not in (None, staged.sync_id):
-            told = "nothing is staged" if staged is None else f"staged is {staged.sync_id}"
-            raise NothingStaged(told, key="sync_id", remedy="Sync again.")
+            problem = "nothing is staged" if staged is None else f"staged is {staged.sync_id}"
+            raise UpdateRefused(problem, key="sync_id", remedy="Sync again.", code="nothing-staged")
         self.staged = None
-        task = asyncio.create_task(self.swap(staged.version))
-        self._cleanups.add(task)
-        task.add_done_callback(self._cleanups.discard)
         began = time.perf_counter()
-        num_restarted = await asyncio.shield(task)
+        num_restarted = await asyncio.shield(self._run_on(self.swap(staged.version)))
         return Committed(staged=staged, commit_s=time.perf_counter() - began, num_restarted=num_restarted)
 
     async def swap(self, version: int) -> int:
-        """Load what the workers hold, while nothing is being written. Returns the number of restarted requests."""
+        """Load what the workers hold, while nothing is generated. Returns the number of restarted requests."""
         async with self.pool.quiet(drain_s=self.drain_s) as num_restarted:
             try:
                 await self.pool.call_all("rollmatch_load", sorted(self.model.aliases))
-                await self.forget_old()
+                await self._forget_old()
             except WorkerDead:
                 raise
             except RollmatchError:
@@ -184,12 +142,6 @@ class Update:
                 raise
             self.pool.policy_version, self.pool.state = version, SERVING
             return num_restarted
-
-    async def forget_old(self) -> None:
-        """Empty caches of the old weights. Errors: ``CachesKept``."""
-        if not await self.pool.reset_caches():
-            problem = "the engine would not give up caches of the old weights"
-            raise CachesKept(problem, key="caches", remedy="Run a full sync.")
 
     async def drop(self) -> bool:
         """Throw away what is staged or on its way; whether there was anything."""
@@ -203,63 +155,137 @@ class Update:
         self.staged = None
         return await self.communicator.close()
 
-    def _plan_of(self, request: SyncRequest, *, in_place: bool) -> dict[str, Any]:
-        """As workers are told of it: by name what they know."""
-        if self._is_known(request):
-            assert self._announced is not None
-            return {"sync_id": request.sync_id, "like": self._announced[1].sync_id}
-        about = {"beside": request.adapter is not None, "aliases": sorted(self.model.aliases)} if in_place else {}
-        return plan_of(request) | about
+    def _begin(self, request: SyncRequest) -> Attached:
+        """Check a request before anything is received."""
+        attached = self.communicator.check_attached(request.client)
+        if self.is_busy or self.staged is not None:
+            problem = "an update is on its way" if self.is_busy else "an update is staged"
+            remedy = "Commit or drop it first."
+            raise UpdateRefused(problem, key="sync_id", remedy=remedy, code="update-in-progress")
+        if request.version <= self.pool.policy_version:
+            problem = f"is {request.version}, served is {self.pool.policy_version}"
+            remedy = "Continue from the highest version of all servers."
+            raise UpdateRefused(problem, key="version", remedy=remedy, code="version-not-newer")
+        if not self._is_known(request):
+            check_sync(request, self.model)
+        self.is_busy = True
+        return attached
+
+    def _is_known(self, request: SyncRequest) -> bool:
+        attached, known = self._known or (None, None)
+        return known is not None and request.tensors is known.tensors and attached is self.communicator.attached
+
+    async def _receive(self, request: SyncRequest, *, in_place: bool = False) -> Staged:
+        """What is announced, on all workers, verified and merged.
+
+        ``in_place``: nothing is generated meanwhile; caches are emptied while the bytes travel, and workers may wait.
+        """
+        began, attached = time.perf_counter(), self.communicator.attached
+        if self._known is not None and self._is_known(request):
+            await self.pool.call_all("rollmatch_receive_again", request.sync_id, self._known[1].sync_id)
+        else:
+            await self.pool.call_all("rollmatch_receive", to_wire(plan_of(request, self.model)))
+        if in_place:
+            await self._forget_old()
+        digests = agreed(await self.communicator.settle(wait_s=_WAIT_S if in_place else 0.0))
+        if any(spec.name not in digests for spec in request.tensors):
+            problem = "it was dropped while it ran"
+            raise UpdateRefused(problem, key=request.sync_id, remedy="Sync again.", code="sync-dropped")
+        check_aliases(digests, self.model)
+        if _may_repeat(request) and not self._is_known(request):
+            self._known = attached, request
+        return Staged(
+            sync_id=request.sync_id,
+            version=request.version,
+            digests=tuple(digests[spec.name] for spec in request.tensors),
+            merged_digests=await self._merge(request),
+            receive_s=time.perf_counter() - began,
+        )
 
     async def _merge(self, request: SyncRequest) -> dict[str, str]:
         if request.adapter is None:
             return {}
-        held = [[spec.name, spec.dtype, list(spec.shape)] for spec in self.model.tensors.values()]
-        told = await self.pool.call_all("rollmatch_merge", request.adapter.model_dump() | {"model": held})
-        return agreed([answer["digests"] for answer in told])
+        plan = MergePlan(
+            merges=tuple(Merge(**merge.model_dump()) for merge in request.adapter.merges),
+            merged_digests=request.adapter.merged_digests,
+            model=specs_of(tuple(self.model.tensors.values())),
+        )
+        replies = await self.pool.call_all("rollmatch_merge", to_wire(plan))
+        return agreed([reply["digests"] for reply in replies])
 
-    def check_order(self, request: SyncRequest) -> None:
-        if self.is_busy or self.staged is not None:
-            told = "is on its way" if self.is_busy else "is staged"
-            raise UpdateInProgress(f"an update {told}", key="sync_id", remedy="Commit or drop it first.")
-        if request.version <= self.pool.policy_version:
-            problem = f"is {request.version}, served is {self.pool.policy_version}"
-            raise VersionNotNewer(problem, key="version", remedy="Count on from the highest version of all servers.")
+    async def _write(self, request: SyncRequest) -> Committed:
+        pool = self.pool
+        try:
+            async with pool.quiet(drain_s=self.drain_s) as num_restarted:
+                pool.state = WRITING
+                try:
+                    staged = await self._receive(request, in_place=True)
+                except BaseException:
+                    pool.state = BROKEN  # also if the next call fails
+                    pool.state = UPDATING if await self._is_whole() else BROKEN
+                    raise
+                pool.policy_version, pool.state = request.version, SERVING
+            return Committed(staged=staged, commit_s=0.0, num_restarted=num_restarted)
+        finally:
+            self.is_busy = False
 
-    def clean(self, work: Awaitable[Any]) -> None:
-        """Run beside what goes on; kept so that it is not collected."""
-        task = asyncio.ensure_future(work)
-        self._cleanups.add(task)
-        task.add_done_callback(self._cleanups.discard)
+    async def _is_whole(self) -> bool:
+        """Whether every worker holds weights of one version; forgets what failed."""
+        replies = await self.pool.call_all("rollmatch_whole")
+        if self.communicator.attached is not None:
+            await self.pool.call_all("rollmatch_drop")
+        return all(reply["whole"] for reply in replies)
+
+    async def _leave(self, attached: Attached, task: asyncio.Task[Committed]) -> None:
+        """The caller is gone: close its group, then forget how its update ended."""
+        await self.communicator.close(only=attached)
+        with suppress(RollmatchError):
+            await task
+
+    async def _forget_old(self) -> None:
+        """Empty caches of the old weights. Errors: ``UpdateRefused``."""
+        if not await self.pool.reset_caches():
+            problem = "the engine would not give up caches of the old weights"
+            raise UpdateRefused(problem, key="caches", remedy="Run a full sync.", code="weights-broken")
+
+    def _run_on(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run to the end, whoever waits for it; kept so that it is not collected."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
 
-def plan_of(request: SyncRequest) -> dict[str, Any]:
-    return {
-        "sync_id": request.sync_id,
-        "tensors": [[spec.name, spec.dtype.removeprefix("torch."), list(spec.shape)] for spec in request.tensors],
-        "buckets": list(request.buckets),
-        "digests": None if request.digests is None else list(request.digests),
-        "trailer": request.digests is None,
-        "keep": may_come_again(request),
-    }
+def plan_of(request: SyncRequest, model: Model) -> TransferPlan:
+    """What the workers are to receive."""
+    return TransferPlan(
+        sync_id=request.sync_id,
+        tensors=specs_of(request.tensors),
+        buckets=request.buckets,
+        digests=request.digests,
+        digests_follow=request.digests is None,
+        may_repeat=_may_repeat(request),
+        is_adapter=request.adapter is not None,
+        aliases=tuple(sorted(model.aliases)),
+    )
 
 
-def may_come_again(request: SyncRequest) -> bool:
-    """Whether nothing of a request but its version belongs to one sync only."""
-    return request.adapter is None and request.digests is None
+def specs_of(tensors: Sequence[TensorSpec]) -> tuple[Spec, ...]:
+    """As the workers read them."""
+    return tuple(Spec(spec.name, spec.dtype.removeprefix("torch."), spec.shape) for spec in tensors)
 
 
-def _check_received(digests: dict[str, str], request: SyncRequest) -> None:
-    if any(spec.name not in digests for spec in request.tensors):
-        raise SyncDropped("it was dropped while it ran", key=request.sync_id, remedy="Sync again.")
-
-
-def agreed(told: list[dict[str, str]]) -> dict[str, str]:
-    """The digests, equal on all workers. Errors: ``WorkersDisagree``."""
-    first = told[0]
-    for other in told[1:]:
+def agreed(digests: Sequence[dict[str, str]]) -> dict[str, str]:
+    """The digests, equal on all workers. Errors: ``DigestMismatch``."""
+    first = digests[0]
+    for other in digests[1:]:
         for name, digest in first.items():
             if other.get(name) != digest:
                 problem = f"workers hold {digest} and {other.get(name)}"
-                raise WorkersDisagree(problem, key=name, remedy="Sync again.")
+                raise DigestMismatch(problem, key=name, remedy="Sync again.")
     return first
+
+
+def _may_repeat(request: SyncRequest) -> bool:
+    """Whether nothing of a request but its version belongs to one sync only."""
+    return request.adapter is None and request.digests is None

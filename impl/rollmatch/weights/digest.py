@@ -1,20 +1,54 @@
-"""Tensors as bytes, and one digest per tensor, which shows on both sides whether the bytes are the same.
+"""One digest per tensor, which shows that learner and server hold the same bytes, and the views of bytes it is made of.
 
-XXH3 with 128 bits hashes as fast as memory is read. It finds faults of a transport, not forgers: whoever may send
-weights may send any.
+Each transport has a digest of its own, 16 bytes in hexadecimal, named in a server's identity. Gloo: XXH3 with 128 bits,
+which hashes as fast as memory is read. Direct: a digest that a GPU makes as fast as it reads. Each 64-bit word is mixed
+with its index, and all are summed. Bytes are taken as little-endian words, the last one filled up with zeros:
+
+    x = m(word + (index + 1) * STEP)        y = (x ^ x >> 32) * SECOND
+
+where m is the finalizer of splitmix64 (Steele, Lea and Flood, 2014); the digest is the sum of all x and the sum of all
+y, modulo 2^64. Both maps are one to one, so that one changed word always changes both sums. On CPUs torch computes the
+same numbers. Digests find faults of a transport, not forgers: whoever may send weights may send any.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple, cast
 
 import torch
+from torch import Tensor
 from xxhash import xxh3_128_digest
 
-DIGEST_KIND = "xxh3-128"
+from rollmatch.errors import SyncError
+
+GLOO, DIRECT = "gloo", "direct"
+"""Transports: staged beside what is served, over gloo; straight into what is served, over NCCL where there are GPUs."""
+DIGEST_KIND, MIXED_KIND = "xxh3-128", "splitmix-2x64"
+DIGEST_KINDS = {GLOO: DIGEST_KIND, DIRECT: MIXED_KIND}
 NUM_DIGEST_BYTES = 16
+_PART_WORDS, _WORD_BYTES = 2**20, 8
+_REMEDY = "The transport changed the bytes, or the server runs another version of rollmatch."
 
 
-def digest_of(tensor: torch.Tensor) -> bytes:
+class MixConstants(NamedTuple):
+    """Multipliers of the mixed digest."""
+
+    step: int = 0x9E3779B97F4A7C15
+    first: int = 0xBF58476D1CE4E5B9
+    further: int = 0x94D049BB133111EB
+    second: int = 0xD6E8FEB86659FD93
+
+
+MIX = MixConstants()
+
+
+class DigestMismatch(SyncError):
+    """What a server holds is bit for bit what was sent."""
+
+    code = "digest-mismatch"
+    status = 409
+
+
+def digest_of(tensor: Tensor) -> bytes:
     """[16] digest of a tensor's raw bytes in C order; type and shape are not part of it.
 
     >>> digest_of(torch.zeros(2)) == digest_of(torch.zeros(2, 1)), digest_of(torch.zeros(2)) == digest_of(torch.ones(2))
@@ -23,23 +57,27 @@ def digest_of(tensor: torch.Tensor) -> bytes:
     return digest_of_bytes(bytes_of(tensor).cpu())
 
 
-def digest_of_bytes(raw: torch.Tensor) -> bytes:
-    """[16] the same of bytes that are one tensor's already.
+def digest_of_bytes(raw: Tensor) -> bytes:
+    """[16] digest of bytes on the CPU.
 
     >>> digest_of_bytes(torch.zeros(0, dtype=torch.uint8)).hex()
     '99aa06d3014798d86001c324468d497f'
     """
-    told: Any = raw.numpy()
-    return xxh3_128_digest(told)
+    return xxh3_128_digest(cast(bytes, raw.numpy()))  # any buffer; the stubs name bytes only
 
 
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def digests_of(tensors: Sequence[Tensor]) -> list[str]:
+    """[n] digest of each tensor's bytes, in hexadecimal."""
+    return [digest_of(tensor).hex() for tensor in tensors]
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
     """[n] the tensor's bytes, a view where it is contiguous."""
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8)
 
 
-def cut(flat: torch.Tensor, tensors: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> list[torch.Tensor]:
+def cut(flat: Tensor, tensors: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> list[Tensor]:
     """The tensors of a bucket, as views of its bytes where these are aligned.
 
     >>> cut(torch.tensor([1, 2, 2, 1], dtype=torch.uint8), [(torch.int8, (2,)), (torch.int16, (1, 1))])[1].tolist()
@@ -53,3 +91,88 @@ def cut(flat: torch.Tensor, tensors: Sequence[tuple[torch.dtype, tuple[int, ...]
         found.append(aligned.view(dtype).view(shape))
         start = stop
     return found
+
+
+def check_digests(names: Sequence[str], sent: Sequence[str], held: Sequence[str], *, server: str) -> None:
+    """Errors: ``DigestMismatch``, with the first tensor that differs as the key."""
+    if len(held) != len(sent):
+        problem = f"{server} returned digests of {len(held)} of {len(sent)} tensors"
+        raise DigestMismatch(problem, key=names[min(len(held), len(names) - 1)], remedy=_REMEDY)
+    for name, ours, theirs in zip(names, sent, held, strict=True):
+        if ours != theirs:
+            problem = f"{name} has digest {ours} here and {theirs} on {server}"
+            raise DigestMismatch(problem, key=name, remedy=_REMEDY)
+
+
+@torch.no_grad()
+def add_mixed(raw: Sequence[Tensor], sums: Tensor) -> None:
+    """Add the sums of n runs of bytes to [n, 2] int64 ``sums`` on the same device; on a GPU the work is only queued."""
+    words = [_words(part) for part in raw]
+    if sums.is_cuda:
+        from rollmatch.weights.digest_kernel import add_mixed_on_gpu
+
+        add_mixed_on_gpu(words, sums, MIX)
+        return
+    for index, part in enumerate(words):
+        for start in range(0, len(part), _PART_WORDS):
+            sums[index] += _mixed(part[start : start + _PART_WORDS], start)
+
+
+def mixed_digest_of(tensor: Tensor) -> bytes:
+    """[16] mixed digest of a tensor's bytes in C order.
+
+    >>> mixed_digest_of(torch.zeros(1, dtype=torch.int64))[7::-1].hex()
+    'e220a8397b1dcdaf'
+    """
+    sums = torch.zeros(1, 2, dtype=torch.int64, device=tensor.device)
+    add_mixed([bytes_of(tensor)], sums)
+    return mixed_digests(sums)[0]
+
+
+def mixed_digests_of(tensors: Sequence[Tensor]) -> list[str]:
+    """[n] mixed digest of each tensor's bytes, in hexadecimal; all on one device."""
+    if not tensors:
+        return []
+    sums = torch.zeros(len(tensors), 2, dtype=torch.int64, device=tensors[0].device)
+    add_mixed([bytes_of(tensor) for tensor in tensors], sums)
+    return [digest.hex() for digest in mixed_digests(sums)]
+
+
+def mixed_digests(sums: Tensor) -> list[bytes]:
+    """[n] 16 bytes of each row of sums."""
+    raw = sums.cpu().numpy().astype("<i8").tobytes()
+    return [raw[start : start + NUM_DIGEST_BYTES] for start in range(0, len(raw), NUM_DIGEST_BYTES)]
+
+
+def _words(raw: Tensor) -> Tensor:
+    """[ceil(n / 8)] int64; a view where the bytes are whole words at an address that words may have."""
+    if len(raw) % _WORD_BYTES == 0 and raw.data_ptr() % _WORD_BYTES == 0:
+        return raw.view(torch.int64)
+    whole = raw.new_zeros(-(-len(raw) // _WORD_BYTES) * _WORD_BYTES)
+    whole[: len(raw)] = raw
+    return whole.view(torch.int64)
+
+
+def _mixed(words: Tensor, start: int) -> Tensor:
+    """[2] sums over words whose first one has the index ``start``."""
+    indices = torch.arange(start + 1, start + 1 + len(words), device=words.device)
+    x = words + indices * _signed(MIX.step)
+    x = (x ^ _shifted(x, 30)) * _signed(MIX.first)
+    x = (x ^ _shifted(x, 27)) * _signed(MIX.further)
+    x = x ^ _shifted(x, 31)
+    y = (x ^ _shifted(x, 32)) * _signed(MIX.second)
+    return torch.stack([x.sum(), y.sum()])
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """To the right, with zeros from the left, which torch lacks for signed numbers."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(number: int) -> int:
+    """The signed number of the same 64 bits.
+
+    >>> _signed(2**64 - 1)
+    -1
+    """
+    return number - 2**64 if number >= 2**63 else number

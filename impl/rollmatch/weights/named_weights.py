@@ -1,4 +1,4 @@
-"""All weights of the policy by checkpoint name, whichever way the learner's ranks share them.
+"""All weights of the policy by checkpoint name, or its adapter alone, however the learner's ranks share them.
 
 DDP: every rank has them all. FSDP2: shards are gathered for the time of the iteration, all units at once. DeepSpeed
 ZeRO-3: gathered by DeepSpeed's own context. Every rank must iterate over sharded weights, because ranks wait for each
@@ -8,14 +8,40 @@ other in the gathers.
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from rollmatch.model.checkpoint import merged_weights
-from rollmatch.weights.adapter import Adapter, adapter_of
+from rollmatch.errors import SyncError
+from rollmatch.model.checkpoint import checkpoint_names, merged_weights, model_key
+from rollmatch.weights.plan import Merge
+
+_FULL = "Set sync.mode to full."
+
+
+class AdapterNotSendable(SyncError):
+    """A policy has one active adapter, and nothing beside it learns.
+
+    ``code``: ``adapter-missing`` or ``adapter-incomplete``.
+    """
+
+    code = "adapter-missing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """An adapter as servers merge it. Made from the policy, sent by ``dialects.native.sender``."""
+
+    tensors: tuple[tuple[str, Tensor], ...]
+    """(name, tensor), as the merges name them."""
+    merges: tuple[Merge, ...]
+    """One per merged weight."""
+    merged: tuple[Tensor, ...]
+    """[len(merges)] the learner's own merge."""
 
 
 class NamedWeights:
@@ -26,7 +52,7 @@ class NamedWeights:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = unwrap(model)
+        self.model = _without_wrapper(model)
 
     @property
     def is_sharded(self) -> bool:
@@ -41,20 +67,65 @@ class NamedWeights:
                 yield name, weight.clone() if is_sharded else weight
 
     def adapter(self) -> Adapter:
-        """The adapter alone. Errors: ``AdapterMissing``, ``AdapterIncomplete``."""
+        """The adapter alone. Errors: ``AdapterNotSendable``."""
         return adapter_of(self.model)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The policy without what DDP or DeepSpeed put around it."""
-    deepspeed: Any = sys.modules.get("deepspeed")
-    wrappers = (DistributedDataParallel, *([deepspeed.DeepSpeedEngine] if deepspeed else []))
-    return cast(nn.Module, model.module) if isinstance(model, wrappers) else model
 
 
 def named_weights(model: nn.Module) -> NamedWeights:
     """The weights as they are when they are iterated over, not as they are now."""
     return NamedWeights(model)
+
+
+def adapter_of(model: nn.Module) -> Adapter:
+    """The active adapter of a policy. Errors: ``AdapterNotSendable``."""
+    layers = [(name, module) for name, module in model.named_modules() if hasattr(module, "lora_A")]
+    if not layers:
+        remedy = "Set sync.mode to full, or tuner.train_type to lora."
+        raise AdapterNotSendable("the policy has no adapter", key="tuner.train_type", remedy=remedy)
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and "lora_" not in name:
+            problem = f"{name} learns beside the adapter"
+            raise AdapterNotSendable(problem, key=model_key(name), remedy=_FULL, code="adapter-incomplete")
+    tensors: list[tuple[str, Tensor]] = []
+    merges = []
+    for name, layer in layers:
+        merge, parts = _merge_of(layer, model_key(name), _weight_name(model, name))
+        merges.append(merge)
+        tensors += parts
+    merged = islice(merged_weights(model), len(layers))  # the merged ones come first
+    return Adapter(tensors=tuple(tensors), merges=tuple(merges), merged=tuple(tensor for _, tensor in merged))
+
+
+def _merge_of(layer: Any, name: str, weight_name: str) -> tuple[Merge, list[tuple[str, Tensor]]]:
+    """How the weight of peft's ``LoraLayer`` is merged, and the tensors this takes."""
+    actives = list(layer.active_adapters)
+    if len(actives) != 1:
+        raise AdapterNotSendable(f"{len(actives)} adapters are active, not one", key="adapter", remedy=_FULL)
+    (active,) = actives
+    names = {"lora_a": f"{name}.lora_A.weight", "lora_b": f"{name}.lora_B.weight"}
+    modules: dict[str, Any] = {"lora_a": layer.lora_A[active], "lora_b": layer.lora_B[active]}
+    if active in layer.lora_magnitude_vector:
+        names["magnitude"] = f"{name}.lora_magnitude_vector.weight"
+        modules["magnitude"] = layer.lora_magnitude_vector[active]
+    merge = Merge(name=weight_name, scaling=float(layer.scaling[active]), **names)
+    return merge, [(names[role], module.weight.detach()) for role, module in modules.items()]
+
+
+def _weight_name(model: nn.Module, layer: str) -> str:
+    """Checkpoint name of the weight that a layer's adapter is merged into. Errors: ``AdapterNotSendable``."""
+    key = f"{model_key(layer)}.weight"
+    name = checkpoint_names(model).name_of(key)
+    if name is None:
+        problem = "an adapted weight has another form in the checkpoint"
+        raise AdapterNotSendable(problem, key=key, remedy=_FULL, code="adapter-incomplete")
+    return name
+
+
+def _without_wrapper(model: nn.Module) -> nn.Module:
+    """The policy without what DDP or DeepSpeed put around it."""
+    deepspeed: Any = sys.modules.get("deepspeed")
+    wrappers = (DistributedDataParallel, *([deepspeed.DeepSpeedEngine] if deepspeed else []))
+    return cast(nn.Module, model.module) if isinstance(model, wrappers) else model
 
 
 @contextmanager

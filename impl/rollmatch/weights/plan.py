@@ -1,41 +1,42 @@
-"""What a sync carries: which tensors, in which order, cut into which buckets; checked before the first byte.
+"""What a sync transfers: which tensors, in which order, cut into which buckets; checked before the first byte.
 
-A plan is made once and used as long as the learner's tensors and the servers stay the same.
+A plan is made once and used as long as the learner's tensors and the servers stay the same. ``TransferPlan`` and
+``MergePlan`` are the contract between a server and its workers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from math import prod
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
 
 from rollmatch.errors import SyncError
 
 FLOATS = ("float32", "bfloat16", "float16")
 """Types between which weights are cast to what the server holds."""
-ITEM_SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+}
+"""Types that weights may have, by the names that torch writes after ``torch.``"""
+_Message = TypeVar("_Message")
+_SAME_MODEL = "Serve the model that is trained."
 
 
-class TensorUnknown(SyncError):
-    """The server holds every tensor that is sent."""
+class TensorMismatch(SyncError):
+    """Learner and server hold the same tensors, with the same shapes and types.
 
-    code = "tensor-unknown"
+    ``code``: ``tensor-unknown``, ``tensor-missing``, ``tensor-shape-mismatch`` or ``tensor-dtype-mismatch``.
+    """
 
-
-class TensorMissing(SyncError):
-    """Every tensor of the server is sent."""
-
-    code = "tensor-missing"
-
-
-class TensorShapeMismatch(SyncError):
-    """A tensor has one shape on both sides."""
-
-    code = "tensor-shape-mismatch"
-
-
-class TensorDtypeMismatch(SyncError):
-    """A tensor has one type on both sides, or one that may be cast."""
-
-    code = "tensor-dtype-mismatch"
+    code = "tensor-mismatch"
+    status = 400
 
 
 class Spec(NamedTuple):
@@ -43,16 +44,18 @@ class Spec(NamedTuple):
 
     name: str
     dtype: str
-    """As torch writes it, without ``torch.``"""
+    """A key of ``DTYPES``."""
     shape: tuple[int, ...]
 
     @property
     def num_bytes(self) -> int:
         """In C order, without padding."""
-        size = ITEM_SIZES.get(self.dtype, 1)
-        for length in self.shape:
-            size *= length
-        return size
+        return DTYPES[self.dtype].itemsize * prod(self.shape)
+
+    @property
+    def kind(self) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Type and shape, as torch has them."""
+        return DTYPES[self.dtype], self.shape
 
 
 class Bucket(NamedTuple):
@@ -71,7 +74,7 @@ class Plan:
     specs: tuple[Spec, ...]
     """With the types that the server holds."""
     order: tuple[int, ...]
-    """[len(specs)] place of each in the learner's list."""
+    """[len(specs)] index of each in the learner's list."""
     buckets: tuple[Bucket, ...]
 
     @property
@@ -80,11 +83,86 @@ class Plan:
         return sum(bucket.num_bytes for bucket in self.buckets)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merge:
+    """One weight made from its base and the adapter tensors of these names."""
+
+    name: str
+    lora_a: str
+    lora_b: str
+    magnitude: str | None = None
+    """Set for DoRA."""
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightTransfer:
+    """One sync of the learner: tensors in the order of the plan."""
+
+    plan: Plan
+    tensors: tuple[Tensor, ...]
+    merges: tuple[Merge, ...] = ()
+    """What servers merge, where the tensors are an adapter's."""
+    merged_digests: Mapping[str, str] | None = None
+    """Digests of the learner's own merge, by weight."""
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether servers merge what arrives."""
+        return bool(self.merges)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferPlan:
+    """What a worker is to receive. Made by the server, read by ``worker.receiver``."""
+
+    tensors: tuple[Spec, ...]
+    buckets: tuple[int, ...]
+    """Number of tensors of each broadcast."""
+    sync_id: str | None = None
+    """None: the group has no hand-shake (swift, trl, stock vLLM)."""
+    digests: tuple[str, ...] | None = None
+    """[len(tensors)] in hexadecimal, where the learner announced them."""
+    digests_follow: bool = False
+    """Whether the digests come in the group, after the last bucket."""
+    may_repeat: bool = False
+    """Whether a later sync may name this plan by its ``sync_id``."""
+    is_adapter: bool = False
+    """Whether tensors stay beside the model until they are merged."""
+    aliases: tuple[str, ...] = ()
+    """Names of tied tensors, which have no memory of their own in the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergePlan:
+    """How a worker merges an adapter that it has received."""
+
+    merges: tuple[Merge, ...]
+    merged_digests: Mapping[str, str] | None
+    """Digests that the merged weights must have, by weight."""
+    model: tuple[Spec, ...]
+    """All tensors of the served model."""
+
+
+def to_wire(message: object) -> bytes:
+    """A plan or an address, as it passes through vLLM's rpc."""
+    return msgspec.msgpack.encode(message)
+
+
+def from_wire(raw: bytes, kind: type[_Message]) -> _Message:
+    """The same on the other side, with every field's type checked. Errors: ``msgspec.ValidationError``.
+
+    >>> from_wire(to_wire(TransferPlan(tensors=(Spec("a", "int8", (2,)),), buckets=(1,))), TransferPlan).tensors
+    (Spec(name='a', dtype='int8', shape=(2,)),)
+    """
+    return msgspec.msgpack.decode(raw, type=kind)
+
+
 def make_plan(specs: Sequence[Spec], *, bucket_bytes: int, tail_bytes: int = 0) -> Plan:
     """Tensors grouped by dtype (in order of first appearance), cut wherever a bucket would pass ``bucket_bytes``.
 
     A tensor larger than that has a bucket of its own. With ``tail_bytes`` the largest of a dtype come first, and what
-    is left of so many bytes makes the last bucket: work on it is all that is done when everything has been carried.
+    is left of so many bytes makes the last bucket: work on it is all that remains when everything has arrived.
 
     >>> plan = make_plan([Spec("a", "float32", (2,)), Spec("b", "bfloat16", (3,)), Spec("c", "float32", (1,))],
     ...                  bucket_bytes=100)
@@ -95,70 +173,67 @@ def make_plan(specs: Sequence[Spec], *, bucket_bytes: int, tail_bytes: int = 0) 
     >>> [spec.name for spec in plan.specs], [tuple(bucket) for bucket in plan.buckets]
     (['c', 'b', 'a', 'd'], [(0, 2, 14), (2, 4, 3)])
     """
-    kinds = list(dict.fromkeys(spec.dtype for spec in specs))
+    dtypes = list(dict.fromkeys(spec.dtype for spec in specs))
     sizes = [spec.num_bytes if tail_bytes else 0 for spec in specs]
-    order = sorted(range(len(specs)), key=lambda place: (kinds.index(specs[place].dtype), -sizes[place]))
-    ordered = tuple(specs[place] for place in order)
+    order = sorted(range(len(specs)), key=lambda index: (dtypes.index(specs[index].dtype), -sizes[index]))
+    ordered = tuple(specs[index] for index in order)
     buckets = tuple(_with_tail(list(_cut(ordered, bucket_bytes)), ordered, tail_bytes))
     return Plan(specs=ordered, order=tuple(order), buckets=buckets)
 
 
 def _cut(specs: Sequence[Spec], bucket_bytes: int) -> Iterable[Bucket]:
     start, size = 0, 0
-    for place, spec in enumerate(specs):
+    for index, spec in enumerate(specs):
         full = size + spec.num_bytes > bucket_bytes or spec.dtype != specs[start].dtype
-        if place > start and full:
-            yield Bucket(start, place, size)
-            start, size = place, 0
+        if index > start and full:
+            yield Bucket(start, index, size)
+            start, size = index, 0
         size += spec.num_bytes
     if specs:
         yield Bucket(start, len(specs), size)
 
 
 def _with_tail(buckets: Sequence[Bucket], specs: Sequence[Spec], tail_bytes: int) -> Sequence[Bucket]:
-    """The last one in two, where it has both tensors that fit into ``tail_bytes`` together and others."""
+    """Split the last bucket, where it has both tensors that fit into ``tail_bytes`` together and others."""
     if not buckets or not tail_bytes:
         return buckets
     *others, last = buckets
-    place, size = last.stop, 0
-    while place > last.start and size + specs[place - 1].num_bytes <= tail_bytes:
-        place -= 1
-        size += specs[place].num_bytes
-    if place in (last.start, last.stop):
+    index, size = last.stop, 0
+    while index > last.start and size + specs[index - 1].num_bytes <= tail_bytes:
+        index -= 1
+        size += specs[index].num_bytes
+    if index in (last.start, last.stop):
         return buckets
-    return [*others, Bucket(last.start, place, last.num_bytes - size), Bucket(place, last.stop, size)]
+    return [*others, Bucket(last.start, index, last.num_bytes - size), Bucket(index, last.stop, size)]
 
 
 def fit(specs: Sequence[Spec], held: Mapping[str, Spec], aliases: Mapping[str, str], *, server: str) -> list[Spec]:
     """The same tensors with the types that a server holds, once all of them fit and none is missing.
 
     ``aliases`` are further names of tensors in ``held`` (a tied head); they may be sent, and need not be.
-    Errors: ``TensorUnknown``, ``TensorMissing``, ``TensorShapeMismatch``, ``TensorDtypeMismatch``.
+    Errors: ``TensorMismatch``.
     """
     fitted = [_fit_one(spec, held.get(aliases.get(spec.name, spec.name)), server) for spec in specs]
     missing = [name for name in held if name not in {spec.name for spec in specs}]
     if missing:
-        raise TensorMissing(
-            f"{server} holds {len(missing)} tensors that the learner lacks, first {missing[0]}",
-            key=missing[0],
-            remedy="Serve the model that is trained.",
-        )
+        problem = f"{server} holds {len(missing)} tensors that the learner lacks, first {missing[0]}"
+        raise TensorMismatch(problem, key=missing[0], remedy=_SAME_MODEL, code="tensor-missing")
     return fitted
 
 
 def _fit_one(spec: Spec, held: Spec | None, server: str) -> Spec:
     if held is None:
-        problem, remedy = f"{server} has no tensor {spec.name}", "Serve the model that is trained."
-        raise TensorUnknown(problem, key=spec.name, remedy=remedy)
+        problem = f"{server} has no tensor {spec.name}"
+        raise TensorMismatch(problem, key=spec.name, remedy=_SAME_MODEL, code="tensor-unknown")
     if held.shape != spec.shape:
         problem = f"{spec.name} has shape {list(spec.shape)} here and {list(held.shape)} on {server}"
-        raise TensorShapeMismatch(problem, key=spec.name, remedy="Serve the model that is trained.")
+        raise TensorMismatch(problem, key=spec.name, remedy=_SAME_MODEL, code="tensor-shape-mismatch")
     if held.dtype != spec.dtype and not {held.dtype, spec.dtype} <= set(FLOATS):
-        problem = f"{spec.name} is {spec.dtype} here and {held.dtype} on {server}"
-        raise TensorDtypeMismatch(problem, key=spec.name, remedy="Serve the model in the precision of training.")
+        problem, remedy = f"{spec.name} is {spec.dtype} here and {held.dtype} on {server}", "Serve it in that type."
+        raise TensorMismatch(problem, key=spec.name, remedy=remedy, code="tensor-dtype-mismatch")
     return spec._replace(dtype=held.dtype)
 
 
-def spec_of(name: str, tensor: Any) -> Spec:
+def spec_of(name: str, tensor: Tensor) -> Spec:
     """A tensor's name, type and shape."""
     return Spec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

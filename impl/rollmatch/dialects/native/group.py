@@ -1,49 +1,40 @@
-"""The group of rank 0 and all workers of all servers."""
+"""Opening the group of rank 0 and all workers of all servers, and agreeing on protocol and transport."""
 
+import secrets
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rollmatch.dialects.calls import BackgroundCall, RunningCall
 from rollmatch.dialects.http import MSGPACK, ServerRefused
-from rollmatch.dialects.session import RolloutServer
+from rollmatch.dialects.session import HEALTH_TIMEOUT_S, RolloutServer
 from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.weights.digest_kinds import DIRECT, GLOO
-from rollmatch.weights.direct_group import DirectGroup
-from rollmatch.weights.gloo_group import (
-    DROP,
-    GO,
-    CommunicatorTimeout,
-    GlooGroup,
-    GroupAddress,
-    GroupPortInUse,
-    TransferFailed,
-)
+from rollmatch.server.payloads import PROTOCOL
+from rollmatch.weights.digest import DIGEST_KINDS, DIRECT, GLOO
+from rollmatch.weights.group_address import CommunicatorTimeout, GroupAddress, GroupPortInUse
+from rollmatch.weights.plan import Spec
+from rollmatch.weights.transports import TRANSPORTS, Transport, WeightSource
 
-COMMUNICATOR, CLOSE = "/native/communicator", "/native/communicator/close"
-_POLL_S, _READY_POLL_S = 0.0003, 0.0001
-_DOUBT_S = 0.05
-"""After so long without an answer servers are asked whether they live."""
-_GRACE_S = 5.0
-_FREE_POLL_S = 0.1
-_REFUSAL_S = 0.3
-_CPU = torch.device("cpu")
+AUTO = "auto"
+IDENTITY, COMMUNICATOR, CLOSE = "/native/identity", "/native/communicator", "/native/communicator/close"
+_POLL_S, _REFUSAL_S, _FREE_POLL_S, _GRACE_S = 0.0003, 0.3, 0.1, 5.0
+_SECRET_BYTES = 32
 
 
-class NotReady(SyncError):
-    """Every server is ready for the bytes of a sync in time."""
+class ProtocolUnknown(SyncError):
+    """Learner and server speak the same version of the native protocol."""
 
-    code = "sync-not-ready"
+    code = "protocol-unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class Rendezvous:
     """Where the group meets and how long its members wait."""
 
     host: str
@@ -55,134 +46,174 @@ class Meeting:
     join_timeout_s: float
 
 
-class Communicator:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerIdentity:
+    """What a server says of itself before weights are sent."""
+
+    instance: str
+    """New at every start."""
+    world_size: int
+    tensors: Mapping[str, Spec]
+    aliases: Mapping[str, str]
+    transports: tuple[str, ...]
+    """The best first."""
+
+
+def read_identity(server: RolloutServer) -> ServerIdentity:
+    """Errors: ``ProtocolUnknown``, those of the call."""
+    fields = server.get(IDENTITY, timeout_s=HEALTH_TIMEOUT_S)
+    transports = tuple(fields["transports"])
+    if fields.get("protocol") != PROTOCOL or fields.get("digest") != DIGEST_KINDS.get(transports[0]):
+        problem = f"{server.base_url} speaks protocol {fields.get('protocol')} with {fields.get('digest')}"
+        problem += f", this learner protocol {PROTOCOL}"
+        raise ProtocolUnknown(problem, key=server.base_url, remedy="Install the same rollmatch on both sides.")
+    tensors = {t["name"]: Spec(t["name"], t["dtype"], tuple(t["shape"])) for t in fields["tensors"]}
+    return ServerIdentity(
+        instance=str(fields["instance"]),
+        world_size=fields["world_size"],
+        tensors=tensors,
+        aliases=fields["aliases"],
+        transports=transports,
+    )
+
+
+def choose_transport(servers: Sequence[RolloutServer], identities: Sequence[ServerIdentity], wanted: str) -> Transport:
+    """``wanted``, or for ``auto`` what all servers prefer; straight into GPUs only from a GPU.
+
+    Errors: ``ProtocolUnknown``.
+    """
+    preferred = {identity.transports[0] for identity in identities}
+    best = DIRECT if preferred == {DIRECT} and torch.cuda.is_available() else GLOO
+    name = best if wanted == AUTO else wanted
+    for server, identity in zip(servers, identities, strict=True):
+        if name not in identity.transports:
+            problem = f"{server.base_url} has transports {' and '.join(identity.transports)}; {name} is wanted"
+            raise ProtocolUnknown(problem, key=server.base_url, remedy="Install the same rollmatch on both sides.")
+    return TRANSPORTS[name]
+
+
+class LearnerGroup:
     """An open group; the learner is its last rank and the source of every broadcast."""
 
     def __init__(
         self,
         servers: Sequence[RolloutServer],
-        sizes: Sequence[int],
-        meeting: Meeting,
-        *,
-        transport: str = GLOO,
-        device: torch.device = _CPU,
+        identities: Sequence[ServerIdentity],
+        rendezvous: Rendezvous,
+        transport: Transport,
+        weights: Iterable[tuple[str, Tensor]],
     ) -> None:
-        """``sizes``: workers of each server; ``device``: the learner's weights'.
+        """Join, on the device of the weights.
 
         Errors: those of the servers, ``CommunicatorTimeout``, ``NcclNotOpened``.
         """
-        self.servers, self.meeting, self.transport, self.device = tuple(servers), meeting, transport, device
-        self.rank = sum(sizes)
-        self.group: Any = self._join(sizes)
-
-    def begin(self, sync_id: str, calls: Sequence[RunningCall[Any]]) -> None:
-        """Give the word for the bytes once every worker is ready; a server that refuses costs the others nothing.
-
-        Errors: that of the first call that ended with one, ``NotReady``.
-        """
-        try:
-            self._wait_ready(sync_id, calls)
-        except RollmatchError:
-            with suppress(TransferFailed):  # with the first server its store is gone, too
-                self.group.tell(sync_id, DROP)
-            raise
-        self.group.tell(sync_id, GO)
+        self.servers, self.identities, self.rendezvous = tuple(servers), tuple(identities), rendezvous
+        self.transport, self._device = transport, transport.device_of(weights)
+        self.rank = sum(identity.world_size for identity in identities)
+        self._secret = secrets.token_hex(_SECRET_BYTES)
+        self.source: WeightSource = self._join()
 
     def close(self) -> None:
-        """Leave, and tell the servers."""
-        self.group.close()
-        close_everywhere(self.servers, self.meeting)
+        """Leave; the servers leave, too."""
+        self.source.close()
+        close_everywhere(self.servers, self.rendezvous)
 
-    def _join(self, sizes: Sequence[int]) -> Any:
+    def _join(self) -> WeightSource:
         """Servers join while we do; the first one's first worker holds the store.
 
-        What an earlier process of the same name left open is closed first, or members could meet in its store.
+        What an earlier process of the same name left open is closed first, because it holds the port.
         """
-        meeting, world_size = self.meeting, self.rank + 1
-        close_everywhere(self.servers, meeting)
-        wait_until_free(meeting.host, meeting.port)
-        offsets = [sum(sizes[:place]) for place in range(len(sizes))]
-        calls = [
-            BackgroundCall(partial(_ask_to_join, server, meeting, (world_size, offset), self.transport))
-            for server, offset in zip(self.servers, offsets, strict=True)
-        ]
+        rendezvous = self.rendezvous
+        close_everywhere(self.servers, rendezvous)
+        wait_until_free(rendezvous.host, rendezvous.port)
+        sizes = [identity.world_size for identity in self.identities]
+        offsets = [sum(sizes[:index]) for index in range(len(sizes))]
+        pairs = zip(self.servers, offsets, strict=True)
+        calls = [BackgroundCall(partial(self._ask_to_join, server, offset)) for server, offset in pairs]
         try:
-            return self._join_store(calls, world_size)
+            return self._join_store(calls)
         except RollmatchError:
-            close_everywhere(self.servers, meeting)
+            close_everywhere(self.servers, rendezvous)
             raise
 
-    def _join_store(self, calls: Sequence[BackgroundCall[Any]], world_size: int) -> Any:
+    def _join_store(self, calls: Sequence[BackgroundCall[Any]]) -> WeightSource:
         """Begins once somebody listens: an attempt that is left behind in native code could break the process's end."""
-        meeting, deadline = self.meeting, time.monotonic() + self.meeting.join_timeout_s
+        rendezvous, deadline = self.rendezvous, time.monotonic() + self.rendezvous.join_timeout_s
         calls[0].is_done(within_s=_REFUSAL_S)  # a server that cannot listen says so at once, whoever else does
-        while not _is_taken(meeting.host, meeting.port):
-            tell_refusals(calls)
+        while not _is_taken(rendezvous.host, rendezvous.port):
+            raise_refusals(calls)
             if time.monotonic() > deadline:
                 raise self._nobody(calls)
             time.sleep(_POLL_S)
-        tell_refusals(calls)
-        address = GroupAddress(
-            host=meeting.host,
-            port=meeting.port,
-            rank=self.rank,
-            world_size=world_size,
-            timeout_s=meeting.timeout_s,
-            join_timeout_s=meeting.join_timeout_s,
-        )
-        joining: BackgroundCall[Any] = BackgroundCall(partial(_open_group, address, self.transport, self.device))
+        raise_refusals(calls)
+        joining = BackgroundCall(partial(self.transport.open, self._address(), self._device))
         while not joining.is_done(within_s=_POLL_S):
-            tell_refusals(calls)
+            raise_refusals(calls)
         try:
-            group = joining.result()
+            source = joining.result()
         except CommunicatorTimeout as error:
             if time.monotonic() < deadline:
                 raise
             raise self._nobody(calls) from error
         for call in calls:
             call.result()
-        return group
+        return source
+
+    def _address(self) -> GroupAddress:
+        rendezvous = self.rendezvous
+        return GroupAddress(
+            host=rendezvous.host,
+            port=rendezvous.port,
+            rank=self.rank,
+            world_size=self.rank + 1,
+            secret=self._secret,
+            timeout_s=rendezvous.timeout_s,
+            join_timeout_s=rendezvous.join_timeout_s,
+        )
+
+    def _ask_to_join(self, server: RolloutServer, offset: int) -> Any:
+        """``offset``: rank of the server's first worker."""
+        address = self._address()
+        body = {
+            "client": self.rendezvous.client,
+            "host": address.host,
+            "port": address.port,
+            "world_size": address.world_size,
+            "secret": address.secret,
+            "rank_offset": offset,
+            "transport": self.transport.name,
+            "timeout_s": address.timeout_s,
+            "join_timeout_s": address.join_timeout_s,
+            "replace": True,
+        }
+        limit = address.join_timeout_s + _GRACE_S
+        try:
+            return server.control(COMMUNICATOR, body, timeout_s=limit, content_type=MSGPACK)
+        except ServerRefused as refusal:
+            if refusal.code == GroupPortInUse.code:  # a URL in the problem would name the server's HTTP port
+                problem = f"the first server's machine has no free port {address.port} at {address.host}"
+                raise GroupPortInUse(problem, key=refusal.key, remedy=refusal.remedy) from refusal
+            raise
 
     def _nobody(self, calls: Sequence[BackgroundCall[Any]]) -> CommunicatorTimeout:
-        """What to say when some servers did not join."""
+        """The error for servers that did not join."""
         silent = [server.base_url for server, call in zip(self.servers, calls, strict=True) if not call.is_done()]
         return CommunicatorTimeout(
-            f"{', '.join(silent)} did not join the communicator within {self.meeting.join_timeout_s:g} s",
-            key=silent[0] if silent else f"group_port {self.meeting.port}",
+            f"{', '.join(silent)} did not join the communicator within {self.rendezvous.join_timeout_s:g} s",
+            key=silent[0] if silent else f"group_port {self.rendezvous.port}",
             remedy="Look at the server's output; check that its host reaches itself at the group's address.",
         )
 
-    def _wait_ready(self, sync_id: str, calls: Sequence[RunningCall[Any]]) -> None:
-        began, doubts = time.monotonic(), list[BackgroundCall[Any]]()
-        deadline = began + self.meeting.timeout_s
-        while not self.group.is_ready(sync_id, range(self.rank)):
-            tell_refusals([*calls, *doubts])
-            if not doubts and time.monotonic() > began + _DOUBT_S:
-                doubts = [BackgroundCall(server.instance) for server in self.servers]
-            if time.monotonic() > deadline:
-                problem = f"some worker was not ready for the weights within {self.meeting.timeout_s:g} s"
-                raise NotReady(problem, key=sync_id, remedy="Look at the servers' output.")
-            time.sleep(_READY_POLL_S)
 
-
-def _open_group(address: GroupAddress, transport: str, device: torch.device) -> GlooGroup | DirectGroup:
-    """In a thread of its own, where the caller's GPU is not the current one."""
-    if transport != DIRECT:
-        return GlooGroup.open(address)
-    from rollmatch.weights.worker.direct import open_direct
-
-    return open_direct(address, device)
-
-
-def close_everywhere(servers: Sequence[RolloutServer], meeting: Meeting) -> None:
-    """Tell all servers that this learner leaves; those that are gone cannot hear it, and need not."""
-    calls = [BackgroundCall(partial(_ask_to_leave, server, meeting)) for server in servers]
+def close_everywhere(servers: Sequence[RolloutServer], rendezvous: Rendezvous) -> None:
+    """Close this learner's group on all servers, as far as they answer in time."""
+    calls = [BackgroundCall(partial(_ask_to_leave, server, rendezvous)) for server in servers]
     deadline = time.monotonic() + _GRACE_S
     for call in calls:
         call.is_done(within_s=max(0.001, deadline - time.monotonic()))
 
 
-def tell_refusals(calls: Sequence[RunningCall[Any]]) -> None:
+def raise_refusals(calls: Sequence[RunningCall[Any]]) -> None:
     """Errors: that of a call that has ended with one."""
     for call in calls:
         if call.is_done():
@@ -190,7 +221,7 @@ def tell_refusals(calls: Sequence[RunningCall[Any]]) -> None:
 
 
 def wait_until_free(host: str, port: int, *, within_s: float = _GRACE_S) -> None:
-    """A store that was just closed may listen a moment longer; whatever still does then is its binder's to tell."""
+    """A store that was just closed may listen a moment longer; whoever binds reports what still does then."""
     deadline = time.monotonic() + within_s
     while _is_taken(host, port) and time.monotonic() < deadline:
         time.sleep(_FREE_POLL_S)
@@ -205,31 +236,8 @@ def _is_taken(host: str, port: int) -> bool:
     return True
 
 
-def _ask_to_join(server: RolloutServer, meeting: Meeting, place: tuple[int, int], transport: str) -> Any:
-    """``place``: world size, and rank of the server's first worker."""
-    body = {
-        "client": meeting.client,
-        "host": meeting.host,
-        "port": meeting.port,
-        "world_size": place[0],
-        "rank_offset": place[1],
-        "transport": transport,
-        "timeout_s": meeting.timeout_s,
-        "join_timeout_s": meeting.join_timeout_s,
-        "replace": True,
-    }
-    limit = meeting.join_timeout_s + _GRACE_S
-    try:
-        return server.control(COMMUNICATOR, body, timeout_s=limit, content_type=MSGPACK)
-    except ServerRefused as refusal:
-        if refusal.code == GroupPortInUse.code:  # a URL in the problem would name the server's HTTP port, which is fine
-            problem = f"the first server's machine has no free port {meeting.port} at {meeting.host}"
-            raise GroupPortInUse(problem, key=refusal.key, remedy=refusal.remedy) from refusal
-        raise
-
-
-def _ask_to_leave(server: RolloutServer, meeting: Meeting) -> Any:
-    body = {"client": meeting.client, "force": False}
+def _ask_to_leave(server: RolloutServer, rendezvous: Rendezvous) -> Any:
+    body = {"client": rendezvous.client, "force": False}
     return server.control(CLOSE, body, timeout_s=_GRACE_S, content_type=MSGPACK)
 
 

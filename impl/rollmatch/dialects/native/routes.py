@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from rollmatch.server.http import answer, read_body, unless_gone
-from rollmatch.server.in_place import write_in_place
 from rollmatch.server.payloads import (
     CommunicatorClose,
     CommunicatorRequest,
@@ -20,8 +19,8 @@ from rollmatch.server.payloads import (
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.state import ServerState
 from rollmatch.server.update import Committed, Staged
-from rollmatch.weights.digest_kinds import DIGEST_KINDS, DIRECT, GLOO
-from rollmatch.weights.gloo_group import GroupAddress
+from rollmatch.weights.digest import DIGEST_KINDS, DIRECT, GLOO
+from rollmatch.weights.group_address import GroupAddress, GroupAddressInvalid
 
 
 def native_routes(server: ServerState) -> APIRouter:
@@ -89,6 +88,10 @@ def _add_communicator(router: APIRouter, server: ServerState) -> None:
 
 async def _join(server: ServerState, wish: CommunicatorRequest) -> list[int]:
     """Errors: those of ``Communicator.join``."""
+    known = transports_of(server.settings)
+    if wish.transport not in known:
+        problem, remedy = f"there is no transport {wish.transport}", f"Use {' or '.join(known)}."
+        raise GroupAddressInvalid(problem, key="transport", remedy=remedy, code="transport-unknown")
     attached = server.communicator.attached
     if wish.replace and attached is not None and attached.client == wish.client:
         await server.update.close()
@@ -97,6 +100,7 @@ async def _join(server: ServerState, wish: CommunicatorRequest) -> list[int]:
         port=wish.port,
         rank=wish.rank_offset,
         world_size=wish.world_size,
+        secret=wish.secret,
         timeout_s=wish.timeout_s,
         join_timeout_s=wish.join_timeout_s,
     )
@@ -133,7 +137,7 @@ async def _sync(server: ServerState, request: Request, wish: SyncRequest) -> Res
     """Received, and committed where that is wished for."""
     update, attached = server.update, server.communicator.attached
     if attached is not None and attached.transport == DIRECT:
-        written = await unless_gone(request, write_in_place(update, wish))
+        written = await unless_gone(request, update.write_in_place(wish))
         return written if isinstance(written, Response) else answer(request, _commit_reply(server, written))
     staged = await unless_gone(request, update.stage(wish))
     if isinstance(staged, Response):

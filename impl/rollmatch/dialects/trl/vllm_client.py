@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from rollmatch.config.connection import FIRST_GROUP_PORT, base_url_of
 from rollmatch.dialects.http import JSON, ReplyMalformed
-from rollmatch.dialects.native.group import Meeting, resolve
-from rollmatch.dialects.queued_group import QueuedGroup
+from rollmatch.dialects.native.group import Rendezvous, resolve
 from rollmatch.dialects.queued_sender import join, send_named
 from rollmatch.dialects.reply import entries_of, field_of, ids_of
 from rollmatch.dialects.session import ClientSettings, RolloutServer
@@ -29,6 +28,7 @@ from rollmatch.dialects.watch import WatchRules, watched
 from rollmatch.errors import SyncError
 from rollmatch.weights.named_weights import named_weights
 from rollmatch.weights.plan import spec_of
+from rollmatch.weights.stateless import StatelessGroup
 
 _TRANSFER_TIMEOUT_S = 30.0
 
@@ -54,20 +54,20 @@ class VLLMClient:
         The timeout is for connecting and for joining the communicator; how long a generate call takes is not limited,
         a server that dies meanwhile is noticed within seconds.
         """
-        settings = ClientSettings(timeout_s=connection_timeout, watch=WatchRules(silence_s=None))
+        settings = ClientSettings(timeout_s=connection_timeout, watch=WatchRules(silence_is_death=False))
         self.server = RolloutServer(base_url_of(host, server_port), settings)
         self.server.connect()
         self.server.dialect = TrlDialect(self.server.base_url)
         self.base_url = self.server.base_url
         self.group_port, self.connection_timeout = group_port, connection_timeout
-        self._meeting = Meeting(
+        self._rendezvous = Rendezvous(
             host=resolve(host),
             port=group_port,
             client="vllm-client",
             timeout_s=_TRANSFER_TIMEOUT_S,
             join_timeout_s=connection_timeout,
         )
-        self._group: QueuedGroup | None = None
+        self._group: StatelessGroup | None = None
 
     def generate(
         self, prompts: Sequence[str] | Sequence[Sequence[int]], *, n: int = 1, max_tokens: int = 16, **sampling: Any
@@ -96,7 +96,7 @@ class VLLMClient:
     def init_communicator(self) -> None:
         """Join the server's workers as the last rank of their group. Errors: the server's, ``CommunicatorTimeout``."""
         self.close_communicator()
-        self._group = join(self.server, self.group_port, self._meeting)
+        self._group = join(self.server, self.group_port, self._rendezvous)
         atexit.register(self.close_communicator)
 
     def update_named_param(self, name: str, weights: Tensor) -> None:

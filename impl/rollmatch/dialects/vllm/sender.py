@@ -4,22 +4,23 @@ The learner is rank 0 of one group with all workers of all servers. A stock serv
 ones, so it is paused from the first call to the last, and resumed whatever becomes of them.
 """
 
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from rollmatch.dialects.calls import BackgroundCall
-from rollmatch.dialects.native.group import Meeting, wait_until_free
+from rollmatch.dialects.native.group import Rendezvous, wait_until_free
 from rollmatch.dialects.queued_sender import AdapterUnproven
 from rollmatch.dialects.session import RolloutServer
 from rollmatch.errors import RollmatchError
-from rollmatch.weights.bucket import BUCKET_BYTES, Buffer
-from rollmatch.weights.flight import MAX_IN_FLIGHT, broadcast_all
-from rollmatch.weights.gloo_group import GlooGroup, GroupAddress, own_address
-from rollmatch.weights.plan import Plan, make_plan, spec_of
-from rollmatch.weights.shipment import Shipment
+from rollmatch.weights.gloo import BUCKET_BYTES, GlooGroup
+from rollmatch.weights.group_address import GroupAddress, own_address
+from rollmatch.weights.plan import Plan, WeightTransfer, make_plan, spec_of
 
-RANK = 0
+RANK, SECRET_BYTES = 0, 32
 PAUSE, RESUME, CLOSE = "/pause", "/resume", "/shutdown_weight_transfer_engine"
 START, UPDATE, FINISH = "/start_weight_update", "/update_weights", "/finish_weight_update"
 _UPDATE_TIMEOUT_S = 600.0
@@ -29,26 +30,25 @@ _POLL_S, _GRACE_S = 0.002, 5.0
 class StockSender:
     """Rank 0's way to stock servers."""
 
-    def __init__(self, servers: Sequence[RolloutServer], meeting: Meeting) -> None:
-        self.servers, self.meeting = tuple(servers), meeting
+    def __init__(self, servers: Sequence[RolloutServer], rendezvous: Rendezvous) -> None:
+        self.servers, self.rendezvous = tuple(servers), rendezvous
         self._group: GlooGroup | None = None
         self._versions: tuple[str, ...] = ()
-        self._buffers = [Buffer() for _ in range(MAX_IN_FLIGHT + 1)]
 
     @property
     def instances(self) -> None:
-        """Nothing in a sync of this dialect tells."""
+        """None: no sync of this dialect names them."""
         return None
 
     def send(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
         """All weights, to all servers at the same time. Errors: ``TransferFailed``, and the servers' own."""
         named = list(weights)
         plan = make_plan([spec_of(*pair) for pair in named], bucket_bytes=BUCKET_BYTES)
-        group = self._meet()
+        group = self._open()
         try:
             self._everywhere(lambda server: server.control(PAUSE, query="mode=wait&clear_cache=true"))
             self._everywhere(lambda server: server.control(START))
-            self._update(group, plan, [tensor for _, tensor in named])
+            self._update(group, plan, tuple(named[index][1] for index in plan.order))
             self._everywhere(lambda server: _finish(server, f"rollmatch-{version}"))
         except RollmatchError:
             group.close()
@@ -56,7 +56,7 @@ class StockSender:
             raise
         finally:
             self._everywhere(lambda server: server.control(RESUME))
-        self._versions = self._tell_versions()
+        self._versions = self._read_versions()
 
     def send_adapter(self, adapter: Any, *, version: int) -> None:
         """Errors: ``AdapterUnproven``, always."""
@@ -73,22 +73,23 @@ class StockSender:
                 call.is_done(within_s=_GRACE_S)
         self._group = None
 
-    def _meet(self) -> GlooGroup:
-        """The open group, met anew if a server was started again since."""
-        if self._group is not None and self._tell_versions() == self._versions:
+    def _open(self) -> GlooGroup:
+        """The open group, or a new one if a server was started again since."""
+        if self._group is not None and self._read_versions() == self._versions:
             return self._group
         self.close()
-        wait_until_free(self.meeting.host, self.meeting.port, within_s=self.meeting.timeout_s + _GRACE_S)
+        wait_until_free(self.rendezvous.host, self.rendezvous.port, within_s=self.rendezvous.timeout_s + _GRACE_S)
         sizes = [int(server.get("/get_world_size")["world_size"]) for server in self.servers]
         address = GroupAddress(
-            host=own_address(self.meeting.host, self.meeting.port),
-            port=self.meeting.port,
+            host=own_address(self.rendezvous.host, self.rendezvous.port),
+            port=self.rendezvous.port,
             rank=RANK,
             world_size=1 + sum(sizes),
-            timeout_s=self.meeting.timeout_s,
-            join_timeout_s=self.meeting.join_timeout_s,
+            secret=secrets.token_hex(SECRET_BYTES),
+            timeout_s=self.rendezvous.timeout_s,
+            join_timeout_s=self.rendezvous.join_timeout_s,
         )
-        joining = BackgroundCall(partial(GlooGroup.open, address))
+        joining = BackgroundCall(partial(GlooGroup.open, address, source=RANK))
         offsets = [1 + sum(sizes[:place]) for place in range(len(sizes))]
         calls = [
             BackgroundCall(partial(_ask_to_join, *pair, address)) for pair in zip(self.servers, offsets, strict=True)
@@ -96,21 +97,20 @@ class StockSender:
         self._group = _first_of(joining, calls)
         return self._group
 
-    def _update(self, group: GlooGroup, plan: Plan, tensors: Sequence[Any]) -> None:
+    def _update(self, group: GlooGroup, plan: Plan, tensors: tuple[Tensor, ...]) -> None:
         body = {"update_info": _described(plan)}
         calls = [BackgroundCall(partial(_tell, server, UPDATE, body)) for server in self.servers]
-        pieces = Shipment(plan, tensors).pieces(self._buffers)
-        sending = BackgroundCall(partial(broadcast_all, pieces, partial(group.begin, source=RANK)))
+        sending = BackgroundCall(partial(group.send, WeightTransfer(plan=plan, tensors=tensors)))
         _first_of(sending, calls)
 
     def _everywhere(self, call: Callable[[RolloutServer], Any]) -> list[Any]:
-        """One call to each server at the same time; all are waited for before an error is told."""
+        """One call to each server at the same time; all are waited for before an error is raised."""
         calls = [BackgroundCall(partial(call, server)) for server in self.servers]
         for pending in calls:
             pending.is_done(within_s=_UPDATE_TIMEOUT_S)
         return [pending.result() for pending in calls]
 
-    def _tell_versions(self) -> tuple[str, ...]:
+    def _read_versions(self) -> tuple[str, ...]:
         return tuple(server.instance() for server in self.servers)
 
 
@@ -122,11 +122,11 @@ def _first_of(ours: BackgroundCall[Any], theirs: Sequence[BackgroundCall[Any]]) 
             call.result()
             waiting.remove(call)
         if ours.is_done(within_s=_POLL_S):
-            _tell_cause(ours, waiting)
+            _raise_cause(ours, waiting)
     return ours.result()
 
 
-def _tell_cause(ours: BackgroundCall[Any], theirs: Sequence[BackgroundCall[Any]]) -> None:
+def _raise_cause(ours: BackgroundCall[Any], theirs: Sequence[BackgroundCall[Any]]) -> None:
     """Errors: a server's, where ours failed and one comes within the grace; else ours."""
     try:
         ours.result()
@@ -152,6 +152,7 @@ def _ask_to_join(server: RolloutServer, offset: int, address: GroupAddress) -> A
         "master_port": address.port,
         "rank_offset": offset,
         "world_size": address.world_size,
+        "secret": address.secret,
         "timeout_s": address.timeout_s,
         "join_timeout_s": address.join_timeout_s,
     }

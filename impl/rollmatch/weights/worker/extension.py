@@ -1,139 +1,166 @@
 """The methods that vLLM's worker class gets (``worker_extension_cls``) and the server calls by ``collective_rpc``.
 
-Importing this module makes vLLM's model one that weights can be loaded into again, before it is built. Every method
-answers with a plain dictionary; what goes wrong on purpose is told under ``failure``, because an exception here would
-reach the server without its code.
+Importing this module makes vLLM's model one that weights can be loaded into again, before it is built. Plans arrive as
+bytes (``plan.from_wire``). Every method returns plain values; an expected error is returned under ``failure``, because
+an exception would reach the server without its code.
 """
 
 import multiprocessing
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
 
 from rollmatch.errors import RollmatchError
-from rollmatch.weights.digest_kinds import DIRECT
-from rollmatch.weights.worker.frozen_weights import FrozenWeights
-from rollmatch.weights.worker.groups import parse_address
+from rollmatch.weights.digest import DIRECT
+from rollmatch.weights.group_address import GroupAddress
+from rollmatch.weights.plan import MergePlan, TransferPlan, from_wire
 from rollmatch.weights.worker.in_place import InPlaceReceiver, Served
 from rollmatch.weights.worker.loading import addresses_of, keep_weights_loadable, load_into
 from rollmatch.weights.worker.receiver import NothingReceived, Receiver
 
-Told = dict[str, Any]
+if TYPE_CHECKING:
+    from rollmatch.weights.worker.merging import FrozenWeights
+
+Reply = dict[str, Any]
 
 
-def _telling(method: Callable[..., Told]) -> Callable[..., Told]:
+def _with_failure(method: Callable[..., Reply]) -> Callable[..., Reply]:
+    """Return an expected error instead of raising it."""
+
     @wraps(method)
-    def tell(*arguments: Any, **keywords: Any) -> Told:
+    def call(*arguments: object, **keywords: object) -> Reply:
         try:
             return method(*arguments, **keywords)
         except RollmatchError as error:
             return {"failure": failure_of(error)}
 
-    return tell
+    return call
 
 
-def failure_of(error: RollmatchError) -> Told:
-    """An error as the server makes it whole again."""
-    told = {"code": error.code, "key": error.key, "problem": error.problem, "remedy": error.remedy}
-    return told | {"status": getattr(error, "status", 409)}
+def failure_of(error: RollmatchError) -> Reply:
+    """An error as the server restores it."""
+    reply = {"code": error.code, "key": error.key, "problem": error.problem, "remedy": error.remedy}
+    return reply | {"status": getattr(error, "status", 409)}
 
 
 class WorkerExtension:
     """Mixed into the worker; the names must not clash with the worker's own."""
 
+    rank: int
+    device: torch.device
+    model_runner: Any
+    vllm_config: Any
     rollmatch_receiver: Receiver | None = None
     rollmatch_served: Served | None = None
-    rollmatch_base: FrozenWeights | None = None
+    rollmatch_base: "FrozenWeights | None" = None
     rollmatch_serves_base = True
     """Whether nothing was loaded since the start."""
 
-    def rollmatch_describe(self) -> Told:
-        """Where this worker stands among the tensor parallel ranks of its engine."""
-        return {"rank": int(self.rank), "device": str(self.device)}  # type: ignore[attr-defined]
+    def rollmatch_describe(self) -> Reply:
+        """This worker's index among the tensor parallel ranks of its engine."""
+        return {"rank": int(self.rank), "device": str(self.device)}
 
-    @_telling
-    def rollmatch_open(self, address: Told, transport: str) -> Told:
-        """Begin to join a group as ``address['rank'] + rank``; the port is bound when this returns."""
+    @_with_failure
+    def rollmatch_open(self, address: bytes, transport: str) -> Reply:
+        """Begin to join a ``GroupAddress``, whose rank is the engine's first; the port is bound when this returns."""
         self.rollmatch_close()
-        address = address | {"rank": address["rank"] + int(self.rank)}  # type: ignore[attr-defined]
-        device = self.device  # type: ignore[attr-defined]
+        first = from_wire(address, GroupAddress)
+        mine = replace(first, rank=first.rank + int(self.rank))
         if transport == DIRECT:
             self.rollmatch_served = self.rollmatch_served or Served()
-            receiver: Receiver = InPlaceReceiver.start_in(
-                self._rollmatch_model(), self.rollmatch_served, parse_address(address), device=device
+            self.rollmatch_receiver = InPlaceReceiver.start_in(
+                self._rollmatch_model(), self.rollmatch_served, mine, device=self.device
             )
         else:
-            receiver = Receiver.start(address, transport=transport, device=device)
-        self.rollmatch_receiver = receiver
-        return {"rank": address["rank"]}
+            self.rollmatch_receiver = Receiver.start(mine, transport=transport, device=self.device)
+        return {"rank": mine.rank}
 
-    @_telling
-    def rollmatch_receive(self, plan: Told) -> Told:
-        """Begin to receive what is announced."""
-        plan = self._rollmatch_needed().whole(plan)
-        self._rollmatch_needed().begin(plan)
-        if not plan.get("beside", True):
-            self._rollmatch_forget_base()
-        return {}
+    @_with_failure
+    def rollmatch_receive(self, plan: bytes) -> Reply:
+        """Begin to receive a ``TransferPlan``."""
+        return self._rollmatch_begin(from_wire(plan, TransferPlan))
 
-    @_telling
-    def rollmatch_poll(self, wait_s: float = 0.0) -> Told:
-        """How far joining and receiving are: ``busy``, or ``idle`` with the digests of all that came."""
+    @_with_failure
+    def rollmatch_receive_again(self, sync_id: str, like: str) -> Reply:
+        """Begin to receive what was announced in full as ``like``."""
+        return self._rollmatch_begin(self._rollmatch_needed().known_plan(sync_id, like=like))
+
+    @_with_failure
+    def rollmatch_poll(self, wait_s: float = 0.0) -> Reply:
+        """How far joining and receiving are: ``busy``, or ``idle`` with the digests of all that has arrived."""
         self._rollmatch_needed().wait(wait_s)
-        return self._rollmatch_needed().poll()
+        progress = self._rollmatch_needed().progress()
+        state = "busy" if progress.is_busy else "idle"
+        return {"state": state, "share": progress.share, "digests": progress.digests}
 
-    @_telling
-    def rollmatch_whole(self) -> Told:
+    @_with_failure
+    def rollmatch_whole(self) -> Reply:
         """Whether the model holds the weights of one version."""
         return {"whole": self.rollmatch_served is None or self.rollmatch_served.is_whole}
 
-    @_telling
-    def rollmatch_load(self, aliases: list[str]) -> Told:
-        """Put what was received into the model, but for tied tensors, which come with what they are tied to."""
+    @_with_failure
+    def rollmatch_load(self, aliases: list[str]) -> Reply:
+        """Put what was received into the model, except tied tensors, which come with what they are tied to."""
         receiver, model = self._rollmatch_needed(), self._rollmatch_model()
         self._rollmatch_forget_base()
         load_into(model, {name: tensor for name, tensor in receiver.take().items() if name not in aliases})
         receiver.reuse(addresses_of(model))
         return {"loaded": True}
 
-    @_telling
-    def rollmatch_merge(self, plan: Told) -> Told:
-        """Turn received adapter tensors into merged weights, ready to be loaded."""
-        receiver = self._rollmatch_needed()
+    @_with_failure
+    def rollmatch_merge(self, plan: bytes) -> Reply:
+        """Turn received adapter tensors into merged weights by a ``MergePlan``, ready to be loaded."""
+        from rollmatch.weights.worker.merging import merge_in_place, merge_received
+
+        receiver, merge_plan = self._rollmatch_needed(), from_wire(plan, MergePlan)
         if isinstance(receiver, InPlaceReceiver):
-            from rollmatch.weights.worker.merging_in_place import merge_in_place
+            base, model = self._rollmatch_kept_base(), self._rollmatch_model()
+            return {"digests": merge_in_place(receiver, merge_plan, base, model)}
+        return {"digests": merge_received(receiver, merge_plan, self._rollmatch_new_base())}
 
-            return merge_in_place(receiver, plan, self._rollmatch_kept_base(), self._rollmatch_model())
-        from rollmatch.weights.worker.merging import merge_received
-
-        return merge_received(self._rollmatch_needed(), plan, model_runner=self.model_runner)  # type: ignore[attr-defined]
-
-    @_telling
-    def rollmatch_drop(self) -> Told:
-        """Forget what was received; a transfer that runs is thrown away when it ends."""
+    @_with_failure
+    def rollmatch_drop(self) -> Reply:
+        """Forget what was received; a transfer under way is thrown away when it ends."""
         if self.rollmatch_receiver is not None:
             self.rollmatch_receiver.drop()
         return {}
 
-    def rollmatch_close(self) -> Told:
+    def rollmatch_close(self) -> Reply:
         """Leave the group; a thread that is stuck in it ends with the group's timeout."""
         if self.rollmatch_receiver is not None:
             self.rollmatch_receiver.close()
         self.rollmatch_receiver = None
         return {}
 
-    def _rollmatch_model(self) -> Any:
-        """Without what vLLM wraps around it for CUDA graphs."""
-        return self.model_runner.get_model()  # type: ignore[attr-defined]
+    def _rollmatch_begin(self, plan: TransferPlan) -> Reply:
+        receiver = self._rollmatch_needed()
+        receiver.begin(plan)
+        if isinstance(receiver, InPlaceReceiver) and not plan.is_adapter:
+            self._rollmatch_forget_base()
+        return {}
 
-    def _rollmatch_kept_base(self) -> FrozenWeights:
+    def _rollmatch_model(self) -> nn.Module:
+        """Without what vLLM wraps around it for CUDA graphs."""
+        model: nn.Module = self.model_runner.get_model()
+        return model
+
+    def _rollmatch_new_base(self) -> "FrozenWeights":
+        from rollmatch.weights.worker.merging import FrozenWeights
+
+        config = self.model_runner.model_config
+        return FrozenWeights(config.model, dtype=config.dtype, device=self.device)
+
+    def _rollmatch_kept_base(self) -> "FrozenWeights":
         """Made when first needed; what the engine was started with is the base, unless it was placeholders."""
         if self.rollmatch_base is None:
-            config = self.vllm_config.model_config  # type: ignore[attr-defined]
-            self.rollmatch_base = FrozenWeights(config.model, dtype=config.dtype, device=self.device)  # type: ignore[attr-defined]
-            if self.rollmatch_serves_base and self.vllm_config.load_config.load_format != "dummy":  # type: ignore[attr-defined]
+            self.rollmatch_base = self._rollmatch_new_base()
+            if self.rollmatch_serves_base and self.vllm_config.load_config.load_format != "dummy":
                 self.rollmatch_base.changed = set()
         return self.rollmatch_base
 
@@ -150,7 +177,7 @@ class WorkerExtension:
 
 
 def end_with_parent() -> None:
-    """Let no worker outlive the server, whatever it dies of."""
+    """Let no worker outlive the server, whatever ends it."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return

@@ -1,20 +1,29 @@
 """Adapters merged on the server, in the order of operations that the learner's own merge has.
 
 What is served afterwards equals the learner's merge bit for bit; digests prove it. Every other weight is the base that
-the server was started with, read from the model directory again where something else had been loaded.
+the server was started with, read from the model directory again where something else had been loaded. A gloo group
+stages a second model; a direct group writes weight after weight into the served one, so that no second one must fit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import Tensor, nn
 
 from rollmatch.errors import SyncError
-from rollmatch.model.merge import Parts, merge_weight
-from rollmatch.weights.digest import digest_of
-from rollmatch.weights.worker.receiver import DigestMismatch, Receiver
+from rollmatch.model.merge import LoraFactors, merge_weight
+from rollmatch.weights.digest import DigestMismatch, add_mixed, bytes_of, digest_of, mixed_digests
+from rollmatch.weights.plan import Merge, MergePlan
+from rollmatch.weights.worker.in_place import InPlaceReceiver
+from rollmatch.weights.worker.receiver import Receiver
+from rollmatch.weights.worker.weight_layout import WeightLayout, write_tensors
+
+_SPARE_BYTES = 4 * 2**30
+"""Of a GPU's memory, left to the engine and to merging."""
+_AT_ONCE = 16
+"""Weights whose digests are made in one launch, and which may stand beside the model until then."""
 
 
 class AdapterMisfit(SyncError):
@@ -24,57 +33,113 @@ class AdapterMisfit(SyncError):
     status = 400
 
 
-def merge_received(receiver: Receiver, plan: dict[str, Any], *, model_runner: Any) -> dict[str, Any]:
+class FrozenWeights:
+    """Weights of the model directory, each file read once. On a GPU while it has room, else in pinned memory.
+
+    Floating tensors have the served type.
+    """
+
+    def __init__(self, directory: str, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self._paths: dict[str, Path] = {}
+        for path in sorted(Path(directory).glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                self._paths |= dict.fromkeys(file.keys(), path)
+        self._kept: dict[str, Tensor] = {}
+        self.changed: set[str] | None = None
+        """Names of served weights that are not the base's; None for all."""
+
+    def take(self, name: str) -> Tensor:
+        """On the device; kept for the next merge. Errors: ``KeyError``."""
+        if name not in self._kept:
+            self._kept[name] = self._keep(self.read(name))
+        return self._kept[name].to(self.device, non_blocking=True)
+
+    def read(self, name: str) -> Tensor:
+        """From the file, not kept."""
+        with safe_open(self._paths[name], framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+    def read_all(self) -> dict[str, Tensor]:
+        """Every tensor, from the files."""
+        return {name: self.read(name) for name in self._paths}
+
+    def names_to_restore(self, names: Iterable[str], merged: Iterable[str]) -> list[str]:
+        """Of the weights ``names``: those that something else was loaded into, and that no merge writes again."""
+        return sorted(set(names) - set(merged) if self.changed is None else self.changed - set(merged))
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        if self.device.type != "cuda":
+            return tensor
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return tensor.to(self.device) if free > tensor.nbytes + _SPARE_BYTES else tensor.pin_memory()
+
+
+def merge_received(receiver: Receiver, plan: MergePlan, base: FrozenWeights) -> dict[str, str]:
     """Replace the received adapter by the whole model: merged weights, and the base for the rest.
 
-    Errors: ``AdapterMisfit``, ``DigestMismatch``.
+    Returns the digests of all that was merged. Errors: ``AdapterMisfit``, ``DigestMismatch``.
     """
-    parts = receiver.take()
-    config = model_runner.model_config
-    base = read_base(config.model, dtype=config.dtype)
-    merged = {}
-    for merge in plan["merges"]:
-        merged[merge["name"]] = merge_named(merge, base[merge["name"]], parts)
+    parts, weights = receiver.take(), base.read_all()
+    merged = {merge.name: merge_named(merge, weights[merge.name], parts) for merge in plan.merges}
     digests = {name: digest_of(tensor).hex() for name, tensor in merged.items()}
-    check_merged(digests, plan.get("merged_digests"))
-    receiver.put_back(base | merged)
-    return {"digests": digests}
+    check_merged(digests, plan.merged_digests)
+    receiver.put_back(weights | merged)
+    return digests
 
 
-def read_base(directory: str, *, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """All tensors of a model directory; floating ones in ``dtype``."""
-    tensors = {}
-    for path in sorted(Path(directory).glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dictionary
-                tensor = file.get_tensor(name)
-                tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
-    return tensors
+@torch.no_grad()
+def merge_in_place(receiver: InPlaceReceiver, plan: MergePlan, base: FrozenWeights, model: nn.Module) -> dict[str, str]:
+    """Write merged weights, and the base's where something else is. Returns the digests of all that was merged.
+
+    Errors: ``AdapterMisfit``, ``DigestMismatch``, ``LayoutUnknown``; the model may then hold a mixture.
+    """
+    parts, merges = receiver.take(), plan.merges
+    receiver.learn(plan.model)
+    names = [merge.name for merge in merges]
+    receiver.served.is_whole = False
+    with receiver.group.on_device():
+        for name in base.names_to_restore((spec.name for spec in plan.model), names):
+            write_tensors(model, receiver.layout, {name: base.read(name).to(base.device)})
+        base.changed = set(names)
+        sums = torch.zeros(len(merges), 2, dtype=torch.int64, device=base.device)
+        for start in range(0, len(merges), _AT_ONCE):
+            some = merges[start : start + _AT_ONCE]
+            merged = {merge.name: _merged(base, parts, merge, receiver.layout) for merge in some}
+            write_tensors(model, receiver.layout, merged)
+            add_mixed([bytes_of(tensor) for tensor in merged.values()], sums[start : start + len(some)])
+        digests = dict(zip(names, (digest.hex() for digest in mixed_digests(sums)), strict=True))
+    check_merged(digests, plan.merged_digests)
+    receiver.served.is_whole = True
+    return digests
 
 
-def merge_named(
-    merge: Mapping[str, Any],
-    weight: torch.Tensor,
-    tensors: Mapping[str, torch.Tensor],
-    *,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+def merge_named(merge: Merge, weight: Tensor, tensors: Mapping[str, Tensor], *, out: Tensor | None = None) -> Tensor:
     """A weight with the adapter of which a merge names the tensors; ``out`` as ``merge_weight``.
 
     Errors: ``AdapterMisfit``, ``KeyError``.
     """
-    magnitude = None if merge["magnitude"] is None else tensors[merge["magnitude"]]
-    lora_a, lora_b = tensors[merge["lora_a"]], tensors[merge["lora_b"]]
-    parts = Parts(lora_a=lora_a, lora_b=lora_b, magnitude=magnitude, scaling=merge["scaling"])
+    magnitude = None if merge.magnitude is None else tensors[merge.magnitude]
+    lora_a, lora_b = tensors[merge.lora_a], tensors[merge.lora_b]
+    factors = LoraFactors(lora_a=lora_a, lora_b=lora_b, magnitude=magnitude, scaling=merge.scaling)
     try:
-        return merge_weight(weight, parts, out=out)
+        return merge_weight(weight, factors, out=out)
     except RuntimeError as error:
         problem = str(error).splitlines()[0]
-        raise AdapterMisfit(problem, key=merge["name"], remedy="Send the adapter of this model.") from error
+        raise AdapterMisfit(problem, key=merge.name, remedy="Send the adapter of this model.") from error
 
 
-def check_merged(digests: dict[str, str], wanted: dict[str, str] | None) -> None:
+def check_merged(digests: Mapping[str, str], wanted: Mapping[str, str] | None) -> None:
+    """Errors: ``DigestMismatch``."""
     for name, digest in (wanted or {}).items():
         if digests.get(name) != digest:
             problem = f"merged with digest {digests.get(name)}, the learner's merge has {digest}"
             raise DigestMismatch(problem, key=name, remedy="Send full weights.")
+
+
+def _merged(base: FrozenWeights, parts: Mapping[str, Tensor], merge: Merge, layout: WeightLayout) -> Tensor:
+    """In the model already, where it lies there as one run."""
+    weight, whole = base.take(merge.name), layout.by_name[merge.name].whole
+    out = whole.view(weight.shape) if whole is not None and whole.dtype == weight.dtype else None
+    return merge_named(merge, weight, parts, out=out)

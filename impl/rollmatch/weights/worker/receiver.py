@@ -1,19 +1,25 @@
-"""Joins the group and receives weights on a thread of its own, so that the engine goes on with its old ones."""
+"""Joins the group and receives weights on a thread of its own, so that the engine generates with its old ones."""
 
 import queue
 import threading
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from typing import Any, Self
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self
 
 import torch
+from torch import Tensor
 
-from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.weights.digest import NUM_DIGEST_BYTES, cut, digest_of_bytes
-from rollmatch.weights.flight import Flight
-from rollmatch.weights.gloo_group import GO, bind
-from rollmatch.weights.worker.blocks import Blocks
-from rollmatch.weights.worker.groups import open_group, parse_address
+from rollmatch.errors import FAILURES, RollmatchError, SyncError
+from rollmatch.weights.digest import DIRECT, GLOO, NUM_DIGEST_BYTES, DigestMismatch, cut, digest_of_bytes
+from rollmatch.weights.gloo import Completion, GlooGroup, InFlight
+from rollmatch.weights.group_address import GroupAddress, TransferFailed, bind
+from rollmatch.weights.group_store import GO, GroupStore
+from rollmatch.weights.nccl import DirectGroup
+from rollmatch.weights.plan import Spec, TransferPlan
+from rollmatch.weights.stateless import StatelessGroup
+
+STATELESS = "stateless"
+TRANSPORTS = (GLOO, DIRECT, STATELESS)
 
 
 class NothingReceived(SyncError):
@@ -23,26 +29,31 @@ class NothingReceived(SyncError):
     status = 409
 
 
-class DigestMismatch(SyncError):
-    """A tensor arrives bit for bit as it was announced."""
-
-    code = "digest-mismatch"
-    status = 409
-
-
 class SyncDropped(SyncError):
-    """A transfer goes on until it is complete, unless somebody drops it."""
+    """A transfer runs until it is complete, unless somebody drops it."""
 
     code = "sync-dropped"
     status = 409
 
 
+class ReceivingGroup(Protocol):
+    """A group, as a worker uses it; the learner is the source of every broadcast."""
+
+    rank: int
+
+    def begin(self, memory: Tensor) -> Completion:
+        """Receive the next broadcast into ``memory``; what is returned waits for it. Errors: ``TransferFailed``."""
+
+    def close(self) -> None:
+        """Leave."""
+
+
 @dataclass(slots=True)
-class _Received:
+class Received:
     """Tensors of the update that is under way."""
 
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    blocks: list[torch.Tensor] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    blocks: list[Tensor] = field(default_factory=list)
     """The memory that the tensors lie in."""
     digests: dict[str, str] = field(default_factory=dict)
     num_tensors: int = 0
@@ -50,32 +61,43 @@ class _Received:
     dropped: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far joining and receiving are."""
+
+    is_busy: bool
+    digests: dict[str, str]
+    """Of all that has arrived, in hexadecimal, by name."""
+    share: float = 1.0
+    """Of the announced tensors, that has arrived."""
+
+
 class Receiver:
     """One member of one group; jobs run one after the other."""
 
     def __init__(self) -> None:
-        self._group: Any = None
-        """A ``Group``, or what a subclass needs."""
+        self._group: ReceivingGroup | DirectGroup | None = None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._num_begun = 0
         self._num_ended = 0
         self._ended = threading.Condition()
         self._failure: RollmatchError | None = None
-        self._received = _Received()
-        self._kept: dict[str, Any] = {}
+        self._received = Received()
+        self._known: TransferPlan | None = None
         """The last plan that may be named again."""
         self._blocks = Blocks()
-        self._lent: list[torch.Tensor] = []
+        self._lent: list[Tensor] = []
 
     @classmethod
-    def start(cls, told: dict[str, Any], *, transport: str, device: Any) -> "Receiver":
+    def start(cls, address: GroupAddress, *, transport: str, device: torch.device) -> "Receiver":
         """Bind the port if this is rank 0, and begin to join. Errors: ``GroupPortInUse``."""
-        address = parse_address(told)
         listener = bind(address.host, address.port) if address.rank == 0 else None
-        return cls.joining(lambda: open_group(address, transport=transport, listener=listener, device=device))
+        if transport == STATELESS:
+            return cls.joining(lambda: StatelessGroup(address, listener=listener, device=device))
+        return cls.joining(lambda: GlooGroup.open(address, listener=listener))
 
     @classmethod
-    def joining(cls, open_it: Callable[[], Any]) -> Self:
+    def joining(cls, open_it: Callable[[], ReceivingGroup | DirectGroup]) -> Self:
         """Begin to join the group that ``open_it`` opens."""
         receiver = cls()
 
@@ -86,29 +108,26 @@ class Receiver:
         receiver._put(join)
         return receiver
 
-    def whole(self, plan: dict[str, Any]) -> dict[str, Any]:
-        """A plan that is ``like`` an earlier one, in full. Errors: ``NothingReceived``."""
-        like = plan.get("like")
-        if like is not None:
-            if self._kept.get("sync_id") != like:
-                raise NothingReceived(f"no plan {like} is known", key="like", remedy="Announce the tensors themselves.")
-            return self._kept | {"sync_id": plan["sync_id"]}
-        if plan.get("keep"):
-            self._kept = plan
-        return plan
+    def known_plan(self, sync_id: str, *, like: str) -> TransferPlan:
+        """The plan that was received as ``like``, for another sync. Errors: ``NothingReceived``."""
+        if self._known is None or self._known.sync_id != like:
+            raise NothingReceived(f"no plan {like} is known", key="like", remedy="Announce the tensors themselves.")
+        return replace(self._known, sync_id=sync_id)
 
-    def begin(self, plan: dict[str, Any]) -> None:
+    def begin(self, plan: TransferPlan) -> None:
         """Receive what ``plan`` announces, after what was begun before."""
         if self._failure is not None:
             raise self._failure
+        if plan.may_repeat and (self._known is None or plan.tensors is not self._known.tensors):
+            self._known = plan
         received = self._received
-        received.num_tensors = len(plan["tensors"])
+        received.num_tensors = len(plan.tensors)
 
         def receive() -> None:
             try:
                 self._receive(plan, received)
             except DigestMismatch:
-                if not received.dropped:  # another worker told it first; the next update is not to be blamed for it
+                if not received.dropped:  # else another worker has reported it, and the next update is not to blame
                     raise
 
         self._put(receive)
@@ -123,41 +142,42 @@ class Receiver:
         with self._ended:
             self._ended.wait_for(lambda: self._num_ended == self._num_begun, timeout=within_s)
 
-    def poll(self) -> dict[str, Any]:
+    def progress(self) -> Progress:
         """Errors: whatever a job failed with, until ``drop``."""
         if self._failure is not None:
             raise self._failure
+        received = self._received
         if self._num_ended < self._num_begun:
-            rank, received = -1 if self._group is None else self._group.rank, self._received
-            return {"state": "busy", "rank": rank, "share": len(received.digests) / max(1, received.num_tensors)}
-        return {"state": "idle", "digests": dict(self._received.digests)}
+            share = len(received.digests) / max(1, received.num_tensors)
+            return Progress(is_busy=True, digests={}, share=share)
+        return Progress(is_busy=False, digests=dict(received.digests))
 
-    def take(self) -> dict[str, torch.Tensor]:
+    def take(self) -> dict[str, Tensor]:
         """Hand over the tensors, whose memory is not written to before ``reuse``. Errors: ``NothingReceived``."""
         if self._failure is not None:
             raise self._failure
         if not self._received.tensors:
             raise NothingReceived("nothing was received", remedy="Send the tensors first.")
-        taken, self._received = self._received, _Received()
+        taken, self._received = self._received, Received()
         self._lent += taken.blocks
         return taken.tensors
 
     def reuse(self, kept: Collection[int]) -> None:
-        """All tensors handed over are read no more, but for those in memory at the addresses ``kept``."""
+        """Tensors handed over are read no more, except those in memory at the addresses ``kept``."""
         lent, self._lent = self._lent, []
         self._blocks.give_back([block for block in lent if block.untyped_storage().data_ptr() not in kept])
 
-    def put_back(self, tensors: dict[str, torch.Tensor]) -> None:
+    def put_back(self, tensors: dict[str, Tensor]) -> None:
         """Tensors to be taken next."""
-        self._received = _Received(tensors=tensors)
+        self._received = Received(tensors=tensors)
 
     def drop(self) -> None:
-        """Forget what came and what is on its way."""
+        """Forget what has arrived and what is on its way."""
         self._received.dropped = True
-        self._received, self._failure = _Received(), None
+        self._received, self._failure = Received(), None
 
     def close(self) -> None:
-        """Leave the group, at once or as soon as the thread gets out of it."""
+        """Leave the group, at once or as soon as the thread is out of it."""
         self.drop()
         self._jobs.put(None)
 
@@ -174,6 +194,9 @@ class Receiver:
                 pass
             except RollmatchError as error:
                 self._failure = error
+            except FAILURES as error:  # the thread must live on, or the next sync would wait for ever
+                problem = f"{type(error).__name__}: {error}"
+                self._failure = TransferFailed(problem, key="receive", remedy="Look at the server's output.")
             finally:
                 with self._ended:
                     self._num_ended += 1
@@ -181,54 +204,75 @@ class Receiver:
         if self._group is not None:
             self._group.close()
 
-    def _receive(self, plan: dict[str, Any], received: _Received) -> None:
-        tensors, group = plan["tensors"], self._group
-        assert group is not None
-        wait_go(group, plan)
-        flight, first = Flight(group.begin), 0
-        for num_tensors in plan["buckets"]:
-            self._begin_bucket(tensors[first : first + num_tensors], flight, received)
+    def _receive(self, plan: TransferPlan, received: Received) -> None:
+        assert self._group is not None
+        assert not isinstance(self._group, DirectGroup)
+        if plan.sync_id is not None:
+            assert isinstance(self._group, GlooGroup)
+            wait_go(self._group.store, plan.sync_id)
+        in_flight, first = InFlight(self._group.begin), 0
+        for num_tensors in plan.buckets:
+            self._begin_bucket(plan.tensors[first : first + num_tensors], in_flight, received)
             first += num_tensors
-        trailer = torch.empty(len(tensors) * NUM_DIGEST_BYTES if plan.get("trailer") else 0, dtype=torch.uint8)
-        if len(trailer):
-            flight.add(trailer)
-        flight.land()
-        names = [name for name, _, _ in tensors]
-        self._check_digests(names, _digests_in(trailer) if len(trailer) else plan.get("digests"), received)
+        trailer = torch.empty(len(plan.tensors) * NUM_DIGEST_BYTES * plan.digests_follow, dtype=torch.uint8)
+        if plan.digests_follow:
+            in_flight.add(trailer)
+        in_flight.wait()
+        announced = _digests_in(trailer) if plan.digests_follow else plan.digests or ()
+        check_announced(plan.tensors, announced, received)
 
-    def _begin_bucket(self, tensors: list[Any], flight: Flight, received: _Received) -> None:
-        kinds = [(getattr(torch, dtype), tuple(shape)) for _, dtype, shape in tensors]
-        sizes = [dtype.itemsize * torch.Size(shape).numel() for dtype, shape in kinds]
+    def _begin_bucket(self, specs: Sequence[Spec], in_flight: InFlight, received: Received) -> None:
+        sizes = [spec.num_bytes for spec in specs]
         block = self._blocks.take(sum(sizes))
         received.blocks.append(block)
 
         def keep() -> None:
-            names = [name for name, _, _ in tensors]
-            received.tensors |= dict(zip(names, cut(block, kinds), strict=True))
+            names = [spec.name for spec in specs]
+            received.tensors |= dict(zip(names, cut(block, [spec.kind for spec in specs]), strict=True))
             digests = map(digest_of_bytes, torch.split(block, sizes))
             received.digests |= {name: digest.hex() for name, digest in zip(names, digests, strict=True)}
 
-        flight.add(block, then=keep)
-
-    def _check_digests(self, names: list[str], announced: list[str] | None, received: _Received) -> None:
-        for name, digest in zip(names, announced or (), strict=False):
-            if received.digests[name] != digest:
-                raise DigestMismatch(
-                    f"arrived with digest {received.digests[name]}, announced was {digest}",
-                    key=name,
-                    remedy="Sync again; if it happens again, look for a tensor that changes while it is sent.",
-                )
+        in_flight.add(block, then=keep)
 
 
-def wait_go(group: Any, plan: dict[str, Any]) -> None:
-    """Where there is a hand-shake, wait for the learner's word. Errors: ``SyncDropped``, ``TransferFailed``."""
-    if sync_id := plan.get("sync_id"):
-        group.set_ready(sync_id)
-        if group.wait_word(sync_id) != GO:
-            raise SyncDropped("the learner dropped the sync", key=sync_id)
+class Blocks:
+    """Blocks of memory by size, used again by every sync: the first use of memory costs as much as writing it."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[Tensor]] = {}
+
+    def take(self, num_bytes: int) -> Tensor:
+        """[num_bytes] a block of any content. Blocks of other sizes go when none fits."""
+        found = self._free.get(num_bytes)
+        if found:
+            return found.pop()
+        if found is None:  # another plan than before: its blocks would stay for ever
+            self._free = {}
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def give_back(self, blocks: list[Tensor]) -> None:
+        """Blocks that nobody reads or writes any more."""
+        for block in blocks:
+            self._free.setdefault(len(block), []).append(block)
 
 
-def _digests_in(trailer: torch.Tensor) -> list[str]:
+def check_announced(specs: Sequence[Spec], announced: Sequence[str], received: Received) -> None:
+    """Errors: ``DigestMismatch``."""
+    for spec, digest in zip(specs, announced, strict=False):
+        if received.digests[spec.name] != digest:
+            problem = f"arrived with digest {received.digests[spec.name]}, announced was {digest}"
+            remedy = "Sync again; if it happens again, look for a tensor that changes while it is sent."
+            raise DigestMismatch(problem, key=spec.name, remedy=remedy)
+
+
+def wait_go(store: GroupStore, sync_id: str) -> None:
+    """Announce readiness and wait for the learner's verdict. Errors: ``SyncDropped``, ``TransferFailed``."""
+    store.set_ready(sync_id)
+    if store.wait_verdict(sync_id) != GO:
+        raise SyncDropped("the learner dropped the sync", key=sync_id)
+
+
+def _digests_in(trailer: Tensor) -> list[str]:
     """One per tensor, in hexadecimal.
 
     >>> _digests_in(torch.arange(32, dtype=torch.uint8))[1]

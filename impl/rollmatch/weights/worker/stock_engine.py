@@ -16,8 +16,9 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from rollmatch.errors import SyncError
-from rollmatch.weights.gloo_group import GlooGroup, GroupAddress
-from rollmatch.weights.worker.groups import GlooMember
+from rollmatch.weights.gloo import GlooGroup
+from rollmatch.weights.group_address import GroupAddress
+from rollmatch.weights.plan import Spec, TransferPlan
 from rollmatch.weights.worker.loading import addresses_of, has_plain_weights, load_into
 from rollmatch.weights.worker.plugin import RL_ROUTES
 from rollmatch.weights.worker.receiver import NothingReceived, Receiver
@@ -33,19 +34,20 @@ class WeightsPacked(SyncError):
 
 
 @dataclass(kw_only=True)
-class Meeting(WeightTransferInitInfo):  # type: ignore[misc]
+class StockInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """Where the learner waits; the first names are vLLM's."""
 
     master_address: str
     master_port: int
     rank_offset: int
     world_size: int
+    secret: str
     timeout_s: float = 30.0
     join_timeout_s: float = 60.0
 
 
 @dataclass(kw_only=True)
-class Announced(WeightTransferUpdateInfo):  # type: ignore[misc]
+class StockUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """What is sent next; the first names are vLLM's."""
 
     names: list[str]
@@ -55,13 +57,13 @@ class Announced(WeightTransferUpdateInfo):  # type: ignore[misc]
     """Number of tensors of each broadcast; their digests follow the last one."""
 
 
-class GlooEngine(WeightTransferEngine[Meeting, Announced]):  # type: ignore[misc]
+class GlooEngine(WeightTransferEngine[StockInitInfo, StockUpdateInfo]):  # type: ignore[misc]
     """Receives beside nothing else: the server is paused meanwhile."""
 
-    init_info_cls, update_info_cls = Meeting, Announced
+    init_info_cls, update_info_cls = StockInitInfo, StockUpdateInfo
     _receiver: Receiver | None = None
 
-    def init_transfer_engine(self, init_info: Meeting) -> None:
+    def init_transfer_engine(self, init_info: StockInitInfo) -> None:
         """Join; an older group is left. Errors: ``CommunicatorTimeout``, ``WeightsPacked``."""
         if not has_plain_weights():
             problem = "vLLM has packed its linear weights, of which a tied head would keep an old copy"
@@ -73,31 +75,34 @@ class GlooEngine(WeightTransferEngine[Meeting, Announced]):  # type: ignore[misc
             port=init_info.master_port,
             rank=init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank,
             world_size=init_info.world_size,
+            secret=init_info.secret,
             timeout_s=init_info.timeout_s,
             join_timeout_s=init_info.join_timeout_s,
         )
-        self._receiver = Receiver.joining(lambda: GlooMember(GlooGroup.open(address), source=LEARNER))
+        self._receiver = Receiver.joining(lambda: GlooGroup.open(address, source=LEARNER))
         self._wait()
 
     def start_weight_update(self) -> None:
-        """Nothing changes before all has come."""
+        """Nothing changes before everything has arrived."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """As ``receive_weights``; there is no device to wait for."""
         self.receive_weights(self.parse_update_info(update_info))
 
-    def receive_weights(self, update_info: Announced) -> None:
+    def receive_weights(self, update_info: StockUpdateInfo) -> None:
         """Receive, verify, load. Errors: ``TransferFailed``, ``DigestMismatch``, ``LoadFailed``."""
-        tensors = list(zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True))
+        shapes = map(tuple, update_info.shapes)
+        specs = tuple(Spec(*fields) for fields in zip(update_info.names, update_info.dtype_names, shapes, strict=True))
+        buckets = tuple(update_info.buckets or [len(specs)])
         receiver = self._needed()
-        receiver.begin({"tensors": tensors, "buckets": update_info.buckets or [len(tensors)], "trailer": True})
+        receiver.begin(TransferPlan(tensors=specs, buckets=buckets, digests_follow=True))
         self._wait()
         received = receiver.take()
         load_into(self.model, received)
         receiver.reuse(addresses_of(self.model))
 
     def finish_weight_update(self) -> None:
-        """All is done."""
+        """Nothing is left to do."""
 
     def shutdown(self) -> None:
         """Leave the group."""
@@ -106,10 +111,10 @@ class GlooEngine(WeightTransferEngine[Meeting, Announced]):  # type: ignore[misc
         self._receiver = None
 
     def _wait(self) -> None:
-        """Until the receiver has nothing to do; forgets what failed, which is told once."""
+        """Until the receiver has nothing to do; forgets what failed, which is reported once."""
         receiver = self._needed()
         try:
-            while receiver.poll()["state"] == "busy":
+            while receiver.progress().is_busy:
                 time.sleep(_POLL_S)
         finally:
             if receiver.has_failed:

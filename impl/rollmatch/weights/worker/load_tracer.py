@@ -1,20 +1,22 @@
-"""What vLLM's loader does with each tensor, watched with placeholders that hold no numbers; nothing is performed."""
+"""Load tracer: what vLLM's loader does with each tensor, on placeholders without numbers; nothing is written."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rollmatch.errors import SyncError
+from rollmatch.weights.plan import Spec
 
 aten = torch.ops.aten
 
 
-class PlacesUnknown(SyncError):
-    """What a loader does can be told as copies, and these write every parameter exactly once."""
+class LayoutUnknown(SyncError):
+    """What a loader does is a set of copies that write every parameter exactly once."""
 
     code = "places-unknown"
     status = 409
@@ -33,8 +35,8 @@ class Copy:
 
 
 @dataclass(slots=True)
-class Recording:
-    """Made by ``record``; eaten by ``places``."""
+class LoadTrace:
+    """Made by ``trace_load``, read by ``weight_layout``."""
 
     copies: dict[str, list[Copy]] = field(default_factory=dict)
     changed: dict[str, list[torch.Tensor]] = field(default_factory=dict)
@@ -42,18 +44,19 @@ class Recording:
     fills: list[tuple[torch.Tensor, float]] = field(default_factory=list)
 
 
-def record(model: Any, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> Recording:
-    """Let ``model.load_weights`` have placeholders of all tensors. Errors: ``PlacesUnknown``."""
-    recorder = _Recorder(memory_of(model))
+def trace_load(model: nn.Module, specs: Iterable[Spec]) -> LoadTrace:
+    """Run ``model.load_weights`` on placeholders of all tensors. Errors: ``LayoutUnknown``."""
+    tracer = _LoadTracer(memory_of(model))
+    load_weights: Any = model.load_weights
     try:
-        with torch.no_grad(), recorder:
-            model.load_weights((name, recorder.placeholder(name, dtype, shape)) for name, dtype, shape in tensors)
+        with torch.no_grad(), tracer:
+            load_weights((spec.name, tracer.placeholder(spec)) for spec in specs)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
         raise _unknown(f"vLLM's loader: {type(error).__name__}: {error}") from error
-    return recorder.recording
+    return tracer.trace
 
 
-def memory_of(model: Any) -> Iterator[torch.Tensor]:
+def memory_of(model: nn.Module) -> Iterator[torch.Tensor]:
     """Parameters and buffers."""
     yield from model.parameters()
     yield from model.buffers()
@@ -64,23 +67,24 @@ def storage_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _LoadTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows placeholders by their storages through whatever a loader does."""
 
     def __init__(self, memory: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.recording = Recording()
+        self.trace = LoadTrace()
         self._memory = {storage_of(tensor) for tensor in memory}
         self._names: dict[int, str] = {}
         self._made_of: dict[int, frozenset[str]] = {}
         self._kept: list[torch.Tensor] = []
         """So that no storage's address is used again."""
 
-    def placeholder(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    def placeholder(self, spec: Spec) -> torch.Tensor:
         """A tensor without memory that stands for an announced one."""
-        tensor = torch.empty(tuple(shape), dtype=dtype, device="meta")
+        dtype, shape = spec.kind
+        tensor = torch.empty(shape, dtype=dtype, device="meta")
         self._kept.append(tensor)
-        self._names[storage_of(tensor)] = name
+        self._names[storage_of(tensor)] = spec.name
         return tensor
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -104,7 +108,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is aten.copy_.default and sources:
             self._copy(target, args[1], sources)
         elif func in (aten.fill_.Scalar, aten.zero_.default) and storage_of(target) in self._memory:
-            self.recording.fills.append((target, float(args[1]) if len(args) > 1 else 0.0))
+            self.trace.fills.append((target, float(args[1]) if len(args) > 1 else 0.0))
         else:
             raise _unknown(f"vLLM's loader changes a weight by {func}")
         return target
@@ -115,11 +119,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._mark(target, sources)
         elif name is None or target.shape != source.shape:
             for made_of in sources:
-                self.recording.changed.setdefault(made_of, []).append(target)
+                self.trace.changed.setdefault(made_of, []).append(target)
         else:
             shape, strides = tuple(source.shape), source.stride()
             copy = Copy(offset=int(source.storage_offset()), shape=shape, strides=strides, target=target)
-            self.recording.copies.setdefault(name, []).append(copy)
+            self.trace.copies.setdefault(name, []).append(copy)
 
     def _mark(self, tensor: torch.Tensor, sources: frozenset[str]) -> None:
         self._kept.append(tensor)
@@ -141,11 +145,11 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The arguments that an operation writes to."""
-    told = func._schema.arguments
-    given = [(spec, args[place] if place < len(args) else kwargs.get(spec.name)) for place, spec in enumerate(told)]
+    formal = func._schema.arguments
+    given = [(spec, args[at] if at < len(args) else kwargs.get(spec.name)) for at, spec in enumerate(formal)]
     changed = [value for spec, value in given if spec.alias_info is not None and spec.alias_info.is_write]
     return _tensors(changed)
 
 
-def _unknown(problem: str) -> PlacesUnknown:
-    return PlacesUnknown(problem, key="places", remedy="Sync by gloo, or send adapters to be merged.")
+def _unknown(problem: str) -> LayoutUnknown:
+    return LayoutUnknown(problem, key="layout", remedy="Sync by gloo, or send adapters to be merged.")

@@ -1,0 +1,223 @@
+"""The gloo transport: weights through the memory of the CPU, on a process group outside torch's default one.
+
+One group spans the workers of all servers and the learner's rank 0, which is the last rank and the source of every
+broadcast; towards a stock vLLM the learner is rank 0. Several broadcasts are in flight at the same time, so that the
+link is not idle between two of them.
+"""
+
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from itertools import cycle
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import BroadcastOptions, ProcessGroupGloo, Store
+
+from rollmatch.weights.digest import bytes_of, digest_of_bytes
+from rollmatch.weights.group_address import GroupAddress, TransferFailed, is_wildcard, not_joined, own_address
+from rollmatch.weights.group_store import GroupStore
+from rollmatch.weights.plan import DTYPES, WeightTransfer
+
+BUCKET_BYTES = 4 * 2**20
+"""Larger tensors travel alone, without a copy; smaller ones are copied together while they fit into a cache."""
+MAX_IN_FLIGHT = 6
+"""Broadcasts at the same time; both ends begin them in the same order."""
+_NUM_THREADS = 4
+"""A broadcast in flight keeps one busy; torch's own two would let the others wait, and the link be idle."""
+Completion = Callable[[], None]
+"""Waits until a broadcast has ended."""
+
+
+class _Work(Protocol):
+    """torch's handle of a collective."""
+
+    def wait(self) -> bool:
+        """Errors: ``RuntimeError``."""
+
+
+class GlooGroup:
+    """An open group. Errors of all calls: ``TransferFailed``; after one, the group is of no more use."""
+
+    def __init__(self, store: GroupStore, group: ProcessGroupGloo, *, source: int | None = None) -> None:
+        """``source``: the rank that sends; by default the last one."""
+        self.address, self.store = store.address, store
+        self.rank = self.address.rank
+        self.source = self.address.world_size - 1 if source is None else source
+        self._group: ProcessGroupGloo | None = group
+        self._in_flight: list[list[_Work]] = []
+        """Each alone in a list: whoever keeps an error must not keep, by its traceback, the group's sockets open."""
+        self._buffers = [Buffer() for _ in range(MAX_IN_FLIGHT + 1)]
+
+    @classmethod
+    def open(
+        cls, address: GroupAddress, *, listener: socket.socket | None = None, source: int | None = None
+    ) -> "GlooGroup":
+        """Join; returns when all ranks have. Rank 0 may bring its listener.
+
+        Errors: ``GroupPortInUse``, ``CommunicatorTimeout``, ``GroupAddressInvalid``.
+        """
+        store = GroupStore(address, listener=listener)
+        try:
+            group = open_gloo(store, address)
+        except (RuntimeError, TypeError) as error:  # torch's, or the store's own
+            store.close()
+            raise not_joined(address, getattr(error, "problem", error)) from error
+        store.limit(address.timeout_s)
+        return cls(store, group, source=source)
+
+    def send(self, transfer: WeightTransfer, check: Completion = lambda: None) -> tuple[str, ...]:
+        """Broadcast every bucket, and last of all the digests, which are returned in hexadecimal.
+
+        ``check`` is not needed: a server that gives up leaves the group, which the broadcast notices.
+        """
+        digests: list[bytes] = []
+        broadcast_all(pieces_of(transfer, self._buffers, digests), self.begin)
+        return tuple(digest.hex() for digest in digests)
+
+    def broadcast(self, tensor: Tensor, *, source: int | None = None) -> None:
+        """Send the tensor from ``source`` to every other rank, in place."""
+        self.begin(tensor, source=source)()
+
+    def begin(self, tensor: Tensor, *, source: int | None = None) -> Completion:
+        """The same, in flight when this returns; all ranks begin their broadcasts in one order."""
+        if self._group is None:
+            raise self._closed()
+        root = self.source if source is None else source
+        try:
+            held = [begin_on(self._group, tensor, source=root, timeout_s=self.address.timeout_s)]
+        except RuntimeError as error:
+            raise self._failed(error) from error
+        self._in_flight.append(held)
+        if self._group is None:  # closed meanwhile
+            held.clear()
+
+        def complete() -> None:
+            self._in_flight.remove(held)
+            if not held:
+                raise self._closed()
+            try:
+                held.pop().wait()
+            except RuntimeError as error:
+                raise self._failed(error) from error
+
+        return complete
+
+    def close(self) -> None:
+        """Leave; sockets of transfers in flight close with the last reference."""
+        for held in self._in_flight:
+            held.clear()
+        self._group = None
+        self.store.close()
+
+    def _failed(self, error: RuntimeError) -> TransferFailed:
+        problem = f"rank {self.rank} of {self.address.world_size}: {str(error).splitlines()[0]}"
+        remedy = "Look for the rank that died; then open a new communicator and sync again."
+        return TransferFailed(problem, key="broadcast", remedy=remedy)
+
+    def _closed(self) -> TransferFailed:
+        return TransferFailed("the group is closed", remedy="Open a communicator.")
+
+
+class Buffer:
+    """One stretch of memory, used for one bucket after the other; grows when a bucket does not fit."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def fill(self, parts: Sequence[Tensor]) -> Tensor:
+        """[n] the bytes of tensors, one after the other, without padding.
+
+        A single part is not copied; the bytes of several are valid until the next call.
+
+        >>> Buffer().fill([torch.tensor([1, 2], dtype=torch.uint8), bytes_of(torch.tensor([[258]]))[:2]])
+        tensor([1, 2, 2, 1], dtype=torch.uint8)
+        """
+        if len(parts) == 1:
+            return parts[0]
+        size = sum(len(part) for part in parts)
+        if len(self._memory) < size:
+            self._memory = torch.empty(size, dtype=torch.uint8)
+        return torch.cat(list(parts), out=self._memory[:size]) if parts else self._memory[:0]
+
+
+class InFlight:
+    """Broadcasts in the order in which they were begun."""
+
+    def __init__(self, begin: Callable[[Tensor], Completion]) -> None:
+        self._begin = begin
+        self._under_way: deque[tuple[Completion, Completion]] = deque()
+
+    def add(self, tensor: Tensor, *, then: Completion = lambda: None) -> None:
+        """Begin one as soon as fewer than ``MAX_IN_FLIGHT`` are under way.
+
+        ``then`` is called when it has ended and the next one has begun: the link does not wait for it.
+        """
+        ended = self._complete_first() if len(self._under_way) == MAX_IN_FLIGHT else None
+        self._under_way.append((self._begin(tensor), then))
+        if ended is not None:
+            ended()
+
+    def wait(self) -> None:
+        """Until all have ended."""
+        while self._under_way:
+            self._complete_first()()
+
+    def _complete_first(self) -> Completion:
+        """Return what is to be called now; where one fails the others are let go, which its traceback would keep."""
+        complete, then = self._under_way.popleft()
+        try:
+            complete()
+        except BaseException:
+            self._under_way.clear()
+            raise
+        return then
+
+
+def broadcast_all(tensors: Iterable[Tensor], begin: Callable[[Tensor], Completion]) -> None:
+    """Broadcast one after the other, and wait for all; ``tensors`` may be made as they are needed."""
+    in_flight = InFlight(begin)
+    for tensor in tensors:
+        in_flight.add(tensor)
+    in_flight.wait()
+
+
+def pieces_of(transfer: WeightTransfer, buffers: Sequence[Buffer], digests: list[bytes]) -> Iterator[Tensor]:
+    """Raw bytes of each bucket, then the digests, each made just before its bytes go, while others travel.
+
+    Buffers take turns, so that a piece is whole while one less than ``buffers`` are in flight. What is hashed is what
+    is sent: a tensor that changes on its way does not arrive unnoticed. ``digests`` receives one per tensor.
+    """
+    memory = cycle(buffers)
+    for bucket in transfer.plan.buckets:
+        parts = _bytes_in(transfer, bucket.start, bucket.stop)
+        digests += [digest_of_bytes(part) for part in parts]
+        yield next(memory).fill(parts)
+    yield torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)
+
+
+@torch.no_grad()
+def _bytes_in(transfer: WeightTransfer, start: int, stop: int) -> list[Tensor]:
+    """Of each tensor, in the type in which it travels."""
+    pairs = zip(transfer.tensors[start:stop], transfer.plan.specs[start:stop], strict=True)
+    return [bytes_of(tensor.to("cpu", DTYPES[spec.dtype])) for tensor, spec in pairs]
+
+
+def open_gloo(store: Store, address: GroupAddress) -> ProcessGroupGloo:
+    """Join; listen at the interface that leads to the group's host, and nowhere else. Errors: ``RuntimeError``."""
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    if not is_wildcard(address.host):
+        options._devices = [ProcessGroupGloo.create_device(hostname=own_address(address.host, address.port))]
+    options._timeout = timedelta(seconds=address.join_timeout_s)
+    options._threads = _NUM_THREADS
+    return ProcessGroupGloo(store, address.rank, address.world_size, options)
+
+
+def begin_on(group: ProcessGroupGloo, tensor: Tensor, *, source: int, timeout_s: float) -> _Work:
+    """One broadcast, in place, within its own time limit. Errors, also of waiting: torch's ``RuntimeError``."""
+    options = BroadcastOptions()
+    options.rootRank, options.rootTensor = source, 0
+    options.timeout = timedelta(seconds=timeout_s)
+    return group.broadcast([tensor], options)  # type: ignore[attr-defined, no-any-return]

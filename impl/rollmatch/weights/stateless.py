@@ -1,0 +1,150 @@
+"""The group of the swift and trl dialects, both ends: vLLM's ``StatelessProcessGroup``, whose store has no secret.
+
+The server's first worker holds the store, the learner is the last rank and the source. A barrier follows every
+broadcast. Its name, a pickled text in the store, is the peers' protocol; here it is read without running a pickle,
+because anybody who reaches the port may write to the store. Between GPUs broadcasts go by NCCL, otherwise by gloo.
+Sources: vLLM 0.32 ``distributed/utils.py``, ms-swift 4.6 ``rlhf_trainers/vllm_client.py``, TRL 1.10
+``extras/vllm_client.py``. An allowed import of vllm.
+"""
+
+import io
+import pickle
+import socket
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from rollmatch.weights.gloo import Completion, begin_on, open_gloo
+from rollmatch.weights.group_address import GroupAddress, TransferFailed, not_joined
+
+_CPU = torch.device("cpu")
+
+
+class StatelessGroup:
+    """One server's workers and the learner. Errors of all calls: ``TransferFailed``."""
+
+    def __init__(
+        self, address: GroupAddress, *, listener: socket.socket | None = None, device: torch.device = _CPU
+    ) -> None:
+        """Join; rank 0 brings the ``listener`` of its store. Errors: ``CommunicatorTimeout``."""
+        self.address, self.rank, self.device = address, address.rank, device
+        self._num_barriers = 0
+        try:
+            self._store = _open_store(address, listener)
+            if device.type == "cuda":
+                self._group = self._open_nccl()
+            else:
+                self._group = open_gloo(PrefixStore("gloo", self._store), address)
+        except (RuntimeError, TypeError) as error:
+            raise not_joined(address, error) from error
+        self._store.set_timeout(timedelta(seconds=address.timeout_s))
+
+    def broadcast(self, memory: Tensor) -> None:
+        """From the last rank into ``memory`` of the others, then the barrier: all have the bytes."""
+        buffer = memory if self.device.type == "cpu" else torch.empty_like(memory, device=self.device)
+        source = self.address.world_size - 1
+        try:
+            if self.device.type == "cuda":
+                self._group.broadcast(buffer, src=source)
+            else:
+                begin_on(self._group, buffer, source=source, timeout_s=self.address.timeout_s).wait()
+            self._barrier()
+        except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError) as error:
+            problem = f"rank {self.rank} at {self.address.host}:{self.address.port}: {str(error).splitlines()[0]}"
+            remedy = "Look at the server's output; open a new communicator and sync again."
+            raise TransferFailed(problem, key="broadcast", remedy=remedy) from error
+        if buffer is not memory:
+            memory.copy_(buffer)
+
+    def begin(self, memory: Tensor) -> Completion:
+        """The same to its end, because the trainer waits for the barrier."""
+        self.broadcast(memory)
+        return lambda: None
+
+    def close(self) -> None:
+        """Leave; sockets close with the last reference."""
+        del self._group, self._store
+
+    def _barrier(self) -> None:
+        """As ``StatelessProcessGroup.barrier``; rank 0 names it, waits for all and removes its keys."""
+        key = f"broadcast_from/0/{self._num_barriers}"
+        self._num_barriers += 1
+        if self.rank == 0:
+            name = f"barrier_{uuid.uuid4()}"
+            self._store.set(key, pickle.dumps(name))  # type: ignore[arg-type]
+        else:
+            name = read_text(self._store.get(key))
+        ranks = range(self.address.world_size)
+        self._store.set(f"arrival_{name}_{self.rank}", "1")
+        for rank in ranks:
+            self._store.get(f"arrival_{name}_{rank}")
+        self._store.set(f"departure_{name}_{self.rank}", "1")
+        if self.rank == 0:
+            for rank in ranks:
+                self._store.get(f"departure_{name}_{rank}")
+            for rank in ranks:
+                self._store.delete_key(f"arrival_{name}_{rank}")
+                self._store.delete_key(f"departure_{name}_{rank}")
+
+    def _open_nccl(self) -> Any:
+        """vLLM's communicator; NCCL's id, a pickled object in the store, is read by ``_Reader``."""
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+        from vllm.distributed.device_communicators.pynccl_wrapper import ncclUniqueId
+        from vllm.distributed.utils import StatelessProcessGroup
+
+        store = self._store
+
+        class ReadingGroup(StatelessProcessGroup):  # type: ignore[misc]
+            def broadcast_obj(self, obj: Any, src: int) -> Any:
+                if self.rank == src:
+                    return super().broadcast_obj(obj, src)
+                return _Reader(store.get(f"broadcast_from/{src}/0"), ncclUniqueId).load()
+
+        group = ReadingGroup(rank=self.rank, world_size=self.address.world_size, store=store)
+        self._num_barriers = 1  # peers count NCCL's id as the first broadcast of rank 0
+        return PyNcclCommunicator(group, device=self.device)
+
+
+def _open_store(address: GroupAddress, listener: socket.socket | None) -> TCPStore:
+    """A plain TCPStore would listen on every interface, so rank 0 hands it a bound socket.
+
+    A foreign server's store counts who enters and is not ready before all are counted; so the learner is counted.
+    """
+    keywords: dict[str, int] = {} if listener is None else {"master_listen_fd": listener.detach()}
+    return TCPStore(
+        address.host,
+        address.port,
+        address.world_size,
+        is_master=address.rank == 0,
+        timeout=timedelta(seconds=address.join_timeout_s),
+        wait_for_workers=address.rank == address.world_size - 1,
+        **keywords,  # type: ignore[arg-type]
+    )
+
+
+class _Reader(pickle.Unpickler):
+    """Unpickles objects of one class; a pickle could otherwise run whatever the store's writer likes."""
+
+    def __init__(self, packed: bytes, allowed: type[object] | None = None) -> None:
+        super().__init__(io.BytesIO(packed))
+        self._allowed = allowed
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if self._allowed is not None and global_name == self._allowed.__name__:
+            return self._allowed
+        if self._allowed is not None and (module_name, global_name) == ("_ctypes", "_unpickle"):
+            return super().find_class(module_name, global_name)
+        raise ValueError(f"the store holds {module_name}.{global_name}, which is not expected there")
+
+
+def read_text(packed: bytes) -> str:
+    """A pickled text; nothing else is read.
+
+    >>> read_text(pickle.dumps("barrier_7"))
+    'barrier_7'
+    """
+    return str(_Reader(packed).load())
