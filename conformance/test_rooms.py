@@ -41,10 +41,8 @@ ROOMS = (
         "__main__",
     ),
 )
-DOORS = {
-    "vllm": ("rollout.vllm_colocate", "server", "weights.nccl", "weights.stateless", "weights.worker"),
-    "peft": ("model",),
-}
+VLLM = ("rollout.vllm_colocate", "server", "weights.nccl", "weights.stateless", "weights.worker")
+DOORS = {"vllm": VLLM, "peft": ("model",)}
 """Heavy package -> the only modules that may import it."""
 TORCHLESS = (
     *("errors", "config", "records", "model.vocabulary", "data", "objectives.environment"),

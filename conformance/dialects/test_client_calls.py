@@ -8,7 +8,8 @@ import pytest
 import responses
 
 from conformance.dialects.swift_double import error_of, running_double
-from rollmatch.dialects.http import MSGPACK, HttpServer
+from conformance.server.calls import in_thread
+from rollmatch.dialects.http import MSGPACK, HttpServer, _root_of
 
 BODY = {"infer_requests": [{"messages": [{"content": "3"}]}]}
 
@@ -145,3 +146,9 @@ def test_a_proxy_of_the_environment_is_used_for_other_machines(double, monkeypat
     assert HttpServer("http://far.example").begin("/infer/", BODY, timeout_s=20).result().body["by"]
     assert begin(double).result().body
     assert len(responses.calls) == 1
+
+
+def test_the_innermost_cause_is_found_in_a_circle_too():
+    one, other = RuntimeError("one"), RuntimeError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert in_thread(_root_of, one).result(timeout=5) == "RuntimeError: other"

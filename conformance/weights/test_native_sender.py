@@ -8,11 +8,9 @@ from functools import partial
 import pytest
 import torch
 
-from conformance.server.calls import in_thread
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.dialects.calls import BackgroundCall
-from rollmatch.dialects.http import _root_of
 from rollmatch.dialects.native import group as gloo
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender, SyncUnconfirmed, _cause_of
@@ -20,7 +18,6 @@ from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.digest import digests_of
 from rollmatch.weights.gloo import GlooGroup
 from rollmatch.weights.group_address import CommunicatorTimeout, TransferFailed
-from rollmatch.weights.nccl import device_of
 from rollmatch.weights.transports import TRANSPORTS
 
 TIMEOUT_S = 2.0
@@ -280,17 +277,6 @@ def test_a_group_that_fails_to_open_at_once_says_why(start, monkeypatch):
     assert (told.value.problem, told.value.key) == ("two ranks have one GPU", "group_port")
 
 
-def test_a_group_opens_on_the_device_of_the_weights(monkeypatch):
-    class Weight:
-        device = torch.device("cuda", 3)
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    on_cpu = ("a", torch.zeros(1))
-    assert device_of([on_cpu, ("b", Weight())]) == torch.device("cuda", 3)
-    assert device_of([on_cpu]) == torch.device("cuda", 1)
-
-
 def causes_of(error):
     """The chain of causes; one that is a circle has an error twice, and who follows it never ends."""
     chain = []
@@ -299,12 +285,6 @@ def causes_of(error):
         chain.append(error)
         error = error.__cause__ or error.__context__
     return chain
-
-
-def test_the_innermost_cause_is_found_in_a_circle_too():
-    one, other = RuntimeError("one"), RuntimeError("other")
-    one.__cause__, other.__cause__ = other, one
-    assert in_thread(_root_of, one).result(timeout=5) == "RuntimeError: other"
 
 
 @pytest.mark.parametrize(("code", "explains"), [("communicator-missing", False), ("digest-mismatch", True)])

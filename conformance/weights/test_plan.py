@@ -4,10 +4,12 @@ import doctest
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmatch.weights import plan
+from rollmatch.weights.nccl import device_of
 from rollmatch.weights.plan import DTYPES, Spec, SyncError, fit, make_plan
 
 SHAPES = st.lists(st.integers(0, 6), max_size=3).map(tuple)
@@ -101,3 +103,14 @@ def test_what_does_not_fit_is_named(learner, code, key):
     assert (caught.value.code, caught.value.key) == (code, key)
     assert "http://s:1" in caught.value.problem
     assert caught.value.remedy
+
+
+def test_a_group_opens_on_the_device_of_the_weights(monkeypatch):
+    class Weight:
+        device = torch.device("cuda", 3)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    on_cpu = ("a", torch.zeros(1))
+    assert device_of([on_cpu, ("b", Weight())]) == torch.device("cuda", 3)
+    assert device_of([on_cpu]) == torch.device("cuda", 1)

@@ -1,0 +1,60 @@
+"""Groups and adapters that cannot be: refused before a worker hears of them."""
+
+import pytest
+from pydantic import ValidationError
+
+from conformance.server.test_server_updates import OPEN, calls_of, full_sync, merging
+from rollmatch.server.payloads import CommunicatorRequest
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"world_size": 2**40}, "world_size"),
+        ({"join_timeout_s": 1e6}, "join_timeout_s"),
+        ({"timeout_s": -1}, "timeout_s"),
+        ({"secret": "short"}, "secret"),
+        ({"transport": "stateless"}, "transport"),
+    ],
+)
+def test_an_impossible_group_reaches_no_worker(stand_in, post, change, key):
+    status, told = post("/native/communicator/", OPEN | change)
+    assert (status in (400, 422), told["key"]) == (True, key)
+    assert calls_of(stand_in[0], "rollmatch_open") == []
+    assert post("/native/communicator/", OPEN)[0] == 200
+
+
+def test_an_endless_time_limit_is_refused():
+    for name in ("timeout_s", "join_timeout_s"):
+        with pytest.raises(ValidationError):
+            CommunicatorRequest(**OPEN, **{name: float("inf")})
+
+
+def adapter_sync(parts, **changes):
+    """A LoRA of rank 2 on the first matrix of the model."""
+    spec = next(spec for spec in parts.model.tensors.values() if len(spec.shape) == 2)
+    shapes = {"a": [2, spec.shape[1]], "b": [spec.shape[0], 2]}
+    sent = [{"name": name, "dtype": "float32", "shape": shapes[name]} | changes.get(name, {}) for name in shapes]
+    return full_sync(parts, tensors=sent, buckets=[1, 1], digests=None) | merging(spec.name)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"a": {"dtype": "save"}},
+        {"b": {"dtype": "int64"}},
+        {"a": {"shape": [2, 3]}},
+        {"b": {"shape": [2**40, 2]}},
+        {"a": {"shape": []}},
+    ],
+)
+def test_an_adapter_that_cannot_be_merged_reaches_no_worker(stand_in, post, changes):
+    parts, _ = stand_in
+    post("/native/communicator/", OPEN)
+    status, told = post("/native/sync/", adapter_sync(parts, **changes))
+    assert status == 400
+    assert told["code"] in ("tensor-dtype-mismatch", "adapter-invalid", "bucket-invalid")
+    assert calls_of(parts, "rollmatch_receive") == []
+    for replica in parts.pool.replicas:
+        replica.answers["rollmatch_merge"] = {"digests": {}}
+    assert post("/native/sync/", adapter_sync(parts))[0] == 200
