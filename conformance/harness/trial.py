@@ -85,6 +85,8 @@ def run_trials(trials: Iterable[Trial], *, num_workers: int) -> Iterator[TrialRe
 
 def _end(running: dict[int, tuple[Trial, Path]]) -> TrialResult:
     child, status = os.wait()
+    while child not in running:  # somebody else's, inherited
+        child, status = os.wait()
     trial, folder = running.pop(child)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # processes that a test left behind
