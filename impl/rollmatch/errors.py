@@ -72,7 +72,7 @@ class SyncError(RollmatchError, RuntimeError):
 
 
 class LaunchError(RollmatchError, RuntimeError):
-    """A run cannot start (or go on) in this directory or on this machine."""
+    """A run cannot start or continue in this directory or on this machine."""
 
     code = "launch-error"
 

@@ -50,6 +50,6 @@ def check_used(config: RunConfig) -> None:
     rules = config.custom.extra.rollout_matching
     if not uses_servers(config):
         key = "custom.extra.rollout_matching.rollout_backend"
-        problem = f"is {rules.rollout_backend}, but --use_vllm_server asks for a rollout server"
+        problem = f"is {rules.rollout_backend}, but --use_vllm_server requires a rollout server"
         remedy = "Set it to vllm in the YAML, or leave out --use_vllm_server."
         raise LaunchError(problem, code="server-not-used", key=key, remedy=remedy)

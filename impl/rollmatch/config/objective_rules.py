@@ -172,7 +172,7 @@ def _packed(config: RunConfig) -> Iterator[ConfigError]:
 def _window(config: RunConfig) -> Iterator[ConfigError]:
     rules, length = config.custom.extra.rollout_matching, steps_per_window(config)
     if rules.overlap == "ahead" and length > 1 and num_windows_ahead(config) < 1:
-        problem = f"is {rules.max_staleness}, and a window is learnt from for {length} optimizer steps"
+        problem = f"is {rules.max_staleness}, and a window is used for {length} optimizer steps"
         remedy = f"Set it to {2 * length - 1}, or steps_per_generation and num_iterations to 1."
         yield ConfigError(problem, code="window-needs-staleness", key=STALENESS, remedy=remedy)
 

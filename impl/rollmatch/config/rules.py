@@ -140,7 +140,7 @@ def _engine_in_segment(config: RunConfig) -> Iterator[ConfigError]:
 def _coordinate_loss(config: RunConfig) -> Iterator[ConfigError]:
     rollout = _rollout(config)
     if rollout.soft_ce_weight == rollout.w1_weight == rollout.gate_weight == 0:
-        problem = "soft_ce_weight, w1_weight and gate_weight are all 0: coordinates would not be learnt"
+        problem = "soft_ce_weight, w1_weight and gate_weight are all 0: coordinates would not be trained"
         key = f"{ROLLOUT_MATCHING}.soft_ce_weight"
         yield ConfigError(
             problem, code="coordinates-unsupervised", key=key, remedy="Give one of them a weight above 0."
@@ -166,7 +166,7 @@ def _extra_arguments(config: RunConfig) -> Iterator[ConfigError]:
 def _reporters(config: RunConfig) -> Iterator[ConfigError]:
     names = config.training.report_to
     if len(set(names)) != len(names) or ("none" in names and len(names) > 1):
-        remedy = "Name each reporter once; none stands alone."
+        remedy = "Name each reporter once; use none alone."
         yield ConfigError(f"is {list(names)}", code="reporter-contradiction", key="training.report_to", remedy=remedy)
 
 

@@ -24,7 +24,7 @@ class GeometryLength(DataError):
 
 
 class PolyPointsMismatch(DataError):
-    """``poly_points`` stands beside a polygon only, and counts its points."""
+    """``poly_points`` is allowed with a polygon only, and is the number of its points."""
 
     code = "poly-points-mismatch"
 

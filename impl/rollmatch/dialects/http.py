@@ -40,7 +40,7 @@ class CallTimeout(RolloutError):
 
 
 class ServerRefused(RolloutError):
-    """The server does what it is asked; ``code`` is the server's own where it has one."""
+    """The server accepts the call; ``code`` is the server's own if it sent one."""
 
     code = "server-refused"
 

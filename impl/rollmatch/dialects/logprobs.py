@@ -14,7 +14,7 @@ QUESTION = "How many?"
 
 
 class LogprobsOfAnotherDistribution(RolloutError):
-    """A server that is asked for log-probabilities tells those of the distribution it samples from."""
+    """Returned log-probabilities match the sampling distribution."""
 
     code = "logprobs-of-another-distribution"
 

@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class ServerDied(RolloutError):
-    """A server that was asked lives until it has answered."""
+    """A server stays alive until its call returns."""
 
     code = "server-died"
 

@@ -94,7 +94,7 @@ class ImageProcessing:
                 return token
         name = type(self.processor).__name__
         raise ConfigError(
-            f"{name} does not tell which tokens an image becomes ({'; '.join(problems) or 'it names no image token'})",
+            f"{name} does not say which tokens an image becomes ({'; '.join(problems) or 'it names no image token'})",
             code="images-not-countable",
             key="model.model",
             remedy="Use a model whose processor replaces one placeholder per image, or samples without images.",

@@ -12,7 +12,7 @@ from rollmatch.plan.workload import splits_of
 
 
 class TooFewGpus(LaunchError):
-    """A rollout server and a learner need a GPU each, an engine as many as it is told to use."""
+    """A rollout server and a learner need one GPU each; an engine needs its tensor parallel size."""
 
     code = "too-few-gpus"
 

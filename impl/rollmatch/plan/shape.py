@@ -12,7 +12,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class ShapeUnknown(ConfigError):
-    """The model directory's config.json tells layers, widths, heads and ids."""
+    """config.json of the model contains layers, widths, heads and vocabulary size."""
 
     code = "shape-unknown"
 

@@ -17,7 +17,7 @@ class RolloutsMissing(RolloutError):
 
 
 class RolloutBeforeSync(RolloutError):
-    """No rollout is asked for before the engine holds the learner's weights."""
+    """No rollout is requested before the first sync."""
 
     code = "rollout-before-sync"
 

@@ -76,7 +76,7 @@ class SyncMode:
 
 
 class PushFailed(SyncError):
-    """Every rank's engine took the new weights."""
+    """A rank failed to load the new weights."""
 
     code = "push-failed"
 
@@ -160,7 +160,7 @@ class Fence:
         finally:
             problems = [text for text in self.ranks.gather(problem) if text]
         if problems:
-            remedy = "See the first rank that failed; the run cannot go on."
+            remedy = "See the traceback of the first rank that failed."
             raise PushFailed(problems[0], key="sync", remedy=remedy) from cause
         return carried
 

@@ -25,7 +25,7 @@ CHAT_DIALECTS = ("swift", "vllm")
 
 
 class PrefixNotSpoken(RolloutError):
-    """A response is gone on from by servers that take prompts as ids."""
+    """Continuations need a server that accepts prompts as token ids."""
 
     code = "prefix-not-spoken"
 

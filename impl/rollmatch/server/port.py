@@ -6,7 +6,7 @@ from rollmatch.errors import LaunchError
 
 
 class PortInUse(LaunchError):
-    """The server listens at the port it was told, and at no other."""
+    """The server's port is free."""
 
     code = "port-in-use"
 

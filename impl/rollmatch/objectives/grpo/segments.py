@@ -13,7 +13,7 @@ from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
 
 
 class LogprobsMisfit(TargetError):
-    """An engine that is asked for log-probabilities gives one per sampled token, the stop token's too."""
+    """An engine returns one log-probability per sampled token, including the stop token, if requested."""
 
     code = "logprobs-misfit"
 
@@ -61,7 +61,7 @@ def sampled_logprobs(sample: Sample, rollout: Rollout, *, stop_id: int) -> tuple
         raise LogprobsMisfit(
             f"{'no' if told is None else len(told)} log-probabilities for {wanted} tokens",
             key=sample.origin,
-            remedy="The engine must tell the log-probability of every sampled token; or set old_logprobs: recomputed "
+            remedy="The engine must return the log-probability of every sampled token; or set old_logprobs: recomputed "
             "and correction_cap: null, which need none.",
         )
     return told

@@ -16,7 +16,7 @@ class ContinuationOutdated(TargetError):
 
 
 class ContinuationMisaligned(TargetError):
-    """There is one continuation per wish, in order, and it begins with its state's ids."""
+    """There is one continuation per request, in order, and it starts with the ids of its state."""
 
     code = "continuation-misaligned"
 
