@@ -14,12 +14,21 @@ from rollmatch.config.effective import (
 TP_KEY = "custom.extra.rollout_matching.vllm.tensor_parallel_size"
 
 
+@pytest.mark.scenario(
+    "rollout-backends/four-ranks-share-one-engine",
+    "rollout-backends/two-ranks-have-an-engine-each",
+    clauses=["rollout-backends/a-colocated-engine-leaves-room-for-training#1,2"],
+)
 @pytest.mark.parametrize(("told", "world_size", "size"), [("null", 4, 4), ("null", 8, 1), ("null", 1, 1), ("2", 4, 2)])
 def test_tensor_parallel_size_follows_the_learner(make_with, told, world_size, size):
     config = make_with(f"~.vllm.tensor_parallel_size={told}")
     assert tensor_parallel_size(config, learner_world_size=world_size) == size
 
 
+@pytest.mark.scenario(
+    "rollout-backends/six-ranks-cannot-form-groups-of-four",
+    clauses=["rollout-backends/a-colocated-engine-leaves-room-for-training#3"],
+)
 @pytest.mark.parametrize(("told", "world_size"), [("3", 4), ("2", 1), ("4", 6)])
 def test_ranks_that_do_not_divide_are_refused(make_with, told, world_size):
     with pytest.raises(TensorParallelMismatch) as caught:

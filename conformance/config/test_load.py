@@ -13,7 +13,16 @@ from rollmatch.errors import ConfigError, ErrorList
 
 
 @pytest.mark.scenario(
-    "decoding/beam-search-on-hf-is-accepted", clauses=["decoding/decoding-is-greedy-unless-told-otherwise#1,3"]
+    "decoding/beam-search-on-hf-is-accepted",
+    "weight-sync/the-default-mode-is-full",
+    "rollout-backends/the-default-backend-is-vllm",
+    "rollout-backends/four-ranks-share-one-engine",
+    clauses=[
+        "decoding/decoding-is-greedy-unless-told-otherwise#1,3",
+        "weight-sync/the-sync-mode-is-chosen-in-yaml#2",
+        "rollout-backends/the-rollout-backend-is-chosen-in-yaml#1,2",
+        "rollout-backends/a-colocated-engine-leaves-room-for-training#1,2",
+    ],
 )
 def test_defaults_stand_where_nothing_is_said(make_with):
     config = make_with()
@@ -56,6 +65,7 @@ def test_one_reporter_may_stand_alone(make_with):
     "configuration/the-right-spelling-is-accepted",
     "configuration/an-unknown-trainer-variant-is-refused",
     "configuration/the-right-trainer-variant-is-accepted",
+    "rollout-backends/an-unknown-backend-is-refused",
     clauses=[
         "decoding/sampling-is-configured-under-decoding#2,3,4,5",
         "configuration/rollout-matching-is-chosen-by-its-trainer-variant#1,2",
@@ -195,10 +205,12 @@ def test_every_other_name_leads_to_a_key_that_exists():
     "decoding/two-flat-keys-give-two-problems",
     "configuration/a-section-at-the-top-level-is-refused",
     "configuration/a-buffer-that-is-switched-off-is-refused-too",
+    "packing/a-key-for-another-row-length-is-refused",
     clauses=[
         "decoding/flat-decoding-keys-are-refused#1,2",
         "configuration/rollout-matching-is-chosen-by-its-trainer-variant#3",
         "configuration/a-rollout-buffer-is-refused#1,2",
+        "packing/packing-happens-after-the-rollouts#2,3",
     ],
 )
 @pytest.mark.parametrize(

@@ -66,10 +66,14 @@ BROKEN = [
     "decoding/an-engine-without-room-for-a-prompt-is-refused",
     "configuration/dora-without-lora-is-refused",
     "configuration/a-policy-that-is-frozen-as-a-whole-is-refused",
+    "supervision/all-coordinate-weights-at-zero-are-refused",
+    "packing/a-last-short-row-is-not-promised",
     clauses=[
         "decoding/decoding-is-greedy-unless-told-otherwise#2,3,4",
         "decoding/a-response-leaves-room-for-its-prompt#1,2,3,4",
         "configuration/a-policy-is-trained-whole-or-by-adapters#1,2,3,4",
+        "supervision/coordinates-are-learnt-as-distributions-over-bins#2,6",
+        "packing/the-waiting-list-is-bounded#4",
     ],
 )
 @pytest.mark.parametrize(("code", "key", "broken", "_repaired"), BROKEN)
@@ -85,6 +89,8 @@ def test_a_broken_rule_is_told(problems_with, code, key, broken, _repaired):
     "configuration/dora-with-lora-is-accepted",
     "configuration/a-policy-with-one-free-part-is-accepted",
     "configuration/the-config-without-the-buffer-is-accepted",
+    "supervision/one-weight-above-zero-is-accepted",
+    "packing/a-packing-config-without-these-keys-is-accepted",
     clauses=[
         "decoding/decoding-is-greedy-unless-told-otherwise#1,3",
         "decoding/a-response-leaves-room-for-its-prompt#1,3",

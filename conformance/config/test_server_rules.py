@@ -170,6 +170,11 @@ def test_servers_may_stay_named_while_the_engine_is_colocated(make_with):
     assert make_with(*GOOD[1:]).custom.extra.rollout_matching.vllm.mode == "colocate"
 
 
+@pytest.mark.scenario(
+    "weight-sync/auto-with-lora-means-adapter",
+    "weight-sync/auto-without-lora-means-full",
+    clauses=["weight-sync/the-sync-mode-is-chosen-in-yaml#1,3"],
+)
 @pytest.mark.parametrize(
     ("mode", "enable_lora", "resolved"),
     [("full", False, "full"), ("full", True, "full"), ("auto", False, "full"), ("auto", True, "adapter")],
@@ -179,11 +184,17 @@ def test_auto_follows_the_engine(make_with, mode, enable_lora, resolved):
     assert sync_mode(config, learner_world_size=1) == resolved
 
 
+@pytest.mark.scenario(
+    "weight-sync/adapter-without-lora-is-refused",
+    "weight-sync/adapter-with-lora-is-accepted",
+    clauses=["weight-sync/the-sync-mode-is-chosen-in-yaml#4"],
+)
 def test_adapters_alone_need_an_engine_that_takes_them(problems_with, make_with):
     assert problems_with("~.vllm.sync.mode=adapter") == [("adapter-needs-enable-lora", "~.vllm.sync.mode")]
     assert sync_mode(make_with("~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true"), learner_world_size=1)
 
 
+@pytest.mark.scenario(clauses=["learner-ranks/several-ranks-take-full-sync-only#1"])
 @pytest.mark.parametrize("mode", ["adapter", "auto"])
 def test_several_ranks_take_full_sync_only(make_with, mode):
     config = make_with(f"~.vllm.sync.mode={mode}", "~.vllm.enable_lora=true")

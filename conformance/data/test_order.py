@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,9 @@ def test_epochs_differ(seed, epochs):
     assert walk(100, seed, epochs[0]) != walk(100, seed, epochs[1])
 
 
+@pytest.mark.scenario(
+    "determinism/another-seed-gives-another-order", clauses=["data-ownership/the-learner-owns-the-order-of-the-data#1"]
+)
 @given(epoch=EPOCHS, seeds=st.lists(SEEDS, min_size=2, max_size=2, unique=True))
 def test_seeds_differ(epoch, seeds):
     assert walk(100, seeds[0], epoch) != walk(100, seeds[1], epoch)

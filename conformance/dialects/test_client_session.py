@@ -82,6 +82,7 @@ def test_halves_that_go_through_are_put_together(server, double):
     "request-distribution/an-html-page-is-refused",
     "request-distribution/an-entry-without-prompt-ids-is-refused",
     "request-distribution/an-error-without-a-code-of-its-own",
+    "request-distribution/too-few-answers-are-refused",
     clauses=[
         "request-distribution/rollouts-come-back-in-the-order-of-the-requests#2,3,4,5",
         "request-distribution/a-broken-connection-is-tried-once-more#4",
@@ -147,6 +148,11 @@ def test_a_control_call_is_sent_once(server, double):
     assert double.asked == ["/update_flattened_params"]
 
 
+@pytest.mark.scenario(
+    "server-connection/a-generate-call-in-time",
+    "server-connection/a-generate-call-out-of-time",
+    clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#5,6"],
+)
 def test_a_time_limit_ends_the_call_and_is_named(double):
     server = RolloutServer(double.url, ClientSettings(timeout_s=3, infer_timeout_s=0.5, watch=QUICK))
     server.connect()

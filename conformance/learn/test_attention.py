@@ -45,7 +45,9 @@ def cut(tensor, row):
     return tensor.split(list(row.lengths))
 
 
-@pytest.mark.scenario("packing/images-in-every-segment", clauses=["packing/segments-of-a-row-do-not-see-each-other#3"])
+@pytest.mark.scenario(
+    "packing/images-in-every-segment", clauses=["packing/segments-of-a-row-do-not-see-each-other#2,3"]
+)
 def test_packed_logits_are_the_unpacked_ones(model, plain_model, batch):
     row, images = batch
     with torch.no_grad():

@@ -162,6 +162,9 @@ def test_a_text_model_takes_no_images(text_model):
     collate([(segment, NO_IMAGES)], text_model)
 
 
+@pytest.mark.scenario(
+    "packing/offsets-of-three-segments", clauses=["packing/each-segment-of-a-row-keeps-its-description#1,2,3"]
+)
 def test_metadata_describes_each_segment_in_order(pairs):
     row = make_row(*(segment for segment, _ in pairs))
     metadata = row_metadata(row)

@@ -93,6 +93,10 @@ def test_targets_are_distributions_with_their_mode_on_the_true_bin(true_bin, sig
         assert target[outside].sum() == 0
 
 
+@pytest.mark.scenario(
+    "supervision/the-prediction-is-ten-bins-off",
+    clauses=["supervision/coordinates-are-learnt-as-distributions-over-bins#4"],
+)
 def test_a_slot_is_cheapest_on_its_true_bin_and_dearer_with_distance():
     rules = replace(RULES, soft_ce_weight=0.0, gate_weight=0.0)
     logits = torch.full((3, VOCAB_LEN), -20.0)
@@ -104,6 +108,10 @@ def test_a_slot_is_cheapest_on_its_true_bin_and_dearer_with_distance():
     assert slots[0] < slots[1] < slots[2]
 
 
+@pytest.mark.scenario(
+    "supervision/half-of-the-probability-leaves-the-coordinates",
+    clauses=["supervision/coordinates-are-learnt-as-distributions-over-bins#5"],
+)
 def test_the_gate_measures_mass_outside_the_coordinates():
     logits = torch.zeros(1, VOCAB_LEN)
     _, gate = slot_losses(logits, bins=torch.tensor([5]), rules=RULES)
@@ -142,6 +150,9 @@ def test_logit_indices_are_one_before_each_supervised_position():
 NOTHING = Supervision(labels=(IGNORED,) * 5, weights=(0.0,) * 5, coord_positions=(), coord_bins=(), coord_in_prefix=())
 
 
+@pytest.mark.scenario(
+    "supervision/nothing-to-learn", clauses=["supervision/the-loss-does-not-depend-on-how-a-step-is-cut-up#3"]
+)
 @pytest.mark.parametrize("totals", [LossTotals(text_weight=0.0, num_slots=0), LossTotals(text_weight=9.0, num_slots=9)])
 def test_nothing_supervised_is_a_zero_loss_with_a_graph(totals):
     head = torch.nn.Linear(16, VOCAB_LEN)

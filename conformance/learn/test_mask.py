@@ -48,6 +48,13 @@ def mask(segment, rules=RULES):
     return mask_segment(segment, rules=rules, bin_of=bin_of)
 
 
+@pytest.mark.scenario(
+    "supervision/a-matched-object-is-corrected-in-place",
+    clauses=[
+        "supervision/prompt-and-prefix-text-are-never-labels#1,2,3",
+        "supervision/the-appended-tail-is-learnt-in-full#1,3",
+    ],
+)
 def test_every_position_of_a_small_segment_teaches_what_it_should():
     no = IGNORED
     supervision = mask(small_segment(), MaskRules(desc_ce_weight=0.25))
@@ -114,6 +121,9 @@ def test_supervision_stays_in_the_target_and_text_in_the_tail(segment, rules):
         assert bin_of(segment.token_ids[position]) is not None
 
 
+@pytest.mark.scenario(
+    "supervision/the-stop-token-is-a-label", clauses=["supervision/the-appended-tail-is-learnt-in-full#1"]
+)
 @given(drawn_segments)
 def test_every_tail_token_teaches_exactly_one_thing(segment):
     supervision = mask(segment)
@@ -124,7 +134,9 @@ def test_every_tail_token_teaches_exactly_one_thing(segment):
     assert supervision.labels[-1] == EOS_ID
 
 
-@pytest.mark.scenario(clauses=["packing/each-segment-of-a-row-keeps-its-description#4"])
+@pytest.mark.scenario(
+    "packing/packed-labels-equal-unpacked-labels", clauses=["packing/each-segment-of-a-row-keeps-its-description#4"]
+)
 @given(st.lists(drawn_segments, min_size=1, max_size=5), drawn_rules)
 def test_a_row_is_masked_as_its_segments_are(segments, rules):
     row = make_row(*segments)
@@ -161,6 +173,9 @@ def test_a_padded_batch_is_masked_as_its_segments_are_and_padding_teaches_nothin
         assert mine == list(part.coord_positions)
 
 
+@pytest.mark.scenario(
+    "supervision/a-slot-in-the-prompt-is-refused", clauses=["supervision/prompt-and-prefix-text-are-never-labels#4"]
+)
 @pytest.mark.parametrize(
     ("changes", "error", "code", "repair"),
     [

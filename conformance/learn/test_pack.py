@@ -33,6 +33,11 @@ def brute_force(lengths, capacity):
     return min(subset for subset in fitting if sum(lengths[i] for i in subset) == best)
 
 
+@pytest.mark.scenario(
+    "packing/a-gap-is-filled-exactly",
+    "packing/the-older-of-two-equal-choices",
+    clauses=["packing/a-row-is-filled-as-well-as-can-be-oldest-first#1,2,3,4,5"],
+)
 @pytest.mark.parametrize("lengths", [(6, 3, 2, 2), (6, 3, 2, 2, 2)])
 def test_a_fuller_row_beats_the_first_that_fits(lengths):
     packer = make_packer(capacity=10)
@@ -88,6 +93,11 @@ def test_a_restored_packer_goes_on_identically(batches, stop_at):
     assert straight.state() == resumed.state()
 
 
+@pytest.mark.scenario(
+    "packing/a-segment-that-is-too-long",
+    "packing/a-segment-of-exactly-one-row",
+    clauses=["packing/packing-happens-after-the-rollouts#5", "packing/a-segment-is-never-split#1,2,3,4"],
+)
 def test_a_segment_longer_than_a_row_is_refused_and_changes_nothing():
     packer = make_packer(capacity=10)
     packer.add(plain_segments(4))
@@ -102,6 +112,11 @@ def test_a_segment_longer_than_a_row_is_refused_and_changes_nothing():
     assert packer.buffered == 3
 
 
+@pytest.mark.scenario(
+    "packing/one-segment-too-many",
+    "packing/as-many-segments-as-allowed",
+    clauses=["packing/the-waiting-list-is-bounded#1,2"],
+)
 def test_an_overfull_buffer_is_refused_and_changes_nothing():
     packer = make_packer(max_buffered=3)
     packer.add(plain_segments(1, 1))
@@ -123,6 +138,7 @@ def test_a_state_of_a_larger_row_is_not_restored():
     assert packer.buffered == 1
 
 
+@pytest.mark.scenario("packing/a-row-without-segments-is-refused", clauses=["packing/the-waiting-list-is-bounded#5"])
 def test_an_empty_buffer_has_no_row():
     packer = make_packer()
     with pytest.raises(NothingToPack) as caught:

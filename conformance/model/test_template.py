@@ -117,6 +117,12 @@ def check(template, learner, engine):
     template.check_alignment(sample_of("a.png"), learner, rollout_of(*engine))
 
 
+@pytest.mark.scenario(
+    "rollout-backends/one-differing-id-stops-the-run",
+    "rollout-backends/a-shorter-engine-prompt-stops-the-run",
+    "rollout-backends/equal-prompts-are-accepted",
+    clauses=["rollout-backends/learner-and-engine-see-the-same-prompt#1,2,3"],
+)
 @pytest.mark.parametrize(
     ("learner", "engine", "place", "ids", "cause"),
     [

@@ -72,6 +72,9 @@ def test_a_tokenizer_that_lacks_a_byte_is_refused_though_its_pieces_are_plain_as
     assert len(Vocabulary(tokenizer_of(pieces=["##ing", "hello"]))) == 256 + 2 + 1 + NUM_BINS
 
 
+@pytest.mark.scenario(
+    "parsing/a-tokenizer-without-coordinate-tokens-is-refused", clauses=["parsing/an-answer-is-one-line-of-json#4"]
+)
 def test_a_tokenizer_that_lacks_a_coordinate_is_refused():
     error = refusal(CoordTokensMissing, tokenizer_of(num_coords=998))
     assert error.code == "coord-tokens-missing"

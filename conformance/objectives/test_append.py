@@ -33,6 +33,13 @@ def test_the_answer_is_one_line_of_json_with_quoted_coordinates():
     assert serialize_objects([box(desc='\u00e9 "x"')]) == answer(element(desc='\u00e9 \\"x\\"'))
 
 
+@pytest.mark.scenario(
+    "target/one-object-found-and-one-missed",
+    "target/nothing-was-missed",
+    "target/an-empty-list-gets-no-comma",
+    "target/an-invalid-element-needs-a-comma",
+    clauses=["target/the-target-is-the-prefix-the-missed-objects-and-the-end#1,3,4,5,6"],
+)
 @pytest.mark.parametrize(
     ("response", "num_missed", "expected"),
     [
@@ -54,6 +61,10 @@ def test_a_comma_stands_only_between_elements(response, num_missed, expected):
     assert tail.token_ids == (*VOCABULARY.encode_bytes(parsed.cut_head + expected.encode()), VOCABULARY.stop_id)
 
 
+@pytest.mark.scenario(
+    "target/a-token-that-closed-too-early-is-taught-anew",
+    clauses=["target/the-target-is-the-prefix-the-missed-objects-and-the-end#2"],
+)
 def test_the_cut_head_and_what_follows_are_the_models_own_token():
     closed_too_early = ids(answer(element()))
     assert VOCABULARY.piece(closed_too_early[-1]) == b'"]}]}'

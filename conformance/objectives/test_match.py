@@ -73,17 +73,19 @@ def small_boxes():
     return st.builds(lambda x, y: box(x[0], y[0], x[1], y[1]), side, side)
 
 
+@pytest.mark.scenario(
+    "matching/the-better-partner-wins",
+    "matching/a-pair-that-costs-less-than-leaving-both-alone-is-matched",
+    clauses=[
+        "matching/matching-is-a-cheapest-assignment-on-mask-overlap#1,2,3",
+        "matching/ties-are-broken-the-same-way-every-time#1",
+    ],
+)
 @given(
     st.lists(small_boxes(), min_size=1, max_size=4),
     st.lists(small_boxes(), min_size=1, max_size=4),
     st.sampled_from([(1.0, 1.0), (0.2, 0.1), (0.5, 2.0), (0.0, 0.0)]),
     st.integers(1, 3),
-)
-@pytest.mark.scenario(
-    clauses=[
-        "matching/matching-is-a-cheapest-assignment-on-mask-overlap#1",
-        "matching/ties-are-broken-the-same-way-every-time#1",
-    ]
 )
 def test_the_cheapest_matching_with_the_lowest_indices_wins(predicted, truth, prices, top_k):
     rules = MatchRules(fp_cost=prices[0], fn_cost=prices[1], candidate_top_k=top_k, maskiou_resolution=64)
@@ -107,6 +109,7 @@ def test_every_object_is_in_exactly_one_place(predicted, truth):
     assert list(matching.false_negatives) == sorted(matching.false_negatives)
 
 
+@pytest.mark.scenario("matching/a-thin-box-can-be-matched", clauses=["matching/poor-overlaps-are-gated#4"])
 @given(st.integers(0, 998), st.integers(0, 998), st.integers(1, 500), st.integers(1, 500))
 def test_an_exact_prediction_is_matched_however_small(left, top, width, height):
     shape = box(left, top, min(999, left + width), min(999, top + height))
@@ -114,6 +117,9 @@ def test_an_exact_prediction_is_matched_however_small(left, top, width, height):
     assert match([shape], [shape]).ious == (1.0,)
 
 
+@pytest.mark.scenario(
+    "matching/missed-objects-keep-their-order", clauses=["matching/ties-are-broken-the-same-way-every-time#2"]
+)
 def test_nothing_predicted_misses_everything_and_nothing_true_leaves_everything():
     nothing = Matching(pairs=(), ious=(), false_positives=(), false_negatives=(0, 1), gating_rejections=0)
     assert match([], [box(), box()]) == nothing
@@ -121,6 +127,7 @@ def test_nothing_predicted_misses_everything_and_nothing_true_leaves_everything(
     assert match([], []).pairs == ()
 
 
+@pytest.mark.scenario("matching/overlap-below-the-gate", clauses=["matching/poor-overlaps-are-gated#1,5"])
 def test_the_gate_rejects_and_counts_and_lets_the_exact_value_through():
     half = [box(0, 0, 999, 500)]
     whole = [box(0, 0, 999, 999)]
@@ -135,6 +142,9 @@ def test_the_canvas_ends_at_bin_999():
     assert match([box(0, 0, 999, 999)], [box(0, 0, 999, 100)], maskiou_resolution=11, maskiou_gate=0).ious == (0.1,)
 
 
+@pytest.mark.scenario(
+    "matching/the-second-candidate-counts-too", clauses=["matching/candidates-are-the-nearest-true-objects#1"]
+)
 def test_only_candidates_are_gated():
     truth = [box(*FAR_BOX), box(100, 100, 310, 310), box(0, 0, 20, 20)]
     assert match([box()], truth, candidate_top_k=1).gating_rejections == 0
@@ -145,6 +155,9 @@ def test_only_candidates_are_gated():
     assert match([box(), box()], crowd, candidate_top_k=2).pairs == ((0, 0), (1, 1))
 
 
+@pytest.mark.scenario(
+    "matching/without-any-overlap-the-nearest-counts", clauses=["matching/candidates-are-the-nearest-true-objects#2"]
+)
 def test_each_prediction_for_itself_looks_for_overlap_or_for_the_nearest():
     truth = [box(*FAR_BOX), box(400, 400, 410, 410), box()]
     touching, lost = box(), box(430, 430, 440, 440)
@@ -156,6 +169,10 @@ def test_overlap_counts_for_more_than_a_near_centre():
     assert match([box()], [near, sharing], candidate_top_k=1).pairs == ((0, 1),)
 
 
+@pytest.mark.scenario(
+    "matching/a-wrong-description-is-still-a-match",
+    clauses=["matching/matching-is-a-cheapest-assignment-on-mask-overlap#5"],
+)
 def test_the_description_does_not_matter():
     assert match([box(desc="two")], [box(desc="seven")]).pairs == ((0, 0),)
 
@@ -168,6 +185,11 @@ def test_a_polygon_is_matched_by_its_area_not_by_its_box():
     assert match([triangle], [triangle]).pairs == ((0, 0),)
 
 
+@pytest.mark.scenario(
+    "matching/two-equal-predictions-and-one-true-object",
+    "matching/two-equal-predictions-and-two-equal-true-objects",
+    clauses=["matching/ties-are-broken-the-same-way-every-time#1,2"],
+)
 def test_many_equal_objects_are_paired_in_order():
     matching = match([box()] * 40, [box()] * 30, candidate_top_k=30)
     assert matching.pairs == tuple((k, k) for k in range(30))

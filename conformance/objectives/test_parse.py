@@ -39,6 +39,7 @@ def truth_facts(objects):
     return [(each.desc, each.geometry, each.bins) for each in objects]
 
 
+@pytest.mark.scenario("parsing/a-well-formed-answer-is-read", clauses=["parsing/an-answer-is-one-line-of-json#1,2,3"])
 def test_a_proper_answer_keeps_order_and_cuts_the_closing_inside_a_fused_token():
     response = ids(answer(element(), element(*FAR_BOX, desc="two")))
     assert VOCABULARY.piece(response[-1]) == b'"]}]}'
@@ -55,6 +56,10 @@ def test_positions_index_the_response():
         assert tuple(VOCABULARY.bin_of(response[position]) for position in each.positions) == each.bins
 
 
+@pytest.mark.scenario(
+    "parsing/a-cut-between-tokens-changes-no-id",
+    clauses=["parsing/the-prefix-ends-after-the-last-well-formed-element#3"],
+)
 def test_a_cut_at_a_token_border_has_no_head():
     response = ids(answer(element())[:-2]) + ids("]") + ids("}")
     parsed = parse_rollout(response, VOCABULARY)
@@ -70,6 +75,7 @@ def test_a_token_that_begins_in_mid_character_is_cut_too():
     assert (parsed.prefix_token_ids, parsed.cut_head) == (response[:-1], b'\xa9"}')
 
 
+@pytest.mark.scenario("parsing/a-well-formed-answer-is-read", clauses=["parsing/an-answer-is-one-line-of-json#1,2,3"])
 def test_the_empty_answer_is_valid_and_empty():
     parsed = parse_text('{"objects": []}')
     assert (parsed.prefix_text, parsed.num_elements) == (OPENING, 0)
@@ -86,6 +92,10 @@ def test_without_an_opening_the_prefix_is_ours(text, truncated):
     assert not parse_text('{"objects": [').invalid
 
 
+@pytest.mark.scenario(
+    "parsing/a-truncated-tail-is-cut-back-to-the-last-whole-object",
+    clauses=["parsing/nothing-is-repaired#3", "parsing/the-prefix-ends-after-the-last-well-formed-element#1"],
+)
 def test_every_byte_cut_is_truncation_down_to_the_last_whole_object():
     objects = [box(desc="\u00e9\U0001f600"), poly(desc='a "b" \\'), box(*FAR_BOX, desc="[{,]}")]
     raw = serialize_objects(objects).encode()
@@ -106,6 +116,7 @@ def test_every_token_cut_keeps_the_whole_objects():
         assert facts(parsed) == truth_facts(objects)[: len(parsed.objects)]
 
 
+@pytest.mark.scenario("parsing/a-stop-token-inside-a-description", clauses=["parsing/a-stop-marker-ends-the-answer#1"])
 @pytest.mark.parametrize("control", CONTROL_TOKENS)
 def test_a_control_token_ends_the_response_wherever_it_stands(control):
     head = answer(element())
@@ -114,6 +125,9 @@ def test_a_control_token_ends_the_response_wherever_it_stands(control):
     assert (inside.truncated, inside.num_elements) == (True, 1)
 
 
+@pytest.mark.scenario(
+    "parsing/a-spelled-stop-marker-inside-a-description", clauses=["parsing/a-stop-marker-ends-the-answer#2"]
+)
 def test_the_literal_of_a_control_token_in_ordinary_tokens_is_text():
     response = ids('{"objects": [{"desc": "') + ids_of_bytes(b"<|im_end|>")
     response += ids(f'", "bbox_2d": [{quoted(*BOX)}]}}]}}')
@@ -176,6 +190,11 @@ BROKEN_ELEMENTS = [
 ]
 
 
+@pytest.mark.scenario(
+    "parsing/each-kind-of-invalid-object-has-its-reason",
+    "parsing/an-invalid-object-does-not-hide-its-neighbours",
+    clauses=["parsing/nothing-is-repaired#1,2,6"],
+)
 @pytest.mark.parametrize(("bad", "reason", "good"), BROKEN_ELEMENTS)
 def test_json_that_is_no_object_stays_as_context_and_is_no_prediction(bad, reason, good):
     parsed = parse_text(answer(GOOD, bad, element(*FAR_BOX)))
@@ -211,6 +230,7 @@ def test_a_polygon_is_read_in_order():
     assert facts(parsed) == [("leaf", Geometry.POLY, bins)]
 
 
+@pytest.mark.scenario("parsing/a-second-top-level-value-is-cut-off", clauses=["parsing/nothing-is-repaired#5"])
 def test_malformed_cuts_before_and_trailing_text_cuts_after():
     malformed = parse_text(answer(GOOD, '{"desc" "a"}', GOOD))
     assert (malformed.drops, malformed.truncated, malformed.prefix_text) == (

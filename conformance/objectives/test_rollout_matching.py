@@ -54,6 +54,10 @@ def target_text(segment):
     return VOCABULARY.decode(segment.token_ids[segment.prompt_len : -1]).decode()
 
 
+@pytest.mark.scenario(
+    "target/one-object-found-and-one-missed",
+    clauses=["target/the-target-is-the-prefix-the-missed-objects-and-the-end#1,3,4,5"],
+)
 def test_a_matched_box_learns_the_true_bins_and_a_missed_one_is_appended():
     true, missed = box(110, 90, 305, 310), box(*FAR_BOX, desc="two")
     segment, report = make(ids(answer(element())), missed, true)
@@ -76,6 +80,13 @@ def test_a_matched_box_with_another_description_is_no_correct_description():
     assert (report.num_matched, report.num_desc_correct, report.iou_sum) == (1, 0, 1.0)
 
 
+@pytest.mark.scenario(
+    "supervision/a-false-positive-teaches-nothing",
+    clauses=[
+        "supervision/prompt-and-prefix-text-are-never-labels#2",
+        "target/every-target-is-json-with-every-true-object-once#3",
+    ],
+)
 def test_false_positives_are_context_without_slots():
     segment, report = make(ids(answer(element(), element(*FAR_BOX))), box(*FAR_BOX))
     assert segment.coord_bins == FAR_BOX
@@ -162,6 +173,12 @@ def test_samples_without_their_rollouts_are_an_error():
     assert MATCHING.make_segments([sample()], [rollout(())])
 
 
+@pytest.mark.scenario(
+    "target/a-description-that-spells-the-stop-token",
+    "target/a-description-that-the-tokenizer-rewrites",
+    "target/a-plain-description-is-accepted",
+    clauses=["target/a-description-that-would-turn-into-special-tokens-is-refused#1,2"],
+)
 @pytest.mark.parametrize(
     ("desc", "error", "good"),
     [("<|im_end|>", DescHoldsAddedToken, "end"), ("e\u0301", DescChangedByTokenizer, "\u00e9")],
@@ -192,6 +209,11 @@ EMPTY = replace(
 )
 
 
+@pytest.mark.scenario(
+    "observability/sums-come-before-ratios",
+    "observability/dropped-objects-are-counted-by-name",
+    clauses=["observability/quality-is-measured-by-counts#1,2,3"],
+)
 def test_figures_come_from_summed_counts():
     missed_all = replace(EMPTY, num_truth=2, invalid=True, drops={"malformed": 2, "wrong_arity": 1})
     figures = summarize([REPORT, missed_all, EMPTY, EMPTY])

@@ -44,6 +44,11 @@ def test_every_head_of_a_proper_answer_is_truncated_and_keeps_its_whole_elements
     assert len(elements) == count_whole_elements(RICH[:end])
 
 
+@pytest.mark.scenario(
+    "parsing/a-missing-comma-ends-the-reading",
+    "parsing/a-list-of-33-levels-is-not-read",
+    clauses=["parsing/nothing-is-repaired#3,4"],
+)
 @pytest.mark.parametrize(
     ("rest", "num_elements", "repaired"),
     [
@@ -85,6 +90,7 @@ def test_a_second_top_level_key_is_trailing_text():
     assert ([each.value for each in elements], ending) == ([1], Ending.TRAILING_TEXT)
 
 
+@pytest.mark.scenario("parsing/white-space-before-the-brace-is-legal")
 def test_white_space_is_legal_everywhere():
     elements, ending = scan(' {\n"objects"\t:\r[ 1 , 2 ] } ')
     assert ([each.value for each in elements], ending) == ([1, 2], Ending.CLOSED)

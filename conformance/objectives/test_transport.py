@@ -67,6 +67,10 @@ def test_a_polygon_that_starts_elsewhere_finds_its_points():
     assert targets(turned, truth) == (320, 280, 90, 310, 100, 100, 300, 100)
 
 
+@pytest.mark.scenario(
+    "supervision/a-polygon-predicted-for-a-true-box",
+    clauses=["supervision/coordinates-are-learnt-as-distributions-over-bins#7"],
+)
 def test_a_polygon_with_a_box_as_truth_learns_its_corners():
     assert targets(poly(98, 104, 305, 95, 299, 302, 103, 296), box(100, 100, 300, 300)) == (
         *(100, 100, 300, 100),

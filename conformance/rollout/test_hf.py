@@ -61,6 +61,10 @@ def test_rollouts_follow_their_request_and_not_its_place(brief_8, requests_8, ba
     assert len(set(tokens(brief_8))) > 4, "scenes look alike: a mix-up would not show"
 
 
+@pytest.mark.scenario(
+    "rollout-backends/greedy-output-does-not-depend-on-the-batch",
+    clauses=["rollout-backends/the-hf-backend-generates-in-left-padded-batches#3"],
+)
 @pytest.mark.parametrize("batch_size", [1, 3, 4])
 def test_the_microbatch_size_changes_no_greedy_rollout(batch_size, backend_of, brief_8, requests_8):
     assert backend_of(batch_size).generate(requests_8[:4], BRIEF) == brief_8[:4]
@@ -103,6 +107,14 @@ def stopping_after(model, lengths, *, stop_id):
         hook.remove()
 
 
+@pytest.mark.scenario(
+    "rollout-backends/the-stop-token-is-trimmed",
+    "rollout-backends/a-response-at-its-limit-keeps-all-its-ids",
+    clauses=[
+        "rollout-backends/a-rollout-carries-exact-token-ids#1,2,4,5",
+        "decoding/a-response-leaves-room-for-its-prompt#1",
+    ],
+)
 def test_a_stop_is_trimmed_and_a_length_finish_is_told(requests_8, backend_of, model, template):
     lengths, stop_id, eight = (5, 3, 0, 8, 1, 7, 6, 2), template.vocabulary.stop_id, Decoding(max_new_tokens=8)
     with stopping_after(model, (9,) * 8, stop_id=stop_id):
@@ -280,6 +292,9 @@ def test_no_request_is_no_rollout(backend_of):
     assert backend_of(2).generate([], GREEDY) == []
 
 
+@pytest.mark.scenario(
+    "rollout-backends/swapped-rollouts-are-refused", clauses=["rollout-backends/a-rollout-carries-exact-token-ids#6"]
+)
 @pytest.mark.parametrize("wrong", ["missing", "swapped", "doubled"])
 def test_answers_that_do_not_fit_the_requests_are_refused(wrong, requests_16, brief_8):
     requests, answers = requests_16[:3], brief_8[:3]

@@ -54,6 +54,11 @@ def test_a_word_that_would_read_as_unset_becomes_one(word, seed, monkeypatch):
     assert derive_seed(1, step=2, rank=3, index=4) == seed
 
 
+@pytest.mark.scenario(
+    "determinism/seeds-differ-within-a-step-and-between-steps",
+    "determinism/ranks-do-not-repeat-each-other",
+    clauses=["determinism/every-request-has-a-seed-of-its-own#1,2"],
+)
 def test_seeds_differ_over_runs_steps_ranks_and_indices():
     places = [(r, s, k, i) for r in (0, 42) for s in range(8) for k in range(4) for i in range(32)]
     assert len({derive_seed(r, step=s, rank=k, index=i) for r, s, k, i in places}) == len(places)

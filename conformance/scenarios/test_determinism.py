@@ -7,12 +7,6 @@ from conformance.rollout.digits import scenes
 from conformance.scenarios.configs import not_refused
 from conformance.trainer.small_run import events, make_trainer
 from rollmatch.cli.watch import RunWatcher
-from rollmatch.data.order import LearnerOrder
-from rollmatch.rollout.backend import derive_seed
-
-
-def seeds_of(run_seed, *, steps=(0,), rank=0, num=64):
-    return [derive_seed(run_seed, step=step, rank=rank, index=index) for step in steps for index in range(num)]
 
 
 def run(folder, *overrides):
@@ -65,33 +59,6 @@ def test_two_runs_agree(first, tmp_path):
     assert [r.response_token_ids for r in second.report.rollouts] == [
         r.response_token_ids for r in trainer.report.rollouts
     ]
-
-
-@pytest.mark.scenario(
-    "determinism/another-seed-gives-another-order", clauses=["data-ownership/the-learner-owns-the-order-of-the-data#1"]
-)
-def test_another_seed_gives_another_order():
-    one, other = (list(LearnerOrder(100, seed=seed)) for seed in (7, 8))
-    assert sorted(one) == sorted(other) == list(range(100))
-    assert one != other
-
-
-@pytest.mark.scenario(
-    "determinism/seeds-differ-within-a-step-and-between-steps",
-    clauses=["determinism/every-request-has-a-seed-of-its-own#1,2"],
-)
-def test_seeds_differ_within_a_step_and_between_steps():
-    seeds = seeds_of(7, steps=(0, 1, 2))
-    assert len(set(seeds)) == 192
-    assert 0 not in seeds
-    assert seeds_of(7, steps=(0, 1, 2)) == seeds
-
-
-@pytest.mark.scenario(
-    "determinism/ranks-do-not-repeat-each-other", clauses=["determinism/every-request-has-a-seed-of-its-own#1"]
-)
-def test_ranks_do_not_repeat_each_other():
-    assert len({*seeds_of(7, rank=0), *seeds_of(7, rank=1)}) == 128
 
 
 @pytest.mark.scenario(

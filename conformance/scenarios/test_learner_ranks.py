@@ -3,9 +3,7 @@
 import pytest
 
 from conformance.harness.schedule import Action, explore
-from conformance.scenarios.configs import LONG, config_with
 from conformance.scenarios.fences import FencedWorld
-from rollmatch.config.effective import AdapterWithSeveralRanks, sync_mode
 from rollmatch.rollout.fence import Fence
 
 
@@ -108,15 +106,3 @@ def test_no_rank_generates_after_a_failed_sync(broken):
 )
 def test_a_broken_fence_is_found(options, problem):
     assert problem in problems_of(num_ranks=2, **options)[0]
-
-
-@pytest.mark.scenario(clauses=["learner-ranks/several-ranks-take-full-sync-only#1"])
-def test_several_ranks_are_taken_in_server_mode_but_no_adapters_alone():
-    server = "~.vllm.server={base_url: 'http://127.0.0.1:8000', group_port: 51216}"
-    config = config_with("~.vllm.mode=server", server)
-    assert [sync_mode(config, learner_world_size=ranks) for ranks in (1, 2, 8)] == ["full"] * 3
-    adapter = config_with("~.vllm.mode=server", server, "~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true")
-    with pytest.raises(AdapterWithSeveralRanks) as caught:
-        sync_mode(adapter, learner_world_size=2)
-    assert (caught.value.code, caught.value.key) == ("adapter-with-several-ranks", f"{LONG}vllm.sync.mode")
-    assert "full" in caught.value.remedy

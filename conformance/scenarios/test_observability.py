@@ -7,9 +7,7 @@ import pytest
 from torch import nn
 
 from conformance.doubles.engine import make_remembering_backend
-from conformance.doubles.tokenizer import make_vocabulary
 from conformance.learn.segments import make_row, plain_segments
-from conformance.objectives.answers import answer, element, ids
 from conformance.rollout.digits import load_digits, load_model, template_of
 from conformance.trainer.small_run import events, make_trainer
 from rollmatch.cli.run import _announce, describe
@@ -21,9 +19,6 @@ from rollmatch.journal import Journal, read_journal
 from rollmatch.learn.pack import Packer
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.objectives.protocol import TrainingTargets
-from rollmatch.objectives.rollout_matching.elements import DropReason
-from rollmatch.objectives.rollout_matching.objective import RolloutReport, summarize
-from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout
 from rollmatch.report.console import StepConsole
@@ -81,27 +76,6 @@ def test_the_phases_of_a_step_add_up(trained):
         assert step["rollout_tok_s"] == pytest.approx(step["rollout_tokens"] / step["phase_s"]["rollout"], rel=0.01)
 
 
-def report_of(*, predicted, truth, matched, **changes):
-    plain = {"num_desc_correct": 0, "iou_sum": 0.0, "drops": {}, "invalid": False, "truncated": False}
-    plain |= {"response_len": 1, "prefix_len": 1, "appended": 0, "gating_rejections": 0}
-    return RolloutReport(num_predicted=predicted, num_truth=truth, num_matched=matched, **(plain | changes))
-
-
-@pytest.mark.scenario(
-    "observability/sums-come-before-ratios", clauses=["observability/quality-is-measured-by-counts#1,2,3"]
-)
-def test_sums_come_before_ratios():
-    drops = {"drops": {"malformed": 2}, "truncated": True}
-    figures = summarize(
-        [report_of(predicted=1, truth=1, matched=1, **drops), report_of(predicted=1, truth=3, matched=0)]
-    )
-    assert (figures["precision"], figures["recall"]) == (0.5, 0.25)
-    assert figures["f1"] == pytest.approx(1 / 3)
-    assert (figures["invalid_rate"], figures["truncated_rate"]) == (0.0, 0.5)
-    assert {name for name in figures if name.startswith("drop/")} == {f"drop/{reason}" for reason in DropReason}
-    assert figures["drop/malformed"] == 2
-
-
 def warnings_of(fills):
     overrides = io.StringIO()
     watcher = RunWatcher(StepConsole(100, overrides), min_fill=0.65)
@@ -128,18 +102,6 @@ def test_poorly_filled_rows_warn():
 def test_well_filled_rows_do_not_warn():
     assert warnings_of([0.6] * 9 + [0.7]) == ""
     assert warnings_of([0.6] * 9 + [0.7, 0.6]) == ""
-
-
-@pytest.mark.scenario(
-    "observability/dropped-objects-are-counted-by-name", clauses=["observability/quality-is-measured-by-counts#3"]
-)
-def test_dropped_objects_are_counted_by_name():
-    parsed = [parse_rollout(ids(answer(each)), make_vocabulary()) for each in (element(1, 2, 3), element(desc=""))]
-    figures = summarize([report_of(predicted=0, truth=0, matched=0, drops=each.drops) for each in parsed])
-    overrides = {
-        name.removeprefix("drop/"): count for name, count in figures.items() if name.startswith("drop/") and count
-    }
-    assert overrides == {"wrong_arity": 1, "missing_desc": 1}
 
 
 @pytest.mark.scenario(

@@ -7,9 +7,8 @@ import torch
 
 from conformance.doubles.engine import make_remembering_backend
 from conformance.rollout.digits import load_model, requests_for, scenes, template_of
-from conformance.scenarios.configs import LONG, config_with, not_refused
+from conformance.scenarios.configs import config_with, not_refused
 from conformance.trainer.small_run import make_trainer
-from rollmatch.config.effective import TensorParallelMismatch, tensor_parallel_size
 from rollmatch.ranks import Ranks
 from rollmatch.rollout import vllm_colocate
 from rollmatch.rollout.backend import Decoding
@@ -25,36 +24,6 @@ def model():
 
 def ids_of(rollouts):
     return [rollout.response_token_ids for rollout in rollouts]
-
-
-@pytest.mark.scenario(
-    "rollout-backends/four-ranks-share-one-engine",
-    clauses=["rollout-backends/a-colocated-engine-leaves-room-for-training#1,2"],
-)
-def test_four_ranks_share_one_engine():
-    config = config_with()
-    assert tensor_parallel_size(config, learner_world_size=4) == 4
-    assert config.custom.extra.rollout_matching.vllm.gpu_memory_utilization == 0.45
-
-
-@pytest.mark.scenario(
-    "rollout-backends/two-ranks-have-an-engine-each",
-    clauses=["rollout-backends/a-colocated-engine-leaves-room-for-training#2"],
-)
-def test_two_ranks_have_an_engine_each():
-    assert [tensor_parallel_size(config_with(), learner_world_size=size) for size in (1, 2, 3, 8)] == [1, 1, 1, 1]
-
-
-@pytest.mark.scenario(
-    "rollout-backends/six-ranks-cannot-form-groups-of-four",
-    clauses=["rollout-backends/a-colocated-engine-leaves-room-for-training#3"],
-)
-def test_six_ranks_cannot_form_groups_of_four():
-    config = config_with("~.vllm.tensor_parallel_size=4")
-    with pytest.raises(TensorParallelMismatch) as caught:
-        tensor_parallel_size(config, learner_world_size=6)
-    assert (caught.value.code, caught.value.key) == ("tensor-parallel-mismatch", f"{LONG}vllm.tensor_parallel_size")
-    assert tensor_parallel_size(config, learner_world_size=8) == 4
 
 
 class OneGroup:

@@ -7,9 +7,8 @@ import torch
 
 from conformance.doubles.engine import make_remembering_backend
 from conformance.rollout.digits import load_model, perturb, requests_for, scenes, template_of
-from conformance.scenarios.configs import LONG, config_with, not_refused, refusal_of
+from conformance.scenarios.configs import LONG, config_with, refusal_of
 from conformance.trainer.small_run import events, make_trainer
-from rollmatch.config.effective import sync_mode
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
@@ -80,11 +79,6 @@ def test_an_engine_that_remembers_is_not_older_than_the_model(model, monkeypatch
     assert {rollout.policy_version for rollout in after} == {2}
 
 
-@pytest.mark.scenario("weight-sync/the-default-mode-is-full", clauses=["weight-sync/the-sync-mode-is-chosen-in-yaml#2"])
-def test_the_default_mode_is_full():
-    assert vllm_of().sync.mode == "full"
-
-
 @pytest.mark.scenario(
     "weight-sync/greedy-output-follows-the-merged-model",
     clauses=[
@@ -123,38 +117,6 @@ def test_an_engine_without_weights_refuses(model, monkeypatch):
     assert caught.value.code == "rollout-before-sync"
     backend.push(merged_weights(model), version=1)
     assert [rollout.policy_version for rollout in backend.generate(requests, SHORT)] == [1]
-
-
-def mode_of(*overrides):
-    with not_refused():
-        return sync_mode(config_with(*overrides), learner_world_size=1)
-
-
-@pytest.mark.scenario(
-    "weight-sync/auto-with-lora-means-adapter", clauses=["weight-sync/the-sync-mode-is-chosen-in-yaml#1,3"]
-)
-def test_auto_with_lora_means_adapter():
-    assert mode_of("~.vllm.sync.mode=auto", "~.vllm.enable_lora=true") == "adapter"
-
-
-@pytest.mark.scenario(
-    "weight-sync/auto-without-lora-means-full", clauses=["weight-sync/the-sync-mode-is-chosen-in-yaml#1,3"]
-)
-def test_auto_without_lora_means_full():
-    assert mode_of("~.vllm.sync.mode=auto", "~.vllm.enable_lora=false") == "full"
-
-
-@pytest.mark.scenario(
-    "weight-sync/adapter-without-lora-is-refused", clauses=["weight-sync/the-sync-mode-is-chosen-in-yaml#4"]
-)
-def test_adapter_without_lora_is_refused():
-    found = refusal_of("~.vllm.sync.mode=adapter", "~.vllm.enable_lora=false")
-    assert found == ("adapter-needs-enable-lora", f"{LONG}vllm.sync.mode")
-
-
-@pytest.mark.scenario("weight-sync/adapter-with-lora-is-accepted")
-def test_adapter_with_lora_is_accepted():
-    assert mode_of("~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true") == "adapter"
 
 
 @pytest.mark.scenario(clauses=["weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#1"])

@@ -13,6 +13,7 @@ NUMBERS = st.floats(-10, 10)
 BATCHES = st.lists(st.lists(NUMBERS, min_size=1, max_size=6), min_size=2, max_size=8)
 
 
+@pytest.mark.scenario("vineppo/three-steps", clauses=["vineppo/advantages-telescope#1,3"])
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=12))
 def test_advantages_telescope_to_the_return_minus_the_value_of_the_prompt(steps):
     values, rewards = [value for value, _ in steps], [reward for _, reward in steps]
@@ -20,14 +21,17 @@ def test_advantages_telescope_to_the_return_minus_the_value_of_the_prompt(steps)
     assert isclose(sum(advantages), sum(rewards) - values[0], abs_tol=1e-9)
 
 
+@pytest.mark.scenario("vineppo/three-steps", clauses=["vineppo/advantages-telescope#1,3"])
 def test_the_decisive_step_of_the_worked_example_is_praised():
     assert step_advantages((0.5, 0.5, 0.9), (0, 0, 1)) == pytest.approx((0, 0.4, 0.1))
 
 
+@pytest.mark.scenario(clauses=["vineppo/advantages-telescope#2"])
 def test_every_token_of_a_step_carries_its_advantage():
     assert spread((1.0, 2.0), (0, 2, 5)) == (1.0, 1.0, 2.0, 2.0, 2.0)
 
 
+@pytest.mark.scenario("vineppo/two-processes-normalise-together", clauses=["vineppo/advantages-telescope#4"])
 @given(BATCHES, st.sampled_from(["whiten", "scale"]))
 def test_ranks_normalise_as_one(batch, how):
     masks = [[place % 3 != 1 for place in range(len(row))] for row in batch]

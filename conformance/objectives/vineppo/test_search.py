@@ -27,6 +27,7 @@ def nodes_of(node):
     return [node, *(inner for child in node.children.values() for inner in nodes_of(child))]
 
 
+@pytest.mark.scenario(clauses=["vineppo/the-search-variant-keeps-a-real-tree#1,2"])
 def test_a_node_knows_its_state_value_visits_and_parent():
     tree, (path, *_) = tree_of(RIGHT, WRONG, OTHER)
     assert [node.state.prefix_token_ids for node in path] == [(), (0, 0), (0, 0, 0, 0), (0, 0, 0, 0, 2, 0)]
@@ -49,6 +50,7 @@ def test_a_continuation_is_no_value_above_its_start():
     assert (tree.root.visits, tree.root.total) == (5, 4.0)
 
 
+@pytest.mark.scenario(clauses=["vineppo/the-search-variant-keeps-a-real-tree#1,2"])
 def test_a_value_leaves_out_the_trajectory_it_judges():
     _, (right, wrong) = tree_of(RIGHT, WRONG)
     assert (right[0].returns_without((0, 0)), wrong[0].returns_without((0, 1))) == ([0.0], [1.0])
@@ -90,6 +92,7 @@ def test_a_tree_takes_its_own_version_only():
     tree.add(replace(late, policy_version=1), PAIRS.cuts(late))
 
 
+@pytest.mark.scenario("vineppo/an-update-empties-the-tree", clauses=["vineppo/the-search-variant-keeps-a-real-tree#3"])
 def test_a_newer_version_empties_the_forest():
     forest = Forest(SearchRules())
     old = forest.tree_of(trajectory_of(RIGHT, version=4))

@@ -52,6 +52,7 @@ def pieces(text, splitter, *, encode=VOCABULARY.encode):
     return [VOCABULARY.text(ids[a:b]).removesuffix("<|im_end|>") for a, b in pairwise(cuts)]
 
 
+@pytest.mark.scenario("vineppo/steps-tile-a-response", clauses=["vineppo/states-are-prefixes-of-token-ids#1,2"])
 @pytest.mark.parametrize("name", SPLITTERS)
 @settings(max_examples=30)
 @given(text=PROSE, seed=st.integers(0, 2**31))

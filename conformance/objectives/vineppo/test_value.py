@@ -49,6 +49,7 @@ def errors_of(num_continuations, *, num_runs):
     return found
 
 
+@pytest.mark.scenario(clauses=["vineppo/a-value-is-the-plain-mean-of-fresh-continuations#1"])
 @pytest.mark.parametrize("num_continuations", [1, 9, 36])
 def test_the_error_falls_with_the_root_of_the_number_of_continuations(num_continuations):
     found = errors_of(num_continuations, num_runs=40)
@@ -75,6 +76,7 @@ def test_sharing_states_changes_nothing_but_the_cost():
     assert policy.num_continuations == 9 * (3 + 4 * 4)
 
 
+@pytest.mark.scenario("vineppo/eight-responses-to-one-prompt", clauses=["vineppo/states-are-prefixes-of-token-ids#3"])
 def test_states_are_valued_once_for_all_ranks():
     siblings = [trajectory_of((0, 0, symbol, 0, 2, 0, STOP)) for symbol in range(4)]
     policies = [LockPolicy(), LockPolicy()]
@@ -90,6 +92,11 @@ def test_states_are_valued_once_for_all_ranks():
     assert abs(counts[0] - counts[1]) <= 1
 
 
+@pytest.mark.scenario(
+    "vineppo/the-budget-shrinks-with-the-prefix",
+    "vineppo/no-value-is-bought-for-a-finished-response",
+    clauses=["vineppo/a-value-is-the-plain-mean-of-fresh-continuations#4"],
+)
 def test_nothing_is_asked_of_a_finished_response_and_budgets_shrink():
     policy = LockPolicy()
     values_of([trajectory_of((0, 0, 0, 0, 2, 0, STOP))], policy=policy)
@@ -108,6 +115,7 @@ def test_requests_are_ordered_so_that_prefixes_meet():
     assert len({wish.seed for wish in policy.asked[0]}) == len(prefixes)
 
 
+@pytest.mark.scenario(clauses=["vineppo/a-value-is-the-plain-mean-of-fresh-continuations#2"])
 def test_siblings_stand_in_for_continuations_but_never_for_themselves():
     policy = LockPolicy()
     right, wrong = (0, 0, 0, 0, 2, 0, STOP), (0, 1, 0, 0, 2, 0, STOP)
@@ -156,6 +164,7 @@ class Disobedient(LockPolicy):
         return self.change(super().go_on(wishes))
 
 
+@pytest.mark.scenario(clauses=["vineppo/states-are-prefixes-of-token-ids#4"])
 @pytest.mark.parametrize(
     ("change", "error", "key"),
     [
