@@ -56,9 +56,8 @@ def _sections(path: str, section: Tree, parts: Tree) -> Iterator[str]:
             default = "required" if name in section.get("required", ()) else _value(about.get("default", {}))
             rows.append((f"`{name}`", _type(about, parts), default, unit.rstrip("."), text))
     if rows:
-        title = f"## `{path}`" if path else "## Top level"
-        about = section.get("description", "")
-        yield "\n\n".join([title, about, table(("Key", "Type", "Default", "Unit", "Meaning"), rows)])
+        yield f"## {f'`{path}`' if path else 'Top level'}\n\n{section.get('description', '')}"
+        yield table(("Key", "Type", "Default", "Unit", "Meaning"), rows)
     for key, inner in below:
         yield from _sections(key, inner, parts)
 
@@ -186,12 +185,8 @@ def assigned(nodes: Iterable[ast.AST]) -> Assigned:
 
 def branch_of(name: str, classes: Classes) -> str:
     """The class right below ``RollmatchError`` that an error descends from; empty for anything else."""
-    while name in classes:
-        bases = [ast.unparse(base) for base in classes[name].bases]
-        if "RollmatchError" in bases:
-            return name
-        name = next((base for base in bases if base in classes), "")
-    return ""
+    bases = [ast.unparse(base) for base in classes[name].bases] if name in classes else []
+    return name if "RollmatchError" in bases else next((branch_of(b, classes) for b in bases if b in classes), "")
 
 
 def code_of(node: ast.ClassDef) -> str:
