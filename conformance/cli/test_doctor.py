@@ -93,7 +93,7 @@ def test_fix_removes_the_broken_extras_and_lays_the_hook_and_nothing_else(machin
     assert ill.uninstalled == ["torchaudio", "torchcodec"]
     assert {path.name: path.read_text() for path in ill.purelib.iterdir()} == {HOOK_FILE: HOOK_LINE}
     told = capsys.readouterr().out
-    assert told.count("mending") == 3
+    assert told.count("repairing") == 3
     assert "FAIL" not in told
     assert "doctor --fix" not in told
 

@@ -13,7 +13,7 @@ CONFIG = str(ROOT / "fixtures/digits/3v1.yaml")
 def test_a_plan_is_a_table_a_choice_and_its_assumptions(capsys):
     assert main(["plan", CONFIG, "--gpus", "4"]) == 0
     told = capsys.readouterr().out
-    assert all(name in told for name in ("1v3", "2v2", "3v1", "take ", "assumed:", "learner: weights"))
+    assert all(name in told for name in ("1v3", "2v2", "3v1", "best: ", "assumed:", "learner: weights"))
 
 
 def test_as_json_everything_is_there(capsys):

@@ -1,4 +1,4 @@
-"""``rollmatch doctor``: is this machine able to run what the README says, and mend it where it is not."""
+"""``rollmatch doctor``: check this machine and its packages; ``--fix`` repairs what can be repaired."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ BROKEN_EXTRAS = ("torchaudio", "torchcodec")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing looked at. ``mend`` repairs it, where that is possible."""
+    """Result of one check. ``mend`` repairs it, where that is possible."""
 
     subject: str
     good: bool
@@ -35,13 +35,13 @@ class Finding:
 
 
 def doctor(*, fix: bool) -> int:
-    """Print what was found; with ``fix``, repair and look again. Returns 0 if all is well, 1 if not."""
+    """Print what was found; with ``fix``, repair and check again. Returns 0 if all is well, 1 if not."""
     console = Console(highlight=False, soft_wrap=True)
     findings = list(examine())
     mendable = [finding for finding in findings if not finding.good and finding.mend]
     if fix and mendable:
         for finding in mendable:
-            console.print(f"mending {finding.subject}: {escape(finding.detail)}")
+            console.print(f"repairing {finding.subject}: {escape(finding.detail)}")
             assert finding.mend is not None
             finding.mend()
         findings = list(examine())
@@ -96,7 +96,7 @@ def _version(name: str) -> str | None:
 
 
 def _import_problem(name: str) -> str:
-    """Empty if a fresh interpreter imports it, else the last line of what it said."""
+    """Empty if a fresh interpreter imports it, else the last line of its stderr."""
     # torchcodec loads its library only with torch already in.
     command = [sys.executable, "-c", f"import torch, {name}; print('imported')"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -35,12 +35,12 @@ CPU_ENVIRONMENT = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # vLLM's binding to one NUMA node is worth no line
 }
 EAGER_ENVIRONMENT = {
-    "TORCHDYNAMO_DISABLE": "1",  # else each engine compiles how log-probabilities are counted, which takes it 5 s
+    "TORCHDYNAMO_DISABLE": "1",  # else each engine compiles its log-probability kernel, which takes 5 s
 }
 
 
 class EngineMissing(LaunchError):
-    """The configured backend is installed; nothing takes its place by itself."""
+    """The configured backend is not installed; no other one replaces it."""
 
     code = "engine-missing"
 

@@ -58,7 +58,7 @@ def run() -> NoReturn:
 
 
 def format_error(error: RollmatchError) -> str:
-    """An error for people: a numbered list, one problem and its remedy each."""
+    """An error as a numbered list of problems, each with its remedy."""
     shown, num_hidden = _unfold(error)
     num_problems = len(shown) + num_hidden
     lines = [f"rollmatch: {num_problems} problem{'s' * (num_problems != 1)}"]
@@ -85,39 +85,18 @@ def _unfold(error: RollmatchError) -> tuple[list[RollmatchError], int]:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """Every command with its options."""
     parser = argparse.ArgumentParser(prog="rollmatch", description="Train a model on its own rollouts.")
     parser.add_argument("--version", action="version", version=f"rollmatch {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    check = commands.add_parser("check", help="check configuration, files and samples; starts nothing")
+    check = commands.add_parser("check", help="check configuration, files, samples and rewards; starts nothing")
     _add_config(check, _check)
     plan = commands.add_parser("plan", help="find the best split of GPUs between servers and learners; starts nothing")
     _add_config(plan, planning.plan)
     planning.add_arguments(plan)
-    train = commands.add_parser("train", help="train the policy")
-    _add_config(train, _train)
-    train.add_argument("--resume", action="store_true", help="continue from the last checkpoint in training.output_dir")
-    train.add_argument("--overwrite", action="store_true", help="replace the run in training.output_dir")
-    train.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="GPUs such as 6,7; one learner process per GPU")
-    train.add_argument(
-        "--wait-timeout", type=float, metavar="SECONDS", help="limit of the wait for healthy rollout servers"
-    )
-    train.add_argument("--server-pid", type=int, metavar="PID", help="stop the wait when this process ends")
-    engines = ("rollmatch", "swift")
-    train.add_argument(
-        "--engine", choices=engines, default=engines[0], help="learner; swift is ms-swift's own, for GRPO"
-    )
-    train.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
-    server_arguments.add_arguments(train)
-    serve = commands.add_parser("serve", help="start a rollout server")
-    _add_config(serve, _serve)
-    serve.add_argument(
-        "--gpus", type=parse_gpus, metavar="LIST", help="GPUs such as 0,1,2; on CPU, one replica per entry"
-    )
-    serve.add_argument(
-        "--server", type=int, metavar="INDEX", help="index of the server to start, if the YAML names several"
-    )
-    serve.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
-    vllm_serve = commands.add_parser("vllm-serve", help="start a rollout server without a YAML, by TRL's arguments")
+    _add_train(commands)
+    _add_serve(commands)
+    vllm_serve = commands.add_parser("vllm-serve", help="start a rollout server by TRL's arguments, without a YAML")
     vllm_serving.add_arguments(vllm_serve)
     vllm_serve.set_defaults(command=vllm_serving.vllm_serve)
     _add_pages(commands)
@@ -132,6 +111,38 @@ def make_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--fix", action="store_true", help="repair problems that can be repaired")
     doctor.set_defaults(command=_doctor)
     return parser
+
+
+def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    train = commands.add_parser("train", help="train the policy")
+    _add_config(train, _train)
+    train.add_argument(
+        "--resume", action="store_true", help="continue from the newest whole checkpoint in training.output_dir"
+    )
+    train.add_argument("--overwrite", action="store_true", help="delete the run in training.output_dir and start over")
+    train.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="GPUs such as 6,7; one learner process per GPU")
+    train.add_argument(
+        "--wait-timeout", type=float, metavar="SECONDS", help="limit of the wait for healthy rollout servers"
+    )
+    train.add_argument("--server-pid", type=int, metavar="PID", help="stop the wait when this process ends")
+    engines = ("rollmatch", "swift")
+    train.add_argument(
+        "--engine", choices=engines, default=engines[0], help="learner; swift is ms-swift's own, for GRPO"
+    )
+    train.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
+    server_arguments.add_arguments(train)
+
+
+def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    serve = commands.add_parser("serve", help="start a rollout server")
+    _add_config(serve, _serve)
+    serve.add_argument(
+        "--gpus", type=parse_gpus, metavar="LIST", help="GPUs such as 0,1,2; on CPU, one replica per entry"
+    )
+    serve.add_argument(
+        "--server", type=int, metavar="INDEX", help="index of the server to start, if the YAML names several"
+    )
+    serve.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
 
 
 def _add_pages(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -227,8 +238,9 @@ def _train(options: argparse.Namespace) -> int:
     if options.engine == "swift":
         from rollmatch.cli.swift_cli import train_by_swift
 
-        asked = {"overrides": options.overrides, "gpus": gpus, "wait": wait}
-        return train_by_swift(options.config, **asked, dry_run=options.dry_run)
+        return train_by_swift(
+            options.config, overrides=options.overrides, gpus=gpus, wait=wait, dry_run=options.dry_run
+        )
     if options.dry_run:
         load_config(options.config, options.overrides)
         print(shown_command(options.config, arguments, gpus=gpus or ("0",)))

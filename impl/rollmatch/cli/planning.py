@@ -1,4 +1,4 @@
-"""``rollmatch plan``: how many GPUs generate and how many learn, with memory and seconds of each way."""
+"""``rollmatch plan``: splits of GPUs between generation and learning, with memory and seconds of each."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ def positive(text: str) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What a plan is told beside the YAML."""
+    """Add the options of ``plan``."""
     parser.add_argument("--gpus", type=positive, required=True, metavar="N", help="GPUs per node")
     parser.add_argument("--nodes", type=positive, default=1, metavar="N", help="number of nodes (default: 1)")
     parser.add_argument(
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--response-tokens", type=positive, metavar="N", help="mean response length in tokens (default: max_new_tokens)"
     )
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -60,12 +60,12 @@ def plan(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_as_json(proposal), indent=2))
     else:
-        tell(proposal, Console(width=120, highlight=False))
+        print_proposal(proposal, Console(width=120, highlight=False))
     return 0
 
 
-def tell(proposal: Proposal, console: Console) -> None:
-    """A table of all splits, the best one, and what it rests on."""
+def print_proposal(proposal: Proposal, console: Console) -> None:
+    """Print a table of all splits, the best one, and the assumptions."""
     seconds = ("rollout", "score", "learn", "sync", "step")
     table = Table("split", "engine", "requests", "learner", *seconds, "rollouts/s", "")
     for forecast in proposal.forecasts:
@@ -73,7 +73,7 @@ def tell(proposal: Proposal, console: Console) -> None:
     console.print(table)
     learner = proposal.best.learner
     parts = ("weights", "learning", "activations", "head", "overhead")
-    console.print(f"take {proposal.best.split}: {proposal.best.rollouts_per_s:.2f} rollouts/s")
+    console.print(f"best: {proposal.best.split}, {proposal.best.rollouts_per_s:.2f} rollouts/s")
     console.print("learner: " + ", ".join(f"{name} {getattr(learner, name) / 1e9:.1f} GB" for name in parts))
     console.print("assumed:")
     for line in proposal.assumptions:
@@ -91,14 +91,14 @@ def _row(forecast: Forecast, *, is_best: bool) -> list[str]:
         f"{forecast.sync_s:.2f} s",
         f"{forecast.step_s:.1f} s",
         f"{forecast.rollouts_per_s:.2f}",
-        forecast.problem or ("take" if is_best else ""),
+        forecast.problem or ("best" if is_best else ""),
     ]
 
 
 def _as_json(proposal: Proposal) -> dict[str, Any]:
     def one(forecast: Forecast) -> dict[str, Any]:
-        told = {"name": str(forecast.split), "rollouts_per_s": forecast.rollouts_per_s, "problem": forecast.problem}
-        return told | asdict(forecast)
+        named = {"name": str(forecast.split), "rollouts_per_s": forecast.rollouts_per_s, "problem": forecast.problem}
+        return named | asdict(forecast)
 
     return {
         "best": str(proposal.best.split),

@@ -19,12 +19,12 @@ def load_rewards(config: RunConfig) -> tuple[Reward, ...]:
         return ()
     rewards: list[Reward] = []
     errors: list[RollmatchError] = []
-    for place, told in enumerate(config.custom.extra.grpo.rewards):
+    for place, entry in enumerate(config.custom.extra.grpo.rewards):
         try:
             key = f"custom.extra.grpo.rewards.{place}.function"
-            function = load_function(told.function, key=key)
-            _check_signature(function, told.function, key=key)
-            rewards.append(Reward(name=told.shown_name, function=function, weight=told.weight))
+            function = load_function(entry.function, key=key)
+            _check_signature(function, entry.function, key=key)
+            rewards.append(Reward(name=entry.shown_name, function=function, weight=entry.weight))
         except ConfigError as error:
             errors.append(error)
     if errors:
@@ -47,10 +47,10 @@ def _check_signature(function: RewardFunction, name: str, *, key: str) -> None:
 
 def load_configured_environment(config: RunConfig) -> MakeEnvironment | None:
     """What makes environments; None where none is named. Errors: ``EnvironmentUnknown``, ``EnvironmentMisfit``."""
-    told = config.custom.extra.environment
-    if told.name is None:
+    entry = config.custom.extra.environment
+    if entry.name is None:
         return None
-    return load_environment(told.name, told.options, key="custom.extra.environment.name")
+    return load_environment(entry.name, entry.options, key="custom.extra.environment.name")
 
 
 def with_first_observations(config: RunConfig, samples: Sequence[Sample]) -> list[Sample]:
@@ -63,12 +63,12 @@ def with_first_observations(config: RunConfig, samples: Sequence[Sample]) -> lis
         return list(samples)
     prompts = config.custom.prompts
     system = (("system", prompts.system),) if prompts.system else ()
-    asked = (*system, ("user", prompts.user))
+    prompt = (*system, ("user", prompts.user))
     shown: list[Sample] = []
     errors: list[TargetError] = []
     for sample in samples:
         try:
-            shown.append(show(make, sample, run_seed=config.training.seed, asked=asked))
+            shown.append(show(make, sample, run_seed=config.training.seed, asked=prompt))
         except TargetError as error:
             errors.append(error)
     if errors:

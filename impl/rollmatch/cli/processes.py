@@ -26,16 +26,16 @@ class GpuListInvalid(LaunchError):
     code = "gpu-list-invalid"
 
 
-def parse_gpus(told: str) -> tuple[str, ...]:
+def parse_gpus(text: str) -> tuple[str, ...]:
     """The list behind ``--gpus``. Errors: ``GpuListInvalid``.
 
     >>> parse_gpus("0,1, 2")
     ('0', '1', '2')
     """
-    gpus = tuple(part.strip() for part in told.split(","))
+    gpus = tuple(part.strip() for part in text.split(","))
     odd = [gpu for gpu in gpus if not re.fullmatch(r"\d+|(GPU|MIG)-[\w-]+", gpu)]
     if odd or len(set(gpus)) < len(gpus):
-        problem = f"{odd[0]!r} is no GPU" if odd else f"{told!r} names a GPU twice"
+        problem = f"{odd[0]!r} is not a GPU" if odd else f"{text!r} names a GPU twice"
         raise GpuListInvalid(problem, key="--gpus", remedy="Write numbers with commas between them, such as 0,1,2.")
     return gpus
 
@@ -68,23 +68,23 @@ GRACE_S = 600.0
 def run_child(command: Sequence[str], environment: Mapping[str, str], *, grace_s: float = GRACE_S) -> int:
     """Run to its end; a second signal is the end at once. Returns the exit code, or 128 + the signal that was it."""
     child = psutil.Popen(command, env={**os.environ, **environment}, start_new_session=True, preexec_fn=end_with_parent)
-    taken: list[int] = []
+    received: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        taken.append(number)
-        for process in _addressees(child) if len(taken) == 1 else _family(child):
+        received.append(number)
+        for process in _addressees(child) if len(received) == 1 else _family(child):
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(number if len(taken) == 1 else signal.SIGKILL)
+                process.send_signal(number if len(received) == 1 else signal.SIGKILL)
 
     before = {number: signal.signal(number, pass_on) for number in FORWARDED}
     try:
-        code = _wait(child, taken, grace_s)
+        code = _wait(child, received, grace_s)
     finally:
         _kill(child)
         for number, handler in before.items():
             signal.signal(number, handler)
-    if taken and code:
-        return 128 + taken[0]
+    if received and code:
+        return 128 + received[0]
     return code if code >= 0 else 128 - code
 
 
@@ -95,7 +95,7 @@ def shell_line(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def _family(child: psutil.Popen) -> list[psutil.Process]:
-    """The child and all that came of it; torchrun gives each rank a session of its own, so that ours is not enough."""
+    """The child and all its descendants; a process group is not enough, because torchrun gives each rank a session."""
     try:
         return [*child.children(recursive=True), child]
     except psutil.NoSuchProcess:
@@ -103,7 +103,7 @@ def _family(child: psutil.Popen) -> list[psutil.Process]:
 
 
 def _addressees(child: psutil.Popen) -> list[psutil.Process]:
-    """Ranks where there are some: torchrun would give them 30 seconds only, too few for a large checkpoint."""
+    """The ranks, if there are any: torchrun would kill them after 30 seconds, too few for a large checkpoint."""
     ranks = []
     for process in _family(child):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -112,20 +112,20 @@ def _addressees(child: psutil.Popen) -> list[psutil.Process]:
     return ranks or _family(child)[-1:]
 
 
-def _wait(child: psutil.Popen, taken: list[int], grace_s: float) -> int:
-    """Its exit code; after a signal it has ``grace_s`` left."""
+def _wait(child: psutil.Popen, received: list[int], grace_s: float) -> int:
+    """Wait for its exit code; after a signal at most ``grace_s``."""
     left_s = grace_s
     while left_s > 0:
         try:
             return int(child.wait(timeout=1.0))
         except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
-            left_s -= 1.0 if taken else 0.0
-    print(f"rollmatch: still running {grace_s:g} s after signal {taken[0]}, killed", file=sys.stderr)
+            left_s -= 1.0 if received else 0.0
+    print(f"rollmatch: still running {grace_s:g} s after signal {received[0]}, killed", file=sys.stderr)
     return -signal.SIGKILL
 
 
 def _kill(child: psutil.Popen) -> None:
-    """Whoever of the family is still there goes now."""
+    """Kill the child and all its descendants."""
     for process in _family(child):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -1,4 +1,4 @@
-"""The five arguments by which VinePPO's guide names a rollout server, as values of the YAML's keys."""
+"""Rollout server arguments of TRL and verifiers (``--use_vllm_server`` and four more), as overrides of the YAML."""
 
 import argparse
 
@@ -12,9 +12,9 @@ _NAMES = ("vllm_host", "vllm_server_port", "vllm_group_port", "vllm_connection_t
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--use_vllm_server`` and the four that go with it."""
-    group = parser.add_argument_group("rollout server", "in place of vllm.mode and vllm.server in the YAML")
-    group.add_argument("--use_vllm_server", action="store_true", help="generate on a rollout server")
+    """Add ``--use_vllm_server`` and its four arguments."""
+    group = parser.add_argument_group("rollout server", "overrides vllm.mode and vllm.server of the YAML")
+    group.add_argument("--use_vllm_server", action="store_true", help="generate on one rollout server")
     group.add_argument("--vllm_host", metavar="HOST", help="host of the rollout server (default: 127.0.0.1)")
     group.add_argument(
         "--vllm_server_port", type=int, metavar="PORT", help="HTTP port of the rollout server (default: 8000)"
@@ -27,21 +27,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def overrides_of(options: argparse.Namespace) -> list[str]:
     """The arguments as ``a.b=VALUE``. Errors: ``server-not-used``."""
-    told = {name: getattr(options, name) for name in _NAMES if getattr(options, name) is not None}
+    given = {name: getattr(options, name) for name in _NAMES if getattr(options, name) is not None}
     if not options.use_vllm_server:
-        if told:
-            name = next(iter(told))
+        if given:
+            name = next(iter(given))
             raise LaunchError(
-                "no server is used", code="server-not-used", key=f"--{name}", remedy="Add --use_vllm_server."
+                "no rollout server is used",
+                code="server-not-used",
+                key=f"--{name}",
+                remedy="Add --use_vllm_server.",
             )
         return []
-    host, port = told.get("vllm_host", "127.0.0.1"), told.get("vllm_server_port", 8000)
+    host, port = given.get("vllm_host", "127.0.0.1"), given.get("vllm_server_port", 8000)
     return [
         f"{_SECTION}.mode=server",
         f"{_SECTION}.server.servers=null",
         f"{_SECTION}.server.base_url={base_url_of(host, port)}",
-        f"{_SECTION}.server.group_port={told.get('vllm_group_port', FIRST_GROUP_PORT)}",
-        f"{_SECTION}.server.timeout_s={told.get('vllm_connection_timeout', 60.0)}",
+        f"{_SECTION}.server.group_port={given.get('vllm_group_port', FIRST_GROUP_PORT)}",
+        f"{_SECTION}.server.timeout_s={given.get('vllm_connection_timeout', 60.0)}",
     ]
 
 

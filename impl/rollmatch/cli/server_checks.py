@@ -44,15 +44,15 @@ def check_gpus(base_url: str, health: Mapping[str, Any], gpus: Sequence[str]) ->
 
 
 def check_model(server: RolloutServer, config: RunConfig) -> None:
-    """Raise ``ServedModelDiffers`` where a server that tells its tensors has others than ``model.model``."""
-    told = _identity(server)
-    digest = told.get("model_digest")
+    """Raise ``ServedModelDiffers`` where a server reports other tensors than those of ``model.model``."""
+    identity = _identity(server)
+    digest = identity.get("model_digest")
     if digest is None:
         return
     model = load_model_identity(config.model.model, dtype=effective.engine_dtype(config))
     if digest != model.digest:
         raise ServedModelDiffers(
-            f"{server.base_url} serves {told.get('model')}, with tensors of other names, shapes or types",
+            f"{server.base_url} serves {identity.get('model')}, with tensors of other names, shapes or types",
             key="model.model",
             remedy="Serve and train with the same YAML.",
         )
@@ -61,20 +61,20 @@ def check_model(server: RolloutServer, config: RunConfig) -> None:
 def _identity(server: RolloutServer) -> dict[str, Any]:
     """Empty where a server has no such route."""
     try:
-        told = server.get("/native/identity")
+        identity = server.get("/native/identity")
     except ServerRefused as refusal:
         if refusal.status == 404:
             return {}
         raise
-    return told if isinstance(told, dict) else {}
+    return identity if isinstance(identity, dict) else {}
 
 
 LOOK_S = 1.0
-"""Longest wait for one server's health before its process is looked at again."""
+"""Longest wait for one server's health before its process is checked again."""
 
 
 class ServerProcessDied(LaunchError):
-    """The server process that the learner waits for lives."""
+    """The server process ended while the learner waited for it."""
 
     code = "server-process-died"
 
@@ -90,22 +90,22 @@ class WaitPolicy:
     """How long a learner waits for its servers."""
 
     timeout_s: float | None = None
-    """None takes the configured limit, 0 looks once."""
+    """None uses the configured limit, 0 tries once."""
     server_pid: int | None = None
-    """A process whose end ends the waiting."""
+    """Stop waiting when this process ends."""
 
 
 def wait_for_servers(config: RunConfig, wait: WaitPolicy, *, gpus: Sequence[str] = ()) -> None:
-    """Wait until all are healthy; ``gpus`` are the learner's, where it was told which.
+    """Wait until all servers are healthy and match the configuration; ``gpus`` are the learner's, where known.
 
     Errors: ``ServerUnreachable``, ``ServerProcessDied``, ``WorldSizeMismatch``, those of ``served``, and the refusal
     of a server whose workers are dead or that wants another key.
     """
-    told = server_section(config)
-    limit_s = told.timeout_s if wait.timeout_s is None else wait.timeout_s
+    section = server_section(config)
+    limit_s = section.timeout_s if wait.timeout_s is None else wait.timeout_s
     deadline = time.monotonic() + limit_s
     settings = ClientSettings(timeout_s=limit_s, api_key=os.environ.get(KEY_VARIABLE) or None)
-    for address in pair_servers(told):
+    for address in pair_servers(section):
         server = RolloutServer(address.base_url, settings)
         health = _await_health(server, deadline=deadline, limit_s=limit_s, server_pid=wait.server_pid)
         _check_world_size(server, config)
@@ -116,17 +116,17 @@ def wait_for_servers(config: RunConfig, wait: WaitPolicy, *, gpus: Sequence[str]
 def _await_health(
     server: RolloutServer, *, deadline: float, limit_s: float, server_pid: int | None
 ) -> Mapping[str, Any]:
-    """What the server tells of itself as soon as it is well."""
+    """The reply of /health/, as soon as the server is healthy."""
     while True:
         if server_pid is not None and not _lives(server_pid):
             problem = f"process {server_pid} has ended, and {server.base_url} does not answer"
-            raise ServerProcessDied(problem, key="--server-pid", remedy="Look at the server's own output.")
+            raise ServerProcessDied(problem, key="--server-pid", remedy="See the server's own output.")
         left_s = deadline - time.monotonic()
         try:
             return server.wait_until_healthy(min(LOOK_S, max(left_s, 0.1)))
         except ServerUnreachable as error:
             if left_s <= LOOK_S:
-                problem = f"{server.base_url} was not well within {limit_s:g} s"
+                problem = f"{server.base_url} was not healthy within {limit_s:g} s"
                 raise ServerUnreachable(problem, key=server.base_url, remedy=error.remedy) from error
 
 

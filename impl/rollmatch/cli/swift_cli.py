@@ -78,9 +78,9 @@ def _engine_kwargs(config: RunConfig, *, on_gpu: bool) -> dict[str, Any]:
 def command_line(options: Mapping[str, Any], extra: Mapping[str, Any], *, key: str) -> list[str]:
     """Options as words; those without a value are left out. Errors: ``argument-has-own-key``."""
     if twice := sorted(options.keys() & extra.keys()):
-        problem = "our configuration says this in a section of its own"
+        problem = "another section of the configuration sets this option"
         raise ConfigError(
-            problem, code="argument-has-own-key", key=f"{key}.{twice[0]}", remedy="Say it there, and remove it here."
+            problem, code="argument-has-own-key", key=f"{key}.{twice[0]}", remedy="Set it there, and remove it here."
         )
     given = {name: value for name, value in {**options, **extra}.items() if value is not None}
     return [word for name, value in given.items() for word in (f"--{name}", *_value_words(value))]
@@ -159,7 +159,7 @@ def _check(config: RunConfig) -> None:
             problem, code="swift-trains-otherwise", key="custom.trainer_variant", remedy="Train without --engine swift."
         )
     if config.custom.extra.environment.name is not None:
-        problem = "is named, which ms-swift's learner would not ask"
+        problem = "is set, and ms-swift's learner cannot use it"
         raise LaunchError(
             problem,
             code="swift-trains-otherwise",

@@ -22,8 +22,8 @@ def make_orm(reward: Reward, samples: Mapping[str, Sample]) -> type[Any]:
     """A class of ms-swift's kind; it shows the class's name in its logs."""
 
     def judge(self: Any, completions: Sequence[str], *, origin: Sequence[str], **_: Any) -> list[float | None]:
-        asked = [samples[name] for name in origin]
-        return [each.values[0] for each in judge_all(completions, asked, [reward], Timing())]
+        judged = [samples[name] for name in origin]
+        return [each.values[0] for each in judge_all(completions, judged, [reward], Timing())]
 
     return type(reward.name, (ORM,), {"__call__": judge})
 

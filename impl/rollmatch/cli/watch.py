@@ -1,4 +1,4 @@
-"""What watches a run: tells people and the journal of every step, and turns signals into a clean stop."""
+"""Trainer callback: one journal event and one line per step, and a clean stop on signals."""
 
 import signal
 import time
@@ -12,7 +12,7 @@ from rollmatch.step_report import PHASES
 from rollmatch.trainer import RolloutTrainer
 
 UNDERFULL_STEPS = 10
-"""Consecutive under-filled steps before somebody is told."""
+"""Consecutive under-filled steps before a warning."""
 
 
 class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
@@ -32,12 +32,12 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
             signal.signal(number, self._on_signal)
 
     def agree_to_stop(self) -> int | None:
-        """The signal that some rank has taken, the same on every rank (signals reach ranks at different steps)."""
+        """The signal that some rank has received, the same on every rank (signals reach ranks at different steps)."""
         assert self.trainer is not None
-        taken = [number for number in self.trainer.source.ranks.gather(self.stop_signal) if number is not None]
-        if taken:
-            self.stop_signal = taken[0]
-        return taken[0] if taken else None
+        received = [number for number in self.trainer.source.ranks.gather(self.stop_signal) if number is not None]
+        if received:
+            self.stop_signal = received[0]
+        return received[0] if received else None
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Each epoch has an order of its own, also the one a resumed run begins in the middle of."""
@@ -49,7 +49,7 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         self._last_step_at = time.perf_counter()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """A wanted stop: save, then end."""
+        """On a requested stop: save, then end."""
         if self.agree_to_stop() is not None:
             control.should_save = True
             control.should_training_stop = True

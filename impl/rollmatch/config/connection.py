@@ -26,7 +26,7 @@ def _check_url(value: str) -> str:
 
 
 def _one_or_several(kind: type, many: str) -> Callable[[Any], Any]:
-    """A value or a list of values, so that a wrong one is told by the name of its key and not by that of a union."""
+    """A value or a list of values, so that an error names the key and not a member of a union."""
 
     def check(value: Any) -> Any:
         items = value if isinstance(value, list | tuple) else [value]
@@ -53,7 +53,7 @@ def _check_ports(value: int | tuple[int, ...] | None) -> int | tuple[int, ...] |
 
 
 def as_some(value: Any) -> Any:
-    """A list as a tuple; an empty one is told here, because pydantic does not count items that are wrong themselves."""
+    """A list as a tuple. An empty one is rejected here: pydantic does not count items that are wrong themselves."""
     if value == []:
         raise PydanticCustomError("too_short", "List should have at least 1 item")
     return tuple(value) if isinstance(value, list) else value
@@ -106,7 +106,7 @@ class ServerConfig(Section):
 
 
 FIRST_GROUP_PORT = 51216
-"""TRL's own, too; the guides that say 22222 pass it on the command line."""
+"""TRL's default, too."""
 
 
 def base_url_of(host: str, port: int) -> str:

@@ -54,7 +54,7 @@ class RewardConfig(Section):
 
     @property
     def shown_name(self) -> str:
-        """As it stands in logs."""
+        """Name in logs."""
         return self.name or self.function.rpartition(":")[2]
 
 
@@ -221,5 +221,5 @@ class CustomConfig(Section):
 
     @property
     def chat_system(self) -> str | None:
-        """The system message of samples that bring their own question; None where the variant takes none of these."""
+        """System message of samples with their own question; None where the variant accepts no such samples."""
         return self.prompts.system if self.learns_from_rewards else None

@@ -8,7 +8,7 @@ from rollmatch.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 RANKS_OF_ONE_ENGINE = 4
-"""A learner of so many ranks shares one engine unless told otherwise."""
+"""Learner ranks that share one engine by default."""
 CPU_KV_CACHE_MIB = 512
 
 
@@ -40,8 +40,8 @@ def sync_mode(config: RunConfig, *, learner_world_size: int) -> Literal["full", 
 
 def tensor_parallel_size(config: RunConfig, *, learner_world_size: int) -> int:
     """Learner ranks that share one engine. Errors: ``TensorParallelMismatch``."""
-    told = config.custom.extra.rollout_matching.vllm.tensor_parallel_size
-    size = told or (RANKS_OF_ONE_ENGINE if learner_world_size == RANKS_OF_ONE_ENGINE else 1)
+    configured = config.custom.extra.rollout_matching.vllm.tensor_parallel_size
+    size = configured or (RANKS_OF_ONE_ENGINE if learner_world_size == RANKS_OF_ONE_ENGINE else 1)
     if learner_world_size % size:
         raise TensorParallelMismatch(
             f"is {size}, which does not divide the learner's {learner_world_size} ranks",
@@ -52,10 +52,10 @@ def tensor_parallel_size(config: RunConfig, *, learner_world_size: int) -> int:
 
 
 def tensor_parallel_rule(config: RunConfig) -> str:
-    """The same in words, for people who do not run yet."""
-    told = config.custom.extra.rollout_matching.vllm.tensor_parallel_size
-    if told is not None:
-        return f"{told}, as set"
+    """The same in words, for ``check``."""
+    configured = config.custom.extra.rollout_matching.vllm.tensor_parallel_size
+    if configured is not None:
+        return f"{configured}, as set"
     return f"{RANKS_OF_ONE_ENGINE} with {RANKS_OF_ONE_ENGINE} learner ranks, else 1"
 
 
@@ -81,8 +81,8 @@ def max_model_len(config: RunConfig) -> int:
 
 def enforce_eager(config: RunConfig, *, on_gpu: bool) -> bool:
     """Whether the engine runs without graph capture."""
-    told = config.custom.extra.rollout_matching.vllm.enforce_eager
-    return not on_gpu if told is None else told
+    configured = config.custom.extra.rollout_matching.vllm.enforce_eager
+    return not on_gpu if configured is None else configured
 
 
 COMPILED_FROM = 1_000_000_000
@@ -93,9 +93,9 @@ def compiles_layers(config: RunConfig, *, on_gpu: bool, num_parameters: int) -> 
     """Whether decoder layers are compiled. peft's dropout does not compile under checkpointing; FSDP and DeepSpeed
     wrap layers themselves.
     """
-    wanted = config.training.compile_layers
-    if wanted != "auto":
-        return wanted
+    configured = config.training.compile_layers
+    if configured != "auto":
+        return configured
     wrapped = {"fsdp", "deepspeed"} & config.training.extra_arguments.keys()
     return on_gpu and num_parameters >= COMPILED_FROM and not config.tuner.lora_dropout and not wrapped
 
@@ -103,7 +103,7 @@ def compiles_layers(config: RunConfig, *, on_gpu: bool, num_parameters: int) -> 
 def chunked_prefill(config: RunConfig, *, on_gpu: bool, max_model_len: int) -> bool | None:
     """Whether prompts are split over several engine steps; None leaves it to vLLM.
 
-    On a CPU they go in whole, unless a step is to be shorter than a sequence may be: vLLM 0.32 turns the random numbers
+    On a CPU they are not split, unless a step is shorter than a sequence: vLLM 0.32 turns the random numbers
     of a seeded request back after each part of its prompt, which a CPU's generator cannot do, and the engine dies.
     """
     vllm = config.custom.extra.rollout_matching.vllm
@@ -113,8 +113,8 @@ def chunked_prefill(config: RunConfig, *, on_gpu: bool, max_model_len: int) -> b
 
 def kv_cache_memory_mib(config: RunConfig, *, on_gpu: bool) -> int | None:
     """The engine's attention cache in MiB; None leaves it to gpu_memory_utilization."""
-    told = config.custom.extra.rollout_matching.vllm.kv_cache_memory_mib
-    return told or (None if on_gpu else CPU_KV_CACHE_MIB)
+    configured = config.custom.extra.rollout_matching.vllm.kv_cache_memory_mib
+    return configured or (None if on_gpu else CPU_KV_CACHE_MIB)
 
 
 def rollout_threads(config: RunConfig, *, on_gpu: bool) -> int | None:
@@ -123,13 +123,13 @@ def rollout_threads(config: RunConfig, *, on_gpu: bool) -> int | None:
 
 
 def steps_per_window(config: RunConfig) -> int:
-    """Optimizer steps that learn from rollouts which were asked for together."""
+    """Optimizer steps that learn from the rollouts of one generation phase."""
     rules = config.custom.extra.grpo
     return rules.steps_per_generation * rules.num_iterations if config.custom.learns_from_rewards else 1
 
 
 def num_windows_ahead(config: RunConfig) -> int:
-    """Windows that overlap ahead asks for in advance, so that no step learns from anything older than max_staleness.
+    """Windows that overlap: ahead requests in advance without exceeding max_staleness.
 
     The last step of a window finds it older by the steps before it; a segment may wait one step more for its row.
     """
@@ -168,18 +168,18 @@ def _rollouts_per_window(config: RunConfig) -> int:
 
 
 def _requests_at_once(config: RunConfig) -> int | None:
-    """That a server's engines run together; None where the number of its engines is not told."""
+    """Requests that a server's engines run at once; None where the number of engines is not configured."""
     section = config.custom.extra.rollout_server
     if section.vllm_data_parallel_size is None:
         return None
-    told = section.vllm_engine_kwargs.get("max_num_seqs", config.custom.extra.rollout_matching.vllm.max_num_seqs)
-    return section.vllm_data_parallel_size * int(told)
+    configured = section.vllm_engine_kwargs.get("max_num_seqs", config.custom.extra.rollout_matching.vllm.max_num_seqs)
+    return section.vllm_data_parallel_size * int(configured)
 
 
 def old_logprobs(config: RunConfig) -> Literal["server", "recomputed", "current"]:
     """Where the ratio starts.
 
-    Rollouts that are learnt from once and at once need no forward pass of their own: it would find what the step finds.
+    Rollouts used once and at once need no forward pass of their own: the step computes the same values.
     """
     rules = config.custom.extra.grpo
     if rules.old_logprobs == "server":

@@ -1,4 +1,4 @@
-"""YAML file -> checked tree, with everything that is wrong told at once."""
+"""YAML file -> checked tree, all errors reported together."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ from rollmatch.errors import ConfigError, ErrorList, RollmatchError
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a YAML file with all it extends, lay overrides (``a.b.c=value``) over it, and check the result.
 
-    Files the configuration names are not looked at; ``check_files`` does that.
+    Does not look at files that the configuration names; ``check_files`` does.
 
     Errors: ``ErrorList`` of ``ConfigError``.
     """
@@ -78,7 +78,7 @@ def _unknown_first(detail: ErrorDetails) -> bool:
 
 
 def _with_sections(tree: Tree) -> Tree:
-    """Absent sections as empty ones, so that each missing key is told by its own name."""
+    """Absent sections as empty ones, so that each missing key is reported by its own name."""
     for key, field in fields().items():
         if section_of(field) is not None:
             *above, name = key.split(".")

@@ -62,7 +62,7 @@ def resolved_yaml(config: RunConfig) -> str:
 def json_schema() -> dict[str, Any]:
     """JSON Schema (draft 7) of a YAML file, for editors and yaml-language-server.
 
-    A file may be the base of another, so the schema asks for no key; missing keys are told after merging.
+    The schema requires no key, because a file may be the base of another; missing keys are reported after merging.
     """
     schema: dict[str, Any] = _without_required(RunConfig.model_json_schema(mode="validation"))
     paths = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}}]}

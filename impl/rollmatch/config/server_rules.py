@@ -13,7 +13,7 @@ from rollmatch.errors import ConfigError
 VLLM = f"{ROLLOUT_MATCHING}.vllm"
 SERVER = f"{VLLM}.server"
 LORA_ON_SERVER = "custom.extra.rollout_server.vllm_enable_lora"
-_FORMS = "Name servers (a list of base_url and group_port), or base_url beside group_port."
+_FORMS = "Name servers (a list of base_url and group_port), or base_url with group_port."
 
 
 def _vllm(config: RunConfig) -> VllmConfig:
@@ -46,7 +46,7 @@ def _pair(config: RunConfig) -> Iterator[ConfigError]:
             "base_url is set, this key is not", code="missing-key", key=f"{SERVER}.group_port", remedy=_FORMS
         )
     if isinstance(urls, str) and isinstance(ports, tuple):
-        problem = "must be one port beside one base_url, but is a list"
+        problem = "must be one port for one base_url, but is a list"
         yield ConfigError(
             problem, code="wrong-type", key=f"{SERVER}.group_port", remedy="Write one number, or make base_url a list."
         )
@@ -57,7 +57,7 @@ def _pair(config: RunConfig) -> Iterator[ConfigError]:
 def check_group_ports(
     servers: tuple[str, ...], ports: int | tuple[int, ...] | None, *, key: str, urls_key: str
 ) -> Iterator[ConfigError]:
-    """One port for each server, or one to count on from that leaves room for all of them."""
+    """One port per server, or a first port with enough ports after it."""
     if isinstance(ports, tuple) and len(servers) != len(ports):
         problem = f"{urls_key} names {len(servers)} servers, this key {len(ports)} ports"
         yield ConfigError(
@@ -144,8 +144,8 @@ def _variant(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def _named(config: RunConfig) -> Iterator[ConfigError]:
-    for key, told in ((HOST, config.rlhf.vllm_server_host), (PORT, config.rlhf.vllm_server_port)):
-        if told is None and is_named_in_rlhf(config):
+    for key, value in ((HOST, config.rlhf.vllm_server_host), (PORT, config.rlhf.vllm_server_port)):
+        if value is None and is_named_in_rlhf(config):
             problem = "vllm_mode is server, this key is not set"
             yield ConfigError(
                 problem,
@@ -184,14 +184,14 @@ def _one_place(config: RunConfig) -> Iterator[ConfigError]:
     }
     for key, contradicts in other.items():
         if contradicts:
-            problem = f"rlhf.use_vllm is true with vllm_mode {config.rlhf.vllm_mode}, and this key says otherwise"
+            problem = f"rlhf.use_vllm is true with vllm_mode {config.rlhf.vllm_mode}, and this key contradicts it"
             yield ConfigError(problem, code="connection-form-ambiguous", key=key, remedy="Remove one of the two.")
 
 
 def _engine_length(config: RunConfig) -> Iterator[ConfigError]:
-    told, longest = config.custom.extra.rollout_server.vllm_max_model_len, config.global_max_length
-    if config.custom.trainer_variant == "grpo" and told is not None and told < longest:
-        problem = f"must be at least global_max_length {longest}, but is {told}"
+    value, longest = config.custom.extra.rollout_server.vllm_max_model_len, config.global_max_length
+    if config.custom.trainer_variant == "grpo" and value is not None and value < longest:
+        problem = f"must be at least global_max_length {longest}, but is {value}"
         remedy = "Raise it, leave it out, or lower global_max_length."
         yield ConfigError(problem, code="engine-shorter-than-segment", key=ENGINE_LENGTH, remedy=remedy)
 

@@ -121,8 +121,8 @@ class Forecaster:
     def _decode_tok_s(self, split: Split, at_once: int) -> float:
         """The measured rate, by the bytes that a step of this model reads instead of the measured one's."""
         measured = decode_tok_s(self.rates, self.site.gpu, num_requests=at_once)
-        told = self.rates.decoded
-        theirs = told.weight_bytes + at_once * told.context * told.kv_bytes_per_token
+        known = self.rates.decoded
+        theirs = known.weight_bytes + at_once * known.context * known.kv_bytes_per_token
         context = self.work.prompt_len + self.work.response_len / 2
         active = (self.shape.active_weights + self.shape.num_ids * self.shape.hidden_len) * self.shape.weight_bytes
         ours = active + at_once * context * self.shape.kv_bytes_per_token

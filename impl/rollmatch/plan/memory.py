@@ -17,9 +17,9 @@ HEAD_BYTES = 0.5e9
 OVERHEAD_BYTES = 2.5e9
 """CUDA context, libraries, workspaces, holes."""
 ENGINE_BYTES = 4.0e9
-"""Graphs, activations and sampling of an engine, beside weights and cache."""
+"""Graphs, activations and sampling of an engine, in addition to weights and cache."""
 ADAM_BYTES = 8
-"""Of a float32 weight that learns, beside its gradient."""
+"""Per trained float32 weight, in addition to its gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Measured rates of GPUs and links: a YAML of figures, each with what it was taken on."""
+"""Measured rates of GPUs and links: a YAML of figures, each with the machine it was measured on."""
 
 import math
 from itertools import pairwise
@@ -40,9 +40,9 @@ class GpuRates(Section):
     matmul_flops_s: Positive
     """Of large bfloat16 products."""
     learn_flops_s: Positive | None = None
-    """Reached by forward and backward of a packed row; null takes learn_share of matmul_flops_s."""
+    """Reached by forward and backward of a packed row; null uses learn_share of matmul_flops_s."""
     decode_tok_s: dict[int, Positive] | None = None
-    """Output tokens a second by requests at once; null takes another GPU's, by memory speed."""
+    """Output tokens a second by requests at once; null scales another GPU's by memory speed."""
 
 
 class LinkRates(Section):
@@ -113,8 +113,8 @@ def decode_tok_s(rates: Rates, name: str, *, num_requests: int) -> float:
     """
     gpu = gpu_of(rates, name)
     if gpu.decode_tok_s is None:
-        other, told = _measured_elsewhere(rates)
-        return decode_tok_s(rates, other, num_requests=num_requests) * gpu.copy_bytes_s / told.copy_bytes_s
+        other, known = _measured_elsewhere(rates)
+        return decode_tok_s(rates, other, num_requests=num_requests) * gpu.copy_bytes_s / known.copy_bytes_s
     points = sorted(gpu.decode_tok_s.items())
     if num_requests >= points[-1][0]:
         return points[-1][1]

@@ -8,7 +8,7 @@ from rollmatch.config import RunConfig, effective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """So many GPUs generate, so many learn; both at once where an engine lives in each learner's process."""
+    """GPUs that generate and GPUs that learn; the same ones if each learner process holds an engine."""
 
     num_serving: int
     num_learning: int
@@ -71,7 +71,7 @@ PACKED_FILL = 0.97
 
 
 def make_workload(config: RunConfig, *, prompt_len: int | None, response_len: int | None) -> Workload:
-    """As configured; lengths that are not told are the longest that the configuration allows."""
+    """As configured; lengths that are not given are the longest that the configuration allows."""
     rules, training = config.custom.extra.rollout_matching, config.training
     longest = min(effective.max_model_len(config), config.global_max_length)
     response = response_len or min(rules.max_new_tokens, max(1, longest - 1))

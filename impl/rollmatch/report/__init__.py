@@ -1,4 +1,4 @@
-"""Pictures of a run: lines on the console while it trains, one offline page when somebody looks.
+"""Reports of a run: lines on the console while it trains, and one offline page.
 
 Both read the journal's events and nothing else, so that a page can be made on any machine that has the run directory.
 """

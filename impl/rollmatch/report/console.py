@@ -1,4 +1,4 @@
-"""What a run says while it trains: one line per optimizer step, a progress bar where there is a terminal."""
+"""Console output of a run: one line per optimizer step, a progress bar where there is a terminal."""
 
 import sys
 from collections.abc import Mapping

@@ -75,7 +75,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """All scenes of one evaluation. Made by ``load_evaluation``, eaten by ``scenes``."""
+    """All scenes of one evaluation. Returned by ``load_evaluation``, used by ``scenes``."""
 
     step: NonNegativeInt
     scenes: tuple[Scene, ...]

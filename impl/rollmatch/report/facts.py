@@ -116,7 +116,7 @@ def _sync(synced: Sequence[Event]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropRow:
-    """One reason, most frequent first; the halves tell whether it got rarer."""
+    """One reason, most frequent first, with counts of the first and second half of the steps."""
 
     reason: str
     total: int

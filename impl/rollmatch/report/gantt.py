@@ -18,7 +18,7 @@ NARROWEST = 0.6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One rectangle, and what it says when it is pointed at."""
+    """One rectangle and its hover text."""
 
     x: float
     width: float
@@ -49,12 +49,12 @@ class Gantt:
 
 
 def make_gantt(history: History) -> Gantt | None:
-    """None for a run whose steps tell no spans."""
-    told = [event for event in history.others.get("timeline", ()) if _is_whole(event)]
-    if not told:
+    """None for a run without timeline events."""
+    known = [event for event in history.others.get("timeline", ()) if _is_whole(event)]
+    if not known:
         return None
-    last = sorted({event["step"] for event in told})[-MAX_STEPS:]
-    shown = [event for event in told if event["step"] in last]
+    last = sorted({event["step"] for event in known})[-MAX_STEPS:]
+    shown = [event for event in known if event["step"] in last]
     begin, end = min(event["began"] for event in shown), max(event["ended"] for event in shown)
     x = value_axis(0.0, max(end - begin, 1e-3), start=LEFT, end=RIGHT)
     lanes = _lanes(shown, x, begin=begin)
@@ -105,11 +105,11 @@ def _bar(x: Axis, start: float, end: float, *, kind: str, text: str) -> Bar:
 
 
 def _figures(steps: Iterable[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
-    """Means over all steps that tell them."""
-    told = [event["overlap"] for event in steps if isinstance(event.get("overlap"), dict)]
+    """Means over all steps that have them."""
+    known = [event["overlap"] for event in steps if isinstance(event.get("overlap"), dict)]
 
     def mean(name: str) -> float | None:
-        values = [value for figures in told if (value := finite(figures.get(name))) is not None]
+        values = [value for figures in known if (value := finite(figures.get(name))) is not None]
         return sum(values) / len(values) if values else None
 
     ages: dict[str, int] = {}
@@ -125,4 +125,4 @@ def _figures(steps: Iterable[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
         ("efficiency, max(R, L) / step", plain(mean("efficiency"), digits=3)),
     ]
     rows += [(f"rollouts {age} step{'s' if age != '1' else ''} old", f"{ages[age]:,}") for age in sorted(ages, key=int)]
-    return tuple(rows) if told else ()
+    return tuple(rows) if known else ()

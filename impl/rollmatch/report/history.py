@@ -33,7 +33,7 @@ class JournalLineBroken(DataError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The events that made the weights as they are now. Made by ``load_history``, eaten by the page."""
+    """The events that made the weights as they are now. Returned by ``load_history``, used by the page."""
 
     run: Event
     """The latest ``run`` event, empty if there is none."""

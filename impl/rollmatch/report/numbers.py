@@ -1,4 +1,4 @@
-"""Numbers as people read them. Nothing here fails: what is no finite number becomes a dash."""
+"""Numbers as text. Anything that is not a finite number becomes a dash."""
 
 from typing import Any
 

@@ -15,7 +15,7 @@ PHASES = (*TIMED, "other")
 """``other`` is what the step took beyond them."""
 MAX_BARS = 90
 BAR_SHARE = 0.8
-"""Of the room of a bar; the rest is the gap to the next."""
+"""Width of a bar as a share of its slot; the rest is the gap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
