@@ -130,9 +130,13 @@ def test_key_type_and_the_urls_own_path_go_with_it(double):
 @responses.activate
 @pytest.mark.parametrize("base_url", ["https://far.example/rollout", "http://someone:secret@far.example/rollout"])
 def test_what_needs_more_than_a_connection_goes_the_usual_way(base_url):
-    responses.post(f"{base_url}/infer/", body=b"\x81\xa1a\x01", headers={"Content-Type": MSGPACK})
-    call = HttpServer(base_url).begin("/infer/", BODY, timeout_s=20)
-    assert call.result().body == {"a": 1}
+    shown = base_url.replace("someone:secret@", "")
+    responses.post(f"{shown}/infer/", body=b"\x81\xa1a\x01", headers={"Content-Type": MSGPACK})
+    server = HttpServer(base_url)
+    assert server.base_url == shown  # it stands in messages and in the journal
+    assert server.begin("/infer/", BODY, timeout_s=20).result().body == {"a": 1}
+    sent = responses.calls[0].request.headers.get("Authorization")
+    assert sent == (None if shown == base_url else "Basic c29tZW9uZTpzZWNyZXQ=")
     assert json.loads(responses.calls[0].request.body) == BODY
 
 

@@ -115,6 +115,7 @@ def _announce(event: Mapping[str, Any], config: RunConfig, *, resumed: bool) -> 
     path, text = Path(config.training.output_dir) / RESOLVED, resolved_yaml(config)
     for line in changed_keys(path.read_text(encoding="utf-8"), text) if resumed and path.exists() else ():
         print(f"  changed since the run began: {line}")
+    path.touch(mode=0o600)  # arguments of other libraries may hold secrets that nobody knows by name
     path.write_text(text, encoding="utf-8")
 
 

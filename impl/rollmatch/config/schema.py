@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from rollmatch.config.connection import RlhfConfig
 from rollmatch.config.custom import CustomConfig
 from rollmatch.config.layers import EXTENDS
+from rollmatch.config.secrets import without_secrets
 from rollmatch.config.section import Section
 from rollmatch.config.training import ModelConfig, TrainingConfig, TunerConfig
 from rollmatch.config.yaml_dialect import Tree, dump
@@ -55,8 +56,8 @@ def section_of(field: FieldInfo) -> type[Section] | None:
 
 
 def resolved_yaml(config: RunConfig) -> str:
-    """The tree with every default written out; loads back to an equal tree."""
-    return dump(config.model_dump(mode="json"))
+    """The tree with every default written out and secrets hidden; without secrets it loads back to an equal tree."""
+    return dump(without_secrets(config.model_dump(mode="json")))
 
 
 def json_schema() -> dict[str, Any]:

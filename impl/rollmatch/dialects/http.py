@@ -4,13 +4,14 @@ Sockets that idle while the learner learns die in silence; a fresh connection pe
 here tries again: whoever calls knows whether a call may be repeated.
 """
 
+import base64
 import http.client
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 import requests
@@ -81,9 +82,16 @@ class HttpServer:
     """One rollout server, by the prefix of its routes."""
 
     def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
-        self.base_url = base_url.rstrip("/")
-        self.host = urlsplit(self.base_url).hostname or ""
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        """A user and password in ``base_url`` become a header: the URL stands in messages and in the journal."""
+        url = urlsplit(base_url.rstrip("/"))
+        user, _, address = url.netloc.rpartition("@")
+        self.base_url = url._replace(netloc=address).geturl()
+        self.host = url.hostname or ""
+        self._headers: dict[str, str] = {}
+        if user:
+            self._headers = {"Authorization": f"Basic {base64.b64encode(unquote(user).encode()).decode()}"}
+        if api_key:
+            self._headers = {"Authorization": f"Bearer {api_key}"}
 
     def get(self, path: str, *, timeout_s: float) -> HttpReply:
         """Ask. Errors: ``TransportFailed``, ``CallTimeout``, ``ServerRefused``, ``ReplyMalformed``."""
@@ -123,7 +131,7 @@ class HttpServer:
     def _is_straight(self) -> bool:
         """Whether nothing but a connection lies between: no encryption, no proxy, no password of the environment."""
         url = urlsplit(self.base_url)
-        if url.scheme != "http" or "@" in url.netloc:
+        if url.scheme != "http" or self._headers.get("Authorization", "").startswith("Basic"):
             return False
         return is_loopback(self.host) or not (get_environ_proxies(self.base_url) or get_netrc_auth(self.base_url))
 

@@ -49,6 +49,10 @@ class ImageReader:
                 return image.convert("RGB")
         except Refusal:
             raise
+        except Image.DecompressionBombError as error:  # Pillow's own limit, found in the header
+            raise Refusal(
+                str(error), code="image-too-large", key=key, remedy="Send smaller images.", item=item
+            ) from error
         except Exception as error:  # Pillow's decoders raise whatever damaged bytes make them
             raise _unreadable(f"{type(error).__name__}: {error}", item=item, key=key) from error
 

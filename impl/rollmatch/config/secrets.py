@@ -1,0 +1,25 @@
+"""Secrets in a configuration: hidden wherever it is written, printed or shown."""
+
+import re
+from typing import Any
+
+HIDDEN = "***"
+_SECRET_KEY = re.compile(
+    r"(^|_)(password|passwd|secret|api_?key|(hub|hf|auth|access|bearer)_token)$|^token$", re.IGNORECASE
+)
+_USER_OF_URL = re.compile(r"(?<=://)[^/?#\s]+@")
+
+
+def without_secrets(tree: Any, key: str = "") -> Any:
+    """A tree of plain values, with the values of secret keys and the user part of URLs hidden.
+
+    >>> without_secrets({"hub_token": "hf_x", "base_url": ["http://me:word@node7:8000"], "pad_token": "<pad>"})
+    {'hub_token': '***', 'base_url': ['http://***@node7:8000'], 'pad_token': '<pad>'}
+    """
+    if isinstance(tree, dict):
+        return {name: without_secrets(value, str(name)) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [without_secrets(value, key) for value in tree]
+    if isinstance(tree, str) and tree:
+        return HIDDEN if _SECRET_KEY.search(key) else _USER_OF_URL.sub(f"{HIDDEN}@", tree)
+    return tree
