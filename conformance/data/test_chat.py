@@ -20,6 +20,7 @@ def test_a_bare_prompt_follows_the_configured_system_message(write):
     (sample,) = loaded(path)
     assert sample.messages == (("system", "Be brief."), ("user", "What is 2 + 2?"))
     assert (sample.images, sample.objects, sample.metadata) == ((), (), {"answer": "4"})
+    assert (sample.width, sample.height) == (0, 0)
     assert loaded(path, system="")[0].messages == (("user", "What is 2 + 2?"),)
 
 

@@ -45,8 +45,9 @@ def trl(values):
 
 
 def stock(values):
+    """The first of two choices counts."""
     choice = {"token_ids": IDS, "finish_reason": "stop", "logprobs": None if values is None else content(values)}
-    return {"json": {"prompt_token_ids": [1], "choices": [choice]}}
+    return {"json": {"prompt_token_ids": [1], "choices": [choice, choice | {"token_ids": [*IDS, 1], "logprobs": None}]}}
 
 
 ANSWERS = {

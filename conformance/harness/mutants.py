@@ -98,8 +98,8 @@ def trial_of(spec: MutationSpec) -> Trial:
     tests = tests_of(path, line)[:MOST_TESTS]
     changed = source.splitlines()[line - 1].strip()
     name = f"{path.relative_to(ROOT)}:{line} {spec.operator_name.partition('/')[2]}: {changed}"
-    limits = {"timeout_s": TIMEOUT_S, "budget_s": BUDGET_S}
-    return Trial(name=name, path=path.relative_to(IMPL), source=source, tests=tests, **limits)
+    settings = {"timeout_s": TIMEOUT_S, "budget_s": BUDGET_S, "with_doctests": ">>>" in source}
+    return Trial(name=name, path=path.relative_to(IMPL), source=source, tests=tests, **settings)
 
 
 def tests_of(path: Path, line: int) -> tuple[str, ...]:

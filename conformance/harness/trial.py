@@ -54,6 +54,8 @@ class Trial:
     timeout_s: int = 240
     budget_s: float = math.inf
     """Processor time after which no further test begins."""
+    with_doctests: bool = False
+    """Whether the examples in the changed file are run, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ def run_trials(trials: Iterable[Trial], *, num_workers: int) -> Iterator[TrialRe
     running: dict[int, tuple[Trial, Path]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for trial in trials:
-            if not trial.tests:
+            if not trial.tests and not trial.with_doctests:
                 yield TrialResult(trial=trial, outcome="not reached", log="no test reaches it\n")
                 continue
             folder = Path(tempfile.mkdtemp(dir=scratch))
@@ -122,7 +124,8 @@ def _run(trial: Trial, folder: Path) -> int:
     os.chdir(ROOT)
     listener = Listener(trial.budget_s)
     paths = ["-o", f"pythonpath={impl} {ROOT}", "--basetemp", str(folder / "tmp")]
-    status = pytest.main([*OPTIONS, *paths, *trial.tests], plugins=[listener])
+    doctests = ("--doctest-modules", str(impl / trial.path)) if trial.with_doctests else ()
+    status = pytest.main([*OPTIONS, *paths, *doctests, *trial.tests], plugins=[listener])
     return 1 if listener.failed else 0 if status == pytest.ExitCode.OK or listener.is_spent else 2
 
 

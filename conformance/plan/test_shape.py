@@ -1,12 +1,14 @@
 """What is counted from a config.json is what the model has."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from safetensors import safe_open
 
 from conformance.plan.shapes import QWEN3_8B, QWEN3_30B, VISION, model_directory
 from conformance.rollout.digits import MODEL
+from rollmatch.plan.memory import learning_weights
 from rollmatch.plan.shape import ShapeUnknown, read_shape
 
 
@@ -52,6 +54,15 @@ def test_adapters_have_two_thin_matrices_and_dora_a_length_per_output(tmp_path):
     outputs = 4096 + 2 * 1024 + 4096 + 2 * 12_288 + 4096
     assert shape.adapter_weights(rank=16, is_dora=False, with_vision=True) == 36 * 16 * per_layer
     assert shape.adapter_weights(rank=16, is_dora=True, with_vision=True) == 36 * (16 * per_layer + outputs)
+
+
+def test_a_frozen_vision_tower_has_no_adapters(tmp_path):
+    shape = read_shape(model_directory(tmp_path, {"text_config": QWEN3_8B, "vision_config": VISION}))
+    tuner = SimpleNamespace(train_type="lora", lora_rank=4, use_dora=False, freeze_vit=True)
+    text = shape.adapter_weights(rank=4, is_dora=False, with_vision=False)
+    assert learning_weights(SimpleNamespace(tuner=tuner), shape) == text
+    tuner.freeze_vit = False
+    assert learning_weights(SimpleNamespace(tuner=tuner), shape) > text
 
 
 @pytest.mark.parametrize("lost", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"])

@@ -164,3 +164,9 @@ def test_a_table_without_a_second_evaluation_has_dashes():
     stream = io.StringIO()
     print_before_after({"f1": 0.25}, None, stream=stream)
     assert rows(stream.getvalue())[2] == "F1 0.250 - -"
+
+
+def test_the_ages_of_old_rollouts_end_the_line():
+    event = {"overlap": {"efficiency": 0.5}, "staleness": {"0": 4, "1": 3, "2": 1}}
+    assert step_line(event, total_steps=9).plain.endswith("  stale 3 by 1 1 by 2")
+    assert "stale" not in step_line(event | {"staleness": {"0": 4}}, total_steps=9).plain

@@ -188,3 +188,9 @@ def test_a_state_is_told_by_sample_and_ids():
     assert isinstance(hash(state_at(trajectory_of((0, 0, STOP)), 1)), int)
     assert State.__hash__ is not None
     assert (LOCK.length, len(PROBABILITIES), alone().learner_world_size) == (6, 6, 1)
+
+
+def test_a_return_is_what_is_paid_after_a_position():
+    paid = replace(trajectory_of((0, 1, 2, STOP)), rewards=((0, 1.0), (2, 2.0), (4, 4.0)))
+    assert paid.total_return == 7.0
+    assert [paid.return_from(position) for position in range(5)] == [6.0, 6.0, 4.0, 4.0, 0.0]
