@@ -1,5 +1,6 @@
 """A generate call may be tried again, a control call never; a dead server is an error, not a hang."""
 
+import dataclasses
 import threading
 import time
 
@@ -197,6 +198,21 @@ def test_a_sick_server_is_dead(server, double):
     double.infer, began = fall_ill, time.monotonic()
     assert error_of(lambda: server.infer(prompts(2), RULES)).code == "server-died"
     assert time.monotonic() - began < 5
+
+
+def test_a_slow_server_is_not_a_dead_one(server, double):
+    def be_slow(handler, said):
+        double.is_silent = True
+        time.sleep(1.5)
+        double.is_silent = False
+        time.sleep(1)
+        double.echo(handler, said)
+
+    double.infer, server.watch = be_slow, dataclasses.replace(QUICK, silence_s=3.0)
+    assert len(server.infer(prompts(2), RULES)) == 2
+    server.watch = dataclasses.replace(QUICK, silence_s=1.0)
+    error = error_of(lambda: server.infer(prompts(2), RULES))
+    assert (error.code, "health_timeout_s" in error.remedy) == ("server-died", True)
 
 
 def test_silence_is_death_only_where_health_is_answered_while_generating(server, double):

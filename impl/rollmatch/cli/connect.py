@@ -8,6 +8,7 @@ from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.dialects.logprobs import QUESTION, check_logprobs
 from rollmatch.dialects.native.group import Rendezvous, resolve
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
+from rollmatch.dialects.watch import WatchRules
 from rollmatch.journal import Journal
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
@@ -34,6 +35,7 @@ def connect_servers(
         timeout_s=told.timeout_s,
         infer_timeout_s=limit if limit is not None and limit > 0 else None,
         api_key=os.environ.get(KEY_VARIABLE) or None,
+        watch=WatchRules(silence_s=told.health_timeout_s),
     )
     servers = [RolloutServer(address.base_url, settings) for address in addresses]
     connect_all(servers)

@@ -103,6 +103,9 @@ class ServerConfig(Section):
     infer_timeout_s: float | None = None
     """Timeout of one generation call; null or a value up to 0 means no timeout, and a dead server is still detected
     through /health/. Unit: seconds."""
+    health_timeout_s: Positive = 8.0
+    """Time without an answer from /health/ after which a server that is generating counts as dead. A server that
+    refuses connections counts as dead after two looks. Unit: seconds."""
 
 
 FIRST_GROUP_PORT = 51216

@@ -67,6 +67,7 @@ def server_section(config: RunConfig) -> ServerConfig:
         group_port=rlhf.vllm_server_group_port,
         timeout_s=rlhf.vllm_server_timeout,
         infer_timeout_s=told.infer_timeout_s,
+        health_timeout_s=told.health_timeout_s,
     )
 
 

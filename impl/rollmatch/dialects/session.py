@@ -6,7 +6,7 @@ then the call is halved until the request that breaks it stands alone. A control
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollmatch.dialects.calls import BackgroundCall, RunningCall
@@ -75,12 +75,7 @@ class RolloutServer:
         self.routes = find_routes(self.http, SIGNS.values(), timeout_s=CONTROL_TIMEOUT_S)
         self.dialect = DIALECTS[name_dialect(self.http, self.routes, SIGNS)](self.base_url)
         if not self.dialect.answers_while_generating:
-            self.watch = WatchRules(
-                poll_s=self.watch.poll_s,
-                look_timeout_s=self.watch.look_timeout_s,
-                max_failures=self.watch.max_failures,
-                silence_is_death=False,
-            )
+            self.watch = replace(self.watch, silence_s=None)
 
     def wait_until_healthy(self, timeout_s: float) -> dict[str, Any]:
         """The server's health, as soon as it is well. Errors: ``ServerUnreachable``, ``ServerRefused`` (dead, key)."""
@@ -154,8 +149,9 @@ class RolloutServer:
         try:
             return self._ask_twice(prompts, sampling, log)
         except TransportFailed as error:
-            if problem := look(self.http, self.path_of("/health"), self.watch):
-                text = f"{self.base_url} {problem}, with {span}"
+            found = look(self.http, self.path_of("/health"), self.watch)
+            if found.problem and not found.is_slow:
+                text = f"{self.base_url} {found.problem}, with {span}"
                 raise ServerDied(text, key=self.base_url, remedy=REMEDY) from error
             if len(prompts) == 1:
                 text = f"{self.base_url} broke the connection twice for {span}: {error.problem}"

@@ -1,14 +1,16 @@
 """A look at a server's health beside every call that may take long, so that a dead server never becomes a hang."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.http import REMEDY, CallTimeout, HttpServer, ServerRefused, TransportFailed
 from rollmatch.errors import RolloutError
 
 Result = TypeVar("Result")
+_SHORTEST_LOOK_S = 0.25
 
 
 class ServerDied(RolloutError):
@@ -19,15 +21,24 @@ class ServerDied(RolloutError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchRules:
-    """When a server counts as dead."""
+    """When a server counts as dead. One that refuses connections or says that it is ill is not just slow."""
 
     poll_s: float = 1.0
     """Between two looks."""
     look_timeout_s: float = 2.5
     max_failures: int = 2
-    """Looks in a row that may fail; the last of them is one too many."""
-    silence_is_death: bool = True
-    """False for servers that answer nothing else while they generate: only a refused or broken connection counts."""
+    """Looks in a row that find the server gone or ill."""
+    silence_s: float | None = 8.0
+    """Time without an answer; None for servers that answer nothing else while they generate."""
+
+
+class Look(NamedTuple):
+    """What a look at a server's health found."""
+
+    problem: str = ""
+    """Empty for a server that is well."""
+    is_slow: bool = False
+    """The server accepted the connection and did not answer in time."""
 
 
 def watched(call: Callable[[], Result], server: HttpServer, path: str, rules: WatchRules) -> Result:
@@ -35,23 +46,35 @@ def watched(call: Callable[[], Result], server: HttpServer, path: str, rules: Wa
 
     The call runs in a thread that is left behind when its server hangs; it cannot keep the process from ending.
     """
-    pending, failures = BackgroundCall(call), 0
+    pending, num_failures, answered_at = BackgroundCall(call), 0, time.monotonic()
     while not pending.is_done(within_s=rules.poll_s):
-        problem = look(server, path, rules)
-        failures = failures + 1 if problem else 0
-        if failures >= rules.max_failures:
-            raise ServerDied(f"{server.base_url} {problem}", key=server.base_url, remedy=REMEDY)
+        silent_s = time.monotonic() - answered_at
+        found = look(server, path, rules, silent_s=silent_s)
+        silent_s = time.monotonic() - answered_at
+        if not found.problem:
+            num_failures, answered_at = 0, time.monotonic()
+        elif not found.is_slow:
+            num_failures += 1
+        if num_failures >= rules.max_failures:
+            raise ServerDied(f"{server.base_url} {found.problem}", key=server.base_url, remedy=REMEDY)
+        if found.is_slow and rules.silence_s is not None and silent_s >= rules.silence_s:
+            problem = f"{server.base_url} has not answered {path} for {silent_s:.0f} s"
+            remedy = f"{REMEDY} If it was only slow, raise vllm.server.health_timeout_s."
+            raise ServerDied(problem, key=server.base_url, remedy=remedy)
     return pending.result()
 
 
-def look(server: HttpServer, path: str, rules: WatchRules) -> str:
-    """What is wrong with a server, empty if nothing is."""
+def look(server: HttpServer, path: str, rules: WatchRules, *, silent_s: float = 0.0) -> Look:
+    """Ask for a server's health once; after ``silent_s`` without an answer, no longer than the rules still allow."""
+    timeout_s = rules.look_timeout_s
+    if rules.silence_s is not None:
+        timeout_s = max(_SHORTEST_LOOK_S, min(timeout_s, rules.silence_s - silent_s))
     try:
-        server.get(path, timeout_s=rules.look_timeout_s)
+        server.get(path, timeout_s=timeout_s)
     except CallTimeout:
-        return f"has not answered {path} for {rules.look_timeout_s:g} s" if rules.silence_is_death else ""
+        return Look(f"has not answered {path} for {timeout_s:g} s", is_slow=True)
     except TransportFailed as error:
-        return f"is gone: {error.problem}"
+        return Look(f"is gone: {error.problem}")
     except ServerRefused as error:
-        return f"is not well: {error.problem}"
-    return ""
+        return Look(f"is not well: {error.problem}")
+    return Look()

@@ -54,7 +54,7 @@ class VLLMClient:
         The timeout is for connecting and for joining the communicator; how long a generate call takes is not limited,
         a server that dies meanwhile is noticed within seconds.
         """
-        settings = ClientSettings(timeout_s=connection_timeout, watch=WatchRules(silence_is_death=False))
+        settings = ClientSettings(timeout_s=connection_timeout, watch=WatchRules(silence_s=None))
         self.server = RolloutServer(base_url_of(host, server_port), settings)
         self.server.connect()
         self.server.dialect = TrlDialect(self.server.base_url)

@@ -1,0 +1,178 @@
+"""Connections over real sockets: health beside a busy event loop, and callers that send slowly, too much or nothing."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+import requests
+
+from conformance.server.instance import free_port
+from conformance.server.stand_in import make_parts
+from rollmatch.cli.serving import listen
+from rollmatch.config.limits import LimitsConfig
+from rollmatch.server.port import bind_http
+
+
+class Served:
+    """A server over pretending engines that listens in a thread."""
+
+    def __init__(self, **limits):
+        self.parts = make_parts(limits=LimitsConfig(**limits))
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+
+    async def _serve(self):
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(listen(self.parts, bind_http("127.0.0.1", self.port)))
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    def wait(self):
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            with contextlib.suppress(requests.ConnectionError):
+                return requests.get(f"{self.url}/health/", timeout=2).json()
+            time.sleep(0.02)
+        raise AssertionError("nobody listens")
+
+    def block(self, seconds):
+        """Keep the event loop from turning."""
+        self._loop.call_soon_threadsafe(time.sleep, seconds)
+
+    def connect(self, raw=b""):
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        connection.sendall(raw)
+        return connection
+
+    def end(self):
+        self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(timeout=10)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def serve():
+    made = []
+
+    def start(**limits):
+        made.append(Served(**limits))
+        made[-1].wait()
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.end()
+
+
+def closed_after_s(connection):
+    """Seconds until the other side closes; what it sent before does not count."""
+    began = time.monotonic()
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(4096):
+            pass
+    connection.close()
+    return time.monotonic() - began
+
+
+@pytest.mark.scenario(clauses=["rollout-server/health-is-answered-while-tokens-are-generated#1"])
+def test_health_is_answered_while_the_event_loop_is_busy(serve):
+    served = serve()
+    served.block(2.0)
+    time.sleep(0.1)
+    waits = []
+    for _ in range(20):
+        began = time.perf_counter()
+        told = requests.get(f"{served.url}/health", timeout=5).json()
+        waits.append(time.perf_counter() - began)
+        assert told["status"] == "ok"
+    assert max(waits) < 1.0
+    assert told["instance"] == served.parts.instance
+    assert requests.post(f"{served.url}/generate/", json={"prompts": [[5]]}, timeout=10).status_code == 200
+
+
+def test_a_stalled_loop_and_a_dead_worker_are_not_well(serve, monkeypatch):
+    served = serve()
+    monkeypatch.setattr("rollmatch.server.health.STALLED_S", 0.5)
+    served.block(1.5)
+    time.sleep(1.1)
+    reply = requests.get(f"{served.url}/health/", timeout=5)
+    assert (reply.status_code, reply.json()["status"]) == (503, "stalled")
+    time.sleep(1.0)
+    assert requests.get(f"{served.url}/health/", timeout=5).status_code == 200
+    served.parts.pool.replicas[0].is_gone = True
+    reply = requests.get(f"{served.url}/health/", timeout=5)
+    assert (reply.status_code, reply.json()["code"]) == (503, "worker-dead")
+
+
+@pytest.mark.parametrize("first", [b"", b"POST /generate/ HT", b"GET /health/ HTTP/1.1\r\nHost: 127"])
+def test_a_head_that_does_not_end_is_not_waited_for(serve, first):
+    served = serve(head_timeout_s=0.4)
+    assert closed_after_s(served.connect(first)) < 3
+
+
+def test_a_second_head_is_timed_as_well(serve):
+    served = serve(head_timeout_s=0.4)
+    whole = b"GET /get_world_size/ HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    connection = served.connect(whole)
+    assert b"200" in connection.recv(4096)
+    connection.sendall(b"POST /gen")
+    assert closed_after_s(connection) < 3
+
+
+def test_a_head_without_end_is_cut(serve):
+    served = serve()
+    connection = served.connect(b"GET /get_world_size/ HTTP/1.1\r\n")
+    with contextlib.suppress(ConnectionError):
+        for number in range(200):
+            connection.sendall(b"x-%d: " % number + b"y" * 1000 + b"\r\n")
+            time.sleep(0.001)
+    assert closed_after_s(connection) < 3
+
+
+def test_a_body_that_does_not_come_is_408(serve):
+    served = serve(idle_timeout_s=0.4)
+    head = (
+        b"POST /generate/ HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
+    )
+    connection = served.connect(head)
+    assert b"408" in connection.recv(4096)
+    assert closed_after_s(connection) < 3
+
+
+def test_more_connections_than_allowed_are_429_and_health_is_answered(serve):
+    served = serve(max_connections=2)
+    whole = b"GET /get_world_size/ HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    kept = [served.connect(whole) for _ in range(2)]
+    assert all(b"200" in connection.recv(4096) for connection in kept)
+    assert requests.get(f"{served.url}/get_world_size/", timeout=5).status_code == 429
+    assert requests.get(f"{served.url}/health/", timeout=5).status_code == 200
+    for connection in kept:
+        connection.close()
+    time.sleep(0.2)
+    assert requests.get(f"{served.url}/get_world_size/", timeout=5).status_code == 200
+
+
+def test_a_million_tokens_are_prepared_beside_the_loop(serve):
+    """A call that takes long to prepare delays nobody's health."""
+    served = serve()
+    make = served.parts.prompts.make
+
+    def slow(*arguments, **keywords):
+        time.sleep(0.5)
+        return make(*arguments, **keywords)
+
+    served.parts.prompts.make = slow
+    call = threading.Thread(
+        target=requests.post, args=(f"{served.url}/generate/",), kwargs={"json": {"prompts": [[5]]}}
+    )
+    call.start()
+    time.sleep(0.1)
+    began = time.perf_counter()
+    assert requests.get(f"{served.url}/get_world_size/", timeout=5).status_code == 200
+    assert time.perf_counter() - began < 0.4
+    call.join()

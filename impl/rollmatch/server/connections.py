@@ -1,0 +1,186 @@
+"""Connections of a server: accepted in a thread that answers health itself, bounded in number and in time.
+
+The event loop may be busy for a while (vLLM prepares requests on it); a learner that asks for health meanwhile must not
+take the server for dead.
+"""
+
+import asyncio
+import json
+import re
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from rollmatch.config.limits import LimitsConfig
+
+MAX_HEAD_BYTES = 65_536
+_HEALTH = re.compile(rb"GET /health/?[ ?]")
+_BACKLOG, _LOOK_S, _SEND_S = 2048, 0.25, 1.0
+_REASONS = {200: "OK", 429: "Too Many Requests", 503: "Service Unavailable"}
+
+
+class Loop(Protocol):
+    """The side of the event loop that takes connections."""
+
+    def take(self, connection: socket.socket) -> None:
+        """Serve a connection. Called from the acceptor's thread."""
+
+    def is_open(self) -> bool:
+        """False once the server is to end."""
+
+    def num_connections(self) -> int:
+        """Connections that are open now."""
+
+
+class Acceptor:
+    """A thread that owns the listening socket."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        loop: Loop,
+        limits: LimitsConfig,
+        *,
+        health: Callable[[], tuple[int, dict[str, Any]]],
+    ) -> None:
+        self._listener, self._loop, self._limits, self._health = listener, loop, limits, health
+        self._deadlines: dict[socket.socket, float] = {}
+        """Connections from which nothing has come yet, and when they are closed."""
+        self._selector = selectors.DefaultSelector()
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="acceptor", daemon=True)
+
+    def start(self) -> None:
+        """Listen."""
+        self._listener.setblocking(False)
+        self._listener.listen(_BACKLOG)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Accept nothing more; connections that were handed over stay."""
+        self._is_closed.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while self._loop.is_open() and not self._is_closed.is_set():
+            for key, _ in self._selector.select(_LOOK_S):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif isinstance(key.fileobj, socket.socket):
+                    self._read(key.fileobj)
+            now = time.monotonic()
+            for connection in [each for each, deadline in self._deadlines.items() if deadline < now]:
+                self._forget(connection).close()
+        for connection in list(self._deadlines):
+            self._forget(connection).close()
+        self._selector.close()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:  # the caller is gone again
+            return
+        except OSError:  # out of descriptors: until some are free, callers wait in the backlog
+            time.sleep(_LOOK_S)
+            return
+        connection.setblocking(False)
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._deadlines[connection] = time.monotonic() + self._limits.head_timeout_s
+
+    def _read(self, connection: socket.socket) -> None:
+        """The first bytes say whose connection it is; they stay in the socket's buffer for the event loop."""
+        try:
+            first = connection.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
+        except OSError:
+            first = b""
+        self._forget(connection)
+        if not first:
+            connection.close()
+        elif _HEALTH.match(first) and b"\r\n\r\n" in first:
+            self._reply(connection, *self._health())
+        elif len(self._deadlines) + self._loop.num_connections() >= self._limits.max_connections:
+            remedy = "Ask again later, or raise custom.extra.rollout_server.limits.max_connections."
+            problem = f"{self._limits.max_connections} connections are open"
+            self._reply(connection, 429, {"code": "server-busy", "key": "", "problem": problem, "remedy": remedy})
+        else:
+            self._loop.take(connection)
+
+    def _forget(self, connection: socket.socket) -> socket.socket:
+        self._selector.unregister(connection)
+        del self._deadlines[connection]
+        return connection
+
+    def _reply(self, connection: socket.socket, status: int, body: dict[str, Any]) -> None:
+        raw = json.dumps(body).encode()
+        head = (
+            f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(raw)}\r\nconnection: close\r\n\r\n"
+        )
+        try:
+            connection.recv(MAX_HEAD_BYTES)  # a socket that is closed with unread bytes resets the connection
+            connection.settimeout(_SEND_S)
+            connection.sendall(head.encode() + raw)
+            connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # the caller is gone
+        finally:
+            connection.close()
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol; a head that is too long or comes too slowly ends its connection."""
+
+    limits: LimitsConfig
+    _timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Time the first head from here."""
+        super().connection_made(transport)
+        self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As uvicorn's."""
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """As uvicorn's, while the head is not too long."""
+        if self._timer is not None:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._timer is not None and self._head_bytes > MAX_HEAD_BYTES:
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        """Time the next head from its first byte."""
+        if self._timer is None:
+            self._begin_head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self._end_head()
+        super().on_headers_complete()
+
+    def _begin_head(self) -> None:
+        self._head_bytes = 0
+        self._timer = self.loop.call_later(self.limits.head_timeout_s, self.transport.close)
+
+    def _end_head(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def protocol_with(limits: LimitsConfig) -> type[BoundedHttpProtocol]:
+    """The protocol class of a server with these limits."""
+    return type("ServerHttpProtocol", (BoundedHttpProtocol,), {"limits": limits})
