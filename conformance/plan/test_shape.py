@@ -83,3 +83,10 @@ def test_a_directory_without_a_readable_config_is_refused(tmp_path):
         assert (caught.value.code, caught.value.key) == ("shape-unknown", "model.model")
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
     read_shape(str(tmp_path))
+
+
+def test_the_dtype_is_that_of_the_model_then_that_of_its_text(tmp_path):
+    bare = {name: value for name, value in QWEN3_8B.items() if name != "dtype"}
+    written = [{"dtype": "float16"}, {"torch_dtype": "float16"}, {"text_config": bare | {"dtype": "float16"}}, {}]
+    dtypes = [read_shape(model_directory(tmp_path, bare | fields)).dtype for fields in written]
+    assert dtypes == ["float16", "float16", "float16", "float32"]

@@ -26,6 +26,11 @@ class RollmatchError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
+        """The whole message.
+
+        >>> str(RollmatchError("is missing", key="model.model", remedy="Name a directory."))
+        '[rollmatch-error] model.model: is missing. Name a directory.'
+        """
         where = f"{self.key}: " if self.key else ""
         then = f". {self.remedy}" if self.remedy else ""
         return f"[{self.code}] {where}{self.problem}{then}"

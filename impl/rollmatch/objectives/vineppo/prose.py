@@ -46,7 +46,11 @@ def _outside(spans: Sequence[tuple[int, int]], places: Sequence[int]) -> list[in
 
 
 def _joined(text: bytes, starts: Sequence[int]) -> list[int]:
-    """Without the starts that would leave a short piece before them, unless it ends with a full stop."""
+    """Without the starts that would leave a short piece before them, unless it ends with a full stop.
+
+    >>> _joined(b"A line that is long enough. ab", [28]), _joined(b"A line that is long enough. abc", [28])
+    ([], [28])
+    """
     kept: list[int] = []
     for start in starts:
         piece = text[kept[-1] if kept else 0 : start].strip()

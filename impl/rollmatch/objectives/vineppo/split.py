@@ -152,8 +152,8 @@ def pieces_of(trajectory: Trajectory, vocabulary: Vocabulary) -> list[bytes]:
 def tokens_at(starts: Iterable[int], pieces: Sequence[bytes]) -> tuple[int, ...]:
     """Byte positions -> the first tokens that begin there or later; a token that a cut falls into stays before it.
 
-    >>> tokens_at([2, 3], [b"ab", b"cd", b"e"])
-    (1, 2)
+    >>> tokens_at([0, 2, 3], [b"ab", b"cd", b"e"])
+    (0, 1, 2)
     """
     begins = [0, *accumulate(map(len, pieces))][: len(pieces)]
     return tuple(bisect_left(begins, start) for start in starts)
