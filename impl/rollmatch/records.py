@@ -23,7 +23,7 @@ class Geometry(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroundTruth:
-    """One true object of a sample. Made by ``samples``, eaten by ``target``."""
+    """A ground-truth object of a sample."""
 
     desc: str
     geometry: Geometry
@@ -33,7 +33,7 @@ class GroundTruth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One line of a data set. Made by ``samples``, eaten by ``template`` and ``target``."""
+    """One line of a data set. Made by ``data``; the argument of reward functions."""
 
     sample_id: int
     """Position in the file, from 0; stable across epochs and resumes."""
@@ -43,16 +43,16 @@ class Sample:
     """Absolute paths."""
     objects: tuple[GroundTruth, ...] = ()
     width: int = 0
-    """Of the images; 0 where there is none or none is told."""
+    """Pixels; 0 if there is no image or the record does not have it."""
     height: int = 0
     messages: tuple[tuple[str, str], ...] = ()
-    """(role, text) of its own chat, ``<image>`` where an image stands; empty: the configured prompts are asked."""
+    """(role, text) of its own chat, with ``<image>`` in place of images; empty: the configured prompts are used."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest:
-    """One prompt for the rollout side. Made by ``rollout.request``, eaten by the backends."""
+    """One prompt for the rollout side. Made by ``rollout.backend``, used by the backends."""
 
     request_id: str
     """Unique within a run: ``<optimizer step>.<rank>.<index>``."""
@@ -62,13 +62,13 @@ class RolloutRequest:
     seed: int
     """Never 0, which ms-swift reads as unset."""
     prefix_token_ids: tuple[int, ...] = ()
-    """First ids of the response, to be gone on from; the rollout then holds what follows them."""
+    """Response prefix to continue; the rollout then holds what follows it."""
     max_new_tokens: int | None = None
-    """Longest rollout; None: as long as the decoding says."""
+    """Longest rollout in tokens; None: that of the decoding."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """What an engine goes on from: the prompt, and the response so far."""
+        """What an engine continues: the prompt, and the response so far."""
         return self.prompt_token_ids + self.prefix_token_ids
 
     def limit(self, max_new_tokens: int) -> int:
@@ -78,7 +78,7 @@ class RolloutRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One response. Made by a backend, eaten by ``target``; same order as the requests."""
+    """One response. Made by a backend, in the order of the requests; used by the objectives."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -88,10 +88,10 @@ class Rollout:
     finish_reason: str
     """``stop`` or ``length``."""
     policy_version: int
-    """The sync that made the weights which wrote this response."""
+    """Number of the sync whose weights generated this response."""
     response_logprobs: tuple[float, ...] | None = None
     """[R], and one more for the stop token where ``finish_reason`` is ``stop``: of each sampled token, under the
-    distribution it was sampled from. None where nobody asked."""
+    distribution it was sampled from. None if not requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,23 +130,23 @@ class ParsedRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """Which prediction stands for which true object. Made by ``objectives.rollout_matching.match``."""
+    """Matches between predictions and ground truth. Made by ``objectives.rollout_matching.match``."""
 
     pairs: tuple[tuple[int, int], ...]
     """(prediction index, ground truth index), by prediction index."""
     ious: tuple[float, ...]
     """[len(pairs)] mask IoU of each pair."""
     false_positives: tuple[int, ...]
-    """Prediction indices without a partner: context without labels."""
+    """Unmatched predictions, by index: context without labels."""
     false_negatives: tuple[int, ...]
-    """Ground truth indices without a partner: to be appended, in this order."""
+    """Unmatched ground truth, by index: appended in this order."""
     gating_rejections: int
     """Candidate pairs whose mask IoU was under the gate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTarget:
-    """What a policy gradient learns a segment's target tokens by. Made by ``target`` and ``objective``.
+    """What a policy gradient needs for the target tokens of a segment. Made by the objectives.
 
     Every list is [L - P], the target's tokens in order, stop token included.
     """
@@ -161,12 +161,12 @@ class PolicyTarget:
     is_masked: bool = False
     """Left out of the loss, but counted as a sequence."""
     is_written: tuple[bool, ...] | None = None
-    """False of what an environment wrote: neither learnt nor counted. None: the policy wrote everything."""
+    """False for observations of an environment: not in the loss. None: the policy wrote everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One teacher-forced sequence, atomic for packing. Made by ``target``, eaten by ``learn``.
+    """One training sequence, never split by packing. Made by the objectives, used by ``learn``.
 
     ``token_ids`` is ``prompt + target``; the target is ``prefix + appended tail + EOS``.
     """
@@ -186,7 +186,7 @@ class Segment:
     desc_positions: tuple[int, ...] = ()
     """Indices into ``token_ids`` of tail tokens that overlap a ``desc`` value, ascending."""
     policy: PolicyTarget | None = None
-    """Set where the target is the rollout's own words, to be made likelier or less likely."""
+    """Set if the target is the rollout itself (policy gradient)."""
 
     @property
     def encoded_len(self) -> int:
@@ -201,7 +201,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Segments that go through one forward pass as one sequence. Made by ``learn.pack``."""
+    """Segments in one sequence of a forward pass. Made by ``learn.pack``."""
 
     segments: tuple[Segment, ...]
     """In concatenation order; segment i starts at ``offsets[i]``."""
@@ -242,7 +242,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supervision:
-    """What a segment (or a row of them) is to learn; plain lists. Made by ``learn.mask``.
+    """What a segment (or a row of them) is to learn; plain lists. Made by ``objectives.rollout_matching``.
 
     Positions index the supervised token itself; its logit stands one place earlier.
     """

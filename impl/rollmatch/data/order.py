@@ -90,7 +90,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """One generation of one rank. Made by ``WindowPlan``, eaten by ``trainer`` and whatever generates ahead."""
+    """One generation of one rank. Made by ``WindowPlan``, used by ``trainer`` and whatever generates ahead."""
 
     epoch: int
     first_step: int

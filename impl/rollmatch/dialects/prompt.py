@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One request. Made by ``rollout.vllm_server``, eaten by the dialects."""
+    """One request. Made by ``rollout.vllm_server``, used by the dialects."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -41,7 +41,7 @@ class SamplingRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One response. Made by the dialects, eaten by ``rollout.vllm_server``."""
+    """One response. Made by the dialects, used by ``rollout.vllm_server``."""
 
     prompt_token_ids: tuple[int, ...]
     """[P] as the engine saw it: image placeholders expanded."""

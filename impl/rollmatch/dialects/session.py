@@ -48,7 +48,7 @@ class InferTimeout(RolloutError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """How servers are reached. Made by ``launch`` from the configuration."""
+    """How servers are reached. Made by ``cli`` from the configuration."""
 
     timeout_s: float = 240.0
     """For health and for the group that carries weights."""

@@ -39,7 +39,7 @@ class PromptTooLong(RolloutError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What the engine is started with. Made by ``launch.learner`` from the config."""
+    """What the engine is started with. Made by ``cli`` from the configuration."""
 
     model: str
     dtype: str

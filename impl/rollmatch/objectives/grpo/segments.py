@@ -20,7 +20,7 @@ class LogprobsMisfit(TargetError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionReport:
-    """What one completion was worth. Made here, eaten by ``summarize_completions``."""
+    """What one completion was worth. Made here, used by ``summarize_completions``."""
 
     judgement: Judgement
     response_len: int

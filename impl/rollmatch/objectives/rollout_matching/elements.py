@@ -135,7 +135,7 @@ class DescChangedByTokenizer(TargetError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """What follows the prefix. Made by ``append_missed``, eaten by ``rollout_matching``."""
+    """What follows the prefix. Made by ``append_missed``, used by ``rollout_matching``."""
 
     token_ids: tuple[int, ...]
     """[N] cut head and text, tokenised together and alone, then the stop token."""

@@ -53,7 +53,7 @@ class RolloutsMisaligned(TargetError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutReport:
-    """What one rollout was worth. Made here, eaten by ``summarize``, ``trainer`` and ``report``."""
+    """What one rollout was worth. Made here, used by ``summarize``, ``trainer`` and ``report``."""
 
     num_predicted: int
     """Valid objects; dropped ones count in ``drops`` only."""

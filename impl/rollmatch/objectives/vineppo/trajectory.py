@@ -32,7 +32,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One response from its first token to its end. Made by ``continuation``, eaten by splitters, values, segments."""
+    """One response from its first token to its end. Made by ``continuation``, used by splitters, values, segments."""
 
     sample: Sample
     prompt_token_ids: tuple[int, ...]
