@@ -88,8 +88,12 @@ def test_a_response_that_stopped_learns_its_stop_token_too(plain):
     [
         ("training.packing=true", "global_max_length=2048"),
         ("training.per_device_train_batch_size=1", "training.gradient_accumulation_steps=2"),
+        (
+            *("training.per_device_train_batch_size=1", "training.gradient_accumulation_steps=2"),
+            "training.padding_free=true",
+        ),
     ],
-    ids=["packed", "accumulated"],
+    ids=["packed", "accumulated", "padding-free"],
 )
 def test_packing_and_accumulation_change_nothing_but_rounding(overrides, plain, tmp_path):
     trainer, step = trained(tmp_path, *GRPO, *overrides, samples=SAMPLES)

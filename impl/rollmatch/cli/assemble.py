@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from transformers import TrainingArguments
 
+from rollmatch.cli.computing import is_padding_free, recomputes
 from rollmatch.cli.connect import connect_servers, try_out
 from rollmatch.cli.objectives import make_objective
 from rollmatch.config import RunConfig, effective
@@ -20,10 +21,8 @@ from rollmatch.errors import ConfigError
 from rollmatch.journal import Journal
 from rollmatch.learn.attention import PACKED_ATTENTION
 from rollmatch.learn.batch import Batcher
-from rollmatch.learn.checkpointing import AdaptiveCheckpointing
 from rollmatch.learn.pack import Packer
-from rollmatch.model.compiled_layers import compile_layers, decoder_layers
-from rollmatch.model.policy import load_policy, unwrap
+from rollmatch.model.policy import load_policy
 from rollmatch.model.template import Template
 from rollmatch.objectives.protocol import Learner, Objective
 from rollmatch.ranks import Ranks
@@ -73,7 +72,7 @@ def make_arguments(config: RunConfig) -> TrainingArguments:
         "eval_strategy": "steps" if training.eval_steps else "no",
         "eval_steps": training.eval_steps or None,
         "save_strategy": "steps",
-        "gradient_checkpointing": _checkpoints(config),
+        "gradient_checkpointing": recomputes(config),
         "remove_unused_columns": False,
         "average_tokens_across_devices": False,  # the loss is divided by the step's own totals
         "disable_tqdm": True,
@@ -82,24 +81,6 @@ def make_arguments(config: RunConfig) -> TrainingArguments:
     _check_names(training.extra_arguments)
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(Path(training.output_dir) / "tensorboard"))
     return TrainingArguments(**(named | training.extra_arguments))
-
-
-def _checkpoints(config: RunConfig) -> bool:
-    wanted = config.training.gradient_checkpointing
-    return torch.cuda.is_available() if wanted == "auto" else wanted
-
-
-def prepare_layers(config: RunConfig, model: torch.nn.Module) -> None:
-    """Compile decoder layers and choose which of them recompute their activations, as configured.
-
-    Errors: ``layers-not-found``.
-    """
-    on_gpu, policy = torch.cuda.is_available(), unwrap(model)
-    num_parameters = sum(weight.numel() for weight in policy.parameters())
-    if effective.compiles_layers(config, on_gpu=on_gpu, num_parameters=num_parameters):
-        compile_layers(policy)
-    if on_gpu and config.training.gradient_checkpointing == "auto":
-        AdaptiveCheckpointing(model, decoder_layers(policy), share=config.training.checkpointing_memory)
 
 
 def _check_names(extra_arguments: Mapping[str, Any]) -> None:
@@ -253,7 +234,7 @@ def _make_batcher(config: RunConfig, model: torch.nn.Module, objective: Objectiv
             max_buffered=training.packing_buffer,
             min_fill_ratio=training.packing_min_fill_ratio,
         )
-    return Batcher(model, objective, packer=packer, pad_id=pad_id)
+    return Batcher(model, objective, packer=packer, pad_id=pad_id, padding_free=is_padding_free(config, model))
 
 
 def _make_decoding(rules: RolloutMatchingConfig) -> Decoding:

@@ -14,7 +14,8 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils.logging import disable_progress_bar
 
 from rollmatch.checkpoint import ranks_without_rng_state
-from rollmatch.cli.assemble import make_arguments, make_parts, make_template, prepare_layers, read_policy
+from rollmatch.cli.assemble import make_arguments, make_parts, make_template, read_policy
+from rollmatch.cli.computing import prepare_layers
 from rollmatch.cli.run_directory import JOURNAL, RESOLVED, changed_keys
 from rollmatch.cli.watch import RunWatcher
 from rollmatch.config import RunConfig, resolved_yaml

@@ -154,6 +154,13 @@ def _packing(config: RunConfig) -> Iterator[ConfigError]:
         yield ConfigError(problem, code="packing-never-flushes", key="training.packing_drop_last", remedy=remedy)
 
 
+def _padding_free(config: RunConfig) -> Iterator[ConfigError]:
+    if config.training.padding_free is True and config.model.attn_impl != "packed":
+        problem = f"is true, but attention {config.model.attn_impl} would let the segments of a row see each other"
+        remedy = "Set model.attn_impl to packed, or this to auto or false."
+        yield ConfigError(problem, code="padding-free-attention", key="training.padding_free", remedy=remedy)
+
+
 def _extra_arguments(config: RunConfig) -> Iterator[ConfigError]:
     for name in config.training.extra_arguments:
         if name in TrainingConfig.model_fields:
@@ -192,6 +199,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reads=("global_max_length", _LENGTHS[1]), check=_engine_in_segment),
     Rule(reads=_of_rollout("soft_ce_weight", "w1_weight", "gate_weight"), check=_coordinate_loss),
     Rule(reads=("training.packing", "training.packing_drop_last"), check=_packing),
+    Rule(reads=("training.padding_free", "model.attn_impl"), check=_padding_free),
     Rule(reads=("training.extra_arguments",), check=_extra_arguments),
     Rule(reads=("training.report_to",), check=_reporters),
     *SERVER_RULES,

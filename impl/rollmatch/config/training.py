@@ -155,6 +155,9 @@ class TrainingConfig(Section):
     """Where metrics go besides the run's own journal: one name or a list."""
     packing: bool = False
     """Pack segments into rows of up to global_max_length tokens (one forward pass each)."""
+    padding_free: Literal["auto"] | bool = "auto"
+    """Without packing, concatenate the segments of a micro-batch instead of padding them, and give all micro-batches of
+    a step about as many tokens. Needs model.attn_impl: packed. auto does so on a GPU in half precision."""
     packing_buffer: Count = 512
     """Most segments that may wait for a later row; more is an error. Unit: segments."""
     packing_min_fill_ratio: PositiveShare = 0.65

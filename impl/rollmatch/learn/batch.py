@@ -191,7 +191,17 @@ class MicroBatch:
 class Batcher:
     """Makes the micro-batches of an optimizer step; holds the packing buffer between steps."""
 
-    def __init__(self, model: torch.nn.Module, supervisor: Supervisor, *, packer: Packer | None, pad_id: int) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        supervisor: Supervisor,
+        *,
+        packer: Packer | None,
+        pad_id: int,
+        padding_free: bool = False,
+    ) -> None:
+        """``padding_free``: without a packer, segments of a micro-batch are concatenated, not padded."""
+        self.padding_free = padding_free
         self.model = model
         self.supervisor = supervisor
         self.packer = packer
@@ -199,6 +209,10 @@ class Batcher:
 
     def make(self, segments: Sequence[Segment], features_of: FeaturesOf, *, num_batches: int) -> list[MicroBatch]:
         """Exactly ``num_batches`` micro-batches. Errors: those of ``Packer.add``; the buffer is then unchanged."""
+        if self.packer is None and self.padding_free:
+            parts = split_by_tokens(segments, num_batches)
+            rows = [Row(segments=part, capacity=sum(one.encoded_len for one in part)) for part in parts]
+            return [self._packed(row, features_of) for row in rows]
         if self.packer is None:
             return [self._padded(part, features_of) for part in split_evenly(segments, num_batches)]
         self.packer.add(segments)
@@ -233,6 +247,27 @@ class Batcher:
             fill=num_tokens / num_places,
             is_packed=False,
         )
+
+
+def split_by_tokens(segments: Sequence[Segment], num_parts: int) -> list[tuple[Segment, ...]]:
+    """Parts of about as many tokens each, none of them empty, segments of a part in their given order.
+
+    Longest first, each into the part with the fewest tokens so far (Graham's rule: at most 4/3 of the best maximum).
+
+    >>> sample = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
+    >>> def segment(length):
+    ...     return Segment(sample=sample, policy_version=1, token_ids=(7,) * length, prompt_len=1, prefix_len=0)
+    >>> parts = split_by_tokens([segment(length) for length in (9, 1, 8, 2, 7, 3)], 2)
+    >>> [[one.encoded_len for one in part] for part in parts]
+    [[9, 1, 2, 3], [8, 7]]
+    """
+    places: list[list[int]] = [[] for _ in range(num_parts)]
+    totals = [0] * num_parts
+    for index in sorted(range(len(segments)), key=lambda index: (-segments[index].encoded_len, index)):
+        part = min(range(num_parts), key=lambda part: (totals[part], part))
+        places[part].append(index)
+        totals[part] += segments[index].encoded_len
+    return [tuple(segments[index] for index in sorted(part)) for part in places]
 
 
 def split_evenly(items: Sequence[Item], num_parts: int) -> list[Sequence[Item]]:

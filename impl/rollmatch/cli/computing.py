@@ -1,0 +1,43 @@
+"""How the learner computes: compiled layers, checkpointing, padding; what ``auto`` means on this machine."""
+
+import torch
+
+from rollmatch.config import RunConfig, effective
+from rollmatch.learn.attention import FLASH_DTYPES, installed
+from rollmatch.learn.checkpointing import AdaptiveCheckpointing
+from rollmatch.model.compiled_layers import compile_layers, decoder_layers
+from rollmatch.model.images import multimodal_part
+from rollmatch.model.policy import unwrap
+
+
+def recomputes(config: RunConfig) -> bool:
+    """Whether transformers turns checkpointing on; auto then turns it off layer by layer."""
+    wanted = config.training.gradient_checkpointing
+    return torch.cuda.is_available() if wanted == "auto" else wanted
+
+
+def prepare_layers(config: RunConfig, model: torch.nn.Module) -> None:
+    """Compile decoder layers and choose which of them recompute their activations, as configured.
+
+    Errors: ``layers-not-found``.
+    """
+    on_gpu, policy = torch.cuda.is_available(), unwrap(model)
+    num_parameters = sum(weight.numel() for weight in policy.parameters())
+    if effective.compiles_layers(config, on_gpu=on_gpu, num_parameters=num_parameters):
+        compile_layers(policy)
+    if on_gpu and config.training.gradient_checkpointing == "auto":
+        AdaptiveCheckpointing(model, decoder_layers(policy), share=config.training.checkpointing_memory)
+
+
+def is_padding_free(config: RunConfig, model: torch.nn.Module) -> bool:
+    """auto: where a flash kernel takes a whole row, and packed rows of the model are known to equal unpacked ones."""
+    wanted = config.training.padding_free
+    if wanted != "auto":
+        return wanted
+    policy = unwrap(model)
+    halves = config.training.bf16 or next(policy.parameters()).dtype in FLASH_DTYPES
+    text = policy.config.get_text_config()
+    slides = "sliding_attention" in (getattr(text, "layer_types", None) or ())
+    known = multimodal_part(model) is None or any(hasattr(part, "get_rope_index") for part in policy.modules())
+    packed = config.model.attn_impl == "packed" and torch.cuda.is_available() and installed() is not None
+    return packed and halves and known and not slides
