@@ -79,19 +79,6 @@ def test_greedy_rollouts_equal_generate_token_for_token(engine, requests_16, gre
     assert ids_of(engine.generate(requests_16, GREEDY)) == ids_of(greedy_16)
 
 
-def test_the_engine_saw_the_prompt_the_learner_teaches(engine, requests_16, template):
-    for request, rollout in zip(requests_16, engine.generate(requests_16, Decoding(max_new_tokens=1)), strict=True):
-        prompt = template.expand(request.prompt_token_ids, template.image_features(request.sample))
-        assert rollout.prompt_token_ids == prompt
-        template.check_alignment(request.sample, prompt, rollout)
-
-
-def test_rollouts_come_in_the_order_of_the_requests(engine, requests_16):
-    straight, turned = engine.generate(requests_16, GREEDY), engine.generate(requests_16[::-1], GREEDY)
-    assert [rollout.request_id for rollout in straight] == [request.request_id for request in requests_16]
-    assert turned == straight[::-1]
-
-
 @pytest.mark.parametrize("part", ["every weight", "vision tower", "language model"])
 def test_changed_weights_answer_the_same_images_and_long_prompts_anew(part, engine, sdpa_model, long_requests):
     original = engine.generate(long_requests, SHORT)
@@ -128,12 +115,6 @@ def test_a_push_leaves_the_learners_weights_alone_and_copies_them(engine, sdpa_m
     first = engine.generate(requests_16[:4], GREEDY)
     perturb(mine, seed=3, scale=PERTURBATION)  # the learner steps on; the engine is not told
     assert engine.generate(requests_16[:4], GREEDY) == first
-
-
-def test_rollouts_say_which_push_wrote_them(engine, requests_16, sdpa_model):
-    before = engine.policy_version
-    push(engine, sdpa_model)
-    assert {rollout.policy_version for rollout in engine.generate(requests_16[:3], GREEDY)} == {before + 1}
 
 
 def check_weights(engine, expected):
@@ -189,18 +170,6 @@ def test_log_probabilities_are_those_of_the_sampled_distribution(temperature, en
     assert figures["drift"] < TOLERANCE
 
 
-def test_nobody_is_told_log_probabilities_unasked(engine, requests_16):
-    assert {rollout.response_logprobs for rollout in engine.generate(requests_16[:2], SAMPLED)} == {None}
-
-
-def test_requests_for_one_scene_differ_by_their_seeds_alone(engine, requests_16):
-    hot = dataclasses.replace(SAMPLED, temperature=2.0)
-    same_scene = [dataclasses.replace(request, sample=scenes()[0]) for request in requests_16[:6]]
-    assert len(set(tokens(engine.generate(same_scene, hot)))) == 6
-    same_seed = [dataclasses.replace(request, seed=11) for request in same_scene]
-    assert len(set(tokens(engine.generate(same_seed, hot)))) == 1
-
-
 def test_stops_are_trimmed_and_length_is_told(engine, requests_16, template, monkeypatch):
     """The stop is a token that the model does write, wherever it does."""
     few = Decoding(max_new_tokens=7)
@@ -246,7 +215,3 @@ def test_a_prompt_that_leaves_no_room_for_its_response_is_refused(engine, reques
     assert caught.value.key == "custom.extra.rollout_matching.vllm.max_model_len"
     assert request.sample.origin in caught.value.problem
     assert len(engine.generate([request], Decoding(max_new_tokens=room))) == 1
-
-
-def test_no_request_is_no_rollout(engine):
-    assert engine.generate([], GREEDY) == []

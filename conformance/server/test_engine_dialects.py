@@ -1,12 +1,9 @@
 """Weights from swift and trl trainers into a real server: queued piece by piece, told after the fact."""
 
-import socket
-
 import pytest
-import torch
 
 from conformance.dialects.queued_learner import QueuedLearner
-from conformance.server.calls import Learner, text_batch
+from conformance.server.calls import text_batch
 from conformance.server.instance import free_port
 
 pytestmark = pytest.mark.engine
@@ -84,44 +81,3 @@ def test_a_wrong_announcement_is_refused_and_costs_nothing(trainer, policies):
     assert trainer.server.infer(text_batch([[5]]), max_tokens=2)[0]
     assert trainer.update_named(NORM, norm) is None
     assert trainer.server.post("/reset_prefix_cache/")[1]["code"] == "tensor-missing"
-
-
-@pytest.mark.scenario("server-dialects/an-update-before-the-communicator-is-refused")
-def test_an_update_before_the_communicator_is_refused(server):
-    told = {"name": NORM, "dtype": "float32", "shape": [192]}
-    version = server.version
-    status, body = server.post("/update_named_param/", told)
-    assert (status, body["code"]) == (409, "communicator-missing")
-    assert server.infer(text_batch([[5]]), max_tokens=2)[1] == [version]
-
-
-@pytest.mark.scenario("server-dialects/a-second-communicator-is-refused")
-@pytest.mark.scenario("server-dialects/a-communicator-can-be-opened-again-after-closing")
-def test_a_second_communicator_is_refused_and_the_first_goes_on(trainer, policies):
-    server = trainer.server
-    second = QueuedLearner(server, port=free_port())
-    native = Learner(server, port=free_port())
-    assert [
-        (status, body["code"]) for status, body in (second.init(), server.post("/native/communicator/", native.wish()))
-    ] == [
-        (409, "communicator-already-open"),
-        (409, "client-already-attached"),
-    ]
-    assert trainer.update_named(NORM, policies[0].weights[NORM]) is None
-    assert trainer.close()[0] == 200
-    assert second.open()[0] == 200
-    assert second.update_named(NORM, torch.ones(192)) is None
-    second.close()
-
-
-def test_a_busy_port_and_a_wrong_world_size_are_told(server):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        trainer = QueuedLearner(server, port=other.getsockname()[1])
-        status, body = trainer.init()
-        assert (status, body["code"]) == (409, "group-port-in-use")
-        assert str(trainer.port) in body["problem"]
-    trainer = QueuedLearner(server, port=free_port())
-    status, body = trainer.init(world_size=5)
-    assert (status, body["code"], body["key"]) == (400, "world-size-mismatch", "world_size")
-    assert trainer.open()[0] == 200
-    trainer.close()

@@ -58,13 +58,6 @@ def test_swift_renders_messages_to_the_learners_prompt_and_takes_three_forms_of_
         assert choice["message"]["content"].startswith('{"objects"')
 
 
-def test_swift_fills_the_room_when_no_length_is_given(server):
-    body = {"infer_requests": [{"prompt_token_ids": [5] * 480}], "request_config": {"return_details": True, "seed": 3}}
-    status, entries = server.post("/infer/", body)
-    assert status == 200, entries
-    assert 1 <= len(entries[0]["response"]["choices"][0]["token_ids"]) <= 32
-
-
 @pytest.mark.scenario("server-dialects/two-completions-of-each-prompt")
 def test_trl_answers_two_completions_of_each_prompt_in_order(server):
     body = {"prompts": [[5, 6], [7, 8, 9], [10]], "n": 2, "max_tokens": 5, "temperature": 0.0}
@@ -102,44 +95,6 @@ def test_health_answers_within_a_second_while_eight_long_responses_are_written(i
 
 
 @pytest.mark.scenario(
-    "rollout-server/two-callers-share-one-batch", clauses=["rollout-server/a-rollout-server-only-generates#3"]
-)
-def test_two_calls_at_once_share_one_batch(server):
-    def timed(num_calls):
-        began = time.perf_counter()
-        batch = text_batch([[9, i] for i in range(8)])
-        calls = [in_thread(server.infer, batch, **LONG) for _ in range(num_calls)]
-        for call in calls:
-            call.result()
-        return time.perf_counter() - began
-
-    ratios = []
-    while len(ratios) < 4 and min(ratios, default=9) >= 1.5:  # other work on the machine comes and goes
-        ratios.append(timed(2) / timed(1))
-    assert min(ratios) < 1.5
-
-
-@pytest.mark.scenario(
-    "rollout-server/replies-are-never-swapped", clauses=["rollout-server/a-rollout-server-only-generates#4"]
-)
-def test_replies_are_never_swapped(server):
-    def ask(first):
-        prompts = [[first, 11 + i, first] for i in range(3)]
-        for _ in range(20):
-            status, body = server.post("/native/infer/", {
-                "requests": [{"request_id": f"{first}.{i}", "prompt_token_ids": ids} for i, ids in enumerate(prompts)],
-                "sampling": {"max_tokens": 1 + first % 5},
-            })  # fmt: skip
-            assert status == 200, body
-            assert [answer["prompt_token_ids"] for answer in body["responses"]] == prompts
-            assert [answer["request_id"] for answer in body["responses"]] == [f"{first}.{i}" for i in range(3)]
-
-    callers = [in_thread(ask, first) for first in (20, 43)]
-    for caller in callers:
-        caller.result()
-
-
-@pytest.mark.scenario(
     "rollout-server/a-caller-that-hangs-up-frees-the-engine",
     clauses=["rollout-server/a-bad-request-costs-nobody-else-anything#5"],
 )
@@ -170,21 +125,3 @@ def test_a_bad_item_costs_only_its_own_call(server):
     assert body["item"] == 1
     assert [len(ids) for ids in good.result()[0]] == [200] * 4
     assert len(server.infer(text_batch([[5], [6] * 40, [7]]), max_tokens=8)[0]) == 3
-
-
-@pytest.mark.scenario(
-    "rollout-server/an-empty-call-generates-nothing",
-    clauses=["rollout-server/a-bad-request-costs-nobody-else-anything#4"],
-)
-def test_an_empty_call_generates_nothing(server):
-    def counted():
-        text = http.get(server.url + "/metrics", timeout=10).text
-        return next(line for line in text.splitlines() if line.startswith("rollmatch_generated_tokens "))
-
-    before = counted()
-    assert server.post("/native/infer/", {"requests": []})[1]["responses"] == []
-    assert server.post("/infer/", {"infer_requests": []}) == (200, [])
-    assert server.post("/generate/", {"prompts": []})[1]["completion_ids"] == []
-    assert counted() == before
-    server.infer(text_batch([[5]]), max_tokens=2)
-    assert counted() != before

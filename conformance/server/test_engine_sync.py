@@ -1,13 +1,10 @@
 """Weights over the wire into a real server with two replicas, in the native dialect."""
 
-import socket
-
 import pytest
 import torch
 
 from conformance.rollout.digits import LONG_QUESTION, load_model, requests_for, scenes, template_of
-from conformance.server.calls import Learner, in_thread, text_batch
-from conformance.server.instance import free_port
+from conformance.server.calls import in_thread
 from rollmatch.weights.digest import digest_of
 
 pytestmark = pytest.mark.engine
@@ -129,72 +126,6 @@ def test_a_flipped_bit_is_found_and_the_next_sync_works(learner, policies, scene
         assert learner.server.version == version - 1
         assert policies[0].wrote(learner.server.infer(scene_batch, **greedy)[0])
     sync(learner, policies[1])
-
-
-def _without(weights, name):
-    return {key: tensor for key, tensor in weights.items() if key != name}
-
-
-@pytest.mark.scenario(clauses=["weight-sync/a-wrong-update-is-refused-and-named#1,2"])
-@pytest.mark.parametrize(
-    ("change", "code", "key"),
-    [
-        (lambda w: w | {"model.extra.weight": torch.zeros(2)}, "tensor-unknown", "model.extra.weight"),
-        (lambda w: _without(w, EMBEDDING), "tensor-missing", EMBEDDING),
-        (lambda w: w | {EMBEDDING: w[EMBEDDING][:, :8].clone()}, "tensor-shape-mismatch", EMBEDDING),
-        (lambda w: w | {EMBEDDING: w[EMBEDDING].to(torch.bfloat16)}, "tensor-dtype-mismatch", EMBEDDING),
-    ],
-)
-def test_a_wrong_update_is_refused_before_a_byte_is_sent(learner, policies, change, code, key):
-    version = learner.server.version
-    status, body = learner.sync(change(dict(policies[1].weights)), version=version + 1, sync_id=code, per_bucket=1)
-    assert (status, body["code"], body["key"]) == (400, code, key)
-    assert learner.server.version == version
-    assert learner.server.infer(text_batch([[5]]), max_tokens=2)[1] == [version]
-    sync(learner, policies[0])
-
-
-def test_versions_only_grow(learner, policies):
-    sync(learner, policies[0])
-    status, body = learner.sync(policies[0].weights, version=learner.server.version, sync_id="old")
-    assert (status, body["code"], body["key"]) == (409, "version-not-newer", "version")
-
-
-def test_one_learner_at_a_time(learner, server, policies):
-    again = server.post("/native/communicator/", learner.wish(port=free_port()))
-    other = Learner(server, port=free_port(), client="other")
-    second = server.post("/native/communicator/", other.wish())
-    foreign = server.post("/native/sync/", other.announcement(policies[0].weights, version=99, sync_id="foreign"))
-    closing = server.post("/native/communicator/close/", {"client": "other"})
-    assert [(status, body["code"]) for status, body in (again, second, foreign, closing)] == [
-        (409, "communicator-already-open"),
-        (409, "client-already-attached"),
-        (409, "client-already-attached"),
-        (409, "client-already-attached"),
-    ]
-    sync(learner, policies[0])
-    assert learner.close() == (200, {"closed": True})
-    assert learner.close() == (200, {"closed": False})
-    assert other.open()[0] == 200
-    assert other.close() == (200, {"closed": True})
-
-
-def test_an_update_needs_a_communicator(server, policies):
-    lonely = Learner(server, port=free_port())
-    status, body = server.post("/native/sync/", lonely.announcement(policies[0].weights, version=99, sync_id="x"))
-    assert (status, body["code"]) == (409, "communicator-missing")
-    assert server.infer(text_batch([[5]]), max_tokens=2)[0]
-
-
-def test_a_busy_group_port_is_named_at_once(server):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        status, body = server.post("/native/communicator/", Learner(server, port=port).wish(), timeout=5)
-    assert (status, body["code"]) == (409, "group-port-in-use")
-    assert str(port) in body["problem"]
-    learner = Learner(server, port=free_port())
-    assert learner.open()[0] == 200
-    learner.close()
 
 
 @pytest.mark.scenario(

@@ -57,7 +57,9 @@ def native(*prompts, **sampling):
     return {"requests": items, "sampling": {"max_tokens": 3} | sampling}
 
 
-@pytest.mark.scenario("rollout-server/two-callers-share-one-batch")
+@pytest.mark.scenario(
+    "rollout-server/two-callers-share-one-batch", clauses=["rollout-server/a-rollout-server-only-generates#3"]
+)
 def test_two_calls_take_less_than_one_and_a_half_times_as_long_as_one():
     async def timed(num_calls):
         pool, began = pool_of(1, delay_s=0.4), time.perf_counter()
@@ -72,7 +74,9 @@ def test_two_calls_take_less_than_one_and_a_half_times_as_long_as_one():
     assert asyncio.run(timed(2)) < 1.5 * asyncio.run(timed(1))
 
 
-@pytest.mark.scenario("rollout-server/replies-are-never-swapped")
+@pytest.mark.scenario(
+    "rollout-server/replies-are-never-swapped", clauses=["rollout-server/a-rollout-server-only-generates#4"]
+)
 def test_replies_are_never_swapped(start):
     _, post, _ = start(delay_s=0.002)
 
@@ -124,7 +128,10 @@ def test_a_prompt_that_is_too_long_is_named_and_one_that_fits_is_served(start):
     assert (status, len(told.get("responses", ()))) == (200, 3)
 
 
-@pytest.mark.scenario("rollout-server/an-empty-call-generates-nothing")
+@pytest.mark.scenario(
+    "rollout-server/an-empty-call-generates-nothing",
+    clauses=["rollout-server/a-bad-request-costs-nobody-else-anything#4"],
+)
 def test_an_empty_call_generates_nothing(start):
     parts, post, _ = start()
     assert post("/native/infer/", native())[1].get("responses") == []
