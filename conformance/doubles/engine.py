@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from conformance.rollout.remembered import Remembered
 from rollmatch.rollout import vllm_colocate
 from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
 
@@ -60,8 +59,7 @@ class RememberingEngine:
         ids = torch.tensor([expanded])
         with torch.no_grad():
             output = (
-                Remembered(model)
-                .generate(
+                model.generate(
                     input_ids=ids,
                     attention_mask=torch.ones_like(ids),
                     mm_token_type_ids=(ids == self.template.image_id).long(),

@@ -2,7 +2,6 @@
 
 import pytest
 
-from conformance.rollout import remembered
 from conformance.rollout.digits import scenes
 from conformance.scenarios.configs import not_refused
 from conformance.trainer.small_run import events, make_trainer
@@ -49,7 +48,6 @@ def first(tmp_path_factory):
 def test_two_runs_agree(first, tmp_path):
     trainer, _ = first
     second = run(tmp_path)
-    remembered.forget()
     second.train()
     fields = ("step", "sample_ids", "seeds", "decoding")
     assert recorded(second, *fields) == recorded(trainer, *fields)

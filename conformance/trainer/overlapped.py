@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import threading
 
-from conformance.rollout.remembered import Remembered
 from conformance.trainer.small_run import make_trainer
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.hf import HfBackend
@@ -20,7 +19,7 @@ class CopyServers:
 
     def __init__(self, trainer):
         self.policy = trainer.model
-        self.held = HfBackend(Remembered(copy.deepcopy(trainer.model).eval()), trainer.source.template, batch_size=8)
+        self.held = HfBackend(copy.deepcopy(trainer.model).eval(), trainer.source.template, batch_size=8)
         self.lock, self.events = threading.Lock(), []
         self.before_call = lambda server, ids: None
         self.is_well = lambda: True

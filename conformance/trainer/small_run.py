@@ -8,7 +8,6 @@ import torch
 from transformers import TrainerCallback
 
 from conformance.rollout.digits import cut, load_digits, scenes
-from conformance.rollout.remembered import Remembered
 from rollmatch.cli.assemble import make_arguments, make_parts, make_template, read_policy
 from rollmatch.cli.run_directory import JOURNAL
 from rollmatch.config import RunConfig
@@ -16,7 +15,6 @@ from rollmatch.config.effective import learner_dtype
 from rollmatch.journal import Journal, read_journal
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.hf import HfBackend
 from rollmatch.trainer import RolloutTrainer
 
 SMALL = (
@@ -66,8 +64,6 @@ def assembled(config: RunConfig, samples, eval_samples, *, callbacks=None, is_sh
     if is_shallow:
         cut(model)
     parts = make_parts(config, model, template, journal=journal, ranks=ranks)
-    if isinstance(parts.source.fence.backend, HfBackend):
-        parts.source.fence.backend.model = Remembered(model)
     return RolloutTrainer(
         **parts._asdict(),
         model=model,

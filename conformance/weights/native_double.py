@@ -7,12 +7,12 @@ seconds go by before it).
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import torch
 
-from conformance.weights.fronts import running
 from rollmatch.errors import RollmatchError
 from rollmatch.server.payloads import PROTOCOL
 from rollmatch.weights.digest import DIGEST_KIND, NUM_DIGEST_BYTES, cut, digest_of
@@ -219,3 +219,18 @@ def _answering_for(double):
 def serving(*doubles):
     """URLs of running doubles."""
     return running(*map(_answering_for, doubles))
+
+
+@contextmanager
+def running(*answering):
+    """URLs of one server for each class of handlers."""
+    fronts = [ThreadingHTTPServer(("127.0.0.1", 0), each) for each in answering]
+    for front in fronts:
+        front.daemon_threads = True
+        threading.Thread(target=front.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        yield [f"http://127.0.0.1:{front.server_port}" for front in fronts]
+    finally:
+        for front in fronts:
+            front.shutdown()
+            front.server_close()
