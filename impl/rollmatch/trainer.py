@@ -41,7 +41,7 @@ class OrderDisagrees(LearnError):
 
 
 class RolloutTrainer(ResumableTrainer):
-    """A ``transformers.Trainer`` whose batches are made of the policy's own rollouts."""
+    """A ``transformers.Trainer`` whose batches are made from the policy's own rollouts."""
 
     def __init__(self, *, source: RolloutSource, overlap: Overlap, learner: Learner, **arguments: Any) -> None:
         super().__init__(data_collator=list, **arguments)

@@ -59,8 +59,8 @@ def load_samples(
 ) -> list[Sample]:
     """Read and check a whole data set.
 
-    Records hold objects; with ``chat_system`` they may bring a question of their own instead, and a bare prompt
-    follows that system message (none, where it is empty).
+    Records have objects; with ``chat_system`` they may have their own prompt instead, and a bare prompt follows that
+    system message (none if it is empty).
 
     Image paths start at ``image_root``, or else at the directory of the file. ``sorted`` orders the objects of a
     sample by top edge, then left edge.

@@ -78,25 +78,25 @@ class CloneDiffers(TargetError):
 
 
 class ActionUnparsable(TargetError):
-    """What the policy wrote is an action of the environment. Raised by environments; it ends the episode."""
+    """The policy's turn is not an action. Raised by environments; it ends the episode."""
 
     code = "action-unparsable"
 
 
 class Environment(Protocol):
-    """The world of one sample."""
+    """An environment of one sample: it replies to each turn of the policy and gives the rewards."""
 
     def reset(self, sample: Sample, rng: np.random.Generator) -> str:
-        """Begin, and show what is first seen."""
+        """Start an episode; return the first observation, which is appended to the prompt."""
 
     def clone(self, rng: np.random.Generator) -> "Environment":
-        """A copy that shares nothing with this one, and draws from ``rng``."""
+        """Return an independent copy that draws from ``rng``."""
 
     def step(self, action: str) -> tuple[str, float, bool, bool]:
-        """(observation, reward, terminated, truncated). Errors: ``ActionUnparsable``."""
+        """Apply a turn's text; return observation, reward, terminated, truncated. Errors: ``ActionUnparsable``."""
 
     def fingerprint(self) -> Hashable:
-        """Equal for states that go on alike; of numbers, texts and tuples, the generator left out."""
+        """Return numbers, texts or tuples that identify the state, without the generator."""
 
 
 MakeEnvironment = Callable[[], Environment]

@@ -16,6 +16,7 @@ from rollmatch.objectives.named import load_named
 from rollmatch.records import Sample
 
 RewardFunction = Callable[[str, Sample], float]
+"""``function(answer, sample)``: a finite number; an exception excludes the completion from the loss."""
 
 
 class RewardUnknown(ConfigError):

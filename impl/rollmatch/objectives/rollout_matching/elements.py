@@ -157,7 +157,7 @@ def serialize_objects(objects: Iterable[GroundTruth]) -> str:
 
 
 def append_missed(parsed: ParsedRollout, missed: Sequence[GroundTruth], vocabulary: Vocabulary) -> Tail:
-    """The tail that completes a prefix: a comma if an element stands before, the missed objects in order, the closing.
+    """The tail that completes a prefix: a comma if needed, the missed objects in order, the closing, the stop token.
 
     Errors: ``DescHoldsAddedToken``, ``DescChangedByTokenizer`` (``key`` is ``missed[index].desc``),
     ``CutHeadNotEncodable``.

@@ -35,7 +35,7 @@ _COST_LIMIT = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchRules:
-    """What may be matched and what it costs; the names are the YAML's."""
+    """Gate and costs of a match; names as in the configuration."""
 
     candidate_top_k: int = 10
     maskiou_gate: float = 0.3
@@ -54,7 +54,7 @@ class MatchRules:
 
 
 def match_objects(predicted: Sequence[PredictedObject], truth: Sequence[GroundTruth], rules: MatchRules) -> Matching:
-    """Pair predictions with true objects; the module says how.
+    """Assign predictions to ground truth at minimum cost (rules: top of this file).
 
     Two equal predictions and one true object: the first gets it, the second is a false positive.
 

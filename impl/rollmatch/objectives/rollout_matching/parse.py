@@ -163,7 +163,7 @@ class _ResponseText:
 
 
 def parse_rollout(response_token_ids: Sequence[int], vocabulary: Vocabulary) -> ParsedRollout:
-    """Read one response; the module's table says how."""
+    """Parse one response strictly: objects with an error are dropped, never repaired (rules: top of this file)."""
     response = _read(response_token_ids, vocabulary)
     opened, ending = expect(response.text, 0, OPENING_MARKS)
     if ending is not Ending.CLOSED:
