@@ -6,7 +6,6 @@ real vLLM engine) run through, in all processes.
 
 import argparse
 import ast
-import dataclasses
 import json
 import os
 import re
@@ -95,12 +94,10 @@ def files_of_a_sync() -> set[str]:
     from rollmatch.model.checkpoint import merged_weights
 
     settings = settings_for()
-    fields = dataclasses.asdict(settings)
-    fields.pop("api_key")
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch, "sitecustomize.py").write_text(HOOK.format(folder=scratch))
         paths = {"PYTHONPATH": os.pathsep.join((scratch, str(ROOT / "impl"), str(ROOT)))}
-        command = [sys.executable, "-m", "rollmatch.cli.server_process", json.dumps(fields)]
+        command = [sys.executable, "-m", "rollmatch.cli.server_process", settings.to_json()]
         with (
             Path(scratch, "log").open("wb") as log,
             subprocess.Popen(command, env=os.environ | ENVIRONMENT | paths, stdout=log, stderr=log) as process,

@@ -252,7 +252,7 @@ def test_a_failure_of_an_unknown_kind_leaves_nobody_waiting(tmp_path):
     events, errors = sync_on_all(tmp_path, broken={0: gone})
     assert errors[0] is gone
     assert [(e.code, e.key, e.problem) for e in errors[1:]] == [
-        ("push-failed", "sync", "rank 0 failed, and tells why itself")
+        ("push-failed", "sync", "rank 0 failed; see its traceback")
     ] * 2
     assert "go on" not in {name for _, name in events}
 

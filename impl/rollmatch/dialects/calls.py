@@ -11,7 +11,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, cast
 
@@ -137,3 +137,10 @@ class BackgroundCall(Generic[Result]):
             outcome = (None, error)
         finally:  # whatever it was: the caller must not wait for ever
             self._arrivals.put(outcome)
+
+
+def raise_failures(calls: Sequence[RunningCall[object]]) -> None:
+    """Errors: that of the first call that has ended with one."""
+    for call in calls:
+        if call.is_done():
+            call.result()

@@ -1,7 +1,5 @@
 """Control routes of the swift and trl dialects. Unlike elsewhere, status 200 means that it was done."""
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
@@ -87,7 +85,7 @@ def _add_updates(router: APIRouter, server: ServerState) -> None:
     async def flattened(request: Request) -> Response:
         bucket = await read_body(request, FlatBucket)
         check_places(bucket.metadatas)
-        await server.queued.announce([_spec(told) for told in bucket.metadatas])
+        await server.queued.announce([_spec(entry) for entry in bucket.metadatas])
         return _done(request, f"ready to receive {len(bucket.metadatas)} tensors")
 
     @router.post("/update_adapter_flattened_param/")
@@ -128,10 +126,9 @@ def check_places(tensors: list[FlatTensor]) -> None:
         end += size
 
 
-def _spec(told: NamedParam) -> TensorSpec:
-    return TensorSpec(name=told.name, dtype=told.dtype.removeprefix("torch."), shape=told.shape)
+def _spec(entry: NamedParam) -> TensorSpec:
+    return TensorSpec(name=entry.name, dtype=entry.dtype.removeprefix("torch."), shape=entry.shape)
 
 
 def _done(request: Request, message: str) -> Response:
-    told: dict[str, Any] = {"message": message}
-    return answer(request, told)
+    return answer(request, {"message": message})

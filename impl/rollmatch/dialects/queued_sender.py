@@ -82,8 +82,8 @@ def join(server: RolloutServer, port: int, rendezvous: Rendezvous) -> StatelessG
     """Join a server's workers at a port, as the last rank. Errors: the server's, ``CommunicatorTimeout``."""
     world_size = int(server.get("/get_world_size")["world_size"]) + 1
     server.control("/close_communicator")
-    told = {"host": rendezvous.host, "port": port, "world_size": world_size, "client_device_uuid": _NO_DEVICE}
-    server.control("/init_communicator", told, timeout_s=rendezvous.join_timeout_s)
+    body = {"host": rendezvous.host, "port": port, "world_size": world_size, "client_device_uuid": _NO_DEVICE}
+    server.control("/init_communicator", body, timeout_s=rendezvous.join_timeout_s)
     address = GroupAddress(
         host=rendezvous.host,
         port=port,
@@ -97,8 +97,8 @@ def join(server: RolloutServer, port: int, rendezvous: Rendezvous) -> StatelessG
 
 def send_named(server: RolloutServer, group: StatelessGroup, spec: Spec, tensor: Tensor) -> None:
     """One tensor, TRL's way: announced, broadcast, waited for."""
-    told = {"name": spec.name, "dtype": f"torch.{spec.dtype}", "shape": list(spec.shape)}
-    server.control("/update_named_param", told)
+    body = {"name": spec.name, "dtype": f"torch.{spec.dtype}", "shape": list(spec.shape)}
+    server.control("/update_named_param", body)
     group.broadcast(tensor.detach().cpu().contiguous())
 
 

@@ -145,13 +145,13 @@ class Fence:
     def _agree(self, step: int) -> tuple[bool, int]:
         """Whether any rank finds a sync due, and the version it would make: one above the newest known to any."""
         is_due = step != self.synced_step or not _is_current(self.backend)
-        told = self.ranks.gather((is_due, self.backend.policy_version))
-        return any(due for due, _ in told), max(version for _, version in told) + 1
+        states = self.ranks.gather((is_due, self.backend.policy_version))
+        return any(due for due, _ in states), max(version for _, version in states) + 1
 
     def _push_with_others(self, weights: "Counted", version: int) -> str:
         """Push and share the verdict; also where a push fails in a way not listed, so that nobody waits for ever."""
         carried, cause = "", None
-        problem = f"rank {self.ranks.rank} failed, and tells why itself"
+        problem = f"rank {self.ranks.rank} failed; see its traceback"
         try:
             carried = self.mode.push(self.backend, weights, version=version)
             problem = ""

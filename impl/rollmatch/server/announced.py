@@ -7,7 +7,7 @@ from math import prod
 from rollmatch.errors import SyncError
 from rollmatch.server.identity import Model
 from rollmatch.server.payloads import AdapterPlan, AnnouncedMerge, SyncRequest, TensorSpec
-from rollmatch.weights.plan import FLOATS, TensorMismatch
+from rollmatch.weights.plan import FLOATS, Merge, MergePlan, Spec, TensorMismatch, TransferPlan
 
 _SAME_MODEL = "Serve the model that is trained."
 
@@ -41,14 +41,6 @@ def check_complete(names: Iterable[str], model: Model) -> None:
     if missing:
         problem = f"not sent, and {len(missing) - 1} others"
         raise TensorMismatch(problem, key=missing[0], remedy="Send every tensor in one sync.", code="tensor-missing")
-
-
-def check_aliases(digests: Mapping[str, str], model: Model) -> None:
-    """A tied tensor that is sent, too, equals the one it is tied to. Errors: ``AnnouncementInvalid``."""
-    for alias, target in model.aliases.items():
-        if alias in digests and digests[alias] != digests.get(target):
-            problem, remedy = f"is tied to {target} here, but arrived with other bytes", "Untie them in config.json."
-            raise AnnouncementInvalid(problem, key=alias, remedy=remedy, code="digest-mismatch")
 
 
 def check_sync(request: SyncRequest, model: Model) -> None:
@@ -129,3 +121,36 @@ def _bad_bucket(problem: str, key: str, remedy: str) -> AnnouncementInvalid:
 def _bad_adapter(problem: str, key: str) -> AnnouncementInvalid:
     remedy = "Announce every adapter tensor, in the shape that fits its weight."
     return AnnouncementInvalid(problem, key=key, remedy=remedy, code="adapter-invalid")
+
+
+def plan_of(request: SyncRequest, model: Model) -> TransferPlan:
+    """What the workers are to receive."""
+    return TransferPlan(
+        sync_id=request.sync_id,
+        tensors=specs_of(request.tensors),
+        buckets=request.buckets,
+        digests=request.digests,
+        digests_follow=request.digests is None,
+        may_repeat=may_repeat(request),
+        is_adapter=request.adapter is not None,
+        aliases=tuple(sorted(model.aliases)),
+    )
+
+
+def specs_of(tensors: Sequence[TensorSpec]) -> tuple[Spec, ...]:
+    """As the workers read them."""
+    return tuple(Spec(spec.name, spec.dtype.removeprefix("torch."), spec.shape) for spec in tensors)
+
+
+def merge_plan_of(adapter: AdapterPlan, model: Model) -> MergePlan:
+    """How the workers are to merge."""
+    return MergePlan(
+        merges=tuple(Merge(**merge.model_dump()) for merge in adapter.merges),
+        merged_digests=adapter.merged_digests,
+        model=specs_of(tuple(model.tensors.values())),
+    )
+
+
+def may_repeat(request: SyncRequest) -> bool:
+    """Whether nothing of a request but its version belongs to one sync only."""
+    return request.adapter is None and request.digests is None

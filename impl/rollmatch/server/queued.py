@@ -8,12 +8,12 @@ import asyncio
 from collections.abc import Sequence
 
 from rollmatch.errors import RollmatchError
-from rollmatch.server.announced import check_aliases, check_complete, check_tensor
+from rollmatch.server.announced import check_complete, check_tensor, specs_of
 from rollmatch.server.communicator import QUEUED, Communicator
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.identity import Model
 from rollmatch.server.payloads import TensorSpec
-from rollmatch.server.update import Update, agreed, specs_of
+from rollmatch.server.update import Update, agreed, check_aliases
 from rollmatch.weights.group_address import GroupAddress, GroupAddressInvalid
 from rollmatch.weights.plan import TransferPlan, to_wire
 

@@ -6,20 +6,20 @@ Staged weights (gloo) are committed later or in the same call; generation pauses
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.server.announced import check_aliases, check_sync
+from rollmatch.server.announced import AnnouncementInvalid, check_sync, may_repeat, merge_plan_of, plan_of
 from rollmatch.server.communicator import Attached, Communicator
 from rollmatch.server.engine_pool import BROKEN, SERVING, UPDATING, WRITING, EnginePool
 from rollmatch.server.failures import WorkerDead
 from rollmatch.server.identity import Model
-from rollmatch.server.payloads import SyncAgain, SyncRequest, TensorSpec
+from rollmatch.server.payloads import SyncAgain, SyncRequest
 from rollmatch.weights.digest import DigestMismatch
-from rollmatch.weights.plan import Merge, MergePlan, Spec, TransferPlan, to_wire
+from rollmatch.weights.plan import to_wire
 
 _WAIT_S = 0.25
 """How long a worker may wait before it looks for other requests."""
@@ -192,7 +192,7 @@ class Update:
             problem = "it was dropped while it ran"
             raise UpdateRefused(problem, key=request.sync_id, remedy="Sync again.", code="sync-dropped")
         check_aliases(digests, self.model)
-        if _may_repeat(request) and not self._is_known(request):
+        if not self._is_known(request) and may_repeat(request):
             self._known = attached, request
         return Staged(
             sync_id=request.sync_id,
@@ -205,11 +205,7 @@ class Update:
     async def _merge(self, request: SyncRequest) -> dict[str, str]:
         if request.adapter is None:
             return {}
-        plan = MergePlan(
-            merges=tuple(Merge(**merge.model_dump()) for merge in request.adapter.merges),
-            merged_digests=request.adapter.merged_digests,
-            model=specs_of(tuple(self.model.tensors.values())),
-        )
+        plan = merge_plan_of(request.adapter, self.model)
         replies = await self.pool.call_all("rollmatch_merge", to_wire(plan))
         return agreed([reply["digests"] for reply in replies])
 
@@ -256,25 +252,6 @@ class Update:
         return task
 
 
-def plan_of(request: SyncRequest, model: Model) -> TransferPlan:
-    """What the workers are to receive."""
-    return TransferPlan(
-        sync_id=request.sync_id,
-        tensors=specs_of(request.tensors),
-        buckets=request.buckets,
-        digests=request.digests,
-        digests_follow=request.digests is None,
-        may_repeat=_may_repeat(request),
-        is_adapter=request.adapter is not None,
-        aliases=tuple(sorted(model.aliases)),
-    )
-
-
-def specs_of(tensors: Sequence[TensorSpec]) -> tuple[Spec, ...]:
-    """As the workers read them."""
-    return tuple(Spec(spec.name, spec.dtype.removeprefix("torch."), spec.shape) for spec in tensors)
-
-
 def agreed(digests: Sequence[dict[str, str]]) -> dict[str, str]:
     """The digests, equal on all workers. Errors: ``DigestMismatch``."""
     first = digests[0]
@@ -286,6 +263,9 @@ def agreed(digests: Sequence[dict[str, str]]) -> dict[str, str]:
     return first
 
 
-def _may_repeat(request: SyncRequest) -> bool:
-    """Whether nothing of a request but its version belongs to one sync only."""
-    return request.adapter is None and request.digests is None
+def check_aliases(digests: Mapping[str, str], model: Model) -> None:
+    """A tied tensor that is sent, too, equals the one it is tied to. Errors: ``AnnouncementInvalid``."""
+    for alias, target in model.aliases.items():
+        if alias in digests and digests[alias] != digests.get(target):
+            problem, remedy = f"is tied to {target} here, but arrived with other bytes", "Untie them in config.json."
+            raise AnnouncementInvalid(problem, key=alias, remedy=remedy, code="digest-mismatch")

@@ -143,6 +143,27 @@ class Buffer:
         return torch.cat(list(parts), out=self._memory[:size]) if parts else self._memory[:0]
 
 
+class Blocks:
+    """Blocks of memory by size, used again by every sync: the first use of memory costs as much as writing it."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[Tensor]] = {}
+
+    def take(self, num_bytes: int) -> Tensor:
+        """[num_bytes] a block of any content. Blocks of other sizes go when none fits."""
+        found = self._free.get(num_bytes)
+        if found:
+            return found.pop()
+        if found is None:  # another plan than before: its blocks would stay for ever
+            self._free = {}
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def give_back(self, blocks: list[Tensor]) -> None:
+        """Blocks that nobody reads or writes any more."""
+        for block in blocks:
+            self._free.setdefault(len(block), []).append(block)
+
+
 class InFlight:
     """Broadcasts in the order in which they were begun."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollmatch.dialects.calls import BackgroundCall, RunningCall
+from rollmatch.dialects.calls import BackgroundCall, raise_failures
 from rollmatch.dialects.http import MSGPACK, ServerRefused
 from rollmatch.dialects.session import HEALTH_TIMEOUT_S, RolloutServer
 from rollmatch.errors import RollmatchError, SyncError
@@ -141,14 +141,14 @@ class LearnerGroup:
         rendezvous, deadline = self.rendezvous, time.monotonic() + self.rendezvous.join_timeout_s
         calls[0].is_done(within_s=_REFUSAL_S)  # a server that cannot listen says so at once, whoever else does
         while not _is_taken(rendezvous.host, rendezvous.port):
-            raise_refusals(calls)
+            raise_failures(calls)
             if time.monotonic() > deadline:
                 raise self._nobody(calls)
             time.sleep(_POLL_S)
-        raise_refusals(calls)
+        raise_failures(calls)
         joining = BackgroundCall(partial(self.transport.open, self._address(), self._device))
         while not joining.is_done(within_s=_POLL_S):
-            raise_refusals(calls)
+            raise_failures(calls)
         try:
             source = joining.result()
         except CommunicatorTimeout as error:
@@ -211,13 +211,6 @@ def close_everywhere(servers: Sequence[RolloutServer], rendezvous: Rendezvous) -
     deadline = time.monotonic() + _GRACE_S
     for call in calls:
         call.is_done(within_s=max(0.001, deadline - time.monotonic()))
-
-
-def raise_refusals(calls: Sequence[RunningCall[Any]]) -> None:
-    """Errors: that of a call that has ended with one."""
-    for call in calls:
-        if call.is_done():
-            call.result()
 
 
 def wait_until_free(host: str, port: int, *, within_s: float = _GRACE_S) -> None:

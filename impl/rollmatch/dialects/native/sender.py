@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rollmatch.dialects.calls import BackgroundCall, RunningCall
+from rollmatch.dialects.calls import BackgroundCall, RunningCall, raise_failures
 from rollmatch.dialects.http import MSGPACK, HttpReply
 from rollmatch.dialects.native.group import (
     AUTO,
@@ -22,7 +22,6 @@ from rollmatch.dialects.native.group import (
     Rendezvous,
     ServerIdentity,
     choose_transport,
-    raise_refusals,
     read_identity,
 )
 from rollmatch.dialects.session import RolloutServer
@@ -148,7 +147,7 @@ class NativeSender:
         calls = [_begin(server, route, body) for server in self.servers]
         try:
             self._wait_ready(group, sync_id, calls)
-            digests = group.source.send(transfer, partial(raise_refusals, calls))
+            digests = group.source.send(transfer, partial(raise_failures, calls))
             replies = [call.result().body for call in calls]
             self._check(transfer, digests, replies)
             if not body["commit"]:
@@ -195,7 +194,7 @@ class NativeSender:
         began, doubts = time.monotonic(), list[RunningCall[Any]]()
         try:
             while not store.is_ready(sync_id, range(group.rank)):
-                raise_refusals([*calls, *doubts])
+                raise_failures([*calls, *doubts])
                 if not doubts and time.monotonic() > began + _DOUBT_S:
                     doubts = [BackgroundCall(server.instance) for server in self.servers]
                 if time.monotonic() > began + limit_s:

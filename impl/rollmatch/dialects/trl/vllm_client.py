@@ -51,7 +51,7 @@ class VLLMClient:
     ) -> None:
         """Wait for the server's health, ``connection_timeout`` seconds at most. Errors: ``ServerUnreachable``.
 
-        The timeout is for connecting and for joining the communicator; how long a generate call takes is not limited,
+        The timeout is for connecting and for joining the communicator; the duration of a generate call is not limited,
         a server that dies meanwhile is noticed within seconds.
         """
         settings = ClientSettings(timeout_s=connection_timeout, watch=WatchRules(silence_s=None))
@@ -83,8 +83,8 @@ class VLLMClient:
         def call() -> Any:
             return self.server.http.post(self.server.path_of(ROUTE), body, timeout_s=None, content_type=JSON).body
 
-        told = watched(call, self.server.http, self.server.path_of("/health"), self.server.watch)
-        rows = field_of(told, "completion_ids")
+        reply = watched(call, self.server.http, self.server.path_of("/health"), self.server.watch)
+        rows = field_of(reply, "completion_ids")
         if rows is None:
             raise ReplyMalformed(f"the answer of {self.base_url} has no completion_ids", key=self.base_url)
         entries = entries_of(rows, base_url=self.base_url, num_requests=len(prompts) * n)
@@ -138,6 +138,12 @@ def make_body(
     {'seed': 7}
     """
     further = {name: value for name, value in sampling.items() if name not in _IN_THE_BODY}
-    told = {name: value for name, value in sampling.items() if name in _IN_THE_BODY}
+    fields = {name: value for name, value in sampling.items() if name in _IN_THE_BODY}
     listed = [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts]
-    return {"prompts": listed, "n": n, "max_tokens": max_tokens, "logprobs": None, "generation_kwargs": further} | told
+    return {
+        "prompts": listed,
+        "n": n,
+        "max_tokens": max_tokens,
+        "logprobs": None,
+        "generation_kwargs": further,
+    } | fields

@@ -1,6 +1,6 @@
 """Weights to stock ``vllm serve``: pause, start, update, finish, resume, each answered before the next one is sent.
 
-The learner is rank 0 of one group with all workers of all servers. A stock server takes weights in place of the old
+The learner is rank 0 of one group with all workers of all servers. A stock server loads weights in place of the old
 ones, so it is paused from the first call to the last, and resumed whatever becomes of them.
 """
 
@@ -64,7 +64,7 @@ class StockSender:
         raise AdapterUnproven(f"{url} is a stock vllm serve, which proves no merge", key=url, remedy=remedy)
 
     def close(self) -> None:
-        """Leave the group, and tell the servers."""
+        """Leave the group; the servers leave, too."""
         if self._group is not None:
             self._group.close()
             for call in [
@@ -147,7 +147,7 @@ def _described(plan: Plan) -> dict[str, Any]:
 
 
 def _ask_to_join(server: RolloutServer, offset: int, address: GroupAddress) -> Any:
-    told = {
+    init_info = {
         "master_address": address.host,
         "master_port": address.port,
         "rank_offset": offset,
@@ -157,7 +157,7 @@ def _ask_to_join(server: RolloutServer, offset: int, address: GroupAddress) -> A
         "join_timeout_s": address.join_timeout_s,
     }
     limit_s = address.join_timeout_s + _GRACE_S
-    return server.control("/init_weight_transfer_engine", {"init_info": told}, timeout_s=limit_s)
+    return server.control("/init_weight_transfer_engine", {"init_info": init_info}, timeout_s=limit_s)
 
 
 def _finish(server: RolloutServer, version: str) -> None:

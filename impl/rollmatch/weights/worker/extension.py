@@ -21,7 +21,7 @@ from rollmatch.weights.digest import DIRECT
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.plan import MergePlan, TransferPlan, from_wire
 from rollmatch.weights.worker.in_place import InPlaceReceiver, Served
-from rollmatch.weights.worker.loading import addresses_of, keep_weights_loadable, load_into
+from rollmatch.weights.worker.loading import keep_weights_loadable
 from rollmatch.weights.worker.receiver import NothingReceived, Receiver
 
 if TYPE_CHECKING:
@@ -107,10 +107,9 @@ class WorkerExtension:
     @_with_failure
     def rollmatch_load(self, aliases: list[str]) -> Reply:
         """Put what was received into the model, except tied tensors, which come with what they are tied to."""
-        receiver, model = self._rollmatch_needed(), self._rollmatch_model()
+        receiver = self._rollmatch_needed()
         self._rollmatch_forget_base()
-        load_into(model, {name: tensor for name, tensor in receiver.take().items() if name not in aliases})
-        receiver.reuse(addresses_of(model))
+        receiver.load_into(self._rollmatch_model(), aliases=aliases)
         return {"loaded": True}
 
     @_with_failure

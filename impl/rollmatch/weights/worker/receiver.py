@@ -2,16 +2,16 @@
 
 import queue
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rollmatch.errors import FAILURES, RollmatchError, SyncError
 from rollmatch.weights.digest import DIRECT, GLOO, NUM_DIGEST_BYTES, DigestMismatch, cut, digest_of_bytes
-from rollmatch.weights.gloo import Completion, GlooGroup, InFlight
+from rollmatch.weights.gloo import Blocks, Completion, GlooGroup, InFlight
 from rollmatch.weights.group_address import GroupAddress, TransferFailed, bind
 from rollmatch.weights.group_store import GO, GroupStore
 from rollmatch.weights.nccl import DirectGroup
@@ -46,6 +46,13 @@ class ReceivingGroup(Protocol):
 
     def close(self) -> None:
         """Leave."""
+
+
+class LoadFailed(SyncError):
+    """vLLM's loader takes every tensor that was checked before."""
+
+    code = "weights-broken"
+    status = 409
 
 
 @dataclass(slots=True)
@@ -153,7 +160,7 @@ class Receiver:
         return Progress(is_busy=False, digests=dict(received.digests))
 
     def take(self) -> dict[str, Tensor]:
-        """Hand over the tensors, whose memory is not written to before ``reuse``. Errors: ``NothingReceived``."""
+        """Hand over the tensors; their memory is used again after ``load_into``. Errors: ``NothingReceived``."""
         if self._failure is not None:
             raise self._failure
         if not self._received.tensors:
@@ -162,9 +169,14 @@ class Receiver:
         self._lent += taken.blocks
         return taken.tensors
 
-    def reuse(self, kept: Collection[int]) -> None:
-        """Tensors handed over are read no more, except those in memory at the addresses ``kept``."""
-        lent, self._lent = self._lent, []
+    def load_into(self, model: nn.Module, *, aliases: Collection[str] = ()) -> None:
+        """Load what was received, except tied tensors, which come with what they are tied to.
+
+        Errors: ``NothingReceived``, ``LoadFailed``.
+        """
+        load_into(model, {name: tensor for name, tensor in self.take().items() if name not in aliases})
+        kept = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+        lent, self._lent = self._lent, []  # a loader may keep a tensor as it is; other memory is used again
         self._blocks.give_back([block for block in lent if block.untyped_storage().data_ptr() not in kept])
 
     def put_back(self, tensors: dict[str, Tensor]) -> None:
@@ -235,25 +247,17 @@ class Receiver:
         in_flight.add(block, then=keep)
 
 
-class Blocks:
-    """Blocks of memory by size, used again by every sync: the first use of memory costs as much as writing it."""
-
-    def __init__(self) -> None:
-        self._free: dict[int, list[Tensor]] = {}
-
-    def take(self, num_bytes: int) -> Tensor:
-        """[num_bytes] a block of any content. Blocks of other sizes go when none fits."""
-        found = self._free.get(num_bytes)
-        if found:
-            return found.pop()
-        if found is None:  # another plan than before: its blocks would stay for ever
-            self._free = {}
-        return torch.empty(num_bytes, dtype=torch.uint8)
-
-    def give_back(self, blocks: list[Tensor]) -> None:
-        """Blocks that nobody reads or writes any more."""
-        for block in blocks:
-            self._free.setdefault(len(block), []).append(block)
+@torch.no_grad()
+def load_into(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """All tensors, by checkpoint name. Errors: ``LoadFailed``; the model may then hold a mixture."""
+    try:
+        model.load_weights(iter(tensors.items()))  # type: ignore[operator]
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise LoadFailed(
+            f"vLLM's loader: {type(error).__name__}: {error}",
+            key="load",
+            remedy="Run a full sync; if it fails again, restart the server.",
+        ) from error
 
 
 def check_announced(specs: Sequence[Spec], announced: Sequence[str], received: Received) -> None:

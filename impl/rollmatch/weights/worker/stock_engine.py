@@ -19,7 +19,7 @@ from rollmatch.errors import SyncError
 from rollmatch.weights.gloo import GlooGroup
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.plan import Spec, TransferPlan
-from rollmatch.weights.worker.loading import addresses_of, has_plain_weights, load_into
+from rollmatch.weights.worker.loading import has_plain_weights
 from rollmatch.weights.worker.plugin import RL_ROUTES
 from rollmatch.weights.worker.receiver import NothingReceived, Receiver
 
@@ -97,9 +97,7 @@ class GlooEngine(WeightTransferEngine[StockInitInfo, StockUpdateInfo]):  # type:
         receiver = self._needed()
         receiver.begin(TransferPlan(tensors=specs, buckets=buckets, digests_follow=True))
         self._wait()
-        received = receiver.take()
-        load_into(self.model, received)
-        receiver.reuse(addresses_of(self.model))
+        receiver.load_into(self.model)
 
     def finish_weight_update(self) -> None:
         """Nothing is left to do."""

@@ -15,7 +15,7 @@ from torch import nn
 
 from rollmatch.weights.plan import Spec
 from rollmatch.weights.worker.load_tracer import Copy, LayoutUnknown, LoadTrace, storage_of, trace_load
-from rollmatch.weights.worker.loading import load_into
+from rollmatch.weights.worker.receiver import load_into
 
 Extent = NDArray[np.int64]
 """[n, 2] first byte and end of runs of bytes in one storage."""
