@@ -144,6 +144,17 @@ def test_check_counts_the_tokens_of_prompts(place, capsys):
     assert "4 leave less than max_new_tokens" in capsys.readouterr().out
 
 
+def test_check_compares_names_with_transformers(place, capsys):
+    names = ("optim=adamw_torchh", "lr_scheduler_type=cosin", "extra_arguments={max_step: 5}")
+    arguments = ["check", "run.yaml", *(f"--set=training.{name}" for name in names)]
+    expected = [
+        ("argument-unknown", "training.extra_arguments.max_step"),
+        ("not-a-choice", "training.optim"),
+        ("not-a-choice", "training.lr_scheduler_type"),
+    ]
+    assert problems_of(arguments, capsys) == expected
+
+
 def test_check_tries_the_output_directory(place, capsys):
     arguments = ["check", "run.yaml", "--set", "training.output_dir=train.jsonl/below"]
     assert problems_of(arguments, capsys) == [("output-dir-not-writable", "training.output_dir")]

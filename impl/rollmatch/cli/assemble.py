@@ -2,9 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import fields, replace
-from difflib import get_close_matches
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -14,10 +12,10 @@ from transformers import TrainingArguments
 from rollmatch.cli.computing import is_padding_free, recomputes
 from rollmatch.cli.connect import connect_servers, try_out
 from rollmatch.cli.objectives import make_objective
+from rollmatch.cli.preflight import check_training_arguments
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.config.servers import uses_servers
-from rollmatch.errors import ConfigError
 from rollmatch.journal import Journal
 from rollmatch.learn.attention import PACKED_ATTENTION
 from rollmatch.learn.batch import Batcher
@@ -31,13 +29,6 @@ from rollmatch.rollout.fence import Fence, SyncMode
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.phase import Ahead, Lockstep, Overlap, RolloutSource, Stream
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules, ServerBackend
-
-
-class ArgumentUnknown(ConfigError):
-    """``training.extra_arguments`` are arguments of transformers' ``TrainingArguments``."""
-
-    code = "argument-unknown"
-
 
 PASSED_ON = (
     "output_dir",
@@ -78,21 +69,9 @@ def make_arguments(config: RunConfig) -> TrainingArguments:
         "disable_tqdm": True,
         "use_cpu": not torch.cuda.is_available(),
     }
-    _check_names(training.extra_arguments)
+    check_training_arguments(training)
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(Path(training.output_dir) / "tensorboard"))
     return TrainingArguments(**(named | training.extra_arguments))
-
-
-def _check_names(extra_arguments: Mapping[str, Any]) -> None:
-    known = [field.name for field in fields(TrainingArguments)]
-    for name in extra_arguments:
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
-            raise ArgumentUnknown(
-                "transformers.TrainingArguments has no such argument",
-                key=f"training.extra_arguments.{name}",
-                remedy=f"Did you mean {close[0]}?" if close else "Remove it.",
-            )
 
 
 def attention_of(config: RunConfig) -> str | dict[str, str]:

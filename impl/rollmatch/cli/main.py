@@ -187,20 +187,22 @@ def _check(options: argparse.Namespace) -> None:
 
     config = load_config(options.config, options.overrides)
     train, val = load_checked(config)
+    prompts = _prompts(config, [*train, *val])
     print(resolved_yaml(config))
     print(f"train: {_count(train)}  ({config.custom.train_jsonl})")
     print(f"val: {_count(val)}  ({config.custom.val_jsonl})")
     print(f"longest segment: {config.global_max_length} tokens, prompt and response: {max_model_len(config)} tokens")
-    print(f"prompts: {_prompts(config, [*train, *val])}")
+    print(f"prompts: {prompts}")
     print(f"tensor_parallel_size: {tensor_parallel_rule(config)}")
 
 
 def _prompts(config: RunConfig, samples: list[Sample]) -> str:
     """The longest prompt, where the packages that render prompts are installed."""
-    from rollmatch.cli.preflight import prompt_lengths
+    from rollmatch.cli.preflight import check_training_arguments, prompt_lengths
 
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
         return "not counted, because torch or transformers is not installed"
+    check_training_arguments(config.training)
     found = prompt_lengths(config, samples)
     text = f"at most {found.longest} tokens ({found.origin})"
     return f"{text}; {found.num_overlong} leave less than max_new_tokens" if found.num_overlong else text

@@ -5,7 +5,8 @@
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rollmatch.cli.plugins import load_rewards, with_first_observations
 from rollmatch.cli.run_directory import probe_output_dir
 from rollmatch.config import RunConfig, check_files
 from rollmatch.config.effective import max_model_len
+from rollmatch.config.training import TrainingConfig
 from rollmatch.data import BadSamples, load_samples
 from rollmatch.errors import ConfigError, ErrorList, RollmatchError
 from rollmatch.model.vocabulary import Vocabulary
@@ -79,6 +81,35 @@ def prompt_lengths(config: RunConfig, samples: Sequence[Sample]) -> PromptLength
             remedy=f"Raise it to {longest + max_new_tokens}, lower max_new_tokens, or remove the longest samples.",
         )
     return PromptLengths(longest=longest, origin=origin, num_overlong=len(overlong), limit=limit)
+
+
+def check_training_arguments(training: TrainingConfig) -> None:
+    """Compare optimizer, schedule and extra arguments with transformers. Errors: ``ErrorList``."""
+    with loading():
+        from transformers import TrainingArguments
+        from transformers.trainer_utils import SchedulerType
+        from transformers.training_args import OptimizerNames
+    known = [field.name for field in fields(TrainingArguments)]
+    errors = [
+        _unknown(f"training.extra_arguments.{name}", name, known, code="argument-unknown")
+        for name in training.extra_arguments
+        if name not in known
+    ]
+    for key, value, kind in (
+        ("training.optim", training.optim, OptimizerNames),
+        ("training.lr_scheduler_type", training.lr_scheduler_type, SchedulerType),
+    ):
+        choices = [str(choice.value) for choice in kind]
+        if value not in choices:
+            errors.append(_unknown(key, value, choices, code="not-a-choice"))
+    if errors:
+        raise ErrorList(errors)
+
+
+def _unknown(key: str, value: str, choices: Sequence[str], *, code: str) -> ConfigError:
+    close = get_close_matches(value, choices, n=1)
+    remedy = f"Did you mean {close[0]}?" if close else "Use a name of transformers.TrainingArguments, or remove it."
+    return ConfigError(f"transformers does not know {value!r}", code=code, key=key, remedy=remedy)
 
 
 def _collect(errors: list[RollmatchError], check: Callable[[], object]) -> None:

@@ -151,6 +151,8 @@ def translate(found: ErrorDetails) -> ConfigError:
         dotted = next((part for part in found["loc"] if "." in str(part)), None)
         return _unknown(key) if dotted is None else _dotted(key, str(dotted))
     code, remedy = _CODES.get(found["type"], ("wrong-type", "Write a value of that type."))
+    if code == "wrong-type" and isinstance(found["input"], str) and not found["type"].startswith("string"):
+        remedy = "Write a value of that type; a number or a truth value has no quotes."
     if code == "missing-key":
         return ConfigError("this key is required", code=code, key=key, remedy=remedy)
     expected = _EXPECTED.get(found["type"], found["msg"].replace("Input should be", "must be"))
