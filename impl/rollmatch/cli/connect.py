@@ -28,11 +28,11 @@ def connect_servers(
 
     Errors: ``ServerUnreachable``, ``DialectUnknown``, ``DialectsMixed``, ``WeightsNotTaken``.
     """
-    told = server_section(config)
-    addresses = pair_servers(told)
-    limit = told.infer_timeout_s
+    section = server_section(config)
+    addresses = pair_servers(section)
+    limit = section.infer_timeout_s
     settings = ClientSettings(
-        timeout_s=told.timeout_s,
+        timeout_s=section.timeout_s,
         infer_timeout_s=limit if limit is not None and limit > 0 else None,
         api_key=os.environ.get(KEY_VARIABLE) or None,
         watch=WatchRules(silence_s=told.health_timeout_s),
@@ -43,8 +43,8 @@ def connect_servers(
         host=resolve(addresses[0].host),
         port=addresses[0].group_port,
         client=str(Path(config.training.output_dir).resolve()),
-        timeout_s=min(BROADCAST_TIMEOUT_S, told.timeout_s),
-        join_timeout_s=told.timeout_s,
+        timeout_s=min(BROADCAST_TIMEOUT_S, section.timeout_s),
+        join_timeout_s=section.timeout_s,
     )
     ports = [address.group_port for address in addresses]
     sender = make_sender(servers, ports, rendezvous) if ranks.is_primary else None
@@ -52,7 +52,10 @@ def connect_servers(
 
 
 def try_out(backend: RolloutBackend, decoding: Decoding) -> None:
-    """Whether servers tell what ``decoding`` asks for; rank 0 looks. Errors: ``LogprobsOfAnotherDistribution``."""
+    """Check on rank 0 that servers return the log-probabilities that ``decoding`` needs.
+
+    Errors: ``LogprobsOfAnotherDistribution``.
+    """
     if not isinstance(backend, VllmServerBackend) or not (decoding.logprobs and decoding.is_shaped):
         return
     if backend.ranks.is_primary:

@@ -12,12 +12,12 @@ from rollmatch.server.settings import KEY_VARIABLE, settings_from_json
 from rollmatch.startup import leave, loading
 
 
-def run(told: str) -> int:
+def run(settings_json: str) -> int:
     """Serve until a signal; the exit code."""
-    settings = settings_from_json(told, api_key=os.environ.get(KEY_VARIABLE) or None)
+    settings = settings_from_json(settings_json, api_key=os.environ.get(KEY_VARIABLE) or None)
     try:
         check_exposure(settings)
-        listener = bind_http(settings.host, settings.port)  # a busy port is told before vLLM's seconds of loading
+        listener = bind_http(settings.host, settings.port)  # a busy port fails before vLLM's seconds of loading
         with tempfile.TemporaryDirectory(prefix="rollmatch-", ignore_cleanup_errors=True) as sockets:
             os.environ.setdefault("VLLM_RPC_BASE_PATH", sockets)  # vLLM leaves its sockets behind
             with loading():

@@ -113,7 +113,7 @@ class _UvicornLoop:
 
 
 async def start_replicas(settings: ServerSettings) -> list[VllmReplica]:
-    """All engines, one after the other: GPUs are told to each by the environment, and a fork wants no busy threads."""
+    """All engines, one after the other: each reads its GPUs from the environment, and a fork needs idle threads."""
 
     def start(index: int) -> VllmReplica:
         return VllmReplica(settings, index=index)

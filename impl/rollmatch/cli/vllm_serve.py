@@ -2,7 +2,7 @@
 
     rollmatch vllm-serve --model MODEL_DIR --port 8000 --tensor_parallel_size 2 --max_model_len 8192
 
-It is the server of ``rollmatch serve``: it speaks every dialect, and listens on loopback unless it is told otherwise.
+It is the server of ``rollmatch serve``: it speaks every dialect, and listens on loopback by default.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def vllm_serve(options: argparse.Namespace) -> int:
 
 
 def make_settings(options: argparse.Namespace, *, on_gpu: bool) -> ServerSettings:
-    """The arguments as the server takes them. Errors: ``model-directory-missing``."""
+    """The arguments as server settings. Errors: ``model-directory-missing``."""
     if not os.path.isdir(options.model):
         problem, remedy = f"{options.model} is no directory", "Name the directory of a saved model."
         raise LaunchError(problem, code="model-directory-missing", key="--model", remedy=remedy)
@@ -110,5 +110,5 @@ def make_command(settings: ServerSettings, *, on_gpu: bool) -> Command:
 
 
 def _visible(settings: ServerSettings) -> Sequence[str]:
-    told = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return tuple(told.split(",")) if told else tuple(map(str, range(settings.world_size)))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return tuple(visible.split(",")) if visible else tuple(map(str, range(settings.world_size)))

@@ -53,7 +53,7 @@ class PostCall(Generic[Result]):
         read: Callable[[http.client.HTTPResponse], Result],
         failed: Callable[[Exception, bool], RollmatchError],
     ) -> None:
-        """``read`` and ``failed`` make an answer's result, and of a broken call its error, told whether it was sent."""
+        """``read`` makes the result of a reply; ``failed`` makes the error of a broken call, by whether it was sent."""
         self._read, self._failed = read, failed
         self._deadline = None if question.timeout_s is None else time.monotonic() + question.timeout_s
         self._outcome: tuple[Result | None, RollmatchError | None] | None = None
@@ -130,7 +130,10 @@ class BackgroundCall(Generic[Result]):
         return cast(Result, result)
 
     def _run(self, call: Callable[[], Result]) -> None:
-        outcome: tuple[Result | None, Exception | None] = (None, RuntimeError("a call failed; its thread tells why"))
+        outcome: tuple[Result | None, Exception | None] = (
+            None,
+            RuntimeError("a call failed; see its thread's traceback"),
+        )
         try:
             outcome = (call(), None)
         except RollmatchError as error:

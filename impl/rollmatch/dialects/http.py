@@ -66,7 +66,7 @@ class HttpReply:
 
 
 class _RawReply(NamedTuple):
-    """What came back, however it was asked for."""
+    """A reply before it is decoded, by either kind of call."""
 
     status_code: int
     headers: Mapping[str, str]
@@ -155,12 +155,12 @@ class HttpServer:
         with requests.Session() as session:
             session.trust_env = not is_loopback(self.host)  # a proxy of the environment cannot reach this machine
             try:
-                told = session.request(method, self.base_url + path, data=data, headers=headers, timeout=limits)
+                reply = session.request(method, self.base_url + path, data=data, headers=headers, timeout=limits)
             except requests.ReadTimeout as error:
                 raise self._late(path, timeout_s or 0.0) from error
             except requests.RequestException as error:
                 raise self._broken(path, error) from error
-        return _RawReply(told.status_code, told.headers, told.content)
+        return _RawReply(reply.status_code, reply.headers, reply.content)
 
     def _late(self, path: str, timeout_s: float) -> CallTimeout:
         problem = f"{self.base_url}{path} did not answer within {timeout_s:g} s"
@@ -192,14 +192,14 @@ def _read(response: _RawReply) -> Any:
 def _refusal(base_url: str, path: str, response: _RawReply) -> ServerRefused:
     """A server's no, in its own words where it has some."""
     try:
-        told = _read(response)
+        body = _read(response)
     except ValueError:
-        told = None
-    if isinstance(told, dict) and isinstance(told.get("code"), str):
-        problem, key = str(told.get("problem", "")), str(told.get("key") or "")
-        error = ServerRefused(f"{base_url}{path}: {problem}", key=key or base_url, remedy=str(told.get("remedy", "")))
-        error.code = told["code"]
-        error.item = told["item"] if isinstance(told.get("item"), int) else None
+        body = None
+    if isinstance(body, dict) and isinstance(body.get("code"), str):
+        problem, key = str(body.get("problem", "")), str(body.get("key") or "")
+        error = ServerRefused(f"{base_url}{path}: {problem}", key=key or base_url, remedy=str(body.get("remedy", "")))
+        error.code = body["code"]
+        error.item = body["item"] if isinstance(body.get("item"), int) else None
     else:
         text = response.start.strip()
         error = ServerRefused(f"{base_url}{path} answered {response.status_code}: {text}", key=base_url)

@@ -1,6 +1,6 @@
-"""Whether a server tells log-probabilities of what it samples from, or of the model's own distribution.
+"""Whether a server returns log-probabilities of the distribution it samples from, or of the model's own.
 
-A stock ``vllm serve`` tells the second unless it was started otherwise; they differ as soon as a temperature or a cut
+A stock ``vllm serve`` returns the second unless it was started otherwise; they differ as soon as a temperature or a cut
 shapes the first.
 """
 
@@ -22,7 +22,7 @@ class LogprobsOfAnotherDistribution(RolloutError):
 def check_logprobs(server: RolloutServer, *, prompt_token_ids: tuple[int, ...]) -> None:
     """Ask for one token where sampling is cut to a single one, which then is certain, whatever the model thinks.
 
-    A model may be certain by itself: so the same is asked once more without that token. Of two tokens, one at least
+    A model may be certain by itself: so the same is requested once more without that token. Of two tokens, one at least
     is not certain before the cut. ``prompt_token_ids`` are those of ``QUESTION``.
 
     Errors: ``LogprobsOfAnotherDistribution``, those of ``RolloutServer.infer``.
@@ -51,11 +51,11 @@ def _ask(server: RolloutServer, prompt_token_ids: tuple[int, ...], *, without: t
         logprobs=True,
     )
     (reply,) = server.infer([prompt], rules)
-    told = reply.logprobs or ()
-    if len(told) != 1 or abs(told[0]) > TOLERANCE:
-        problem = f"{told[0]:.3g} for the only token left" if told else "none at all"
+    logprobs = reply.logprobs or ()
+    if len(logprobs) != 1 or abs(logprobs[0]) > TOLERANCE:
+        problem = f"{logprobs[0]:.3g} for the only token left" if logprobs else "none at all"
         raise LogprobsOfAnotherDistribution(
-            f"{server.base_url} tells other log-probabilities than it samples by: {problem}",
+            f"{server.base_url} returns other log-probabilities than those it samples by: {problem}",
             key=server.base_url,
             remedy="Start vllm serve with --logprobs-mode processed_logprobs.",
         )

@@ -19,7 +19,7 @@ class Prompt:
     seed: int
     """Never 0, which ms-swift reads as unset."""
     max_tokens: int | None = None
-    """Instead of the call's; dialects without a limit per request may answer with more, which whoever asked cuts."""
+    """Instead of the call's; dialects without a limit per request may answer with more, which the caller cuts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,9 @@ class Reply:
     """[R] as the server gave it, usually with the stop token."""
     finish_reason: str
     policy_version: int | None
-    """None where the dialect does not tell."""
+    """None where the dialect has no version."""
     logprobs: tuple[float, ...] | None = None
-    """[R] of each response token, where they were asked for."""
+    """[R] of each response token, where they were requested."""
 
 
 class CallLog:

@@ -57,9 +57,9 @@ def chat_reply_of(body: Any, *, version: int | None, place: int, base_url: str) 
     choice = field_of(body, "choices", 0)
     prompt = ids_of(field_of(body, "prompt_token_ids"), name="prompt_token_ids", place=place, base_url=base_url)
     response = ids_of(field_of(choice, "token_ids"), name="token_ids", place=place, base_url=base_url)
-    told, logprobs = field_of(choice, "logprobs", "content"), None
-    if told is not None:
-        values = [field_of(token, "logprob") for token in told]
+    tokens, logprobs = field_of(choice, "logprobs", "content"), None
+    if tokens is not None:
+        values = [field_of(token, "logprob") for token in tokens]
         logprobs = logprobs_of(values, response, place=place, base_url=base_url)
     return Reply(
         prompt_token_ids=filled(prompt, name="prompt_token_ids", place=place, base_url=base_url),

@@ -1,4 +1,4 @@
-"""One rollout server as the learner uses it: found, asked, watched, and told what to do.
+"""One rollout server as the learner uses it: connect, generate, watch, control.
 
 A generate call may be repeated, because it changes nothing: a broken connection is tried once more over a fresh one,
 then the call is halved until the request that breaks it stands alone. A control call is sent once.
@@ -95,9 +95,9 @@ class RolloutServer:
         )
 
     def health(self, *, timeout_s: float) -> dict[str, Any]:
-        """What the server tells about itself; little more than a status in most dialects."""
-        told = self.http.get(self.path_of("/health"), timeout_s=timeout_s).body
-        return told if isinstance(told, dict) else {}
+        """The body of the server's health; little more than a status in most dialects."""
+        body = self.http.get(self.path_of("/health"), timeout_s=timeout_s).body
+        return body if isinstance(body, dict) else {}
 
     def instance(self) -> str:
         """What the server calls itself since its start, empty if nothing; a stock vllm serve: its weights."""
@@ -106,7 +106,7 @@ class RolloutServer:
         return str(self.health(timeout_s=HEALTH_TIMEOUT_S).get("instance", ""))
 
     def path_of(self, route: str) -> str:
-        """A route as this server writes it: with a slash at its end unless it told otherwise."""
+        """A route as this server writes it: with a slash at its end unless its list of routes has none."""
         return self.routes.get(route, f"{route}/")
 
     def get(self, route: str, *, timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
@@ -207,10 +207,10 @@ def spelled(start: int, stop: int) -> str:
 
 
 def _with_span(error: RolloutError, base_url: str, span: str, start: int) -> RolloutError:
-    """The same error, which names the server and what it was asked for."""
-    told = type(error)(f"{error.problem} ({span})", key=base_url, remedy=error.remedy)
-    told.code = error.code
-    if isinstance(error, ServerRefused) and isinstance(told, ServerRefused):
-        told.status = error.status
-        told.item = None if error.item is None else start + error.item
-    return told
+    """The same error, with the server and the requests it concerns."""
+    named = type(error)(f"{error.problem} ({span})", key=base_url, remedy=error.remedy)
+    named.code = error.code
+    if isinstance(error, ServerRefused) and isinstance(named, ServerRefused):
+        named.status = error.status
+        named.item = None if error.item is None else start + error.item
+    return named

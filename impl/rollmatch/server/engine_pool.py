@@ -184,8 +184,8 @@ class EnginePool:
             task.cancel()
 
 
-def _checked(told: Any) -> list[dict[str, Any]]:
-    answers = list(told)
+def _checked(replies: Any) -> list[dict[str, Any]]:
+    answers = list(replies)
     for answer in answers:
         if "failure" in answer:
             raise WorkerFailure(answer["failure"])

@@ -69,10 +69,10 @@ class WorkerFailure(SyncError):
 
     code = "worker-failure"
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        super().__init__(told["problem"], key=told["key"], remedy=told["remedy"])
-        self.code = told["code"]
-        self.status = told["status"]
+    def __init__(self, raw: dict[str, Any]) -> None:
+        super().__init__(raw["problem"], key=raw["key"], remedy=raw["remedy"])
+        self.code = raw["code"]
+        self.status = raw["status"]
 
 
 def status_of(error: RollmatchError) -> int:

@@ -58,7 +58,7 @@ class ResponseGenerator:
             raise
 
     def _check_limits(self, requests: Sequence[GenerateRequest], where: str) -> None:
-        """Count what the call asks for, before anything is read or tokenised."""
+        """Count what the call requests, before anything is read or tokenised."""
         limits = self.limits
         num_responses = sum(len(request.seeds) for request in requests)
         for count, name, key in (
@@ -70,7 +70,7 @@ class ResponseGenerator:
             check_count(count, name, limits, key=key)
         waiting = self.pool.num_running
         if waiting + num_responses > limits.max_waiting_responses:
-            problem = f"{waiting} responses are waiting, and the call asks for {num_responses}"
+            problem = f"{waiting} responses are waiting, and the call requests {num_responses}"
             remedy = f"Ask again later, or raise {_LIMITS}.max_waiting_responses."
             raise Refusal(problem, code="server-busy", key=where, remedy=remedy)
 

@@ -49,9 +49,9 @@ def load_model_identity(directory: str | Path, *, dtype: str) -> Model:
         raise CheckpointMissing(f"{directory} has no *.safetensors", key="model.model", remedy=remedy)
     shapes: dict[str, TensorSpec] = {}
     for path in files:
-        for name, told in _read_header(path).items():
-            held = dtype if told["dtype"] in _FLOATS else _TORCH_NAMES[told["dtype"]]
-            shapes[name] = TensorSpec(name=name, dtype=held, shape=tuple(told["shape"]))
+        for name, header in _read_header(path).items():
+            held = dtype if header["dtype"] in _FLOATS else _TORCH_NAMES[header["dtype"]]
+            shapes[name] = TensorSpec(name=name, dtype=held, shape=tuple(header["shape"]))
     aliases = _tied(json.loads((directory / "config.json").read_text()), shapes)
     for name in aliases:
         shapes.pop(name, None)

@@ -22,11 +22,11 @@ class Metrics:
             "policy_version": ("Version of the served weights", lambda: pool.policy_version),
             "alive": ("1 while every worker is", lambda: float(not pool.is_dead)),
             "generated_tokens": ("Response tokens since the start", lambda: pool.num_generated_tokens),
-            "restarted_requests": ("Responses begun anew because of a commit", lambda: pool.num_restarted),
+            "restarted_requests": ("Responses generated again because of a commit", lambda: pool.num_restarted),
             "group_members": ("Members of the open weight group", lambda: communicator.num_members),
         }
-        for name, (told, value) in named.items():
-            Gauge(f"rollmatch_{name}", told, registry=self.registry).set_function(value)
+        for name, (text, value) in named.items():
+            Gauge(f"rollmatch_{name}", text, registry=self.registry).set_function(value)
         by_replica = Gauge("rollmatch_replica_tokens", "The same of each replica", ["replica"], registry=self.registry)
         for index in range(len(pool.replicas)):
             by_replica.labels(index).set_function(partial(pool.tokens_by_replica.__getitem__, index))

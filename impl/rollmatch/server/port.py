@@ -1,4 +1,4 @@
-"""The port a server listens at: the one it was told, or none."""
+"""The configured port of a server; no other is tried."""
 
 import socket
 

@@ -114,8 +114,8 @@ class VllmReplica:
     async def call(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
         """As the protocol."""
         with _engine_death_as_ours():
-            told: list[dict[str, Any]] = await self._engine.collective_rpc(method, args=arguments)
-            return told
+            replies: list[dict[str, Any]] = await self._engine.collective_rpc(method, args=arguments)
+            return replies
 
     async def reset_caches(self) -> bool:
         """As the protocol; blocks of requests that just ended are given back an engine step later."""
@@ -194,6 +194,6 @@ def _output_of(output: Any) -> EngineOutput:
     )
 
 
-def _logprobs(told: Any, token_ids: list[int]) -> bytes:
-    values = [place[token_id].logprob for place, token_id in zip(told, token_ids, strict=True)]
+def _logprobs(by_position: Any, token_ids: list[int]) -> bytes:
+    values = [place[token_id].logprob for place, token_id in zip(by_position, token_ids, strict=True)]
     return np.asarray(values, dtype="<f4").tobytes()

@@ -43,8 +43,8 @@ class NativeDialect:
         packed = field_of(entry, "logprobs")
         if packed is None:
             return None
-        told = np.frombuffer(packed, dtype="<f4").tolist() if isinstance(packed, bytes) else packed
-        return logprobs_of(told, response, place=place, base_url=self.base_url)
+        values = np.frombuffer(packed, dtype="<f4").tolist() if isinstance(packed, bytes) else packed
+        return logprobs_of(values, response, place=place, base_url=self.base_url)
 
     def _reply(self, entry: Any, place: int) -> Reply:
         version = field_of(entry, "policy_version")

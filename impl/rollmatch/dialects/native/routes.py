@@ -74,37 +74,37 @@ def _add_generation(router: APIRouter, server: ServerState) -> None:
 def _add_communicator(router: APIRouter, server: ServerState) -> None:
     @router.post("/communicator/")
     async def communicator(request: Request) -> Response:
-        wish = await read_body(request, CommunicatorRequest)
-        ranks = await unless_gone(request, _join(server, wish))
-        return ranks if isinstance(ranks, Response) else answer(request, {"ranks": ranks, "transport": wish.transport})
+        body = await read_body(request, CommunicatorRequest)
+        ranks = await unless_gone(request, _join(server, body))
+        return ranks if isinstance(ranks, Response) else answer(request, {"ranks": ranks, "transport": body.transport})
 
     @router.post("/communicator/close/")
     async def close(request: Request) -> Response:
-        wish = await read_body(request, CommunicatorClose)
-        if server.communicator.attached is not None and not wish.force:
-            server.communicator.check_attached(wish.client)
+        body = await read_body(request, CommunicatorClose)
+        if server.communicator.attached is not None and not body.force:
+            server.communicator.check_attached(body.client)
         return answer(request, {"closed": await server.update.close()})
 
 
-async def _join(server: ServerState, wish: CommunicatorRequest) -> list[int]:
+async def _join(server: ServerState, body: CommunicatorRequest) -> list[int]:
     """Errors: those of ``Communicator.join``."""
     known = transports_of(server.settings)
-    if wish.transport not in known:
-        problem, remedy = f"there is no transport {wish.transport}", f"Use {' or '.join(known)}."
+    if body.transport not in known:
+        problem, remedy = f"there is no transport {body.transport}", f"Use {' or '.join(known)}."
         raise GroupAddressInvalid(problem, key="transport", remedy=remedy, code="transport-unknown")
     attached = server.communicator.attached
-    if wish.replace and attached is not None and attached.client == wish.client:
+    if body.replace and attached is not None and attached.client == body.client:
         await server.update.close()
     address = GroupAddress(
-        host=wish.host,
-        port=wish.port,
-        rank=wish.rank_offset,
-        world_size=wish.world_size,
-        secret=wish.secret,
-        timeout_s=wish.timeout_s,
-        join_timeout_s=wish.join_timeout_s,
+        host=body.host,
+        port=body.port,
+        rank=body.rank_offset,
+        world_size=body.world_size,
+        secret=body.secret,
+        timeout_s=body.timeout_s,
+        join_timeout_s=body.join_timeout_s,
     )
-    return await server.communicator.join(wish.client, address, transport=wish.transport)
+    return await server.communicator.join(body.client, address, transport=body.transport)
 
 
 def _add_sync(router: APIRouter, server: ServerState) -> None:
@@ -116,9 +116,9 @@ def _add_sync(router: APIRouter, server: ServerState) -> None:
 
     @router.post("/sync/again/")
     async def again(request: Request) -> Response:
-        wish = await read_body(request, SyncAgain)
-        communicator.check_attached(wish.client)
-        return await _sync(server, request, update.request_like(wish))
+        body = await read_body(request, SyncAgain)
+        communicator.check_attached(body.client)
+        return await _sync(server, request, update.request_like(body))
 
     @router.post("/sync/commit/")
     async def commit(request: Request) -> Response:
@@ -133,18 +133,18 @@ def _add_sync(router: APIRouter, server: ServerState) -> None:
         return answer(request, {"dropped": await update.drop()})
 
 
-async def _sync(server: ServerState, request: Request, wish: SyncRequest) -> Response:
-    """Received, and committed where that is wished for."""
+async def _sync(server: ServerState, request: Request, body: SyncRequest) -> Response:
+    """Receive, and commit where the request says so."""
     update, attached = server.update, server.communicator.attached
     if attached is not None and attached.transport == DIRECT:
-        written = await unless_gone(request, update.write_in_place(wish))
+        written = await unless_gone(request, update.write_in_place(body))
         return written if isinstance(written, Response) else answer(request, _commit_reply(server, written))
-    staged = await unless_gone(request, update.stage(wish))
+    staged = await unless_gone(request, update.stage(body))
     if isinstance(staged, Response):
         return staged
-    if not wish.commit:
+    if not body.commit:
         return answer(request, _sync_reply(server, staged))
-    return answer(request, _commit_reply(server, await update.commit(wish.sync_id)))
+    return answer(request, _commit_reply(server, await update.commit(body.sync_id)))
 
 
 def _sync_reply(server: ServerState, staged: Staged) -> SyncReply:
@@ -159,8 +159,8 @@ def _sync_reply(server: ServerState, staged: Staged) -> SyncReply:
 
 
 def _commit_reply(server: ServerState, committed: Committed) -> SyncReply:
-    told = {"committed": True, "commit_s": committed.commit_s, "restarted": committed.num_restarted}
-    return _sync_reply(server, committed.staged).model_copy(update=told)
+    committed_fields = {"committed": True, "commit_s": committed.commit_s, "restarted": committed.num_restarted}
+    return _sync_reply(server, committed.staged).model_copy(update=committed_fields)
 
 
 def _vllm_version() -> str:

@@ -84,6 +84,6 @@ def text_of(image: bytes) -> str:
 
 
 def version_of(headers: Mapping[str, str]) -> int | None:
-    """The policy version a server of ours tells in a header, None from others."""
-    told = headers.get(VERSION_HEADER, "")
-    return int(told) if told.isdecimal() else None
+    """The policy version in the header of our servers' replies; None from other servers."""
+    value = headers.get(VERSION_HEADER, "")
+    return int(value) if value.isdecimal() else None

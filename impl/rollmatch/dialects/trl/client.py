@@ -1,6 +1,6 @@
 """The dialect of ``trl vllm-serve`` up to 1.10 (token-id prompts: from 1.0 on).
 
-All responses of a call share one seed and one set of sampling values. A prompt that is asked several times is sent
+All responses of a call share one seed and one set of sampling values. A prompt that occurs several times is sent
 once with a number of completions: two copies of it would be answered alike.
 """
 
@@ -27,11 +27,11 @@ class TrlDialect:
         self.base_url = base_url
 
     def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
-        """One call for all that are asked equally often. Errors: ``ReplyMalformed``, ``ReplyCountMismatch``."""
+        """One call for all prompts that occur equally often. Errors: ``ReplyMalformed``, ``ReplyCountMismatch``."""
         replies: dict[int, Reply] = {}
         for places in equally_often(prompts):
-            told = self._ask(post, [prompts[copies[0]] for copies in places], sampling, num_copies=len(places[0]))
-            replies |= dict(zip((place for copies in places for place in copies), told, strict=True))
+            answered = self._ask(post, [prompts[copies[0]] for copies in places], sampling, num_copies=len(places[0]))
+            replies |= dict(zip((place for copies in places for place in copies), answered, strict=True))
         return [replies[place] for place in range(len(prompts))]
 
     def _ask(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules, *, num_copies: int) -> list[Reply]:
@@ -39,22 +39,22 @@ class TrlDialect:
         counts = {"prompt_ids": len(prompts), "completion_ids": len(prompts) * num_copies}
         rows = [self._rows(answer.body, name, count) for name, count in counts.items()]
         rows[0] = [row for row in rows[0] for _ in range(num_copies)]
-        told = field_of(answer.body, "logprobs") if sampling.logprobs else None
+        logprobs = field_of(answer.body, "logprobs") if sampling.logprobs else None
         return [
             Reply(
                 prompt_token_ids=filled(prompt, name="prompt_ids", place=place, base_url=self.base_url),
                 response_token_ids=response,
-                logprobs=None if told is None else self._logprobs(field_of(told, place), response, place),
+                logprobs=None if logprobs is None else self._logprobs(field_of(logprobs, place), response, place),
                 finish_reason="stop" if set(sampling.stop_token_ids) & set(response) else "length",
                 policy_version=version_of(answer.headers),
             )
             for place, (prompt, response) in enumerate(zip(*rows, strict=True))
         ]
 
-    def _logprobs(self, told: Any, response: Sequence[int], place: int) -> tuple[float, ...]:
+    def _logprobs(self, values: Any, response: Sequence[int], place: int) -> tuple[float, ...]:
         """A number per token, or (from 0.27 on) a list of one, the sampled token's."""
-        values = [field_of(each, 0) if isinstance(each, list) else each for each in told or ()]
-        return logprobs_of(values, response, place=place, base_url=self.base_url)
+        sampled = [field_of(each, 0) if isinstance(each, list) else each for each in values or ()]
+        return logprobs_of(sampled, response, place=place, base_url=self.base_url)
 
     def _rows(self, body: Any, name: str, num_requests: int) -> list[tuple[int, ...]]:
         rows = field_of(body, name)
