@@ -4,6 +4,8 @@ import base64
 import contextlib
 import io
 import socket
+import threading
+import time
 
 import msgspec
 import numpy as np
@@ -15,7 +17,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from conformance.server.calls import in_thread, text_batch
-from conformance.server.pinger import pinging
 from conformance.server.test_fuzz import BODIES, calls, encoded
 
 pytestmark = pytest.mark.engine
@@ -23,6 +24,26 @@ NUM_BODIES, SLOW_CALLERS, MAX_GROWTH_MIB = 300, 300, 200
 IMAGE = 414
 OF_GROUPS = ("communicator", "sync", "update")
 """Routes that wait for a learner, or whose weights others need; they are fuzzed over pretending engines."""
+
+
+@contextlib.contextmanager
+def pinging(url):
+    """Ask for health over and over, over a new connection each time; [n] seconds that each answer took."""
+    waits, is_over = [], threading.Event()
+
+    def ping():
+        while not is_over.wait(0.02):
+            began = time.perf_counter()
+            assert requests.get(f"{url}/health/", timeout=60).status_code == 200
+            waits.append(time.perf_counter() - began)
+
+    thread = threading.Thread(target=ping)
+    thread.start()
+    try:
+        yield waits
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def post(server, route, body, **keywords):
@@ -76,7 +97,7 @@ def test_a_real_server_survives_and_answers_health(instance, server):
     before = server.infer(text_batch([[7, 8, 9]]), max_tokens=8)
     grown = resident_mib(instance.process.pid)
     slow = []
-    with contextlib.ExitStack() as stack, pinging(instance.settings.port) as waits:
+    with contextlib.ExitStack() as stack, pinging(server.url) as waits:
         for _ in range(SLOW_CALLERS):
             slow.append(
                 stack.enter_context(socket.create_connection(("127.0.0.1", instance.settings.port), timeout=10))
@@ -88,6 +109,7 @@ def test_a_real_server_survives_and_answers_health(instance, server):
         call.result()
     assert server.infer(text_batch([[7, 8, 9]]), max_tokens=8) == before
     assert {200, 422} <= set(statuses)
+    assert len(waits) > 20
     assert resident_mib(instance.process.pid) - grown < MAX_GROWTH_MIB
     assert float(np.quantile(waits, 0.99)) < 1.0, sorted(waits)[-5:]
     assert msgspec.json.decode(requests.get(f"{server.url}/health/", timeout=5).content)["running"] == 0

@@ -35,7 +35,7 @@ def connect_servers(
         timeout_s=section.timeout_s,
         infer_timeout_s=limit if limit is not None and limit > 0 else None,
         api_key=os.environ.get(KEY_VARIABLE) or None,
-        watch=WatchRules(silence_s=told.health_timeout_s),
+        watch=WatchRules(silence_s=section.health_timeout_s),
     )
     servers = [RolloutServer(address.base_url, settings) for address in addresses]
     connect_all(servers)
