@@ -46,6 +46,7 @@ def test_missing_evaluations_are_told():
     [
         ([FINISHED], "finished", "finished: 2 of 60 steps"),
         ([{"event": "interrupted", "signal": "SIGTERM"}], "interrupted", "interrupted by SIGTERM: 2 of 60 steps"),
+        ([{"event": "interrupted", "signal": 15}], "interrupted", "interrupted by SIGTERM: 2 of 60 steps"),
         ([], "unfinished", "unfinished: 2 of 60 steps so far"),
     ],
 )

@@ -1,5 +1,6 @@
 """Measures of an evaluation, their change over a run, and the summary at the top of the page."""
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -169,13 +170,24 @@ def _metrics(event: Event | None) -> Event:
     return metrics if isinstance(metrics, dict) else {}
 
 
+def _signal_name(number: object) -> str:
+    """A signal by its name, which the journal holds as a number.
+
+    >>> _signal_name(15), _signal_name("SIGINT"), _signal_name(None)
+    ('SIGTERM', 'SIGINT', 'a signal')
+    """
+    if isinstance(number, int):
+        return next((each.name for each in signal.Signals if each == number), f"signal {number}")
+    return number if isinstance(number, str) else "a signal"
+
+
 def _status(history: History) -> tuple[str, str]:
     planned = history.run.get("max_steps")
     done = f"{history.last_step:,} of {planned:,} steps" if type(planned) is int else f"{history.last_step:,} steps"
     if history.ending is None:
         return "unfinished", f"unfinished: {done} so far"
     if history.ending["event"] == "interrupted":
-        return "interrupted", f"interrupted by {history.ending.get('signal', 'a signal')}: {done}"
+        return "interrupted", f"interrupted by {_signal_name(history.ending.get('signal'))}: {done}"
     return "finished", f"finished: {done}"
 
 
