@@ -17,7 +17,7 @@ faults: $(VENV)/ready
 # Which quick test reaches which line, for mutants.
 map: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest conformance -m "not gpu and not engine and not slow" \
-	  --quiet -n 3 --dist loadgroup --cov --cov-context=test --cov-report=
+	  --quiet -n 3 --dist loadfile --cov --cov-context=test --cov-report=
 
 # Five minutes over all of impl/; MODULE="impl/rollmatch/learn/pack.py" or DIFF=main for a part of it.
 mutants: $(VENV)/ready

@@ -38,11 +38,6 @@ def swift_python() -> str | None:
         return None
 
 
-def has_swift() -> bool:
-    """Whether there is an ms-swift to compare with."""
-    return swift_python() is not None
-
-
 def deepspeed_python() -> str | None:
     """A Python that has DeepSpeed, and all that rollmatch needs: ``DEEPSPEED_PYTHON``, or this one."""
     try:
@@ -51,31 +46,21 @@ def deepspeed_python() -> str | None:
         return None
 
 
-def has_deepspeed() -> bool:
-    """Whether there is a DeepSpeed to split weights."""
-    return deepspeed_python() is not None
-
-
 def trl_command() -> str | None:
     """The ``trl`` of a TRL that has a server of its own: ``TRL_COMMAND``, or the one that the judge installed."""
     installed = folder_of_servers() / "trl-1.10.0/bin/trl"
     return os.environ.get("TRL_COMMAND") or (str(installed) if installed.exists() else None)
 
 
-def has_trl() -> bool:
-    """Whether there is such a TRL."""
-    return trl_command() is not None
-
-
-TOOLS: dict[str, tuple[Callable[[], bool], str]] = {
+TOOLS: dict[str, tuple[Callable[[], object], str]] = {
     "browser": (has_browser, "install Chromium or set CHROMIUM"),
     "openspec": (has_openspec, "run python -m conformance.harness.openspec_tool (needs Node and npm)"),
     "deepspeed": (
-        has_deepspeed,
+        deepspeed_python,
         "pip install deepspeed (DS_BUILD_OPS=0 without a GPU), or set DEEPSPEED_PYTHON to a Python that has it",
     ),
-    "swift": (has_swift, "install rollmatch[swift], or set SWIFT_PYTHON to a Python that has ms-swift"),
-    "trl": (has_trl, "run python -m conformance.servers.judge trl, or set TRL_COMMAND to the trl of TRL 1.10"),
+    "swift": (swift_python, "install rollmatch[swift], or set SWIFT_PYTHON to a Python that has ms-swift"),
+    "trl": (trl_command, "run python -m conformance.servers.judge trl, or set TRL_COMMAND to the trl of TRL 1.10"),
 }
 OPTIONAL = ("deepspeed", "swift", "trl")
 """Tools that CI goes without."""

@@ -89,10 +89,10 @@ class Forked(ForkServerProcess):
 
 
 def start(
-    command: Sequence[str], log: Path, *, environment: Mapping[str, str] = os.environ, is_fresh: bool = False
+    command: Sequence[str], log: Path, *, environment: Mapping[str, str] = os.environ
 ) -> Forked | subprocess.Popen[bytes]:
-    """Start in a session of its own with its output in ``log``; beside a GPU, or ``is_fresh``, never by a fork."""
-    if command[0] == sys.executable and not is_fresh and not has_gpu():
+    """Start in a session of its own with its output in ``log``; beside a GPU never by a fork."""
+    if command[0] == sys.executable and not has_gpu():
         return Forked(command[1:], log, environment)
     with log.open("w") as output:
         return subprocess.Popen(

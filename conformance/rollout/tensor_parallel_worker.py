@@ -4,11 +4,13 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+import torch.distributed as dist
 
-from rollmatch.cli.learner import set_environment
-
-set_environment()
+from conformance.rollout.digits import load_model, perturb, requests_for, scenes
+from conformance.rollout.engine import open_engine
+from rollmatch.model.checkpoint import merged_weights
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import Decoding
 
 SHARES = {0: range(5), 1: range(5, 8)}
 """Scenes of each rank: not as many."""
@@ -17,14 +19,6 @@ MAX_NEW_TOKENS = 40
 
 
 def main(folder: Path) -> None:
-    import torch.distributed as dist
-
-    from conformance.rollout.digits import load_model, perturb, requests_for, scenes
-    from conformance.rollout.engine import open_engine
-    from rollmatch.model.checkpoint import merged_weights
-    from rollmatch.ranks import Ranks
-    from rollmatch.rollout.backend import Decoding
-
     dist.init_process_group("gloo")
     decoding = Decoding(max_new_tokens=MAX_NEW_TOKENS)
     ranks = Ranks.from_environment()

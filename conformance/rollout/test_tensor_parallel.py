@@ -13,7 +13,7 @@ from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.hf import HfBackend
 
 pytestmark = pytest.mark.engine
-WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
+WORKER = ("-m", "conformance.rollout.tensor_parallel_worker")
 
 
 def shared_memory():
@@ -25,7 +25,7 @@ def shared_memory():
 def answers(tmp_path_factory):
     """Of both ranks: name -> [request id, response]."""
     folder, before = tmp_path_factory.mktemp("tensor_parallel"), shared_memory()
-    finish_two_ranks(folder, sys.executable, str(WORKER), str(folder))
+    finish_two_ranks(folder, sys.executable, *WORKER, str(folder))
     assert shared_memory() <= before  # what the ranks shared is gone with them
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in SHARES]
 

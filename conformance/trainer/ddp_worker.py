@@ -7,20 +7,14 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+from safetensors.torch import save_file
 
-from rollmatch.cli.learner import set_environment
-
-set_environment()
+from conformance.trainer import small_run, turns
+from conformance.trainer.small_run import weights_of
+from rollmatch.learn import head
 
 
 def main(task: str, folder: Path, *overrides: str) -> None:
-    from safetensors.torch import save_file
-
-    from conformance.trainer import small_run, turns
-    from conformance.trainer.small_run import weights_of
-    from rollmatch.learn import head
-
     head.LARGE_VOCABULARY = 0
     trainer = {"digits": small_run, "turns": turns}[task].make_trainer(folder, *overrides)
     metrics = trainer.evaluate()

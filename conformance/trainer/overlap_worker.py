@@ -5,22 +5,16 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+from safetensors.torch import save_file
 
-from rollmatch.cli.learner import set_environment
-
-set_environment()
-
+from conformance.trainer.overlapped import overlapped
+from conformance.trainer.small_run import weights_of
 
 MODES = ("off", "stream", "ahead")
 
 
 def run(folder: Path, mode: str, *overrides: str) -> None:
     """Writes weights and losses."""
-    from safetensors.torch import save_file
-
-    from conformance.trainer.overlapped import overlapped
-    from conformance.trainer.small_run import weights_of
 
     trainer, servers = overlapped(folder / mode, mode, *overrides, is_shallow=True)
     rank = trainer.source.ranks.rank

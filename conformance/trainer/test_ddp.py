@@ -4,7 +4,6 @@ import json
 import signal
 import sys
 from itertools import chain
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from conformance.rollout.digits import write_cut
 from conformance.trainer.small_run import events, make_trainer, step_between, weights_of
 from rollmatch.cli.run_directory import last_checkpoint
 
-WORKER = Path(__file__).with_name("ddp_worker.py")
+WORKER = ("-m", "conformance.trainer.ddp_worker")
 TWO_STEPS = (
     *("training.packing=true", "training.max_steps=2", "training.learning_rate=0.1"),
     "custom.extra.rollout_matching.max_new_tokens=16",
@@ -37,7 +36,7 @@ def pair_of_ranks(tmp_path_factory):
     """Two ranks of two samples each."""
     folder = tmp_path_factory.mktemp("two_ranks")
     overrides = (*TWO_STEPS, "training.per_device_train_batch_size=2")
-    finish_two_ranks(folder, sys.executable, str(WORKER), "digits", str(folder), *overrides)
+    finish_two_ranks(folder, sys.executable, *WORKER, "digits", str(folder), *overrides)
     return folder
 
 

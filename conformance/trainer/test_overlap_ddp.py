@@ -3,7 +3,6 @@
 import json
 import sys
 from itertools import chain
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from safetensors.torch import load_file
 
 from conformance.cli.started import finish_two_ranks, journals_of
 
-WORKER = Path(__file__).with_name("overlap_worker.py")
+WORKER = ("-m", "conformance.trainer.overlap_worker")
 STEPS = (
     *("training.packing=false", "training.per_device_train_batch_size=1", "training.gradient_accumulation_steps=2"),
     *("training.max_steps=2", "training.learning_rate=0.1", "custom.extra.rollout_matching.max_new_tokens=8"),
@@ -23,7 +22,7 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_ranks")
-    finish_two_ranks(folder, sys.executable, str(WORKER), str(folder), *STEPS)
+    finish_two_ranks(folder, sys.executable, *WORKER, str(folder), *STEPS)
     return folder
 
 

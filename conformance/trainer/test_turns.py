@@ -3,7 +3,6 @@
 import json
 import sys
 from itertools import chain
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from conformance.cli.started import finish_two_ranks, journals_of
 from conformance.trainer.small_run import events, step_between, weights_of
 from conformance.trainer.turns import make_trainer
 
-WORKER = Path(__file__).with_name("ddp_worker.py")
+WORKER = ("-m", "conformance.trainer.ddp_worker")
 JUDGED = {"vineppo": "valued", "vineppo_mcts": "valued", "grpo": "rewarded"}
 
 
@@ -45,7 +44,7 @@ def two_ranks(tmp_path_factory):
     """Two ranks of one sample a step each."""
     folder = tmp_path_factory.mktemp("two_ranks")
     words = ("turns", str(folder), "training.per_device_train_batch_size=1")
-    finish_two_ranks(folder, sys.executable, str(WORKER), *words)
+    finish_two_ranks(folder, sys.executable, *WORKER, *words)
     return folder
 
 
