@@ -17,7 +17,7 @@ from rollmatch.config import RunConfig, effective
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.config.servers import uses_servers
 from rollmatch.journal import Journal
-from rollmatch.learn.attention import PACKED_ATTENTION
+from rollmatch.learn.attention import PACKED_ATTENTION, check_packable
 from rollmatch.learn.batch import Batcher
 from rollmatch.learn.pack import Packer
 from rollmatch.model.policy import load_policy
@@ -208,6 +208,7 @@ def _make_batcher(config: RunConfig, model: torch.nn.Module, objective: Objectiv
     training = config.training
     packer = None
     if training.packing:
+        check_packable(model)
         packer = Packer(
             config.global_max_length,
             max_buffered=training.packing_buffer,

