@@ -130,12 +130,12 @@ class Trials:
         assert [r.response_logprobs for r in theirs] != [r.response_logprobs for r in self.from_files]
 
     def adapter(self) -> None:
-        from rollmatch.weights.worker.merging import merge_named, read_base
+        from rollmatch.weights.worker.merging import merge_named
 
         found = named_weights(perturb_adapters(self.load(train_type="lora"))).adapter()
-        base, tensors = read_base(str(self.directory), dtype=torch.float32), dict(found.tensors)
+        base, tensors = load_file(self.directory / "model.safetensors"), dict(found.tensors)
         for merge, ours in zip(found.merges, found.merged, strict=True):
-            assert torch.equal(merge_named(merge, base[merge["name"]], tensors), ours)
+            assert torch.equal(merge_named(merge, base[merge.name], tensors), ours)
 
     def freeze(self) -> None:
         for part in Part if self.has_images else (Part.VISION,):
@@ -180,7 +180,7 @@ class Trials:
         from conformance.trainer.small_run import make_trainer
 
         samples = scenes("train")[:2] if self.has_images or not overrides else unseen(scenes("train")[:2])
-        size = ("training.per_device_train_batch_size=2", "global_max_length=1500")
+        size = ("training.per_device_train_batch_size=2", "global_max_length=1500", "training.packing=false")
         brief = ("custom.extra.rollout_matching.max_new_tokens=16", "training.learning_rate=0.1")
         model = f"model.model={self.directory}"
         folder = Path(tempfile.mkdtemp(dir=self.folder))

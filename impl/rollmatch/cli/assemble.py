@@ -21,7 +21,7 @@ from rollmatch.learn.attention import PACKED_ATTENTION, check_packable
 from rollmatch.learn.batch import Batcher
 from rollmatch.learn.pack import Packer
 from rollmatch.model.policy import load_policy
-from rollmatch.model.template import Template
+from rollmatch.model.template import Template, TemplateOptions
 from rollmatch.objectives.protocol import Learner, Objective
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBackend
@@ -92,7 +92,8 @@ def make_template(config: RunConfig) -> Template:
     """The model directory's template with the configured prompts."""
     prompts = config.custom.prompts
     any_chat = config.custom.learns_from_rewards
-    return Template(config.model.model, system=prompts.system, user=prompts.user, any_chat=any_chat)
+    options = TemplateOptions(chat=config.model.chat_template_kwargs, processor=config.model.processor_kwargs)
+    return Template(config.model.model, system=prompts.system, user=prompts.user, any_chat=any_chat, options=options)
 
 
 class TrainerParts(NamedTuple):
@@ -199,6 +200,7 @@ def _engine_arguments(config: RunConfig) -> dict[str, Any]:
             config, on_gpu=on_gpu, max_model_len=effective.max_model_len(config)
         ),
         "limit_mm_per_prompt": vllm.limit_mm_per_prompt,
+        "mm_processor_kwargs": config.model.processor_kwargs or None,
         "disable_custom_all_reduce": vllm.disable_custom_all_reduce,
     }
     return {name: value for name, value in arguments.items() if value is not None}

@@ -17,6 +17,7 @@ from rollmatch.config import RunConfig, load_config
 from rollmatch.config.effective import enforce_eager, sync_mode, tensor_parallel_size
 from rollmatch.config.servers import uses_servers
 from rollmatch.errors import LaunchError
+from rollmatch.model.source import with_local_model
 from rollmatch.records import Sample
 from rollmatch.startup import loading
 
@@ -25,7 +26,6 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_HOST_IP": "127.0.0.1",
-    "HF_HUB_OFFLINE": "1",  # models are local directories: a typing error must not become a download
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
@@ -54,7 +54,7 @@ def train(
     wait: WaitPolicy | None = None,
 ) -> int:
     """Run a training from its YAML. Returns 0, or 128 + the signal that ended it early."""
-    config = load_config(path, overrides)
+    config = with_local_model(load_config(path, overrides))
     train_samples, val_samples = load_checked(config)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if "LOCAL_RANK" in os.environ:
@@ -133,7 +133,7 @@ def launch(
     wait: WaitPolicy,
 ) -> int:
     """Check and wait here, once, then start the ranks. Returns the learner's exit code."""
-    config = load_config(path, overrides)
+    config = with_local_model(load_config(path, overrides))
     load_checked(config)
     if uses_servers(config):
         wait_for_servers(config, wait, gpus=gpus)

@@ -184,8 +184,9 @@ def _add_config(parser: argparse.ArgumentParser, command: object) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     from rollmatch.cli.preflight import load_checked
+    from rollmatch.model.source import with_local_model
 
-    config = load_config(options.config, options.overrides)
+    config = with_local_model(load_config(options.config, options.overrides))
     train, val = load_checked(config)
     prompts = _prompts(config, [*train, *val])
     print(resolved_yaml(config))

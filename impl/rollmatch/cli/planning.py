@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollmatch.config import effective, load_config
+from rollmatch.model.source import with_local_model
 from rollmatch.plan.forecast import Forecast, Forecaster, Site
 from rollmatch.plan.proposal import Proposal, propose
 from rollmatch.plan.rates import gpu_of, load_rates
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def plan(options: argparse.Namespace) -> int:
     """Print the plan. Errors: those of the configuration, ``ShapeUnknown``, ``RatesInvalid``, ``NothingFits``."""
-    config, rates = load_config(options.config, options.overrides), load_rates(options.rates)
+    config, rates = with_local_model(load_config(options.config, options.overrides)), load_rates(options.rates)
     gpu_of(rates, options.gpu)
     forecaster = Forecaster(
         config=config,

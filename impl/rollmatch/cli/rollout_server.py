@@ -25,6 +25,7 @@ from rollmatch.config.servers import (
     server_section,
 )
 from rollmatch.errors import LaunchError
+from rollmatch.model.source import with_local_model
 from rollmatch.server.access import check_exposure
 from rollmatch.server.port import bind_http
 from rollmatch.server.settings import KEY_VARIABLE, ServerSettings
@@ -48,7 +49,7 @@ def serve(
     On a machine without GPUs ``gpus`` counts replicas. Errors: the configuration's, ``gpu-count-mismatch``,
     ``server-not-named``, ``PortInUse``, ``swift-missing``.
     """
-    config = load_config(path, overrides)
+    config = with_local_model(load_config(path, overrides))
     check_model(config)
     command = make_command(config, gpus=gpus, server_index=server_index, on_gpu=has_gpu())
     if not dry_run:
@@ -132,6 +133,7 @@ def _engine_arguments(config: RunConfig, *, on_gpu: bool) -> dict[str, Any]:
         "max_num_batched_tokens": vllm.max_num_batched_tokens,
         "enable_chunked_prefill": effective.chunked_prefill(config, on_gpu=on_gpu, max_model_len=max_model_len(config)),
         "limit_mm_per_prompt": vllm.limit_mm_per_prompt,
+        "mm_processor_kwargs": config.model.processor_kwargs or None,
         "disable_custom_all_reduce": vllm.disable_custom_all_reduce,
     }
     return {name: value for name, value in arguments.items() if value is not None}

@@ -37,7 +37,19 @@ class ModelConfig(Section):
     """The policy that is trained."""
 
     model: Text = Field(examples=["models/qwen3-vl-coord"])
-    """Directory of a saved Hugging Face model with its tokenizer."""
+    """Directory of a saved Hugging Face model with its tokenizer, or its id on the Hugging Face hub. A directory of a
+    peft adapter stands for its base and model.adapter."""
+    revision: Text | None = None
+    """Branch, tag or commit of a hub id; null is its main branch."""
+    adapter: Text | None = None
+    """Directory or hub id of a LoRA adapter (peft) to start from."""
+    adapter_start: Literal["merge", "continue"] = "merge"
+    """merge adds model.adapter to the weights before training; continue trains it further (tuner.train_type: lora, with
+    the adapter's own rank and targets)."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further variables of the chat template, such as {enable_thinking: false}."""
+    processor_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the processor, such as {min_pixels: 3136, max_pixels: 501760}, for learner and engine."""
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the learner's weights. auto is float32 for full fine-tuning, and that of config.json for
     adapters."""

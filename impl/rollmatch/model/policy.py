@@ -61,14 +61,28 @@ def load_policy(
     model: nn.Module = kind.from_pretrained(
         config.model, config=architecture, dtype=config.torch_dtype, attn_implementation=attn_implementation
     )
-    return prepare(model, tuner)
+    return prepare(_with_adapter(model, config, tuner), tuner)
+
+
+def _with_adapter(model: nn.Module, config: ModelConfig, tuner: TunerConfig) -> nn.Module:
+    """With the adapter that a run starts from, merged or to be trained further."""
+    if config.adapter is None:
+        return model
+    from peft import PeftModel
+
+    continues = config.adapter_start == "continue" and tuner.train_type == "lora"
+    adapted = PeftModel.from_pretrained(cast("PreTrainedModel", model), config.adapter, is_trainable=continues)
+    merged: nn.Module = adapted if continues else adapted.merge_and_unload()
+    return merged
 
 
 def prepare(model: nn.Module, tuner: TunerConfig) -> nn.Module:
-    """Freeze and adapt a model.
+    """Freeze and adapt a model; one that brings an adapter to train further stays as it is.
 
     Errors: ``AdapterTargetsNothing``, ``NothingToTrain``, ``TiedHeadAdapted``, those of ``freeze``.
     """
+    if is_adapted(model):
+        return model
     freeze(cast("PreTrainedModel", model), tuner)
     if tuner.train_type == "lora":
         model = _adapt(model, tuner)

@@ -5,7 +5,8 @@ with one placeholder per image (sent to engines), and *expanded*, with as many p
 embeddings (what a model's forward pass takes and what an engine reports back as ``prompt_token_ids``).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +49,32 @@ WRITTEN = "rollmatch-writes-here"
 """Stands for a turn of the assistant's where a chat is rendered around it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateOptions:
+    """Settings of the model's own chat template and processor."""
+
+    chat: Mapping[str, Any] = field(default_factory=dict)
+    processor: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Template:
     """Chat template, image processor and vocabulary of one model directory.
 
     ``any_chat`` takes every chat model: coordinate tokens and images are there where the model has them.
     """
 
-    def __init__(self, directory: str | Path, *, system: str, user: str, any_chat: bool = False) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        system: str,
+        user: str,
+        any_chat: bool = False,
+        options: TemplateOptions | None = None,
+    ) -> None:
+        self.options = options or TemplateOptions()
         self.vocabulary = Vocabulary.load(directory, coordinates=not any_chat)
-        self.processor = _load_processor(directory, needs_images=not any_chat)
+        self.processor = _load_processor(directory, self.options.processor, needs_images=not any_chat)
         self.tokenizer = getattr(self.processor, "tokenizer", self.processor)
         self.system, self.user = system, user
         has_images = hasattr(self.processor, "image_processor")
@@ -79,8 +97,11 @@ class Template:
         return self.vocabulary.encode(self._render(sample))
 
     def _render(self, sample: Sample) -> str:
+        return self._chat_text(self.messages(sample))
+
+    def _chat_text(self, messages: list[dict[str, Any]]) -> str:
         text: str = self.tokenizer.apply_chat_template(
-            self.messages(sample), tokenize=False, add_generation_prompt=True
+            messages, tokenize=False, add_generation_prompt=True, **self.options.chat
         )
         return text
 
@@ -91,7 +112,7 @@ class Template:
         """
         roles = (("user", "?"), ("assistant", WRITTEN), ("user", text))
         chat = [{"role": role, "content": content} for role, content in roles]
-        whole = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        whole = self._chat_text(chat)
         _, mark, after = whole.partition(WRITTEN)
         if not mark or text.strip() not in after:
             problem = "the chat template does not write a second message of the user's behind the assistant's"
@@ -223,12 +244,12 @@ def _check_placeholders(prompt_token_ids: Sequence[int], num_images: int, *, pla
         )
 
 
-def _load_processor(directory: str | Path, *, needs_images: bool) -> Any:
+def _load_processor(directory: str | Path, settings: Mapping[str, Any], *, needs_images: bool) -> Any:
     from transformers import AutoProcessor, AutoTokenizer  # a second to load
 
     remedy = "Save preprocessor_config.json and video_preprocessor_config.json beside the model."
     try:
-        processor = AutoProcessor.from_pretrained(str(directory))
+        processor = AutoProcessor.from_pretrained(str(directory), **settings)
     except OSError as error:
         if not needs_images:
             return AutoTokenizer.from_pretrained(str(directory))

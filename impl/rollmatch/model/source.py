@@ -1,0 +1,58 @@
+"""Where a model comes from: a directory, a hub id, an adapter on either. Imports no torch.
+
+Hub ids are looked up in the cache first; HF_HUB_OFFLINE and the other variables of huggingface_hub are respected.
+"""
+
+import json
+import re
+from pathlib import Path
+
+from rollmatch.config import RunConfig
+from rollmatch.config.training import ModelConfig
+from rollmatch.errors import ConfigError
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+"""What is fetched of a repository."""
+ADAPTER_FILE = "adapter_config.json"
+
+
+def with_local_model(config: RunConfig) -> RunConfig:
+    """The configuration with directories in place of hub ids. Errors: ``model-directory-missing``."""
+    return config.model_copy(update={"model": local_model(config.model)})
+
+
+def local_model(config: ModelConfig) -> ModelConfig:
+    """Directories in place of hub ids; a model that is an adapter becomes its base and the adapter.
+
+    Errors: ``model-directory-missing``.
+    """
+    directory = local_directory(config.model, revision=config.revision, key="model.model")
+    adapter = config.adapter and local_directory(config.adapter, revision=None, key="model.adapter")
+    path = Path(directory) / ADAPTER_FILE
+    if adapter is None and path.is_file():
+        base = str(json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"])
+        directory, adapter = local_directory(base, revision=None, key="model.model"), directory
+    return config.model_copy(update={"model": directory, "adapter": adapter})
+
+
+def local_directory(name: str, *, revision: str | None, key: str) -> str:
+    """The directory of a model that is named by itself or by its hub id; a name that is neither stays.
+
+    Errors: ``model-directory-missing``.
+    """
+    if Path(name).is_dir() or not HUB_ID.fullmatch(name):
+        return name
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(name, revision=revision, allow_patterns=list(FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"{name} is no directory, and no model of the hub that can be read: {reason}",
+            code="model-directory-missing",
+            key=key,
+            remedy="Correct the name, or download the model and name its directory.",
+        ) from error
