@@ -17,6 +17,7 @@ pytest_plugins = [
     *("conformance.servers.plugin", "conformance.harness.plugin"),
 ]
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests download nothing
 set_environment()  # before torch and vLLM load: some variables only count then
 
 strict = "ROLLMATCH_STRICT" in os.environ
