@@ -135,6 +135,13 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
             window = self.plan.at(int(checkpoint.name.rpartition("-")[2]))
             self.window_targets = WindowTargets(window=window, parts=state.parts)
 
+    def save_unfinished(self) -> None:
+        """Save the last whole optimizer step, before an error ends the run; one learner rank only."""
+        step, folder = self.state.global_step, Path(self.args.output_dir)
+        is_saved = (folder / f"checkpoint-{step}" / "trainer_state.json").exists()
+        if step and not is_saved and self.source.ranks.learner_world_size == 1:
+            self._save_checkpoint(self.model, None)
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save, then write the manifest that marks the checkpoint as whole, and only then remove old ones."""
         step, source = self.state.global_step, self.source

@@ -168,7 +168,7 @@ def make_backend(
     if rules.rollout_backend == "hf":
         return HfBackend(model, template, batch_size=rules.rollout_generate_batch_size)
     if uses_servers(config):
-        return connect_servers(config, template, ranks=ranks, journal=journal)
+        return connect_servers(config, template, ranks=ranks, journal=journal, model=model)
     from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
 
     settings = EngineSettings(

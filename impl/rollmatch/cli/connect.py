@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+from torch import nn
+from transformers import PreTrainedModel
+
 from rollmatch.config import RunConfig
 from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.dialects.logprobs import QUESTION, check_logprobs
@@ -10,9 +13,11 @@ from rollmatch.dialects.native.group import Rendezvous, resolve
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.dialects.watch import WatchRules
 from rollmatch.journal import Journal
+from rollmatch.model.policy import unwrap
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBackend
+from rollmatch.rollout.retry import CallRules
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.rollout.weight_sender import make_sender
 from rollmatch.server.settings import KEY_VARIABLE
@@ -22,7 +27,12 @@ BROADCAST_TIMEOUT_S = 20.0
 
 
 def connect_servers(
-    config: RunConfig, template: Template, *, ranks: Ranks, journal: Journal | None = None
+    config: RunConfig,
+    template: Template,
+    *,
+    ranks: Ranks,
+    journal: Journal | None = None,
+    model: nn.Module | None = None,
 ) -> VllmServerBackend:
     """The backend of ``vllm.mode: server``; every rank connects, only rank 0 will send weights.
 
@@ -48,7 +58,15 @@ def connect_servers(
     )
     ports = [address.group_port for address in addresses]
     sender = make_sender(servers, ports, rendezvous) if ranks.is_primary else None
-    return VllmServerBackend(servers, template, ranks, sender=sender, journal=journal)
+    backend = VllmServerBackend(servers, template, ranks, sender=sender, journal=journal)
+    backend.call_rules = CallRules(retry_budget_s=section.retry_budget_s, num_ids=_num_ids(model))
+    return backend
+
+
+def _num_ids(model: nn.Module | None) -> int | None:
+    """Rows of the input embeddings, padding included; None where there are none."""
+    policy = None if model is None else unwrap(model)
+    return len(policy.get_input_embeddings().weight) if isinstance(policy, PreTrainedModel) else None
 
 
 def try_out(backend: RolloutBackend, decoding: Decoding) -> None:

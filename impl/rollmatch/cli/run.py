@@ -20,6 +20,7 @@ from rollmatch.cli.run_directory import JOURNAL, RESOLVED, changed_keys
 from rollmatch.cli.watch import RunWatcher
 from rollmatch.config import RunConfig, resolved_yaml
 from rollmatch.config.servers import pair_servers, server_section
+from rollmatch.errors import RolloutError, SyncError
 from rollmatch.journal import Journal, read_journal
 from rollmatch.model.parts import count_parts
 from rollmatch.model.policy import count_weights, unwrap
@@ -96,7 +97,7 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) 
             trainer.restore_packer_state(checkpoint)
             _warn_about_rng(checkpoint, trainer.source.ranks)
         watcher.listen()
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        train_or_save(trainer, checkpoint)
     step, stop_signal = trainer.state.global_step, watcher.agree_to_stop()
     if stop_signal is not None:
         journal.write("interrupted", step=step, signal=stop_signal)
@@ -106,6 +107,15 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) 
     if is_primary:
         _tell_result(directory, interrupted_at=None if stop_signal is None else step)
     return 0 if stop_signal is None else 128 + stop_signal
+
+
+def train_or_save(trainer: RolloutTrainer, checkpoint: Path | None) -> None:
+    """Train; where the rollout side fails for good, leave a checkpoint of the last step, then raise its error."""
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except (RolloutError, SyncError):
+        trainer.save_unfinished()
+        raise
 
 
 def _announce(event: Mapping[str, Any], config: RunConfig, *, resumed: bool) -> None:

@@ -68,6 +68,7 @@ def server_section(config: RunConfig) -> ServerConfig:
         timeout_s=rlhf.vllm_server_timeout,
         infer_timeout_s=told.infer_timeout_s,
         health_timeout_s=told.health_timeout_s,
+        retry_budget_s=told.retry_budget_s,
     )
 
 

@@ -100,6 +100,7 @@ class Fence:
         self.journal = journal
         self.mode = mode or SyncMode()
         self.synced_step: int | None = None
+        self._last: tuple[int, Callable[[], Iterable[tuple[str, Any]]]] | None = None
         self.step_of: dict[int, int] = {}
         """Policy version -> the optimizer step whose weights it is, for all versions that this fence has sent."""
         self.quiet: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -110,6 +111,7 @@ class Fence:
 
         Errors: ``PushFailed``.
         """
+        self._last = step, weights
         is_due, version = self._agree(step)
         if not is_due:
             return 0.0
@@ -119,6 +121,11 @@ class Fence:
             self._push_between_barriers(step, weights, version=version)
             self.synced_step = self.step_of[self.backend.policy_version] = step
             return time.perf_counter() - began
+
+    def sync_again(self) -> float:
+        """Push the weights of the last sync again, to a server that has lost them. Errors: as ``sync_if_due``."""
+        assert self._last is not None, "there was a sync before"
+        return self.sync_if_due(*self._last)
 
     def _push_between_barriers(
         self, step: int, weights: Callable[[], Iterable[tuple[str, Any]]], *, version: int

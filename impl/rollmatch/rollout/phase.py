@@ -22,9 +22,12 @@ from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding, make_requests
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.prefetch import Prefetch
+from rollmatch.rollout.retry import ServerRestarted
 
 MakeRequests = Callable[[Sequence[Sample], int], list[RolloutRequest]]
 """(samples, optimizer step) -> their requests, written to the journal."""
+MAX_RESTARTS = 3
+"""Restarts of servers during one call that are answered by another sync."""
 AGE_UNKNOWN = -(2**31)
 """A policy version below all others."""
 
@@ -49,8 +52,17 @@ class RolloutSource:
             return self.fence.sync_if_due(step, weights)
 
     def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
-        """Rollouts by the weights of the last sync, one per request, in order."""
+        """Rollouts by the weights of the last sync, one per request, in order.
+
+        A server that is restarted meanwhile gets the weights again, and all requests are generated again. With several
+        learner ranks, which would all have to take part in that sync, it is an error: ``ServerRestarted``.
+        """
         with Threads(self.num_threads):
+            for _ in range(MAX_RESTARTS if self.ranks.learner_world_size == 1 else 0):
+                try:
+                    return self.fence.backend.generate(requests, decoding)
+                except ServerRestarted:
+                    self.fence.sync_again()
             return self.fence.backend.generate(requests, decoding)
 
     def roll_out(self, samples: Sequence[Sample], step: int, *, purpose: str) -> list[Rollout]:

@@ -19,6 +19,7 @@ from rollmatch.model.vocabulary import trim_stop
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs
+from rollmatch.rollout.retry import CallRules, ServerRestarted, call_with_retries
 from rollmatch.rollout.work_items import Chunk, cut_chunks
 
 CHAT_DIALECTS = ("swift", "vllm")
@@ -80,6 +81,7 @@ class VllmServerBackend:
         self.ranks = ranks
         self.sender = sender
         self.journal = journal
+        self.call_rules = CallRules()
         self._pool = ThreadPoolExecutor(len(self.servers), thread_name_prefix="rollout-server")
         self._instances: tuple[str, ...] | None = None
         self.policy_version = self._read_version()
@@ -128,7 +130,9 @@ class VllmServerBackend:
         logs = [CallLog() for _ in chunks]
         pairs = zip(chunks, logs, strict=True)
         calls = [self._pool.submit(self._ask, chunk, requests, sampling, log) for chunk, log in pairs]
-        wait(calls, return_when=FIRST_EXCEPTION)
+        ended, _ = wait(calls, return_when=FIRST_EXCEPTION)
+        if any(isinstance(call.exception(), ServerRestarted) for call in ended):
+            wait(calls)  # a sync comes next, which no call may be under way in
         self._write_down(chunks, logs, decoding)
         for call in calls:
             if call.done():
@@ -149,8 +153,9 @@ class VllmServerBackend:
             raise RolloutBeforeSync("the servers have not been given the learner's weights", key="policy_version")
         sampling = self._sampling(requests, decoding)
         log = CallLog()
-        replies = self._ask_server(self.servers[server_index], requests, sampling, start=start, log=log)
-        self._write_down([Chunk(server_index, start, start + len(requests))], [log], decoding)
+        chunk = Chunk(server_index, start, start + len(requests))
+        replies = self._ask_server(chunk, requests, sampling, log)
+        self._write_down([chunk], [log], decoding)
         return self._make_rollouts(requests, replies, decoding)
 
     def rest(self) -> None:
@@ -172,31 +177,49 @@ class VllmServerBackend:
     def _ask(
         self, chunk: Chunk, requests: Sequence[RolloutRequest], sampling: SamplingRules, log: CallLog
     ) -> list[Reply]:
-        server = self.servers[chunk.server_index]
-        return self._ask_server(server, chunk.of(requests), sampling, start=chunk.start, log=log)
+        return self._ask_server(chunk, chunk.of(requests), sampling, log)
 
     def _ask_server(
-        self,
-        server: RolloutServer,
-        requests: Sequence[RolloutRequest],
-        sampling: SamplingRules,
-        *,
-        start: int,
-        log: CallLog,
+        self, chunk: Chunk, requests: Sequence[RolloutRequest], sampling: SamplingRules, log: CallLog
     ) -> list[Reply]:
+        """The chunk's ``requests``, repeated while the server is busy or gone for a while.
+
+        Errors also: ``ServerRestarted``, ``ReplyOutOfRange``.
+        """
+        server = self.servers[chunk.server_index]
         check_prefixes(server, requests)
         prompts = [self._make_prompt(request) for request in requests]
+
+        def call() -> list[Reply]:
+            replies = server.infer(prompts, sampling, start=chunk.start, log=log)
+            log.note_replies(replies)
+            for reply in replies:
+                self._check_version(server, reply)
+                self.call_rules.check(reply, server.base_url, max_tokens=sampling.max_tokens)
+            return replies
+
+        def failed(error: RolloutError) -> None:
+            place = error.item - chunk.start if isinstance(error, ServerRefused) and error.item is not None else -1
+            if 0 <= place < len(requests):
+                error.remedy = f"It is the sample {requests[place].sample.origin}. {error.remedy}".strip()
+            self._check_instance(chunk.server_index, error)
+            log.num_retries += 1
+
+        return call_with_retries(call, budget_s=self.call_rules.retry_budget_s, failed=failed)
+
+    def _check_instance(self, server_index: int, error: RolloutError) -> None:
+        """Raise ``ServerRestarted`` if a call failed because its server lost the weights; a silent one is not known."""
+        server, known = self.servers[server_index], self._instances
         try:
-            replies = server.infer(prompts, sampling, start=start, log=log)
-        except ServerRefused as error:
-            if error.item is not None and 0 <= error.item - start < len(requests):
-                origin = requests[error.item - start].sample.origin
-                error.remedy = f"It is the sample {origin}. {error.remedy}".strip()
-            raise
-        log.note_replies(replies)
-        for reply in replies:
-            self._check_version(server, reply)
-        return replies
+            instance = server.instance()
+        except (TransportFailed, CallTimeout, ServerRefused):
+            return
+        if known is not None and instance != known[server_index]:
+            raise ServerRestarted(
+                f"{server.base_url} was restarted during a call: {error.problem}",
+                key=server.base_url,
+                remedy="Resume the run; the first sync gives the server its weights.",
+            ) from error
 
     def _check_version(self, server: RolloutServer, reply: Reply) -> None:
         """Only the native dialect counts as we do."""

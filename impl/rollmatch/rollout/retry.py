@@ -1,0 +1,85 @@
+"""Generate calls that fail for a while: repeated with back-off, within a budget.
+
+Generation is idempotent, since seeds belong to requests: a call that was repeated gives the rollouts of the first try.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rollmatch.dialects.http import CallTimeout, ServerRefused, TransportFailed
+from rollmatch.dialects.prompt import Reply
+from rollmatch.dialects.session import ServerUnreachable
+from rollmatch.dialects.watch import ServerDied
+from rollmatch.errors import RolloutError
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0
+BUSY = (429, 503)
+"""Statuses of a server that may serve the same call later."""
+
+Result = TypeVar("Result")
+
+
+class ServerRestarted(RolloutError):
+    """A server keeps its weights from a sync to the end of the calls that follow."""
+
+    code = "server-restarted"
+
+
+class ReplyOutOfRange(RolloutError):
+    """A reply holds at most as many tokens as were requested, all of the model's vocabulary."""
+
+    code = "reply-out-of-range"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRules:
+    """What a generate call may cost, and what its replies may hold. Made by ``cli.connect``."""
+
+    retry_budget_s: float = 0.0
+    """From the beginning of a call; 0: a failed call is not repeated."""
+    num_ids: int | None = None
+    """Size of the model's vocabulary; None: not checked."""
+
+    def check(self, reply: Reply, base_url: str, *, max_tokens: int) -> None:
+        """Raise ``ReplyOutOfRange`` for a response that is too long, or holds ids that the model does not have."""
+        ids, num_ids = reply.response_token_ids, self.num_ids
+        if len(ids) > max_tokens:
+            problem = f"{base_url} returned {len(ids)} tokens where at most {max_tokens} were requested"
+        elif ids and (min(ids) < 0 or (num_ids is not None and max(ids) >= num_ids)):
+            problem = f"{base_url} returned token ids from {min(ids)} to {max(ids)}; the model has {num_ids} ids"
+        else:
+            return
+        raise ReplyOutOfRange(problem, key=base_url, remedy="Does the server serve this run's model?")
+
+
+def is_transient(error: RolloutError) -> bool:
+    """Whether the same call may succeed later."""
+    if isinstance(error, ServerRefused):
+        return error.status in BUSY
+    return isinstance(error, TransportFailed | CallTimeout | ServerUnreachable | ServerDied)
+
+
+def call_with_retries(
+    call: Callable[[], Result],
+    *,
+    budget_s: float,
+    failed: Callable[[RolloutError], None],
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Result:
+    """The result of ``call``, repeated while it fails transiently and the budget lasts.
+
+    ``failed`` is called with every error, and may raise another one that ends the call. Errors: the last of ``call``.
+    """
+    deadline, wait_s = clock() + budget_s, FIRST_WAIT_S
+    while True:
+        try:
+            return call()
+        except RolloutError as error:
+            failed(error)
+            if not is_transient(error) or clock() + wait_s > deadline:
+                raise
+        sleep(wait_s)
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
