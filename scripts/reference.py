@@ -1,7 +1,6 @@
-"""Fill the blocks ``<!-- NAME [FILES] -->`` ... ``<!-- end -->`` of docs/reference from the code.
+"""Fill the blocks ``<!-- NAME [FILES] -->`` ... ``<!-- end -->`` of docs/reference from the code: ``write``, ``check``.
 
-``python scripts/reference.py write`` writes them, ``check`` exits with 1 if one is stale. Errors and routes are read
-from the syntax tree: it has every ``remedy=``, and nothing heavy is imported.
+Errors and routes are read from the syntax tree: it has every ``remedy=``, and nothing heavy is imported.
 """
 
 import ast
@@ -22,9 +21,8 @@ from rollmatch.server.failures import REFUSALS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, PAGES = ROOT / "impl" / "rollmatch", ROOT / "docs" / "reference"
-OTHERWISE = defaultdict(lambda: "Follow the message: it names the value and the place.")
-OTHERWISE["LearnError"] = OTHERWISE["TargetError"] = "Internal check. Report it with `ROLLMATCH_TRACEBACK=1`."
-REFUSED_VALUES = dict([*_CODES.values(), ("wrong-type", "Write a value of that type.")]).items()
+SEE_MESSAGE = "Follow the message: it names the value and the place."
+OTHERWISE = dict.fromkeys(("LearnError", "TargetError"), "Internal check. Report it with `ROLLMATCH_TRACEBACK=1`.")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Tree = Mapping[str, Any]
 Classes = Mapping[str, ast.ClassDef]
@@ -113,7 +111,7 @@ def errors() -> Iterator[str]:
         branch = branch_of(name, classes)
         if (code := code_of(node)) and branch not in ("", name):
             rows[branch][code][0].append(first_paragraph(node))
-    for code, remedy in REFUSED_VALUES:
+    for code, remedy in dict([*_CODES.values(), ("wrong-type", "Write a value of that type.")]).items():
         rows["ConfigError"][code][0].append("Missing, or not a value of this key.")
         rows["ConfigError"][code][1].append(remedy)
     for code, (status, rule) in REFUSALS.items():
@@ -127,10 +125,10 @@ def errors() -> Iterator[str]:
                 rows[branch][code][0].extend(key + text for text in arguments["problem"] if wanted)
                 rows[branch][code][1].extend(arguments["remedy"])
     for branch, codes in sorted(rows.items()):
-        lines = [
-            (f"`{code}`", "; ".join(dict.fromkeys(wrong)), " ".join(dict.fromkeys(todo)) or OTHERWISE[branch])
-            for code, (wrong, todo) in sorted(codes.items())
-        ]
+        lines, otherwise = [], OTHERWISE.get(branch, SEE_MESSAGE)
+        for code, cells in sorted(codes.items()):
+            wrong, todo = (list(dict.fromkeys(cell)) for cell in cells)
+            lines.append((f"`{code}`", "; ".join(wrong) or SEE_MESSAGE, " ".join(todo) or otherwise))
         yield f"## {branch}\n\n{first_paragraph(classes[branch])}"
         yield table(("Code", "Rule, or what is wrong", "What to do"), lines)
 
@@ -138,14 +136,16 @@ def errors() -> Iterator[str]:
 def error_calls(trees: list[ast.Module], classes: Classes) -> Iterator[tuple[str, Mapping[str, list[str]]]]:
     """Class of each error that the code makes, and the texts of its arguments."""
     constants = assigned(part for tree in trees for part in tree.body)
+    passed: dict[str, dict[str, list[ast.expr]]] = defaultdict(lambda: defaultdict(list))
+    for call in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        for word in call.keywords:
+            passed[ast.unparse(call.func)][word.arg or ""].append(word.value)
     for function in (node for tree in trees for node in ast.walk(tree) if isinstance(node, FUNCTIONS)):
-        local, inside = (
-            assigned(ast.walk(function)),
-            [node for node in ast.walk(function) if isinstance(node, ast.Call)],
-        )
+        local = assigned(ast.walk(function))
+        inside = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
         calls = [call for call in inside if ast.unparse(call.func) in classes]
         for call in calls:
-            names = {**constants, **local}
+            names = {**constants, **passed[function.name], **local}
             if len(calls) > 1:  # each branch may set a name again: the last value above the call is meant
                 above = {name: [each for each in known if each.lineno <= call.lineno] for name, known in local.items()}
                 names |= {name: known[-1:] for name, known in above.items() if known}
@@ -241,8 +241,7 @@ def main(mode: str) -> int:
     stale = [path for path, text in fresh.items() if path.read_text(encoding="utf-8") != text]
     for path in stale:
         print(f"{path.relative_to(ROOT)}: {'written' if mode == 'write' else 'stale; run make reference'}")
-        if mode == "write":
-            path.write_text(fresh[path], encoding="utf-8")
+        path.write_text(fresh[path], encoding="utf-8") if mode == "write" else None
     return int(bool(stale) and mode != "write")
 
 
