@@ -4,6 +4,8 @@ import logging
 import os
 import sys
 import tempfile
+import traceback
+from types import TracebackType
 
 from rollmatch.errors import RollmatchError
 from rollmatch.server.access import check_exposure
@@ -31,7 +33,14 @@ def run(settings_json: str) -> int:
     return 0
 
 
+def end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """End after an error that nobody expects: the engines' threads would keep a process that serves nobody."""
+    traceback.print_exception(kind, error, trace)
+    os._exit(1)
+
+
 if __name__ == "__main__":
     # Some of vLLM's lines come before it reads the variable itself.
     logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "INFO"))
+    sys.excepthook = end_at_once
     leave(run(sys.argv[1]))

@@ -97,15 +97,17 @@ class VllmReplica:
         prompt: dict[str, Any] = {"prompt_token_ids": request.prompt.token_ids}
         if request.prompt.images:
             prompt["multi_modal_data"] = {"image": request.prompt.images}
-        from vllm.exceptions import VLLMClientError
+        from vllm import exceptions
         from vllm.v1.engine.exceptions import EngineGenerateError
+
+        refused = getattr(exceptions, "VLLMClientError", exceptions.VLLMValidationError)  # vLLM 0.26 has no common base
 
         last = None
         try:
             with _engine_death_as_ours():
                 async for output in self._engine.generate(prompt, _sampling_params(request), request_id):
                     last = output
-        except (ValueError, TypeError, OverflowError, VLLMClientError, EngineGenerateError) as error:
+        except (ValueError, TypeError, OverflowError, refused, EngineGenerateError) as error:
             cause = error.__cause__ if isinstance(error, EngineGenerateError) else error
             raise Refusal(f"{type(cause).__name__}: {cause}", code="engine-refused", key="requests") from error
         assert last is not None
