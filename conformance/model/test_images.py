@@ -95,6 +95,17 @@ def test_the_learner_s_batch_gives_the_logits_of_the_processor_s_own(directory, 
         torch.testing.assert_close(ours[place, : segment.encoded_len], expected, rtol=0, atol=TOLERANCE)
 
 
+def test_adapters_change_nothing_of_what_a_batch_holds(directory, template, pictures):
+    sample = sample_of(pictures[0])
+    segment, features = segment_of(template, sample), template.image_features(sample)
+    tuner = TunerConfig(train_type="lora", lora_rank=2, target_regex=r".*\.q_proj")
+    models = [load_policy(ModelConfig(model=str(directory)), tuner) for tuner in (TunerConfig(), tuner)]
+    plain, adapted = (make_padded_inputs([segment], images=[features], model=model, pad_id=0) for model in models)
+    assert plain.keys() == adapted.keys()
+    for name, part in plain.items():
+        assert torch.equal(part, adapted[name]) if isinstance(part, torch.Tensor) else part == adapted[name]
+
+
 def test_a_processor_that_does_not_count_is_refused_by_its_name(template, directory):
     class Mute:
         tokenizer = template.tokenizer

@@ -45,7 +45,8 @@ def engine_of_100(prompt_len, monkeypatch):
     engine = UnusedEngine()
     monkeypatch.setattr(vllm_colocate, "_open_engine", lambda settings, ranks: engine)
     vocabulary = SimpleNamespace(stop_id=0)
-    template = SimpleNamespace(vocabulary=vocabulary, banned_ids=(), load_images=lambda sample: [])
+    unpictured = {"load_images": lambda sample: [], "num_added_tokens": lambda images: 0}
+    template = SimpleNamespace(vocabulary=vocabulary, banned_ids=(), **unpictured)
     settings = vllm_colocate.EngineSettings(model="m", dtype="float32", max_model_len=100)
     backend = vllm_colocate.VllmColocateBackend(settings, template, Ranks())
     backend.policy_version = 1

@@ -34,10 +34,11 @@ def is_padding_free(config: RunConfig, model: torch.nn.Module) -> bool:
     wanted = config.training.padding_free
     if wanted != "auto":
         return wanted
+    if config.model.attn_impl != "packed" or not torch.cuda.is_available() or installed() is None:
+        return False
     policy = unwrap(model)
     halves = config.training.bf16 or next(policy.parameters()).dtype in FLASH_DTYPES
     text = policy.config.get_text_config()
     slides = "sliding_attention" in (getattr(text, "layer_types", None) or ())
     known = multimodal_part(model) is None or any(hasattr(part, "get_rope_index") for part in policy.modules())
-    packed = config.model.attn_impl == "packed" and torch.cuda.is_available() and installed() is not None
-    return packed and halves and known and not slides
+    return halves and known and not slides

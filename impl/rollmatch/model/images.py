@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from rollmatch.errors import ConfigError
 
@@ -130,7 +131,8 @@ def image_arguments(token_ids: Tensor, images: Sequence[ImageFeatures], model: n
 
 def multimodal_part(model: nn.Module) -> Any:
     """The module that puts images into the text, inside any adapters and wrappers; None in a text model."""
-    return next((m for m in model.modules() if getattr(getattr(m, "config", None), "vision_config", None)), None)
+    models = (part for part in model.modules() if isinstance(part, PreTrainedModel))  # peft's wrapper has a config, too
+    return next((part for part in models if getattr(part.config, "vision_config", None)), None)
 
 
 def token_types(token_ids: Tensor, config: Any) -> Tensor:
