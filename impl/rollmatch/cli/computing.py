@@ -3,10 +3,9 @@
 import torch
 
 from rollmatch.config import RunConfig, effective
-from rollmatch.learn.attention import FLASH_DTYPES, installed
+from rollmatch.learn.attention import FLASH_DTYPES, check_packable, installed, why_unpackable
 from rollmatch.learn.checkpointing import AdaptiveCheckpointing
 from rollmatch.model.compiled_layers import compile_layers, decoder_layers
-from rollmatch.model.images import multimodal_part
 from rollmatch.model.policy import unwrap
 
 
@@ -30,15 +29,13 @@ def prepare_layers(config: RunConfig, model: torch.nn.Module) -> None:
 
 
 def is_padding_free(config: RunConfig, model: torch.nn.Module) -> bool:
-    """auto: where a flash kernel takes a whole row, and packed rows of the model are known to equal unpacked ones."""
+    """auto: where a flash kernel takes a whole row and the attention allows it. Errors: ``SlidingWindowPacked``."""
     wanted = config.training.padding_free
     if wanted != "auto":
+        if wanted:
+            check_packable(model, key="training.padding_free")
         return wanted
     if config.model.attn_impl != "packed" or not torch.cuda.is_available() or installed() is None:
         return False
-    policy = unwrap(model)
-    halves = config.training.bf16 or next(policy.parameters()).dtype in FLASH_DTYPES
-    text = policy.config.get_text_config()
-    slides = "sliding_attention" in (getattr(text, "layer_types", None) or ())
-    known = multimodal_part(model) is None or any(hasattr(part, "get_rope_index") for part in policy.modules())
-    return halves and known and not slides
+    halves = config.training.bf16 or next(model.parameters()).dtype in FLASH_DTYPES
+    return halves and not why_unpackable(model)

@@ -205,8 +205,8 @@ def _check_packed_call(query: Tensor, key: Tensor, sliding_window: int | None) -
         )
 
 
-def check_packable(model: torch.nn.Module) -> None:
-    """Refuse packed rows for models whose attention is not plain causal. Errors: ``SlidingWindowPacked``.
+def why_unpackable(model: torch.nn.Module) -> str:
+    """What keeps a model from packed rows; empty where its attention is plain causal.
 
     A sliding window would be lost in packed rows, and so would the attention of image tokens to each other (Gemma 3).
     """
@@ -214,13 +214,16 @@ def check_packable(model: torch.nn.Module) -> None:
     text, part = config.get_text_config(), multimodal_part(model)
     sliding = any("sliding" in kind for kind in getattr(text, "layer_types", None) or ())
     if sliding or (getattr(text, "layer_types", None) is None and getattr(text, "sliding_window", None)):
-        reason = f"attends to a window of {text.sliding_window} tokens"
-    elif part is not None and "token_type_ids" in inspect.signature(type(part).forward).parameters:
-        reason = "lets the tokens of an image attend to each other"
-    else:
-        return
-    problem, remedy = f"{type(config).__name__} {reason}", "Set training.packing to false."
-    raise SlidingWindowPacked(problem, key="training.packing", remedy=remedy)
+        return f"{type(config).__name__} attends to a window of {text.sliding_window} tokens"
+    if part is not None and "token_type_ids" in inspect.signature(type(part).forward).parameters:
+        return f"{type(config).__name__} lets the tokens of an image attend to each other"
+    return ""
+
+
+def check_packable(model: torch.nn.Module, *, key: str = "training.packing") -> None:
+    """Reject packed rows for models whose attention is not plain causal. Errors: ``SlidingWindowPacked``."""
+    if problem := why_unpackable(model):
+        raise SlidingWindowPacked(problem, key=key, remedy=f"Set {key} to false.")
 
 
 def spans_of(bounds: Tensor, *, num_tokens: int) -> tuple[Span, ...]:
