@@ -148,10 +148,14 @@ def ask(backend):
 SERVER_WITH_TWO_WORKERS = f"""#!{sys.executable}
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has its background jobs ignore
+up, told = os.pipe()
 for _ in range(2):
     if not os.fork():
+        os.write(told, b".")
         time.sleep(60)
         os._exit(0)
+for _ in range(2):
+    os.read(up, 1)  # Python forgets a signal that comes while it forks, so nobody is interrupted before that
 try:
     print("serving", flush=True)
     signal.pause()
