@@ -65,7 +65,8 @@ def test_a_split_call_is_written_down(double, tmp_path):
 def test_a_call_that_fails_is_written_down_too(double, tmp_path):
     double.infer = lambda handler, said: handler.connection.close()
     journal = Journal(tmp_path / "journal.jsonl")
-    backend = connect_servers(config_for(double.url), TEMPLATE, ranks=SECOND, journal=journal)
+    config = config_for(double.url, "~.vllm.server.retry_budget_s=0")
+    backend = connect_servers(config, TEMPLATE, ranks=SECOND, journal=journal)
     backend.push([], version=1)
     assert error_of(lambda: backend.generate(requests_of(2), WARM)).code == "server-unreachable"
     (event,) = [event for event in read_journal(tmp_path / "journal.jsonl") if event["event"] == "called"]

@@ -134,7 +134,7 @@ def test_a_server_that_ends_in_the_middle_of_a_call_is_noticed(end, tmp_path):
     with started([sys.executable, "-c", ALONE], tmp_path / "log") as server:
         server.wait_until(lambda: "\n" in server.told())
         url = server.told().strip()
-        backend = backend_of(url, LIMIT + "null")
+        backend = backend_of(url, LIMIT + "null", "~.vllm.server.retry_budget_s=0")
         call = in_thread(error_of, lambda: backend.generate(requests_of(2), SHORT))
         server.wait_until(lambda: server.told().endswith("asked\n"))
         server.process.send_signal(end)

@@ -15,6 +15,7 @@ from rollmatch.dialects.http import ServerRefused, TransportFailed
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.dialects.watch import ServerDied
 from rollmatch.errors import RollmatchError
 from rollmatch.ranks import Ranks
 from rollmatch.rollout import retry
@@ -63,6 +64,22 @@ def outcome(call, budget_s):
 def test_pauses_grow_and_the_call_is_repeated():
     errors = refusal(503), refusal(429), TransportFailed("closed")
     assert outcome(failing(*errors), 10.0) == ("done", 0.25 + 0.5 + 1.0)
+
+
+@pytest.mark.scenario(clauses=["server-connection/a-call-outlives-a-busy-server#2"])
+def test_a_dead_server_may_come_back_within_the_budget():
+    assert outcome(failing(ServerDied("is gone"), ServerDied("is gone")), 1.0) == ("done", 0.25 + 0.5)
+    with pytest.raises(ServerDied):
+        outcome(failing(*3 * [ServerDied("is gone")]), 1.0)
+
+
+def test_only_repetitions_are_told_as_such():
+    told, errors = [], [refusal(503), refusal(429), refusal(422)]
+    with pytest.raises(ServerRefused):
+        call_with_retries(
+            failing(*errors), budget_s=9.0, failed=told.append, repeating=told.append, sleep=lambda seconds: None
+        )
+    assert told == [errors[0], errors[0], errors[1], errors[1], errors[2]]
 
 
 @pytest.mark.scenario(clauses=["server-connection/a-call-outlives-a-busy-server#2"])
@@ -182,6 +199,40 @@ def test_a_server_that_is_restarted_in_a_call_gets_the_weights_and_the_requests_
         name: tensor.tolist() for name, tensor in WEIGHTS.items()
     }
     assert {rollout.policy_version for rollout in rollouts} == {source.policy_version} == {2}
+
+
+def dying(backend):
+    """A server that dies in the middle of the first call and stands there again, without the weights, after it."""
+    (server,), deaths = backend.servers, [True]
+    infer = server.infer
+
+    def call(*given, **named):
+        if deaths:
+            deaths.pop()
+            raise ServerDied("is gone", key=server.base_url)
+        return infer(*given, **named)
+
+    server.infer = call
+
+
+def test_a_dead_server_that_came_back_is_not_asked_before_it_has_the_weights(attached):
+    double, backend, source = attached
+    undisturbed = ids_of(source.generate(requests_of(3), GREEDY))
+    dying(backend)
+    double.restart({name: torch.zeros_like(tensor) for name, tensor in WEIGHTS.items()})
+    num_asked = len([name for name, _ in double.calls if name == "infer"])
+    assert ids_of(source.generate(requests_of(3), GREEDY)) == undisturbed
+    assert len([name for name, _ in double.calls if name == "infer"]) == num_asked + 1
+    assert source.policy_version == 2
+
+
+def test_a_server_that_has_died_is_asked_nothing_when_nothing_is_repeated(attached):
+    _, backend, source = attached
+    backend.call_rules = CallRules()
+    dying(backend)
+    backend.servers[0].instance = lambda: pytest.fail("asked")
+    with pytest.raises(ServerDied):
+        source.generate(requests_of(3), GREEDY)
 
 
 @pytest.mark.scenario(clauses=["server-connection/a-call-outlives-a-busy-server#4"])

@@ -107,8 +107,8 @@ class ServerConfig(Section):
     """Time without an answer from /health/ after which a server that is generating counts as dead. A server that
     refuses connections counts as dead after two looks. Unit: seconds."""
     retry_budget_s: Annotated[float, Field(ge=0)] = 60.0
-    """How long a generation call is repeated, with increasing pauses, after a broken connection or HTTP status 429 or
-    503; 0 means no repetition. Unit: seconds."""
+    """How long a generation call is repeated, with increasing pauses, after a dead server, a broken connection or HTTP
+    status 429 or 503; 0 means no repetition. Unit: seconds."""
 
 
 FIRST_GROUP_PORT = 51216

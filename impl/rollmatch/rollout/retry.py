@@ -66,12 +66,14 @@ def call_with_retries(
     *,
     budget_s: float,
     failed: Callable[[RolloutError], None],
+    repeating: Callable[[RolloutError], None] = lambda error: None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Result:
     """The result of ``call``, repeated while it fails transiently and the budget lasts.
 
-    ``failed`` is called with every error, and may raise another one that ends the call. Errors: the last of ``call``.
+    ``failed`` is called with every error, ``repeating`` with those after whose pause the call is repeated; either may
+    raise another error, which ends the call. Errors: the last of ``call``.
     """
     deadline, wait_s = clock() + budget_s, FIRST_WAIT_S
     while True:
@@ -81,5 +83,6 @@ def call_with_retries(
             failed(error)
             if not is_transient(error) or clock() + wait_s > deadline:
                 raise
-        sleep(wait_s)
+            sleep(wait_s)
+            repeating(error)
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)

@@ -12,6 +12,7 @@ from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.http import CallTimeout, ServerRefused, TransportFailed
 from rollmatch.dialects.prompt import CallLog, Prompt, Reply, SamplingRules
 from rollmatch.dialects.session import HEALTH_TIMEOUT_S, RolloutServer
+from rollmatch.dialects.watch import ServerDied
 from rollmatch.errors import RollmatchError, RolloutError
 from rollmatch.journal import Journal
 from rollmatch.model.template import Template
@@ -202,10 +203,15 @@ class VllmServerBackend:
             place = error.item - chunk.start if isinstance(error, ServerRefused) and error.item is not None else -1
             if 0 <= place < len(requests):
                 error.remedy = f"It is the sample {requests[place].sample.origin}. {error.remedy}".strip()
-            self._check_instance(chunk.server_index, error)
+            if not isinstance(error, ServerDied):  # which would not answer, perhaps only after a long wait
+                self._check_instance(chunk.server_index, error)
+
+        def repeating(error: RolloutError) -> None:
+            self._check_instance(chunk.server_index, error)  # it may be back, without its weights
             log.num_retries += 1
 
-        return call_with_retries(call, budget_s=self.call_rules.retry_budget_s, failed=failed)
+        budget_s = self.call_rules.retry_budget_s
+        return call_with_retries(call, budget_s=budget_s, failed=failed, repeating=repeating)
 
     def _check_instance(self, server_index: int, error: RolloutError) -> None:
         """Raise ``ServerRestarted`` if a call failed because its server lost the weights; a silent one is not known."""
