@@ -4,6 +4,8 @@ import pytest
 
 from conformance.server.test_limits import call, native, served
 
+TENSOR = {"name": "model.norm.weight", "dtype": "float32", "shape": [-1]}
+
 
 @pytest.mark.parametrize(
     ("route", "body", "status", "code"),
@@ -58,6 +60,13 @@ from conformance.server.test_limits import call, native, served
             "sampling-value-invalid",
         ),
         ("/native/infer/", native([[5]], seed=2**63), 422, "body-invalid"),
+        ("/update_named_param/", TENSOR, 422, "body-invalid"),
+        (
+            "/update_flattened_params/",
+            {"metadatas": [TENSOR | {"start_idx": 0, "end_idx": -4, "numel": -1}]},
+            422,
+            "body-invalid",
+        ),
     ],
 )
 def test_wrong_fields_are_4xx_in_every_dialect(route, body, status, code):

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from rollmatch.server.announced import AnnouncementInvalid
 from rollmatch.server.http import answer, read_body
-from rollmatch.server.payloads import TensorSpec
+from rollmatch.server.payloads import Shape, TensorSpec
 from rollmatch.server.state import ServerState
 from rollmatch.weights.group_address import GroupAddress, is_wildcard
 from rollmatch.weights.plan import DTYPES, Spec
@@ -27,7 +27,7 @@ class NamedParam(BaseModel):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
 
 
 class FlatTensor(NamedParam):

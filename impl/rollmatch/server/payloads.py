@@ -15,6 +15,7 @@ PROTOCOL = 2
 
 
 TimeLimit = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+Shape = tuple[Annotated[int, Field(ge=0)], ...]
 MIN_SECRET, MAX_WORLD_SIZE = 16, 4096
 
 
@@ -114,7 +115,7 @@ class TensorSpec(Payload):
     name: str
     dtype: str
     """As torch writes it, without ``torch.``"""
-    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    shape: Shape
 
 
 class Identity(Payload):
