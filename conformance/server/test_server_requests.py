@@ -1,10 +1,12 @@
 """What the server takes and what it refuses, item and field named, over pretending engines."""
 
 import base64
+import io
 
 import msgspec
 import numpy as np
 import pytest
+from PIL import Image
 from starlette.testclient import TestClient
 
 from conformance.rollout.digits import requests_for, scenes
@@ -164,6 +166,16 @@ def test_an_image_from_elsewhere_or_none_at_all_is_refused(post, stand_in, num_d
     (root,) = stand_in[0].settings.image_roots
     told_status, told = post("/native/infer/", with_image(value(root)))
     assert (told_status, told["code"], told["key"], told["item"]) == (status, code, "requests[0].images[0]", 0)
+    assert num_drawn() == 0
+
+
+@pytest.mark.parametrize("size", [(6184, 30), (1, 300)])
+def test_an_image_that_is_too_narrow_for_the_model_is_refused(post, num_drawn, size):
+    file = io.BytesIO()
+    Image.new("RGB", size).save(file, "PNG")
+    told_status, told = post("/native/infer/", with_image(base64.b64encode(file.getvalue()).decode()))
+    found = (told_status, told["code"], told["key"], told["item"])
+    assert found == (400, "image-unreadable", "requests[0].images", 0)
     assert num_drawn() == 0
 
 

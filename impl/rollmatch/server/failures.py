@@ -19,7 +19,10 @@ REFUSALS: Mapping[str, tuple[int, str]] = MappingProxyType(
         "prompt-too-long": (400, "A prompt and its longest response fit into max_model_len."),
         "sampling-value-invalid": (400, "Sampling values lie in the ranges that the engine has."),
         "engine-refused": (400, "The engine accepts what passed the server's own checks."),
-        "image-unreadable": (400, "An image is a PNG, JPEG, WebP, BMP or GIF that can be decoded."),
+        "image-unreadable": (
+            400,
+            "An image is a PNG, JPEG, WebP, BMP or GIF that can be decoded, of a shape that the model takes.",
+        ),
         "image-url-refused": (400, "The server downloads nothing: images are in the call, or below an image root."),
         "image-path-outside-roots": (403, "An image path lies below a directory that the operator named."),
         "image-too-large": (413, "Images have at most as many pixels as the limits allow."),

@@ -77,8 +77,17 @@ class PromptMaker:
         images = [
             self.reader.read(value, budget, item=item, key=f"{key}.images[{i}]") for i, value in enumerate(values)
         ]
-        growth = self._images.growth(tuple(image.size for image in images)) if self._images and images else 0
+        growth = self._growth(images, item=item, key=f"{key}.images") if images else 0
         return EnginePrompt(token_ids=token_ids, images=images, expanded_len=len(token_ids) + growth)
+
+    def _growth(self, images: Sequence[Image.Image], *, item: int, key: str) -> int:
+        """Tokens that placeholders gain when they are expanded. Errors: ``Refusal``."""
+        try:
+            return self._images.growth(tuple(image.size for image in images)) if self._images else 0
+        except (ValueError, ArithmeticError, RuntimeError) as error:  # processors have limits of their own
+            problem = f"the model's processor takes no image of such a size: {error}"
+            remedy = "Send images whose sides are closer to each other."
+            raise Refusal(problem, code="image-unreadable", key=key, remedy=remedy, item=item) from error
 
     def _tokenise(self, text: str, *, item: int, key: str, add_special_tokens: bool) -> list[int]:
         limit = self.reader.limits.max_text_bytes
