@@ -70,8 +70,8 @@ class Side:
         return samples, self.backend.generate(requests, self.decoding)
 
     def context(self):
-        nothing = dict.fromkeys(("score", "note"), lambda *_, **__: None)
-        return ObjectiveContext(step=5, ranks=alone(), decoding=self.decoding, ask=self.ask, **nothing)
+        nothing = dict.fromkeys(("score", "log"), lambda *_, **__: None)
+        return ObjectiveContext(step=5, ranks=alone(), decoding=self.decoding, generate=self.ask, **nothing)
 
     def play(self):
         return [one.trajectory for one in world_of(template_of()).play(*self.first_turns(num=1), self.context())]
