@@ -5,6 +5,7 @@ import json
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 from starlette.testclient import TestClient
@@ -41,7 +42,7 @@ def test_the_five_arguments_reach_the_client(monkeypatch):
     monkeypatch.setattr(connect, "RolloutServer", lambda url, settings: made.append((url, settings)))
     monkeypatch.setattr(connect, "connect_all", lambda servers: None)
     monkeypatch.setattr(connect, "make_sender", lambda servers, *how: groups.append(how))
-    monkeypatch.setattr(connect, "VllmServerBackend", lambda *arguments, **_: None)
+    monkeypatch.setattr(connect, "VllmServerBackend", lambda *arguments, **_: SimpleNamespace())
     connect.connect_servers(configured(f"{FIVE} --vllm_connection_timeout 30"), None, ranks=Ranks())
     ((url, settings),) = made
     ((ports, rendezvous),) = groups
