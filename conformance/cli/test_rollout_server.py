@@ -1,5 +1,6 @@
 """What ``rollmatch serve`` checks and what it would start."""
 
+import contextlib
 import json
 import re
 import shlex
@@ -7,7 +8,7 @@ import socket
 
 import pytest
 
-from conformance.rollout.digits import CONFIG, ROOT, absolute, load_digits
+from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digits
 from rollmatch.cli.main import main
 from rollmatch.cli.rollout_server import make_command, serve
 from rollmatch.errors import RollmatchError
@@ -138,6 +139,9 @@ def test_a_busy_port_or_a_missing_model_stops_the_start():
     assert str(port) in told.value.problem
     with pytest.raises(RollmatchError) as told:
         serve(str(CONFIG), overrides=[*absolute(), *ONE, "model.model=Qwen/Qwen3-VL-8B-Instruct"], gpus=["0"])
+    assert (told.value.code, told.value.key) == ("model-directory-missing", "model.model")
+    with pytest.raises(RollmatchError) as told:
+        serve(str(CONFIG), overrides=[*absolute(), *ONE, "model.model=/nowhere/tiny"], gpus=["0"])
     assert [(error.code, error.key) for error in told.value.errors] == [("model-directory-missing", "model.model")]
 
 
@@ -158,14 +162,43 @@ def test_two_commands_take_one_file(capsys, monkeypatch):
     assert not {"serve", "rollmatch.cli.server_process"} & set(trained)
 
 
+STARTS: dict[str, set[str]] = {
+    name: set() for name in ("check", "plan", "page", "compare", "export", "data", "schema", "doctor")
+} | {
+    "train": {"learner"},
+    "serve": {"server"},
+    "vllm-serve": {"server"},
+}
+
+
+def shown_by(capsys, *arguments):
+    """What a command prints; ``--help`` exits by itself."""
+    with contextlib.suppress(SystemExit):
+        assert main([*arguments]) == 0
+    return capsys.readouterr().out
+
+
+def sides_of(words):
+    """What a printed command would start."""
+    marks = {"learner": {"train"}, "server": {"serve", "vllm-serve", "rollout", "rollmatch.cli.server_process"}}
+    return {side for side, names in marks.items() if names & set(words)}
+
+
 @pytest.mark.scenario(
     "launchers/there-is-no-combined-command", clauses=["launchers/server-and-learner-have-a-launcher-each#2"]
 )
-def test_there_is_no_combined_command(capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    commands = re.findall(r"^    (\w+) ", capsys.readouterr().out, flags=re.MULTILINE)
-    assert set(commands) == {"check", "plan", "train", "serve", "schema", "doctor"}
+def test_there_is_no_combined_command(capsys, monkeypatch):
+    """A new command is added to ``STARTS``; one that starts something prints it with ``--dry-run``."""
+    monkeypatch.setattr("rollmatch.cli.rollout_server.has_gpu", lambda: True)
+    shown = shown_by(capsys, "--help")
+    commands = re.findall(r"^    ([a-z][\w-]*)(?= |$)", shown, flags=re.MULTILINE)
+    assert sorted(commands) == sorted(STARTS)
+    sets = [part for override in [*absolute(), *ONE] for part in ("--set", override)]
+    for name, started in STARTS.items():
+        assert ("--dry-run" in shown_by(capsys, name, "--help")) == bool(started)
+        if started:
+            what = ("--model", str(MODEL)) if name == "vllm-serve" else (str(CONFIG), *sets)
+            assert sides_of(shlex.split(shown_by(capsys, name, *what, "--dry-run"))) == started
     scripts = {path.name: path.read_text() for path in (ROOT / "scripts").glob("*.sh")}
     starting = {
         name: {word for word in ("serve", "train") if f'/with_equals" {word} ' in text}
