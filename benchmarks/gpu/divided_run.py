@@ -16,7 +16,7 @@ SERVER = "custom.extra.rollout_server"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
+class GpuDivision:
     """Which GPUs generate and which learn, such as ``0,1,2`` and ``3``."""
 
     replicas: str
@@ -37,7 +37,7 @@ class Division:
 class DividedRun:
     """GRPO in server mode by ``fixtures/digits/grpo-6v2.yaml``, with settings laid over it."""
 
-    def __init__(self, folder: Path, division: Division, *, steps: int, overrides: tuple[str, ...]):
+    def __init__(self, folder: Path, division: GpuDivision, *, steps: int, overrides: tuple[str, ...]):
         folder.mkdir(parents=True)
         self.folder, self.division, self.steps = folder, division, steps
         self.out, self.port = folder / "run", free_port()

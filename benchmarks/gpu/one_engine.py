@@ -18,7 +18,7 @@ PLAIN = {name: value for name, value in ENVIRONMENT.items() if name != "VLLM_ENA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class EngineLoad:
     """Requests of one round to one engine: random ids, never the same, so that no cache helps; sampled."""
 
     num_requests: int
@@ -101,7 +101,7 @@ def main(load, arguments):
     """The engine's process."""
     from vllm import LLM, SamplingParams
 
-    load = Load(**load)
+    load = EngineLoad(**load)
     engine = LLM(**arguments)
     rules = SamplingParams(temperature=1.0, max_tokens=load.response_len, ignore_eos=True, detokenize=False)
     sys.stdout.write(READY + "\n")

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.eight_billion import IDS, NUM_LAYERS, make_directory
-from benchmarks.gpu.one_engine import Load, OneEngine, compare
+from benchmarks.gpu.one_engine import EngineLoad, OneEngine, compare
 from benchmarks.gpu.report import Report, parser_of
 from conformance.server.instance import Instance, settings_for
 
-LOAD = Load(num_requests=256, prompt_len=512, response_len=256, first_id=1000, last_id=IDS - 1000)
+LOAD = EngineLoad(num_requests=256, prompt_len=512, response_len=256, first_id=1000, last_id=IDS - 1000)
 BAR = 0.95
 ARGUMENTS = {
     "kv_cache_memory_bytes": 24 << 30,

@@ -25,9 +25,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.divided_run import SERVER, DividedRun, Division
+from benchmarks.gpu.divided_run import SERVER, DividedRun, GpuDivision
 from benchmarks.gpu.machine import describe
-from benchmarks.gpu.one_engine import Load, OneEngine, compare
+from benchmarks.gpu.one_engine import EngineLoad, OneEngine, compare
 from conformance.cli.division import GRPO
 from conformance.cli.started import cli_command
 from conformance.rollout.digits import ROOT
@@ -63,7 +63,7 @@ def divisions_of(num_gpus):
     """
     sizes = {8: ((6, 2), (4, 4), (3, 1)), 4: ((3, 1), (2, 2)), 2: ((1, 1),)}[num_gpus]
     names = [*map(str, range(num_gpus))]
-    return [Division(replicas=",".join(names[:m]), learners=",".join(names[m : m + n])) for m, n in sizes]
+    return [GpuDivision(replicas=",".join(names[:m]), learners=",".join(names[m : m + n])) for m, n in sizes]
 
 
 class Stages:
@@ -131,7 +131,7 @@ class Stages:
         prompt_len, response_len = self.scale["lengths"]
         num_ids = json.loads((self.model / "config.json").read_text())["text_config"]["vocab_size"]
         sizes = {"num_requests": self.scale["requests"], "first_id": num_ids // 10, "last_id": num_ids // 5}
-        return Load(prompt_len=prompt_len, response_len=response_len, **sizes)
+        return EngineLoad(prompt_len=prompt_len, response_len=response_len, **sizes)
 
 
 def engine_arguments(run):

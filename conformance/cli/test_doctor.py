@@ -17,7 +17,7 @@ TRACE = "Traceback (most recent call last):\n  File x\n"
 NO_NMS = "RuntimeError: operator torchvision::nms does not exist"
 
 
-class Machine:
+class ListedMachine:
     """Packages and what importing them says; answers in place of subprocesses and package metadata."""
 
     def __init__(self, purelib, installed, broken=None):
@@ -51,7 +51,7 @@ def machine(monkeypatch, tmp_path):
     """Puts a machine in the place of this one."""
 
     def put(installed, broken=None):
-        machine = Machine(tmp_path, installed, broken)
+        machine = ListedMachine(tmp_path, installed, broken)
         monkeypatch.setattr(doctor_module, "version", machine.version)
         monkeypatch.setattr(doctor_module, "subprocess", SimpleNamespace(run=machine.run))
         monkeypatch.setattr(doctor_module, "sysconfig", SimpleNamespace(get_paths=lambda: {"purelib": str(tmp_path)}))

@@ -95,7 +95,7 @@ class Telling:
     """A rollout server that tells about itself, and nothing else."""
 
     def __init__(self, **answers):
-        class Routes(BaseHTTPRequestHandler):
+        class LauncherRoutes(BaseHTTPRequestHandler):
             def do_GET(self):
                 told = answers.get(self.path.strip("/").rpartition("/")[2])
                 body = json.dumps(told or {}).encode()
@@ -107,7 +107,7 @@ class Telling:
             def log_message(self, *_):
                 pass
 
-        self.front = ThreadingHTTPServer(("127.0.0.1", 0), Routes)
+        self.front = ThreadingHTTPServer(("127.0.0.1", 0), LauncherRoutes)
         self.url = f"http://127.0.0.1:{self.front.server_port}"
 
     def __enter__(self):

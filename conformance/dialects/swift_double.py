@@ -91,7 +91,7 @@ class SwiftDouble:
 def running_double():
     made = SwiftDouble()
 
-    class Answering(BaseHTTPRequestHandler):
+    class SwiftAnswering(BaseHTTPRequestHandler):
         def setup(self):
             made.num_connections += 1
             super().setup()
@@ -101,7 +101,7 @@ def running_double():
         def log_message(self, *_):
             pass
 
-    front = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    front = ThreadingHTTPServer(("127.0.0.1", 0), SwiftAnswering)
     front.daemon_threads = True
     front.handle_error = lambda *_: None
     thread = threading.Thread(target=front.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.gpu import learner, six_and_two
 from benchmarks.gpu.divided_run import DividedRun
 from benchmarks.gpu.measure import judge, take_turns
-from benchmarks.gpu.one_engine import Load
+from benchmarks.gpu.one_engine import EngineLoad
 from conformance.cli.division import GRPO
 from conformance.rollout.digits import absolute
 
@@ -99,7 +99,7 @@ def test_a_machine_with_too_few_gpus_is_told_at_once(capsys, monkeypatch):
 
 
 def test_a_load_never_asks_the_same_twice():
-    load = Load(num_requests=2, prompt_len=3, response_len=4, first_id=10, last_id=99)
+    load = EngineLoad(num_requests=2, prompt_len=3, response_len=4, first_id=10, last_id=99)
     assert load.prompts(0) == load.prompts(0) != load.prompts(1)
     assert len(load.prompts(0, times=3)) == 6
     assert {len(ids) for ids in load.prompts(0)} == {3}

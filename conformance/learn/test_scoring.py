@@ -19,7 +19,7 @@ from rollmatch.objectives.rollout_matching.loss import count_totals, logit_indic
 from rollmatch.objectives.rollout_matching.supervision import mask_segment, place_supervisions
 
 
-class Supervisor:
+class ScoringSupervisor:
     logit_indices = staticmethod(logit_indices)
 
     @staticmethod
@@ -33,7 +33,7 @@ def micro_batch(model, *, packed):
     pairs = [make_segment(seed, num_images=count) for seed, count in enumerate((1, 0, 2))]
     images = {segment.sample.sample_id: some for segment, some in pairs}
     packer = Packer(10_000, max_buffered=8, min_fill_ratio=0.01) if packed else None
-    batcher = Batcher(model, Supervisor(), packer=packer, pad_id=0)
+    batcher = Batcher(model, ScoringSupervisor(), packer=packer, pad_id=0)
     (batch,) = batcher.make([s for s, _ in pairs], lambda sample: images[sample.sample_id], num_batches=1)
     return batch
 
@@ -97,7 +97,7 @@ def test_a_model_that_does_something_to_its_logits_is_scored_on_them():
 
 
 def text_batch(model):
-    batcher = Batcher(model, Supervisor(), packer=None, pad_id=0)
+    batcher = Batcher(model, ScoringSupervisor(), packer=None, pad_id=0)
     (batch,) = batcher.make([make_segment(0)[0]], lambda sample: NO_IMAGES, num_batches=1)
     return batch
 

@@ -25,7 +25,7 @@ from rollmatch.objectives.environment import (
 LADDER = "conformance.objectives.ladders:Ladder"
 
 
-class Answering(Ladder):
+class AnsweringEnvironment(Ladder):
     """Answers every step by what it was told."""
 
     def __init__(self, answer):
@@ -41,7 +41,7 @@ class Silent(Ladder):
         return None
 
 
-class Forgetful(Ladder):
+class ForgetfulEnvironment(Ladder):
     """Clones begin anew."""
 
     def reset(self, sample, rng):
@@ -49,7 +49,7 @@ class Forgetful(Ladder):
         return ""
 
     def clone(self, rng):
-        return Forgetful()
+        return ForgetfulEnvironment()
 
 
 @pytest.mark.scenario(clauses=["environments/an-environment-is-a-class-that-answers-the-policy#1,2,3"])
@@ -127,9 +127,9 @@ def test_missing_methods_are_named():
 )
 def test_a_step_is_answered_in_four_parts(answer):
     with pytest.raises(StepMalformed) as caught:
-        take_step(Answering(answer), "A", key="x:1")
+        take_step(AnsweringEnvironment(answer), "A", key="x:1")
     assert (caught.value.code, caught.value.key) == ("step-malformed", "x:1")
-    good = take_step(Answering(("seen", np.float32(1), np.bool_(True), False, {"info": 1})), "A", key="x:1")
+    good = take_step(AnsweringEnvironment(("seen", np.float32(1), np.bool_(True), False, {"info": 1})), "A", key="x:1")
     assert good == ("seen", 1.0, True, False)
 
 
@@ -146,8 +146,8 @@ def test_what_is_no_action_is_told_by_the_environment_alone():
     ("make", "error"),
     [
         (Silent, ObservationNotText),
-        (Forgetful, CloneDiffers),
-        (lambda: Answering.__new__(Answering), EnvironmentFailed),
+        (ForgetfulEnvironment, CloneDiffers),
+        (lambda: AnsweringEnvironment.__new__(AnsweringEnvironment), EnvironmentFailed),
     ],
 )
 def test_what_cannot_begin_is_named(make, error):

@@ -27,7 +27,7 @@ VOID = frozenset({"meta", "link", "img", "input", "br"})
 GEOMETRY = frozenset({"d", "x", "y", "cx", "cy", "r", "points", "viewbox", "width", "height"})
 
 
-class Outline(HTMLParser):
+class PageOutline(HTMLParser):
     """Checks nesting while it reads; keeps every start tag with its attributes."""
 
     def __init__(self):
@@ -53,7 +53,7 @@ def page(run_dir):
 
 
 def read(text):
-    outline = Outline()
+    outline = PageOutline()
     outline.feed(text)
     outline.close()
     assert outline.open == []

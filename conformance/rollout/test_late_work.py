@@ -69,7 +69,7 @@ def test_pieces_cut_the_chunks_further_and_evenly(parts, num_servers, pieces):
     assert max(sizes) - min(sizes) <= 1
 
 
-class SlowServer(NativeDouble):
+class SlowWorkServer(NativeDouble):
     """Answers its calls when ``gate`` opens."""
 
     gate = None
@@ -85,7 +85,7 @@ def make_run(tmp_path):
     opened = []
 
     def make(*, pieces, gate=None, parts=(NUM_REQUESTS,)):
-        doubles = [SlowServer({"a": torch.zeros(1)}, policy_version=1) for _ in range(2)]
+        doubles = [SlowWorkServer({"a": torch.zeros(1)}, policy_version=1) for _ in range(2)]
         doubles[0].gate = gate
         front = serving(*doubles)
         servers = [RolloutServer(url, ClientSettings(timeout_s=5)) for url in front.__enter__()]

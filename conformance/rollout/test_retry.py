@@ -27,7 +27,7 @@ from rollmatch.rollout.vllm_server import VllmServerBackend
 WEIGHTS = {"a": torch.ones(2), "b": torch.full((3,), 2.0)}
 
 
-class Clock:
+class RetryClock:
     def __init__(self):
         self.now = 0.0
 
@@ -54,7 +54,7 @@ def failing(*errors):
 
 
 def outcome(call, budget_s):
-    clock = Clock()
+    clock = RetryClock()
     result = call_with_retries(
         call, budget_s=budget_s, failed=lambda error: None, sleep=clock.sleep, clock=lambda: clock.now
     )
@@ -85,7 +85,7 @@ def test_only_repetitions_are_told_as_such():
 @pytest.mark.scenario(clauses=["server-connection/a-call-outlives-a-busy-server#2"])
 @pytest.mark.parametrize(("budget_s", "slept_s"), [(0.0, 0.0), (0.25, 0.25), (10.0, 0.25 + 0.5 + 1 + 2 + 4)])
 def test_the_budget_bounds_the_time_and_the_last_error_is_raised(budget_s, slept_s):
-    clock, tried = Clock(), []
+    clock, tried = RetryClock(), []
 
     def call():
         tried.append(clock.now)

@@ -80,7 +80,7 @@ def in_thread(call, *arguments, **keywords):
     return future
 
 
-class Learner:
+class RawLearner:
     """A learner in the native dialect, step by step."""
 
     def __init__(self, server, *, port, client="learner", timeout_s=20.0, num_workers=2):

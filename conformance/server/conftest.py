@@ -4,7 +4,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from conformance.rollout.digits import BRIEF, load_model, perturb, requests_for, scenes, template_of
-from conformance.server.calls import Learner, text_batch
+from conformance.server.calls import RawLearner, text_batch
 from conformance.server.instance import free_port
 from conformance.server.stand_in import make_stand_in
 from rollmatch.data.ids import pack_ids
@@ -27,7 +27,7 @@ def server(instance):
 @pytest.fixture
 def learner(server):
     """Attached; leaves at the end."""
-    attached = Learner(server, port=free_port())
+    attached = RawLearner(server, port=free_port())
     status, body = attached.open()
     assert status == 200, body
     yield attached

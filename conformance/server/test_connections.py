@@ -16,7 +16,7 @@ from rollmatch.config.limits import LimitsConfig
 from rollmatch.server.port import bind_http
 
 
-class Served:
+class ServedConnection:
     """A server over pretending engines that listens in a thread."""
 
     def __init__(self, **limits):
@@ -60,7 +60,7 @@ def serve():
     made = []
 
     def start(**limits):
-        made.append(Served(**limits))
+        made.append(ServedConnection(**limits))
         made[-1].wait()
         return made[-1]
 

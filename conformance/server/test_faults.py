@@ -10,7 +10,7 @@ import requests
 
 from conformance.cli.test_killed_server import stopped
 from conformance.processes import start
-from conformance.server.calls import Learner, in_thread, text_batch
+from conformance.server.calls import RawLearner, in_thread, text_batch
 from conformance.server.instance import ENVIRONMENT, Instance, free_port, running, settings_for
 
 pytestmark = pytest.mark.engine
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engine
 
 def settle(server, policies, scene_batch, greedy):
     """A new learner gets in and syncs."""
-    learner = Learner(server, port=free_port(), client="next")
+    learner = RawLearner(server, port=free_port(), client="next")
     assert learner.open()[0] == 200
     assert learner.sync(policies[0].weights, version=server.version + 1)[0] == 200
     assert policies[0].wrote(server.infer(scene_batch, **greedy)[0])
@@ -40,7 +40,7 @@ def test_a_learner_killed_in_mid_sync_leaves_the_old_weights(server, policies, s
 
 def test_a_learner_that_falls_silent_is_given_up_in_its_own_time(server, policies, scene_batch, greedy):
     before, version = server.infer(scene_batch, **greedy)[0], server.version
-    learner = Learner(server, port=free_port(), timeout_s=2.0)
+    learner = RawLearner(server, port=free_port(), timeout_s=2.0)
     assert learner.open()[0] == 200
     announcement = learner.announcement(policies[1].weights, version=version + 1, sync_id="silent")
     assert learner.announce(announcement) is None
@@ -54,7 +54,7 @@ def test_a_learner_that_falls_silent_is_given_up_in_its_own_time(server, policie
 
 
 def test_a_learner_that_hangs_up_while_it_opens_leaves_room_for_the_next(server, policies, scene_batch, greedy):
-    lonely = Learner(server, port=free_port())
+    lonely = RawLearner(server, port=free_port())
     with pytest.raises(requests.exceptions.ReadTimeout):
         server.post("/native/communicator/", lonely.wish(), timeout=1)
     settle(server, policies, scene_batch, greedy)
@@ -62,7 +62,7 @@ def test_a_learner_that_hangs_up_while_it_opens_leaves_room_for_the_next(server,
 
 def test_a_hang_up_and_the_next_learner_may_be_heard_of_at_once(instance, server):
     """As a busy machine, or a collector's pause, brings it about."""
-    lonely, learner = Learner(server, port=free_port()), Learner(server, port=free_port(), client="next")
+    lonely, learner = RawLearner(server, port=free_port()), RawLearner(server, port=free_port(), client="next")
     call = in_thread(server.post, "/native/communicator/", lonely.wish(), timeout=2)
     while "group_members 3.0" not in requests.get(server.url + "/metrics/", timeout=5).text:
         assert not call.done(), "the server has not begun to open the group"
@@ -100,7 +100,7 @@ def test_placeholder_weights_do_not_answer_until_a_sync(fragile, policies, scene
     ]:
         status, reply = server.post_packed(route, body)
         assert (status, reply["code"]) == (409, "weights-not-set")
-    learner = Learner(server, port=free_port())
+    learner = RawLearner(server, port=free_port())
     assert learner.open()[0] == 200
     assert learner.sync(policies[1].weights, version=1)[0] == 200
     learner.close()

@@ -37,21 +37,21 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CheckVerdict:
     """What an exchange shows."""
 
     state: str
     reason: str = ""
 
 
-def judge(check: Check, exchange: Exchange) -> Verdict:
+def judge(check: Check, exchange: Exchange) -> CheckVerdict:
     """From the exchange alone, so that a recorded one is judged as a live one is."""
     if exchange.untestable:
-        return Verdict(state=UNTESTABLE, reason=exchange.untestable)
+        return CheckVerdict(state=UNTESTABLE, reason=exchange.untestable)
     if exchange.stopped:
-        return Verdict(state=MISSED, reason=exchange.stopped)
+        return CheckVerdict(state=MISSED, reason=exchange.stopped)
     try:
         reason = check.judge(exchange)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         reason = f"an answer has another form: {type(error).__name__}: {error}"
-    return Verdict(state=MISSED if reason else PASSED, reason=reason)
+    return CheckVerdict(state=MISSED if reason else PASSED, reason=reason)

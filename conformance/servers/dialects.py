@@ -34,7 +34,7 @@ def _set_of(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-class Dialect(Protocol):
+class ServerDialect(Protocol):
     """``wants`` of ``body``: max_tokens, temperature, seed, n, logprobs."""
 
     name: str

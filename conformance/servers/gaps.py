@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from conformance.servers.check import MISSED, MUST, PASSED, UNTESTABLE, Check, Verdict
+from conformance.servers.check import MISSED, MUST, PASSED, UNTESTABLE, Check, CheckVerdict
 from conformance.servers.checks import BY_ID
 
 FOLDER = Path(__file__).parent / "gaps"
@@ -42,7 +42,7 @@ def gaps_of(server: str) -> Path:
     return FOLDER / f"{server}.yaml"
 
 
-def settle(check: Check, verdict: Verdict, gaps: Mapping[str, Gap]) -> tuple[str, str]:
+def settle(check: Check, verdict: CheckVerdict, gaps: Mapping[str, Gap]) -> tuple[str, str]:
     """State and reason once the known gaps are taken into account: passed, missed, known-gap, stale-gap, advice,
     not-testable.
 

@@ -38,11 +38,11 @@ class Judging:
         """All of them; all instances are ended."""
         rows = rows_to_ask(checks, longest_first=self.known.num_lanes > 1)
         dangerous = deque(row for row in rows if row[0].is_dangerous)
-        first = Lane(self)
+        first = JudgeLane(self)
         with ThreadPoolExecutor(self.known.num_lanes) as pool:
             lanes = [pool.submit(first.run, (row for row in rows if not row[0].is_dangerous), dangerous)]
             first.is_gentle_done.wait()
-            lanes += [pool.submit(Lane(self).run, (), dangerous) for _ in range(1, self.known.num_lanes)]
+            lanes += [pool.submit(JudgeLane(self).run, (), dangerous) for _ in range(1, self.known.num_lanes)]
         for lane in lanes:
             lane.result()
 
@@ -67,7 +67,7 @@ class Judging:
             self.cpu_s += process.cpu_s()
 
 
-class Lane:
+class JudgeLane:
     """A place for one instance at a time."""
 
     def __init__(self, judging: Judging) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from conformance.servers.checks import CHECKS
 from conformance.servers.known import KNOWN
 from conformance.servers.recording import Recording, recordings
-from conformance.servers.verdicts import Row, rows_of, summary
+from conformance.servers.verdicts import VerdictRow, rows_of, summary
 
 PAGE = Path(__file__).parents[2] / "docs" / "servers.md"
 MARKS = {
@@ -46,11 +46,11 @@ def page_text(told: Sequence[Recording]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _mark(row: Row | None) -> str:
+def _mark(row: VerdictRow | None) -> str:
     return MARKS[row.state] if row else "-"
 
 
-def _section(title: str, recording: Recording, rows: Sequence[Row]) -> list[str]:
+def _section(title: str, recording: Recording, rows: Sequence[VerdictRow]) -> list[str]:
     facts = recording.facts
     lines = ["", f"## {title}: {recording.server}", "", f"Recorded {facts['date']}, {facts.get('vllm', '')}."]
     lines.append(f"{len(rows)} checks: {summary(rows)}.")
@@ -58,5 +58,5 @@ def _section(title: str, recording: Recording, rows: Sequence[Row]) -> list[str]
     return [*lines, *([""] if missed else []), *(f"- {_told(row)}" for row in missed)]
 
 
-def _told(row: Row) -> str:
+def _told(row: VerdictRow) -> str:
     return f"`{row.check.check_id}` ({row.check.grade}): {' '.join(row.reason.split())[:400]}"

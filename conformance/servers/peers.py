@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
 from conformance.dialects.flat_bucket import flat_metadata
-from conformance.server.calls import Learner, Server
+from conformance.server.calls import RawLearner, Server
 from conformance.server.instance import free_port
 from conformance.servers.exchange import RecordedCall
 from conformance.servers.talk import Stopped, Talk
@@ -169,7 +169,7 @@ class VllmPeer:
         address = GroupAddress(
             host=HOST, port=self.port, rank=0, world_size=self.size, timeout_s=TIMEOUT_S, join_timeout_s=TIMEOUT_S
         )
-        self.talk.collective(label, "JOIN", lambda: setattr(self, "group", PlainGroup(address)))
+        self.talk.collective(label, "JOIN", lambda: setattr(self, "group", PeerGroup(address)))
 
     def begin(self, label: str = "start", *, pause: bool = True) -> RecordedCall:
         if pause:
@@ -210,7 +210,7 @@ class VllmPeer:
             self.talk.post("resume", "/resume", note=False, timeout_s=5)
 
 
-class PlainGroup:
+class PeerGroup:
     """Gloo on a store without a secret, held by rank 0, as the plugged ``gloo_transfer`` expects it."""
 
     def __init__(self, address: GroupAddress) -> None:
@@ -236,7 +236,7 @@ class NativePeer:
         self.talk = talk
         server = Server(talk.subject.url)
         server.headers = dict(talk.subject.headers)
-        self.learner = Learner(server, port=free_port(), client="judge")
+        self.learner = RawLearner(server, port=free_port(), client="judge")
 
     def init(self, label: str = "init", **fields: Any) -> RecordedCall:
         self.learner.world_size = world_size(self.talk) + 1

@@ -9,10 +9,10 @@ import pytest
 
 if TYPE_CHECKING:  # they load torch: only where a server is judged
     from conformance.servers.recording import Recording
-    from conformance.servers.verdicts import Row
+    from conformance.servers.verdicts import VerdictRow
 
 LIVE = Path(__file__).parent / "test_server.py"
-ROWS = pytest.StashKey[list["Row"]]()
+ROWS = pytest.StashKey[list["VerdictRow"]]()
 RECORDING = pytest.StashKey["Recording"]()
 KEY_VARIABLE = "ROLLMATCH_API_KEY"
 

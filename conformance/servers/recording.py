@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conformance.servers.check import Check, Verdict, judge
+from conformance.servers.check import Check, CheckVerdict, judge
 from conformance.servers.checks import BY_ID
 from conformance.servers.exchange import Exchange, read_exchange
 
@@ -27,7 +27,7 @@ class Recording:
     exchanges: dict[str, Exchange] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def verdicts(self) -> Mapping[str, Verdict]:
+    def verdicts(self) -> Mapping[str, CheckVerdict]:
         """Judged now; of checks that there still are."""
         return {name: judge(BY_ID[name], told) for name, told in self.exchanges.items() if name in BY_ID}
 

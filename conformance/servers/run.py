@@ -5,7 +5,7 @@ from collections.abc import Collection
 from concurrent.futures import TimeoutError as StillRunning
 from contextlib import suppress
 
-from conformance.servers.check import PASSED, Check, Verdict, judge
+from conformance.servers.check import PASSED, Check, CheckVerdict, judge
 from conformance.servers.exchange import Exchange
 from conformance.servers.subject import Subject
 from conformance.servers.talk import Stopped, Talk, in_thread
@@ -37,7 +37,7 @@ def ask(check: Check, subject: Subject) -> Exchange:
     return told
 
 
-def ask_and_judge(check: Check, subject: Subject) -> tuple[Exchange, Verdict, float]:
+def ask_and_judge(check: Check, subject: Subject) -> tuple[Exchange, CheckVerdict, float]:
     """Also how many seconds it took."""
     began = time.monotonic()
     exchange = ask(check, subject)

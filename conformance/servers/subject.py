@@ -6,7 +6,7 @@ from typing import Any
 
 import requests
 
-from conformance.servers.dialects import DIALECTS, Dialect, Question
+from conformance.servers.dialects import DIALECTS, Question, ServerDialect
 from conformance.servers.policy import Policies
 from rollmatch.dialects.session import SIGNS
 
@@ -24,7 +24,7 @@ class Subject:
     name: str
     version: str
     url: str
-    dialect: Dialect
+    dialect: ServerDialect
     transport: str | None = None
     """``gloo``, or None where no group can be opened with the server's workers."""
     policies: Policies | None = None
@@ -47,7 +47,7 @@ class Subject:
         return ", ".join(text for need in needs if (text := missing[need]))
 
 
-def find_dialect(url: str, told: str | None, headers: Mapping[str, str]) -> Dialect:
+def find_dialect(url: str, told: str | None, headers: Mapping[str, str]) -> ServerDialect:
     """The one that was told, or the first whose routes the server lists. Errors: ``DialectUnclear``."""
     listed = requests.get(f"{url}/openapi.json", timeout=FIND_TIMEOUT_S, headers=dict(headers))
     routes = {path.rstrip("/") for path in listed.json().get("paths", {})} if listed.ok else set()

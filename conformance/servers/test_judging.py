@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from conformance.cli.started import finish
-from conformance.servers.check import MISSED, MUST, PASSED, SHOULD, UNTESTABLE, Check, Verdict, judge
+from conformance.servers.check import MISSED, MUST, PASSED, SHOULD, UNTESTABLE, Check, CheckVerdict, judge
 from conformance.servers.checks import BY_ID, CHECKS
 from conformance.servers.dialects import DIALECTS
 from conformance.servers.exchange import Exchange, RecordedCall
@@ -25,7 +25,7 @@ HEALTH = BY_ID["health-with-and-without-slash"]
 def answering(answer, *, closes=False):
     """``answer``: (method, path) -> (status, JSON); ``closes``: without having said so, after each answer."""
 
-    class Answering(BaseHTTPRequestHandler):
+    class JudgedAnswering(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def reply(self):
@@ -43,7 +43,7 @@ def answering(answer, *, closes=False):
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), JudgedAnswering)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -89,7 +89,7 @@ def test_a_check_that_does_not_end_is_left_behind_and_missed():
         slow = Check(
             check_id="slow", sentence="", ask=HEALTH.ask, judge=HEALTH.judge, deadline_s=0.3
         )  # fmt: skip
-        assert judge(slow, ask(slow, subject_at(url))) == Verdict(state=MISSED, reason="no end within 0.3 s")
+        assert judge(slow, ask(slow, subject_at(url))) == CheckVerdict(state=MISSED, reason="no end within 0.3 s")
 
 
 def test_an_unreachable_server_misses_and_does_not_break_the_judge():
@@ -119,7 +119,7 @@ def test_an_answer_of_another_form_is_missed():
 def test_gaps_excuse_what_is_missed_and_go_stale(state, grade, has_gap, settled):
     check = Check(check_id="x", sentence="", ask=HEALTH.ask, judge=HEALTH.judge, grade=grade)
     gaps = {"x": Gap(check_id="x", reason="so", link="there")} if has_gap else {}
-    assert settle(check, Verdict(state=state, reason="r"), gaps)[0] == settled
+    assert settle(check, CheckVerdict(state=state, reason="r"), gaps)[0] == settled
 
 
 def test_a_gap_names_a_check_a_reason_and_a_link(tmp_path):

@@ -17,7 +17,7 @@ SERVER = """
 import json, os, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-class Answering(BaseHTTPRequestHandler):
+class LaneAnswering(BaseHTTPRequestHandler):
     def do_GET(self):
         self.rfile.read(int(self.headers.get("content-length", 0)))
         if self.path == "/break/":
@@ -33,7 +33,7 @@ class Answering(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answering).serve_forever()
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), LaneAnswering).serve_forever()
 """
 
 

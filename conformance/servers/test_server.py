@@ -8,7 +8,7 @@ from conformance.servers.plugin import ROWS, headers, start_recording
 from conformance.servers.policy import Policies
 from conformance.servers.run import ask_and_judge
 from conformance.servers.subject import Subject, find_dialect
-from conformance.servers.verdicts import Row
+from conformance.servers.verdicts import VerdictRow
 
 
 def pytest_generate_tests(metafunc):
@@ -46,7 +46,7 @@ def test_check(check, subject, recording, request):
     exchange, verdict, seconds = ask_and_judge(check, subject)
     recording.keep(check, exchange, seconds)
     state, reason = settle(check, verdict, load_gaps(gaps_of(recording.server)))
-    row = Row(check=check, state=state, reason=reason, seconds=seconds)
+    row = VerdictRow(check=check, state=state, reason=reason, seconds=seconds)
     request.config.stash[ROWS].append(row)
     if row.fails:
         pytest.fail(f"{check.sentence}\n{reason}", pytrace=False)

@@ -16,7 +16,7 @@ MATRIX_VERDICTS = {"passed": "passed", "missed": "failed", "stale-gap": "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class VerdictRow:
     """A check of one server, settled."""
 
     check: Check
@@ -34,18 +34,18 @@ class Row:
         )
 
 
-def rows_of(recording: Recording) -> list[Row]:
+def rows_of(recording: Recording) -> list[VerdictRow]:
     """Of a recording, against the known gaps of its server."""
     gaps, verdicts = load_gaps(gaps_of(recording.server)), recording.verdicts()
     return [
-        Row(check=check, state=state, reason=reason, seconds=recording.seconds[check.check_id])
+        VerdictRow(check=check, state=state, reason=reason, seconds=recording.seconds[check.check_id])
         for check in CHECKS
         if check.check_id in verdicts
         for state, reason in [settle(check, verdicts[check.check_id], gaps)]
     ]
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[VerdictRow]) -> str:
     """How often each state.
 
     >>> summary([])
@@ -55,7 +55,7 @@ def summary(rows: Sequence[Row]) -> str:
     return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "no checks"
 
 
-def matrix_rows(told: Iterable[tuple[str, str, Sequence[Row]]]) -> list[dict[str, Any]]:
+def matrix_rows(told: Iterable[tuple[str, str, Sequence[VerdictRow]]]) -> list[dict[str, Any]]:
     """One row a check; ``told``: subject, date and rows of each server."""
     subjects = [(subject, date, {row.check.check_id: row for row in rows}) for subject, date, rows in told]
     return [
@@ -76,7 +76,7 @@ def matrix_rows(told: Iterable[tuple[str, str, Sequence[Row]]]) -> list[dict[str
     ]
 
 
-def _cell(row: Row, date: str) -> Mapping[str, Any]:
+def _cell(row: VerdictRow, date: str) -> Mapping[str, Any]:
     return {
         "verdict": MATRIX_VERDICTS.get(row.state, row.state),
         "date": date or time.strftime("%Y-%m-%d"),

@@ -187,7 +187,7 @@ ROUTES = {
 
 
 def _answering_for(double):
-    class Answering(BaseHTTPRequestHandler):
+    class NativeAnswering(BaseHTTPRequestHandler):
         def answer(self):
             name = ROUTES.get(self.path.rstrip("/"))
             raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -213,7 +213,7 @@ def _answering_for(double):
         def log_message(self, *_):
             pass
 
-    return Answering
+    return NativeAnswering
 
 
 def serving(*doubles):

@@ -20,7 +20,7 @@ class Weights:
 
 
 @dataclass
-class Backend:
+class ModeBackend:
     """Fails adapter pushes by number, from 1; ``committed`` is what a failed one leaves behind."""
 
     failing: tuple = ()
@@ -48,13 +48,13 @@ def push_steps(mode, backend, num_steps):
 
 
 def test_full_is_the_default():
-    backend = Backend()
+    backend = ModeBackend()
     assert push_steps(SyncMode(), backend, 2) == ["full", "full"]
     assert backend.took == [("full", 1), ("full", 2)]
 
 
 def test_an_adapter_travels_alone():
-    backend = Backend()
+    backend = ModeBackend()
     assert push_steps(SyncMode("adapter"), backend, 2) == ["adapter", "adapter"]
     assert backend.took == [("adapter", 1), ("adapter", 2)]
 
@@ -63,7 +63,7 @@ def test_an_adapter_travels_alone():
     "weight-sync/the-fallback-stays", clauses=["weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#2,3,4"]
 )
 def test_the_first_failure_is_followed_by_a_full_sync_at_once_and_for_good(caplog):
-    backend, mode = Backend(failing=(2,)), SyncMode("adapter")
+    backend, mode = ModeBackend(failing=(2,)), SyncMode("adapter")
     with caplog.at_level(logging.WARNING):
         assert push_steps(mode, backend, 4) == ["adapter", "full", "full", "full"]
     assert backend.took == [("adapter", 1), ("full", 2), ("full", 3), ("full", 4)]
@@ -73,7 +73,7 @@ def test_the_first_failure_is_followed_by_a_full_sync_at_once_and_for_good(caplo
 
 
 def test_a_full_sync_after_a_half_committed_adapter_is_newer_than_both():
-    backend = Backend(failing=(1,), committed=True)
+    backend = ModeBackend(failing=(1,), committed=True)
     push_steps(SyncMode("adapter"), backend, 1)
     assert backend.took == [("full", 2)]
 
@@ -82,14 +82,14 @@ def test_a_full_sync_after_a_half_committed_adapter_is_newer_than_both():
     "weight-sync/no-fallback-means-a-stop", clauses=["weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#5"]
 )
 def test_without_fallback_the_run_stops():
-    backend, mode = Backend(failing=(1,)), SyncMode("adapter", fallback_to_full=False)
+    backend, mode = ModeBackend(failing=(1,)), SyncMode("adapter", fallback_to_full=False)
     with pytest.raises(AdapterSyncFailed) as caught:
         mode.push(backend, Weights(), version=1)
     assert caught.value.code == "adapter-sync-failed"
     assert caught.value.key == "custom.extra.rollout_matching.vllm.sync.mode"
     assert "sync.mode: full" in caught.value.remedy
     assert backend.took == []
-    assert SyncMode("adapter").push(Backend(failing=(1,)), Weights(), version=1) == "full"
+    assert SyncMode("adapter").push(ModeBackend(failing=(1,)), Weights(), version=1) == "full"
 
 
 def test_a_backend_that_takes_no_adapters_gets_all_weights():

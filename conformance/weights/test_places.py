@@ -71,7 +71,7 @@ def test_rows_of_a_fused_parameter_are_whole(rows_a, rows_b, padding, width):
     assert places.by_name["b"].whole.data_ptr() == model.fused[rows_a].data_ptr()
 
 
-class Split(Fused):
+class SplitParameter(Fused):
     """Keeps the right half of ``a``, as the second of two tensor parallel ranks does."""
 
     def load(self, name, tensor):
@@ -110,7 +110,7 @@ class Transposing(Fused):
 @pytest.mark.parametrize(
     ("kind", "name", "wanted"),
     [
-        (Split, "a", "copies"),
+        (SplitParameter, "a", "copies"),
         (Scaling, "c", "by_loader"),
         (InTwoPieces, "a", "whole"),
         (Transposing, "a", "copies"),

@@ -25,7 +25,7 @@ from rollmatch.weights.stateless import StatelessGroup, read_text
 MEETING = Rendezvous(host="127.0.0.1", port=1, client="learner", timeout_s=1, join_timeout_s=1)
 
 
-class Harmful:
+class HarmfulPeer:
     def __reduce__(self):
         return (print, ("run",))
 
@@ -44,7 +44,7 @@ def test_the_examples_hold():
 
 def test_a_pickle_that_is_no_text_is_not_run(capsys):
     with pytest.raises(ValueError, match="not expected"):
-        read_text(pickle.dumps(Harmful()))
+        read_text(pickle.dumps(HarmfulPeer()))
     assert capsys.readouterr().out == ""
     assert read_text(pickle.dumps("barrier_1")) == "barrier_1"
 

@@ -13,7 +13,7 @@ from rollmatch.weights.plan import Spec, TransferPlan
 from rollmatch.weights.worker.receiver import Receiver
 
 
-class Group:
+class ReceiverGroup:
     """Every broadcast carries ones, and ends when it may."""
 
     rank = 0
@@ -42,7 +42,7 @@ def settle(receiver):
 
 @pytest.mark.parametrize("dropped", [True, False])
 def test_a_mismatch_of_what_was_dropped_is_no_failure(dropped):
-    group, right = Group(), digest_of(torch.ones(4, dtype=torch.uint8))
+    group, right = ReceiverGroup(), digest_of(torch.ones(4, dtype=torch.uint8))
     receiver = Receiver.joining(lambda: group)
     receiver.begin(plan(bytes(16)))
     if dropped:
@@ -62,7 +62,7 @@ def test_a_mismatch_of_what_was_dropped_is_no_failure(dropped):
 
 
 def test_a_plan_is_named_again_by_the_last_one_that_may_be():
-    group = Group()
+    group = ReceiverGroup()
     group.may_end.set()
     receiver = Receiver.joining(lambda: group)
     right = digest_of(torch.ones(4, dtype=torch.uint8))
@@ -82,7 +82,7 @@ def test_a_plan_is_named_again_by_the_last_one_that_may_be():
 
 
 def test_a_receiver_tells_which_share_of_the_tensors_has_come():
-    group = Group()
+    group = ReceiverGroup()
     receiver = Receiver.joining(lambda: group)
     settle(receiver)
     receiver.begin(plan(digest_of(torch.ones(4, dtype=torch.uint8))))
@@ -97,7 +97,7 @@ def test_a_receiver_tells_which_share_of_the_tensors_has_come():
 
 def test_a_receiver_outlives_what_it_cannot_receive():
     """A thread that ended would leave every later sync waiting."""
-    group = Group()
+    group = ReceiverGroup()
     group.may_end.set()
     receiver = Receiver.joining(lambda: group)
     settle(receiver)

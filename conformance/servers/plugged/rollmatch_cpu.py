@@ -62,11 +62,11 @@ def add_transfer_engine():
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
     from vllm.distributed.weight_transfer.base import WeightTransferEngine
 
-    class GlooEngine(GlooReceiver, WeightTransferEngine):
+    class PeerGlooEngine(GlooReceiver, WeightTransferEngine):
         init_info_cls, update_info_cls = _messages()
 
     if "gloo" not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine("gloo", GlooEngine)
+        WeightTransferEngineFactory.register_engine("gloo", PeerGlooEngine)
 
 
 def fork_engines():
@@ -81,7 +81,7 @@ def _messages():
     from vllm.distributed.weight_transfer import base as transfer
 
     @dataclass
-    class Meeting(transfer.WeightTransferInitInfo):
+    class PeerRendezvous(transfer.WeightTransferInitInfo):
         master_address: str
         master_port: int
         rank_offset: int
@@ -93,7 +93,7 @@ def _messages():
         dtype_names: list
         shapes: list
 
-    return Meeting, Announcement
+    return PeerRendezvous, Announcement
 
 
 class GlooReceiver:
