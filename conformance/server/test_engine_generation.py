@@ -1,6 +1,7 @@
 """What the server owes to callers of its generate routes, on a real engine with two replicas."""
 
 import base64
+import math
 import time
 from pathlib import Path
 
@@ -91,8 +92,7 @@ def test_health_answers_within_a_second_while_eight_long_responses_are_written(s
             waits.append(time.perf_counter() - began)
             time.sleep(0.02)
         assert [len(ids) for ids in call.result()[0]] == [LONG["max_tokens"]] * 8
-        assert len(waits) > 5
-        return max(waits)
+        return max(waits) if len(waits) > 5 else math.inf  # too few to say anything
 
     assert any(longest_wait() < 1.0 for _ in range(5))  # other work on the machine comes and goes
 

@@ -6,7 +6,7 @@ Generation is idempotent, since seeds belong to requests: a call that was repeat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from rollmatch.dialects.http import CallTimeout, ServerRefused, TransportFailed
 from rollmatch.dialects.prompt import Reply
@@ -19,6 +19,16 @@ BUSY = (429, 503)
 """Statuses of a server that may serve the same call later."""
 
 Result = TypeVar("Result")
+
+
+class WaitClock(Protocol):
+    """Time as the module ``time`` gives it."""
+
+    def monotonic(self) -> float:
+        """Seconds since some moment."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Wait."""
 
 
 class ServerRestarted(RolloutError):
@@ -67,22 +77,21 @@ def call_with_retries(
     budget_s: float,
     failed: Callable[[RolloutError], None],
     repeating: Callable[[RolloutError], None] = lambda error: None,
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
+    clock: WaitClock = time,
 ) -> Result:
     """The result of ``call``, repeated while it fails transiently and the budget lasts.
 
     ``failed`` is called with every error, ``repeating`` with those after whose pause the call is repeated; either may
     raise another error, which ends the call. Errors: the last of ``call``.
     """
-    deadline, wait_s = clock() + budget_s, FIRST_WAIT_S
+    deadline, wait_s = clock.monotonic() + budget_s, FIRST_WAIT_S
     while True:
         try:
             return call()
         except RolloutError as error:
             failed(error)
-            if not is_transient(error) or clock() + wait_s > deadline:
+            if not is_transient(error) or clock.monotonic() + wait_s > deadline:
                 raise
-            sleep(wait_s)
+            clock.sleep(wait_s)
             repeating(error)
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
