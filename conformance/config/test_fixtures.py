@@ -1,11 +1,15 @@
-"""The files of fixtures/config: ``good_*`` load, ``bad_*`` say in their head what is wrong, ``base_*`` are parts."""
+"""The files of fixtures/config: ``good_*`` load, ``bad_*`` name their faults, ``base_*`` are parts; the JSON schema."""
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
-from rollmatch.config import json_schema, load_config, make
+from conformance.refusals import refused
+from rollmatch.config import json_schema, load_config, make, resolved_yaml
+from rollmatch.config.schema import fields
+from rollmatch.config.yaml_dialect import parse_mapping
 from rollmatch.errors import ErrorList
 
 ROOT = Path(__file__).parents[2]
@@ -36,17 +40,27 @@ def test_every_shipped_yaml_loads(path):
     assert load_config(path).custom.trainer_variant == "rollout_matching_sft"
 
 
+RECIPES = [*sorted((ROOT / "fixtures/detector").glob("*-?.yaml")), ROOT / "fixtures/detector-8b.yaml"]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=name_of)
+def test_every_recipe_loads_and_stage_2_starts_from_stage_1(path):
+    custom = load_config(path).custom
+    assert custom.trainer_variant == ("sft" if path.stem.endswith("-1") else "rollout_matching_sft")
+    assert custom.extra.rollout_matching.answer_format in (path.stem[:-2], "qwen3_vl")
+    assert load_config(path, ["custom.trainer_variant=sft"]).custom.trainer_variant == "sft"
+    if path.stem.endswith("-2"):
+        before = load_config(path.with_name(path.name.replace("-2", "-1")))
+        assert load_config(path).model.model == before.training.output_dir
+
+
 @pytest.mark.parametrize("path", BAD, ids=name_of)
-def test_all_that_is_wrong_is_told_at_once(path):
+def test_all_that_is_wrong_is_reported_at_once_and_a_repaired_twin_loads(path):
+    assert FOLDER / path.name.replace("bad_", "good_") in WHOLE
     with pytest.raises(ErrorList) as caught:
         load_config(path.relative_to(ROOT))
     assert sorted((error.code, error.key) for error in caught.value.errors) == expected_in(path)
     assert all(error.problem and error.remedy for error in caught.value.errors)
-
-
-@pytest.mark.parametrize("path", BAD, ids=name_of)
-def test_each_bad_file_has_a_repaired_twin(path):
-    assert FOLDER / path.name.replace("bad_", "good_") in WHOLE
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +84,56 @@ def test_the_minimal_file_holds_only_what_is_required():
     tree = yaml.safe_load((FOLDER / "good_minimal.yaml").read_text())
     for section, key in (("model", "model"), ("custom", "train_jsonl"), ("training", "output_dir")):
         smaller = {**tree, section: {name: value for name, value in tree[section].items() if name != key}}
-        with pytest.raises(ErrorList) as caught:
+        with refused("missing-key", f"{section}.{key}"):
             make(smaller)
-        assert [(error.code, error.key) for error in caught.value.errors] == [("missing-key", f"{section}.{key}")]
+
+
+jsonschema = pytest.importorskip("jsonschema")
+
+
+@pytest.fixture(scope="module")
+def judge():
+    jsonschema.Draft7Validator.check_schema(json_schema())
+    return jsonschema.Draft7Validator(json_schema())
+
+
+def test_it_is_plain_json():
+    assert json.loads(json.dumps(json_schema())) == json_schema()
+
+
+def test_a_resolved_tree_is_accepted(judge, make_with):
+    judge.validate(parse_mapping(resolved_yaml(make_with()), origin="resolved"))
+
+
+@pytest.mark.parametrize(
+    ("trees", "is_fine"),
+    [
+        ([{}, {"extends": "a.yaml"}, {"extends": ["a.yaml", "b.yaml"]}], True),
+        ([{"extends": 3}, {"trainig": {}}], False),
+        ([{"training": values} for values in ({"seed": 3}, {"report_to": "wandb"}, {"report_to": ["wandb"]})], True),
+        ([{"training": {"max_steps": -1}}], True),
+        ([{"training": values} for values in ({"seed": "3"}, {"sead": 3}, {"max_steps": 0})], False),
+        ([{"training": {"report_to": "mlflow"}}], False),
+        ([{"custom": {"extra": {"rollout_matching": {"rollout_backend": "HF"}}}}], True),
+        ([{"custom": {"extra": {"rollout_matching": {"rollout_backend": "sglang"}}}}], False),
+        ([{"custom": {"extra": {"rollout_matching": {"vllm": {"max_model_len": None}}}}}], True),
+    ],
+)
+def test_it_judges_parts_of_trees_as_loading_does(judge, trees, is_fine):
+    assert [judge.is_valid(tree) for tree in trees] == [is_fine] * len(trees)
+
+
+def test_every_key_is_described_for_the_editor():
+    schema = json_schema()
+    parts = schema["$defs"]
+
+    def is_described(about):
+        return bool(
+            about.get("description") or parts.get(about.get("$ref", "").rpartition("/")[2], {}).get("description")
+        )
+
+    named = {
+        name: is_described(about) for part in [schema, *parts.values()] for name, about in part["properties"].items()
+    }
+    assert [name for name, described in named.items() if not described] == []
+    assert named.keys() >= {key.rpartition(".")[2] for key in fields()} | {"extends"}  # items of lists have keys, too

@@ -1,4 +1,4 @@
-"""What GRPO's section must hold, and only for GRPO."""
+"""What GRPO's section and that of an environment must hold."""
 
 import pytest
 
@@ -10,37 +10,26 @@ REWARDS = f"{SECTION}rewards=[{{function: builtins:len}}]"
 GRPO = (VARIANT, SAMPLED, REWARDS)
 
 
+TWO = f"{SECTION}rewards=[{{function: a:f}}, {{function: b:f"
+HIGH = (*GRPO, f"{SECTION}epsilon_high=0.28")
+
+
+def pair(code, key, bad, good):
+    """A wrong value of a key and a right one."""
+    return ((*GRPO, f"{SECTION}{key}={bad}"), code, key, (*GRPO, f"{SECTION}{key}={good}"))
+
+
 @pytest.mark.parametrize(
     ("bad", "code", "key", "good"),
     [
         ((VARIANT, SAMPLED), "rewards-missing", "rewards", GRPO),
-        (
-            (VARIANT, SAMPLED, f"{SECTION}rewards=[{{function: a:f}}, {{function: b:f}}]"),
-            "reward-named-twice",
-            "rewards",
-            (VARIANT, SAMPLED, f"{SECTION}rewards=[{{function: a:f}}, {{function: b:f, name: g}}]"),
-        ),
-        ((*GRPO, f"{SECTION}ratio_cap=1.2"), "ratio-cap-under-clip", "ratio_cap", (*GRPO, f"{SECTION}ratio_cap=1.3")),
-        (
-            (*GRPO, f"{SECTION}ratio_cap=1.25", f"{SECTION}epsilon_high=0.28"),
-            "ratio-cap-under-clip",
-            "ratio_cap",
-            (*GRPO, f"{SECTION}ratio_cap=1.29", f"{SECTION}epsilon_high=0.28"),
-        ),
-        (
-            (*GRPO, f"{SECTION}num_generations=1"),
-            "out-of-range",
-            "num_generations",
-            (*GRPO, f"{SECTION}num_generations=2"),
-        ),
-        ((*GRPO, f"{SECTION}normalize=mean"), "not-a-choice", "normalize", (*GRPO, f"{SECTION}normalize=constant")),
-        ((*GRPO, f"{SECTION}beta=-0.1"), "out-of-range", "beta", (*GRPO, f"{SECTION}beta=0")),
-        (
-            (VARIANT, SAMPLED, f"{SECTION}rewards=[{{function: len}}]"),
-            "reward-malformed",
-            "rewards.0.function",
-            GRPO,
-        ),
+        ((VARIANT, SAMPLED, f"{TWO}}}]"), "reward-named-twice", "rewards", (VARIANT, SAMPLED, f"{TWO}, name: g}}]")),
+        ((VARIANT, SAMPLED, f"{SECTION}rewards=[{{function: len}}]"), "reward-malformed", "rewards.0.function", GRPO),
+        ((*HIGH, f"{SECTION}ratio_cap=1.25"), "ratio-cap-under-clip", "ratio_cap", (*HIGH, f"{SECTION}ratio_cap=1.29")),
+        pair("ratio-cap-under-clip", "ratio_cap", 1.2, 1.3),
+        pair("out-of-range", "num_generations", 1, 2),
+        pair("not-a-choice", "normalize", "mean", "constant"),
+        pair("out-of-range", "beta", -0.1, 0),
     ],
 )
 def test_a_wrong_section_is_refused_and_a_right_one_taken(bad, code, key, good):
@@ -48,20 +37,11 @@ def test_a_wrong_section_is_refused_and_a_right_one_taken(bad, code, key, good):
     assert config_with(*good).custom.trainer_variant == "grpo"
 
 
-@pytest.mark.parametrize("greedy", ["~.decoding.temperature=0", "~.num_beams=4"])
+@pytest.mark.parametrize(
+    "greedy", [("~.decoding.temperature=0",), ("~.num_beams=4", "~.decode_mode=beam", "~.rollout_backend=hf")]
+)
 def test_a_group_is_sampled(greedy):
-    beam = ("~.decode_mode=beam", "~.rollout_backend=hf") if "beams" in greedy else ()
-    codes = {code for code, _ in (refusals_of(VARIANT, REWARDS, greedy, *beam))}
-    assert codes == {"group-not-sampled"}
-    assert config_with(*GRPO)
-
-
-def refusals_of(*overrides):
-    return [(error.code, error.key) for error in problems_of(*overrides)]
-
-
-def test_other_variants_need_no_rewards():
-    assert config_with("custom.trainer_variant=rollout_matching_sft").custom.extra.grpo.rewards == ()
+    assert {error.code for error in problems_of(VARIANT, REWARDS, *greedy)} == {"group-not-sampled"}
 
 
 def test_a_reward_is_called_by_its_function_or_by_its_own_name():
@@ -69,3 +49,36 @@ def test_a_reward_is_called_by_its_function_or_by_its_own_name():
         VARIANT, SAMPLED, f"{SECTION}rewards=[{{function: 'a.b:form'}}, {{function: 'a:f', name: g, weight: -2}}]"
     ).custom.extra.grpo.rewards
     assert [(reward.shown_name, reward.weight) for reward in rewards] == [("form", 1.0), ("g", -2.0)]
+
+
+PLAYED = "custom.extra.environment."
+NAMED = (f"{PLAYED}name=a.b:C", "~.decoding.temperature=1", f"{PLAYED}max_response_tokens=600", "global_max_length=700")
+PLAYING = ("custom.trainer_variant=vineppo", *NAMED)
+
+
+@pytest.mark.scenario(
+    clauses=[
+        "environments/an-environment-is-a-class-that-answers-the-policy#5,6",
+        "environments/an-episode-ends-by-its-environment-or-by-a-limit#3",
+    ]
+)
+@pytest.mark.parametrize(
+    ("bad", "code", "key"),
+    [
+        (NAMED, "environment-not-played", "name"),
+        ((*PLAYING, "custom.extra.grpo.rewards=[{function: builtins:len}]"), "environment-beside-rewards", "name"),
+        ((*PLAYING, "global_max_length=600"), "episode-length-misfit", "max_response_tokens"),
+        ((*PLAYING, "~.max_new_tokens=601"), "episode-length-misfit", "max_response_tokens"),
+        ((*PLAYING, f"{PLAYED}max_turns=0"), "out-of-range", "max_turns"),
+        ((*PLAYING, f"{PLAYED}observations=images"), "not-a-choice", "observations"),
+    ],
+)
+def test_a_wrong_environment_is_refused_and_a_right_one_taken(bad, code, key):
+    assert refusal_of(*bad) == (code, PLAYED + key)
+    assert config_with(*PLAYING).custom.extra.environment.name == "a.b:C"
+
+
+@pytest.mark.parametrize("variant", ["grpo", "vineppo", "vineppo_mcts"])
+def test_an_environment_pays_in_place_of_rewards(variant):
+    assert config_with(*PLAYING, f"custom.trainer_variant={variant}").custom.extra.grpo.rewards == ()
+    assert refusal_of(f"custom.trainer_variant={variant}", "~.decoding.temperature=1")[0] == "rewards-missing"

@@ -22,18 +22,12 @@ TWO_PROMPTS = ("training.per_device_train_batch_size=2", "training.gradient_accu
 SEVERAL = ("custom.extra.grpo.steps_per_generation=2", "custom.extra.grpo.num_iterations=2")
 
 
-def codes_of(*overrides):
-    return {(each.code, each.key) for each in problems_of(*overrides)}
-
-
 def test_servers_named_under_rlhf_may_overlap():
     named = ("rlhf.use_vllm=true", "rlhf.vllm_mode=server", "rlhf.vllm_server_host=[a]", "rlhf.vllm_server_port=[8080]")
     assert config_with(*GRPO[:3], "~.overlap=ahead", *named).custom.extra.rollout_matching.overlap == "ahead"
     colocated = ("rlhf.use_vllm=true", "rlhf.vllm_mode=colocate")
-    assert ("overlap-needs-servers", f"{LONG}.overlap") in codes_of(*GRPO[:3], "~.overlap=ahead", *colocated)
-
-
-def test_completions_may_be_asked_for_ahead():
+    found = [(each.code, each.key) for each in problems_of(*GRPO[:3], "~.overlap=ahead", *colocated)]
+    assert ("overlap-needs-servers", f"{LONG}.overlap") in found
     assert config_with(*GRPO).custom.extra.rollout_matching.overlap == "ahead"
 
 
@@ -58,9 +52,9 @@ def test_completions_may_be_asked_for_ahead():
     ids=["vineppo", "vineppo_mcts", "vineppo-stream", "grpo-stream", "several-turns"],
 )
 def test_what_is_not_learnt_from_the_response_alone_does_not_overlap(bad, why, good):
-    told = [each for each in problems_of(*bad) if each.code == "overlap-of-another-objective"]
-    assert [each.key for each in told] == [f"{LONG}.overlap"]
-    assert why in told[0].problem
+    problems = [each for each in problems_of(*bad) if each.code == "overlap-of-another-objective"]
+    assert [each.key for each in problems] == [f"{LONG}.overlap"]
+    assert why in problems[0].problem
     config_with(*good)
 
 
@@ -88,8 +82,8 @@ def test_staleness_is_corrected_for():
 @pytest.mark.scenario(clauses=["prefetch/grpo-requests-completions-a-window-ahead#3"])
 def test_a_window_of_several_steps_needs_as_much_staleness():
     for staleness in (1, 6):
-        told = refusal_of(*GRPO, *SEVERAL, f"~.max_staleness={staleness}")
-        assert told == ("window-needs-staleness", f"{LONG}.max_staleness")
+        refusal = refusal_of(*GRPO, *SEVERAL, f"~.max_staleness={staleness}")
+        assert refusal == ("window-needs-staleness", f"{LONG}.max_staleness")
     config_with(*GRPO, *SEVERAL, "~.max_staleness=7")
     config_with(*SERVED, *SEVERAL)
 
@@ -127,52 +121,36 @@ def test_shares_are_cut_in_pieces_where_calls_are_made_beside_learning():
 
 
 STREAMED = ("~.overlap=stream", "training.packing=false")
+LAUNCHED = "custom.extra.rollout_server"
+ENGINES = (f"{LAUNCHED}.vllm_data_parallel_size=2", "~.vllm.max_num_seqs=4")
 
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ((), 1),
+        ((), 1),  # half of a share that may move
         (("~.pieces_per_server=2",), 1),
         (("~.pieces_per_server=5",), 3),
         (("~.pieces_per_server=99",), 16),
         (STREAMED, 8),
         ((*STREAMED, "~.pieces_per_server=2"), 2),
         ((*STREAMED, "~.pieces_per_server=6"), 3),
+        ((*ENGINES, "~.pieces_per_server=32"), 8 + 1),  # as many as fill the engines, and one more
+        ((*ENGINES, "~.pieces_per_server=16"), 4 + 1),
+        ((*ENGINES, "~.pieces_per_server=8"), 2 + 1),
+        ((*ENGINES, "~.pieces_per_server=2"), 1),
+        ((*ENGINES, "~.pieces_per_server=32", "~.vllm.max_num_seqs=64"), 16),
+        ((*ENGINES, "~.pieces_per_server=32", f"{LAUNCHED}.vllm_engine_kwargs={{max_num_seqs: 1}}"), 2 + 1),
     ],
 )
-def test_half_of_a_share_that_may_move_is_under_way(overrides, expected):
+def test_calls_under_way_are_half_of_a_share_or_what_fills_the_engines(overrides, expected):
     config = config_with(*SERVED, *SHARE_OF_32, *overrides)
     assert calls_together(config, num_servers=2) == expected
 
 
-ENGINES = ("custom.extra.rollout_server.vllm_data_parallel_size=2", "~.vllm.max_num_seqs=4")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (("~.pieces_per_server=32",), 8 + 1),
-        (("~.pieces_per_server=16",), 4 + 1),
-        (("~.pieces_per_server=8",), 2 + 1),
-        (("~.pieces_per_server=2",), 1),
-        (("~.pieces_per_server=32", "~.vllm.max_num_seqs=64"), 16),
-        (("~.pieces_per_server=32", "custom.extra.rollout_server.vllm_engine_kwargs={max_num_seqs: 1}"), 2 + 1),
-    ],
-)
-def test_no_more_of_it_is_under_way_than_fills_the_engines_and_one_call(overrides, expected):
-    config = config_with(*SERVED, *SHARE_OF_32, *ENGINES, *overrides)
-    assert calls_together(config, num_servers=2) == expected
-
-
-def test_ranks_fill_the_engines_together():
+def test_ranks_fill_the_engines_together_and_a_share_counts_completions():
     config = config_with(*SERVED, *SHARE_OF_32, *ENGINES, "~.pieces_per_server=32")
     assert calls_together(config, num_servers=2, learner_world_size=4) == 2 + 1
-
-
-def test_completions_of_a_window_are_what_a_share_is_made_of():
-    config = config_with(
-        *GRPO, *ENGINES, "custom.extra.grpo.num_generations=16", "~.pieces_per_server=64", *TWO_PROMPTS
-    )
-    assert calls_together(config, num_servers=1) == 8 + 1
-    assert calls_together(config, num_servers=2) == 8, "half of 16"
+    groups = ("custom.extra.grpo.num_generations=16", "~.pieces_per_server=64", *TWO_PROMPTS)
+    config = config_with(*GRPO, *ENGINES, *groups)
+    assert [calls_together(config, num_servers=number) for number in (1, 2)] == [8 + 1, 8]  # half of 16

@@ -1,4 +1,4 @@
-"""Keys of the section rlhf that contradict each other or other sections are told."""
+"""Keys of the section rlhf that contradict each other or other sections are refused."""
 
 import pytest
 
@@ -15,65 +15,50 @@ NAMED = (*MODE, HOSTS, PORTS)
 LAUNCHED = "custom.extra.rollout_server."
 COLOCATE = (*GRPO, "rlhf.use_vllm=true", "rlhf.vllm_mode=colocate")
 OTHER = '~.vllm.server={base_url: "http://c:1", group_port: 1}'
+AUTO = ("~.vllm.sync.mode=auto", "~.vllm.enable_lora=true")
+OTHERS = (*GRPO, "~.vllm.mode=server", OTHER)
+
+
+def value(code, key, bad, good=None):
+    """A wrong value of a key beside named servers; a right one, or the servers alone."""
+    return code, key, (*NAMED, f"{key}={bad}"), NAMED if good is None else (*NAMED, f"{key}={good}")
+
+
 BROKEN = [
     ("missing-key", "rlhf.vllm_mode", (*GRPO, "rlhf.use_vllm=true"), COLOCATE),
     ("vllm-mode-unused", "rlhf.vllm_mode", (*GRPO, "rlhf.vllm_mode=server"), NAMED),
-    ("not-a-choice", "rlhf.vllm_mode", (*NAMED, "rlhf.vllm_mode=both"), NAMED),
-    ("not-a-choice", "rlhf.rlhf_type", (*NAMED, "rlhf.rlhf_type=dpo"), (*NAMED, "rlhf.rlhf_type=grpo")),
     ("rlhf-not-read", "rlhf.use_vllm", (*NAMED, "custom.trainer_variant=rollout_matching_sft"), NAMED),
-    ("wrong-type", "rlhf.vllm_server_port", (*NAMED, "rlhf.vllm_server_port=8080"), NAMED),
-    ("wrong-type", "rlhf.vllm_server_host", (*NAMED, "rlhf.vllm_server_host=a"), NAMED),
     ("missing-key", "rlhf.vllm_server_host", (*MODE, PORTS), NAMED),
     ("missing-key", "rlhf.vllm_server_port", (*MODE, HOSTS), NAMED),
-    ("out-of-range", "rlhf.vllm_server_host", (*NAMED, "rlhf.vllm_server_host=[]"), NAMED),
-    ("out-of-range", "rlhf.vllm_server_port", (*NAMED, "rlhf.vllm_server_port=[]"), NAMED),
-    ("out-of-range", "rlhf.vllm_server_host", (*NAMED, "rlhf.vllm_server_host=[a, a]"), NAMED),
-    ("pairing-length-mismatch", "rlhf.vllm_server_port", (*NAMED, "rlhf.vllm_server_port=[1, 2, 3]"), NAMED),
-    ("engine-setting-in-rlhf", "rlhf.vllm_max_model_len", (*NAMED, "rlhf.vllm_max_model_len=1024"), NAMED),
-    *(
-        (code, f"{LAUNCHED}{key}", (*NAMED, f"{LAUNCHED}{key}={bad}"), (*NAMED, f"{LAUNCHED}{key}={good}"))
-        for code, key, bad, good in (
-            ("engine-shorter-than-segment", "vllm_max_model_len", "1023", "1024"),
-            ("out-of-range", "vllm_max_model_len", "0", "1024"),
-            ("wrong-type", "vllm_max_model_len", "99.5", "1024"),
-            ("out-of-range", "vllm_data_parallel_size", "0", "1"),
-            ("wrong-type", "vllm_data_parallel_size", "1.5", "2"),
-            ("out-of-range", "vllm_tensor_parallel_size", "0", "1"),
-            ("wrong-type", "vllm_tensor_parallel_size", "1.5", "2"),
-            ("lora-on-rollout-server", "vllm_enable_lora", "true", "false"),
-        )
-    ),
     ("out-of-range", "rlhf.vllm_server_port.1", (*NAMED, "rlhf.vllm_server_port=[1, 0]"), NAMED),
-    ("host-invalid", "rlhf.vllm_server_host.0", (*NAMED, 'rlhf.vllm_server_host=["http://a", b]'), NAMED),
-    ("host-invalid", "rlhf.vllm_server_host.1", (*NAMED, 'rlhf.vllm_server_host=[a, "b:80"]'), NAMED),
-    ("host-invalid", "rlhf.vllm_server_host.0", (*NAMED, 'rlhf.vllm_server_host=["", b]'), NAMED),
-    ("out-of-range", "rlhf.vllm_server_timeout", (*NAMED, "rlhf.vllm_server_timeout=0"), NAMED),
-    (
-        "pairing-length-mismatch",
-        "rlhf.vllm_server_group_port",
-        (*NAMED, "rlhf.vllm_server_group_port=[1]"),
-        (*NAMED, "rlhf.vllm_server_group_port=[1, 2]"),
-    ),
-    (
-        "out-of-range",
-        "rlhf.vllm_server_group_port",
-        (*NAMED, "rlhf.vllm_server_group_port=65535"),
-        (*NAMED, "rlhf.vllm_server_group_port=65534"),
-    ),
-    ("connection-form-ambiguous", "~.vllm.server", (*NAMED, OTHER), (*GRPO, "~.vllm.mode=server", OTHER)),
-    (
-        "connection-form-ambiguous",
-        "~.vllm.mode",
-        (*COLOCATE, "~.vllm.mode=server", OTHER),
-        (*GRPO, "~.vllm.mode=server", OTHER),
-    ),
+    ("connection-form-ambiguous", "~.vllm.server", (*NAMED, OTHER), OTHERS),
+    ("connection-form-ambiguous", "~.vllm.mode", (*COLOCATE, *OTHERS[3:]), OTHERS),
     ("connection-form-ambiguous", "~.rollout_backend", (*NAMED, "~.rollout_backend=hf"), NAMED),
-    (
-        "adapter-sync-in-grpo",
-        "~.vllm.sync.mode",
-        (*NAMED, "~.vllm.sync.mode=auto", "~.vllm.enable_lora=true"),
-        (*NAMED, "~.vllm.sync.mode=auto"),
+    ("adapter-sync-in-grpo", AUTO[0].partition("=")[0], (*NAMED, *AUTO), (*NAMED, AUTO[0])),
+    *(
+        ("host-invalid", f"rlhf.vllm_server_host.{place}", (*NAMED, f"rlhf.vllm_server_host={hosts}"), NAMED)
+        for place, hosts in ((0, '["http://a", b]'), (1, '[a, "b:80"]'), (0, '["", b]'))
     ),
+    value("not-a-choice", "rlhf.vllm_mode", "both"),
+    value("not-a-choice", "rlhf.rlhf_type", "dpo", "grpo"),
+    value("wrong-type", "rlhf.vllm_server_port", 8080),
+    value("wrong-type", "rlhf.vllm_server_host", "a"),
+    value("out-of-range", "rlhf.vllm_server_host", "[]"),
+    value("out-of-range", "rlhf.vllm_server_port", "[]"),
+    value("out-of-range", "rlhf.vllm_server_host", "[a, a]"),
+    value("pairing-length-mismatch", "rlhf.vllm_server_port", "[1, 2, 3]"),
+    value("engine-setting-in-rlhf", "rlhf.vllm_max_model_len", 1024),
+    value("out-of-range", "rlhf.vllm_server_timeout", 0),
+    value("pairing-length-mismatch", "rlhf.vllm_server_group_port", "[1]", "[1, 2]"),
+    value("out-of-range", "rlhf.vllm_server_group_port", 65535, 65534),
+    value("engine-shorter-than-segment", f"{LAUNCHED}vllm_max_model_len", 1023, 1024),
+    value("out-of-range", f"{LAUNCHED}vllm_max_model_len", 0, 1024),
+    value("wrong-type", f"{LAUNCHED}vllm_max_model_len", 99.5, 1024),
+    value("out-of-range", f"{LAUNCHED}vllm_data_parallel_size", 0, 1),
+    value("wrong-type", f"{LAUNCHED}vllm_data_parallel_size", 1.5, 2),
+    value("out-of-range", f"{LAUNCHED}vllm_tensor_parallel_size", 0, 1),
+    value("wrong-type", f"{LAUNCHED}vllm_tensor_parallel_size", 1.5, 2),
+    value("lora-on-rollout-server", f"{LAUNCHED}vllm_enable_lora", "true", "false"),
 ]
 
 
@@ -84,24 +69,19 @@ BROKEN = [
     "grpo-server-mode/an-engine-that-is-too-short-is-refused",
     "grpo-server-mode/a-data-parallel-size-of-zero-is-refused",
     "grpo-server-mode/lora-on-the-server-is-refused",
+    "grpo-server-mode/equal-lengths-are-accepted",
+    "grpo-server-mode/lora-off-is-accepted",
     clauses=[
         "grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#2,3,5",
         "grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#2,4,5,6",
-        "grpo-server-mode/grpo-syncs-merged-weights-only#2",
+        "grpo-server-mode/grpo-syncs-merged-weights-only#1,2",
     ],
 )
-@pytest.mark.parametrize(("code", "key", "broken", "_repaired"), BROKEN)
-def test_a_contradiction_is_told(problems_with, code, key, broken, _repaired):
+@pytest.mark.parametrize(("code", "key", "broken", "repaired"), BROKEN)
+def test_a_contradiction_is_refused_and_the_repaired_section_accepted(
+    problems_with, make_with, code, key, broken, repaired
+):
     assert problems_with(*broken) == [(code, key)]
-
-
-@pytest.mark.scenario(
-    "grpo-server-mode/equal-lengths-are-accepted",
-    "grpo-server-mode/lora-off-is-accepted",
-    clauses=["grpo-server-mode/grpo-syncs-merged-weights-only#1"],
-)
-@pytest.mark.parametrize(("_code", "_key", "_broken", "repaired"), BROKEN)
-def test_the_repaired_section_is_taken(make_with, _code, _key, _broken, repaired):
     make_with(*repaired)
 
 
@@ -110,23 +90,17 @@ def test_the_repaired_section_is_taken(make_with, _code, _key, _broken, repaired
 )
 def test_servers_of_rlhf_are_paired_by_place(make_with):
     config = make_with(*NAMED, 'rlhf.vllm_server_host=["::1", b]')
-    told = [(server.base_url, server.host, server.group_port) for server in pair_servers(server_section(config))]
-    assert told == [("http://[::1]:8080", "::1", 51216), ("http://b:8081", "b", 51217)]
+    found = [(server.base_url, server.host, server.group_port) for server in pair_servers(server_section(config))]
+    assert found == [("http://[::1]:8080", "::1", 51216), ("http://b:8081", "b", 51217)]
     assert server_key(config) == "rlhf.vllm_server_host"
 
 
-def test_servers_are_used_where_somebody_says_so(make_with):
+def test_servers_are_used_where_one_section_says_so(make_with):
     assert uses_servers(make_with(*NAMED))
     assert uses_servers(make_with("~.vllm.mode=server", OTHER))
     assert not uses_servers(make_with(*COLOCATE))
     assert not uses_servers(make_with("~.vllm.mode=server", OTHER, "~.rollout_backend=hf"))
     assert not uses_servers(make_with())
-
-
-def test_the_limit_of_a_generate_call_stays_in_its_section(make_with):
     assert server_section(make_with(*NAMED, "~.vllm.server.infer_timeout_s=7")).infer_timeout_s == 7
-
-
-def test_only_rollout_matching_s_server_follows_its_engine(make_with):
-    assert max_model_len(make_with("~.vllm.max_model_len=600")) == 600
-    assert max_model_len(make_with(*NAMED, "~.vllm.max_model_len=600")) == 1024
+    lengths = [max_model_len(make_with(*named, "~.vllm.max_model_len=600")) for named in ((), NAMED)]
+    assert lengths == [600, 1024], "only rollout matching's server follows its engine"

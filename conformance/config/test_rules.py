@@ -1,59 +1,40 @@
 import pytest
 
+from rollmatch.config.rollout_matching import ANSWER_FORMATS
 from rollmatch.config.rules import RULES
 from rollmatch.config.schema import fields
 
 BEAM = ("~.rollout_backend=hf", "~.decode_mode=beam", "~.num_beams=4")
+
+
+def values(code, key, bad, good, *others):
+    """A wrong value of a key beside others, and a right one."""
+    return code, key, (*others, f"{key}={bad}"), (*others, f"{key}={good}")
+
+
+FROZEN = "tuner={freeze_llm: true, freeze_vit: true, freeze_aligner: "
+WEIGHTLESS = ("~.soft_ce_weight=0", "~.w1_weight=0")
+PACKED, FLUSHED = "training.packing_drop_last=false", "training.packing_drop_last"
+EXTRA = "training.extra_arguments"
 BROKEN = [
     ("dora-without-lora", "tuner.use_dora", ["tuner.use_dora=true"], ["tuner.use_dora=true", "tuner.train_type=lora"]),
-    (
-        "nothing-to-train",
-        "tuner.freeze_llm",
-        ["tuner={freeze_llm: true, freeze_vit: true, freeze_aligner: true}"],
-        ["tuner={freeze_llm: true, freeze_vit: true, freeze_aligner: false}"],
-    ),
-    ("beam-needs-hf", "~.decode_mode", ["~.decode_mode=beam", "~.num_beams=4"], [*BEAM]),
-    ("beams-disagree", "~.num_beams", ["~.num_beams=2"], ["~.num_beams=1"]),
-    ("beams-disagree", "~.num_beams", [*BEAM, "~.num_beams=1"], [*BEAM, "~.num_beams=2"]),
-    (
-        "beam-sampled",
-        "~.decoding.temperature",
-        [*BEAM, "~.decoding.temperature=0.1"],
-        [*BEAM, "~.decoding.temperature=0"],
-    ),
+    ("nothing-to-train", "tuner.freeze_llm", [f"{FROZEN}true}}"], [f"{FROZEN}false}}"]),
+    ("beam-needs-hf", "~.decode_mode", BEAM[1:], BEAM),
+    ("coordinates-unsupervised", "~.soft_ce_weight", WEIGHTLESS, [*WEIGHTLESS, "~.gate_weight=1"]),
+    ("coordinates-unsupervised", "~.soft_ce_weight", WEIGHTLESS, WEIGHTLESS[:1]),
+    ("coordinates-unsupervised", "~.soft_ce_weight", WEIGHTLESS, WEIGHTLESS[1:]),
+    ("packing-never-flushes", FLUSHED, ["training.packing=true", PACKED], ["training.packing=false", PACKED]),
+    ("argument-has-own-key", f"{EXTRA}.bf16", [f"{EXTRA}.bf16=true"], [f"{EXTRA}.tf32=true"]),
+    values("beams-disagree", "~.num_beams", 2, 1),
+    values("beams-disagree", "~.num_beams", 1, 2, *BEAM),
+    values("beam-sampled", "~.decoding.temperature", 0.1, 0, *BEAM),
     ("response-too-long", "global_max_length", ["~.max_new_tokens=1024"], ["~.max_new_tokens=1023"]),
-    ("response-too-long", "~.vllm.max_model_len", ["~.vllm.max_model_len=512"], ["~.vllm.max_model_len=513"]),
-    (
-        "engine-longer-than-segment",
-        "~.vllm.max_model_len",
-        ["~.vllm.max_model_len=1025"],
-        ["~.vllm.max_model_len=1024"],
-    ),
-    (
-        "coordinates-unsupervised",
-        "~.soft_ce_weight",
-        ["~.soft_ce_weight=0", "~.w1_weight=0"],
-        ["~.soft_ce_weight=0", "~.w1_weight=0", "~.gate_weight=1"],
-    ),
-    (
-        "packing-never-flushes",
-        "training.packing_drop_last",
-        ["training.packing=true", "training.packing_drop_last=false"],
-        ["training.packing=false", "training.packing_drop_last=false"],
-    ),
-    (
-        "argument-has-own-key",
-        "training.extra_arguments.bf16",
-        ["training.extra_arguments.bf16=true"],
-        ["training.extra_arguments.tf32=true"],
-    ),
-    ("reporter-contradiction", "training.report_to", ["training.report_to=[none, wandb]"], ["training.report_to=none"]),
-    (
-        "reporter-contradiction",
-        "training.report_to",
-        ["training.report_to=[wandb, wandb]"],
-        ["training.report_to=[wandb]"],
-    ),
+    values("response-too-long", "~.vllm.max_model_len", 512, 513),
+    values("engine-longer-than-segment", "~.vllm.max_model_len", 1025, 1024),
+    values("answer-format-unknown", "~.answer_format", "yolo", "qwen3_vl"),
+    values("coordinate-loss-unused", "~.target_sigma", 1.5, 2.0, "~.answer_format=integers"),
+    values("reporter-contradiction", "training.report_to", "[none, wandb]", "none"),
+    values("reporter-contradiction", "training.report_to", "[wandb, wandb]", "[wandb]"),
 ]
 
 
@@ -68,20 +49,6 @@ BROKEN = [
     "configuration/a-policy-that-is-frozen-as-a-whole-is-refused",
     "supervision/all-coordinate-weights-at-zero-are-refused",
     "packing/a-last-short-row-is-not-promised",
-    clauses=[
-        "decoding/decoding-is-greedy-unless-told-otherwise#2,3,4",
-        "decoding/a-response-leaves-room-for-its-prompt#1,2,3,4",
-        "configuration/a-policy-is-trained-whole-or-by-adapters#1,2,3,4",
-        "supervision/coordinates-are-learnt-as-distributions-over-bins#2,6",
-        "packing/the-waiting-list-is-bounded#4",
-    ],
-)
-@pytest.mark.parametrize(("code", "key", "broken", "_repaired"), BROKEN)
-def test_a_broken_rule_is_told(problems_with, code, key, broken, _repaired):
-    assert problems_with(*broken) == [(code, key)]
-
-
-@pytest.mark.scenario(
     "decoding/beam-search-on-hf-is-accepted",
     "decoding/a-limit-that-leaves-room-is-accepted",
     "decoding/an-engine-as-long-as-a-segment-is-accepted",
@@ -91,16 +58,34 @@ def test_a_broken_rule_is_told(problems_with, code, key, broken, _repaired):
     "configuration/the-config-without-the-buffer-is-accepted",
     "supervision/one-weight-above-zero-is-accepted",
     "packing/a-packing-config-without-these-keys-is-accepted",
+    "parsing/an-unknown-answer-format-is-refused",
+    "parsing/a-known-answer-format-is-accepted",
+    "parsing/a-coordinate-loss-without-coordinate-tokens-is-refused",
+    "parsing/integers-without-a-coordinate-loss-are-accepted",
     clauses=[
-        "decoding/decoding-is-greedy-unless-told-otherwise#1,3",
-        "decoding/a-response-leaves-room-for-its-prompt#1,3",
+        "parsing/the-answer-format-decides-how-objects-are-written#8,9",
+        "decoding/decoding-is-greedy-unless-told-otherwise#1,2,3,4",
+        "decoding/a-response-leaves-room-for-its-prompt#1,2,3,4",
+        "configuration/a-policy-is-trained-whole-or-by-adapters#1,2,3,4",
+        "supervision/coordinates-are-learnt-as-distributions-over-bins#2,6",
+        "packing/the-waiting-list-is-bounded#4",
         "configuration/rollout-matching-is-chosen-by-its-trainer-variant#2",
-        "configuration/a-policy-is-trained-whole-or-by-adapters#1,3,4",
     ],
 )
-@pytest.mark.parametrize(("_code", "_key", "_broken", "repaired"), BROKEN)
-def test_the_repaired_tree_is_accepted(make_with, _code, _key, _broken, repaired):
+@pytest.mark.parametrize(("code", "key", "broken", "repaired"), BROKEN)
+def test_a_broken_rule_is_refused_and_its_repair_accepted(problems_with, make_with, code, key, broken, repaired):
+    assert problems_with(*broken) == [(code, key)]
     assert make_with(*repaired).global_max_length == 1024
+
+
+def test_each_answer_format_brings_its_own_question_unless_one_is_set(make_with):
+    asked = {name: make_with(f"~.answer_format={name}").custom.prompts for name in ANSWER_FORMATS}
+    assert len({prompts.user for prompts in asked.values()}) == 3
+    assert "coordinate token" in asked["coord_tokens"].user
+    assert "token" not in asked["integers"].user
+    assert asked["qwen3_vl"].system == asked["qwen2_5_vl"].system == ""
+    own = make_with("~.answer_format=qwen3_vl", "custom.prompts.user=Where?").custom.prompts
+    assert (own.system, own.user) == ("", "Where?")
 
 
 def test_rules_are_judged_although_other_keys_are_wrong(problems_with):

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.refusals import refused
 from rollmatch.config.connection import ServerConfig
-from rollmatch.config.effective import AdapterWithSeveralRanks, sync_mode
+from rollmatch.config.effective import sync_mode
 from rollmatch.config.servers import pair_servers
-from rollmatch.errors import ErrorList
 
 SERVER = "~.vllm.mode=server"
 A, B, C = (f"http://127.0.0.1:{port}" for port in (8000, 8001, 8002))
 
 
-def told(text):
+def named(text):
     return (SERVER, f"~.vllm.server={{{text}}}")
 
 
@@ -21,52 +21,47 @@ def entries(*pairs):
     return "servers: [" + ", ".join(f'{{base_url: "{url}", group_port: {port}}}' for url, port in pairs) + "]"
 
 
-GOOD = told(entries((A, 51216), (B, 51217)))
+GOOD = named(entries((A, 51216), (B, 51217)))
+
+
+def values(code, key, bad, good=None, *, port=None, url=None):
+    """A wrong value in the second form, and a right one, or the first form."""
+    texts = [each and named(f"base_url: {url or each}, group_port: {port or each}") for each in (bad, good)]
+    return code, key, texts[0], texts[1] or GOOD
+
+
+PAIRED = named(f'base_url: ["{A}"], group_port: [1]')
+POSITIVE = named(f"{entries((A, 1))}, timeout_s: 0.5")
+ONE, TWO = f'"{A}"', f'["{A}", "{B}"]'
 BROKEN = [
-    ("missing-key", "base_url", told("group_port: 51216"), told(f'group_port: 51216, base_url: "{A}"')),
-    ("missing-key", "group_port", told(f'base_url: "{A}"'), told(f'base_url: "{A}", group_port: 51216')),
-    ("connection-form-ambiguous", "", told(f'{entries((A, 1))}, base_url: "{A}", group_port: 51216'), GOOD),
-    ("connection-form-ambiguous", "", told(f"{entries((A, 1))}, group_port: 51216"), GOOD),
-    ("connection-form-missing", "", told("timeout_s: 60"), ("~.vllm.server={timeout_s: 60}",)),
-    ("out-of-range", "servers", told("servers: []"), GOOD),
-    ("missing-key", "servers.0.group_port", told(f'servers: [{{base_url: "{A}"}}]'), GOOD),
-    ("wrong-type", "servers.0.group_port", told(entries((A, "true"))), GOOD),
-    ("out-of-range", "servers.1.group_port", told(entries((A, 1), (B, 65536))), told(entries((A, 1), (B, 65535)))),
-    ("base-url-invalid", "servers.0.base_url", told(entries(("127.0.0.1:8000", 1))), GOOD),
-    (
-        "pairing-length-mismatch",
-        "group_port",
-        told(f'base_url: ["{A}", "{B}", "{C}"], group_port: [51216, 51217]'),
-        told(f'base_url: ["{A}", "{B}", "{C}"], group_port: [51216, 51217, 51218]'),
+    ("missing-key", "base_url", named("group_port: 51216"), named(f"group_port: 51216, base_url: {ONE}")),
+    ("missing-key", "group_port", named(f"base_url: {ONE}"), named(f"base_url: {ONE}, group_port: 51216")),
+    ("connection-form-ambiguous", "", named(f"{entries((A, 1))}, base_url: {ONE}, group_port: 51216"), GOOD),
+    ("connection-form-ambiguous", "", named(f"{entries((A, 1))}, group_port: 51216"), GOOD),
+    ("connection-form-missing", "", named("timeout_s: 60"), ("~.vllm.server={timeout_s: 60}",)),
+    ("out-of-range", "servers", named("servers: []"), GOOD),
+    ("missing-key", "servers.0.group_port", named(f"servers: [{{base_url: {ONE}}}]"), GOOD),
+    ("wrong-type", "servers.0.group_port", named(entries((A, "true"))), GOOD),
+    ("out-of-range", "servers.1.group_port", named(entries((A, 1), (B, 65536))), named(entries((A, 1), (B, 65535)))),
+    ("base-url-invalid", "servers.0.base_url", named(entries(("127.0.0.1:8000", 1))), GOOD),
+    ("server-named-twice", "servers", named(entries((A, 1), (f"{A}/", 2))), named(entries((A, 1), (f"{A}/b", 2)))),
+    ("group-port-shared", "servers", named(entries((A, 1), (B, 1))), named(entries((A, 1), ("http://b:8001", 1)))),
+    ("out-of-range", "timeout_s", named(f"{entries((A, 1))}, timeout_s: 0"), POSITIVE),
+    ("wrong-type", "infer_timeout_s", named(f"{entries((A, 1))}, infer_timeout_s: x"), GOOD),
+    ("wrong-type", "group_port", named(f"base_url: {ONE}, group_port: [1]"), PAIRED),
+    values("pairing-length-mismatch", "group_port", "[1, 2]", "[1, 2, 3]", url=f'["{A}", "{B}", "{C}"]'),
+    values("wrong-type", "group_port", "true", "1", url=ONE),
+    values("wrong-type", "group_port", '"1"', "1", url=ONE),
+    values("out-of-range", "group_port", "0", "1", url=ONE),
+    values("out-of-range", "group_port", "65535", "65534", url=TWO),
+    values("group-port-shared", "group_port", "[1, 1]", url=TWO),
+    values("out-of-range", "base_url", "[]", f"[{ONE}]", port=1),
+    values("wrong-type", "base_url", "8000", ONE, port=1),
+    values("server-named-twice", "base_url", f"[{ONE}, {ONE}]", port=1),
+    *(
+        values("base-url-invalid", "base_url", f'"{url}"', port=1)
+        for url in ("127.0.0.1:8000", "http://", "http://a:x", "http://a/?b=1", "ftp://a:1")
     ),
-    (
-        "wrong-type",
-        "group_port",
-        told(f'base_url: "{A}", group_port: [51216]'),
-        told(f'base_url: ["{A}"], group_port: [51216]'),
-    ),
-    ("wrong-type", "group_port", told(f'base_url: "{A}", group_port: true'), told(f'base_url: "{A}", group_port: 1')),
-    ("wrong-type", "group_port", told(f'base_url: "{A}", group_port: "1"'), told(f'base_url: "{A}", group_port: 1')),
-    ("out-of-range", "group_port", told(f'base_url: "{A}", group_port: 0'), told(f'base_url: "{A}", group_port: 1')),
-    (
-        "out-of-range",
-        "group_port",
-        told(f'base_url: ["{A}", "{B}"], group_port: 65535'),
-        told(f'base_url: ["{A}", "{B}"], group_port: 65534'),
-    ),
-    ("out-of-range", "base_url", told("base_url: [], group_port: 1"), told(f'base_url: ["{A}"], group_port: 1')),
-    ("wrong-type", "base_url", told("base_url: 8000, group_port: 1"), told(f'base_url: "{A}", group_port: 1')),
-    ("base-url-invalid", "base_url", told('base_url: "127.0.0.1:8000", group_port: 1'), GOOD),
-    ("base-url-invalid", "base_url", told('base_url: "http://", group_port: 1'), GOOD),
-    ("base-url-invalid", "base_url", told('base_url: "http://a:x", group_port: 1'), GOOD),
-    ("base-url-invalid", "base_url", told('base_url: "http://a/?b=1", group_port: 1'), GOOD),
-    ("base-url-invalid", "base_url", told('base_url: "ftp://a:1", group_port: 1'), GOOD),
-    ("server-named-twice", "servers", told(entries((A, 1), (f"{A}/", 2))), told(entries((A, 1), (f"{A}/b", 2)))),
-    ("server-named-twice", "base_url", told(f'base_url: ["{A}", "{A}"], group_port: 1'), GOOD),
-    ("group-port-shared", "servers", told(entries((A, 1), (B, 1))), told(entries((A, 1), ("http://b:8001", 1)))),
-    ("group-port-shared", "group_port", told(f'base_url: ["{A}", "{B}"], group_port: [1, 1]'), GOOD),
-    ("out-of-range", "timeout_s", told(f"{entries((A, 1))}, timeout_s: 0"), told(f"{entries((A, 1))}, timeout_s: 0.5")),
-    ("wrong-type", "infer_timeout_s", told(f"{entries((A, 1))}, infer_timeout_s: x"), GOOD),
 ]
 
 
@@ -85,6 +80,7 @@ BROKEN = [
     "server-connection/counting-past-the-last-port-is-refused",
     "server-connection/a-reachability-timeout-of-zero-is-refused",
     "server-connection/a-base-url-with-a-query-is-refused",
+    "server-connection/two-machines-may-use-one-group-port-each",
     clauses=[
         "server-connection/server-mode-is-told-its-servers-in-one-of-two-forms#1,4,5",
         "server-connection/base-urls-and-group-ports-are-paired-one-to-one#3,4,5,6",
@@ -92,14 +88,9 @@ BROKEN = [
         "server-connection/reaching-and-generating-have-timeouts-of-their-own#1",
     ],
 )
-@pytest.mark.parametrize(("code", "key", "broken", "_repaired"), BROKEN)
-def test_a_wrong_naming_is_told(problems_with, code, key, broken, _repaired):
+@pytest.mark.parametrize(("code", "key", "broken", "repaired"), BROKEN)
+def test_a_wrong_naming_is_refused_and_the_repaired_one_accepted(problems_with, make_with, code, key, broken, repaired):
     assert problems_with(*broken) == [(code, ".".join(["~.vllm.server", *([key] if key else [])]))]
-
-
-@pytest.mark.scenario("server-connection/two-machines-may-use-one-group-port-each")
-@pytest.mark.parametrize(("_code", "_key", "_broken", "repaired"), BROKEN)
-def test_the_repaired_naming_is_taken(make_with, _code, _key, _broken, repaired):
     make_with(*repaired)
 
 
@@ -107,10 +98,9 @@ def test_the_repaired_naming_is_taken(make_with, _code, _key, _broken, repaired)
     "server-connection/lists-of-different-lengths-are-refused",
     clauses=["server-connection/base-urls-and-group-ports-are-paired-one-to-one#1"],
 )
-def test_the_remedy_of_two_lengths_names_both(make_with):
-    with pytest.raises(ErrorList) as caught:
-        make_with(*told(f'base_url: ["{A}", "{B}", "{C}"], group_port: [51216, 51217]'))
-    assert "3" in caught.value.errors[0].problem
+def test_the_problem_of_two_lengths_names_both(make_with):
+    with refused("pairing-length-mismatch", problem="3") as caught:
+        make_with(*named(f'base_url: ["{A}", "{B}", "{C}"], group_port: [51216, 51217]'))
     assert "2" in caught.value.errors[0].problem
 
 
@@ -126,9 +116,10 @@ def pairs_of(config):
 def test_both_forms_say_the_same(make_with):
     expected = [(A, 51216), (B, 51217)]
     assert pairs_of(make_with(*GOOD)) == expected
-    assert pairs_of(make_with(*told(f'base_url: ["{A}", "{B}/"], group_port: [51216, 51217]'))) == expected
-    assert pairs_of(make_with(*told(f'base_url: ["{A}", "{B}"], group_port: 51216'))) == expected
-    assert pairs_of(make_with(*told(f'base_url: "{A}", group_port: 51216'))) == expected[:1]
+    assert pairs_of(make_with(*named(f'base_url: ["{A}", "{B}/"], group_port: [51216, 51217]'))) == expected
+    assert pairs_of(make_with(*named(f'base_url: ["{A}", "{B}"], group_port: 51216'))) == expected
+    assert pairs_of(make_with(*named(f'base_url: "{A}", group_port: 51216'))) == expected[:1]
+    assert make_with(*GOOD[1:]).custom.extra.rollout_matching.vllm.mode == "colocate"
 
 
 @pytest.mark.scenario(
@@ -139,10 +130,8 @@ def test_both_forms_say_the_same(make_with):
     ],
 )
 def test_lists_are_paired_by_index(make_with):
-    assert pairs_of(make_with(*told(f'base_url: ["{A}", "{B}"], group_port: [51300, 51216]'))) == [
-        (A, 51300),
-        (B, 51216),
-    ]
+    found = pairs_of(make_with(*named(f'base_url: ["{A}", "{B}"], group_port: [51300, 51216]')))
+    assert found == [(A, 51300), (B, 51216)]
 
 
 @pytest.mark.scenario(
@@ -163,11 +152,7 @@ def test_one_port_counts_on(num_servers, first):
 def test_timeouts_have_defaults(make_with):
     server = make_with(*GOOD).custom.extra.rollout_matching.vllm.server
     assert (server.timeout_s, server.infer_timeout_s) == (240.0, None)
-    assert make_with(*told(f"{entries((A, 1))}, infer_timeout_s: -1")).custom.extra.rollout_matching.vllm.server
-
-
-def test_servers_may_stay_named_while_the_engine_is_colocated(make_with):
-    assert make_with(*GOOD[1:]).custom.extra.rollout_matching.vllm.mode == "colocate"
+    assert make_with(*named(f"{entries((A, 1))}, infer_timeout_s: -1")).custom.extra.rollout_matching.vllm.server
 
 
 @pytest.mark.scenario(
@@ -198,9 +183,6 @@ def test_adapters_alone_need_an_engine_that_takes_them(problems_with, make_with)
 @pytest.mark.parametrize("mode", ["adapter", "auto"])
 def test_several_ranks_take_full_sync_only(make_with, mode):
     config = make_with(f"~.vllm.sync.mode={mode}", "~.vllm.enable_lora=true")
-    with pytest.raises(AdapterWithSeveralRanks) as caught:
+    with refused("adapter-with-several-ranks", "custom.extra.rollout_matching.vllm.sync.mode", remedy="full"):
         sync_mode(config, learner_world_size=2)
-    assert caught.value.code == "adapter-with-several-ranks"
-    assert caught.value.key == "custom.extra.rollout_matching.vllm.sync.mode"
-    assert "full" in caught.value.remedy
     assert sync_mode(make_with("~.vllm.sync.mode=auto"), learner_world_size=2) == "full"

@@ -10,12 +10,7 @@ from rollmatch.data import BadSamples, load_samples
 
 @pytest.fixture
 def record():
-    return {
-        "images": ["a.png"],
-        "objects": [{"desc": "seven", "bbox_2d": [10, 20, 30, 40]}],
-        "width": 8,
-        "height": 6,
-    }
+    return {"images": ["a.png"], "objects": [{"desc": "seven", "bbox_2d": [10, 20, 30, 40]}], "width": 8, "height": 6}
 
 
 @pytest.fixture

@@ -66,13 +66,14 @@ def test_coco_becomes_records_that_check_accepts(coco, tmp_path, capsys):
     assert sample.objects[0].bins == (16, 42, 173, 146)
     assert sample.objects[2].bins == (938, 834, 999, 999)
     assert sample.metadata["crowd"] == [{"desc": "traffic light", "bbox_2d": [469, 626, 782, 834]}]
-
-
-def test_outlines_are_kept_on_request(coco, tmp_path):
-    out = tmp_path / "train.jsonl"
-    assert run(coco, out, "--from", "coco", "--polygons") == 0
-    record = json.loads(out.read_text())
+    polygons = tmp_path / "polygons.jsonl"
+    assert run(coco, polygons, "--from", "coco", "--polygons") == 0
+    record = json.loads(polygons.read_text())
     assert record["objects"][1] == {"desc": "person", "poly": [156, 209, 313, 209, 235, 417]}
+    url = "http://images.cocodataset.org/train2017/a.jpg"
+    edit(coco, lambda d: d["images"][0].update(file_name=None, coco_url=url))  # as LVIS names images
+    (image,) = read_coco(coco, tmp_path)
+    assert image.path == str(tmp_path / "train2017" / "a.jpg")
 
 
 @pytest.mark.parametrize("target", ["coco", "yolo", "swift"])
@@ -102,14 +103,6 @@ def test_pycocotools_reads_what_is_written(coco, tmp_path):
     assert read.loadAnns([1])[0]["bbox"] == [10.5, 20, 100, 50]
 
 
-def test_lvis_names_images_by_their_url(coco, tmp_path):
-    edit(
-        coco, lambda d: d["images"][0].update(file_name=None, coco_url="http://images.cocodataset.org/train2017/a.jpg")
-    )
-    (image,) = read_coco(coco, tmp_path)
-    assert image.path == str(tmp_path / "train2017" / "a.jpg")
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -134,29 +127,70 @@ def test_a_bad_entry_is_named_and_left_out_only_on_request(coco, tmp_path, capsy
     assert "skipped 1 bad entries" in capsys.readouterr().out
 
 
-def test_no_json_at_all_names_the_file(tmp_path, capsys):
-    path = tmp_path / "instances.json"
-    path.write_text('{"categories": [')
-    assert run(path, tmp_path / "out.jsonl", "--from", "coco") == 1
-    assert str(path) in capsys.readouterr().err
+SWIFT_LINE = {"images": ["a.jpg"], "objects": {"ref": ["x"], "bbox": [[1, 2, 30, 40]]}}
+NATIVE_LINE = {"images": ["a.jpg"], "width": 640, "height": 480, "objects": [{"desc": "x", "bbox_2d": [1, 2, 30, 40]}]}
 
 
-def test_an_output_that_exists_is_not_overwritten(coco, capsys):
+@pytest.mark.parametrize(
+    ("source", "bad", "good"),
+    [
+        ("swift", "{", json.dumps(SWIFT_LINE)),
+        ("swift", json.dumps(SWIFT_LINE | {"images": ["gone.jpg"]}), json.dumps(SWIFT_LINE)),
+        ("native", "{", json.dumps(NATIVE_LINE)),
+        ("native", json.dumps(NATIVE_LINE | {"images": []}), json.dumps(NATIVE_LINE)),
+        ("yolo", "gone.jpg\n", "a.jpg"),
+    ],
+)
+def test_a_bad_line_is_named_and_left_out_only_on_request(tmp_path, capsys, source, bad, good):
+    Image.new("RGB", SIZE).save(tmp_path / "a.jpg")
+    lines, out = tmp_path / ("list.txt" if source == "yolo" else "in.jsonl"), tmp_path / "out.jsonl"
+    lines.write_text(f"{bad}\n{good}\n")
+    (tmp_path / "data.yaml").write_text("names: [x]\ntrain: list.txt\n")
+    given = tmp_path / "data.yaml" if source == "yolo" else lines
+    assert run(given, out, "--from", source, "--images", tmp_path) == 1
+    assert "label-invalid" in capsys.readouterr().err
+    assert run(given, out, "--from", source, "--images", tmp_path, "--skip-bad") == 0
+    assert "skipped 1 bad entries" in capsys.readouterr().out
+    (record,) = map(json.loads, out.read_text().splitlines())
+    assert record["images"] == [str(tmp_path / "a.jpg")]
+
+
+def test_no_json_and_an_output_that_exists_are_refused(coco, tmp_path, capsys):
     assert run(coco, coco, "--from", "coco") == 1
     assert "output-exists" in capsys.readouterr().err
+    coco.write_text('{"categories": [')
+    assert run(coco, tmp_path / "out.jsonl", "--from", "coco") == 1
+    assert str(coco) in capsys.readouterr().err
 
 
 def test_a_turned_photo_is_stored_upright(tmp_path):
     photo = Image.new("RGB", (40, 20), "red")
     exif = photo.getexif()
     exif[ORIENTATION] = 6  # displayed as 20 x 40
-    photo.save(tmp_path / "turned.jpg", exif=exif)
+    paths = [tmp_path / "turned.jpg", tmp_path / "too.jpg"]
+    for path in paths:
+        photo.save(path, exif=exif)
     writer = NativeWriter(tmp_path / "train.jsonl")
-    summary = writer.write([LabeledImage(path=str(tmp_path / "turned.jpg"), width=20, height=40, objects=())])
-    assert summary.upright == 1
-    (sample,) = load_samples(str(tmp_path / "train.jsonl"), None)
+    summary = writer.write(LabeledImage(path=str(path), width=20, height=40, objects=()) for path in paths)
+    assert summary.upright == 2
+    sample, _ = load_samples(str(tmp_path / "train.jsonl"), None)
     with Image.open(sample.images[0]) as stored:
         assert stored.size == (20, 40)
+
+
+@pytest.mark.parametrize(
+    ("box", "reason"),
+    [([700, 500, 20, 20], "outside"), ([-60, 10, 50, 50], "outside"), ([50, 50, 0, 10], "without area inside")],
+)
+def test_a_category_without_a_valid_box_is_named(coco, tmp_path, capsys, box, reason):
+    edit(coco, lambda d: d["annotations"][1].update(bbox=box))
+    assert run(coco, tmp_path / "out.jsonl", "--from", "coco") == 0
+    text = capsys.readouterr().out
+    assert f"object {reason} the image" in text
+    assert "no valid box: person" in text
+    (sample,) = load_samples(str(tmp_path / "out.jsonl"), None)
+    assert {one.desc for one in sample.objects} == {"traffic light"}
+    assert sample.metadata["areas"] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("number", [0, 1000])

@@ -106,9 +106,15 @@ class ServerConfig(Section):
     health_timeout_s: Positive = 8.0
     """Time without an answer from /health/ after which a server that is generating counts as dead. A server that
     refuses connections counts as dead after two looks. Unit: seconds."""
+    stall_timeout_s: Positive | None = 300.0
+    """Time without a new token of a healthy rollmatch serve after which a generation call counts as lost and is
+    repeated; null means no limit. Other servers do not report tokens: set infer_timeout_s. Unit: seconds."""
     retry_budget_s: Annotated[float, Field(ge=0)] = 60.0
-    """How long a generation call is repeated, with increasing pauses, after a dead server, a broken connection or HTTP
-    status 429 or 503; 0 means no repetition. Unit: seconds."""
+    """How long a generation call or a sync is repeated, with increasing pauses, after its first failure (a dead or
+    stalled server, a broken connection, HTTP status 429 or 503); 0 means no repetition. Unit: seconds."""
+    min_servers: Count | None = None
+    """Fewest servers with which the run continues. The share of a server that stays dead for retry_budget_s moves to
+    the others; it is used again from the first sync at which it is healthy. null needs all servers. Unit: servers."""
 
 
 FIRST_GROUP_PORT = 51216

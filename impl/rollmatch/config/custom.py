@@ -1,11 +1,12 @@
 """The section ``custom``: objective, data, prompts, and the settings of each objective."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rollmatch.config.connection import RolloutServerConfig
+from rollmatch.config.dataset import DatasetConfig
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.config.section import (
     Count,
@@ -46,11 +47,14 @@ class RewardConfig(Section):
     """One reward function."""
 
     function: Annotated[Text, AfterValidator(_check_function)] = Field(examples=["builtins:len"])
-    """The function, as module:function; called as function(answer: str, sample) -> float."""
+    """A function, as module:function: function(answer: str, sample) -> float, a reward function of TRL
+    (completions, **columns) or of verifiers (prompt, completion, answer, ...); or a rubric of verifiers."""
     weight: float = 1.0
     """Weight in the sum of rewards. Unit: reward weight."""
     name: Text | None = None
     """Name in logs; null uses the function's name."""
+    timeout_s: Positive | None = None
+    """Longest call of an async function; a completion whose call takes longer is excluded. Unit: seconds."""
 
     @property
     def shown_name(self) -> str:
@@ -166,10 +170,18 @@ USER_PROMPT = (
     '"bbox_2d", its box as [x1, y1, x2, y2], or "poly", its outline as [x1, y1, x2, y2, x3, y3, ...]. '
     "Every coordinate is a coordinate token from 0 to 999, in double quotes."
 )
+QWEN_PROMPT = "Locate every object in the image. Report bbox coordinates in JSON format."
+PROMPTS_OF_FORMAT = {
+    "integers": {"user": USER_PROMPT.replace("a coordinate token from 0 to 999, in double quotes", "from 0 to 999")},
+    "qwen3_vl": {"system": "", "user": QWEN_PROMPT},
+    "qwen2_5_vl": {"system": "", "user": QWEN_PROMPT},
+}
+"""Prompts of the answer formats whose defaults are others."""
 
 
 class PromptsConfig(Section):
-    """The prompt of every sample that does not have its own."""
+    """The prompt of every sample that does not have its own. The defaults shown are those of answer_format:
+    coord_tokens."""
 
     system: str = SYSTEM_PROMPT
     """System message; empty omits it."""
@@ -197,16 +209,20 @@ class ExtraConfig(Section):
 class CustomConfig(Section):
     """Objective, data and prompts."""
 
-    trainer_variant: Literal["rollout_matching_sft", "grpo", "vineppo", "vineppo_mcts"] = Field(
+    trainer_variant: Literal["sft", "rollout_matching_sft", "grpo", "vineppo", "vineppo_mcts"] = Field(
         examples=["rollout_matching_sft"]
     )
-    """The objective: rollout-matching SFT, GRPO, VinePPO, or VinePPO with tree search."""
-    train_jsonl: Text = Field(examples=["data/train.jsonl"])
-    """Training samples, one JSON object per line."""
-    val_jsonl: Text = Field(examples=["data/val.jsonl"])
-    """Evaluation samples, one JSON object per line."""
+    """The objective: plain SFT on the true answers (stage 1), rollout-matching SFT, GRPO, VinePPO, or VinePPO with tree
+    search. sft generates for evaluations only, and needs no rollout server: in vllm.mode server it evaluates by hf."""
+    train_jsonl: Text | None = Field(default=None, examples=["data/train.jsonl"])
+    """Training samples, one JSON object per line. Required, unless there is a dataset."""
+    val_jsonl: Text | None = Field(default=None, examples=["data/val.jsonl"])
+    """Evaluation samples, one JSON object per line. Required, unless there is a dataset."""
+    dataset: DatasetConfig | None = None
+    """A Hugging Face data set in place of both files."""
     image_root: Text | None = None
-    """Directory of relative image paths; null uses the directory of each JSONL file."""
+    """Directory of relative image paths; null uses the directory of each JSONL file (of a dataset: the working
+    directory)."""
     object_ordering: Literal["as_given", "sorted"] = "as_given"
     """Order of a sample's objects in the target: as in the file, or sorted by top edge, then left edge."""
     prompts: PromptsConfig = PromptsConfig()
@@ -214,10 +230,22 @@ class CustomConfig(Section):
     extra: ExtraConfig = ExtraConfig()
     """Settings of generation and of the trainer variants."""
 
+    @model_validator(mode="after")
+    def _ask_for_the_format(self) -> Self:
+        """Prompts that are not set request the configured answer format."""
+        texts = PROMPTS_OF_FORMAT.get(self.extra.rollout_matching.answer_format, {})
+        unset = {name: text for name, text in texts.items() if name not in self.prompts.model_fields_set}
+        return self.model_copy(update={"prompts": self.prompts.model_copy(update=unset)}) if unset else self
+
     @property
     def learns_from_rewards(self) -> bool:
         """Whether answers are judged by reward functions, and not taught."""
-        return self.trainer_variant != "rollout_matching_sft"
+        return self.trainer_variant not in ("sft", "rollout_matching_sft")
+
+    @property
+    def learns_from_rollouts(self) -> bool:
+        """Whether the policy generates what it learns from."""
+        return self.trainer_variant != "sft"
 
     @property
     def chat_system(self) -> str | None:

@@ -25,7 +25,7 @@ class AdapterWithSeveralRanks(ConfigError):
 
 
 def sync_mode(config: RunConfig, *, learner_world_size: int) -> Literal["full", "adapter"]:
-    """What a sync carries: auto is adapter exactly with enable_lora. Errors: ``AdapterWithSeveralRanks``."""
+    """What a sync sends: auto is adapter exactly with enable_lora. Errors: ``AdapterWithSeveralRanks``."""
     vllm = config.custom.extra.rollout_matching.vllm
     if not vllm.carries_adapter:
         return "full"
@@ -74,9 +74,25 @@ def engine_dtype(config: RunConfig) -> Dtype:
     return "bfloat16" if config.training.bf16 else config.model.torch_dtype
 
 
+def rollout_backend(config: RunConfig) -> Literal["vllm", "hf"]:
+    """Where responses are generated: evaluations of stage 1 need no server."""
+    rules = config.custom.extra.rollout_matching
+    needs_server = rules.rollout_backend == "vllm" and rules.vllm.mode == "server"
+    return "hf" if needs_server and not config.custom.learns_from_rollouts else rules.rollout_backend
+
+
 def max_model_len(config: RunConfig) -> int:
     """Most tokens of prompt and response together."""
     return config.custom.extra.rollout_matching.vllm.max_model_len or config.global_max_length
+
+
+def max_prompt_len(config: RunConfig) -> int:
+    """Longest prompt in tokens, images expanded: behind it, the longest response or episode fits."""
+    extra = config.custom.extra
+    environment = extra.environment
+    return max_model_len(config) - (
+        environment.max_response_tokens if environment.name else extra.rollout_matching.max_new_tokens
+    )
 
 
 def enforce_eager(config: RunConfig, *, on_gpu: bool) -> bool:

@@ -27,7 +27,7 @@ def check_model(config: RunConfig) -> None:
 def _check_model(config: RunConfig) -> Iterator[ConfigError]:
     directory, key = Path(config.model.model), "model.model"
     if not directory.is_dir():
-        remedy = "Name a local directory; hub ids are not downloaded."
+        remedy = "Name a directory, or the id of a model on the Hugging Face hub, such as organization/name."
         yield ConfigError(f"{directory} is not a directory", code="model-directory-missing", key=key, remedy=remedy)
         return
     missing = [name for name in MODEL_FILES if not (directory / name).is_file()]
@@ -35,10 +35,16 @@ def _check_model(config: RunConfig) -> Iterator[ConfigError]:
         remedy = "Save the model with its fast tokenizer there."
         yield ConfigError(f"{directory} has no {name}", code="model-file-missing", key=key, remedy=remedy)
     if "config.json" not in missing:
-        yield from _check_positions(config, directory / "config.json")
+        yield from _check_description(config, directory / "config.json")
 
 
-def _check_positions(config: RunConfig, path: Path) -> Iterator[ConfigError]:
+def quantized(model: str) -> ConfigError:
+    """The error for a model whose weights are quantized."""
+    remedy = "Use the unquantized checkpoint; adapters on quantized weights (QLoRA) are not supported."
+    return ConfigError(f"{model} holds quantized weights", code="base-quantized", key="model.model", remedy=remedy)
+
+
+def _check_description(config: RunConfig, path: Path) -> Iterator[ConfigError]:
     try:
         described = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -49,6 +55,8 @@ def _check_positions(config: RunConfig, path: Path) -> Iterator[ConfigError]:
             remedy="Save the model again.",
         )
         return
+    if isinstance(described, dict) and described.get("quantization_config") is not None:
+        yield quantized(config.model.model)
     text = described.get("text_config", described) if isinstance(described, dict) else {}
     positions = text.get("max_position_embeddings") if isinstance(text, dict) else None
     if isinstance(positions, int) and config.global_max_length > positions:
@@ -62,7 +70,7 @@ def _check_positions(config: RunConfig, path: Path) -> Iterator[ConfigError]:
 
 
 def _check_data(config: RunConfig) -> Iterator[ConfigError]:
-    for name in ("train_jsonl", "val_jsonl"):
+    for name in ("train_jsonl", "val_jsonl") if config.custom.dataset is None else ():
         path = Path(getattr(config.custom, name))
         if not path.is_file():
             remedy = "Name a JSONL file; relative paths start at the working directory."

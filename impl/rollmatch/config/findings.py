@@ -49,6 +49,7 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         **{name: f"{ROLLOUT_MATCHING}.decoding.{name}" for name in ("temperature", "top_p", "top_k")},
         **dict.fromkeys(("reward_funcs", "reward_functions", "reward_weights"), f"{GRPO}.rewards"),
         **dict.fromkeys(("reward_func", "reward_model"), f"{GRPO}.rewards"),
+        **dict.fromkeys(("truncation_strategy", "truncation_side", "max_prompt_length"), "overlong"),
         "attn_implementation": "model.attn_impl",
         "delta": f"{GRPO}.ratio_cap",
         "epochs": "training.num_train_epochs",

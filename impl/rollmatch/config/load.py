@@ -115,6 +115,10 @@ def _without(tree: Tree, names: Sequence[str]) -> Tree:
 
 
 def _wrong_keys(errors: Sequence[ConfigError]) -> set[str]:
-    """Keys that are wrong, and those that unknown keys probably stand for."""
+    """Keys that are wrong, and those that unknown keys probably stand for.
+
+    >>> [sorted(_wrong_keys([ConfigError("", code=code, key="training.max_step")])) for code in ("x", "unknown-key")]
+    [['training.max_step'], ['training.max_step', 'training.max_steps']]
+    """
     meant = {nearest(error.key) for error in errors if error.code == "unknown-key"}
     return {error.key for error in errors} | {key for key in meant if key is not None}

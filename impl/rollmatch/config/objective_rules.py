@@ -75,20 +75,22 @@ def _environment_rewards(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def _episode_length(config: RunConfig) -> Iterator[ConfigError]:
-    told, turn = config.custom.extra.environment, config.custom.extra.rollout_matching.max_new_tokens
-    if told.name is None:
+    environment, turn = config.custom.extra.environment, config.custom.extra.rollout_matching.max_new_tokens
+    if environment.name is None:
         return
     key = f"{ENVIRONMENT}.max_response_tokens"
-    if told.max_response_tokens >= config.global_max_length:
-        problem = f"must be below global_max_length {config.global_max_length}, but is {told.max_response_tokens}"
+    if environment.max_response_tokens >= config.global_max_length:
+        problem = (
+            f"must be below global_max_length {config.global_max_length}, but is {environment.max_response_tokens}"
+        )
         yield ConfigError(
             problem,
             code="episode-length-misfit",
             key=key,
             remedy="Lower it by the length of a prompt, or raise the other.",
         )
-    elif told.max_response_tokens < turn:
-        problem = f"must be at least max_new_tokens {turn}, but is {told.max_response_tokens}"
+    elif environment.max_response_tokens < turn:
+        problem = f"must be at least max_new_tokens {turn}, but is {environment.max_response_tokens}"
         yield ConfigError(
             problem,
             code="episode-length-misfit",
@@ -114,7 +116,7 @@ _SERVER_MODE = f"{ROLLOUT_MATCHING}.vllm.mode"
 
 def _servers(config: RunConfig) -> Iterator[ConfigError]:
     rules = config.custom.extra.rollout_matching
-    if rules.overlap != "off" and not uses_servers(config):
+    if rules.overlap != "off" and config.custom.learns_from_rollouts and not uses_servers(config):
         problem = f"is {rules.overlap}, but rollouts are made in the learner's own process"
         remedy = f"Set {_SERVER_MODE} to server (or rlhf.use_vllm to true with vllm_mode server), or overlap to off."
         yield ConfigError(problem, code="overlap-needs-servers", key=OVERLAP, remedy=remedy)
@@ -128,18 +130,23 @@ def _pieces(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def _overlap_variant(config: RunConfig) -> Iterator[ConfigError]:
-    told, variant = config.custom.extra.rollout_matching.overlap, config.custom.trainer_variant
-    if told == "off" or not config.custom.learns_from_rewards:
+    overlap, variant = config.custom.extra.rollout_matching.overlap, config.custom.trainer_variant
+    if overlap == "off" or variant == "rollout_matching_sft":
         return
-    if variant != "grpo":
-        why, remedy = "its values are drawn later, and must be of the weights that wrote the response", "Set it to off."
+    if variant == "sft":
+        why, remedy = "it learns from no rollouts", "Set it to off."
+    elif variant != "grpo":
+        why, remedy = (
+            "its values are sampled later, and must be of the weights that wrote the response",
+            "Set it to off.",
+        )
     elif config.custom.extra.environment.name is not None:
         why, remedy = "later turns of an episode would be written by newer weights than its first", "Set it to off."
-    elif told == "stream":
+    elif overlap == "stream":
         why, remedy = "a completion is compared with those of its whole window", "Set it to ahead or off."
     else:
         return
-    problem = f"is {told}, but custom.trainer_variant is {variant}: {why}"
+    problem = f"is {overlap}, but custom.trainer_variant is {variant}: {why}"
     yield ConfigError(problem, code="overlap-of-another-objective", key=OVERLAP, remedy=remedy)
 
 
@@ -190,7 +197,14 @@ def _correction(config: RunConfig) -> Iterator[ConfigError]:
 _REUSE = (f"{GRPO}.steps_per_generation", f"{GRPO}.num_iterations")
 OVERLAP_RULES: tuple[Rule, ...] = (
     Rule(
-        reads=(OVERLAP, f"{ROLLOUT_MATCHING}.rollout_backend", _SERVER_MODE, "rlhf.use_vllm", "rlhf.vllm_mode"),
+        reads=(
+            OVERLAP,
+            VARIANT,
+            f"{ROLLOUT_MATCHING}.rollout_backend",
+            _SERVER_MODE,
+            "rlhf.use_vllm",
+            "rlhf.vllm_mode",
+        ),
         check=_servers,
     ),
     Rule(reads=(OVERLAP, PIECES), check=_pieces),

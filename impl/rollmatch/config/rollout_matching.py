@@ -13,6 +13,7 @@ from rollmatch.config.section import (
     PositiveShare,
     Section,
     Share,
+    Text,
     Weight,
     lower_case,
 )
@@ -72,7 +73,7 @@ class VllmConfig(Section):
 
     @property
     def carries_adapter(self) -> bool:
-        """Whether a sync is to carry adapters alone: auto does exactly with enable_lora."""
+        """Whether a sync sends adapters alone: auto does exactly with enable_lora."""
         return self.sync.mode == "adapter" or (self.sync.mode == "auto" and self.enable_lora)
 
 
@@ -90,6 +91,10 @@ class DecodingConfig(Section):
     """Sample from this many most probable tokens; -1 samples from all. Unit: tokens."""
 
 
+ANSWER_FORMATS = ("coord_tokens", "integers", "qwen3_vl", "qwen2_5_vl")
+"""Names that ``answer_format`` knows."""
+
+
 class RolloutMatchingConfig(Section):
     """Generation (for every trainer_variant), and matching and losses of rollout_matching_sft."""
 
@@ -104,6 +109,10 @@ class RolloutMatchingConfig(Section):
     """greedy decodes one response, sampled if decoding.temperature > 0; beam searches with num_beams (hf only)."""
     num_beams: Count = 1
     """Beams of decode_mode: beam. Unit: beams."""
+    answer_format: Text = "coord_tokens"
+    """How an answer is written. coord_tokens: our JSON, one token per coordinate. integers: our JSON with numbers
+    0..999. qwen3_vl: a fenced list of bbox_2d and label, 0..1000. qwen2_5_vl: the same in pixels of the resized image.
+    A format of your own is named as module:Class and derives from rollmatch.AnswerFormat."""
     max_new_tokens: Count = 512
     """Longest response; in an environment, longest turn. Unit: tokens."""
     repetition_penalty: Positive = 1.0
@@ -157,3 +166,8 @@ class RolloutMatchingConfig(Section):
     """Smallest IoU that counts as a true positive in evaluation. Unit: IoU."""
     vllm: VllmConfig = VllmConfig()
     """The rollout engine of rollout_backend: vllm."""
+
+    @property
+    def uses_coord_tokens(self) -> bool:
+        """Whether coordinates are tokens of their own; a format of the user's may, so it is not refused by that."""
+        return self.answer_format not in ANSWER_FORMATS[1:]

@@ -1,16 +1,26 @@
 """Rules that need more than one key."""
 
+import re
 from collections.abc import Collection, Iterator
 
 from rollmatch.config import effective
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.objective_rules import ENVIRONMENT_RULES, GRPO_RULES, OVERLAP_RULES
-from rollmatch.config.rollout_matching import RolloutMatchingConfig
+from rollmatch.config.rollout_matching import ANSWER_FORMATS, RolloutMatchingConfig
 from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.config.server_rules import RLHF_RULES, SERVER_RULES
 from rollmatch.config.training import TrainingConfig
 from rollmatch.errors import ConfigError
 
+COORDINATE_LOSS = (
+    "target_sigma",
+    "target_truncate",
+    "temperature_coord",
+    "soft_ce_weight",
+    "w1_weight",
+    "gate_weight",
+)
+"""Keys of the loss of coordinate tokens."""
 BESIDE_ADAPTERS = ("modules_to_save", "trainable_token_indices")
 """Keys of ``tuner`` that train weights beside the adapters."""
 
@@ -50,7 +60,7 @@ def _adapter_options(config: RunConfig) -> Iterator[ConfigError]:
             yield ConfigError(problem, code="adapter-option-without-lora", key=f"tuner.{name}", remedy=remedy)
     elif _rollout(config).vllm.carries_adapter:
         for name in beside:
-            problem, remedy = "trains weights that an adapter sync does not carry", "Set sync.mode to full."
+            problem, remedy = "trains weights that an adapter sync does not send", "Set sync.mode to full."
             yield ConfigError(problem, code="adapter-incomplete", key=f"tuner.{name}", remedy=remedy)
 
 
@@ -147,6 +157,25 @@ def _coordinate_loss(config: RunConfig) -> Iterator[ConfigError]:
         )
 
 
+def _answer_format(config: RunConfig) -> Iterator[ConfigError]:
+    name, key = _rollout(config).answer_format, f"{ROLLOUT_MATCHING}.answer_format"
+    if name not in ANSWER_FORMATS and not re.fullmatch(r"[\w.]+:\w+", name):
+        remedy = f"Use one of {', '.join(ANSWER_FORMATS)}, or package.module:Class."
+        yield ConfigError(f"is {name!r}", code="answer-format-unknown", key=key, remedy=remedy)
+
+
+def _coordinate_loss_used(config: RunConfig) -> Iterator[ConfigError]:
+    rollout = _rollout(config)
+    for name in () if rollout.uses_coord_tokens else COORDINATE_LOSS:
+        if getattr(rollout, name) != RolloutMatchingConfig.model_fields[name].default:
+            yield ConfigError(
+                f"is set, but answer_format {rollout.answer_format} has no coordinate tokens",
+                code="coordinate-loss-unused",
+                key=f"{ROLLOUT_MATCHING}.{name}",
+                remedy="Remove it: numbers are learned as text. Or set answer_format to coord_tokens.",
+            )
+
+
 def _packing(config: RunConfig) -> Iterator[ConfigError]:
     if config.training.packing and not config.training.packing_drop_last:
         problem = "is false, but packing carries left-over segments and never flushes them"
@@ -177,6 +206,42 @@ def _reporters(config: RunConfig) -> Iterator[ConfigError]:
         yield ConfigError(f"is {list(names)}", code="reporter-contradiction", key="training.report_to", remedy=remedy)
 
 
+def _files_or_dataset(config: RunConfig) -> Iterator[ConfigError]:
+    for name in ("train_jsonl", "val_jsonl"):
+        is_set, key = getattr(config.custom, name) is not None, f"custom.{name}"
+        if config.custom.dataset is None and not is_set:
+            remedy = "Name a JSONL file, or describe a Hugging Face data set in custom.dataset."
+            yield ConfigError("is missing", code="missing-key", key=key, remedy=remedy)
+        if config.custom.dataset is not None and is_set:
+            yield ConfigError(
+                "is set, and custom.dataset is, too", code="two-data-sets", key=key, remedy="Keep one of them."
+            )
+
+
+def _box(config: RunConfig) -> Iterator[ConfigError]:
+    dataset = config.custom.dataset
+    if dataset is not None and dataset.box is None and not dataset.columns.has_questions:
+        remedy = "Say what the four numbers are: xywh (COCO), xyxy or cxcywh; there is no standard."
+        yield ConfigError("is missing", code="missing-key", key="custom.dataset.box", remedy=remedy)
+
+
+def _questions(config: RunConfig) -> Iterator[ConfigError]:
+    dataset = config.custom.dataset
+    if dataset is not None and dataset.columns.has_questions and not config.custom.learns_from_rewards:
+        key = f"custom.dataset.columns.{'prompt' if dataset.columns.prompt else 'messages'}"
+        problem = f"{config.custom.trainer_variant} uses custom.prompts for all samples"
+        remedy = "Remove it, or use a variant with rewards."
+        yield ConfigError(problem, code="question-not-used", key=key, remedy=remedy)
+
+
+def _stream(config: RunConfig) -> Iterator[ConfigError]:
+    dataset = config.custom.dataset
+    if dataset is not None and dataset.streaming and dataset.take is None:
+        problem = "a stream has no length, which the order of samples and an exact resume need"
+        remedy = "Set take: so many records are read once and stored."
+        yield ConfigError(problem, code="missing-key", key="custom.dataset.take", remedy=remedy)
+
+
 def _of_rollout(*names: str) -> tuple[str, ...]:
     return tuple(f"{ROLLOUT_MATCHING}.{name}" for name in names)
 
@@ -198,10 +263,16 @@ RULES: tuple[Rule, ...] = (
     Rule(reads=_LENGTHS, check=_engine_length),
     Rule(reads=("global_max_length", _LENGTHS[1]), check=_engine_in_segment),
     Rule(reads=_of_rollout("soft_ce_weight", "w1_weight", "gate_weight"), check=_coordinate_loss),
+    Rule(reads=_of_rollout("answer_format"), check=_answer_format),
+    Rule(reads=_of_rollout("answer_format", *COORDINATE_LOSS), check=_coordinate_loss_used),
     Rule(reads=("training.packing", "training.packing_drop_last"), check=_packing),
     Rule(reads=("training.padding_free", "model.attn_impl"), check=_padding_free),
     Rule(reads=("training.extra_arguments",), check=_extra_arguments),
     Rule(reads=("training.report_to",), check=_reporters),
+    Rule(reads=("custom.train_jsonl", "custom.val_jsonl", "custom.dataset"), check=_files_or_dataset),
+    Rule(reads=("custom.dataset",), check=_box),
+    Rule(reads=("custom.dataset", "custom.trainer_variant"), check=_questions),
+    Rule(reads=("custom.dataset",), check=_stream),
     *SERVER_RULES,
     *OVERLAP_RULES,
     *RLHF_RULES,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
@@ -31,6 +31,11 @@ class RunConfig(Section):
     """Objective, data and prompts."""
     global_max_length: Annotated[int, Field(gt=0, examples=[4096])]
     """Longest segment (prompt and target), and capacity of a packed row. Unit: tokens."""
+    overlong: Literal["error", "skip", "truncate_left"] = "error"
+    """What happens to a prompt that leaves less than max_new_tokens of the longest sequence, and to a segment longer
+    than global_max_length. error: the run stops (for prompts: before it starts). skip: the sample, or the segment, is
+    left out. truncate_left: the prompt loses its first words, but no framing and no image; what is still too long is
+    left out."""
     training: TrainingConfig
     """Optimizer, run and packing."""
 

@@ -76,6 +76,10 @@ def _distinct(config: RunConfig) -> Iterator[ConfigError]:
     if any(True for _ in _pair(config)) or any(True for _ in _form(config)):
         return
     addresses = pair_servers(server)
+    if server.min_servers is not None and server.min_servers > len(addresses):
+        problem = f"is {server.min_servers}, and {len(addresses)} servers are named"
+        remedy = "Lower it, or name more servers."
+        yield ConfigError(problem, code="out-of-range", key=f"{SERVER}.min_servers", remedy=remedy)
     urls = Counter(address.base_url for address in addresses)
     ports = Counter((address.host, address.group_port) for address in addresses)
     if twice := [url for url, count in urls.items() if count > 1]:
@@ -111,7 +115,7 @@ _NAMES = tuple(f"{SERVER}.{name}" for name in ("servers", "base_url", "group_por
 SERVER_RULES: tuple[Rule, ...] = (
     Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_form),
     Rule(reads=_NAMES, check=_pair),
-    Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_distinct),
+    Rule(reads=(f"{VLLM}.mode", *_NAMES, f"{SERVER}.min_servers"), check=_distinct),
     Rule(reads=(f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_adapter),
     Rule(reads=(LORA_ON_SERVER,), check=_lora),
 )

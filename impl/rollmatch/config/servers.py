@@ -33,9 +33,9 @@ def pair_servers(server: ServerConfig) -> tuple[ServerAddress, ...]:
         pairs = [(entry.base_url, entry.group_port) for entry in server.servers]
     else:
         urls = (server.base_url,) if isinstance(server.base_url, str) else server.base_url or ()
-        told = server.group_port
-        first = told if isinstance(told, int) else 0
-        ports = told if isinstance(told, tuple) else tuple(first + place for place in range(len(urls)))
+        configured = server.group_port
+        first = configured if isinstance(configured, int) else 0
+        ports = configured if isinstance(configured, tuple) else tuple(first + place for place in range(len(urls)))
         pairs = list(zip(urls, ports, strict=True))
     return tuple(ServerAddress(base_url=url.rstrip("/"), group_port=port) for url, port in pairs)
 
@@ -52,23 +52,27 @@ def is_named_in_rlhf(config: RunConfig) -> bool:
 def uses_servers(config: RunConfig) -> bool:
     """Whether rollouts come from rollout servers."""
     rules = config.custom.extra.rollout_matching
+    if not config.custom.learns_from_rollouts:
+        return False
     return is_named_in_rlhf(config) or (rules.rollout_backend == "vllm" and rules.vllm.mode == "server")
 
 
 def server_section(config: RunConfig) -> ServerConfig:
     """The servers that are named, in the form that ``pair_servers`` takes."""
-    told = config.custom.extra.rollout_matching.vllm.server
+    configured = config.custom.extra.rollout_matching.vllm.server
     if not is_named_in_rlhf(config):
-        return told
+        return configured
     rlhf = config.rlhf
     pairs = zip(rlhf.vllm_server_host or (), rlhf.vllm_server_port or (), strict=True)
     return ServerConfig(
         base_url=tuple(base_url_of(host, port) for host, port in pairs),
         group_port=rlhf.vllm_server_group_port,
         timeout_s=rlhf.vllm_server_timeout,
-        infer_timeout_s=told.infer_timeout_s,
-        health_timeout_s=told.health_timeout_s,
-        retry_budget_s=told.retry_budget_s,
+        infer_timeout_s=configured.infer_timeout_s,
+        health_timeout_s=configured.health_timeout_s,
+        stall_timeout_s=configured.stall_timeout_s,
+        retry_budget_s=configured.retry_budget_s,
+        min_servers=configured.min_servers,
     )
 
 
@@ -79,19 +83,19 @@ def server_key(config: RunConfig) -> str:
 
 def max_model_len(config: RunConfig) -> int:
     """Most tokens of prompt and response together on a rollout server."""
-    told = config.custom.extra.rollout_server.vllm_max_model_len
-    if told is None and config.custom.trainer_variant == "grpo":
+    configured = config.custom.extra.rollout_server.vllm_max_model_len
+    if configured is None and config.custom.trainer_variant == "grpo":
         return config.global_max_length
-    return told or effective.max_model_len(config)
+    return configured or effective.max_model_len(config)
 
 
 def prefix_caching(config: RunConfig) -> bool:
     """Whether rollout servers keep attention caches of equal prompt beginnings."""
-    told = config.custom.extra.rollout_server.vllm_enable_prefix_caching
-    return config.custom.extra.rollout_matching.vllm.enable_prefix_caching if told is None else told
+    configured = config.custom.extra.rollout_server.vllm_enable_prefix_caching
+    return config.custom.extra.rollout_matching.vllm.enable_prefix_caching if configured is None else configured
 
 
 def memory_share(config: RunConfig) -> float:
     """Share of a GPU's memory that a rollout server's engines take."""
-    told = config.custom.extra.rollout_server.vllm_gpu_memory_utilization
-    return told or (SHARE_IN_GRPO if config.custom.trainer_variant == "grpo" else SHARE)
+    configured = config.custom.extra.rollout_server.vllm_gpu_memory_utilization
+    return configured or (SHARE_IN_GRPO if config.custom.trainer_variant == "grpo" else SHARE)

@@ -38,7 +38,7 @@ class ModelConfig(Section):
 
     model: Text = Field(examples=["models/qwen3-vl-coord"])
     """Directory of a saved Hugging Face model with its tokenizer, or its id on the Hugging Face hub. A directory of a
-    peft adapter stands for its base and model.adapter."""
+    peft adapter stands for its base and model.adapter, that of a run for its newest checkpoint."""
     revision: Text | None = None
     """Branch, tag or commit of a hub id; null is its main branch."""
     adapter: Text | None = None
@@ -83,9 +83,11 @@ class TunerConfig(Section):
     """Ends of module names (regular expressions) with a lora_alpha of their own. Unit: ratio."""
     modules_to_save: Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])] = ()
     """Modules that are trained in full beside the adapters, by the end of their names. Needs sync.mode: full."""
-    trainable_token_indices: list[Index] | dict[str, list[Index]] = Field(default_factory=list)
+    trainable_token_indices: Literal["coord_tokens"] | list[Index] | dict[str, list[Index]] = Field(
+        default_factory=list
+    )
     """Ids of tokens whose embeddings are trained beside the adapters, such as added tokens; a mapping names the
-    modules. Needs sync.mode: full."""
+    modules. coord_tokens trains the coordinate tokens, in the output head, too. Needs sync.mode: full."""
     freeze_llm: bool = False
     """Freeze the language model."""
     freeze_vit: bool = False
@@ -100,6 +102,29 @@ Reporter = Literal["tensorboard", "wandb", "none"]
 def _as_reporters(value: Any) -> Any:
     """A single reporter stands for a list of one; YAML lists become tuples."""
     return (value,) if isinstance(value, str) else as_tuple(value)
+
+
+TRAINER_KEYS = (
+    "seed",
+    "max_steps",
+    "num_train_epochs",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "weight_decay",
+    "max_grad_norm",
+    "optim",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "bf16",
+    "logging_steps",
+    "save_steps",
+    "save_total_limit",
+    "output_dir",
+)
+"""Keys of ``training`` that transformers, TRL and ms-swift have by the same name and with the same meaning."""
 
 
 class TrainingConfig(Section):

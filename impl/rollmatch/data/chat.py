@@ -3,15 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rollmatch.data.fields import check_images, check_metadata, check_names, check_sides
+from rollmatch.data.content import IMAGE_TAG
+from rollmatch.data.fields import check_images, check_metadata, check_names, check_prompting, check_sides
 from rollmatch.data.place import Place, image_path, wrong_type
 from rollmatch.errors import DataError
 from rollmatch.records import Sample
 
 ROLES = ("system", "user", "assistant", "tool")
-OPTIONAL = ("images", "width", "height", "metadata")
-IMAGE_TAG = "<image>"
-"""Where an image stands in a chat's text."""
+OPTIONAL = ("images", "width", "height", "metadata", "system", "tools")
 
 
 class ChatMalformed(DataError):
@@ -32,36 +31,42 @@ class TagsMisfit(DataError):
     code = "tags-misfit"
 
 
-def is_chat(record: Any) -> bool:
+def is_chat(record: object) -> bool:
     """Whether a record brings its own question."""
     return isinstance(record, dict) and ("messages" in record or "prompt" in record)
 
 
-def check_chat(record: Mapping[str, Any], place: Place) -> Iterator[DataError]:
+def check_chat(record: Mapping[str, object], place: Place) -> Iterator[DataError]:
     """Broken rules of one record."""
     key = place.key
-    if "messages" in record and "prompt" in record:
-        yield TwoQuestions("there are messages and a prompt", key=key, remedy="Keep one of them.")
     yield from check_names(record, ("messages", "prompt", *OPTIONAL), key)
-    yield from _check_question(record, key)
+    yield from check_question(record, key)
     yield from check_sides(record, key)
     yield from check_images(record, place, at_least_one=False)
     yield from check_metadata(record, key)
 
 
 def make_chat_sample(record: Mapping[str, Any], place: Place) -> Sample:
-    """A sample from a record that breaks no rule. A bare prompt follows the configured system message."""
-    messages = record.get("messages") or [{"role": "user", "content": record["prompt"]}]
-    lead = (("system", place.system),) if "prompt" in record and place.system else ()
+    """A sample from a record that breaks no rule."""
     return Sample(
         sample_id=place.sample_id,
         origin=place.key,
         images=tuple(image_path(image, place.image_root) for image in record.get("images", ())),
         width=record.get("width", 0),
         height=record.get("height", 0),
-        messages=(*lead, *((message["role"], message["content"]) for message in messages)),
+        has_text_prompt="prompt" in record,
+        messages=messages_of(record, place),
+        tools=tuple(record.get("tools", ())),
         metadata=record.get("metadata", {}),
     )
+
+
+def messages_of(record: Mapping[str, Any], place: Place) -> tuple[tuple[str, str], ...]:
+    """(role, text) of a record's own chat; a bare prompt follows its system message, or the configured one."""
+    if "prompt" not in record:
+        return tuple((message["role"], message["content"]) for message in record["messages"])
+    system = record.get("system", place.system)
+    return (*((("system", system),) if system else ()), ("user", record["prompt"]))
 
 
 def tagged_messages(sample: Sample) -> tuple[tuple[str, str], ...]:
@@ -79,7 +84,11 @@ def tagged_messages(sample: Sample) -> tuple[tuple[str, str], ...]:
     return (*sample.messages[:first], question, *sample.messages[first + 1 :])
 
 
-def _check_question(record: Mapping[str, Any], key: str) -> Iterator[DataError]:
+def check_question(record: Mapping[str, object], key: str) -> Iterator[DataError]:
+    """Messages or prompt, with system message and tools."""
+    if "messages" in record and "prompt" in record:
+        yield TwoQuestions("there are messages and a prompt", key=key, remedy="Keep one of them.")
+    yield from check_prompting(record, key)
     if "prompt" in record and not (isinstance(record["prompt"], str) and record["prompt"]):
         yield wrong_type("prompt", "a text that is not empty", record["prompt"], key)
         return
@@ -95,11 +104,11 @@ def _check_question(record: Mapping[str, Any], key: str) -> Iterator[DataError]:
         remedy = "Remove it, or put it below metadata: the policy writes the answer."
         yield ChatMalformed("the last message is the assistant's", key=key, remedy=remedy)
     if all(message["role"] != "user" for message in messages):
-        yield ChatMalformed("no message is the user's", key=key, remedy="Ask something.")
+        yield ChatMalformed("no message is the user's", key=key, remedy="Add a message of the user.")
     yield from _check_tags(record, "".join(message["content"] for message in messages), key)
 
 
-def _check_message(message: Any, index: int, key: str) -> Iterator[DataError]:
+def _check_message(message: object, index: int, key: str) -> Iterator[DataError]:
     remedy = 'Write {"role": "user", "content": "..."}.'
     if not isinstance(message, dict) or set(message) != {"role", "content"}:
         yield ChatMalformed(f"messages[{index}] is not a mapping of role and content", key=key, remedy=remedy)
@@ -112,7 +121,7 @@ def _check_message(message: Any, index: int, key: str) -> Iterator[DataError]:
         yield ChatMalformed(problem, key=key, remedy=f"Name pictures in images, and mark their places by {IMAGE_TAG}.")
 
 
-def _check_tags(record: Mapping[str, Any], text: str, key: str) -> Iterator[DataError]:
+def _check_tags(record: Mapping[str, object], text: str, key: str) -> Iterator[DataError]:
     images, num_tags = record.get("images", []), text.count(IMAGE_TAG)
     if isinstance(images, list) and images and num_tags not in (0, len(images)):
         problem = f"{num_tags} tags {IMAGE_TAG} for {len(images)} images"

@@ -3,7 +3,6 @@
 import re
 import unicodedata
 from collections.abc import Iterator
-from typing import Any
 
 from rollmatch.errors import DataError
 
@@ -35,7 +34,7 @@ class DescSpecialToken(DataError):
 _REFUSED_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 
 
-def check_desc(desc: Any, *, key: str, place: str) -> Iterator[DataError]:
+def check_desc(desc: object, *, key: str, place: str) -> Iterator[DataError]:
     """Broken rules of one description; ``place`` says where in the record it stands."""
     if not isinstance(desc, str) or not desc.strip():
         problem = f"{place}: desc must be a text that is not empty, but is {desc!r}"

@@ -16,7 +16,7 @@ def check_names(names: Iterable[str], known: Sequence[str], key: str, *, place: 
             yield FieldUnknown(f"{place}{name!r} is not a known field", key=key, remedy=remedy)
 
 
-def check_sides(record: Mapping[str, Any], key: str) -> Iterator[DataError]:
+def check_sides(record: Mapping[str, object], key: str) -> Iterator[DataError]:
     """Width and height."""
     for name in ("width", "height"):
         if name in record and not is_side(record[name]):
@@ -24,7 +24,7 @@ def check_sides(record: Mapping[str, Any], key: str) -> Iterator[DataError]:
 
 
 def check_images(record: Mapping[str, Any], place: Place, *, at_least_one: bool) -> Iterator[DataError]:
-    """Paths, and the files behind them; whether a record must have them is not asked here."""
+    """Paths, and the files behind them; whether a record must have them is checked elsewhere."""
     images = record.get("images", ())
     if "images" in record and not (_is_paths(images) and (images or not at_least_one)):
         wanted = "a list of one or more paths" if at_least_one else "a list of paths"
@@ -36,11 +36,20 @@ def check_images(record: Mapping[str, Any], place: Place, *, at_least_one: bool)
         yield from check_image(image_path(image, place.image_root), size=size, key=place.key)
 
 
-def check_metadata(record: Mapping[str, Any], key: str) -> Iterator[DataError]:
+def check_metadata(record: Mapping[str, object], key: str) -> Iterator[DataError]:
     """Whatever the user likes, by names."""
     if not isinstance(record.get("metadata", {}), dict):
         yield wrong_type("metadata", "a mapping", record["metadata"], key)
 
 
-def _is_paths(value: Any) -> bool:
+def check_prompting(record: Mapping[str, object], key: str) -> Iterator[DataError]:
+    """A system message and tools, as the chat template takes them."""
+    if not isinstance(record.get("system", ""), str):
+        yield wrong_type("system", "a text", record["system"], key)
+    tools = record.get("tools", [])
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        yield wrong_type("tools", "a list of mappings (JSON schemas of functions)", tools, key)
+
+
+def _is_paths(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(image, str) and image for image in value)

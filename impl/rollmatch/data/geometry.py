@@ -50,7 +50,7 @@ class PolyWithoutArea(DataError):
 _COORD_LITERAL = re.compile(r"<\|coord_(0|[1-9][0-9]{0,2})\|>")
 
 
-def geometry_of(item: dict[str, Any]) -> Geometry | None:
+def geometry_of(item: dict[str, object]) -> Geometry | None:
     """Which of the two shapes an object has; None when it has none or both."""
     found = [geometry for geometry in Geometry if geometry in item]
     return found[0] if len(found) == 1 else None
@@ -68,7 +68,7 @@ def read_bin(value: Any) -> int | None:
     return value if is_bin else None
 
 
-def check_geometry(item: dict[str, Any], *, key: str, place: str) -> Iterator[DataError]:
+def check_geometry(item: dict[str, object], *, key: str, place: str) -> Iterator[DataError]:
     """Broken rules of one object's shape; ``place`` says where in the record it stands."""
     geometry = geometry_of(item)
     if geometry is None:
@@ -91,7 +91,7 @@ def check_geometry(item: dict[str, Any], *, key: str, place: str) -> Iterator[Da
         yield from _check_area(geometry, bins_of(values), key=key, place=place)
 
 
-def bins_of(values: Sequence[Any]) -> tuple[int, ...]:
+def bins_of(values: Sequence[object]) -> tuple[int, ...]:
     """Coordinates that were checked, as bins."""
     return tuple(bin_ for bin_ in map(read_bin, values) if bin_ is not None)
 
@@ -116,10 +116,10 @@ def _check_poly_points(item: dict[str, Any], *, key: str, place: str) -> Iterato
     if "poly_points" not in item:
         return
     num_points = len(item[Geometry.POLY]) // 2 if Geometry.POLY in item else None
-    told = item["poly_points"]
-    if num_points is None or isinstance(told, bool) or told != num_points:
+    given = item["poly_points"]
+    if num_points is None or isinstance(given, bool) or given != num_points:
         wanted = "must not stand beside a box" if num_points is None else f"must be {num_points}"
-        problem = f"{place}: poly_points {wanted}, but is {told!r}"
+        problem = f"{place}: poly_points {wanted}, but is {given!r}"
         yield PolyPointsMismatch(problem, key=key, remedy="Correct it, or leave it out.")
 
 

@@ -29,7 +29,7 @@ def unpack_ids(packed: bytes) -> NDArray[np.int32]:
     return np.frombuffer(packed, dtype=_ID)
 
 
-def _from_list(value: Any) -> Any:
+def _from_list(value: object) -> object:
     """A plain list of ids (as JSON has it) as bytes; whole ids only."""
     if isinstance(value, bytes):
         if len(value) % _ID.itemsize:

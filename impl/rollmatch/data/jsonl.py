@@ -1,18 +1,26 @@
 """A JSONL file -> samples, or every bad record of it at once."""
 
-import json
-from dataclasses import replace
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from rollmatch.data.chat import check_chat, is_chat, make_chat_sample
-from rollmatch.data.place import Place
+from rollmatch.data.content import plain_record
+from rollmatch.data.lazy import LazySamples, LineIndex
+from rollmatch.data.place import Place, image_path
+from rollmatch.data.quick import parse_json, quick_record
 from rollmatch.data.record import check_record, make_sample
 from rollmatch.errors import DataError, ErrorList
 from rollmatch.records import GroundTruth, Sample
 
 NUM_SHOWN = 20
-"""Problems of a file that are told in full; the others are counted."""
+"""Problems of a file that are reported in full; the others are counted."""
+LAZY_ABOVE = 50_000
+"""Lines above which samples are made when they are used, not before; their images are opened then, too."""
 
 
 class DatasetUnreadable(DataError):
@@ -50,40 +58,6 @@ class BadSamples(ErrorList):
         return max(0, len(self.errors) - NUM_SHOWN)
 
 
-def load_samples(
-    path: str | Path,
-    image_root: str | Path | None = None,
-    ordering: Literal["as_given", "sorted"] = "as_given",
-    *,
-    chat_system: str | None = None,
-) -> list[Sample]:
-    """Read and check a whole data set.
-
-    Records have objects; with ``chat_system`` they may have their own prompt instead, and a bare prompt follows that
-    system message (none if it is empty).
-
-    Image paths start at ``image_root``, or else at the directory of the file. ``sorted`` orders the objects of a
-    sample by top edge, then left edge.
-
-    Errors: ``BadSamples``, each of whose errors has the key ``file:line``.
-    """
-    root = Path(path).parent if image_root is None else Path(image_root)
-    errors: list[DataError] = []
-    samples: list[Sample] = []
-    for index, line in enumerate(_read_lines(path)):
-        place = Place(sample_id=index, key=f"{path}:{index + 1}", image_root=root, system=chat_system or "")
-        record, found = _parse_line(line, place.key)
-        asks = chat_system is not None and is_chat(record)
-        found += [] if found else (check_chat if asks else check_record)(record, place)
-        if found:
-            errors += found
-        else:
-            samples.append(_ordered((make_chat_sample if asks else make_sample)(record, place), ordering))
-    if errors:
-        raise BadSamples(errors)
-    return samples
-
-
 def top_left(truth: GroundTruth) -> tuple[int, int]:
     """Top edge, then left edge.
 
@@ -94,37 +68,126 @@ def top_left(truth: GroundTruth) -> tuple[int, int]:
     return min(truth.bins[1::2]), min(truth.bins[0::2])
 
 
-def _ordered(sample: Sample, ordering: str) -> Sample:
-    return replace(sample, objects=tuple(sorted(sample.objects, key=top_left))) if ordering == "sorted" else sample
+class SystemMessages(NamedTuple):
+    """System messages in front of bare prompts; empty: none."""
+
+    chats: str | None = None
+    """In records without objects; None: there are no such records."""
+    objects: str = ""
+    """In records with objects."""
 
 
-def _read_lines(path: str | Path) -> list[bytes]:
-    """Lines end at line feeds only: other line separators may stand inside JSON texts."""
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        remedy = "Name a JSONL file."
-        raise BadSamples([DatasetUnreadable(str(error.strerror), key=str(path), remedy=remedy)]) from error
-    if not content.strip():
-        raise BadSamples([DatasetEmpty("the file holds no sample", key=str(path), remedy="Write one per line.")])
-    return content.removesuffix(b"\n").split(b"\n")
+NO_SYSTEM = SystemMessages()
 
 
-def _parse_line(line: bytes, key: str) -> tuple[Any, list[DataError]]:
-    try:
-        text = line.decode("utf-8")
-        return json.loads(text, object_pairs_hook=_without_twins, parse_constant=_refuse_constant), []
-    except (ValueError, RecursionError) as error:
-        problem = f"the line is not JSON: {error}" if line.strip() else "the line is empty"
-        return None, [LineNotJson(problem, key=key, remedy="Write one JSON object per line.")]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRules:
+    """How records become samples."""
+
+    image_root: Path
+    ordering: Literal["as_given", "sorted"] = "as_given"
+    systems: SystemMessages = NO_SYSTEM
+
+    def read(self, record: Any, sample_id: int, key: str) -> tuple[Sample | None, list[DataError]]:
+        """The sample, or what is wrong with the record."""
+        record, errors = plain_record(record, key)
+        if errors:
+            return None, errors
+        asks = self.systems.chats is not None and is_chat(record)
+        system = self.systems.chats if asks else self.systems.objects
+        place = Place(sample_id=sample_id, key=key, image_root=self.image_root, system=system or "")
+        errors = list((check_chat if asks else check_record)(record, place))
+        if errors:
+            return None, errors
+        sample = (make_chat_sample if asks else make_sample)(record, place)
+        if self.ordering == "sorted":
+            sample = replace(sample, objects=tuple(sorted(sample.objects, key=top_left)))
+        return sample, []
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice in one object")
-    return dict(pairs)
+def load_samples(
+    path: str | Path,
+    image_root: str | Path | None = None,
+    ordering: Literal["as_given", "sorted"] = "as_given",
+    *,
+    systems: SystemMessages = NO_SYSTEM,
+    skipped: list[DataError] | None = None,
+) -> Sequence[Sample]:
+    """Read and check a whole data set.
+
+    Records have objects, and may have their own prompt beside them; with ``systems.chats`` they may have it instead.
+
+    Image paths start at ``image_root``, or else at the directory of the file. ``sorted`` orders the objects of a
+    sample by top edge, then left edge. Of more than ``LAZY_ABOVE`` lines only an index is kept: images must exist, but
+    are opened when their sample is used.
+
+    Errors: ``BadSamples``, each of whose errors has the key ``file:line``. With ``skipped``, they go there, and bad
+    records are left out; a file without any good one is an error still.
+    """
+    root = Path(path).parent if image_root is None else Path(image_root)
+    lines = JsonlFile(path, ReadRules(image_root=root, ordering=ordering, systems=systems))
+    errors: list[DataError] = []
+    samples = lines.lazy(errors) if len(lines.index) > LAZY_ABOVE else lines.eager(errors)
+    if errors and (skipped is None or not samples):
+        raise BadSamples(errors)
+    if skipped is not None:
+        skipped += errors
+    return samples
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+class JsonlFile:
+    """The records of a file. Errors: ``BadSamples`` of ``DatasetUnreadable`` or ``DatasetEmpty``."""
+
+    def __init__(self, path: str | Path, rules: ReadRules) -> None:
+        self.path, self.rules = path, rules
+        try:
+            self.index = LineIndex(path)
+            is_empty = not any(line.strip() for line in self.index)
+        except OSError as error:
+            remedy = "Name a JSONL file."
+            raise BadSamples([DatasetUnreadable(str(error.strerror), key=str(path), remedy=remedy)]) from error
+        if is_empty:
+            raise BadSamples([DatasetEmpty("the file holds no sample", key=str(path), remedy="Write one per line.")])
+
+    def eager(self, errors: list[DataError]) -> list[Sample]:
+        """All good samples; what is wrong with the others goes to ``errors``."""
+        samples = []
+        for place, line in enumerate(self.index):
+            sample, found = self._read(place, line)
+            errors += found
+            if sample is not None:
+                samples.append(sample)
+        return samples
+
+    def lazy(self, errors: list[DataError]) -> LazySamples:
+        """As ``eager``, but samples are made at their use; images are only looked for."""
+        good, num_objects = np.ones(len(self.index), dtype=bool), 0
+        for place, line in enumerate(self.index):
+            record = quick_record(line)
+            if record is not None and all(map(self._exists, record.images)):
+                num_objects += len(record.objects)
+                continue
+            sample, found = self._read(place, line)
+            errors += found
+            good[place] = sample is not None
+            num_objects += 0 if sample is None else len(sample.objects)
+        return LazySamples(self._at, np.flatnonzero(good), num_objects=num_objects)
+
+    def _at(self, place: int) -> Sample:
+        """Errors: ``BadSamples``."""
+        sample, errors = self._read(place, self.index.line(place))
+        if sample is None:
+            raise BadSamples(errors)
+        return sample
+
+    def _read(self, place: int, line: bytes) -> tuple[Sample | None, list[DataError]]:
+        key = f"{self.path}:{place + 1}"
+        try:
+            record = parse_json(line.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            problem = f"the line is not JSON: {error}" if line.strip() else "the line is empty"
+            return None, [LineNotJson(problem, key=key, remedy="Write one JSON object per line.")]
+        return self.rules.read(record, place, key)
+
+    def _exists(self, image: str) -> bool:
+        return os.path.isfile(image_path(image, self.rules.image_root))

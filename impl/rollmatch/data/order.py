@@ -12,7 +12,9 @@ from itertools import chain, cycle, islice
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rollmatch.errors import LearnError
 from rollmatch.records import Sample
 
 Item = TypeVar("Item")
@@ -50,7 +52,7 @@ class Reuse:
     """How often rollouts are learnt from."""
 
     num_rollouts: int = 1
-    """Responses asked for per training sample, each with a seed of its own."""
+    """Responses requested per training sample, each with a seed of its own."""
     steps_per_generation: int = 1
     """Optimizer steps whose samples are rolled out together."""
     num_iterations: int = 1
@@ -176,7 +178,7 @@ class WindowPlan:
         self.shape = shape
         self.rank = rank
         self._order = ReusedOrder(LearnerOrder(num_samples, seed=seed), shape)
-        self._steps_of_epoch = lru_cache(maxsize=2)(self._cut_epoch)
+        self._indices_of_epoch = lru_cache(maxsize=2)(self._deal)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -192,10 +194,11 @@ class WindowPlan:
         (2, 4, 4, True)
         """
         epoch, place = divmod(step, self.steps_per_epoch)
-        steps = self._steps_of_epoch(epoch)
+        mine, size = self._indices_of_epoch(epoch), self.shape.batch_size * self.shape.accumulation
         length = self.shape.steps_per_generation * self.shape.num_iterations
         start = place - place % length
-        uses = steps[start : start + length]
+        steps = range(start, min(start + length, self.steps_per_epoch))
+        uses = [tuple(mine[step * size : (step + 1) * size].tolist()) for step in steps]
         return Window(
             epoch=epoch,
             first_step=epoch * self.steps_per_epoch + start,
@@ -203,19 +206,33 @@ class WindowPlan:
             num_iterations=self.shape.num_iterations,
         )
 
-    def _cut_epoch(self, epoch: int) -> tuple[tuple[int, ...], ...]:
-        """This rank's samples of each optimizer step of an epoch, as accelerate deals batches to ranks.
+    def _deal(self, epoch: int) -> NDArray[np.int64]:
+        """This rank's samples of an epoch, in their order, as accelerate deals batches to ranks.
 
         Ranks take whole batches by turns; what the last round lacks is taken from the beginning of the epoch.
         """
         shape = self.shape
         self._order.set_epoch(epoch)
-        indices = list(self._order)
+        indices = np.fromiter(self._order, dtype=np.int64, count=len(self._order))
+        if shape.learner_world_size == 1:
+            return indices
         round_size = shape.batch_size * shape.learner_world_size
-        if shape.learner_world_size > 1:
-            indices = list(islice(cycle(indices), -(-len(indices) // round_size) * round_size))
-        rounds = [indices[start : start + round_size] for start in range(0, len(indices), round_size)]
-        first = self.rank * shape.batch_size
-        mine = [samples[first : first + shape.batch_size] for samples in rounds]
-        starts = range(0, len(mine), shape.accumulation)
-        return tuple(tuple(chain.from_iterable(mine[start : start + shape.accumulation])) for start in starts)
+        rounds = np.resize(indices, (-(-len(indices) // round_size), shape.learner_world_size, shape.batch_size))
+        return rounds[:, self.rank].ravel()
+
+
+class OrderDisagrees(LearnError):
+    """The data loader yields the samples that the learner's own order names."""
+
+    code = "order-disagrees"
+
+
+def check_order(micro_batches: Sequence[Sequence[Sample]], planned: Sequence[Sample], *, step: int) -> None:
+    """Compare what a data loader brought with the learner's own order. Errors: ``OrderDisagrees``."""
+    brought, named = [s.sample_id for s in chain(*micro_batches)], [s.sample_id for s in planned]
+    if brought != named:
+        raise OrderDisagrees(
+            f"the data loader yields samples {brought[:8]} for step {step}, the learner's order names {named[:8]}",
+            key="training",
+            remedy="Leave sampling to the learner: no group_by_length, no dataloader settings that regroup batches.",
+        )

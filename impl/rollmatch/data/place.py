@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rollmatch.errors import DataError
 
@@ -43,11 +42,11 @@ def image_path(image: str, image_root: Path) -> str:
     return os.path.abspath(image_root / image)
 
 
-def is_side(value: Any) -> bool:
+def is_side(value: object) -> bool:
     """Whether a value is a width or a height."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def wrong_type(name: str, wanted: str, value: Any, key: str) -> DataError:
+def wrong_type(name: str, wanted: str, value: object, key: str) -> DataError:
     """The error about a field of another type."""
     return FieldType(f"{name} must be {wanted}, but is {value!r}", key=key, remedy="Correct the value.")

@@ -3,30 +3,35 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rollmatch.data.chat import check_question, is_chat, messages_of
 from rollmatch.data.desc import check_desc
-from rollmatch.data.fields import check_images, check_metadata, check_names, check_sides
+from rollmatch.data.fields import check_images, check_metadata, check_names, check_prompting, check_sides
 from rollmatch.data.geometry import bins_of, check_geometry, geometry_of
 from rollmatch.data.place import FieldMissing, FieldType, Place, image_path, wrong_type
 from rollmatch.errors import DataError
 from rollmatch.records import GroundTruth, Sample
 
 REQUIRED = ("images", "objects", "width", "height")
-OPTIONAL = ("metadata",)
+OPTIONAL = ("metadata", "messages", "prompt", "system", "tools")
+WITH_IMAGES = ("images", "width", "height")
+"""Required where the configured prompt asks about an image."""
 OF_OBJECT = ("desc", "bbox_2d", "poly", "poly_points")
 
 
-def check_record(record: Any, place: Place) -> Iterator[DataError]:
+def check_record(record: object, place: Place) -> Iterator[DataError]:
     """Broken rules of one record."""
     if not isinstance(record, dict):
         problem = f"the line holds a {type(record).__name__}, not an object"
         yield FieldType(problem, key=place.key, remedy='Write {"images": [...], "objects": [...], ...}.')
         return
+    asks = is_chat(record)
     for name in REQUIRED:
-        if name not in record:
+        if name not in record and not (asks and name in WITH_IMAGES):
             yield FieldMissing(f"there is no {name}", key=place.key, remedy="Add it.")
     yield from check_names(record, (*REQUIRED, *OPTIONAL), place.key)
     yield from check_sides(record, place.key)
-    yield from check_images(record, place, at_least_one=True)
+    yield from check_images(record, place, at_least_one=not asks)
+    yield from check_question(record, place.key) if asks else check_prompting(record, place.key)
     yield from _check_objects(record, place.key)
     yield from check_metadata(record, place.key)
 
@@ -36,10 +41,13 @@ def make_sample(record: Mapping[str, Any], place: Place) -> Sample:
     return Sample(
         sample_id=place.sample_id,
         origin=place.key,
-        images=tuple(image_path(image, place.image_root) for image in record["images"]),
+        images=tuple(image_path(image, place.image_root) for image in record.get("images", ())),
         objects=tuple(_ground_truth(item) for item in record["objects"]),
-        width=record["width"],
-        height=record["height"],
+        width=record.get("width", 0),
+        height=record.get("height", 0),
+        messages=messages_of(record, place) if is_chat(record) else (),
+        system=record.get("system"),
+        tools=tuple(record.get("tools", ())),
         metadata=record.get("metadata", {}),
     )
 
@@ -50,7 +58,7 @@ def _ground_truth(item: dict[str, Any]) -> GroundTruth:
     return GroundTruth(desc=item["desc"], geometry=geometry, bins=bins_of(item[geometry]))
 
 
-def _check_objects(record: dict[str, Any], key: str) -> Iterator[DataError]:
+def _check_objects(record: dict[str, object], key: str) -> Iterator[DataError]:
     objects = record.get("objects", [])
     if not isinstance(objects, list):
         yield wrong_type("objects", "a list", objects, key)

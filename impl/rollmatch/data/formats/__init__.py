@@ -36,6 +36,8 @@ class LabeledObject:
     """[x, y, ...] pixels, where the object has one outline; empty: a box alone."""
     is_crowd: bool = False
     """A region of many objects, which nobody has separated (COCO's ``iscrowd``)."""
+    area: float | None = None
+    """Square pixels of the mask, where the source says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,8 @@ class Summary:
     crowds: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     """Reason -> number of objects or images that were left out."""
+    without_box: dict[str, bool] = field(default_factory=dict)
+    """Description -> whether none of its objects was written."""
     upright: int = 0
     """Images that were stored upright because their EXIF data turns them."""
 
@@ -67,3 +71,6 @@ class Summary:
             yield f"{self.upright} images stored upright (their EXIF data turned them)"
         for reason, number in self.dropped.most_common():
             yield f"dropped: {number} x {reason}"
+        empty = [desc for desc, is_empty in self.without_box.items() if is_empty]
+        if empty:
+            yield f"no valid box: {', '.join(empty)}"

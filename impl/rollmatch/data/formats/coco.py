@@ -62,7 +62,7 @@ def write_coco(images: Iterable[LabeledImage], path: Path) -> None:
     path.write_text(json.dumps(document) + "\n", encoding="utf-8")
 
 
-def _as_coco(one: LabeledObject, number: int, image: int, category: int) -> dict[str, Any]:
+def _as_coco(one: LabeledObject, number: int, image: int, category: int) -> dict[str, object]:
     left, top, right, bottom = one.box
     width, height = right - left, bottom - top
     return {
@@ -70,7 +70,7 @@ def _as_coco(one: LabeledObject, number: int, image: int, category: int) -> dict
         "image_id": image,
         "category_id": category,
         "bbox": [round(value, 3) for value in (left, top, width, height)],
-        "area": round(width * height, 3),
+        "area": round(width * height if one.area is None else one.area, 3),
         "iscrowd": int(one.is_crowd),
         "segmentation": [list(one.polygon)] if one.polygon else [],
     }
@@ -86,8 +86,8 @@ def _entries(path: Path, name: str) -> Iterator[dict[str, Any]]:
         raise BadLabel(problem, key=str(path), remedy="Download or export it again.") from error
 
 
-def _labeled(entry: dict[str, Any], names: dict[int, str], path: Path) -> LabeledObject:
-    box, outline = entry.get("bbox"), entry.get("segmentation")
+def _labeled(entry: dict[str, object], names: dict[int, str], path: Path) -> LabeledObject:
+    box, outline, area = entry.get("bbox"), entry.get("segmentation"), entry.get("area")
     if not isinstance(box, list) or len(box) != 4 or not all(isinstance(v, int | float | Decimal) for v in box):
         raise BadLabel(f"{_named(entry, path)} has bbox {box!r}", key=str(path), remedy="Write [x, y, width, height].")
     left, top, width, height = map(float, box)
@@ -101,22 +101,23 @@ def _labeled(entry: dict[str, Any], names: dict[int, str], path: Path) -> Labele
         box=(left, top, left + width, top + height),
         polygon=tuple(map(float, outline[0])) if single and isinstance(outline, list) else (),
         is_crowd=bool(entry.get("iscrowd", 0)),
+        area=float(area) if isinstance(area, int | float | Decimal) else None,
     )
 
 
-def _number(entry: dict[str, Any], name: str, path: Path) -> int:
+def _number(entry: dict[str, object], name: str, path: Path) -> int:
     value = entry.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadLabel(f"{_named(entry, path)} has {name} {value!r}", key=str(path), remedy="Write a whole number.")
     return value
 
 
-def _file_name(entry: dict[str, Any], path: Path) -> str:
+def _file_name(entry: dict[str, object], path: Path) -> str:
     name = entry.get("file_name") or "/".join(str(entry.get("coco_url", "")).split("/")[-2:])
     if not name:
         raise BadLabel(f"{_named(entry, path)} has no file_name", key=str(path), remedy="Name its file.")
     return str(name)
 
 
-def _named(entry: dict[str, Any], path: Path) -> str:
+def _named(entry: dict[str, object], path: Path) -> str:
     return f"{path}: the entry with id {entry.get('id')!r}"

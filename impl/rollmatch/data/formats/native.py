@@ -1,7 +1,8 @@
 """Our JSONL, as a target and as a source of conversions.
 
-Boxes are clipped to the image and rounded to bins 0..999; crowd regions go to ``metadata.crowd``, where no objective
-matches or appends them. Images that their EXIF data turns are stored upright, because training reads stored pixels.
+Boxes are clipped to the image and rounded to bins 0..999. Crowd regions go to ``metadata.crowd``, where no objective
+matches or appends them; areas of masks go to ``metadata.areas``, in the order of the objects. Images that their EXIF
+data turns are stored upright, because training reads stored pixels.
 """
 
 import json
@@ -37,7 +38,7 @@ class NativeWriter:
                     file.write(json.dumps(record, ensure_ascii=False) + "\n")
         return self.summary
 
-    def _record(self, image: LabeledImage) -> dict[str, Any] | None:
+    def _record(self, image: LabeledImage) -> dict[str, object] | None:
         size = image.width, image.height
         try:
             path = self._upright(Path(image.path), size)
@@ -47,14 +48,17 @@ class NativeWriter:
             return None
         made = [(one, item) for one in image.objects if (item := self._item(one, size, image.path)) is not None]
         objects = [item for one, item in made if not one.is_crowd]
+        areas = [one.area for one, _ in made if not one.is_crowd]
         crowds = [item for one, item in made if one.is_crowd]
+        kept = {"crowd": crowds, "areas": [] if None in areas else areas}
         self.summary.images += 1
         self.summary.objects += len(objects)
         self.summary.crowds += len(crowds)
         record = {"images": [str(path)], "width": size[0], "height": size[1], "objects": objects}
-        return record | ({"metadata": {"crowd": crowds}} if crowds else {})
+        metadata = {name: values for name, values in kept.items() if values}
+        return record | ({"metadata": metadata} if metadata else {})
 
-    def _item(self, one: LabeledObject, size: tuple[int, int], origin: str) -> dict[str, Any] | None:
+    def _item(self, one: LabeledObject, size: tuple[int, int], origin: str) -> dict[str, object] | None:
         """``desc`` and a shape in bins; None for what has no area there."""
         for error in check_desc(one.desc, key=origin, place="an object"):
             self.summary.dropped["description that cannot be used"] += 1
@@ -62,11 +66,15 @@ class NativeWriter:
             return None
         outline = to_bins(one.polygon, size) if self.polygons and not one.is_crowd else ()
         if outline and twice_area(outline):
+            self.summary.without_box[one.desc] = False
             return {"desc": one.desc, "poly": list(outline)}
         left, top, right, bottom = to_bins(one.box, size)
         if right <= left or bottom <= top:
-            self.summary.dropped["object without area inside the image"] += 1
+            outside = one.box[0] >= size[0] or one.box[1] >= size[1] or one.box[2] <= 0 or one.box[3] <= 0
+            self.summary.dropped[f"object {'outside' if outside else 'without area inside'} the image"] += 1
+            self.summary.without_box.setdefault(one.desc, True)
             return None
+        self.summary.without_box[one.desc] = False
         return {"desc": one.desc, "bbox_2d": [left, top, right, bottom]}
 
     def _upright(self, path: Path, size: tuple[int, int]) -> Path:

@@ -1,0 +1,59 @@
+"""The section ``custom.dataset``: a Hugging Face data set in place of JSONL files."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from rollmatch.config.section import Count, Section, Text, as_tuple
+
+FILE_FORMATS = ("parquet", "arrow", "json")
+"""Sources whose ``train`` and ``val`` are files."""
+
+
+class ColumnsConfig(Section):
+    """Columns of the data set; a dot reaches into a struct, as in objects.bbox."""
+
+    image: Text = "image"
+    """An image, or its path, relative to custom.image_root; a list of several."""
+    boxes: Text | None = "objects.bbox"
+    """The boxes of an image, a list of four numbers each; null where samples have a prompt."""
+    descs: Text | None = "objects.category"
+    """Their descriptions, one each; numbers of a ClassLabel become its names."""
+    crowds: Text | None = None
+    """Whether each object is a crowd region, which goes to metadata.crowd; null: there are none."""
+    prompt: Text | None = None
+    """Own question of each sample (variants with rewards); null uses custom.prompts."""
+    messages: Text | None = None
+    """Own chat of each sample (variants with rewards), a list of {role, content}."""
+    metadata: Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])] = ()
+    """Columns that reward functions get in sample.metadata."""
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether samples have a question of their own, and no boxes."""
+        return self.prompt is not None or self.messages is not None
+
+
+class DatasetConfig(Section):
+    """A data set that the package datasets reads, without conversion."""
+
+    source: Text = Field(examples=["cppe-5"])
+    """Hub id, local directory, or parquet, arrow or json: then train and val name files."""
+    name: Text | None = None
+    """Configuration of the data set on the hub."""
+    revision: Text | None = None
+    """Commit or tag on the hub; name a commit where a run is to be repeated exactly."""
+    train: Text = "train"
+    """Split of the training samples, such as train or train[:90%], or a file pattern."""
+    val: Text = "validation"
+    """Split of the evaluation samples, or a file pattern."""
+    streaming: bool = False
+    """Read only the first take records, without downloading the rest; they are stored in the cache of datasets."""
+    take: Count | None = None
+    """Use only the first records of each split; required with streaming. Unit: samples."""
+    columns: ColumnsConfig = ColumnsConfig()
+    """Columns of the data set."""
+    box: Literal["xywh", "xyxy", "cxcywh"] | None = None
+    """The four numbers of a box: COCO's left, top, width, height; two corners; centre and size. Required for boxes."""
+    unit: Literal["pixel", "norm1", "norm1000"] = "pixel"
+    """Unit of these numbers: pixels of the image, 0..1, or 0..1000."""

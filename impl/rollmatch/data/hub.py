@@ -1,0 +1,228 @@
+"""Samples of a Hugging Face data set: columns are mapped to the fields of our records, row by row, when they are used.
+
+The order of rows is that of the split, so a run is as reproducible as with JSONL. Images that the data set holds as
+bytes are written to the cache once, under the hash of their bytes, because backends get paths.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from PIL import Image
+
+from rollmatch.config.dataset import FILE_FORMATS, DatasetConfig
+from rollmatch.data.formats.native import to_bins
+from rollmatch.data.jsonl import LAZY_ABOVE, BadSamples, ReadRules
+from rollmatch.data.lazy import MOST_SPREAD, LazySamples
+from rollmatch.data.place import image_path
+from rollmatch.errors import ConfigError, DataError
+from rollmatch.records import Sample
+
+SECTION = "custom.dataset"
+CACHE_VARIABLE = "ROLLMATCH_CACHE"
+"""Directory of images that data sets hold as bytes; default: ~/.cache/rollmatch."""
+NORMS = {"norm1": 1.0, "norm1000": 1000.0}
+
+
+def load_hub_samples(
+    config: DatasetConfig, split: str, rules: ReadRules, *, skipped: list[DataError] | None = None
+) -> Sequence[Sample]:
+    """Samples of one split, by its key (``train`` or ``val``). Large ones are checked in part, the rest at their use.
+
+    Errors: ``package-missing``, ``dataset-unreadable``, ``column-missing``, ``BadSamples``.
+    """
+    rows = HubRows(config, split, rules)
+    count = len(rows.table)
+    looked_at = range(count) if count <= LAZY_ABOVE else np.linspace(0, count - 1, MOST_SPREAD).astype(int).tolist()
+    errors: list[DataError] = []
+    bad, num_objects = [], 0
+    for place in looked_at:
+        sample, found = rows.read(place)
+        num_objects += 0 if sample is None else len(sample.objects)
+        errors += found
+        bad += [place] if found else []
+    if errors and (skipped is None or len(bad) == len(looked_at)):
+        raise BadSamples(errors)
+    if skipped is not None:
+        skipped += errors
+    good = np.setdiff1d(np.arange(count), np.array(bad, dtype=np.int64))
+    return LazySamples(rows.sample, good, num_objects=num_objects if len(looked_at) == count else None)
+
+
+class HubRows:
+    """Rows of one split as records."""
+
+    def __init__(self, config: DatasetConfig, split: str, rules: ReadRules) -> None:
+        self.config, self.rules, self.columns = config, rules, config.columns
+        self.origin = f"{config.source}[{getattr(config, split)}]"
+        self.table = _load(config, split)
+        for name in ("image", "boxes", "descs", "crowds", "prompt", "messages"):
+            self._check(f"columns.{name}", getattr(self.columns, name))
+        for column in self.columns.metadata:
+            self._check("columns.metadata", column)
+        self.names = _label_names(self.table.features, self.columns.descs)
+
+    def sample(self, place: int) -> Sample:
+        """One sample. Errors: ``BadSamples``."""
+        sample, errors = self.read(place)
+        if sample is None:
+            raise BadSamples(errors)
+        return sample
+
+    def read(self, place: int) -> tuple[Sample | None, list[DataError]]:
+        """One sample, or what is wrong with its row; the row's key is ``source[split]:row``, from 0."""
+        key = f"{self.origin}:{place}"
+        try:
+            record = self._record(self.table[place])
+        except (ValueError, TypeError, KeyError, IndexError, OSError) as error:
+            problem = f"the row does not fit the mapping: {error!r}"
+            return None, [
+                DataError(problem, code="row-invalid", key=key, remedy=f"Correct {SECTION}.columns, box or unit.")
+            ]
+        return self.rules.read(record, place, key)
+
+    def _record(self, row: dict[str, Any]) -> dict[str, Any]:
+        columns = self.columns
+        found = row.get(columns.image)
+        images = [_path_of(image, self.rules.image_root) for image in (found if isinstance(found, list) else [found])]
+        record: dict[str, Any] = {"images": images}
+        metadata = {name: _reach(row, name) for name in columns.metadata}
+        if columns.has_questions:
+            named = ("prompt", columns.prompt), ("messages", columns.messages)
+            record |= {name: _reach(row, column) for name, column in named if column}
+        else:
+            with Image.open(images[0]) as image:
+                size = image.size
+            objects, crowds = self._objects(row, size)
+            metadata |= {"crowd": crowds} if crowds else {}
+            record |= {"width": size[0], "height": size[1], "objects": objects}
+        return record | ({"metadata": metadata} if metadata else {})
+
+    def _objects(self, row: dict[str, Any], size: tuple[int, int]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        columns = self.columns
+        boxes, descs = _reach(row, columns.boxes), _reach(row, columns.descs)
+        flags = _reach(row, columns.crowds) if columns.crowds else [False] * len(boxes)
+        made = [
+            ({"desc": self._desc(desc), "bbox_2d": list(to_bins(self._corners(box, size), size))}, bool(flag))
+            for box, desc, flag in zip(boxes, descs, flags, strict=True)
+        ]
+        return [item for item, crowd in made if not crowd], [item for item, crowd in made if crowd]
+
+    def _desc(self, desc: object) -> object:
+        return self.names[desc] if self.names and isinstance(desc, int) else desc
+
+    def _corners(self, box: Sequence[float], size: tuple[int, int]) -> list[float]:
+        """[x1, y1, x2, y2] pixels."""
+        if len(box) != 4:
+            raise ValueError(f"a box has {len(box)} numbers")
+        norm = NORMS.get(self.config.unit)
+        scales = (1.0, 1.0) if norm is None else (size[0] / norm, size[1] / norm)
+        left, top, third, fourth = (float(value) * scales[place % 2] for place, value in enumerate(box))
+        if self.config.box == "xyxy":
+            return [left, top, third, fourth]
+        if self.config.box == "cxcywh":
+            left, top = left - third / 2, top - fourth / 2
+        return [left, top, left + third, top + fourth]
+
+    def _check(self, key: str, column: str | None) -> None:
+        """Errors: ``column-missing``."""
+        known = list(_paths(self.table.features))
+        if column is not None and column not in known:
+            problem, remedy = f"{self.origin} has no column {column}", f"Name one of {', '.join(known)}, or null."
+            raise ConfigError(problem, code="column-missing", key=f"{SECTION}.{key}", remedy=remedy)
+
+
+def _load(config: DatasetConfig, split: str) -> Any:
+    """The rows of a split; images stay encoded. Errors: ``package-missing``, ``dataset-unreadable``."""
+    try:
+        import datasets
+    except ImportError as error:
+        problem, remedy = "needs the package datasets, which is not installed", "pip install 'rollmatch[data]'"
+        raise ConfigError(problem, code="package-missing", key=SECTION, remedy=remedy) from error
+    datasets.disable_progress_bars()
+    wanted = getattr(config, split)
+    files = {"data_files": wanted} if config.source in FILE_FORMATS else {}
+    try:
+        table = datasets.load_dataset(
+            config.source,
+            config.name,
+            revision=config.revision,
+            split="train" if files else wanted,
+            streaming=config.streaming,
+            **files,
+        )
+        for name, feature in (table.features or {}).items():
+            encoded = [feature.feature] if hasattr(feature, "feature") else [feature]
+            if isinstance(encoded[0], datasets.Image):
+                kept = datasets.Image(decode=False)
+                table = table.cast_column(name, datasets.List(kept) if hasattr(feature, "feature") else kept)
+        if config.streaming:
+            return datasets.Dataset.from_generator(partial(iter, table.take(config.take)), features=table.features)
+    except (OSError, ValueError, LookupError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        remedy = "Correct source, name, revision or the split; a hub id needs a network, or its files in the cache."
+        raise ConfigError(
+            f"cannot be read: {reason}", code="dataset-unreadable", key=f"{SECTION}.{split}", remedy=remedy
+        ) from error
+    return table if config.take is None else table.select(range(min(config.take, len(table))))
+
+
+def _label_names(features: Any, column: str | None) -> list[str]:
+    """Names of a column of class numbers; empty where it holds texts."""
+    feature: Any = features
+    for part in column.split(".") if column else ():
+        feature = feature.feature if hasattr(feature, "feature") else feature
+        feature = feature[part] if isinstance(feature, dict) else None
+    while hasattr(feature, "feature"):
+        feature = feature.feature
+    return list(getattr(feature, "names", ()))
+
+
+def _paths(features: Any) -> Iterator[str]:
+    """Names of columns, and of the parts of structs."""
+    for name, feature in features.items():
+        yield name
+        inner = feature.feature if hasattr(feature, "feature") else feature
+        if isinstance(inner, dict):
+            yield from (f"{name}.{part}" for part in _paths(inner))
+
+
+def _reach(row: Any, column: str | None) -> Any:
+    """A value inside a row; of a list of structs the list of their values.
+
+    >>> _reach({"objects": [{"bbox": 1}, {"bbox": 2}]}, "objects.bbox"), _reach({"a": {"b": [3]}}, "a.b")
+    ([1, 2], [3])
+    """
+    value = row
+    for part in column.split(".") if column else ():
+        value = [one[part] for one in value] if isinstance(value, list) else value[part]
+    return value
+
+
+def _path_of(image: Any, root: Path) -> str:
+    """The path of an image; one of bytes is written to the cache first."""
+    if isinstance(image, dict):
+        raw, path = image.get("bytes"), image.get("path")
+        if raw is None:
+            image = path
+        else:
+            return _cached(raw, Path(path or "").suffix)
+    if not isinstance(image, str) or not image:
+        raise ValueError(f"the image is {type(image).__name__}")
+    return image_path(image, root)
+
+
+def _cached(raw: bytes, suffix: str) -> str:
+    cache = Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "rollmatch") / "images"
+    name = xxhash.xxh3_128_hexdigest(raw)
+    path = cache / name[:2] / f"{name}{suffix}"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        unfinished.write_bytes(raw)
+        unfinished.replace(path)
+    return str(path)

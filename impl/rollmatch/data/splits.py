@@ -1,0 +1,35 @@
+"""The samples of a split, from where the configuration says they are."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from rollmatch.config.custom import CustomConfig
+from rollmatch.data.jsonl import ReadRules, SystemMessages, load_samples
+from rollmatch.errors import DataError
+from rollmatch.records import Sample
+
+Split = Literal["train", "val"]
+
+
+def load_split(
+    custom: CustomConfig, split: Split, *, ordering: str | None = None, skipped: list[DataError] | None = None
+) -> Sequence[Sample]:
+    """All samples of a split, checked. Errors: those of ``load_samples`` and of ``load_hub_samples``."""
+    order: Literal["as_given", "sorted"] = "as_given" if ordering == "as_given" else custom.object_ordering
+    systems = SystemMessages(chats=custom.chat_system, objects=custom.prompts.system)
+    if custom.dataset is None:
+        path = origin_of(custom, split)
+        return load_samples(path, custom.image_root, order, systems=systems, skipped=skipped)
+    from rollmatch.data.hub import load_hub_samples
+
+    rules = ReadRules(image_root=Path(custom.image_root or "."), ordering=order, systems=systems)
+    return load_hub_samples(custom.dataset, split, rules, skipped=skipped)
+
+
+def origin_of(custom: CustomConfig, split: Split) -> str:
+    """Where a split comes from, for people: a file, or the data set and its split."""
+    if custom.dataset is not None:
+        return f"{custom.dataset.source}[{getattr(custom.dataset, split)}]"
+    path: str = getattr(custom, f"{split}_jsonl")
+    return path
