@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 
+from conformance.doubles.records import make_reply
 from conformance.doubles.tokenizer import ids_of_bytes
 from conformance.objectives.locks import VOCABULARY, A, B, RolloutSide, objective, prompt_of, sample_of
 from rollmatch.data import Reuse
@@ -15,7 +16,6 @@ from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner
 from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
 from rollmatch.objectives.vineppo.split import Turns
 from rollmatch.objectives.vineppo.tree import SearchRules
-from rollmatch.records import Rollout
 from rollmatch.rollout.backend import Decoding
 
 TOP, MAX_TURNS, UP = 3, 5, 0.5
@@ -63,24 +63,19 @@ def value_of(rung, turns_left, slip=SLIP):
 
 @dataclass
 class TurnSide(RolloutSide):
-    """Writes one letter per turn, and the stop token where the turn's limit leaves room for it."""
+    """Writes one letter per turn, and the stop token where the turn's limit allows it."""
 
     letters: tuple = (A, B)
     decoding: Decoding = field(default_factory=lambda: Decoding(max_new_tokens=1, temperature=1.0))
-    tells: bool = False
+    has_logprobs: bool = False
 
     def write(self, request, decoding):
         limit = request.limit(decoding.max_new_tokens)
         letter = Random(request.seed).choice(self.letters)
         is_stopped = limit > 1
-        return Rollout(
-            request_id=request.request_id,
-            prompt_token_ids=request.token_ids,
-            response_token_ids=(letter,),
-            finish_reason="stop" if is_stopped else "length",
-            policy_version=self.version,
-            response_logprobs=(-0.7,) * (1 + is_stopped) if self.tells else None,
-        )
+        logprobs = (-0.7,) * (1 + is_stopped) if self.has_logprobs else None
+        reason = "stop" if is_stopped else "length"
+        return make_reply(request, (letter,), version=self.version, finish_reason=reason, response_logprobs=logprobs)
 
     def answer(self, samples, *, num=2, decoding=None):
         return super().answer(samples, num=num, decoding=decoding or self.decoding)
@@ -95,8 +90,8 @@ def reply(text, is_stopped):
 
 
 def world(make=Ladder, **fields):
-    told = {"max_turns": MAX_TURNS, "max_response_tokens": 100, "run_seed": 1, **fields}
-    return EpisodeRunner(make=make, vocabulary=VOCABULARY, prompt_of=prompt_of, reply=reply, **told)
+    fields = {"max_turns": MAX_TURNS, "max_response_tokens": 100, "run_seed": 1, **fields}
+    return EpisodeRunner(make=make, vocabulary=VOCABULARY, prompt_of=prompt_of, reply=reply, **fields)
 
 
 def climbing(*, in_world=None, **fields):
@@ -113,7 +108,8 @@ def searching():
 def grouped(*, old="recomputed"):
     """GRPO on the ladder."""
     return GrpoObjective(
-        reuse=Reuse(num_rollouts=2), group_rules=GroupRules(scale="none"), policy_rules=PolicyRules(),
+        reuse=Reuse(num_rollouts=2), group_rules=GroupRules(scale="none", mask_truncated=False),
+        policy_rules=PolicyRules(),
         logprob_rules=LogprobRules(old=old, corrects=False), rewards=(), vocabulary=VOCABULARY, world=world(),
     )  # fmt: skip
 
@@ -121,5 +117,5 @@ def grouped(*, old="recomputed"):
 def played(side, made=None, *, num=2):
     """Whole episodes of two samples."""
     samples = [sample_of(0), sample_of(1)]
-    asked = [sample for sample in samples for _ in range(num)]
-    return (made or world()).play(asked, side.answer(samples, num=num), side.context())
+    each = [sample for sample in samples for _ in range(num)]
+    return (made or world()).play(each, side.answer(samples, num=num), side.context())

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from conformance.doubles.company import alone
+from conformance.doubles.records import make_reply
 from conformance.doubles.tokenizer import ids_of_bytes, make_vocabulary
 from rollmatch.data import Reuse
 from rollmatch.objectives.grpo.loss import PolicyRules, count_policy_totals, policy_loss, supervise_policy
@@ -17,7 +18,7 @@ from rollmatch.objectives.vineppo.objective import VinePpoObjective
 from rollmatch.objectives.vineppo.single_turn import RewardRules
 from rollmatch.objectives.vineppo.split import FixedTokens
 from rollmatch.objectives.vineppo.value import ContinuationValues, ValueRules
-from rollmatch.records import Rollout, RolloutRequest, Sample
+from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
 
 VOCABULARY = make_vocabulary()
@@ -45,7 +46,7 @@ class RolloutSide:
     notes: list = field(default_factory=list)
     scored: list = field(default_factory=list)
 
-    def ask(self, requests, decoding):
+    def generate(self, requests, decoding):
         self.calls.append((list(requests), decoding))
         return [self.write(request, decoding) for request in requests]
 
@@ -53,14 +54,8 @@ class RolloutSide:
         left = self.length - len(request.prefix_token_ids)
         ids = tuple(Random(request.seed).choices([A, B], k=max(left, 0)))
         limit = request.limit(decoding.max_new_tokens)
-        stops = len(ids) < limit
-        return Rollout(
-            request_id=request.request_id,
-            prompt_token_ids=request.token_ids,
-            response_token_ids=ids[:limit],
-            finish_reason="stop" if stops else "length",
-            policy_version=self.version,
-        )
+        reason = "stop" if len(ids) < limit else "length"
+        return make_reply(request, ids[:limit], version=self.version, finish_reason=reason)
 
     def answer(self, samples, *, num=2, decoding=DECODING):
         requests = [
@@ -79,7 +74,9 @@ class RolloutSide:
         def note(event, **fields):
             self.notes.append((event, fields))
 
-        return ObjectiveContext(step=5, ranks=ranks, decoding=DECODING, generate=self.ask, score=self.score, log=note)
+        return ObjectiveContext(
+            step=5, ranks=ranks, decoding=DECODING, generate=self.generate, score=self.score, log=note
+        )
 
 
 def prompt_of(sample):
@@ -87,11 +84,12 @@ def prompt_of(sample):
 
 
 def objective(**fields) -> VinePpoObjective:
-    reward = Reward(name="lock", function=fields.pop("reward", second_is_b))
+    reward = Reward.of(fields.pop("reward", second_is_b), name="lock")
     pay = RewardRules(rewards=(reward,), vocabulary=VOCABULARY, unfinished_return=fields.pop("unfinished_return", 0.0))
     made = VinePpoObjective(
         reuse=Reuse(num_rollouts=2, num_iterations=2),
         policy_rules=PolicyRules(max_new_tokens=6),
+        reads_logprobs=False,
         logprob_rules=LogprobRules(old="recomputed", corrects=False),
         vocabulary=VOCABULARY,
         pay=pay,

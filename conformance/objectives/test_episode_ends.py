@@ -1,11 +1,21 @@
-"""How episodes of several turns end, and what stops a run."""
+"""How episodes of several turns end, are continued, and are played again."""
+
+from dataclasses import replace
 
 import pytest
 
-from conformance.objectives.ladders import Ladder, TurnSide, climbing, played, reply, world
-from conformance.objectives.locks import VOCABULARY, B, sample_of
-from rollmatch.objectives.environment import EnvironmentFailed
-from rollmatch.objectives.vineppo.continuation import ContinuationOutdated
+from conformance.doubles.company import together
+from conformance.objectives.ladders import Ladder, TurnSide, climbing, grouped, played, reply, searching, world
+from conformance.objectives.locks import VOCABULARY, A, B, sample_of
+from conformance.refusals import refused
+from rollmatch.data import Reuse
+from rollmatch.objectives.environment import generator_of
+from rollmatch.objectives.vineppo.continuation import ContinuationRequest
+from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner, MultiTurn
+from rollmatch.objectives.vineppo.split import FixedTokens, Turns
+from rollmatch.objectives.vineppo.trajectory import Trajectory, Turn, state_at, states_of
+from rollmatch.objectives.vineppo.tree import SearchRules, Tree
+from rollmatch.rollout.backend import Decoding
 
 SAMPLES = [sample_of(0), sample_of(1)]
 
@@ -19,9 +29,9 @@ def test_what_is_no_action_ends_the_episode_and_is_counted():
     side = TurnSide(letters=(c,))
     one = played(side)[0]
     assert (one.trajectory.is_finished, one.trajectory.rewards, len(one.trajectory.turns)) == (True, (), 1)
-    (_, told) = side.notes[0]
-    assert told["num_unparsable"] == 4
-    assert told["unparsable"][0] == "'C' is neither A nor B"
+    (_, note) = side.notes[0]
+    assert note["num_unparsable"] == 4
+    assert note["unparsable"][0] == "'C' is neither A nor B"
     assert climbing().make_segments(SAMPLES, side.answer(SAMPLES), side.context()).reports[0].total_return == 0.0
     good = TurnSide()
     played(good)
@@ -45,13 +55,12 @@ def test_an_episode_ends_where_no_turn_fits():
 @pytest.mark.scenario(clauses=["environments/episodes-can-be-played-again#5"])
 def test_a_sync_in_mid_episode_is_refused():
     class Moving(TurnSide):
-        def ask(self, requests, decoding):
+        def generate(self, requests, decoding):
             self.version = 4
-            return super().ask(requests, decoding)
+            return super().generate(requests, decoding)
 
-    with pytest.raises(ContinuationOutdated) as caught:
+    with refused("continuation-outdated", "x:1"):
         played(Moving())
-    assert (caught.value.code, caught.value.key) == ("continuation-outdated", "x:1")
     played(TurnSide())
 
 
@@ -64,9 +73,109 @@ def test_an_environment_that_fails_stops_the_run_and_is_named():
         def clone(self, rng):
             return Broken()
 
-    with pytest.raises(EnvironmentFailed) as caught:
+    with refused("environment-failed", "x:1", problem="step(") as caught:
         played(TurnSide(), world(Broken))
-    assert (caught.value.code, caught.value.key) == ("environment-failed", "x:1")
-    assert "step(" in caught.value.problem
     assert "KeyError" in caught.value.problem
     played(TurnSide(), world(Ladder))
+
+
+def test_in_mid_turn_the_rest_of_the_turn_is_left():
+    side = TurnSide(decoding=Decoding(max_new_tokens=3, temperature=1.0))
+    made = climbing(splitter=FixedTokens(num_tokens=1), num_continuations=1)
+    made.make_segments(SAMPLES, side.answer(SAMPLES), side.context())
+    continued = next(requests for requests, _ in side.calls if ".c" in requests[0].request_id)
+    left = {request.prefix_token_ids[-1:]: request.max_new_tokens for request in continued}
+    assert {left[last] for last in left if last and last[0] in (A, B)} == {2}
+    assert left[()] == 3
+
+
+def test_ranks_take_part_in_waves_that_have_nothing_of_theirs():
+    one = played(TurnSide(letters=(B,)))[0].trajectory
+    wishes = [[ContinuationRequest(state=state_at(one, 0), seed=5)], []]
+
+    def go_on(member):
+        side = TurnSide(letters=(B,))
+        made = MultiTurn(world(), side.context(member), logprobs=False).go_on(wishes[member.rank])
+        return [len(requests) for requests, _ in side.calls], len(made), member.gather("after")
+
+    (first, num_first, _), (second, num_second, after) = together(2, go_on)
+    assert first == [1] * 5
+    assert second == [0] * 5
+    assert (num_first, num_second, after) == (1, 0, ["after"] * 2)
+
+
+def climbed(rungs, *, after=0):
+    """A trajectory of as many turns; it was paid one per turn."""
+    seen, turns, ids, ladder = reply("<>", False), [], [], Ladder()
+    for number in range(rungs):
+        ladder.rung = number
+        turns.append(Turn(start=len(ids), stop=len(ids) + 1, snapshot=ladder.clone(generator_of(0)), number=number))
+        ids += [A, *(seen if number < rungs - 1 else ())]
+    rewards = tuple((turn.stop, 1.0) for turn in turns if turn.number >= after)
+    return Trajectory(
+        sample=sample_of(), prompt_token_ids=(1,), token_ids=tuple(ids), rewards=rewards, policy_version=1,
+        turns=tuple(turns[after:]) if after else tuple(turns),
+    )  # fmt: skip
+
+
+def test_a_search_counts_what_was_paid_above_the_place_it_went_on_from():
+    whole = climbed(3)
+    tree = Tree(state_at(whole, 0), SearchRules())
+    path = tree.add(whole, Turns().cuts(whole))
+    assert [(node.visits, node.total) for node in path] == [(1, 3.0), (1, 2.0), (1, 1.0)]
+    continued = climbed(3, after=1)  # it knows nothing of what was paid before it
+    tree.add(continued, Turns().cuts(whole), start=path[1])
+    assert [(node.visits, node.total) for node in path] == [(2, 6.0), (2, 4.0), (2, 2.0)]
+    assert [state.fingerprint for state in states_of(whole, Turns().cuts(whole))] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3])
+def test_states_hold_the_environment_as_it_was_before_their_turn(num_tokens):
+    whole = climbed(3)
+    for state in states_of(whole, FixedTokens(num_tokens=num_tokens).cuts(whole)):
+        assert state.turn.start <= state.position
+        assert state.fingerprint == state.turn.number == state.turn.snapshot.rung
+
+
+class Blind(Ladder):
+    """Shows nothing of where one stands."""
+
+    def clone(self, rng):
+        twin = Blind(self.slip)
+        twin.rung, twin.rng = self.rung, rng
+        return twin
+
+    def step(self, action):
+        return "<>", *super().step(action)[1:]
+
+
+@pytest.mark.scenario(
+    "environments/equal-ids-in-different-places", clauses=["environments/continuations-go-on-from-a-clone#4"]
+)
+def test_equal_ids_on_different_rungs_are_different_states():
+    side, in_world = TurnSide(letters=(A,)), world(Blind)
+    made = replace(climbing(in_world=in_world, num_continuations=2), reuse=Reuse(num_rollouts=8))
+    episodes = [one.trajectory for one in played(side, in_world, num=8)]
+    places = {
+        (one.sample.sample_id, one.token_ids[: turn.start], turn.snapshot.rung)
+        for one in episodes
+        for turn in one.turns
+    }
+    assert len(places) > len({place[:2] for place in places}), "some stand elsewhere after the same ids"
+    asked = made.make_segments(SAMPLES, side.answer(SAMPLES, num=8), side.context()).reports[-1]
+    assert asked.num_continuations == 2 * len(places)
+
+
+@pytest.mark.scenario(
+    "environments/three-methods-and-one-seed", clauses=["environments/episodes-can-be-played-again#3"]
+)
+def test_three_methods_play_the_same_episodes(monkeypatch):
+    play, found = EpisodeRunner.play, []
+    monkeypatch.setattr(EpisodeRunner, "play", lambda *given: found.append(play(*given)) or found[-1])
+    for made in (grouped(), climbing(), searching()):
+        side = TurnSide()
+        made.make_segments(SAMPLES, side.answer(SAMPLES), side.context())
+    episodes = [[one.trajectory for one in part] for part in found]
+    assert len(episodes[0]) == 4
+    assert any(one.rewards for one in episodes[0])
+    assert episodes[0] == episodes[1] == episodes[2]

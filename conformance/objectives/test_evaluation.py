@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from conformance.doubles.records import make_rollout
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.objectives.answers import BOX, FAR_BOX, answer, box, element, ids, poly
 from rollmatch.evaluation import write_evaluation
 from rollmatch.objectives.rollout_matching.match import MatchRules
-from rollmatch.objectives.rollout_matching.objective import RolloutMatching, describe_scene, score
+from rollmatch.objectives.rollout_matching.objective import describe_scene, score
 from rollmatch.objectives.rollout_matching.supervision import TransportRules
-from rollmatch.records import Rollout, Sample
+from rollmatch.objectives.rollout_matching.target import RolloutMatching
+from rollmatch.records import Sample
 
 VOCABULARY = make_vocabulary()
 RULES = MatchRules(maskiou_gate=0.5)
@@ -19,19 +21,18 @@ MATCHING = RolloutMatching(VOCABULARY, RULES, TransportRules())
 
 
 def sample(*objects, sample_id=4):
-    return Sample(
-        sample_id=sample_id, origin="val.jsonl:5", images=("/a.png", "/b.png"), objects=objects, width=64, height=48
-    )
+    size = {"width": 64, "height": 48}
+    return Sample(sample_id=sample_id, origin="val.jsonl:5", images=("/a.png", "/b.png"), objects=objects, **size)
 
 
 def rollout(text):
-    return Rollout(
-        request_id="0.0.0", prompt_token_ids=(1,), response_token_ids=ids(text), finish_reason="stop", policy_version=2
-    )
+    return make_rollout(ids(text), policy_version=2)
 
 
 def describe(text, *objects, rules=RULES):
-    return describe_scene(sample(*objects), rollout(text), vocabulary=VOCABULARY, rules=rules)
+    one, written = sample(*objects), rollout(text)
+    matched = RolloutMatching(VOCABULARY, rules, TransportRules()).match(one, written)
+    return describe_scene(one, written, matched, VOCABULARY)
 
 
 def test_a_scene_names_its_image_its_truth_and_the_raw_answer():
@@ -43,6 +44,8 @@ def test_a_scene_names_its_image_its_truth_and_the_raw_answer():
         {"desc": "leaf", "geometry": "poly", "bins": [100, 100, 300, 100, 300, 300]},
     ]
     assert (scene["response_text"], scene["invalid"]) == (text, False)
+    scene = describe("I see a seven", box())
+    assert (scene["invalid"], scene["predicted"], scene["response_text"]) == (True, [], "I see a seven")
 
 
 def test_each_prediction_names_its_partner_and_how_well_it_fits():
@@ -53,20 +56,10 @@ def test_each_prediction_names_its_partner_and_how_well_it_fits():
         {"desc": "seven", "geometry": "bbox_2d", "bins": list(FAR_BOX), "partner": 1, "iou": 1.0},
         {"desc": "six", "geometry": "bbox_2d", "bins": list(BOX), "partner": 0, "iou": 1.0},
     ]
-
-
-def test_the_gate_decides_what_is_a_partner():
     half = answer(element(100, 100, 300, 200))
-    loose = describe(half, box(), rules=MatchRules(maskiou_gate=0.4))["predicted"][0]
-    assert loose["partner"] == 0
-    assert loose["iou"] == pytest.approx(0.5, abs=0.02)
-    strict = describe(half, box(), rules=MatchRules(maskiou_gate=0.6))["predicted"][0]
+    loose, strict = (describe(half, box(), rules=MatchRules(maskiou_gate=gate))["predicted"][0] for gate in (0.4, 0.6))
+    assert (loose["partner"], loose["iou"]) == (0, pytest.approx(0.5, abs=0.02))
     assert (strict["partner"], strict["iou"]) == (None, None)
-
-
-def test_an_answer_that_is_none_is_told_as_it_was_written():
-    scene = describe("I see a seven", box())
-    assert (scene["invalid"], scene["predicted"], scene["response_text"]) == (True, [], "I see a seven")
 
 
 def test_scores_are_over_all_scenes():
@@ -81,12 +74,8 @@ def test_a_record_is_named_after_its_step_and_comes_back_from_json(tmp_path):
     scenes = [describe(answer(element()), box())]
     name = write_evaluation(tmp_path, step=20, metrics={"f1": 0.5}, record={"iou_threshold": 0.5, "scenes": scenes})
     assert name == "evaluations/step-000020.json"
-    assert json.loads((tmp_path / name).read_text()) == {
-        "step": 20,
-        "iou_threshold": 0.5,
-        "metrics": {"f1": 0.5},
-        "scenes": scenes,
-    }
+    expected = {"step": 20, "iou_threshold": 0.5, "metrics": {"f1": 0.5}, "scenes": scenes}
+    assert json.loads((tmp_path / name).read_text()) == expected
     assert [path.name for path in (tmp_path / "evaluations").iterdir()] == ["step-000020.json"]
 
 

@@ -1,4 +1,4 @@
-"""Matching: candidates, gate, costs, and ties that fall the same way every time."""
+"""Matching and coordinate targets: candidates, gate, costs, ties; true bins for boxes, transported points else."""
 
 from itertools import permutations
 
@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pycocotools import mask as coco_mask
 
-from conformance.objectives.answers import BOX, FAR_BOX, box, poly
+from conformance.objectives.answers import BOX, FAR_BOX, box, boxes, poly, polys
 from rollmatch.objectives.rollout_matching.match import MatchRules, match_objects, outline
+from rollmatch.objectives.rollout_matching.supervision import TransportRules, coordinate_targets
 from rollmatch.records import Geometry, Matching, PredictedObject
-
-RULES = MatchRules()
 
 
 def found(shape):
@@ -129,17 +128,13 @@ def test_nothing_predicted_misses_everything_and_nothing_true_leaves_everything(
 
 @pytest.mark.scenario("matching/overlap-below-the-gate", clauses=["matching/poor-overlaps-are-gated#1,5"])
 def test_the_gate_rejects_and_counts_and_lets_the_exact_value_through():
-    half = [box(0, 0, 999, 500)]
-    whole = [box(0, 0, 999, 999)]
+    half, whole, tenth = ([box(0, 0, 999, bottom)] for bottom in (500, 999, 100))
+    assert match(whole, tenth, maskiou_resolution=11, maskiou_gate=0).ious == (0.1,), "the canvas ends at bin 999"
     assert match(half, whole, maskiou_resolution=11).ious == (0.5,)
     assert match(half, whole, maskiou_resolution=11, maskiou_gate=0.5).pairs == ((0, 0),)
     rejected = match(half, whole, maskiou_resolution=11, maskiou_gate=0.51)
     assert (rejected.pairs, rejected.gating_rejections) == ((), 1)
     assert (rejected.false_positives, rejected.false_negatives) == ((0,), (0,))
-
-
-def test_the_canvas_ends_at_bin_999():
-    assert match([box(0, 0, 999, 999)], [box(0, 0, 999, 100)], maskiou_resolution=11, maskiou_gate=0).ious == (0.1,)
 
 
 @pytest.mark.scenario(
@@ -164,19 +159,6 @@ def test_each_prediction_for_itself_looks_for_overlap_or_for_the_nearest():
     assert match([touching, lost], truth, candidate_top_k=1, maskiou_gate=0).pairs == ((0, 2), (1, 1))
 
 
-def test_overlap_counts_for_more_than_a_near_centre():
-    near, sharing = box(300, 190, 304, 210), box(100, 100, 600, 300)
-    assert match([box()], [near, sharing], candidate_top_k=1).pairs == ((0, 1),)
-
-
-@pytest.mark.scenario(
-    "matching/a-wrong-description-is-still-a-match",
-    clauses=["matching/matching-is-a-cheapest-assignment-on-mask-overlap#5"],
-)
-def test_the_description_does_not_matter():
-    assert match([box(desc="two")], [box(desc="seven")]).pairs == ((0, 0),)
-
-
 def test_a_polygon_is_matched_by_its_area_not_by_its_box():
     triangle = poly(100, 100, 300, 100, 300, 300)
     other_half = poly(100, 100, 100, 300, 300, 300)
@@ -188,12 +170,18 @@ def test_a_polygon_is_matched_by_its_area_not_by_its_box():
 @pytest.mark.scenario(
     "matching/two-equal-predictions-and-one-true-object",
     "matching/two-equal-predictions-and-two-equal-true-objects",
-    clauses=["matching/ties-are-broken-the-same-way-every-time#1,2"],
+    "matching/a-wrong-description-is-still-a-match",
+    clauses=[
+        "matching/ties-are-broken-the-same-way-every-time#1,2",
+        "matching/matching-is-a-cheapest-assignment-on-mask-overlap#5",
+    ],
 )
-def test_many_equal_objects_are_paired_in_order():
-    matching = match([box()] * 40, [box()] * 30, candidate_top_k=30)
+def test_many_equal_objects_are_paired_in_order_whatever_they_are_called():
+    matching = match([box(desc="two")] * 40, [box(desc="seven")] * 30, candidate_top_k=30)
     assert matching.pairs == tuple((k, k) for k in range(30))
     assert matching.false_positives == tuple(range(30, 40))
+    assert match([box()] * 300, [box(*FAR_BOX)] * 2 + [box()]).pairs == ((0, 2),)
+    assert match([box()] * 2, [box()] * 300).pairs == ((0, 0), (1, 1))
 
 
 def test_an_outline_starts_at_the_top_left_and_goes_round():
@@ -202,6 +190,77 @@ def test_an_outline_starts_at_the_top_left_and_goes_round():
     assert {Geometry.BBOX, Geometry.POLY} == set(Geometry)
 
 
-def test_a_response_of_hundreds_of_objects_is_matched():
-    assert match([box()] * 300, [box(*FAR_BOX)] * 2 + [box()]).pairs == ((0, 2),)
-    assert match([box()] * 2, [box()] * 300).pairs == ((0, 0), (1, 1))
+DEFAULTS = TransportRules()
+SHARP = TransportRules(ot_epsilon=0.5, ot_iters=200)
+
+
+def targets(predicted, truth, rules=DEFAULTS):
+    positions = tuple(range(len(predicted.bins)))
+    slots = PredictedObject(desc="a", geometry=predicted.geometry, bins=predicted.bins, positions=positions)
+    return coordinate_targets(slots, truth, rules)
+
+
+def naive(points, true_points, rules):
+    """Sinkhorn with plain kernels and multiplications."""
+    gaps = points[:, None] - true_points[None]
+    costs = np.abs(gaps).sum(-1) if rules.ot_cost == "l1" else np.sqrt((gaps**2).sum(-1))
+    kernel = np.exp(-costs / rules.ot_epsilon)
+    columns = np.ones(len(true_points))
+    for _ in range(rules.ot_iters):
+        rows = 1 / len(points) / (kernel @ columns)
+        columns = 1 / len(true_points) / (kernel.T @ rows)
+    plan = rows[:, None] * kernel * columns[None]
+    return plan @ true_points / plan.sum(axis=1, keepdims=True)
+
+
+@given(boxes(), boxes(), st.sampled_from([DEFAULTS, SHARP]))
+def test_a_box_learns_the_true_box(predicted, truth, rules):
+    assert targets(predicted, truth, rules) == truth.bins
+
+
+@given(
+    boxes() | polys(), boxes() | polys(), st.sampled_from([DEFAULTS, SHARP, TransportRules(ot_cost="l1", ot_iters=1)])
+)
+def test_every_slot_gets_one_bin_inside_the_true_outline_s_box(predicted, truth, rules):
+    got = targets(predicted, truth, rules)
+    assert len(got) == len(predicted.bins)
+    assert all(isinstance(k, int) for k in got)
+    assert min(truth.bins[0::2]) <= min(got[0::2]) <= max(got[0::2]) <= max(truth.bins[0::2])
+    assert min(truth.bins[1::2]) <= min(got[1::2]) <= max(got[1::2]) <= max(truth.bins[1::2])
+
+
+@pytest.mark.parametrize("ot_cost", ["l1", "l2"])
+def test_it_is_sinkhorn(ot_cost):
+    rules = TransportRules(ot_cost=ot_cost, ot_epsilon=40.0, ot_iters=7)
+    predicted, truth = poly(10, 10, 90, 20, 80, 90, 40, 95, 5, 70), poly(20, 15, 95, 15, 50, 99)
+    points, true_points = (np.array(each.bins, dtype=float).reshape(-1, 2) for each in (predicted, truth))
+    expected = np.rint(naive(points, true_points, rules)).astype(int)
+    assert targets(predicted, truth, rules) == tuple(expected.ravel())
+
+
+@pytest.mark.scenario(
+    "supervision/a-polygon-predicted-for-a-true-box",
+    clauses=["supervision/coordinates-are-learnt-as-distributions-over-bins#7"],
+)
+def test_a_polygon_learns_the_corners_of_a_box_and_finds_points_of_one_that_starts_elsewhere():
+    turned = poly(322, 277, 92, 308, 101, 97, 303, 104)
+    truth = poly(100, 100, 300, 100, 320, 280, 90, 310)
+    assert targets(turned, truth) == (320, 280, 90, 310, 100, 100, 300, 100)
+    assert targets(poly(98, 104, 305, 95, 299, 302, 103, 296), box(100, 100, 300, 300)) == (
+        100, 100, 300, 100, 300, 300, 100, 300,
+    )  # fmt: skip
+
+
+def test_a_box_with_a_polygon_as_truth_learns_the_box_round_the_projections():
+    diamond = poly(200, 100, 300, 200, 200, 300, 100, 200)
+    left, top, right, bottom = targets(box(100, 100, 300, 300), diamond)
+    assert 100 <= left < right <= 300
+    assert 100 <= top < bottom <= 300
+    skewed = poly(110, 100, 300, 90, 310, 300, 90, 310)
+    assert targets(box(100, 100, 300, 300), skewed) == (90, 90, 310, 310)
+    assert targets(box(100, 100, 300, 300), poly(100, 100, 300, 100, 300, 300, 100, 300)) == (100, 100, 300, 300)
+
+
+def test_a_tiny_epsilon_far_apart_stays_finite():
+    rules = TransportRules(ot_epsilon=0.001, ot_iters=5)
+    assert targets(poly(0, 0, 1, 0, 0, 1), poly(999, 999, 998, 999, 999, 998), rules)

@@ -1,4 +1,4 @@
-"""Episodes of several turns: who wrote what, what is asked next, what values are, and what is learnt."""
+"""Episodes of several turns: who wrote what, what is requested next, what values are, and what is learnt."""
 
 from dataclasses import replace
 from itertools import accumulate
@@ -69,19 +69,30 @@ def test_turns_and_observations_follow_each_other_as_they_were_written(decoding)
         assert whole == made.token_ids
 
 
-def test_live_episodes_are_asked_for_in_one_wave_per_turn():
+def test_live_episodes_are_requested_in_one_wave_per_turn():
     side = TurnSide()
     turns = [len(one.trajectory.turns) for one in played(side, num=8)]
-    assert len(side.calls) == max(turns) - 1
-    assert [len(requests) for requests, _ in side.calls] == [
-        sum(n > t + 1 for n in turns) for t in range(max(turns) - 1)
-    ]
+    waves = [len(requests) for requests, _ in side.calls]
+    assert waves == [sum(n > t + 1 for n in turns) for t in range(max(turns) - 1)]
     requests = [request for call, _ in side.calls for request in call]
     assert len({request.request_id for request in requests}) == len(requests)
     assert len({request.seed for request in requests}) > 0.95 * len(requests)
     assert {request.prompt_token_ids for request in requests} == {prompt_of(sample) for sample in SAMPLES}
 
 
+@pytest.mark.scenario(clauses=["environments/episodes-can-be-played-again#2"])
+def test_the_same_seed_plays_the_same_and_attempts_differ():
+    def episodes(made=None, **fields):
+        return [one.trajectory for one in played(TurnSide(**fields), made, num=8)]
+
+    assert episodes() == episodes()
+    assert len({one.token_ids for one in episodes()}) > 8
+    rewards = [[one.rewards for one in episodes(made, letters=(A,))] for made in (None, world(run_seed=2))]
+    assert rewards[0] != rewards[1]
+    assert len(set(rewards[0])) > 1, "the same letters, and other slips"
+
+
+@pytest.mark.scenario(clauses=["environments/only-what-the-policy-wrote-is-learnt#3"])
 @given(num_turns=st.integers(1, 6), turn_len=st.integers(1, 3), most=st.integers(3, 60), seed=st.integers(1, 999))
 @settings(max_examples=40, deadline=None)
 def test_prefixes_are_true_prefixes_and_limits_hold(num_turns, turn_len, most, seed):
@@ -107,6 +118,9 @@ def test_prefixes_are_true_prefixes_and_limits_hold(num_turns, turn_len, most, s
         assert len(one.turns) <= num_turns
         assert one.written == tuple(map(one.is_written, range(len(one.token_ids))))
         assert one.num_written() == sum(one.written)
+        cuts = (*(turn.start for turn in one.turns), len(one.token_ids))
+        assert Turns().cuts(one) == cuts
+        assert turn_len > 1 or FixedTokens(num_tokens=1).cuts(one) == cuts, "no step starts in an observation"
 
 
 @pytest.mark.parametrize("decoding", [Decoding(max_new_tokens=1), LONG])
@@ -118,15 +132,6 @@ def test_rollout_tokens_are_those_of_all_turns(decoding):
         assert harvest.num_rollout_tokens == sum(target.count(A) + target.count(B) for target in targets)
 
 
-@pytest.mark.scenario(clauses=["environments/only-what-the-policy-wrote-is-learnt#3"])
-def test_no_step_starts_in_an_observation():
-    side = TurnSide()
-    for one in played(side):
-        made = one.trajectory
-        assert Turns().cuts(made) == (*(turn.start for turn in made.turns), len(made.token_ids))
-        assert FixedTokens(num_tokens=1).cuts(made) == Turns().cuts(made)
-
-
 @pytest.mark.scenario(clauses=["environments/continuations-go-on-from-a-clone#3"])
 def test_a_continuation_has_the_turns_that_are_left():
     side = TurnSide(letters=(B,))
@@ -134,6 +139,9 @@ def test_a_continuation_has_the_turns_that_are_left():
     waves = [requests for requests, _ in side.calls[MAX_TURNS - 1 :]]
     assert [len(wave) // (2 * len(SAMPLES)) for wave in waves] == [5, 4, 3, 2, 1]
     assert {len(request.prefix_token_ids) for request in waves[-1]} == {4 * len((B, *reply("<0>", False)))}
+    cost = harvest_of(side, climbing(num_continuations=3)).reports[-1]
+    assert cost.num_states == 4 * MAX_TURNS
+    assert cost.num_continuations == 3 * len(SAMPLES) * MAX_TURNS, "equal states are valued once"
 
 
 @pytest.mark.scenario(clauses=["environments/episodes-can-be-played-again#2"])
@@ -161,19 +169,11 @@ def test_a_world_without_chance_goes_on_from_where_it_was():
         assert report.num_turns == TOP
 
 
-@pytest.mark.parametrize("variant", ["vineppo", "vineppo_mcts"])
-def test_advantages_with_step_rewards_telescope(variant):
-    side, made = TurnSide(), climbing()
-    if variant == "vineppo_mcts":
-        made = searching()
-    for report in reports_of(harvest_of(side, made)):
-        assert sum(report.step_advantages) == pytest.approx(report.total_return - report.values[0])
-
-
-def test_a_search_tree_counts_what_was_paid_on_the_way():
-    side = TurnSide()
+def test_advantages_with_step_rewards_telescope_and_a_tree_counts_what_was_paid():
     valuer = TreeValues(SearchRules(), SearchBudget(num_rounds=6, num_per_round=16, num_least=3), Turns())
-    harvest_of(side, replace(climbing(), valuer=valuer))
+    for made in (climbing(), searching(), replace(climbing(), valuer=valuer)):
+        for report in reports_of(harvest_of(TurnSide(), made)):
+            assert sum(report.step_advantages) == pytest.approx(report.total_return - report.values[0])
     for tree in valuer.forest._trees.values():
         assert 0.0 <= tree.root.total / tree.root.visits <= 1.75
         assert tree.root.total / tree.root.visits == pytest.approx(value_of(0, MAX_TURNS), abs=0.45)
@@ -201,28 +201,11 @@ def test_observations_get_no_gradient_and_turns_do():
     assert set(touched) <= {place - 1 for place in written}
 
 
-def test_equal_states_are_valued_once():
-    side = TurnSide(letters=(B,))
-    harvest = harvest_of(side, climbing(num_continuations=3))
-    cost = harvest.reports[-1]
-    assert cost.num_states == 4 * MAX_TURNS
-    assert cost.num_continuations == 3 * len(SAMPLES) * MAX_TURNS
-
-
-def test_the_same_seed_plays_the_same_and_attempts_differ():
-    one, other = played(TurnSide(), num=8), played(TurnSide(), num=8)
-    assert [p.trajectory for p in one] == [p.trajectory for p in other]
-    assert len({p.trajectory.token_ids for p in one}) > 8
-    assert [p.trajectory.rewards for p in played(TurnSide(letters=(A,)), num=8)] != [
-        p.trajectory.rewards for p in played(TurnSide(letters=(A,)), world(run_seed=2), num=8)
-    ]
-
-
 def test_two_ranks_value_what_one_would():
     sides = [TurnSide(), TurnSide()]
-    told = together(2, lambda member: harvest_of(sides[member.rank], company=member))
+    halves = together(2, lambda member: harvest_of(sides[member.rank], company=member))
     whole = harvest_of(TurnSide())
-    assert [h.segments for h in told] == [whole.segments] * 2
+    assert [h.segments for h in halves] == [whole.segments] * 2
     assert len(sides[0].calls) == len(sides[1].calls)
 
 
@@ -240,10 +223,10 @@ def test_an_evaluation_is_shared_among_ranks():
 
 @pytest.mark.parametrize("old", ["server", "recomputed"])
 def test_grpo_learns_from_the_same_episodes(old):
-    side = TurnSide(tells=True)
+    side = TurnSide(has_logprobs=True)
     made = grouped(old=old)
     harvest = made.make_segments(SAMPLES, side.answer(SAMPLES), side.context())
-    episodes = [one.trajectory for one in played(TurnSide(tells=True))]
+    episodes = [one.trajectory for one in played(TurnSide(has_logprobs=True))]
     for segment, episode in zip(segments_of(harvest), episodes, strict=True):
         assert segment.token_ids[segment.prompt_len :] == episode.token_ids
         assert segment.policy.is_written == episode.written

@@ -6,25 +6,14 @@ import pytest
 from hypothesis import given
 
 from conformance.doubles.tokenizer import CONTROL_TOKENS, ids_of_bytes, make_vocabulary
-from conformance.objectives.answers import (
-    BOX,
-    FAR_BOX,
-    UNKNOWN_ID,
-    answer,
-    box,
-    element,
-    ids,
-    object_lists,
-    poly,
-    quoted,
-    responses,
-)
-from rollmatch.objectives.rollout_matching.elements import OPENING, DropReason, serialize_objects
+from conformance.objectives.answers import BOX, FAR_BOX, UNKNOWN_ID, answer, box, element, ids, poly, quoted, responses
+from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS
+from rollmatch.objectives.rollout_matching.elements import DropReason, serialize_objects
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.records import Geometry
 
 VOCABULARY = make_vocabulary()
-STRINGS = '\u00e9\U0001f600 \\"\\\\'  # two and four bytes, and escapes
+OPENING = COORD_TOKENS.opening
 
 
 def parse_text(text):
@@ -33,10 +22,6 @@ def parse_text(text):
 
 def facts(parsed):
     return [(each.desc, each.geometry, each.bins) for each in parsed.objects]
-
-
-def truth_facts(objects):
-    return [(each.desc, each.geometry, each.bins) for each in objects]
 
 
 @pytest.mark.scenario("parsing/a-well-formed-answer-is-read", clauses=["parsing/an-answer-is-one-line-of-json#1,2,3"])
@@ -48,12 +33,6 @@ def test_a_proper_answer_keeps_order_and_cuts_the_closing_inside_a_fused_token()
     assert parsed.prefix_text == answer(element(), element(*FAR_BOX, desc="two"))[:-2]
     assert (parsed.prefix_token_ids, parsed.cut_head) == (response[:-1], b'"]}')
     assert (parsed.drops, parsed.truncated, parsed.invalid, parsed.num_elements) == ({}, False, False, 2)
-
-
-def test_positions_index_the_response():
-    response = ids(answer(element(), element(*FAR_BOX)))
-    for each in parse_rollout(response, VOCABULARY).objects:
-        assert tuple(VOCABULARY.bin_of(response[position]) for position in each.positions) == each.bins
 
 
 @pytest.mark.scenario(
@@ -73,13 +52,6 @@ def test_a_token_that_begins_in_mid_character_is_cut_too():
     parsed = parse_rollout(response, VOCABULARY)
     assert parsed.prefix_text == text[:-2]
     assert (parsed.prefix_token_ids, parsed.cut_head) == (response[:-1], b'\xa9"}')
-
-
-@pytest.mark.scenario("parsing/a-well-formed-answer-is-read", clauses=["parsing/an-answer-is-one-line-of-json#1,2,3"])
-def test_the_empty_answer_is_valid_and_empty():
-    parsed = parse_text('{"objects": []}')
-    assert (parsed.prefix_text, parsed.num_elements) == (OPENING, 0)
-    assert (parsed.truncated, parsed.invalid, parsed.drops) == (False, False, {})
 
 
 @pytest.mark.parametrize(
@@ -107,15 +79,6 @@ def test_every_byte_cut_is_truncation_down_to_the_last_whole_object():
         assert parsed.prefix_text.encode() == raw[: starts[parsed.num_elements]]
 
 
-def test_every_token_cut_keeps_the_whole_objects():
-    objects = [box(desc=STRINGS), poly(), box(*FAR_BOX)]
-    response = ids(serialize_objects(objects))
-    for end in range(len(ids(OPENING)), len(response)):
-        parsed = parse_rollout(response[:end], VOCABULARY)
-        assert parsed.truncated
-        assert facts(parsed) == truth_facts(objects)[: len(parsed.objects)]
-
-
 @pytest.mark.scenario("parsing/a-stop-token-inside-a-description", clauses=["parsing/a-stop-marker-ends-the-answer#1"])
 @pytest.mark.parametrize("control", CONTROL_TOKENS)
 def test_a_control_token_ends_the_response_wherever_it_stands(control):
@@ -140,10 +103,6 @@ def test_undecodable_bytes_are_not_json(bad):
     parsed = parse_rollout(head + bad + tail, VOCABULARY)
     assert (parsed.drops, parsed.num_elements, parsed.truncated) == ({"malformed": 1}, 0, False)
     assert facts(parse_rollout(head + tail, VOCABULARY)) == [("a", Geometry.BBOX, BOX)]
-
-
-@pytest.mark.parametrize("bad", [ids_of_bytes(b"\xff"), (UNKNOWN_ID,), ids_of_bytes(b"\xe2\x82")])
-def test_undecodable_bytes_after_the_closing_are_trailing_text(bad):
     assert parse_rollout(ids(answer(element())) + bad, VOCABULARY).drops == {"trailing_text": 1}
 
 
@@ -204,10 +163,8 @@ def test_json_that_is_no_object_stays_as_context_and_is_no_prediction(bad, reaso
     assert bad in parsed.prefix_text
     repaired = parse_text(answer(GOOD, good, element(*FAR_BOX)))
     assert (repaired.drops, len(repaired.objects)) == ({}, 3)
-
-
-def test_every_reason_has_a_case():
-    assert {reason for _, reason, _ in BROKEN_ELEMENTS} == set(DropReason) - {"malformed", "trailing_text"}
+    of_others = {"malformed", "trailing_text", "non_number", "out_of_range"}
+    assert {reason for _, reason, _ in BROKEN_ELEMENTS} == set(DropReason) - of_others
 
 
 def test_a_coordinate_spelled_in_ordinary_tokens_is_no_coordinate():
@@ -215,39 +172,17 @@ def test_a_coordinate_spelled_in_ordinary_tokens_is_no_coordinate():
     spelled = parse_rollout(ids(head) + ids_of_bytes(b"<|coord_9|>") + ids(tail), VOCABULARY)
     assert (spelled.drops, spelled.objects) == ({"non_coord_token": 1}, ())
     assert [each.bins for each in parse_text(head + "<|coord_9|>" + tail).objects] == [(1, 2, 3, 9)]
-
-
-def test_a_coordinate_in_the_desc_cannot_stand_in_for_a_spelled_one():
-    head = ids('{"objects": [{"desc": "<|coord_1|>", "bbox_2d": ["')
-    tail = ids(f'", {quoted(2, 3, 9)}]}}]}}')
-    parsed = parse_rollout(head + ids_of_bytes(b"<|coord_1|>") + tail, VOCABULARY)
-    assert (parsed.drops, parsed.objects) == ({"coord_token_in_desc": 1}, ())
-
-
-def test_a_polygon_is_read_in_order():
-    bins = (10, 10, 90, 10, 50, 70, 20, 60)
-    parsed = parse_text(serialize_objects([poly(*bins)]))
-    assert facts(parsed) == [("leaf", Geometry.POLY, bins)]
+    head, tail = ids('{"objects": [{"desc": "<|coord_1|>", "bbox_2d": ["'), ids(f'", {quoted(2, 3, 9)}]}}]}}')
+    borrowed = parse_rollout(head + ids_of_bytes(b"<|coord_1|>") + tail, VOCABULARY)
+    assert (borrowed.drops, borrowed.objects) == ({"coord_token_in_desc": 1}, ())
 
 
 @pytest.mark.scenario("parsing/a-second-top-level-value-is-cut-off", clauses=["parsing/nothing-is-repaired#5"])
 def test_malformed_cuts_before_and_trailing_text_cuts_after():
     malformed = parse_text(answer(GOOD, '{"desc" "a"}', GOOD))
-    assert (malformed.drops, malformed.truncated, malformed.prefix_text) == (
-        {"malformed": 1},
-        False,
-        OPENING + GOOD,
-    )
+    assert (malformed.drops, malformed.truncated, malformed.prefix_text) == ({"malformed": 1}, False, OPENING + GOOD)
     trailing = parse_text(answer(GOOD) + " That is all.")
     assert (trailing.drops, trailing.truncated, trailing.prefix_text) == ({"trailing_text": 1}, False, OPENING + GOOD)
-
-
-@given(object_lists())
-def test_what_is_written_is_read(objects):
-    response = ids(serialize_objects(objects))
-    parsed = parse_rollout(response, VOCABULARY)
-    assert facts(parsed) == truth_facts(objects)
-    assert (parsed.num_elements, parsed.truncated, parsed.invalid) == (len(objects), False, False)
 
 
 @given(responses())

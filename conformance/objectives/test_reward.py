@@ -1,10 +1,18 @@
-"""Rewards are anybody's functions: named, weighted, timed, and of no danger to the run."""
+"""Rewards: anybody's functions, named, weighted, timed; advantages: about the group, whatever the rewards' level."""
 
+import asyncio
 import math
+import statistics
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rollmatch.objectives.grpo.reward import Reward, RewardsAllFailed, RewardUnknown, Timing, judge_all, load_function
+from conformance.refusals import refused
+from rollmatch.objectives.grpo.advantage import STD_FLOOR, group_advantages
+from rollmatch.objectives.grpo.reward import Reward, Timing, judge_all, load_rewards_of
 from rollmatch.records import Sample
 
 SAMPLES = [
@@ -27,9 +35,7 @@ def judge(answers, *rewards):
 
 
 def test_a_total_is_the_weighted_sum():
-    judged, timing = judge(
-        ["4", "77", "6"], Reward(name="right", function=right), Reward(name="length", function=length, weight=-0.5)
-    )
+    judged, timing = judge(["4", "77", "6"], Reward.of(right), Reward.of(length, weight=-0.5))
     assert [each.values for each in judged] == [(1.0, 1.0), (0.0, 2.0), (1.0, 1.0)]
     assert [each.total for each in judged] == [0.5, -1.0, 0.5]
     assert set(timing.seconds) == {"right", "length"}
@@ -41,30 +47,184 @@ def test_a_function_that_fails_for_one_answer_costs_that_answer_only(failing):
     def sometimes(answer, sample):
         return failing(answer, sample) if sample.sample_id == 1 else 1.0
 
-    judged, _ = judge(["4", "5", "6"], Reward(name="sometimes", function=sometimes))
+    judged, _ = judge(["4", "5", "6"], Reward.of(sometimes))
     assert [each.total for each in judged] == [1.0, None, 1.0]
     assert [len(each.failures) for each in judged] == [0, 1, 0]
     assert judged[1].failures[0].startswith("sometimes on x:1: ")
 
 
 def test_functions_that_always_fail_stop_the_run():
-    with pytest.raises(RewardsAllFailed) as caught:
-        judge(["4", "5", "6"], Reward(name="broken", function=lambda answer, sample: 1 / 0))
-    assert (caught.value.code, caught.value.key) == ("rewards-all-failed", "x:0")
-    assert "ZeroDivisionError" in caught.value.problem
-    judge(["4", "5", "6"], Reward(name="right", function=right))
+    with refused("rewards-all-failed", "x:0", problem="ZeroDivisionError"):
+        judge(["4", "5", "6"], Reward.of(lambda answer, sample: 1 / 0))
+    judge(["4", "5", "6"], Reward.of(right))
 
 
 @pytest.mark.parametrize("name", ["math", ":isqrt", "math:", "no_such_module:f", "math:no_such", "math:pi"])
-def test_a_name_that_is_no_function_is_told(name):
-    with pytest.raises(RewardUnknown) as caught:
-        load_function(name, key="custom.extra.grpo.rewards.0.function")
-    assert (caught.value.code, caught.value.key) == ("reward-unknown", "custom.extra.grpo.rewards.0.function")
-    assert load_function("math:isqrt", key="x")(16) == 4
+def test_a_name_that_is_no_function_is_refused(name):
+    with refused("reward-unknown", "k"):
+        load_rewards_of(name, key="k", shown="it", weight=1.0, timeout_s=None)
 
 
 def test_modules_of_the_working_directory_are_found(tmp_path, monkeypatch):
     (tmp_path / "my_rewards_of_this_test.py").write_text("def one(answer, sample): return 1.0\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["/nowhere", *__import__("sys").path])
-    assert load_function("my_rewards_of_this_test:one", key="x")("a", SAMPLES[0]) == 1.0
+    [one] = load_rewards_of("my_rewards_of_this_test:one", key="k", shown="it", weight=1.0, timeout_s=None)
+    assert one.call(["a"], SAMPLES[:1]) == [1.0]
+
+
+CHATS = [
+    Sample(sample_id=0, origin="x:0", images=(), messages=(("user", "2+2?"),), metadata={"answer": "4", "level": 1}),
+    Sample(sample_id=1, origin="x:1", images=(), messages=(("user", "2+3?"),), metadata={"answer": "5"}),
+]
+TEXTS = [replace(sample, has_text_prompt=True) for sample in CHATS]
+
+
+def trl_text(completions, prompts, answer, **columns):
+    assert (prompts, columns["level"]) == (["2+2?", "2+3?"], [1, None])
+    return [float(text == right) for text, right in zip(completions, answer, strict=True)]
+
+
+def trl_chat(completions, answer, **_):
+    return [None if chat[0]["content"] == "?" else 1.0 for chat in completions]
+
+
+async def trl_async(completions, **_):
+    await asyncio.sleep(0)
+    return [0.5] * len(completions)
+
+
+def verifiers_individual(completion, answer, parser=None):
+    return float(completion[-1]["content"] == answer) + (parser is not None)
+
+
+async def verifiers_async(state, **others):
+    assert state["completion"] == others["completion"]
+    return 2.0
+
+
+@pytest.mark.scenario(
+    "grpo-server-mode/a-reward-function-of-trl-gets-all-completions-at-once",
+    clauses=["grpo-server-mode/rewards-may-be-functions-of-other-libraries#1"],
+)
+@pytest.mark.parametrize(
+    ("function", "samples", "form", "totals"),
+    [
+        (trl_text, TEXTS, "trl", [1.0, 0.0]),
+        (trl_chat, CHATS, "trl", [1.0, None]),
+        (trl_async, CHATS, "trl", [0.5, 0.5]),
+        (verifiers_individual, CHATS, "verifiers", [1.0, 0.0]),
+        (verifiers_async, CHATS, "verifiers", [2.0, 2.0]),
+    ],
+)
+def test_functions_of_others_are_called_as_they_call_them(function, samples, form, totals):
+    reward = Reward.of(function)
+    assert reward.call.form == form
+    assert [each.total for each in judge_all(["4", "?"], samples, [reward], Timing())] == totals
+
+
+def test_a_function_that_says_nothing_leaves_the_sum_to_the_others():
+    rewards = [Reward.of(trl_chat), Reward.of(trl_async, weight=2.0)]
+    judged = judge_all(["4", "?"], CHATS, rewards, Timing())
+    assert [(each.values, each.total) for each in judged] == [((1.0, 0.5), 2.0), ((None, 0.5), 1.0)]
+
+
+def test_a_list_of_another_length_fails_for_all():
+    with refused("rewards-all-failed", "x:0", problem="RewardCountWrong"):
+        judge_all(["4", "?"], CHATS, [Reward.of(lambda completions: [1.0])], Timing())
+
+
+def load(name, **fields):
+    return load_rewards_of(
+        f"{__name__}:{name}", **({"key": "k", "shown": name, "weight": 2.0, "timeout_s": None} | fields)
+    )
+
+
+@pytest.mark.scenario("grpo-server-mode/a-rubric-of-verifiers-is-a-reward-per-function")
+def test_every_function_of_a_rubric_is_a_reward():
+    rewards = load("RUBRIC")
+    assert [(reward.name, reward.weight) for reward in rewards] == [("verifiers_individual", 2.0), ("trl_async", 1.0)]
+    judged = judge_all(["4", "?"], CHATS, rewards, Timing())
+    assert [each.total for each in judged] == [4.5, 2.5]
+
+
+RUBRIC = SimpleNamespace(
+    funcs=[verifiers_individual, trl_async], weights=[1.0, 0.5], class_objects={"parser": object()}
+)
+
+
+async def slow(answer, sample):
+    await asyncio.sleep(sample.sample_id)
+    return 1.0
+
+
+def test_a_call_that_takes_too_long_costs_its_completion_only():
+    judged = judge_all(["4", "?"], CHATS, load("slow", timeout_s=0.05), Timing())
+    assert [each.total for each in judged] == [2.0, None]
+    with refused("reward-timeout", "k"):
+        load("trl_text", timeout_s=1.0)
+
+
+def needs_ids(completions, completion_ids):
+    return []
+
+
+def three(answer, sample, other):
+    return 1.0
+
+
+@pytest.mark.scenario(
+    "grpo-server-mode/a-reward-function-of-no-known-form-is-refused",
+    clauses=["grpo-server-mode/rewards-may-be-functions-of-other-libraries#2"],
+)
+@pytest.mark.parametrize("name", ["needs_ids", "three"])
+def test_a_signature_of_no_form_is_refused(name):
+    with refused("reward-signature", "k"):
+        load(name)
+
+
+@given(st.lists(st.text(max_size=3), min_size=1, max_size=5))
+def test_every_form_rewards_every_completion_in_order(answers):
+    samples = [replace(TEXTS[0], sample_id=place) for place in range(len(answers))]
+    forms = (
+        lambda answer, sample: len(answer),
+        lambda completions: [len(text) for text in completions],
+        lambda completion: len(completion),
+    )
+    for function in forms:
+        judged = judge_all(answers, samples, [Reward.of(function)], Timing())
+        assert [each.total for each in judged] == [len(answer) for answer in answers]
+
+
+drawn_rewards = st.floats(-10, 10).map(lambda value: round(value, 3))
+groups = st.lists(st.lists(drawn_rewards, min_size=2, max_size=8), min_size=1, max_size=5)
+
+
+@given(groups, st.sampled_from(["mean", "leave_one_out"]), st.sampled_from(["group", "batch", "none"]))
+def test_advantages_of_a_group_sum_to_zero(drawn, baseline, scale):
+    for group in group_advantages(drawn, baseline=baseline, scale=scale):
+        assert sum(group) == pytest.approx(0, abs=1e-6 * max(1, max(map(abs, group))))
+
+
+@given(groups)
+def test_scaled_advantages_are_plain_ones_over_the_spread_of_the_group_or_of_all(drawn):
+    plain, scaled, batch = (group_advantages(drawn, scale=scale) for scale in ("none", "group", "batch"))
+    of_all = statistics.stdev([reward for group in drawn for reward in group]) + STD_FLOOR
+    for group, before, after, among_all in zip(drawn, plain, scaled, batch, strict=True):
+        spread = statistics.stdev(group) + STD_FLOOR
+        assert after == pytest.approx([value / spread for value in before], rel=1e-6, abs=1e-9)
+        assert among_all == pytest.approx([value / of_all for value in before], rel=1e-6, abs=1e-9)
+
+
+@given(st.lists(drawn_rewards, min_size=2, max_size=8))
+def test_leave_one_out_compares_with_the_others(group):
+    (found,) = group_advantages([group], baseline="leave_one_out", scale="none")
+    for place, advantage in enumerate(found):
+        others = group[:place] + group[place + 1 :]
+        assert advantage == pytest.approx(group[place] - statistics.fmean(others), abs=1e-9)
+
+
+def test_a_completion_without_reward_is_in_no_mean_and_equal_rewards_are_exactly_zero():
+    assert group_advantages([[4.0, None, 0.0]], scale="none") == [[2.0, 0.0, -2.0]]
+    assert group_advantages([[4.0, None]], scale="none") == [[0.0, 0.0]]
+    assert all(group_advantages([[reward] * 7]) == [[0.0] * 7] for reward in (0.0, 0.1, 1 / 3, -7.7))

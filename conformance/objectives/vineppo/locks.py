@@ -39,16 +39,16 @@ def trajectory_of(token_ids, *, sample_id=0, version=1, **fields):
 
 
 class LockPolicy:
-    """Goes on from a state symbol by symbol; remembers what it was asked."""
+    """Goes on from a state symbol by symbol; records its requests."""
 
     max_new_tokens = LOCK.length + 1
 
     def __init__(self, probabilities=PROBABILITIES, *, version=1):
         self.probabilities, self.version = probabilities, version
-        self.asked = []
+        self.requested = []
 
     def go_on(self, wishes):
-        self.asked.append(list(wishes))
+        self.requested.append(list(wishes))
         return [self._write(wish) for wish in wishes]
 
     def _write(self, wish):
@@ -66,7 +66,7 @@ class LockPolicy:
 
     @property
     def num_continuations(self):
-        return sum(map(len, self.asked))
+        return sum(map(len, self.requested))
 
 
 def waves_of(policy, company=None, *, run_seed=1, step=1):

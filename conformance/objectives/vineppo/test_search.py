@@ -7,6 +7,7 @@ import pytest
 
 from conformance.doubles.company import together
 from conformance.objectives.vineppo.locks import STOP, LockPolicy, trajectory_of, value_of, waves_of
+from conformance.refusals import refused
 from rollmatch.objectives.vineppo.search import Forest, SearchBudget, TreeValues
 from rollmatch.objectives.vineppo.split import FixedTokens
 from rollmatch.objectives.vineppo.trajectory import state_at
@@ -64,13 +65,9 @@ def test_the_search_prefers_what_paid_and_then_what_is_new(select):
     assert right[1] in tree.select().lineage()
     tree, _ = tree_of(RIGHT, WRONG, *[RIGHT] * 6, rules=replace(rules, exploration=50.0))
     assert tree.select().state.prefix_token_ids[:2] == (0, 1)
-
-
-def test_a_node_widens_with_the_root_of_its_visits():
-    tree, _ = tree_of(RIGHT)
-    assert tree.select() is not tree.root
-    tree, _ = tree_of(RIGHT, RIGHT)
-    assert tree.select() is tree.root
+    for num_visits, is_wide in ((1, False), (2, True)):
+        tree, _ = tree_of(*[RIGHT] * num_visits)
+        assert (tree.select() is tree.root) == is_wide, "a node widens with the root of its visits"
 
 
 def test_a_prior_weighs_likely_steps_with_puct():
@@ -86,9 +83,8 @@ def test_a_prior_weighs_likely_steps_with_puct():
 def test_a_tree_takes_its_own_version_only():
     tree, _ = tree_of(RIGHT)
     late = trajectory_of(WRONG, version=2)
-    with pytest.raises(TreeOutdated) as caught:
+    with refused("tree-outdated", "x:1"):
         tree.add(late, PAIRS.cuts(late))
-    assert (caught.value.code, caught.value.key) == ("tree-outdated", "x:1")
     tree.add(replace(late, policy_version=1), PAIRS.cuts(late))
 
 
@@ -123,21 +119,6 @@ def test_values_of_the_search_come_near_the_truth():
     assert fmean(map(abs, gaps)) < 0.1
 
 
-def test_every_value_is_of_at_least_so_many_returns():
-    policy = LockPolicy()
-    made = policy.answer(1, 2)
-    for valued in searched(policy, made, num_rounds=1, num_per_round=2, num_least=4):
-        assert min(valued.counts) >= 4
-    assert len(policy.asked) == 2
-
-
-def test_the_wishes_of_a_search_have_seeds_of_their_own():
-    policy = LockPolicy()
-    searched(policy, policy.answer(1, 2), num_rounds=5, num_per_round=6)
-    wishes = [wish for wave in policy.asked for wish in wave]
-    assert len({(wish.state, wish.seed) for wish in wishes}) == len(wishes)
-
-
 def test_one_rank_grows_a_sample_s_tree_for_all():
     answers = [LockPolicy().answer(*range(1, 5), sample_id=sample_id) for sample_id in (0, 1, 2)]
     flat = [one for part in answers for one in part]
@@ -148,6 +129,17 @@ def test_one_rank_grows_a_sample_s_tree_for_all():
 
     halves = together(2, rank)
     assert [len(half) for half in halves] == [6, 6]
-    owners = [{wish.state.sample_id for wave in policy.asked for wish in wave} for policy in policies]
+    owners = [{wish.state.sample_id for wave in policy.requested for wish in wave} for policy in policies]
     assert owners == [{0, 2}, {1}] or owners == [{0, 1}, {2}] or owners[0].isdisjoint(owners[1])
-    assert len(policies[0].asked) == len(policies[1].asked) == 3
+    assert len(policies[0].requested) == len(policies[1].requested) == 3
+
+
+def test_values_have_as_many_returns_as_wished_and_continuations_have_seeds_of_their_own():
+    policy = LockPolicy()
+    for valued in searched(policy, policy.answer(1, 2), num_rounds=1, num_per_round=2, num_least=4):
+        assert min(valued.counts) >= 4
+    assert len(policy.requested) == 2
+    policy = LockPolicy()
+    searched(policy, policy.answer(1, 2), num_rounds=5, num_per_round=6)
+    wishes = [wish for wave in policy.requested for wish in wave]
+    assert len({(wish.state, wish.seed) for wish in wishes}) == len(wishes)

@@ -9,18 +9,10 @@ from hypothesis import strategies as st
 
 from conformance.doubles.tokenizer import ids_of_bytes, make_vocabulary
 from conformance.objectives.vineppo.locks import sample_of
+from conformance.refusals import refused
 from rollmatch.objectives.vineppo.prose import sentence_starts
-from rollmatch.objectives.vineppo.split import (
-    AtMost,
-    FixedTokens,
-    Lines,
-    LogprobsMissing,
-    LowProbability,
-    Sentences,
-    Turns,
-    join_steps,
-)
-from rollmatch.objectives.vineppo.trajectory import StepsDoNotTile, Trajectory, Turn, check_cuts, states_of
+from rollmatch.objectives.vineppo.split import AtMost, FixedTokens, Lines, LowProbability, Sentences, Turns, join_steps
+from rollmatch.objectives.vineppo.trajectory import Trajectory, Turn, check_cuts, states_of
 
 VOCABULARY = make_vocabulary()
 PROSE = st.text(alphabet="ab AB.\n$=,+\\[](){}xyz ", max_size=240)
@@ -35,14 +27,8 @@ SPLITTERS = {
 
 
 def trajectory(token_ids, **fields):
-    return Trajectory(
-        sample=sample_of(),
-        prompt_token_ids=(1,),
-        token_ids=tuple(token_ids),
-        rewards=((len(token_ids), 1.0),),
-        policy_version=1,
-        **fields,
-    )
+    written = {"token_ids": tuple(token_ids), "rewards": ((len(token_ids), 1.0),), **fields}
+    return Trajectory(sample=sample_of(), prompt_token_ids=(1,), policy_version=1, **written)
 
 
 def pieces(text, splitter, *, encode=VOCABULARY.encode):
@@ -69,18 +55,17 @@ def test_steps_tile_and_states_are_prefixes(name, text, seed):
     assert all(len(state.prefix_token_ids) < len(ids) for state in states)
 
 
-def test_lines_begin_with_their_line_feed_and_empty_lines_make_none():
+def test_lines_begin_with_their_line_feed_and_turns_with_their_first_token():
     text = "\n\nfirst\nsecond\n\n\nthird\n#### 7"
     assert pieces(text, SPLITTERS["lines"]) == ["\n\nfirst", "\nsecond", "\n\n\nthird\n#### 7"]
     assert pieces(text, Lines(vocabulary=VOCABULARY))[-2:] == ["\n\n\nthird", "\n#### 7"]
     assert pieces("one line\n", SPLITTERS["lines"]) == ["one line\n"]
     assert pieces("", SPLITTERS["lines"]) == [""]
-
-
-def test_a_token_that_a_cut_falls_into_stays_whole_before_it():
     fused = next(i for i in range(256, len(VOCABULARY)) if VOCABULARY.piece(i) == b'", "')
     ids = (*ids_of_bytes(b"a"), fused, *ids_of_bytes(b"\nb"))
-    assert Lines(vocabulary=VOCABULARY).cuts(trajectory(ids)) == (0, 2, 4)
+    assert Lines(vocabulary=VOCABULARY).cuts(trajectory(ids)) == (0, 2, 4), "a token that a cut falls into stays whole"
+    turns = (Turn(start=0, stop=2), Turn(start=3, stop=4))
+    assert Turns().cuts(trajectory(ids_of_bytes(b"abcdef"), turns=turns)) == (0, 3, 6), "a turn ends with its reply"
 
 
 def test_sentences_do_not_cut_formulas():
@@ -94,13 +79,8 @@ def test_sentences_do_not_cut_formulas():
         "\nSo \\[\nx = 4.\n\\]",
         " Which is what was wanted by the exercise.",
     ]
-
-
-def test_short_pieces_join_the_next_one():
-    assert pieces("Hm\nthis is a line of its own\nas is this one here", SPLITTERS["sentences"]) == [
-        "Hm\nthis is a line of its own",
-        "\nas is this one here",
-    ]
+    short = pieces("Hm\nthis is a line of its own\nas is this one here", SPLITTERS["sentences"])
+    assert short == ["Hm\nthis is a line of its own", "\nas is this one here"], "a short piece joins the next one"
 
 
 def test_long_pieces_break_near_their_middle_first_in_words_then_in_mathematics():
@@ -116,14 +96,8 @@ def test_low_probability_cuts_before_every_nth_unsure_token():
     whole = trajectory(ids, logprobs=(-0.01, -0.5, -0.5, -0.01, -0.5, -0.5))
     assert LowProbability(threshold=0.9, every=2).cuts(whole) == (0, 2, 5, 6)
     assert LowProbability(threshold=0.9, every=1).cuts(whole) == (0, 1, 2, 4, 5, 6)
-    with pytest.raises(LogprobsMissing) as caught:
+    with refused("logprobs-missing", "x:1"):
         LowProbability().cuts(trajectory(ids))
-    assert (caught.value.code, caught.value.key) == ("logprobs-missing", "x:1")
-
-
-def test_a_turn_is_a_step_with_what_was_answered():
-    turns = (Turn(start=0, stop=2), Turn(start=3, stop=4))
-    assert Turns().cuts(trajectory(ids_of_bytes(b"abcdef"), turns=turns)) == (0, 3, 6)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 8))
@@ -137,7 +111,6 @@ def test_joined_steps_are_bounds_of_the_old_ones(lengths, most):
 
 @pytest.mark.parametrize("cuts", [(), (0,), (0, 2), (1, 3), (0, 2, 2, 3), (0, 2, 1, 3)])
 def test_cuts_that_do_not_tile_are_refused(cuts):
-    with pytest.raises(StepsDoNotTile) as caught:
+    with refused("steps-do-not-tile", "x:1"):
         check_cuts(trajectory((5, 6, 7)), cuts)
-    assert (caught.value.code, caught.value.key) == ("steps-do-not-tile", "x:1")
     check_cuts(trajectory((5, 6, 7)), (0, 2, 3))

@@ -5,27 +5,16 @@ from math import sqrt
 
 import pytest
 
-from conformance.doubles.company import alone, together
-from conformance.objectives.vineppo.locks import (
-    LOCK,
-    PROBABILITIES,
-    STOP,
-    LockPolicy,
-    trajectory_of,
-    value_of,
-    waves_of,
-)
-from rollmatch.objectives.vineppo.continuation import (
-    ContinuationMisaligned,
-    ContinuationOutdated,
-    ContinuationTooLong,
-    seed_of,
-)
+from conformance.doubles.company import together
+from conformance.objectives.vineppo.locks import STOP, LockPolicy, trajectory_of, value_of, waves_of
+from conformance.refusals import refused
+from rollmatch.objectives.vineppo.continuation import seed_of
 from rollmatch.objectives.vineppo.split import FixedTokens
-from rollmatch.objectives.vineppo.trajectory import State, state_at
+from rollmatch.objectives.vineppo.trajectory import state_at
 from rollmatch.objectives.vineppo.value import ContinuationValues, ValueRules
 
 EVERY = FixedTokens(num_tokens=1)
+MISALIGNED = "continuation-misaligned"
 
 
 def values_of(trajectories, rules=None, *, policy=None, company=None, **seeds):
@@ -67,29 +56,34 @@ def test_the_end_and_hopeless_states_have_their_exact_values():
     assert values_of([right])[0].values[5:] == (1.0, 1.0)
 
 
-def test_sharing_states_changes_nothing_but_the_cost():
-    policy = LockPolicy()
-    siblings = [trajectory_of((0, 0, symbol, 0, 2, 0, STOP)) for symbol in range(4)]
-    together_valued = values_of(siblings, policy=policy)
-    alone_valued = [values_of([sibling])[0] for sibling in siblings]
-    assert together_valued == alone_valued
-    assert policy.num_continuations == 9 * (3 + 4 * 4)
-
-
 @pytest.mark.scenario("vineppo/eight-responses-to-one-prompt", clauses=["vineppo/states-are-prefixes-of-token-ids#3"])
 def test_states_are_valued_once_for_all_ranks():
     siblings = [trajectory_of((0, 0, symbol, 0, 2, 0, STOP)) for symbol in range(4)]
-    policies = [LockPolicy(), LockPolicy()]
+    policies, single = [LockPolicy(), LockPolicy()], LockPolicy()
 
     def rank(member):
         return values_of(siblings[member.rank :: 2], policy=policies[member.rank], company=member)
 
-    told = together(2, rank)
-    whole = values_of(siblings)
-    assert [told[0][0], told[1][0], told[0][1], told[1][1]] == whole
+    halves = together(2, rank)
+    whole = values_of(siblings, policy=single)
+    assert [halves[0][0], halves[1][0], halves[0][1], halves[1][1]] == whole
+    assert whole == [values_of([sibling])[0] for sibling in siblings], "sharing changes nothing but the cost"
     counts = [policy.num_continuations for policy in policies]
-    assert sum(counts) == 9 * (3 + 4 * 4)
+    assert sum(counts) == single.num_continuations == 9 * (3 + 4 * 4)
     assert abs(counts[0] - counts[1]) <= 1
+    prefixes = [wish.state.prefix_token_ids for wish in single.requested[0]]
+    assert prefixes == sorted(prefixes), "requests with one prefix stand together"
+    assert len({wish.seed for wish in single.requested[0]}) == len(prefixes)
+
+
+def test_states_are_equal_by_sample_and_ids_and_seeds_belong_to_them():
+    state = state_at(trajectory_of((0, 0, STOP)), 1)
+    assert state == state_at(trajectory_of((0, 1, STOP)), 1) != state_at(trajectory_of((0, 0, STOP), sample_id=1), 1)
+    assert hash(state) == hash(replace(state))
+    seeds = {seed_of(state, index=index, run_seed=1, step=step) for index in range(50) for step in range(4)}
+    assert len(seeds) == 200
+    assert all(0 < seed < 2**31 for seed in seeds)
+    assert seed_of(state, index=3, run_seed=1, step=1) == seed_of(replace(state), index=3, run_seed=1, step=1)
 
 
 @pytest.mark.scenario(
@@ -100,19 +94,11 @@ def test_states_are_valued_once_for_all_ranks():
 def test_nothing_is_asked_of_a_finished_response_and_budgets_shrink():
     policy = LockPolicy()
     values_of([trajectory_of((0, 0, 0, 0, 2, 0, STOP))], policy=policy)
-    (wishes,) = policy.asked
+    (wishes,) = policy.requested
     assert sorted({wish.state.position for wish in wishes}) == list(range(7))
     assert all(
         wish.state.budget_left(policy.max_new_tokens) == policy.max_new_tokens - wish.state.position for wish in wishes
     )
-
-
-def test_requests_are_ordered_so_that_prefixes_meet():
-    policy = LockPolicy()
-    values_of([trajectory_of((0, 0, symbol, 0, 2, 0, STOP)) for symbol in (3, 1)], policy=policy)
-    prefixes = [wish.state.prefix_token_ids for wish in policy.asked[0]]
-    assert prefixes == sorted(prefixes)
-    assert len({wish.seed for wish in policy.asked[0]}) == len(prefixes)
 
 
 @pytest.mark.scenario(clauses=["vineppo/a-value-is-the-plain-mean-of-fresh-continuations#2"])
@@ -123,14 +109,11 @@ def test_siblings_stand_in_for_continuations_but_never_for_themselves():
     valued = values_of(siblings, ValueRules(num_continuations=2, siblings="prompt"), policy=policy)
     assert [one.values[0] for one in valued] == [0.0, 0.5, 0.5]
     assert [one.counts for one in valued] == [(2,) * 7] * 3
-    assert 0 not in {wish.state.position for wish in policy.asked[0]}
-
-
-def test_missing_siblings_are_topped_up_with_continuations():
+    assert 0 not in {wish.state.position for wish in policy.requested[0]}
     policy = LockPolicy()
-    siblings = [trajectory_of(ids) for ids in ((0, 0, 0, 0, 2, 0, STOP), (0, 0, 1, 0, 2, 0, STOP))]
+    siblings = [trajectory_of(ids) for ids in (right, (0, 0, 1, 0, 2, 0, STOP))]
     valued = values_of(siblings, ValueRules(num_continuations=3, siblings="all"), policy=policy)
-    assert [one.counts for one in valued] == [(3,) * 7] * 2
+    assert [one.counts for one in valued] == [(3,) * 7] * 2, "missing ones are topped up with continuations"
     assert policy.num_continuations == 3 * 2 + 2 * 4 * 3
 
 
@@ -138,19 +121,11 @@ def test_a_second_go_is_only_for_states_that_differ():
     policy = LockPolicy()
     rules = ValueRules(num_continuations=9, first_continuations=3)
     valued = values_of([trajectory_of((0, 0, 0, 0, 2, 0, STOP))], rules, policy=policy)[0]
-    assert len(policy.asked) == 2
+    assert len(policy.requested) == 2
     assert set(valued.counts) == {3, 9}
     assert valued.counts[5:] == (3, 3)
     for count, value in zip(valued.counts, valued.values, strict=True):
         assert count == 9 or value in (0.0, 1.0)
-
-
-def test_seeds_belong_to_states():
-    state = state_at(trajectory_of((0, 0, STOP)), 1)
-    seeds = {seed_of(state, index=index, run_seed=1, step=step) for index in range(50) for step in range(4)}
-    assert len(seeds) == 200
-    assert all(0 < seed < 2**31 for seed in seeds)
-    assert seed_of(state, index=3, run_seed=1, step=1) == seed_of(replace(state), index=3, run_seed=1, step=1)
 
 
 class Disobedient(LockPolicy):
@@ -166,28 +141,19 @@ class Disobedient(LockPolicy):
 
 @pytest.mark.scenario(clauses=["vineppo/states-are-prefixes-of-token-ids#4"])
 @pytest.mark.parametrize(
-    ("change", "error", "key"),
+    ("change", "code", "key"),
     [
-        (lambda made: [replace(one, policy_version=2) for one in made], ContinuationOutdated, "x:1"),
-        (lambda made: [replace(one, token_ids=(3, *one.token_ids[1:])) for one in made], ContinuationMisaligned, "x:1"),
-        (lambda made: [replace(one, token_ids=(*one.token_ids, 0)) for one in made], ContinuationTooLong, "x:1"),
-        (lambda made: made[1:], ContinuationMisaligned, "continuations"),
+        (lambda made: [replace(one, policy_version=2) for one in made], "continuation-outdated", "x:1"),
+        (lambda made: [replace(one, token_ids=(3, *one.token_ids[1:])) for one in made], MISALIGNED, "x:1"),
+        (lambda made: [replace(one, token_ids=(*one.token_ids, 0)) for one in made], "continuation-too-long", "x:1"),
+        (lambda made: made[1:], MISALIGNED, "continuations"),
     ],
 )
-def test_a_continuation_that_is_none_is_refused(change, error, key):
+def test_a_continuation_that_is_none_is_refused(change, code, key):
     trajectory = trajectory_of((0, 0, 0, 0, 2, 0, STOP))
-    with pytest.raises(error) as caught:
+    with refused(code, key):
         values_of([trajectory], policy=Disobedient(change))
-    assert (caught.value.code, caught.value.key) == (error.code, key)
     values_of([trajectory], policy=Disobedient(lambda made: made))
-
-
-def test_a_state_is_told_by_sample_and_ids():
-    assert state_at(trajectory_of((0, 0, STOP)), 1) == state_at(trajectory_of((0, 1, STOP)), 1)
-    assert state_at(trajectory_of((0, 0, STOP)), 1) != state_at(trajectory_of((0, 0, STOP), sample_id=1), 1)
-    assert isinstance(hash(state_at(trajectory_of((0, 0, STOP)), 1)), int)
-    assert State.__hash__ is not None
-    assert (LOCK.length, len(PROBABILITIES), alone().learner_world_size) == (6, 6, 1)
 
 
 def test_a_return_is_what_is_paid_after_a_position():

@@ -16,11 +16,9 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from rollmatch.errors import TargetError
-from rollmatch.model.vocabulary import Vocabulary, coord_token
+from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS, AnswerFormat
 from rollmatch.records import Geometry, GroundTruth, ParsedRollout, PredictedObject
-
-OPENING = '{"objects": ['
-"""How an answer begins; the prefix of a response in which nothing is parseable."""
 
 _COORD_LITERAL = re.compile(r"<\|coord_\d+\|>")
 
@@ -28,7 +26,7 @@ _COORD_LITERAL = re.compile(r"<\|coord_\d+\|>")
 class JsonObject(NamedTuple):
     """A JSON object with its duplicate keys."""
 
-    pairs: list[tuple[str, Any]]
+    pairs: list[tuple[str, object]]
 
 
 class DropReason(StrEnum):
@@ -49,6 +47,10 @@ class DropReason(StrEnum):
     """A box without exactly 4 values; a polygon with an odd number of them or fewer than 6."""
     NON_COORD_TOKEN = "non_coord_token"
     """A value that is not exactly one coordinate token between quotes."""
+    NON_NUMBER = "non_number"
+    """A value that is no whole number, where coordinates are numbers."""
+    OUT_OF_RANGE = "out_of_range"
+    """A number that lies outside the image."""
     BBOX_DEGENERATE = "bbox_degenerate"
     """x2 <= x1 or y2 <= y1."""
     POLY_DEGENERATE = "poly_degenerate"
@@ -58,61 +60,77 @@ class DropReason(StrEnum):
 
 
 class Slot(NamedTuple):
-    byte: int
+    """A coordinate as it stands in a response."""
+
+    start: int
+    """First byte."""
+    end: int
+    """Byte after the last one."""
     position: int
-    coord_bin: int
+    """Index of the token that holds the first byte."""
+    number: int
+    """Bin of a coordinate token, or the number as it is written."""
 
 
-def judge(value: Any, slots: tuple[Slot, ...]) -> PredictedObject | DropReason:
+def judge(value: Any, slots: tuple[Slot, ...], answer_format: AnswerFormat) -> PredictedObject | DropReason:
+    """A prediction, or why an element is none; ``slots`` are all coordinates that stand in the element, in order."""
     if not isinstance(value, JsonObject):
         return DropReason.NOT_AN_OBJECT
     members = dict(value.pairs)
     if len(members) != len(value.pairs):
         return DropReason.DUPLICATE_KEY
-    if not members.keys() <= {"desc", *Geometry}:
+    if not members.keys() <= {answer_format.desc_key, *answer_format.geometries}:
         return DropReason.UNEXPECTED_KEYS
-    desc = members.get("desc")
+    desc = members.get(answer_format.desc_key)
     if not isinstance(desc, str) or not desc.strip() or any("\ud800" <= character <= "\udfff" for character in desc):
         return DropReason.MISSING_DESC
     if _COORD_LITERAL.search(desc):
         return DropReason.COORD_TOKEN_IN_DESC
-    geometries = [geometry for geometry in Geometry if geometry in members]
+    geometries = [geometry for geometry in answer_format.geometries if geometry in members]
     if len(geometries) == 2:
         return DropReason.TWO_GEOMETRIES
     values = members[geometries[0]] if geometries else None
     if not isinstance(values, list):
         return DropReason.MISSING_GEOMETRY
-    reason = _flaw_of(geometries[0], values, slots)
-    bins, positions = tuple(slot.coord_bin for slot in slots), tuple(slot.position for slot in slots)
-    return reason or PredictedObject(desc=desc, geometry=geometries[0], bins=bins, positions=positions)
+    reason = _flaw_of(geometries[0], values, slots, answer_format)
+    bins = answer_format.bins_of([slot.number for slot in slots])
+    if reason or bins is None:
+        return reason or DropReason.OUT_OF_RANGE
+    return PredictedObject(
+        desc=desc,
+        geometry=geometries[0],
+        bins=bins,
+        positions=tuple(slot.position for slot in slots),
+        spans=tuple((slot.start, slot.end) for slot in slots),
+    )
 
 
-def _flaw_of(geometry: Geometry, values: list[Any], slots: tuple[Slot, ...]) -> DropReason | None:
-    """No coordinate token stands outside the geometry once keys and desc are judged, so order decides the rest."""
+def _flaw_of(
+    geometry: Geometry, values: list[Any], slots: tuple[Slot, ...], answer_format: AnswerFormat
+) -> DropReason | None:
+    """No coordinate stands outside the geometry once keys and description are judged, so order decides the rest."""
     if any(isinstance(value, list) for value in values):
         return DropReason.NESTED_GEOMETRY
     if len(values) != 4 if geometry is Geometry.BBOX else len(values) < 6 or len(values) % 2:
         return DropReason.WRONG_ARITY
-    bins = [slot.coord_bin for slot in slots]
-    if values != [coord_token(coord_bin) for coord_bin in bins]:
-        return DropReason.NON_COORD_TOKEN
+    numbers = [slot.number for slot in slots]
+    is_written = values == [answer_format.literal(number) for number in numbers]
+    if not is_written or any(isinstance(value, (bool, float)) for value in values):  # 1.0 and true are equal to 1
+        return DropReason.NON_COORD_TOKEN if answer_format.uses_tokens else DropReason.NON_NUMBER
     if geometry is Geometry.BBOX:
-        return DropReason.BBOX_DEGENERATE if bins[2] <= bins[0] or bins[3] <= bins[1] else None
-    return None if _twice_area(bins) else DropReason.POLY_DEGENERATE
+        return DropReason.BBOX_DEGENERATE if numbers[2] <= numbers[0] or numbers[3] <= numbers[1] else None
+    return None if _twice_area(numbers) else DropReason.POLY_DEGENERATE
 
 
-def _twice_area(bins: Sequence[int]) -> int:
+def _twice_area(numbers: Sequence[int]) -> int:
     """Twice the signed area (shoelace) of x y x y ...
 
     >>> _twice_area([0, 0, 4, 0, 4, 3, 0, 3]), _twice_area([0, 0, 1, 1, 2, 2])
     (24, 0)
     """
-    xs, ys = bins[0::2], bins[1::2]
+    xs, ys = numbers[0::2], numbers[1::2]
     next_xs, next_ys = [*xs[1:], xs[0]], [*ys[1:], ys[0]]
     return sum(x * next_y - next_x * y for x, y, next_x, next_y in zip(xs, ys, next_xs, next_ys, strict=True))
-
-
-CLOSING = "]}"
 
 
 class DescHoldsAddedToken(TargetError):
@@ -145,32 +163,40 @@ class Tail:
     """Indices into ``token_ids`` of tokens that hold any byte of a description's content, ascending."""
 
 
-def serialize_objects(objects: Iterable[GroundTruth]) -> str:
-    """The whole answer for these objects, on one line.
+def serialize_objects(objects: Iterable[GroundTruth], answer_format: AnswerFormat = COORD_TOKENS) -> str:
+    """The whole answer for these objects.
 
     >>> from rollmatch.records import Geometry
     >>> print(serialize_objects([GroundTruth(desc="leaf", geometry=Geometry.POLY, bins=(1, 2, 9, 2, 9, 8))]))
     ... # doctest: +ELLIPSIS
     {"objects": [{"desc": "leaf", "poly": ["<|coord_1|>", "<|coord_2|>", ... "<|coord_8|>"]}]}
     """
-    return OPENING + ", ".join(_serialize(each) for each in objects) + CLOSING
+    written = [answer_format.write(answer_format.shaped(each)) for each in objects]
+    return answer_format.opening + "".join(answer_format.join(written, follows=False))
 
 
-def append_missed(parsed: ParsedRollout, missed: Sequence[GroundTruth], vocabulary: Vocabulary) -> Tail:
+def append_missed(
+    parsed: ParsedRollout,
+    missed: Sequence[GroundTruth],
+    vocabulary: Vocabulary,
+    answer_format: AnswerFormat = COORD_TOKENS,
+) -> Tail:
     """The tail that completes a prefix: a comma if needed, the missed objects in order, the closing, the stop token.
 
     Errors: ``DescHoldsAddedToken``, ``DescChangedByTokenizer`` (``key`` is ``missed[index].desc``),
     ``CutHeadNotEncodable``.
     """
-    comma = ", " if missed and parsed.num_elements else ""
-    parts = [_serialize(each) for each in missed]
-    text = comma + ", ".join(parts) + CLOSING
     _check_descs(missed, vocabulary)
-    token_ids = _encode(parsed.cut_head + text.encode(), vocabulary)
-    spans = _desc_spans(missed, parts, first=len(parsed.cut_head) + len(comma))
+    parts = [answer_format.write(answer_format.shaped(each)) for each in missed]
+    before, after = answer_format.join(parts, follows=parsed.num_elements > 0)
+    token_ids = _encode(parsed.cut_head + (before + after).encode(), vocabulary)
+    within = [answer_format.desc_span(each.desc, part) for each, part in zip(missed, parts, strict=True)]
+    lens = [len((part + answer_format.between).encode()) for part in parts]
+    firsts = accumulate(lens, initial=len(parsed.cut_head) + len(before.encode()))
+    spans = [(first + start, first + end) for first, (start, end) in zip(firsts, within, strict=False)]
     return Tail(
         token_ids=(*token_ids, vocabulary.stop_id),
-        text=text,
+        text=before + after,
         desc_positions=_overlapping([len(vocabulary.piece(token_id)) for token_id in token_ids], spans),
     )
 
@@ -184,11 +210,6 @@ def _encode(raw: bytes, vocabulary: Vocabulary) -> tuple[int, ...]:
             remedy="Use a tokenizer whose normalizer leaves such text alone.",
         )
     return token_ids
-
-
-def _serialize(each: GroundTruth) -> str:
-    values = {"desc": each.desc, each.geometry.value: [coord_token(k) for k in each.bins]}
-    return json.dumps(values, ensure_ascii=False)
 
 
 def _check_descs(missed: Sequence[GroundTruth], vocabulary: Vocabulary) -> None:
@@ -209,17 +230,6 @@ def _check_descs(missed: Sequence[GroundTruth], vocabulary: Vocabulary) -> None:
                 key=key,
                 remedy="Store the description as the tokenizer writes it (Qwen: Unicode NFC).",
             )
-
-
-def _desc_spans(missed: Sequence[GroundTruth], parts: Sequence[str], *, first: int) -> list[tuple[int, int]]:
-    """Byte spans of the descriptions' content (between the quotes) in a tail whose first object starts at ``first``."""
-    spans, start = [], first
-    for each, part in zip(missed, parts, strict=True):
-        content = json.dumps(each.desc, ensure_ascii=False)[1:-1].encode()
-        opened = start + len('{"desc": "')
-        spans.append((opened, opened + len(content)))
-        start += len(part.encode()) + len(", ")
-    return spans
 
 
 def _overlapping(piece_lens: Sequence[int], spans: Iterable[tuple[int, int]]) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from rollmatch.errors import LearnError
 from rollmatch.learn.head import Head, HeadStates, Logits, column_scores, logprobs_of, to_device, widened
-from rollmatch.objectives.rollout_matching.supervision import IGNORED
+from rollmatch.objectives.rollout_matching.number_labels import IGNORED
 from rollmatch.records import NUM_BINS, Supervision
 
 
@@ -50,7 +50,7 @@ class LossRules:
     """The objective's knobs; their ranges are the config's to hold."""
 
     coord_ids: tuple[int, ...]
-    """[1000] token id of each bin."""
+    """[1000] token id of each bin; none where coordinates are numbers."""
     target_sigma: float = 2.0
     """In bins."""
     target_truncate: int | None = None
@@ -258,6 +258,8 @@ def _score(logits: Logits, *, targets: _Targets, rules: LossRules, totals: LossT
 
 
 def _slots_of(logits: Logits, *, bins: Tensor, rules: LossRules) -> tuple[Tensor, Tensor]:
+    if not rules.coord_ids:  # coordinates are numbers, learnt as text
+        return bins.new_zeros(0, dtype=torch.float32), bins.new_zeros(0, dtype=torch.float32)
     if isinstance(logits, Tensor):
         return slot_losses(widened(logits), bins=bins, rules=rules)
 

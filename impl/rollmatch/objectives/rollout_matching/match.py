@@ -110,7 +110,11 @@ def _boxes(shapes: Sequence[Shape]) -> Ints:
 
 
 def _box_ious(boxes: Ints, true_boxes: Ints) -> Floats:
-    """[P, G]; 0 where both boxes are empty."""
+    """[P, G]; 0 where both boxes are empty.
+
+    >>> _box_ious(np.array([[0, 0, 2, 4], [5, 5, 5, 5]]), np.array([[1, 0, 3, 4], [5, 5, 5, 5]])).round(2).tolist()
+    [[0.33, 0.0], [0.0, 0.0]]
+    """
     low = np.maximum(boxes[:, None, :2], true_boxes[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], true_boxes[None, :, 2:])
     shared = np.clip(high - low, 0, None).prod(axis=-1)
@@ -121,7 +125,11 @@ def _box_ious(boxes: Ints, true_boxes: Ints) -> Floats:
 
 
 def _centre_distances(boxes: Ints, true_boxes: Ints) -> Ints:
-    """[P, G] four times the squared distance of centres: whole numbers, so that ties are exact."""
+    """[P, G] four times the squared distance of centres: whole numbers, so that ties are exact.
+
+    >>> _centre_distances(np.array([[0, 0, 2, 2]]), np.array([[4, 2, 7, 4], [1, 1, 1, 1]])).tolist()
+    [[97, 0]]
+    """
     centres, true_centres = (each[:, :2] + each[:, 2:] for each in (boxes, true_boxes))
     distances: Ints = ((centres[:, None] - true_centres[None]) ** 2).sum(axis=-1)
     return distances

@@ -4,25 +4,17 @@ Per sample: parse the response, match its objects with the true ones, teach matc
 missed objects. False positives stay as context without labels.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from rollmatch.data import Reuse
-from rollmatch.errors import TargetError
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.head import Logits
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, TrainingTargets
-from rollmatch.objectives.rollout_matching.elements import (
-    DescChangedByTokenizer,
-    DescHoldsAddedToken,
-    DropReason,
-    Tail,
-    append_missed,
-)
 from rollmatch.objectives.rollout_matching.loss import (
     LossRules,
     LossTerms,
@@ -32,147 +24,9 @@ from rollmatch.objectives.rollout_matching.loss import (
     masked_loss,
     masked_loss_of_kept,
 )
-from rollmatch.objectives.rollout_matching.match import MatchRules, match_objects
-from rollmatch.objectives.rollout_matching.parse import parse_rollout
-from rollmatch.objectives.rollout_matching.supervision import (
-    BinOf,
-    MaskRules,
-    TransportRules,
-    coordinate_targets,
-    mask_segment,
-    place_supervisions,
-)
-from rollmatch.records import Matching, ParsedRollout, Rollout, Sample, Segment, Supervision
-
-
-class RolloutsMisaligned(TargetError):
-    """Every sample has exactly one rollout, in the same order."""
-
-    code = "rollouts-misaligned"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutReport:
-    """What one rollout was worth. Made here, used by ``summarize``, ``trainer`` and ``report``."""
-
-    num_predicted: int
-    """Valid objects; dropped ones count in ``drops`` only."""
-    num_truth: int
-    num_matched: int
-    num_desc_correct: int
-    """Matched, and the description is equal, character for character."""
-    iou_sum: float
-    """Of the matched pairs' mask IoU."""
-    drops: Mapping[str, int]
-    """``DropReason`` -> count."""
-    invalid: bool
-    truncated: bool
-    response_len: int
-    """Tokens as sampled."""
-    prefix_len: int
-    """Tokens kept, as sampled."""
-    appended: int
-    """True objects written into the tail."""
-    gating_rejections: int
-
-
-class RolloutMatching:
-    """Rollouts in, segments out. Errors: ``RolloutsMisaligned`` and those of parse and append."""
-
-    def __init__(self, vocabulary: Vocabulary, match_rules: MatchRules, transport_rules: TransportRules) -> None:
-        self.vocabulary = vocabulary
-        self.match_rules = match_rules
-        self.transport_rules = transport_rules
-
-    def make_segments(
-        self, samples: Sequence[Sample], rollouts: Sequence[Rollout]
-    ) -> tuple[list[Segment], list[RolloutReport]]:
-        """One segment and one report per sample, in order; errors about a description name the sample's origin."""
-        if len(samples) != len(rollouts):
-            raise RolloutsMisaligned(f"{len(samples)} samples, {len(rollouts)} rollouts", key="rollouts")
-        made = [self._make_segment(sample, rollout) for sample, rollout in zip(samples, rollouts, strict=True)]
-        return [segment for segment, _ in made], [report for _, report in made]
-
-    def _make_segment(self, sample: Sample, rollout: Rollout) -> tuple[Segment, RolloutReport]:
-        parsed = parse_rollout(rollout.response_token_ids, self.vocabulary)
-        matching = match_objects(parsed.objects, sample.objects, self.match_rules)
-        tail = self._append(sample, parsed, matching)
-        prompt_len, prefix_len = len(rollout.prompt_token_ids), len(parsed.prefix_token_ids)
-        slots = self._coord_slots(sample, parsed, matching)
-        segment = Segment(
-            sample=sample,
-            policy_version=rollout.policy_version,
-            token_ids=(*rollout.prompt_token_ids, *parsed.prefix_token_ids, *tail.token_ids),
-            prompt_len=prompt_len,
-            prefix_len=prefix_len,
-            coord_positions=tuple(prompt_len + position for position, _ in slots),
-            coord_bins=tuple(coord_bin for _, coord_bin in slots),
-            desc_positions=tuple(prompt_len + prefix_len + position for position in tail.desc_positions),
-        )
-        return segment, _make_report(sample, rollout, parsed=parsed, matching=matching)
-
-    def _append(self, sample: Sample, parsed: ParsedRollout, matching: Matching) -> Tail:
-        missed = [sample.objects[index] for index in matching.false_negatives]
-        try:
-            return append_missed(parsed, missed, self.vocabulary)
-        except (DescHoldsAddedToken, DescChangedByTokenizer) as error:
-            raise type(error)(error.problem, key=sample.origin, remedy=error.remedy) from error
-
-    def _coord_slots(self, sample: Sample, parsed: ParsedRollout, matching: Matching) -> list[tuple[int, int]]:
-        """(index in the prefix, true bin) of the slots of matched objects, ascending, as objects are in order."""
-        slots: list[tuple[int, int]] = []
-        for predicted_index, truth_index in matching.pairs:
-            predicted = parsed.objects[predicted_index]
-            targets = coordinate_targets(predicted, sample.objects[truth_index], self.transport_rules)
-            slots.extend(zip(predicted.positions, targets, strict=True))
-        return slots
-
-
-def _make_report(sample: Sample, rollout: Rollout, *, parsed: ParsedRollout, matching: Matching) -> RolloutReport:
-    descs = [(parsed.objects[index].desc, sample.objects[partner].desc) for index, partner in matching.pairs]
-    return RolloutReport(
-        num_predicted=len(parsed.objects),
-        num_truth=len(sample.objects),
-        num_matched=len(matching.pairs),
-        num_desc_correct=sum(predicted == true for predicted, true in descs),
-        iou_sum=sum(matching.ious),
-        drops=parsed.drops,
-        invalid=parsed.invalid,
-        truncated=parsed.truncated,
-        response_len=len(rollout.response_token_ids),
-        prefix_len=len(parsed.prefix_token_ids),
-        appended=len(matching.false_negatives),
-        gating_rejections=matching.gating_rejections,
-    )
-
-
-def summarize(reports: Sequence[RolloutReport]) -> dict[str, float]:
-    """Figures of many rollouts; the same keys whatever they hold, every ``drop/<reason>`` included.
-
-    Counts are summed first, then divided: a scene without truth and without prediction adds nothing, f1 is
-    ``2 matched / (predicted + truth)``. 0/0 is 0.0: where nothing was shown, nothing was earned.
-    ``f1_desc`` counts a match only if its description is right, ``mean_iou`` is over matched pairs, the rates are
-    over rollouts.
-    """
-    predicted = sum(report.num_predicted for report in reports)
-    truth = sum(report.num_truth for report in reports)
-    matched = sum(report.num_matched for report in reports)
-    correct = sum(report.num_desc_correct for report in reports)
-    drops = {f"drop/{reason}": float(sum(r.drops.get(reason, 0) for r in reports)) for reason in DropReason}
-    return {
-        "precision": _ratio(matched, predicted),
-        "recall": _ratio(matched, truth),
-        "f1": _ratio(2 * matched, predicted + truth),
-        "f1_desc": _ratio(2 * correct, predicted + truth),
-        "mean_iou": _ratio(sum(report.iou_sum for report in reports), matched),
-        "invalid_rate": _ratio(sum(report.invalid for report in reports), len(reports)),
-        "truncated_rate": _ratio(sum(report.truncated for report in reports), len(reports)),
-        **drops,
-    }
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+from rollmatch.objectives.rollout_matching.supervision import BinOf, MaskRules, mask_segment, place_supervisions
+from rollmatch.objectives.rollout_matching.target import MatchedRollout, RolloutMatching, RolloutReport, summarize
+from rollmatch.records import Rollout, Sample, Segment, Supervision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,20 +88,28 @@ class RolloutMatchingObjective:
     def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> Evaluated:
         """Matched at the gate of evaluations; every scene is described."""
         target = self.eval_target
-        scenes: list[dict[str, Any]] = [
-            describe_scene(sample, rollout, vocabulary=target.vocabulary, rules=target.match_rules)
+        scenes: list[dict[str, object]] = [
+            describe_scene(sample, rollout, target.match(sample, rollout), target.vocabulary)
             for sample, rollout in zip(samples, rollouts, strict=True)
         ]
         record = {"iou_threshold": target.match_rules.maskiou_gate, "scenes": scenes}
         return Evaluated(metrics=score(samples, rollouts, target), record=record)
 
 
-def describe_scene(sample: Sample, rollout: Rollout, *, vocabulary: Vocabulary, rules: MatchRules) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class SupervisedObjective(RolloutMatchingObjective):
+    """``trainer_variant: sft``: the same target, masks and loss. Responses are empty, so all objects are appended."""
+
+    def summarize(self, reports: Sequence[RolloutReport]) -> dict[str, float]:
+        """How many true objects were taught: an empty response has no quality."""
+        return {"appended": float(sum(report.appended for report in reports))}
+
+
+def describe_scene(sample: Sample, rollout: Rollout, matched: MatchedRollout, vocabulary: Vocabulary) -> dict[str, Any]:
     """One scene as the report draws it: truth, predictions with their partners, and the raw answer."""
-    parsed = parse_rollout(rollout.response_token_ids, vocabulary)
-    matching = match_objects(parsed.objects, sample.objects, rules)
+    parsed, matching = matched.parsed, matched.matching
     partners = {mine: (true, iou) for (mine, true), iou in zip(matching.pairs, matching.ious, strict=True)}
-    truth = [{"desc": o.desc, "geometry": o.geometry.value, "bins": list(o.bins)} for o in sample.objects]
+    truth = [{"desc": o.desc, "geometry": o.geometry.value, "bins": list(o.bins)} for o in matched.truth]
     predicted = []
     for index, found in enumerate(parsed.objects):
         partner, iou = partners.get(index, (None, None))

@@ -1,6 +1,7 @@
 """One response, as token ids -> the part one can append to, and the objects found in it. Needs no torch.
 
-The one accepted form is ``{"objects": [element, ...]}``. Nothing is ever repaired:
+The one accepted form is that of the answer format, by default ``{"objects": [element, ...]}``. Nothing is ever
+repaired:
 
 ==============================  =================================================================================
 a control token                 the response ends before it; its literal spelled in ordinary tokens is just text
@@ -25,22 +26,23 @@ that the opening was not found: then no id is kept and the cut head is an openin
 import codecs
 import json
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from rollmatch.model.vocabulary import Vocabulary
-from rollmatch.objectives.rollout_matching.elements import OPENING, DropReason, JsonObject, Slot, judge
+from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS, AnswerFormat
+from rollmatch.objectives.rollout_matching.elements import DropReason, JsonObject, Slot, judge
 from rollmatch.records import ParsedRollout, PredictedObject
 
-OPENING_MARKS = ("{", '"objects"', ":", "[")
-_CLOSING_MARKS = ("]", "}")
 MAX_DEPTH = 32
 """Levels of nesting an element may have."""
+_NUMBERS = re.compile(r'"(?:[^"\\]|\\.)*"|(-?[0-9]{1,9})')
+"""Strings, to be passed over, and numbers; a number of more digits than any image has pixels falls apart."""
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
 _UNFINISHED = re.compile(
     r'[ \t\n\r]*(?:"(?:[^"\\]|\\.)*\\?|(?<=\\)u[0-9a-fA-F]{0,4}|-|tr?u?|fa?l?s?|nu?l?|(?<=\d)(?:\.|[eE][+-]?))?',
@@ -59,7 +61,7 @@ class Ending(StrEnum):
 class Element(NamedTuple):
     start: int
     end: int
-    value: Any
+    value: object
 
 
 def _skip_whitespace(text: str, place: int) -> int:
@@ -70,9 +72,9 @@ def _skip_whitespace(text: str, place: int) -> int:
 def expect(text: str, place: int, marks: Iterable[str]) -> tuple[int, Ending]:
     """Read marks with white space between them; CLOSED if all of them are there.
 
-    >>> expect('{ "objects": [1', 0, OPENING_MARKS)
+    >>> expect('{ "objects": [1', 0, COORD_TOKENS.opening_marks)
     (14, <Ending.CLOSED: 'closed'>)
-    >>> expect('{ "obj', 0, OPENING_MARKS)
+    >>> expect('{ "obj', 0, COORD_TOKENS.opening_marks)
     (2, <Ending.TRUNCATED: 'truncated'>)
     """
     for mark in marks:
@@ -83,7 +85,9 @@ def expect(text: str, place: int, marks: Iterable[str]) -> tuple[int, Ending]:
     return place, Ending.CLOSED
 
 
-def scan_elements(text: str, opened: int) -> tuple[list[Element], Ending]:
+def scan_elements(
+    text: str, opened: int, closing_marks: Sequence[str] = COORD_TOKENS.closing_marks
+) -> tuple[list[Element], Ending]:
     """The elements of the list that opened just before ``opened``, and how the text went on after them.
 
     >>> scan_elements('[1, "b"], x', 1)
@@ -92,7 +96,7 @@ def scan_elements(text: str, opened: int) -> tuple[list[Element], Ending]:
     elements: list[Element] = []
     place = _skip_whitespace(text, opened)
     if text.startswith("]", place):
-        return elements, _read_closing(text, place)
+        return elements, _read_closing(text, place, closing_marks)
     while True:
         element = _read_element(text, place)
         if isinstance(element, Ending):
@@ -100,14 +104,14 @@ def scan_elements(text: str, opened: int) -> tuple[list[Element], Ending]:
         elements.append(element)
         place = _skip_whitespace(text, element.end)
         if not text.startswith(",", place):
-            return elements, _read_closing(text, place)
+            return elements, _read_closing(text, place, closing_marks)
         place = _skip_whitespace(text, place + 1)
 
 
-def _read_closing(text: str, place: int) -> Ending:
+def _read_closing(text: str, place: int, closing_marks: Sequence[str]) -> Ending:
     if place < len(text) and text[place] != "]":
         return Ending.MALFORMED
-    place, ending = expect(text, place, _CLOSING_MARKS)
+    place, ending = expect(text, place, closing_marks)
     if ending is Ending.CLOSED and _skip_whitespace(text, place) < len(text):
         return Ending.TRAILING_TEXT
     return ending
@@ -134,7 +138,7 @@ def _read_element(text: str, start: int) -> Element | Ending:
     return Element(start, end, value)
 
 
-def _is_too_deep(value: Any) -> bool:
+def _is_too_deep(value: object) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [child for parent in level for child in _children(parent)]
@@ -143,7 +147,7 @@ def _is_too_deep(value: Any) -> bool:
     return True
 
 
-def _children(value: Any) -> list[Any]:
+def _children(value: object) -> list[object]:
     if isinstance(value, JsonObject):
         return [child for _, child in value.pairs]
     return value if isinstance(value, list) else []
@@ -159,21 +163,25 @@ class _ResponseText:
     starts: tuple[int, ...]
     """[len(ids) + 1] first byte of each token, then the number of bytes."""
     text: str
-    slots: tuple[Slot, ...]
+    coord_tokens: tuple[Slot, ...]
+    """Its coordinate tokens."""
 
 
-def parse_rollout(response_token_ids: Sequence[int], vocabulary: Vocabulary) -> ParsedRollout:
+def parse_rollout(
+    response_token_ids: Sequence[int], vocabulary: Vocabulary, answer_format: AnswerFormat = COORD_TOKENS
+) -> ParsedRollout:
     """Parse one response strictly: objects with an error are dropped, never repaired (rules: top of this file)."""
     response = _read(response_token_ids, vocabulary)
-    opened, ending = expect(response.text, 0, OPENING_MARKS)
+    opened, ending = expect(response.text, 0, answer_format.opening_marks)
     if ending is not Ending.CLOSED:
-        return _make_invalid(truncated=ending is Ending.TRUNCATED)
-    elements, ending = scan_elements(response.text, opened)
+        return _make_invalid(answer_format, truncated=ending is Ending.TRUNCATED)
+    elements, ending = scan_elements(response.text, opened, answer_format.closing_marks)
     cut, *places = _byte_places(response.text, [opened, *(place for e in elements for place in (e.start, e.end))])
     cut = places[-1] if places else cut
+    slots_of = _tokens_in if answer_format.uses_tokens else _numbers_in
     judged = [
-        judge(element.value, _slots_between(response.slots, start, end))
-        for element, start, end in zip(elements, places[::2], places[1::2], strict=True)
+        judge(element.value, slots_of(response, element, start), answer_format)
+        for element, start in zip(elements, places[::2], strict=True)
     ]
     drops = Counter(verdict.value for verdict in judged if isinstance(verdict, DropReason))
     if ending in (Ending.MALFORMED, Ending.TRAILING_TEXT):
@@ -191,11 +199,11 @@ def parse_rollout(response_token_ids: Sequence[int], vocabulary: Vocabulary) -> 
     )
 
 
-def _make_invalid(*, truncated: bool) -> ParsedRollout:
+def _make_invalid(answer_format: AnswerFormat, *, truncated: bool) -> ParsedRollout:
     return ParsedRollout(
         prefix_token_ids=(),
-        cut_head=OPENING.encode(),
-        prefix_text=OPENING,
+        cut_head=answer_format.opening.encode(),
+        prefix_text=answer_format.opening,
         num_elements=0,
         objects=(),
         drops={},
@@ -218,7 +226,9 @@ def _read(response_token_ids: Iterable[int], vocabulary: Vocabulary) -> _Respons
         ids=tuple(ids),
         starts=starts,
         text=_decode_head(b"".join(pieces)),
-        slots=tuple(Slot(starts[position], position, k) for position, k in bins if k is not None),
+        coord_tokens=tuple(
+            Slot(starts[position], starts[position + 1], position, k) for position, k in bins if k is not None
+        ),
     )
 
 
@@ -246,9 +256,22 @@ def _byte_places(text: str, places: Sequence[int]) -> list[int]:
     return list(accumulate(len(text[start:end].encode()) for start, end in spans))
 
 
-def _slots_between(slots: tuple[Slot, ...], start: int, end: int) -> tuple[Slot, ...]:
-    first, last = (bisect_left(slots, byte, key=lambda slot: slot.byte) for byte in (start, end))
-    return slots[first:last]
+def _tokens_in(response: _ResponseText, element: Element, start: int) -> tuple[Slot, ...]:
+    """The coordinate tokens of an element that begins at byte ``start``."""
+    end = start + len(response.text[element.start : element.end].encode())
+    first, last = (bisect_left(response.coord_tokens, byte, key=lambda slot: slot.start) for byte in (start, end))
+    return response.coord_tokens[first:last]
+
+
+def _numbers_in(response: _ResponseText, element: Element, start: int) -> tuple[Slot, ...]:
+    """The numbers outside of strings in an element that begins at byte ``start``."""
+    text = response.text[element.start : element.end]
+    found = [(match.start(1), match[1]) for match in _NUMBERS.finditer(text) if match[1]]
+    firsts = [start + place for place in _byte_places(text, [place for place, _ in found])]
+    return tuple(
+        Slot(first, first + len(digits), bisect_right(response.starts, first) - 1, int(digits))
+        for first, (_, digits) in zip(firsts, found, strict=True)
+    )
 
 
 def _cut_at(response: _ResponseText, cut: int, vocabulary: Vocabulary) -> tuple[tuple[int, ...], bytes]:

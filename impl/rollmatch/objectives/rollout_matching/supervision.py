@@ -4,7 +4,8 @@ With P = ``prompt_len``, X = ``prefix_len``, L = ``encoded_len``:
 
 ==================  ==========================================================================
 ``[0, P)``          prompt: nothing
-``[P, P + X)``      the rollout's own words: nothing, but slots of matched objects learn the true bin
+``[P, P + X)``      the rollout's own words: nothing, but slots of matched objects learn the true bin, and tokens of
+                    their numbers the true token (``number_labels``)
 ``[P + X, L)``      appended tail: coordinate tokens learn their own bin; every other token its own id,
                     with weight 1, or ``desc_ce_weight`` inside a description; closing and EOS included
 ==================  ==========================================================================
@@ -25,10 +26,8 @@ from scipy.special import softmax
 from rollmatch.errors import LearnError
 from rollmatch.learn.pack import starts_of_padded
 from rollmatch.objectives.rollout_matching.match import outline
+from rollmatch.objectives.rollout_matching.number_labels import IGNORED
 from rollmatch.records import NUM_BINS, Geometry, GroundTruth, PredictedObject, Row, Segment, Supervision
-
-IGNORED = -100
-"""Label of a position without text supervision, as torch's cross-entropy reads it."""
 
 BinOf = Callable[[int], int | None]
 """Token id -> bin of a coordinate token, None for any other (``Vocabulary.bin_of``)."""
@@ -41,7 +40,7 @@ class PromptLenOutOfRange(LearnError):
 
 
 class SegmentLensDisagree(LearnError):
-    """The prefix ends inside the segment, and every coordinate slot has exactly one bin."""
+    """The prefix ends inside the segment; every coordinate slot has one bin, every token of a number one label."""
 
     code = "segment-lens-disagree"
 
@@ -114,9 +113,12 @@ def mask_segment(segment: Segment, *, rules: MaskRules, bin_of: BinOf) -> Superv
     tail_bins = [(index, bin_of(segment.token_ids[index])) for index in range(tail_start, segment.encoded_len)]
     tail_slots = [(index, coord_bin) for index, coord_bin in tail_bins if coord_bin is not None]
     weights = _text_weights(segment, (index for index, coord_bin in tail_bins if coord_bin is None), rules)
+    labels = [i if weight else IGNORED for i, weight in zip(segment.token_ids, weights, strict=True)]
+    for index, label in zip(segment.number_positions, segment.number_labels, strict=True):
+        labels[index], weights[index] = label, float(label != IGNORED)
     return Supervision(
-        labels=tuple(i if weight else IGNORED for i, weight in zip(segment.token_ids, weights, strict=True)),
-        weights=weights,
+        labels=tuple(labels),
+        weights=tuple(weights),
         coord_positions=(*segment.coord_positions, *(index for index, _ in tail_slots)),
         coord_bins=(*segment.coord_bins, *(coord_bin for _, coord_bin in tail_slots)),
         coord_in_prefix=(True,) * len(segment.coord_positions) + (False,) * len(tail_slots),
@@ -168,12 +170,12 @@ def place_supervisions(supervisions: Iterable[Supervision], *, starts: Iterable[
     )
 
 
-def _text_weights(segment: Segment, text_positions: Iterable[int], rules: MaskRules) -> tuple[float, ...]:
+def _text_weights(segment: Segment, text_positions: Iterable[int], rules: MaskRules) -> list[float]:
     desc = frozenset(segment.desc_positions)
     weights = [0.0] * segment.encoded_len
     for index in text_positions:
         weights[index] = rules.desc_ce_weight if index in desc else 1.0
-    return tuple(weights)
+    return weights
 
 
 def _check_lens(segment: Segment) -> None:
@@ -186,11 +188,14 @@ def _check_lens(segment: Segment) -> None:
         raise SegmentLensDisagree(
             f"{len(segment.coord_positions)} slots but {len(segment.coord_bins)} bins", key=origin
         )
+    if len(segment.number_positions) != len(segment.number_labels):
+        counts = f"{len(segment.number_positions)} tokens of numbers but {len(segment.number_labels)} labels"
+        raise SegmentLensDisagree(counts, key=origin)
 
 
 def _check_positions(segment: Segment) -> None:
     origin, tail_start = segment.sample.origin, segment.prompt_len + segment.prefix_len
-    for positions in (segment.coord_positions, segment.desc_positions):
+    for positions in (segment.coord_positions, segment.desc_positions, segment.number_positions):
         outside = [index for index in positions if not segment.prompt_len <= index < segment.encoded_len]
         if outside:
             target = f"[{segment.prompt_len}, {segment.encoded_len})"

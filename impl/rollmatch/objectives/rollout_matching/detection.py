@@ -1,0 +1,189 @@
+"""Judge the rollouts of a detection data set: COCO's AP, and F1 of one-to-one matches at several IoUs, by class."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rollmatch.data.formats.native import to_pixels
+from rollmatch.objectives.rollout_matching.average_precision import (
+    Box,
+    DetectedBox,
+    TrueBox,
+    average_precision,
+)
+from rollmatch.objectives.rollout_matching.match import MatchRules, match_objects, outline
+from rollmatch.records import GroundTruth, ParsedRollout, PredictedObject, Sample
+
+F1_IOUS = (0.5, 0.75, 0.9)
+CROWD_COVERS = 0.5
+"""Share of an unmatched prediction inside a crowd region of its description from which it is not counted as wrong."""
+SAME_BOX = 0.9
+"""IoU with an earlier box of the same description from which a prediction is a duplicate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A sample and what the model said about it."""
+
+    sample: Sample
+    parsed: ParsedRollout
+    scores: tuple[float, ...]
+    """[len(parsed.objects)] as ``object_scores`` returns them."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        return self.sample.width, self.sample.height
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectionFigures:
+    """What an evaluation reports."""
+
+    metrics: dict[str, float | None]
+    by_desc: dict[str, dict[str, float | int | None]]
+
+
+def judge_detection(answers: Sequence[Answered], rules: MatchRules) -> DetectionFigures:
+    """Figures of all answers; ``rules`` with another gate for each IoU of ``F1_IOUS``."""
+    truth = [box for image, one in enumerate(answers) for box in _true_boxes(image, one)]
+    detected = [box for image, one in enumerate(answers) for box in _detected_boxes(image, one)]
+    scored = average_precision(truth, detected, len(answers))
+    constant = average_precision(truth, [replace(box, score=1.0) for box in detected], len(answers))
+    counts = {iou: _count(answers, replace(rules, maskiou_gate=iou)) for iou in F1_IOUS}
+    known = {box.desc for box in truth}
+    metrics: dict[str, float | None] = {
+        **scored.summary,
+        **{f"{name}_constant_score": constant.summary[name] for name in ("AP", "AP50")},
+        **{name: value for iou, count in counts.items() for name, value in count.figures(iou).items()},
+        "duplicate_rate": _ratio(sum(_num_duplicates(one) for one in answers), len(detected)),
+        "unknown_desc_rate": _ratio(sum(box.desc not in known for box in detected), len(detected)),
+        "invalid_rate": _ratio(sum(one.parsed.invalid for one in answers), len(answers)),
+        "truncated_rate": _ratio(sum(one.parsed.truncated for one in answers), len(answers)),
+        "num_images": float(len(answers)),
+    }
+    by_desc = {desc: figures | counts[F1_IOUS[0]].of(desc) for desc, figures in scored.by_desc.items()}
+    return DetectionFigures(metrics=metrics, by_desc=by_desc)
+
+
+class Counts:
+    """True, predicted and matched objects, by description. Predictions in crowd regions are left out."""
+
+    def __init__(self) -> None:
+        self.truth: Counter[str] = Counter()
+        self.predicted: Counter[str] = Counter()
+        self.correct: Counter[str] = Counter()
+        """Matched, and described as the true object is."""
+        self.num_matched = 0
+
+    def figures(self, iou: float) -> dict[str, float]:
+        """Precision and recall count places alone; ``f1_desc`` wants the right description, too."""
+        num_truth, num_predicted = self.truth.total(), self.predicted.total()
+        return {
+            f"precision@{iou}": _ratio(self.num_matched, num_predicted),
+            f"recall@{iou}": _ratio(self.num_matched, num_truth),
+            f"f1@{iou}": _ratio(2 * self.num_matched, num_predicted + num_truth),
+            f"f1_desc@{iou}": _ratio(2 * self.correct.total(), num_predicted + num_truth),
+        }
+
+    def of(self, desc: str) -> dict[str, float | int | None]:
+        """F1 and numbers of one description."""
+        num_truth, num_predicted = self.truth[desc], self.predicted[desc]
+        f1 = _ratio(2 * self.correct[desc], num_truth + num_predicted)
+        return {"F1": f1, "num_truth": num_truth, "num_predicted": num_predicted}
+
+
+def _count(answers: Sequence[Answered], rules: MatchRules) -> Counts:
+    counts = Counts()
+    for one in answers:
+        objects, truth = one.parsed.objects, one.sample.objects
+        matching = match_objects(objects, truth, rules)
+        crowds = _crowds(one.sample)
+        ignored = {index for index in matching.false_positives if _is_in_crowd(objects[index], crowds)}
+        counts.truth.update(each.desc for each in truth)
+        counts.predicted.update(each.desc for index, each in enumerate(objects) if index not in ignored)
+        counts.num_matched += len(matching.pairs)
+        counts.correct.update(
+            truth[true].desc for mine, true in matching.pairs if objects[mine].desc == truth[true].desc
+        )
+    return counts
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _true_boxes(image: int, one: Answered) -> list[TrueBox]:
+    areas = one.sample.metadata.get("areas")
+    known: Sequence[float] = areas if isinstance(areas, list) and len(areas) == len(one.sample.objects) else ()
+    boxes = [(each.desc, _pixels(around(each), one.size)) for each in one.sample.objects]
+    found = [
+        TrueBox(image=image, desc=desc, box=box, area=known[place] if known else _area(box))
+        for place, (desc, box) in enumerate(boxes)
+    ]
+    crowds = [(desc, _pixels(bins, one.size)) for desc, bins in _crowds(one.sample)]
+    return found + [TrueBox(image=image, desc=d, box=box, area=_area(box), is_crowd=True) for d, box in crowds]
+
+
+def _detected_boxes(image: int, one: Answered) -> list[DetectedBox]:
+    return [
+        DetectedBox(image=image, desc=each.desc, box=_pixels(around(each), one.size), score=score)
+        for each, score in zip(one.parsed.objects, one.scores, strict=True)
+    ]
+
+
+def _crowds(sample: Sample) -> list[tuple[str, tuple[int, ...]]]:
+    """(description, box in bins) of the crowd regions that a conversion has kept in ``metadata.crowd``."""
+    regions: Sequence[Mapping[str, Any]] = sample.metadata.get("crowd", ())
+    return [(str(region["desc"]), tuple(region["bbox_2d"])) for region in regions if "bbox_2d" in region]
+
+
+def _is_in_crowd(each: PredictedObject, crowds: Sequence[tuple[str, tuple[int, ...]]]) -> bool:
+    box = around(each)
+    return any(desc == each.desc and _shared(box, bins) >= CROWD_COVERS * _area(box) for desc, bins in crowds)
+
+
+def _num_duplicates(one: Answered) -> int:
+    """Predictions that repeat an earlier one."""
+    boxes = [(each.desc, around(each)) for each in one.parsed.objects]
+    return sum(
+        any(desc == other and iou_of(box, earlier) >= SAME_BOX for other, earlier in boxes[:place])
+        for place, (desc, box) in enumerate(boxes)
+    )
+
+
+def around(each: PredictedObject | GroundTruth) -> tuple[int, ...]:
+    """[x1, y1, x2, y2] bins around an object.
+
+    >>> from rollmatch.records import Geometry
+    >>> around(GroundTruth(desc="leaf", geometry=Geometry.POLY, bins=(1, 2, 9, 2, 9, 8)))
+    (1, 2, 9, 8)
+    """
+    corners = outline(each)
+    return min(corners[0::2]), min(corners[1::2]), max(corners[0::2]), max(corners[1::2])
+
+
+def _pixels(bins: Sequence[int], size: tuple[int, int]) -> Box:
+    left, top, right, bottom = to_pixels(bins, size)
+    return left, top, right, bottom
+
+
+def _area(box: Sequence[float]) -> float:
+    return (box[2] - box[0]) * (box[3] - box[1])
+
+
+def _shared(one: Sequence[float], other: Sequence[float]) -> float:
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(0, width) * max(0, height)
+
+
+def iou_of(one: Sequence[float], other: Sequence[float]) -> float:
+    """Intersection over union of two boxes.
+
+    >>> iou_of((0, 0, 4, 4), (0, 0, 4, 2))
+    0.5
+    """
+    shared = _shared(one, other)
+    return _ratio(shared, _area(one) + _area(other) - shared)
