@@ -155,6 +155,12 @@ def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield key, weight.detach()
 
 
+def checkpoint_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(checkpoint name, tensor without memory) of every weight: what ``merged_weights`` will yield, in any order."""
+    metas = ((key, torch.empty_like(tensor, device="meta")) for key, tensor in model_tensors(model))
+    yield from checkpoint_names(model).convert(metas)
+
+
 def is_adapted(model: nn.Module) -> bool:
     """Whether this is peft's wrapper."""
     peft: Any = sys.modules.get("peft")  # where it was never loaded, nothing is adapted

@@ -1,7 +1,7 @@
 """Decoder layers compiled one by one, in place: one graph serves all layers, parameter names stay.
 
 ``nn.Module.compile`` replaces what a layer runs, not the layer: state dicts, peft and hooks see the same modules.
-Attention stays outside the graphs, since packed rows carry their bounds as Python integers.
+Attention stays outside the graphs, since packed rows pass their bounds as Python integers.
 Source: regional compilation as in torchtitan; transformers' ``GradientCheckpointingLayer`` wraps the compiled forward.
 """
 

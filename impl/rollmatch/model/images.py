@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
 from rollmatch.errors import ConfigError
 
@@ -26,9 +26,15 @@ _OF_TEXT = ("input_ids", "attention_mask", *TOKEN_TYPES)
 _BLANK_SIZE = (64, 48)
 
 
+class PlaceholdersMisfit(ConfigError):
+    """A prompt holds one image placeholder per image."""
+
+    code = "placeholders-misfit"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFeatures:
-    """Images of one segment. Made by ``ImageProcessing``, read by ``rollout.hf`` and ``learn.batch``."""
+    """Images of one segment. Made by ``ImageProcessing``, read by ``rollout.backend`` and ``learn.batch``."""
 
     tensors: Mapping[str, Tensor]
     """The processor's, by the names of the model's arguments; empty without images."""
@@ -49,7 +55,7 @@ class ImageProcessing:
     Errors: ``images-not-countable``, where the processor does not say which tokens an image becomes.
     """
 
-    def __init__(self, processor: Any, directory: str | Path) -> None:
+    def __init__(self, processor: ProcessorMixin, directory: str | Path) -> None:
         self.processor = processor
         self.tokenizer = processor.tokenizer
         self.image_id = _image_id_of(directory, processor)
@@ -58,6 +64,9 @@ class ImageProcessing:
         self.placeholder_id = int(self.tokenizer.convert_tokens_to_ids(self._placeholder))
         self.growth = lru_cache(maxsize=1024)(self._growth)
         """Sizes (width, height) of a prompt's images -> tokens that its placeholders gain when they are expanded."""
+
+        self.resized = lru_cache(maxsize=1024)(self._resized)
+        """Size (width, height) of an image -> size in pixels at which the model gets it."""
 
     def process(self, images: Sequence[Image.Image]) -> ImageFeatures:
         """Tensors and tokens of a prompt's images, together: some processors cut a single image finer than several."""
@@ -68,6 +77,20 @@ class ImageProcessing:
     def _growth(self, sizes: tuple[tuple[int, int], ...]) -> int:
         features = self.process([Image.new("RGB", size) for size in sizes])
         return sum(len(ids) - 1 for ids in features.expansions)
+
+    def _resized(self, size: tuple[int, int]) -> tuple[int, int]:
+        grid = self.process([Image.new("RGB", size)]).tensors.get("image_grid_thw")
+        if grid is None:
+            name = type(self.processor).__name__
+            raise ConfigError(
+                f"{name} does not say at which size the model gets an image",
+                code="image-size-unknown",
+                key="custom.extra.rollout_matching.answer_format",
+                remedy="Use a format whose coordinates do not depend on it, such as qwen3_vl.",
+            )
+        _, rows, columns = grid[0].tolist()
+        patch = int(self.processor.image_processor.patch_size)
+        return columns * patch, rows * patch
 
     def _process(self, images: Sequence[Image.Image], placeholder: str) -> ImageFeatures:
         text = self._mark + "".join(placeholder + self._mark for _ in images)
@@ -105,15 +128,15 @@ class ImageProcessing:
 def read_config(directory: str | Path) -> dict[str, Any]:
     """``config.json`` of a model directory; empty where there is none."""
     path = Path(directory) / "config.json"
-    described: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    described: dict[str, object] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return described
 
 
-def _image_id_of(directory: str | Path, processor: Any) -> int:
+def _image_id_of(directory: str | Path, processor: ProcessorMixin) -> int:
     """As the model reads it: a processor may mean the token of prompts instead (Gemma 3)."""
     described = read_config(directory)
-    told = described.get("image_token_id", described.get("image_token_index"))
-    return int(processor.image_token_id if told is None else told)
+    token_id = described.get("image_token_id", described.get("image_token_index"))
+    return int(processor.image_token_id if token_id is None else token_id)
 
 
 def image_arguments(token_ids: Tensor, images: Sequence[ImageFeatures], model: nn.Module) -> dict[str, Tensor]:
@@ -129,13 +152,13 @@ def image_arguments(token_ids: Tensor, images: Sequence[ImageFeatures], model: n
     return inputs
 
 
-def multimodal_part(model: nn.Module) -> Any:
+def multimodal_part(model: nn.Module) -> PreTrainedModel | None:
     """The module that puts images into the text, inside any adapters and wrappers; None in a text model."""
     models = (part for part in model.modules() if isinstance(part, PreTrainedModel))  # peft's wrapper has a config, too
     return next((part for part in models if getattr(part.config, "vision_config", None)), None)
 
 
-def token_types(token_ids: Tensor, config: Any) -> Tensor:
+def token_types(token_ids: Tensor, config: PreTrainedConfig) -> Tensor:
     """0 text, 1 image, 2 video; the same shape."""
     types = torch.zeros_like(token_ids, dtype=torch.int32)
     for kind, token_id in enumerate(_placeholders_of(config), start=1):
@@ -144,10 +167,10 @@ def token_types(token_ids: Tensor, config: Any) -> Tensor:
     return types
 
 
-def _placeholders_of(config: Any) -> Iterator[int | None]:
+def _placeholders_of(config: PreTrainedConfig) -> Iterator[int | None]:
     for kind in ("image", "video"):
-        told = getattr(config, f"{kind}_token_id", None)
-        yield getattr(config, f"{kind}_token_index", None) if told is None else told
+        token_id = getattr(config, f"{kind}_token_id", None)
+        yield getattr(config, f"{kind}_token_index", None) if token_id is None else token_id
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
@@ -162,3 +185,43 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
         missing = [size - own for size, own in zip(shape, tensor.shape[1:], strict=True)]
         padded.append(functional.pad(tensor, [part for size in reversed(missing) for part in (0, size)]))
     return torch.cat(padded)
+
+
+def placeholder_ids(directory: str | Path, processor: Any) -> tuple[int, ...]:
+    """Ids of a model's image, video and audio placeholders, ascending; none of a text model.
+
+    Source: the processor's own attributes, and ``config.json``. Ids are never assumed: 151667 is ``<think>`` in one
+    family and an image placeholder in another.
+    """
+    described = read_config(directory)
+    names = [f"{kind}_token_{suffix}" for kind in ("image", "video", "audio") for suffix in ("id", "index")]
+    found = {described.get(name) for name in names} | {getattr(processor, name, None) for name in names}
+    found.add(described.get("boi_token_index"))  # Gemma 3 reads it as an image when a prompt holds it
+    return tuple(sorted(i for i in found if isinstance(i, int) and i >= 0))
+
+
+def expand_placeholders(
+    prompt_token_ids: Sequence[int], expansions: Sequence[Sequence[int]], *, placeholder_id: int
+) -> tuple[int, ...]:
+    """Replace the i-th placeholder by ``expansions[i]``. Errors: ``PlaceholdersMisfit``.
+
+    >>> expand_placeholders([5, 99, 6, 99, 7], [(99, 99), (1, 99, 2)], placeholder_id=99)
+    (5, 99, 99, 6, 1, 99, 2, 7)
+    """
+    check_placeholders(prompt_token_ids, len(expansions), placeholder_id=placeholder_id)
+    remaining = iter(expansions)
+    expanded: list[int] = []
+    for token_id in prompt_token_ids:
+        expanded.extend(next(remaining) if token_id == placeholder_id else (token_id,))
+    return tuple(expanded)
+
+
+def check_placeholders(prompt_token_ids: Sequence[int], num_images: int, *, placeholder_id: int) -> None:
+    """One placeholder per image. Errors: ``PlaceholdersMisfit``."""
+    num_placeholders = sum(token_id == placeholder_id for token_id in prompt_token_ids)
+    if num_placeholders != num_images:
+        raise PlaceholdersMisfit(
+            f"the prompt holds {num_placeholders} image placeholders for {num_images} images",
+            key="custom.prompts",
+            remedy="Take the placeholder's literal out of the prompts: the chat template writes one per image.",
+        )

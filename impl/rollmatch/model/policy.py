@@ -4,16 +4,18 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
 
+from rollmatch.config.files import quantized
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.errors import ConfigError
 from rollmatch.model.checkpoint import is_adapted
 from rollmatch.model.parts import freeze
+from rollmatch.model.vocabulary import Vocabulary
 
-if TYPE_CHECKING:  # seconds to load; who only asks for a policy's weights needs neither
+if TYPE_CHECKING:  # seconds to load, which naming weights does not need
     from peft import PeftModel
     from transformers import PreTrainedModel
 
@@ -54,9 +56,7 @@ def load_policy(
 
     architecture = AutoConfig.from_pretrained(config.model)
     if getattr(architecture, "quantization_config", None) is not None:
-        remedy = "Use the unquantized checkpoint; adapters on quantized weights (QLoRA) are not supported."
-        problem = f"{config.model} holds quantized weights"
-        raise ConfigError(problem, code="base-quantized", key="model.model", remedy=remedy)
+        raise quantized(config.model)
     kind = AutoModelForImageTextToText if hasattr(architecture, "vision_config") else AutoModelForCausalLM
     model: nn.Module = kind.from_pretrained(
         config.model, config=architecture, dtype=config.torch_dtype, attn_implementation=attn_implementation
@@ -111,7 +111,7 @@ def count_weights(model: nn.Module) -> tuple[int, int]:
 
 
 @contextmanager
-def without_adapters(model: nn.Module, *, wanted: bool = True) -> Iterator[None]:
+def without_adapters(model: nn.Module, *, wanted: bool) -> Iterator[None]:
     """The policy as its adapters found it, while this lasts; a wrapper (DDP) may stand around it.
 
     Errors: ``ReferenceMissing``, where there are no adapters to leave out.
@@ -123,7 +123,7 @@ def without_adapters(model: nn.Module, *, wanted: bool = True) -> Iterator[None]
         raise ReferenceMissing(
             "the policy has no adapters, and no other copy of it is kept",
             key="tuner.train_type",
-            remedy="Set it to lora, or ask for no distance to the reference (beta 0).",
+            remedy="Set it to lora, or set beta to 0, which needs no reference.",
         )
     else:
         with cast("PeftModel", adapted).disable_adapter():
@@ -143,9 +143,9 @@ def _adapt(model: nn.Module, tuner: TunerConfig) -> "PeftModel":
         )
     _check_head(model, wanted)
     _check_patterns(model, wanted, tuner)
-    beside: dict[str, Any] = {
+    beside: dict[str, object] = {
         "modules_to_save": list(tuner.modules_to_save) or None,
-        "trainable_token_indices": tuner.trainable_token_indices or None,
+        "trainable_token_indices": _trained_tokens(model, tuner),
         "rank_pattern": dict(tuner.rank_pattern),
         "alpha_pattern": dict(tuner.alpha_pattern),
         "ensure_weight_tying": bool(tuner.modules_to_save) and _is_tied(model),
@@ -161,6 +161,18 @@ def _adapt(model: nn.Module, tuner: TunerConfig) -> "PeftModel":
     )
     adapted: PeftModel = get_peft_model(model, settings)
     return adapted
+
+
+def _trained_tokens(model: nn.Module, tuner: TunerConfig) -> list[int] | dict[str, list[int]] | None:
+    """As peft takes it: a head that is not the embedding has rows of its own for the coordinate tokens."""
+    told = tuner.trainable_token_indices
+    if told != "coord_tokens":
+        return told or None
+    ids = list(Vocabulary.load(model.name_or_path).coord_ids)  # type: ignore[arg-type]
+    embedding, head = model.get_input_embeddings(), _head_of(model)  # type: ignore[operator]
+    if head is None or _is_tied(model):
+        return ids
+    return {name.rpartition(".")[2]: ids for name, module in model.named_modules() if module in (embedding, head)}
 
 
 def _check_patterns(model: nn.Module, wanted: Sequence[str], tuner: TunerConfig) -> None:

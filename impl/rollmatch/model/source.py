@@ -1,4 +1,4 @@
-"""Where a model comes from: a directory, a hub id, an adapter on either. Imports no torch.
+"""Where a model comes from: a directory, a run, a hub id, an adapter on any of them. Imports no torch.
 
 Hub ids are looked up in the cache first; HF_HUB_OFFLINE and the other variables of huggingface_hub are respected.
 """
@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+from rollmatch.checkpoint import MANIFEST, checkpoints_in
 from rollmatch.config import RunConfig
 from rollmatch.config.training import ModelConfig
 from rollmatch.errors import ConfigError
@@ -36,12 +37,20 @@ def local_model(config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"model": directory, "adapter": adapter})
 
 
+def _checkpoint_of(directory: Path) -> str:
+    """The newest whole checkpoint of a run's directory; any other directory as it is."""
+    whole = [path for path in checkpoints_in(directory) if (path / MANIFEST).is_file()]
+    return str(directory if (directory / "config.json").is_file() or not whole else whole[0])
+
+
 def local_directory(name: str, *, revision: str | None, key: str) -> str:
-    """The directory of a model that is named by itself or by its hub id; a name that is neither stays.
+    """The directory of a model that is named by itself, by its run or by its hub id; another name stays.
 
     Errors: ``model-directory-missing``.
     """
-    if Path(name).is_dir() or not HUB_ID.fullmatch(name):
+    if Path(name).is_dir():
+        return _checkpoint_of(Path(name))
+    if not HUB_ID.fullmatch(name):
         return name
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

@@ -12,9 +12,19 @@ from typing import Any
 
 from PIL import Image
 
-from rollmatch.data.chat import IMAGE_TAG, tagged_messages
+from rollmatch.data.chat import tagged_messages
+from rollmatch.data.content import IMAGE_TAG
 from rollmatch.errors import ConfigError, RolloutError
-from rollmatch.model.images import NO_IMAGES, ImageFeatures, ImageProcessing, read_config
+from rollmatch.model.images import (
+    NO_IMAGES,
+    ImageFeatures,
+    ImageProcessing,
+    PlaceholdersMisfit,
+    check_placeholders,
+    expand_placeholders,
+    placeholder_ids,
+)
+from rollmatch.model.overlong import cut_left
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.records import Rollout, Sample
 
@@ -25,10 +35,10 @@ class ImagesNotSupported(ConfigError):
     code = "images-not-supported"
 
 
-class PlaceholdersMisfit(ConfigError):
-    """A prompt holds one image placeholder per image."""
+class PromptUncuttable(ConfigError):
+    """A prompt that is to be cut has enough text beside its framing and images."""
 
-    code = "placeholders-misfit"
+    code = "prompt-too-long"
 
 
 class TurnsNotRendered(ConfigError):
@@ -53,8 +63,14 @@ WRITTEN = "rollmatch-writes-here"
 class TemplateOptions:
     """Settings of the model's own chat template and processor."""
 
-    chat: Mapping[str, Any] = field(default_factory=dict)
-    processor: Mapping[str, Any] = field(default_factory=dict)
+    chat: Mapping[str, object] = field(default_factory=dict)
+    processor: Mapping[str, object] = field(default_factory=dict)
+    coordinates: bool = True
+    """Whether the vocabulary must hold the coordinate tokens."""
+    images: bool = True
+    """Whether the model must take images."""
+    max_prompt_len: int | None = None
+    """Longer prompts are cut at the left, images expanded; None: never. Unit: tokens."""
 
 
 class Template:
@@ -73,8 +89,9 @@ class Template:
         options: TemplateOptions | None = None,
     ) -> None:
         self.options = options or TemplateOptions()
-        self.vocabulary = Vocabulary.load(directory, coordinates=not any_chat)
-        self.processor = _load_processor(directory, self.options.processor, needs_images=not any_chat)
+        self.vocabulary = Vocabulary.load(directory, coordinates=not any_chat and self.options.coordinates)
+        needs_images = self.options.images and not any_chat
+        self.processor = _load_processor(directory, self.options.processor, needs_images=needs_images)
         self.tokenizer = getattr(self.processor, "tokenizer", self.processor)
         self.system, self.user = system, user
         has_images = hasattr(self.processor, "image_processor")
@@ -82,7 +99,7 @@ class Template:
         self.image_id = self.images.image_id if self.images else NO_ID
         self.pad_id: int = self._find_pad_id()
         self.banned_ids = placeholder_ids(directory, self.processor)
-        """Tokens that no response may contain: each would ask for an image or a video that is not there."""
+        """Tokens that no response may contain: each stands for an image or a video that is not there."""
 
     def messages(self, sample: Sample) -> list[dict[str, Any]]:
         """Chat messages of a sample's prompt: its own, or system (unless empty), then images and the question."""
@@ -90,18 +107,31 @@ class Template:
             return own_messages(sample)
         content = [{"type": "image", "image": path} for path in sample.images] + [{"type": "text", "text": self.user}]
         question = {"role": "user", "content": content}
-        return [{"role": "system", "content": self.system}, question] if self.system else [question]
+        system = self.system if sample.system is None else sample.system
+        return [{"role": "system", "content": system}, question] if system else [question]
 
     def prompt_token_ids(self, sample: Sample) -> tuple[int, ...]:
-        """[P'] the prompt with one placeholder per image, ready for the assistant's first token."""
-        return self.vocabulary.encode(self._render(sample))
+        """[P'] the prompt with one placeholder per image, ready for the assistant's first token.
+
+        Errors: ``PromptUncuttable``, where ``max_prompt_len`` is less than framing and images need.
+        """
+        ids, limit = self.vocabulary.encode(self._render(sample)), self.options.max_prompt_len
+        num_excess = 0 if limit is None else len(ids) + self._growth_of(sample, ids) - limit
+        if num_excess <= 0:
+            return ids
+        image_id = self.images.placeholder_id if self.images else NO_ID
+        cut = cut_left(ids, num_excess, is_kept=self.vocabulary.is_control, image_id=image_id)
+        if cut is None:
+            problem = f"framing and images leave no {num_excess} tokens to cut"
+            raise PromptUncuttable(problem, key=sample.origin, remedy="Set overlong to skip, or shorten the prompt.")
+        return cut
 
     def _render(self, sample: Sample) -> str:
-        return self._chat_text(self.messages(sample))
+        return self._chat_text(self.messages(sample), tools=sample.tools)
 
-    def _chat_text(self, messages: list[dict[str, Any]]) -> str:
+    def _chat_text(self, messages: list[dict[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         text: str = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **self.options.chat
+            messages, tools=list(tools) or None, tokenize=False, add_generation_prompt=True, **self.options.chat
         )
         return text
 
@@ -134,15 +164,21 @@ class Template:
         return images
 
     def prompt_length(self, sample: Sample) -> int:
-        """Tokens of a sample's prompt, images expanded; reads only the headers of image files."""
-        ids, sizes = self.prompt_token_ids(sample), []
-        for path in sample.images:
-            with Image.open(path) as image:
-                sizes.append(image.size)
-        if self.images is None or not sizes:
-            return len(ids)
-        _check_placeholders(ids, len(sizes), placeholder_id=self.images.placeholder_id)
-        return len(ids) + self.images.growth(tuple(sizes))
+        """Tokens of a sample's prompt before any cut, images expanded; reads only the headers of image files."""
+        ids = self.vocabulary.encode(self._render(sample))
+        return len(ids) + self._growth_of(sample, ids)
+
+    def is_cut(self, sample: Sample) -> bool:
+        """Whether a sample's prompt is longer than ``max_prompt_len``."""
+        limit = self.options.max_prompt_len
+        return limit is not None and self.prompt_length(sample) > limit
+
+    def image_size(self, sample: Sample) -> tuple[int, int]:
+        """Width and height in pixels of a sample's first image as the model gets it. Errors: ``ImagesNotSupported``."""
+        if self.images is None or not sample.images:
+            raise ImagesNotSupported("there is no image to measure", key=sample.origin, remedy="Take a vision model.")
+        with Image.open(sample.images[0]) as image:
+            return self.images.resized(image.size)
 
     def image_features(self, sample: Sample) -> ImageFeatures:
         """Tensors and tokens of a sample's images. Errors: ``ImagesNotSupported``."""
@@ -163,8 +199,8 @@ class Template:
 
     def check_expansion(self, sample: Sample) -> None:
         """Compare an expanded prompt with the processor's, of the whole text. Errors: ``PlaceholdersMisfit``."""
-        ours = self.expand(self.prompt_token_ids(sample), self.image_features(sample))
         text = self._render(sample)
+        ours = self.expand(self.vocabulary.encode(text), self.image_features(sample))
         made = self.processor(text=[text], images=[self.load_images(sample)], add_special_tokens=False)
         if list(ours) != list(made["input_ids"][0]):
             raise PlaceholdersMisfit(
@@ -178,26 +214,24 @@ class Template:
         if tuple(prompt_token_ids) != rollout.prompt_token_ids:
             raise _describe_mismatch(sample, prompt_token_ids, rollout.prompt_token_ids, self.image_id)
 
+    def _growth_of(self, sample: Sample, prompt_token_ids: Sequence[int]) -> int:
+        """Tokens that a prompt gains by its images. Errors: ``PlaceholdersMisfit``."""
+        if self.images is None or not sample.images:
+            return 0
+        sizes = []
+        for path in sample.images:
+            with Image.open(path) as image:
+                sizes.append(image.size)
+        check_placeholders(prompt_token_ids, len(sizes), placeholder_id=self.images.placeholder_id)
+        return self.images.growth(tuple(sizes))
+
     def _find_pad_id(self) -> int:
         """The tokenizer's, or the stop token where it has none: what is padded is masked."""
         pad_id = self.tokenizer.pad_token_id
         return self.vocabulary.stop_id if pad_id is None else int(pad_id)
 
 
-def placeholder_ids(directory: str | Path, processor: Any) -> tuple[int, ...]:
-    """Ids of a model's image, video and audio placeholders, ascending; none of a text model.
-
-    Source: the processor's own attributes, and ``config.json``. Ids are never assumed: 151667 is ``<think>`` in one
-    family and an image placeholder in another.
-    """
-    described = read_config(directory)
-    names = [f"{kind}_token_{suffix}" for kind in ("image", "video", "audio") for suffix in ("id", "index")]
-    found = {described.get(name) for name in names} | {getattr(processor, name, None) for name in names}
-    found.add(described.get("boi_token_index"))  # Gemma 3 reads it as an image when a prompt holds it
-    return tuple(sorted(i for i in found if isinstance(i, int) and i >= 0))
-
-
-def own_messages(sample: Sample) -> list[dict[str, Any]]:
+def own_messages(sample: Sample) -> list[dict[str, object]]:
     """A sample's own chat as a chat template takes it; images stand where tagged, else before the first question.
 
     >>> sample = Sample(sample_id=0, origin="x:1", images=("a.png",), messages=(("user", "Is <image> red?"),))
@@ -210,38 +244,12 @@ def own_messages(sample: Sample) -> list[dict[str, Any]]:
     return [{"role": role, "content": list(_parts_of(text, images))} for role, text in tagged_messages(sample)]
 
 
-def _parts_of(text: str, images: Iterator[str]) -> Iterator[dict[str, Any]]:
-    for place, piece in enumerate(text.split(IMAGE_TAG)):
+def _parts_of(text: str, images: Iterator[str]) -> Iterator[dict[str, object]]:
+    for place, part in enumerate(text.split(IMAGE_TAG)):
         if place:
             yield {"type": "image", "image": next(images)}
-        if piece:
-            yield {"type": "text", "text": piece}
-
-
-def expand_placeholders(
-    prompt_token_ids: Sequence[int], expansions: Sequence[Sequence[int]], *, placeholder_id: int
-) -> tuple[int, ...]:
-    """Replace the i-th placeholder by ``expansions[i]``. Errors: ``PlaceholdersMisfit``.
-
-    >>> expand_placeholders([5, 99, 6, 99, 7], [(99, 99), (1, 99, 2)], placeholder_id=99)
-    (5, 99, 99, 6, 1, 99, 2, 7)
-    """
-    _check_placeholders(prompt_token_ids, len(expansions), placeholder_id=placeholder_id)
-    remaining = iter(expansions)
-    expanded: list[int] = []
-    for token_id in prompt_token_ids:
-        expanded.extend(next(remaining) if token_id == placeholder_id else (token_id,))
-    return tuple(expanded)
-
-
-def _check_placeholders(prompt_token_ids: Sequence[int], num_images: int, *, placeholder_id: int) -> None:
-    num_placeholders = sum(token_id == placeholder_id for token_id in prompt_token_ids)
-    if num_placeholders != num_images:
-        raise PlaceholdersMisfit(
-            f"the prompt holds {num_placeholders} image placeholders for {num_images} images",
-            key="custom.prompts",
-            remedy="Take the placeholder's literal out of the prompts: the chat template writes one per image.",
-        )
+        if part:
+            yield {"type": "text", "text": part}
 
 
 def _load_processor(directory: str | Path, settings: Mapping[str, Any], *, needs_images: bool) -> Any:
@@ -253,8 +261,8 @@ def _load_processor(directory: str | Path, settings: Mapping[str, Any], *, needs
     except OSError as error:
         if not needs_images:
             return AutoTokenizer.from_pretrained(str(directory))
-        told = str(error).partition(".")[0]
-        raise ImagesNotSupported(f"{directory}: {told}", key="model.model", remedy=remedy) from error
+        reason = str(error).partition(".")[0]
+        raise ImagesNotSupported(f"{directory}: {reason}", key="model.model", remedy=remedy) from error
     if needs_images and not hasattr(processor, "image_processor"):
         raise ImagesNotSupported(f"{directory} has no image processor", key="model.model", remedy=remedy)
     return processor
