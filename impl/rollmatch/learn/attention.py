@@ -1,6 +1,6 @@
 """Attention that keeps packed segments apart: exact, block-diagonal and causal, on any device.
 
-Registered with transformers as ``rollmatch_packed``. When a forward call carries ``cu_seq_lens_q`` (the bounds of
+Registered with transformers as ``rollmatch_packed``. When a forward call has ``cu_seq_lens_q`` (the bounds of
 the segments, spelled as for FlashAttention), each segment attends to itself alone: the work is the sum of squared
 lengths, nothing leaks, and no [T, T] mask exists. A flash kernel takes all segments at once where there is one
 (``learn.varlen``); else they go through scaled-dot-product attention one after the other. Without the bounds
@@ -32,7 +32,7 @@ SOURCES = (
     "flash_attn.flash_attn_varlen_func",
 )
 """Where a kernel may come from, the fastest first."""
-CAUSAL: tuple[tuple[str, Any], ...] = (("causal", True), ("is_causal", True), ("window_size", (-1, 0)))
+CAUSAL: tuple[tuple[str, object], ...] = (("causal", True), ("is_causal", True), ("window_size", (-1, 0)))
 """How kernels spell that a token sees those before it and itself; the first that a kernel knows is used."""
 SCALE = ("softmax_scale", "scale")
 
@@ -44,7 +44,7 @@ class Varlen:
     name: str
     call: Callable[..., Any]
     scale_word: str
-    words: Mapping[str, Any]
+    words: Mapping[str, object]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, rows: tuple[Tensor, int], scale: float) -> Tensor:
         """Causal within each segment; ``rows`` are the bounds and the length of the longest segment."""
@@ -71,7 +71,7 @@ def working_dtype(query: Tensor) -> torch.dtype:
 
 @cache
 def installed() -> Varlen | None:
-    """The first source that is there and lets causality and scale be told."""
+    """The first source that is there and takes causality and scale as arguments."""
     return next(filter(None, map(_find, SOURCES)), None)
 
 
@@ -83,8 +83,8 @@ def _find(source: str) -> Varlen | None:
         return None
 
 
-def describe(name: str, call: Callable[..., Any]) -> Varlen | None:
-    """A kernel by what its signature lets be told; None where causality or scale cannot be.
+def describe(name: str, call: Callable[..., object]) -> Varlen | None:
+    """A kernel by the arguments of its signature; None without causality or scale.
 
     >>> kernel = describe("some", lambda q, k, v, a, b, c, d, *, scale=None, window_size=(-1, -1), enable_gqa=False: q)
     >>> kernel.scale_word, kernel.words
@@ -118,7 +118,7 @@ class SlidingWindowPacked(LearnError):
 
 
 class DeferredMask:
-    """The recipe of a mask, carried instead of the mask and cooked only where it is needed.
+    """The arguments of a mask, passed instead of it, so that it is made only where it is needed.
 
     Transformers builds masks before it calls attention, from positions alone; only attention sees
     whether the row's bounds came along and made the mask superfluous.
@@ -139,7 +139,7 @@ def packed_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | DeferredMask | None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[Tensor, None]:
     """[B, H, T, D] queries, [B, G, T, D] keys and values -> [B, T, H, D]; the shape transformers calls for.
 
@@ -170,10 +170,10 @@ def _attend_packed(
     return torch.cat(parts, dim=1)
 
 
-def _is_plain(module: torch.nn.Module, kwargs: dict[str, Any]) -> bool:
+def _is_plain(module: torch.nn.Module, kwargs: dict[str, object]) -> bool:
     """Whether it is causal and nothing is added to the scores."""
-    told = kwargs.get("is_causal")
-    causal = getattr(module, "is_causal", True) if told is None else told
+    given = kwargs.get("is_causal")
+    causal = getattr(module, "is_causal", True) if given is None else given
     return bool(causal) and kwargs.get("position_bias") is None
 
 
@@ -248,7 +248,7 @@ def spans_of(bounds: Tensor, *, num_tokens: int) -> tuple[Span, ...]:
     return spans
 
 
-def packed_mask(**kwargs: Any) -> Tensor | DeferredMask | None:
+def packed_mask(**kwargs: object) -> Tensor | DeferredMask | None:
     """Transformers' sdpa mask; deferred where the call may turn out to be a packed row."""
     is_row = kwargs["batch_size"] == 1 and kwargs["q_length"] == kwargs["kv_length"]
     if is_row and kwargs.get("attention_mask") is None:

@@ -165,7 +165,7 @@ FeaturesOf = Callable[[Sample], ImageFeatures]
 
 
 class Supervisor(Protocol):
-    """Says what segments are to learn. Its supervisions are its own business: the batcher only carries them."""
+    """What segments are to learn. The batcher only passes supervisions on."""
 
     def supervise(self, segments: Sequence[Segment], *, starts: Sequence[int], num_tokens: int) -> Any:
         """What a list of ``num_tokens`` tokens is to learn in which segment i starts at ``starts[i]``."""

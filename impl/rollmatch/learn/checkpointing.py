@@ -10,7 +10,7 @@ many layers as fit below a share of the GPU::
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +100,6 @@ class AdaptiveCheckpointing:
         self._num_passes = 0
         self._base: float | None = None
         self._stored_base = 0.0
-        self._before, self._num_tokens = 0, 1
         self._handles = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             model.register_forward_hook(self._after_forward),
@@ -111,7 +110,7 @@ class AdaptiveCheckpointing:
         for handle in self._handles:
             handle.remove()
 
-    def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_forward(self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if not (model.training and torch.is_grad_enabled()):
             return
         self._finish_first_pass()
@@ -122,7 +121,7 @@ class AdaptiveCheckpointing:
             self.memory.reset_peak()
         self._num_passes += 1
 
-    def _after_forward(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _after_forward(self, model: nn.Module, args: tuple[object, ...], output: object) -> None:
         """Learn from what the pass has stored for its backward pass."""
         if not (model.training and torch.is_grad_enabled()):
             return
@@ -154,7 +153,7 @@ class AdaptiveCheckpointing:
             layer.gradient_checkpointing = index < first_kept
 
 
-def _count_tokens(kwargs: dict[str, Any]) -> int:
+def _count_tokens(kwargs: dict[str, object]) -> int:
     """Tokens of a batch, padding included."""
     ids = kwargs.get("input_ids")
     return ids.numel() if isinstance(ids, Tensor) else 1

@@ -258,7 +258,7 @@ class Scoring:
         self.head = head
         self._is_proven = False
 
-    def __call__(self, model: nn.Module, inputs: dict[str, Any], score: Score) -> tuple[Tensor, Any]:
+    def __call__(self, model: nn.Module, inputs: dict[str, object], score: Score) -> tuple[Tensor, object]:
         """What ``score`` makes of the logits of one forward pass, with its graph, and the model's output."""
         if self.head is not None:
             with losing_logits(self.head, score) as made:

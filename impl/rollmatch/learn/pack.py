@@ -1,21 +1,16 @@
-"""Segments into rows: carry-only, atomic, oldest first, filled as well as can be. Needs no torch.
+"""Segments into rows: never split, never dropped, oldest first, filled as well as can be. Needs no torch.
 
-Membership is decided from true encoded lengths, once a target exists. What does not fit a row is carried
+Membership is decided from true encoded lengths, once a target exists. What does not fit a row waits
 to the next one; nothing is ever split or dropped. The choice is an exact subset sum over big-integer
 bitsets: O(n * capacity / word) time and n * capacity / 8 bytes, about a millisecond for 512 segments and
-a row of 16k tokens. Sources: packing design (carry-only, fail fast), Bellman 1957 for the subset sum.
+a row of 16k tokens. Source: Bellman 1957 for the subset sum.
 """
 
 from collections.abc import Iterable, Sequence
 
 from rollmatch.errors import LearnError
+from rollmatch.model.overlong import too_long
 from rollmatch.records import Row, Segment
-
-
-class SegmentTooLong(LearnError):
-    """No segment is longer than a row; ``key`` is the sample's origin."""
-
-    code = "segment-too-long"
 
 
 class PackingBufferFull(LearnError):
@@ -94,8 +89,8 @@ class Packer:
             )
         held_back = self._buffer[num_eligible:]
         oldest, *younger = self._buffer[:num_eligible]
-        room = self.capacity - oldest.encoded_len
-        chosen = frozenset(fullest_subset([segment.encoded_len for segment in younger], capacity=room))
+        tokens_left = self.capacity - oldest.encoded_len
+        chosen = frozenset(fullest_subset([segment.encoded_len for segment in younger], capacity=tokens_left))
         companions = [segment for index, segment in enumerate(younger) if index in chosen]
         self._buffer = [segment for index, segment in enumerate(younger) if index not in chosen] + held_back
         return Row(segments=(oldest, *companions), capacity=self.capacity)
@@ -105,7 +100,7 @@ class Packer:
         return row.fill < self.min_fill_ratio
 
     def state(self) -> list[Segment]:
-        """The buffer, oldest first; ``restore`` of it goes on exactly as this packer would."""
+        """The buffer, oldest first; ``restore`` of it continues exactly as this packer would."""
         return list(self._buffer)
 
     def restore(self, segments: Iterable[Segment]) -> None:
@@ -115,11 +110,7 @@ class Packer:
     def _checked(self, buffer: list[Segment]) -> list[Segment]:
         for segment in buffer:
             if segment.encoded_len > self.capacity:
-                raise SegmentTooLong(
-                    f"a segment of {segment.encoded_len} tokens does not fit a row of {self.capacity}",
-                    key=segment.sample.origin,
-                    remedy="Raise global_max_length, lower max_new_tokens, or set training.packing to false.",
-                )
+                raise too_long(segment, self.capacity)
         if len(buffer) > self.max_buffered:
             raise PackingBufferFull(
                 f"{len(buffer)} segments would wait in a buffer of {self.max_buffered}",

@@ -7,7 +7,7 @@ An environment takes no arguments but its options, keeps nothing outside itself,
             self.rng, self.flips = rng, 0
             return "heads or tails?"
 
-        def clone(self, rng):                   # goes on exactly as this one would with the same generator
+        def clone(self, rng):                   # continues exactly as this one would with the same generator
             twin = Coin()
             twin.rng, twin.flips = rng, self.flips
             return twin
@@ -18,19 +18,19 @@ An environment takes no arguments but its options, keeps nothing outside itself,
             self.flips += 1
             return "again?", float(action == self.rng.choice(["heads", "tails"])), self.flips == 3, False
 
-        def fingerprint(self):                  # numbers and texts that tell its states apart
+        def fingerprint(self):                  # numbers and texts that distinguish its states
             return self.flips
 
 ``reset`` and ``step`` are gymnasium's, with a sample in place of options and texts in place of arrays; what stands
 after the fourth part of a step's answer (gymnasium's ``info``) is ignored. ``reset`` is given the same generator for
-every attempt at a sample, so that all of them have one prompt; after it each attempt goes on by a clone of its own.
+every attempt at a sample, so that all of them have one prompt; after it each attempt continues with a clone of its own.
 """
 
 import hashlib
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -90,7 +90,7 @@ class Environment(Protocol):
         """Start an episode; return the first observation, which is appended to the prompt."""
 
     def clone(self, rng: np.random.Generator) -> "Environment":
-        """Return an independent copy that draws from ``rng``."""
+        """Return an independent copy that samples from ``rng``."""
 
     def step(self, action: str) -> tuple[str, float, bool, bool]:
         """Apply a turn's text; return observation, reward, terminated, truncated. Errors: ``ActionUnparsable``."""
@@ -111,7 +111,7 @@ class StepResult(NamedTuple):
     truncated: bool
 
 
-def load_environment(name: str, options: Mapping[str, Any], *, key: str) -> MakeEnvironment:
+def load_environment(name: str, options: Mapping[str, object], *, key: str) -> MakeEnvironment:
     """Import ``module:Class``; modules of the working directory are found, too. It is made once, to see that it can be.
 
     Errors: ``EnvironmentUnknown``, ``EnvironmentMisfit``.
@@ -130,20 +130,20 @@ def _check_made(make: MakeEnvironment, name: str, *, key: str) -> None:
     remedy = "It is made as Class(**options), and has reset, clone, step and fingerprint."
     try:
         made = make()
-    except Exception as error:  # the user's code may raise anything; it is told as what it is
+    except Exception as error:  # the user's code may raise anything; the cause is kept
         raise EnvironmentMisfit(f"{name}: {type(error).__name__}: {error}", key=key, remedy=remedy) from error
     missing = [method for method in METHODS if not callable(getattr(made, method, None))]
     if missing:
         raise EnvironmentMisfit(f"{name} has no {', '.join(missing)}", key=key, remedy=remedy)
 
 
-def generator_of(*told: object) -> np.random.Generator:
-    """Random numbers that belong to what is told (run seed, sample, attempt) and to nothing else.
+def generator_of(*values: object) -> np.random.Generator:
+    """Random numbers that depend on these values (run seed, sample, attempt) and nothing else.
 
     >>> generator_of(7, 0, "3.0.1").random() == generator_of(7, 0, "3.0.1").random()
     True
     """
-    words = np.frombuffer(hashlib.blake2b(repr(told).encode(), digest_size=16).digest(), dtype="<u4")
+    words = np.frombuffer(hashlib.blake2b(repr(values).encode(), digest_size=16).digest(), dtype="<u4")
     return np.random.default_rng(words.tolist())
 
 
@@ -181,13 +181,13 @@ def show(
 def take_step(environment: Environment, action: str, *, key: str) -> StepResult:
     """One step, its answer checked. Errors: ``ActionUnparsable``, ``EnvironmentFailed``, ``StepMalformed``."""
     with _Telling(key, f"step({action!r})"):
-        told = environment.step(action)
-    parts = told if isinstance(told, tuple | list) and len(told) >= 4 else (None,) * 4
+        outcome = environment.step(action)
+    parts = outcome if isinstance(outcome, tuple | list) and len(outcome) >= 4 else (None,) * 4
     observation, reward, *ends = parts[:4]
     is_number = isinstance(reward, int | float | np.number) and math.isfinite(float(reward))
     if not isinstance(observation, str) or not is_number or not all(isinstance(end, bool | np.bool_) for end in ends):
         remedy = "Return (observation, reward, terminated, truncated): a text, a finite number, two truth values."
-        raise StepMalformed(f"step({action!r}) returned {told!r}", key=key, remedy=remedy)
+        raise StepMalformed(f"step({action!r}) returned {outcome!r}", key=key, remedy=remedy)
     return StepResult(observation, float(reward), bool(ends[0]), bool(ends[1]))
 
 

@@ -42,7 +42,7 @@ class Episode:
     """Of this attempt: the environment's chance and every turn's sampling go by it."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] | None = field(default_factory=list)
-    """None once an engine told none."""
+    """None once an engine has returned none."""
     rewards: list[tuple[int, float]] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     turn: Turn = field(init=False)
@@ -106,9 +106,9 @@ class Episode:
         is_stopped = rollout.finish_reason == "stop"
         ids = rollout.response_token_ids + ((self.rules.vocabulary.stop_id,) if is_stopped else ())
         self.token_ids += ids
-        told = rollout.response_logprobs
+        given = rollout.response_logprobs
         if self.logprobs is not None:
-            self.logprobs = None if told is None else self.logprobs + list(told)
+            self.logprobs = None if given is None else self.logprobs + list(given)
         return is_stopped
 
     def _hear(self, ids: tuple[int, ...]) -> None:
@@ -130,7 +130,7 @@ NO_CHANCE = generator_of("snapshots take no step")
 
 
 def resume(state: State, rules: EpisodeRules, *, seed: int) -> Episode:
-    """An episode that goes on from a state: a clone of the environment before the turn that the prefix ends in."""
+    """An episode that continues from a state: a clone of the environment before the turn that the prefix ends in."""
     turn = state.turn
     assert turn is not None, "states of episodes know their turn"
     episode = Episode(

@@ -30,12 +30,12 @@ class LogprobRules:
     old: Literal["server", "recomputed", "current"] = "current"
     """As the engine sampled; by a forward pass of the learner's own before it learns; or those of the step that learns,
     which are the same where that step is the only one and no segment waits for a row."""
-    corrects: bool = True
+    corrects: bool
     """Whether the engine's log-probabilities are wanted besides, to correct for its differing from the learner."""
 
     @property
     def wants_sampled(self) -> bool:
-        """Whether the engine is to tell log-probabilities at all."""
+        """Whether the engine returns log-probabilities at all."""
         return self.corrects or self.old == "server"
 
 
@@ -49,7 +49,7 @@ class PolicyGradient:
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the engine is to tell each sampled token's log-probability."""
+        """Whether the engine returns each sampled token's log-probability."""
         return self.logprob_rules.wants_sampled
 
     def supervise(self, segments: Sequence[Segment], *, starts: Sequence[int], num_tokens: int) -> PolicySupervision:
@@ -85,7 +85,7 @@ class PolicyGradient:
         old = {"server": sampled, "current": nothing}.get(rules.old)
         old = context.score(segments) if old is None else old
         reference = context.score(segments, reference=True) if self.policy_rules.beta else nothing
-        told = sampled if rules.corrects else nothing
+        engine_logprobs = sampled if rules.corrects else nothing
         return [
             replace(
                 segment,
@@ -96,7 +96,7 @@ class PolicyGradient:
                     reference_logprobs=far,
                 ),
             )
-            for segment, before, engine, far in zip(segments, old, told, reference, strict=True)
+            for segment, before, engine, far in zip(segments, old, engine_logprobs, reference, strict=True)
         ]
 
     def _sampled(self, segments: Sequence[Segment], rollouts: Sequence[Rollout]) -> list[tuple[float, ...]]:

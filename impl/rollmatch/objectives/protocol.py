@@ -1,7 +1,7 @@
 """The contract between the trainer and an objective: what each provides to the other."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from rollmatch.data.order import Reuse
 from rollmatch.learn.batch import Batcher, MicroBatch, Supervisor
 from rollmatch.learn.head import Logits
+from rollmatch.model.overlong import LengthRules
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample, Segment
 from rollmatch.rollout.backend import Decoding
@@ -52,6 +53,10 @@ class TrainingTargets:
     """Of each rollout; what ``summarize`` takes."""
     num_rollout_tokens: int | None = None
     """Of all turns, where the rollouts at hand were only the first ones."""
+    num_skipped: int = 0
+    """Segments that were too long, and are stubs without supervision now."""
+    num_cut: int = 0
+    """Segments that were too long, and lack the beginning of their prompt now."""
 
 
 class Terms(Protocol):
@@ -88,7 +93,7 @@ class Objective(Supervisor, Protocol):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the engine is to tell each sampled token's log-probability."""
+        """Whether the engine returns each sampled token's log-probability."""
 
     def make_segments(
         self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext
@@ -127,5 +132,21 @@ class Learner:
     batcher: Batcher
     reference: nn.Module | None = None
     """The policy before training, where it is not the policy without its adapters."""
-    graphs_kept: int = 1
+    graphs_kept: int
     """Graphs of micro-batches that are kept until the totals of a streamed step are known."""
+    lengths: LengthRules | None = None
+    """The longest segment; None: no limit but a row's."""
+
+    def make_targets(
+        self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext
+    ) -> TrainingTargets:
+        """The objective's, each segment fitted to ``lengths``. Errors: ``SegmentTooLong``."""
+        made = self.objective.make_segments(samples, rollouts, context)
+        if self.lengths is None:
+            return made
+        long = [s for segments in made.segments for s in segments if s.encoded_len > self.lengths.max_len]
+        if not long:
+            return made
+        fitted = tuple(tuple(self.lengths.fit(segment) for segment in segments) for segments in made.segments)
+        num_cut = sum(self.lengths.fit(segment).train_len == segment.train_len for segment in long)
+        return replace(made, segments=fitted, num_skipped=len(long) - num_cut, num_cut=num_cut)

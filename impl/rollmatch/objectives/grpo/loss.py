@@ -131,8 +131,8 @@ def supervise_policy(segments: Sequence[Segment], *, starts: Sequence[int], num_
         if policy.is_masked:
             continue
         places = range(start + segment.prompt_len, start + segment.encoded_len)
-        told = (policy.old_logprobs, policy.sampler_logprobs, policy.reference_logprobs)
-        columns = [column or (None,) * segment.train_len for column in told]
+        recorded = (policy.old_logprobs, policy.sampler_logprobs, policy.reference_logprobs)
+        columns = [column or (None,) * segment.train_len for column in recorded]
         ids = segment.token_ids[segment.prompt_len :]
         whole = zip(places, ids, [index] * len(ids), policy.advantages, *columns, strict=True)
         rows += whole if policy.is_written is None else compress(whole, policy.is_written)
@@ -211,8 +211,8 @@ def score_tokens(
     columns = (kl, is_clipped, ratio, difference.abs(), correction, -now)
     num_tokens = totals.num_tokens or 1
     sums = [column.detach().float().sum() for column in columns]
-    loss, *told = torch.stack([total.detach(), *sums]).tolist()  # at once: each look waits for the device
-    means = [value / num_tokens for value in told]
+    loss, *figures = torch.stack([total.detach(), *sums]).tolist()  # at once: each look waits for the device
+    means = [value / num_tokens for value in figures]
     return PolicyTerms(total=total, figures=dict(zip(TERM_NAMES, [loss, *means], strict=True)))
 
 
@@ -231,7 +231,7 @@ def _divisor(rules: PolicyRules, totals: PolicyTotals) -> int:
 
 
 def _column(values: Sequence[float | None], *, otherwise: Tensor) -> Tensor:
-    """[K] as told; where nothing is told, the other column's value."""
+    """[K] as recorded; where nothing is, the other column's value."""
     if all(value is None for value in values):
         return otherwise
     known = to_device((value or 0.0 for value in values), dtype=torch.float32, device=otherwise.device)

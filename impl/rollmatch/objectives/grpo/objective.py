@@ -33,7 +33,7 @@ class GroupRules:
 
     baseline: Baseline = "mean"
     scale: Scale = "group"
-    mask_truncated: bool = False
+    mask_truncated: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +65,11 @@ class GrpoObjective(PolicyGradient):
         self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext
     ) -> TrainingTargets:
         """``num_rollouts`` segments per sample. Errors: ``RewardsAllFailed``, ``LogprobsMisfit``, those of ``play``."""
-        asked, timing, num_tokens = self.reuse.repeat(samples), Timing(), None
+        repeated, timing, num_tokens = self.reuse.repeat(samples), Timing(), None
         if self.world is None:
-            made = self._complete(asked, rollouts, timing)
+            made = self._complete(repeated, rollouts, timing)
         else:
-            played = self.world.play(asked, rollouts, context)
+            played = self.world.play(repeated, rollouts, context)
             made, num_tokens = [_completion(one) for one in played], sum(one.num_tokens for one in played)
         judged, rollouts = [one.judgement for one in made], [one.rollout for one in made]
         advantages = self._advantages(judged, context)

@@ -1,17 +1,21 @@
-"""What a completion is worth: plain functions of (answer, sample), named in the configuration. Needs no torch.
+"""What a completion is worth: functions and rubrics named in the configuration. Needs no torch.
 
-A reward function takes the answer's text and its ``Sample`` and gives a finite number::
+A reward function takes the answer's text and its ``Sample`` and returns a finite number::
 
     def num_lines(answer: str, sample: Sample) -> float:
         return float(len(answer.splitlines()))
+
+Functions in the forms of TRL and verifiers are called as these call them: ``reward_calls``.
 """
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rollmatch.errors import ConfigError, TargetError
+from rollmatch.objectives.grpo.reward_calls import RewardCall, Value, form_of
 from rollmatch.objectives.named import load_named
 from rollmatch.records import Sample
 
@@ -42,8 +46,15 @@ class Reward:
     """One function and what it counts."""
 
     name: str
-    function: RewardFunction
+    call: RewardCall
     weight: float = 1.0
+
+    @classmethod
+    def of(cls, function: Callable[..., object], *, name: str | None = None, weight: float = 1.0) -> "Reward":
+        """A reward from a function in any of the forms. Errors: ``ConfigError`` with ``reward-signature``."""
+        shown = name or str(getattr(function, "__name__", type(function).__name__))
+        call = RewardCall(function=function, form=form_of(function, shown, key="rewards"))
+        return cls(name=shown, call=call, weight=weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +62,7 @@ class Judgement:
     """What one completion got. Made by ``judge``."""
 
     values: tuple[float | None, ...]
-    """Of each reward function; None where it failed."""
+    """Of each reward function; None where it failed, or says nothing about this completion."""
     total: float | None
     """Weighted sum; None where a function failed: the completion is left out."""
     failures: tuple[str, ...] = ()
@@ -68,24 +79,50 @@ class Timing:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
 
-def load_function(name: str, *, key: str) -> RewardFunction:
-    """Import ``module:function``; modules of the working directory are found, too. Errors: ``RewardUnknown``.
+def load_rewards_of(name: str, *, key: str, shown: str, weight: float, timeout_s: float | None) -> list[Reward]:
+    """Import ``module:name``: a function, or a rubric of verifiers, each of whose functions is a reward.
 
-    >>> load_function("math:isqrt", key="x")(17)
-    4
+    Errors: ``RewardUnknown``, ``ConfigError`` with ``reward-signature``.
+
+    >>> [one.name for one in load_rewards_of("math:isqrt", key="x", shown="root", weight=1.0, timeout_s=None)]
+    Traceback (most recent call last):
+    rollmatch.errors.ConfigError: [reward-signature] x: math:isqrt(n, /) cannot be called: too many positional ...
     """
     found = load_named(name, key=key, kind="function", refuse=RewardUnknown)
-    if not callable(found):
-        raise RewardUnknown(f"{name} is no function", key=key, remedy="Name a function of (answer, sample).")
-    function: RewardFunction = found
-    return function
+    functions, objects = getattr(found, "funcs", None), getattr(found, "class_objects", {})
+    if isinstance(functions, list):
+        named = [
+            (function.__name__, function, weight * own) for function, own in zip(functions, found.weights, strict=True)
+        ]
+    elif callable(found):
+        named = [(shown, found, weight)]
+    else:
+        remedy = "Name a function of (answer, sample), a reward function of TRL, or a rubric of verifiers."
+        raise RewardUnknown(f"{name} is no function", key=key, remedy=remedy)
+    rewards = []
+    for own_name, function, own_weight in named:
+        if timeout_s is not None and not inspect.iscoroutinefunction(function):
+            problem = f"{own_name} is not async: a call that runs in this process cannot be ended"
+            raise ConfigError(
+                problem, code="reward-timeout", key=key, remedy="Write it as async def, or set no timeout_s."
+            )
+        form = form_of(function, name if function is found else f"{name}.{own_name}", key=key, objects=[*objects])
+        call = RewardCall(function=function, form=form, objects=objects, timeout_s=timeout_s)
+        rewards.append(Reward(name=own_name, call=call, weight=own_weight))
+    return rewards
 
 
 def judge_all(
     answers: Sequence[str], samples: Sequence[Sample], rewards: Sequence[Reward], timing: Timing
 ) -> list[Judgement]:
     """Every answer by every function. Errors: ``RewardsAllFailed``; one that fails for one answer costs only that."""
-    judged = [_judge(answer, sample, rewards, timing) for answer, sample in zip(answers, samples, strict=True)]
+    columns = []
+    for reward in rewards:
+        began = time.perf_counter()
+        columns.append([_finite(value, reward) for value in reward.call(answers, samples)])
+        timing.add(reward.name, time.perf_counter() - began)
+    rows = zip(*columns, strict=True) if columns else [()] * len(answers)
+    judged = [_judge(row, sample, rewards) for row, sample in zip(rows, samples, strict=True)]
     if judged and all(each.total is None for each in judged):
         raise RewardsAllFailed(
             f"all {len(judged)} completions: {judged[0].failures[0]}",
@@ -95,26 +132,26 @@ def judge_all(
     return judged
 
 
-def _judge(answer: str, sample: Sample, rewards: Sequence[Reward], timing: Timing) -> Judgement:
-    values: list[float | None] = []
-    failures = []
-    for reward in rewards:
-        began = time.perf_counter()
-        try:
-            values.append(_finite(reward.function(answer, sample), reward.name))
-        except Exception as error:  # noqa: BLE001  # the user's code may raise anything; it costs this answer only
-            values.append(None)
-            failures.append(f"{reward.name} on {sample.origin}: {type(error).__name__}: {error}")
-        timing.add(reward.name, time.perf_counter() - began)
-    known = [value for value in values if value is not None]
-    total = None
-    if len(known) == len(values):
-        total = math.fsum(reward.weight * value for reward, value in zip(rewards, known, strict=True))
-    return Judgement(values=tuple(values), total=total, failures=tuple(failures))
+def _judge(values: Sequence[Value], sample: Sample, rewards: Sequence[Reward]) -> Judgement:
+    """A function that says nothing leaves the sum to the others; one that fails leaves the completion out."""
+    failures = [
+        f"{reward.name} on {sample.origin}: {type(value).__name__}: {value}"
+        for reward, value in zip(rewards, values, strict=True)
+        if isinstance(value, Exception)
+    ]
+    numbers = [None if isinstance(value, Exception) else value for value in values]
+    if not failures and values and all(value is None for value in values):
+        failures = [f"{sample.origin}: no reward function says anything about this completion"]
+    known = [reward.weight * value for reward, value in zip(rewards, numbers, strict=True) if value is not None]
+    return Judgement(values=tuple(numbers), total=None if failures else math.fsum(known), failures=tuple(failures))
 
 
-def _finite(value: float, name: str) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise RewardNotFinite(f"is {number}", key=name)
-    return number
+def _finite(value: Value, reward: Reward) -> Value:
+    """A finite float, None where TRL's functions may return it, or the exception that says what is wrong."""
+    if isinstance(value, Exception) or (value is None and reward.call.form == "trl"):
+        return value
+    try:
+        number = float(value)  # type: ignore[arg-type]  # the user's function may return anything
+    except (TypeError, ValueError) as error:
+        return error
+    return number if math.isfinite(number) else RewardNotFinite(f"is {number}", key=reward.name)

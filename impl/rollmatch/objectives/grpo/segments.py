@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from rollmatch.errors import TargetError
 from rollmatch.model.vocabulary import Vocabulary
@@ -56,15 +55,15 @@ def policy_segment(sample: Sample, rollout: Rollout, policy: PolicyTarget, *, st
 
 def sampled_logprobs(sample: Sample, rollout: Rollout, *, stop_id: int) -> tuple[float, ...]:
     """The engine's log-probabilities of the target's tokens. Errors: ``LogprobsMisfit``."""
-    told, wanted = rollout.response_logprobs, len(target_ids(rollout, stop_id=stop_id))
-    if told is None or len(told) != wanted:
+    logprobs, wanted = rollout.response_logprobs, len(target_ids(rollout, stop_id=stop_id))
+    if logprobs is None or len(logprobs) != wanted:
         raise LogprobsMisfit(
-            f"{'no' if told is None else len(told)} log-probabilities for {wanted} tokens",
+            f"{'no' if logprobs is None else len(logprobs)} log-probabilities for {wanted} tokens",
             key=sample.origin,
             remedy="The engine must return the log-probability of every sampled token; or set old_logprobs: recomputed "
             "and correction_cap: null, which need none.",
         )
-    return told
+    return logprobs
 
 
 def make_reports(
@@ -84,7 +83,17 @@ def make_reports(
 
 
 def summarize_completions(reports: Sequence[CompletionReport], names: Sequence[str]) -> dict[str, float]:
-    """ObjectiveContext over completions; ``reward`` is the weighted sum. Empty where nothing was rolled out."""
+    """Means over completions; ``reward`` is the weighted sum. Empty where nothing was rolled out.
+
+    >>> judged = [Judgement(values=(value,), total=value) for value in (None, 1.0, 3.0)]
+    >>> flags = {"is_truncated": False, "is_flat": False, "response_len": 2}
+    >>> reports = [CompletionReport(judgement=judgement, **flags) for judgement in judged]
+    >>> means = summarize_completions(reports, ["r"])
+    >>> means["reward"], means["reward_std"], means["reward/r"], round(means["reward_failed_rate"], 2)
+    (2.0, 1.0, 2.0, 0.33)
+    >>> [summarize_completions(reports[:1], ["r"])[name] for name in ("reward", "reward_std")]
+    [0.0, 0.0]
+    """
     if not reports:
         return {}
     rewards = [report.judgement.total for report in reports if report.judgement.total is not None]
@@ -106,7 +115,7 @@ def summarize_completions(reports: Sequence[CompletionReport], names: Sequence[s
 
 def describe_answers(
     samples: Sequence[Sample], rollouts: Sequence[Rollout], rewards: Sequence[float | None], *, vocabulary: Vocabulary
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The record of an evaluation by rewards: the first answers, as many as there are ``rewards``."""
     return {
         "scenes": [],

@@ -1,12 +1,14 @@
-"""What is asked to go on from a state, and the waves in which all ranks ask it."""
+"""Continuations of states, requested by all ranks in waves."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from rollmatch.errors import TargetError
 from rollmatch.objectives.vineppo.trajectory import State, Trajectory
+
+Item = TypeVar("Item")
 
 
 class ContinuationOutdated(TargetError):
@@ -33,17 +35,17 @@ class ContinuationRequest:
 
     state: State
     seed: int
-    """Of the state and the number of the continuation, whoever asks for it: never 0."""
+    """Of the state and the number of the continuation, on every rank: never 0."""
 
 
 class Continuer(Protocol):
-    """Goes on from states by the rule that sampled the responses: same decoding, stop tokens, token limit, reward."""
+    """Continues responses by the rule that sampled them: same decoding, stop tokens, token limit, reward."""
 
     max_new_tokens: int
     """Longest whole response."""
 
     def go_on(self, wishes: Sequence[ContinuationRequest]) -> list[Trajectory]:
-        """One whole trajectory per wish, in order, beginning with its state's ids. Called by all ranks, also empty."""
+        """One whole trajectory per request, in order, from its state's first id on. Called by all ranks, also empty."""
 
 
 class RankGroup(Protocol):
@@ -57,7 +59,7 @@ class RankGroup(Protocol):
     def learner_world_size(self) -> int:
         """How many there are."""
 
-    def gather(self, item: Any) -> list[Any]:
+    def gather(self, item: Item) -> list[Item]:
         """One item per rank -> all of them, on every rank."""
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
@@ -78,7 +80,7 @@ class ContinuationResult:
 class Waves:
     """Continuations of an iteration: wished by any rank, sampled once, known to all.
 
-    ``run_seed`` and ``step`` make the seeds; a state's are the same whoever wishes it.
+    ``run_seed`` and ``step`` make the seeds; a state's are the same on every rank.
     """
 
     def __init__(self, continuer: Continuer, company: RankGroup, *, run_seed: int, step: int) -> None:
@@ -102,16 +104,16 @@ class Waves:
         ]
         mine = wishes[self._share(len(wishes))]
         made = self.go_on(mine)
-        told = [_draw_of(wish, trajectory) for wish, trajectory in zip(mine, made, strict=True)]
-        parts = self.company.gather(told)
+        results = [_draw_of(wish, trajectory) for wish, trajectory in zip(mine, made, strict=True)]
+        parts = self.company.gather(results)
         for wish, draw in zip(wishes, (draw for part in parts for draw in part), strict=True):
             self.drawn.setdefault(wish.state, []).append(draw)
 
     def go_on(self, wishes: Sequence[ContinuationRequest]) -> list[Trajectory]:
-        """Continuations of this rank's own wishes, checked."""
+        """Continuations of this rank's own requests, checked."""
         made = self.continuer.go_on(wishes)
         if len(made) != len(wishes):
-            raise ContinuationMisaligned(f"{len(made)} for {len(wishes)} wishes", key="continuations")
+            raise ContinuationMisaligned(f"{len(made)} for {len(wishes)} requests", key="continuations")
         for wish, trajectory in zip(wishes, made, strict=True):
             check_continuation(wish.state, trajectory, max_new_tokens=self.continuer.max_new_tokens)
         return made
@@ -148,13 +150,13 @@ def seed_of(state: State, *, index: int, run_seed: int, step: int) -> int:
     return seed_from(run_seed, step, index, state.sample_id, state.prefix_token_ids, state.fingerprint)
 
 
-def seed_from(*told: object) -> int:
-    """A seed in 1 .. 2**31 - 1 that belongs to what is told and to nothing else.
+def seed_from(*values: object) -> int:
+    """A seed in 1 .. 2**31 - 1 that depends on these values and nothing else.
 
     >>> seed_from(7, (1, 2)) == seed_from(7, (1, 2)) != seed_from(7, (12,))
     True
     """
-    word = int.from_bytes(hashlib.blake2b(repr(told).encode(), digest_size=4).digest(), "little")
+    word = int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=4).digest(), "little")
     return (word & 0x7FFFFFFF) or 1
 
 

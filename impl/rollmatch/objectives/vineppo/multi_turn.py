@@ -1,4 +1,4 @@
-"""Trajectories of several turns in an environment; and how such an episode is gone on from.
+"""Trajectories of several turns in an environment; and how such an episode is continued.
 
 The first turn of each episode is generated as any response. The others are generated here, one wave per turn with all
 live episodes in it. All learner ranks take part in as many waves, so that none waits for another's.
@@ -98,7 +98,7 @@ class EpisodeRunner:
 
 
 class MultiTurn:
-    """Goes on from the middle of an episode, by the rule that sampled it; a ``Continuer``."""
+    """Continues from the middle of an episode, by the rule that sampled it; a ``Continuer``."""
 
     def __init__(self, world: EpisodeRunner, context: ObjectiveContext, *, logprobs: bool) -> None:
         self.context = context

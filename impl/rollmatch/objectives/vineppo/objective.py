@@ -7,7 +7,6 @@ Continuations estimate values; they are never learnt from.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from rollmatch.data import Reuse
 from rollmatch.model.vocabulary import Vocabulary
@@ -16,7 +15,7 @@ from rollmatch.objectives.grpo.segments import describe_answers, policy_segment
 from rollmatch.objectives.policy_gradient import LogprobRules, PolicyGradient
 from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, TrainingTargets
 from rollmatch.objectives.vineppo.advantage import Normalization, normalize, spread, step_advantages
-from rollmatch.objectives.vineppo.continuation import Continuer, Waves
+from rollmatch.objectives.vineppo.continuation import ContinuationRequest, Continuer, Waves
 from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner, MultiTurn, Played
 from rollmatch.objectives.vineppo.single_turn import RewardRules, SingleTurn, starts
 from rollmatch.objectives.vineppo.split import Splitter
@@ -39,7 +38,7 @@ class TrajectoryReport:
     """[S] before each step."""
     step_advantages: tuple[float, ...]
     """[S] before they were normalised."""
-    num_turns: int = 1
+    num_turns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,20 +67,20 @@ class VinePpoObjective(PolicyGradient):
     prompt_of: Callable[[Sample], tuple[int, ...]]
     world: EpisodeRunner | None = None
     """Where responses have several turns; it pays them, then, and not ``pay``."""
-    reads_logprobs: bool = False
+    reads_logprobs: bool
     """Whether steps or the search go by log-probabilities."""
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the engine is to tell each sampled token's log-probability."""
+        """Whether the engine returns each sampled token's log-probability."""
         return self.reads_logprobs or self.logprob_rules.wants_sampled
 
     def make_segments(
         self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext
     ) -> TrainingTargets:
         """``num_rollouts`` segments per sample. Errors: those of splitters, values and rewards."""
-        asked = self.reuse.repeat(samples)
-        played = self._play(asked, rollouts, context)
+        repeated = self.reuse.repeat(samples)
+        played = self._play(repeated, rollouts, context)
         trajectories, rollouts = [one.trajectory for one in played], [one.rollout for one in played]
         cuts = [self.splitter.cuts(trajectory) for trajectory in trajectories]
         counted = CostedValues(self._continuer(context))
@@ -98,7 +97,7 @@ class VinePpoObjective(PolicyGradient):
             segments=self.reuse.group(segments), reports=(*reports, cost), num_rollout_tokens=num_tokens
         )
 
-    def summarize(self, reports: Sequence[Any]) -> dict[str, float]:
+    def summarize(self, reports: Sequence[object]) -> dict[str, float]:
         """Returns, lengths, what values were and what they cost."""
         mine = [report for report in reports if isinstance(report, TrajectoryReport)]
         costs = [report for report in reports if isinstance(report, WindowReport)]
@@ -176,14 +175,14 @@ class VinePpoObjective(PolicyGradient):
 
 
 class CostedValues:
-    """A continuer that counts what is asked of it."""
+    """A continuer that counts its calls."""
 
     def __init__(self, continuer: Continuer) -> None:
         self.continuer = continuer
         self.max_new_tokens = continuer.max_new_tokens
         self.num_continuations = self.num_tokens = self.num_unfinished = 0
 
-    def go_on(self, wishes: Sequence[Any]) -> list[Trajectory]:
+    def go_on(self, wishes: Sequence[ContinuationRequest]) -> list[Trajectory]:
         """As the protocol."""
         made = self.continuer.go_on(wishes)
         self.num_continuations += len(made)
@@ -214,6 +213,11 @@ def _report(trajectory: Trajectory, cuts: Cuts, valued: Valued) -> TrajectoryRep
 
 
 def _share(costs: Sequence[WindowReport]) -> float:
-    """States per continuation; above 1 / K where states were shared."""
+    """States per continuation; above 1 / K where states were shared.
+
+    >>> cost = WindowReport(num_states=6, num_continuations=8, continuation_tokens=0, unfinished=0)
+    >>> _share([cost, cost]), _share([])
+    (0.75, 0.0)
+    """
     num = sum(cost.num_continuations for cost in costs)
     return sum(cost.num_states for cost in costs) / num if num else 0.0

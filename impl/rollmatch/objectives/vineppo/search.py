@@ -76,8 +76,8 @@ class TreeValues:
             self._grow(list(trees.values()), waves)
         self._top_up(paths, trees, waves)
         known = {own: make_valued([node.returns_without(own) for node in path]) for own, path in paths.items()}
-        told = {owner: valued for part in company.gather(known) for owner, valued in part.items()}
-        return [told[walk.owner] for walk in mine]
+        values = {owner: valued for part in company.gather(known) for owner, valued in part.items()}
+        return [values[walk.owner] for walk in mine]
 
     def _plant(
         self, walks: Sequence[_Walk], rank: int, world_size: int

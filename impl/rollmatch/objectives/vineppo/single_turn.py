@@ -1,4 +1,4 @@
-"""Trajectories of one response to one prompt, paid at its end; and how such a response is gone on from."""
+"""Trajectories of one response to one prompt, paid at its end; and how such a response is continued."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class RewardRules:
 
     rewards: tuple[Reward, ...]
     vocabulary: Vocabulary
-    unfinished_return: float | None = 0.0
+    unfinished_return: float | None
     """Of a response that ran into its limit; None: as any other."""
 
     def totals(self, answers: Sequence[tuple[int, ...]], samples: Sequence[Sample], timing: Timing) -> list[float]:
@@ -65,7 +65,7 @@ class RewardRules:
 
 
 class SingleTurn:
-    """Goes on from the middle of a response, by the rule that sampled it; a ``Continuer``."""
+    """Continues from the middle of a response, by the rule that sampled it; a ``Continuer``."""
 
     def __init__(self, pay: RewardRules, context: ObjectiveContext, *, logprobs: bool) -> None:
         self.pay, self.context = pay, context

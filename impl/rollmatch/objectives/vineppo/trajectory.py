@@ -1,4 +1,4 @@
-"""A response as reinforcement learning sees it: sampled ids, what each was paid, and where another can go on from."""
+"""A response as reinforcement learning sees it: sampled ids, what each was paid, and where another can continue."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -115,7 +115,7 @@ class State:
         return len(self.prefix_token_ids)
 
     @property
-    def sort_key(self) -> tuple[Any, ...]:
+    def sort_key(self) -> tuple[int, tuple[int, ...], str]:
         """Puts a state right before those that begin with it, so that a prefix cache serves one after the other."""
         return self.sample_id, self.prefix_token_ids, str(self.fingerprint)
 

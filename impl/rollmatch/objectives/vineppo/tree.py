@@ -1,9 +1,9 @@
 """A search tree over the steps of responses to one prompt.
 
 Two kinds of numbers live in a node, and only one of them is a value. ``visits`` and ``total`` are the search's: every
-return is backed up to the root, although the search itself chose where to go on, so they say where to look and nothing
-else. ``returns`` are the value's: of responses and continuations that the policy alone brought through the node,
-started at it or above it; their mean is the node's value under the policy.
+return is backed up to the root, although the search itself chose where to continue, so they only say where to look.
+``returns`` are the value's: of responses and continuations that the policy alone wrote through the node, started at it
+or above it; their mean is the node's value under the policy.
 
 What holds: a value never counts the trajectory it judges; nothing that the search selected stands in a value above the
 place where it was started; values of an older policy version are gone with their tree. What does not: the search
@@ -29,7 +29,7 @@ class TreeOutdated(TargetError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRules:
-    """Where the search goes on."""
+    """Where the search continues."""
 
     select: Literal["uct", "puct"] = "uct"
     exploration: float = 1.0
@@ -108,7 +108,7 @@ class Tree:
         return passed[:-1]
 
     def select(self) -> Node:
-        """Where to go on next: down to the first node that is not wide enough, or whose children all are ends."""
+        """Where to continue next: down to the first node that is not wide enough, or whose children all are ends."""
         node = self.root
         while True:
             inner = [child for child in node.children.values() if child.state is not None]

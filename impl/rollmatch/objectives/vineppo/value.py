@@ -1,4 +1,4 @@
-"""Values of the states of trajectories: plain means over fresh continuations, and over siblings where told so.
+"""Values of the states of trajectories: plain means over fresh continuations, and over siblings where configured.
 
 What keeps the policy gradient right: a value never sees the trajectory it judges, so it does not depend on the
 action taken from its state. What ``first_continuations`` below ``num_continuations`` costs: the number of samples then
@@ -27,7 +27,7 @@ class ValueRules:
     siblings: Literal["none", "prompt", "all"] = "none"
     """Whether other responses through a state count as its continuations: nowhere, at the prompt, everywhere."""
     first_continuations: int | None = None
-    """Ask for so many first, and for the rest only where they differed; None asks for all at once."""
+    """Request so many first, and the rest only where they differed; None requests all at once."""
 
 
 class Valuer(Protocol):
@@ -65,7 +65,7 @@ class ContinuationValues:
         self.rules = rules
 
     def values_of(self, trajectories: Sequence[Trajectory], cuts: Sequence[Cuts], waves: Waves) -> list[Valued]:
-        """As the contract: unique states of all ranks, one wave (two where continuations are asked for in two goes)."""
+        """As the contract: unique states of all ranks, in one wave (two, where continuations come in two steps)."""
         rank, rules = waves.company.rank, self.rules
         mine = [passages_of((rank, i), t, c) for i, (t, c) in enumerate(zip(trajectories, cuts, strict=True))]
         through = group_by_state([p for part in waves.company.gather([p for row in mine for p in row]) for p in part])

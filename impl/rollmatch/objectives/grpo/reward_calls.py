@@ -1,0 +1,179 @@
+"""How a reward function is called, which its signature decides. Needs no torch.
+
+| form | signature | called |
+|---|---|---|
+| ours | ``(answer: str, sample: Sample) -> float`` | once per completion |
+| TRL's | ``(completions, prompts, **columns) -> list[float | None]`` | once per batch |
+| verifiers' | any of ``prompt, completion, answer, state, task, info``, by name | once per completion |
+
+Columns are the keys of the samples' metadata. Completions are texts for samples with a ``prompt``, and lists of one
+message for samples with ``messages``, as in TRL. Coroutine functions run for all completions at the same time.
+Sources: TRL 1.10 ``trainer/grpo_trainer.py``, verifiers 0.1.9 ``rubrics/rubric.py``.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rollmatch.errors import ConfigError, TargetError
+from rollmatch.records import Sample
+
+Form = Literal["ours", "trl", "verifiers"]
+Value = float | None | Exception
+"""None: the function says nothing about this completion."""
+NAMED = ("prompt", "completion", "answer", "state", "task", "info")
+PLURAL = tuple(f"{name}s" for name in NAMED)
+NOT_OFFERED = ("completion_ids", "trainer_state", "log_extra", "log_metric")
+"""TRL passes them; rewards here see texts only."""
+
+
+class RewardCountWrong(TargetError):
+    """A reward function that is called with all completions returns one value each."""
+
+    code = "reward-count-wrong"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardCall:
+    """A function and how to call it."""
+
+    function: Callable[..., object]
+    form: Form
+    objects: Mapping[str, object] = field(default_factory=dict)
+    """Further arguments by name, such as the parser of a rubric."""
+    timeout_s: float | None = None
+    """Of one call of a coroutine function."""
+
+    def __call__(self, answers: Sequence[str], samples: Sequence[Sample]) -> list[Value]:
+        """[N] a value or the exception of each completion."""
+        if self.form == "trl":
+            return self._call_once(answers, samples)
+        pairs = zip(answers, samples, strict=True)
+        calls = [self._arguments(answer, sample) for answer, sample in pairs]
+        if inspect.iscoroutinefunction(self.function):
+            return asyncio.run(self._gather(calls))
+        return [self._try(arguments, named) for arguments, named in calls]
+
+    def _arguments(self, answer: str, sample: Sample) -> tuple[tuple[object, ...], dict[str, object]]:
+        if self.form == "ours":
+            return (answer, sample), {}
+        return (), accepted_by(self.function, {**state_of(answer, sample), **self.objects})
+
+    def _call_once(self, answers: Sequence[str], samples: Sequence[Sample]) -> list[Value]:
+        arguments = accepted_by(self.function, {**columns_of(answers, samples), **self.objects})
+        if inspect.iscoroutinefunction(self.function):
+            [found] = asyncio.run(self._gather([((), arguments)]))
+        else:
+            found = self._try((), arguments)
+        if isinstance(found, Exception):
+            return [found] * len(answers)
+        values = list(found) if isinstance(found, Sequence) else None
+        if values is None or len(values) != len(answers):
+            problem = f"returned {type(found).__name__} for {len(answers)} completions"
+            return [RewardCountWrong(problem, remedy="Return a list with one number each.")] * len(answers)
+        return values
+
+    async def _gather(self, calls: Sequence[tuple[tuple[object, ...], dict[str, object]]]) -> list[Value]:
+        async def run(arguments: tuple[object, ...], named: dict[str, object]) -> Value:
+            made = self.function(*arguments, **named)
+            assert isinstance(made, Awaitable)
+            return await asyncio.wait_for(made, self.timeout_s)
+
+        found = await asyncio.gather(*(run(*call) for call in calls), return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException) and not isinstance(each, Exception):
+                raise each
+        return found  # type: ignore[return-value]
+
+    def _try(self, arguments: tuple[object, ...], named: Mapping[str, object]) -> Value:
+        try:
+            return self.function(*arguments, **named)  # type: ignore[return-value]
+        except Exception as error:  # noqa: BLE001  # the user's code may raise anything; it costs this call only
+            return error
+
+
+def form_of(function: Callable[..., object], name: str, *, key: str, objects: Sequence[str] = ()) -> Form:
+    """How to call a function. Errors: ``ConfigError`` with ``reward-signature``.
+
+    >>> form_of(lambda answer, sample: 1.0, "f", key="x"), form_of(lambda completions, **columns: [], "f", key="x")
+    ('ours', 'trl')
+    >>> form_of(lambda completion, answer, **others: 1.0, "f", key="x")
+    'verifiers'
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some builtins have none
+        return "ours"
+    parameters = signature.parameters
+    required = {
+        each for each, one in parameters.items() if one.default is one.empty and one.kind not in (one.VAR_KEYWORD,)
+    }
+    if "completions" in parameters:
+        if missing := sorted(required & set(NOT_OFFERED)):
+            raise _misfit(f"{name}{signature} needs {', '.join(missing)}, which is not known here", key)
+        return "trl"
+    if parameters.keys() & set(NAMED) - {"answer"} and required <= {*NAMED, *objects}:
+        return "verifiers"
+    try:
+        signature.bind("answer", "sample")
+    except TypeError as error:
+        raise _misfit(f"{name}{signature} cannot be called: {error}", key) from error
+    return "ours"
+
+
+def _misfit(problem: str, key: str) -> ConfigError:
+    remedy = (
+        "Write it as function(answer: str, sample: Sample) -> float, as TRL's function(completions, **columns) "
+        "-> list, or as verifiers' function(completion, answer, **others) -> float."
+    )
+    return ConfigError(problem, code="reward-signature", key=key, remedy=remedy)
+
+
+def accepted_by(function: Callable[..., object], offered: Mapping[str, object]) -> dict[str, object]:
+    """What is offered, without what the function has no parameter for.
+
+    >>> accepted_by(lambda completions, solution: [], {"completions": [], "solution": [], "level": []})
+    {'completions': [], 'solution': []}
+    """
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(offered)
+    return {name: value for name, value in offered.items() if name in parameters}
+
+
+def state_of(answer: str, sample: Sample) -> dict[str, object]:
+    """Arguments of verifiers' functions for one completion; ``state`` is a dict of the others."""
+    fields = {
+        "prompt": _prompt_of(sample),
+        "completion": _completion_of(answer, sample),
+        "answer": sample.metadata.get("answer", ""),
+        "task": sample.metadata.get("task", "default"),
+        "info": sample.metadata.get("info", {}),
+    }
+    return fields | {"state": dict(fields)}
+
+
+def columns_of(answers: Sequence[str], samples: Sequence[Sample]) -> dict[str, object]:
+    """Arguments of TRL's functions, lists of [N]: prompts, completions, and every key of the metadata.
+
+    >>> first = Sample(sample_id=0, origin="x:1", images=(), metadata={"sum": 4})
+    >>> second = Sample(sample_id=1, origin="x:2", images=(), metadata={})
+    >>> columns_of(["a", "b"], [first, second])["sum"]
+    [4, None]
+    """
+    states = [state_of(answer, sample) for answer, sample in zip(answers, samples, strict=True)]
+    groups = {plural: [state[name] for state in states] for name, plural in zip(NAMED, PLURAL, strict=True)}
+    keys = dict.fromkeys(key for sample in samples for key in sample.metadata)
+    return groups | {key: [sample.metadata.get(key) for sample in samples] for key in keys}
+
+
+def _prompt_of(sample: Sample) -> object:
+    if sample.has_text_prompt:
+        return sample.messages[-1][1]
+    return [{"role": role, "content": text} for role, text in sample.messages]
+
+
+def _completion_of(answer: str, sample: Sample) -> object:
+    return answer if sample.has_text_prompt else [{"role": "assistant", "content": answer}]
