@@ -2,8 +2,10 @@
 
 import pytest
 
+from conformance.rollout.attached import attaching
 from conformance.rollout.digits import GREEDY, load_model, requests_for, scenes, template_of
-from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout import retry
+from rollmatch.rollout.backend import HfBackend
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +28,17 @@ def requests_16():
 def greedy_16(sdpa_model, template, requests_16):
     """16 scenes, greedily, all in one microbatch."""
     return HfBackend(sdpa_model, template, batch_size=16).generate(requests_16, GREEDY)
+
+
+@pytest.fixture
+def attach(monkeypatch, tmp_path):
+    """Makes doubles, their backend and a source; a pause between two tries is short."""
+    monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.01)
+    with attaching(tmp_path / "journal.jsonl") as make:
+        yield make
+
+
+@pytest.fixture
+def attached(attach):
+    doubles, backend, source = attach()
+    return *doubles, backend, source

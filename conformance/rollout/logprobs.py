@@ -1,4 +1,4 @@
-"""What a learner finds of responses whose log-probabilities an engine told."""
+"""What a learner finds of responses whose log-probabilities an engine reported."""
 
 import dataclasses
 from functools import partial
@@ -25,7 +25,7 @@ def segments_of(requests, rollouts) -> list[Segment]:
     ]
 
 
-def told_of(requests, rollouts) -> list[tuple[float, ...]]:
+def reported_of(requests, rollouts) -> list[tuple[float, ...]]:
     """The engine's, of every target token."""
     stop_id = template_of().vocabulary.stop_id
     return [
@@ -42,17 +42,17 @@ def found_in(model, requests, rollouts, *, temperature: float) -> list[tuple[flo
 
 
 def farthest_apart(model, requests, rollouts, *, temperature: float) -> float:
-    """The largest difference between what the engine told of a token and what the learner finds."""
-    found, told = found_in(model, requests, rollouts, temperature=temperature), told_of(requests, rollouts)
-    return max(abs(a - b) for row, other in zip(found, told, strict=True) for a, b in zip(row, other, strict=True))
+    """The largest difference between what the engine reports of a token and what the learner finds."""
+    found, reported = found_in(model, requests, rollouts, temperature=temperature), reported_of(requests, rollouts)
+    return max(abs(a - b) for row, other in zip(found, reported, strict=True) for a, b in zip(row, other, strict=True))
 
 
 def figures_of(model, requests, rollouts, *, temperature: float) -> dict[str, float]:
     """What a step would log that learns from these rollouts before anything has changed."""
-    found, told = found_in(model, requests, rollouts, temperature=temperature), told_of(requests, rollouts)
+    found, reported = found_in(model, requests, rollouts, temperature=temperature), reported_of(requests, rollouts)
     targets = [
         PolicyTarget(advantages=(1.0,) * len(row), old_logprobs=row, sampler_logprobs=other)
-        for row, other in zip(found, told, strict=True)
+        for row, other in zip(found, reported, strict=True)
     ]
     segments = [
         dataclasses.replace(segment, policy=target)

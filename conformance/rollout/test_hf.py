@@ -4,11 +4,14 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from conformance.doubles.checkpoints import make_checkpoint
+from conformance.refusals import refused
 from conformance.rollout.digits import GREEDY, LONG_QUESTION, PACKED, load_model, requests_for, scenes, template_of
 from conformance.rollout.digits import tokens_of as tokens
 from conformance.rollout.logprobs import TOLERANCE, farthest_apart
-from rollmatch.rollout.backend import Decoding, RolloutsMissing, check_answers
-from rollmatch.rollout.hf import HfBackend
+from rollmatch.model.template import Template
+from rollmatch.records import RolloutRequest, Sample
+from rollmatch.rollout.backend import Decoding, HfBackend, check_answers
 
 SAMPLED = Decoding(max_new_tokens=8, temperature=1.0)
 HOT = Decoding(max_new_tokens=4, temperature=4.0)
@@ -16,17 +19,17 @@ BRIEF = Decoding(max_new_tokens=13)
 """Up to a coordinate: what one row does to another shows from the first token on."""
 
 
-@pytest.fixture(scope="module")
-def model():
-    """It writes nothing sensible, which nothing here asks for, but sees all that the whole one does: scenes differ."""
-    return two_layers_of(load_model())
-
-
 def two_layers_of(whole):
     text = whole.model.language_model
     text.layers = text.layers[:2]
     text.config.num_hidden_layers = len(text.layers)
     return whole
+
+
+@pytest.fixture(scope="module")
+def model():
+    """It writes nothing sensible, which nothing here needs, but sees all that the whole one does: scenes differ."""
+    return two_layers_of(load_model())
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +45,6 @@ def requests_8(requests_16):
 @pytest.fixture(scope="module")
 def brief_8(backend_of, requests_8):
     return backend_of(8).generate(requests_8, BRIEF)
-
-
-def test_every_request_is_answered_in_order_with_the_prompt_the_learner_teaches(brief_8, requests_8, template):
-    assert [r.request_id for r in brief_8] == [request.request_id for request in requests_8]
-    for request, rollout in zip(requests_8, brief_8, strict=True):
-        features = template.image_features(request.sample)
-        assert rollout.prompt_token_ids == template.expand(request.prompt_token_ids, features)
-        assert rollout.prompt_token_ids.count(template.image_id) == 16  # 128 x 128 pixels, patches of 16, merged 2 x 2
 
 
 def test_rollouts_follow_their_request_and_not_its_place(brief_8, requests_8, backend_of):
@@ -112,7 +107,7 @@ def stopping_after(model, lengths, *, stop_id):
         "decoding/a-response-leaves-room-for-its-prompt#1",
     ],
 )
-def test_a_stop_is_trimmed_and_a_length_finish_is_told(requests_8, backend_of, model, template):
+def test_a_stop_is_trimmed_and_a_length_finish_is_named(requests_8, backend_of, model, template):
     lengths, stop_id, eight = (5, 3, 0, 8, 1, 7, 6, 2), template.vocabulary.stop_id, Decoding(max_new_tokens=8)
     with stopping_after(model, (9,) * 8, stop_id=stop_id):
         endless = backend_of(8).generate(requests_8, eight)
@@ -147,14 +142,10 @@ def test_every_microbatch_samples_from_a_seed_of_its_own(backend_of):
     assert len(set(tokens(backend_of(1).generate(twice, HOT)))) == 6
 
 
-def test_zero_temperature_takes_no_random_number(backend_of, requests_16):
-    before = torch.random.get_rng_state()
-    backend_of(2).generate(requests_16[:2], Decoding(max_new_tokens=4))
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
 def test_top_k_of_one_is_greedy_and_all_tokens_is_not(backend_of, requests_16):
+    before = torch.random.get_rng_state()
     greedy = tokens(backend_of(2).generate(requests_16[:2], dataclasses.replace(HOT, temperature=0.0)))
+    assert torch.equal(torch.random.get_rng_state(), before), "zero temperature takes no random number"
     narrow, wide = dataclasses.replace(HOT, top_k=1), dataclasses.replace(HOT, top_k=-1)
     assert tokens(backend_of(2).generate(requests_16[:2], narrow)) == greedy
     assert tokens(backend_of(2).generate(requests_16[:2], wide)) != greedy
@@ -250,25 +241,16 @@ def test_a_repetition_penalty_shows(backend_of, requests_16, template, model):
     assert all(len(set(response)) == 18 for response in penalised)
 
 
-def test_a_push_counts_the_version_and_rollouts_carry_it(backend_of, requests_16):
-    backend = backend_of(2)
+def test_rollouts_carry_the_version_and_the_model_comes_back_in_its_mode(model, backend_of, requests_16):
+    backend, brief = backend_of(2), Decoding(max_new_tokens=2)
+    assert backend.generate([], GREEDY) == []
     assert backend.policy_version == 0
     backend.push([], version=5)
-    assert [r.policy_version for r in backend.generate(requests_16[:2], Decoding(max_new_tokens=2))] == [5, 5]
-
-
-def test_the_model_comes_back_in_the_mode_it_was_in(model, backend_of, requests_16):
-    modes = []
     for training in (True, False):
         model.train(training)
-        backend_of(2).generate(requests_16[:2], Decoding(max_new_tokens=2))
-        modes.append(model.training)
-    assert modes == [True, False]
+        assert [r.policy_version for r in backend.generate(requests_16[:2], brief)] == [5, 5]
+        assert model.training == training
     assert torch.is_grad_enabled()
-
-
-def test_no_request_is_no_rollout(backend_of):
-    assert backend_of(2).generate([], GREEDY) == []
 
 
 @pytest.mark.scenario(
@@ -283,6 +265,22 @@ def test_answers_that_do_not_fit_the_requests_are_refused(wrong, requests_16, br
         "swapped": ([answers[0], answers[2], answers[1]], "0.0.1"),
         "doubled": ([*answers, answers[2]], "0.0.2"),
     }[wrong]
-    with pytest.raises(RolloutsMissing) as caught:
+    with refused("rollouts-missing", key):
         check_answers(requests, broken)
-    assert (caught.value.code, caught.value.key) == ("rollouts-missing", key)
+
+
+def test_a_thinking_model_writes_what_ends_its_thoughts(tmp_path):
+    model = make_checkpoint("qwen3", tmp_path, words=("<think>", "</think>", "<tool_call>"))
+    template = Template(tmp_path, system="", user="Think.", any_chat=True)
+    (likely,) = template.vocabulary.encode("</think>")
+    model.lm_head.register_forward_hook(
+        lambda head, inputs, logits: logits.index_fill(-1, torch.tensor([likely]), 50.0)
+    )
+    sample = Sample(sample_id=0, origin="x:1", images=())
+    request = RolloutRequest(
+        request_id="0.0.0", sample=sample, prompt_token_ids=template.prompt_token_ids(sample), seed=1
+    )
+    decoding = Decoding(max_new_tokens=2, temperature=1.0, logprobs=True)
+    (rollout,) = HfBackend(model, template, batch_size=1).generate([request], decoding)
+    assert rollout.response_token_ids == (likely, likely)
+    assert rollout.response_logprobs == pytest.approx((0.0, 0.0), abs=1e-3)

@@ -1,5 +1,6 @@
-"""An idle server takes what a slow one has not begun; each request is asked for once, and the journal says where."""
+"""Requests are cut into chunks; an idle server takes what a slow one has not begun; the journal says where."""
 
+import doctest
 import threading
 import time
 from collections import deque
@@ -15,9 +16,10 @@ from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
+from rollmatch.rollout import work_items
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 from rollmatch.rollout.vllm_server import VllmServerBackend
-from rollmatch.rollout.work_items import WorkItem, cut_work_items, next_work_item
+from rollmatch.rollout.work_items import Chunk, WorkItem, cut_chunks, cut_work_items, next_work_item
 
 NUM_REQUESTS, PIECES = 16, 4
 TEMPLATE = SimpleNamespace(
@@ -32,8 +34,8 @@ LOTS = st.lists(
 
 @pytest.mark.scenario(clauses=["request-distribution/late-work-moves-only-where-it-may#4"])
 @given(st.lists(LOTS, min_size=1, max_size=3))
-def test_a_server_without_own_work_of_the_earliest_step_takes_the_end_of_the_longest_queue(told):
-    queues = [deque(lot._replace(server_index=place) for lot in sorted(lots)) for place, lots in enumerate(told)]
+def test_a_server_without_own_work_of_the_earliest_step_takes_the_end_of_the_longest_queue(drawn):
+    queues = [deque(lot._replace(server_index=place) for lot in sorted(lots)) for place, lots in enumerate(drawn)]
     waiting = [lot for queue in queues for lot in queue]
     earliest = min((lot.step for lot in waiting), default=None)
     for server, own in enumerate(queues):
@@ -54,9 +56,7 @@ def test_a_server_without_own_work_of_the_earliest_step_takes_the_end_of_the_lon
 
 @pytest.mark.scenario(clauses=["request-distribution/late-work-moves-only-where-it-may#3"])
 @given(
-    parts=st.lists(st.integers(1, 5), min_size=1, max_size=5),
-    num_servers=st.integers(1, 4),
-    pieces=st.integers(1, 6),
+    parts=st.lists(st.integers(1, 5), min_size=1, max_size=5), num_servers=st.integers(1, 4), pieces=st.integers(1, 6)
 )
 def test_pieces_cut_the_chunks_further_and_evenly(parts, num_servers, pieces):
     whole, lots = (cut_work_items(0, parts, num_servers, pieces=number) for number in (1, pieces))
@@ -108,12 +108,12 @@ def make_run(tmp_path):
 
 
 def seeds_by_server(run):
-    """As the journal tells; a seed stands for one request of the run."""
-    told = {url: [] for url in run.urls}
+    """By the journal; a seed stands for one request of the run."""
+    seeds = {url: [] for url in run.urls}
     for event in read_journal(run.journal):
         if event["event"] == "called":
-            told[event["server"]] += [seed for sent in event["sent"] for seed in sent["seeds"]]
-    return list(told.values())
+            seeds[event["server"]] += [seed for sent in event["sent"] for seed in sent["seeds"]]
+    return list(seeds.values())
 
 
 def until(condition):
@@ -140,22 +140,22 @@ def test_what_a_slow_server_has_not_begun_is_written_by_the_idle_one(make_run):
     slow, idle = seeds_by_server(run)
     seeds = [request.seed for request in requests_of(0, NUM_REQUESTS)]
     assert sorted(slow) == seeds[:under_way]
-    assert sorted(slow + idle) == seeds, "each request is asked for once"
+    assert sorted(slow + idle) == seeds, "each request is made once"
     assert [sorted(each) for each in seeds_by_server(usual)] == [seeds[: NUM_REQUESTS // 2], seeds[NUM_REQUESTS // 2 :]]
 
 
-def test_the_timeline_tells_which_server_was_asked_for_what(make_run):
+def test_the_timeline_has_the_calls_of_each_server(make_run):
     gate = threading.Event()
     run = make_run(pieces=PIECES, gate=gate)
     until(lambda: len(seeds_by_server(run)[1]) == NUM_REQUESTS - 4)
     gate.set()
     run.prefetch.collect(0, min_version=1)
     calls = [call.as_list() for call in run.prefetch.take_calls()]
-    told = [[], []]
+    served = [[], []]
     for server, _, _, step, start, stop in calls:
         assert step == 0
-        told[server] += range(start, stop)
-    assert [sorted(each) for each in told] == [[0, 1, 2, 3], list(range(4, NUM_REQUESTS))]
+        served[server] += range(start, stop)
+    assert [sorted(each) for each in served] == [[0, 1, 2, 3], list(range(4, NUM_REQUESTS))]
 
 
 @pytest.mark.scenario(
@@ -170,3 +170,29 @@ def test_a_share_that_is_not_cut_stays_with_its_server(make_run):
     assert len(seeds_by_server(run)[1]) == NUM_REQUESTS // 2
     gate.set()
     assert len(run.prefetch.collect(0, min_version=1)[0]) == NUM_REQUESTS
+
+
+REQUESTS, SERVERS = st.integers(0, 300), st.integers(1, 20)
+
+
+def test_the_examples_hold():
+    assert doctest.testmod(work_items).failed == 0
+
+
+@given(REQUESTS, SERVERS)
+def test_chunks_follow_the_formula(num_requests, num_servers):
+    size = (num_requests + num_servers - 1) // num_servers
+    expected = [list(range(num_requests))[size * i : size * (i + 1)] for i in range(num_servers)]
+    chunks = cut_chunks(num_requests, num_servers)
+    assert [list(range(c.start, c.stop)) for c in chunks] == [part for part in expected if part]
+    assert [c.server_index for c in chunks] == [i for i, part in enumerate(expected) if part]
+    assert [item for c in chunks for item in c.of(range(num_requests))] == list(range(num_requests))
+
+
+@given(st.integers(0, 50), st.integers(0, 9), st.integers(2, 200))
+def test_halves_are_smaller_and_lose_nothing(start, server, length):
+    whole = Chunk(server, start, start + length)
+    first, second = whole.halves()
+    assert (first.start, first.stop, second.stop) == (whole.start, second.start, whole.stop)
+    assert 0 <= first.num_requests - second.num_requests <= 1
+    assert {first.server_index, second.server_index} == {server}

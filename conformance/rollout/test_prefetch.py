@@ -1,4 +1,4 @@
-"""Windows come back whole and in order whatever the threads do; what is wrong with a thread is told to the learner."""
+"""Windows come back whole and in order whatever the threads do; what is wrong with a thread reaches the learner."""
 
 import threading
 import time
@@ -8,22 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conformance.refusals import refused
 from conformance.scenarios.prefetching import GREEDY, requests_of, rollouts_of
 from rollmatch.errors import RolloutError
 from rollmatch.rollout import prefetch as module
-from rollmatch.rollout.prefetch import (
-    Prefetch,
-    PrefetchDied,
-    PrefetchOverfull,
-    PrefetchRules,
-    PrefetchStuck,
-    RolloutTooOld,
-)
+from rollmatch.rollout.prefetch import Prefetch, PrefetchRules, PrefetchStuck
 from rollmatch.rollout.work_items import cut_work_items
 
 
 class Servers:
     """Answers with ``version``, after ``pause_s``; a gate that is closed keeps all calls waiting."""
+
+    lost = ()
 
     def __init__(self, num_servers=2):
         self.num_servers, self.version, self.pause_s = num_servers, 1, 0.0
@@ -94,7 +90,7 @@ def test_windows_come_back_whole_and_in_order(parts, num_servers):
             assert num_dropped == 0
 
 
-def test_nothing_is_asked_for_while_it_is_held():
+def test_nothing_is_requested_while_it_is_held():
     servers = Servers()
     with opened(servers, is_open=False) as prefetch:
         prefetch.ask(0, requests_of(0, 4), (4,))
@@ -126,7 +122,7 @@ def test_quiet_waits_for_calls_under_way_and_lets_none_begin():
     ("old", "again"),
     [({0}, [(0, [0])]), ({1, 2}, [(0, [1, 2])]), ({2, 3}, [(0, [2]), (1, [3])]), ({0, 5}, [(0, [0]), (1, [5])])],
 )
-def test_what_has_become_too_old_is_asked_for_again_and_nothing_else(old, again):
+def test_what_has_become_too_old_is_requested_again_and_nothing_else(old, again):
     servers = Servers()
     with opened(servers) as prefetch:
         prefetch.ask(0, requests_of(0, 6), (6,))
@@ -141,13 +137,12 @@ def test_what_has_become_too_old_is_asked_for_again_and_nothing_else(old, again)
         assert (sorted(servers.asked), num_dropped) == (again, len(old))
 
 
-def test_a_server_that_goes_on_with_old_weights_is_an_error():
+def test_a_server_that_continues_with_old_weights_is_an_error():
     servers = Servers()
     with opened(servers) as prefetch:
         prefetch.ask(3, requests_of(3, 2), (2,))
-        with pytest.raises(RolloutTooOld) as caught:
+        with refused("rollout-too-old", "3"):
             prefetch.collect(3, min_version=2)
-        assert (caught.value.code, caught.value.key) == ("rollout-too-old", "3")
         assert len(servers.asked) == 4
     servers = Servers()
     servers.version = 2
@@ -182,9 +177,8 @@ def test_a_caller_that_dies_of_something_unheard_of_is_an_error_of_the_run(monke
     servers.broken = {1: Unheard()}
     with opened(servers) as prefetch:
         prefetch.ask(0, requests_of(0, 1), (1,))
-        with pytest.raises(PrefetchDied) as caught:
+        with refused("prefetch-died", "server 0"):
             prefetch.collect(0, min_version=1)
-        assert (caught.value.code, caught.value.key) == ("prefetch-died", "server 0")
 
 
 class Sleepy(Prefetch):
@@ -202,14 +196,13 @@ def test_calls_that_nobody_begins_are_an_error_after_a_stated_time(monkeypatch):
         pass
     prefetch.ask(0, requests_of(0, 1), (1,))
     began = time.monotonic()
-    with pytest.raises(PrefetchStuck) as caught:
+    with refused("prefetch-stuck", "prefetch"):
         prefetch.collect(0, min_version=1)
-    assert (caught.value.code, caught.value.key) == ("prefetch-stuck", "prefetch")
     assert 0.2 <= time.monotonic() - began < 5
     prefetch.close()
 
 
-def test_a_learner_that_waits_before_the_first_sync_is_told(monkeypatch):
+def test_a_learner_that_waits_before_the_first_sync_is_an_error(monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.02)
     with opened(Servers(), is_open=False, stuck_after_s=0.1) as prefetch:
         prefetch.ask(0, requests_of(0, 2), (2,))
@@ -230,34 +223,6 @@ def test_a_call_that_takes_longer_than_that_is_none(monkeypatch):
         assert ids_of(prefetch.collect(0, min_version=1)[0]) == [0]
 
 
-def test_windows_on_their_way_are_bounded_in_number():
-    with opened(Servers(), max_windows=2) as prefetch:
-        for step in (0, 1):
-            prefetch.ask(step, requests_of(step, 2), (2,))
-        with pytest.raises(PrefetchOverfull) as caught:
-            prefetch.ask(2, requests_of(2, 2), (2,))
-        assert (caught.value.code, caught.value.key) == ("prefetch-overfull", "2")
-        prefetch.collect(0, min_version=1)
-        prefetch.ask(2, requests_of(2, 2), (2,))
-        assert ids_of(prefetch.collect(2, min_version=1)[0]) == [4, 5]
-
-
-def test_what_waits_is_bounded_in_bytes_and_the_next_window_comes_all_the_same():
-    servers = Servers(1)
-    with opened(servers, max_bytes=32, callers_per_server=1) as prefetch:  # a rollout of the double counts 16
-        for step in range(3):
-            prefetch.ask(step, requests_of(step, 3), (1, 1, 1))
-        until(lambda: prefetch.is_complete(0))
-        time.sleep(0.1)
-        assert [ids for _, ids in servers.asked] == [[0], [1], [2]]
-        assert ids_of(prefetch.collect(0, min_version=1)[0]) == [0, 1, 2]
-        until(lambda: prefetch.is_complete(1))
-        time.sleep(0.1)
-        assert len(servers.asked) == 6
-        for step in (1, 2):
-            assert len(prefetch.collect(step, min_version=1)[0]) == 3
-
-
 def test_parts_are_handed_out_as_they_come_each_once():
     servers = Servers(2)
     with opened(servers, callers_per_server=3) as prefetch:
@@ -271,7 +236,7 @@ def test_parts_are_handed_out_as_they_come_each_once():
         assert ids_of(prefetch.collect(0, min_version=1)[0]) == list(range(6))
 
 
-def test_every_call_is_told_once_with_its_time_server_and_version():
+def test_every_call_is_recorded_once_with_its_time_server_and_version():
     servers = Servers(2)
     servers.pause_s = 0.02
     with opened(servers) as prefetch:

@@ -1,19 +1,24 @@
-"""Two ranks that share one engine answer what the learner's own generate() answers, each its own requests."""
+"""Two ranks that share one engine answer what the learner's own generate() answers, each its own requests.
+
+As a script (``FOLDER``) it is one of the ranks, which writes its answers.
+"""
 
 import json
 import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from conformance.cli.started import finish_two_ranks
 from conformance.rollout.digits import load_model, perturb, requests_for, scenes, template_of, tokens_of
-from conformance.rollout.tensor_parallel_worker import MAX_NEW_TOKENS, SHARES
-from rollmatch.rollout.backend import Decoding
-from rollmatch.rollout.hf import HfBackend
+from conformance.rollout.engine import open_engine
+from rollmatch.model.checkpoint import merged_weights
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import Decoding, HfBackend
 
 pytestmark = pytest.mark.engine
-WORKER = ("-m", "conformance.rollout.tensor_parallel_worker")
+WORKER = ("-m", "conformance.rollout.test_tensor_parallel")
 
 
 def shared_memory():
@@ -60,3 +65,32 @@ def test_a_rank_without_requests_takes_part(answers):
     first, second = (some["one rank idle"] for some in answers)
     assert first == answers[0]["original"]
     assert second == []
+
+
+SHARES = {0: range(5), 1: range(5, 8)}
+"""Scenes of each rank: not as many."""
+MAX_NEW_TOKENS = 40
+"""Enough for two objects; two engines that step together wait for each other at every layer."""
+
+
+def main(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    decoding = Decoding(max_new_tokens=MAX_NEW_TOKENS)
+    ranks = Ranks.from_environment()
+    backend = open_engine(ranks, tensor_parallel_size=2)
+    model, answers = load_model(), {}
+    requests = requests_for([scenes()[place] for place in SHARES[ranks.rank]], rank=ranks.rank)
+    for version, name in enumerate(("original", "perturbed"), start=1):
+        backend.push(merged_weights(model), version=version)
+        rollouts = backend.generate(requests, decoding)
+        answers[name] = [[rollout.request_id, rollout.response_token_ids] for rollout in rollouts]
+        perturb(model, seed=1, scale=0.3)
+    backend.push(merged_weights(load_model()), version=3)
+    idle = backend.generate(requests if ranks.is_primary else [], decoding)
+    answers["one rank idle"] = [[rollout.request_id, rollout.response_token_ids] for rollout in idle]
+    (folder / f"rank{ranks.rank}.json").write_text(json.dumps(answers))
+    backend.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -7,14 +7,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from conformance.refusals import refused
 from conformance.rollout.digits import GREEDY, LONG_QUESTION, load_model, perturb, requests_for, scenes, template_of
 from conformance.rollout.digits import tokens_of as tokens
 from conformance.rollout.logprobs import TOLERANCE, farthest_apart, figures_of
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.checkpoint import merged_weights
-from rollmatch.rollout.backend import Decoding, RolloutBeforeSync
-from rollmatch.rollout.hf import HfBackend
-from rollmatch.rollout.vllm_colocate import PromptTooLong
+from rollmatch.rollout.backend import Decoding, HfBackend
 
 pytestmark = pytest.mark.engine
 
@@ -64,9 +63,8 @@ def num_different(some, others):
 
 
 def test_no_rollout_before_the_engine_holds_the_learners_weights(engine_backend, sdpa_model, requests_16):
-    with unsynced(engine_backend), pytest.raises(RolloutBeforeSync) as caught:
+    with unsynced(engine_backend), refused("rollout-before-sync", "policy_version"):
         engine_backend.generate(requests_16[:1], GREEDY)
-    assert (caught.value.code, caught.value.key) == ("rollout-before-sync", "policy_version")
     push(engine_backend, sdpa_model)
     assert len(engine_backend.generate(requests_16[:1], GREEDY)) == 1
 
@@ -113,7 +111,7 @@ def test_a_push_leaves_the_learners_weights_alone_and_copies_them(engine, sdpa_m
     push(engine, mine)
     assert all(torch.equal(weight, before[name]) for name, weight in mine.state_dict().items())
     first = engine.generate(requests_16[:4], GREEDY)
-    perturb(mine, seed=3, scale=PERTURBATION)  # the learner steps on; the engine is not told
+    perturb(mine, seed=3, scale=PERTURBATION)  # the learner steps on; the engine gets none of it
     assert engine.generate(requests_16[:4], GREEDY) == first
 
 
@@ -160,8 +158,8 @@ def test_sampling_is_repeatable_per_seed_whoever_stands_beside_it(engine, reques
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_log_probabilities_are_those_of_the_sampled_distribution(temperature, engine, requests_16, sdpa_model):
-    told = dataclasses.replace(SAMPLED, temperature=temperature, logprobs=True)
-    rollouts = engine.generate(requests_16[:8], told)
+    parameters = dataclasses.replace(SAMPLED, temperature=temperature, logprobs=True)
+    rollouts = engine.generate(requests_16[:8], parameters)
     assert {rollout.finish_reason for rollout in rollouts} <= {"stop", "length"}
     assert farthest_apart(sdpa_model, requests_16[:8], rollouts, temperature=temperature) < TOLERANCE
     assert farthest_apart(sdpa_model, requests_16[:8], rollouts, temperature=temperature + 0.3) > TOLERANCE
@@ -170,7 +168,7 @@ def test_log_probabilities_are_those_of_the_sampled_distribution(temperature, en
     assert figures["drift"] < TOLERANCE
 
 
-def test_stops_are_trimmed_and_length_is_told(engine, requests_16, template, monkeypatch):
+def test_stops_are_trimmed_and_length_is_reported(engine, requests_16, template, monkeypatch):
     """The stop is a token that the model does write, wherever it does."""
     few = Decoding(max_new_tokens=7)
     whole = engine.generate(requests_16, few)
@@ -203,15 +201,13 @@ def test_placeholders_of_images_are_never_sampled(engine, requests_16, sdpa_mode
     assert tokens(engine.generate(requests_16[:1], first_token)) == [(template.image_id,)]
 
 
-def test_a_prompt_that_leaves_no_room_for_its_response_is_refused(engine, requests_16):
+def test_a_prompt_that_too_long_for_its_response_is_refused(engine, requests_16):
     """Placeholders count once per merged patch, as the engine sees them."""
     request = requests_16[0]
     expanded = engine.template.expand(request.prompt_token_ids, engine.template.image_features(request.sample))
     assert len(expanded) > len(request.prompt_token_ids)
-    room = engine.settings.max_model_len - len(expanded)
-    with pytest.raises(PromptTooLong) as caught:
-        engine.generate([request], Decoding(max_new_tokens=room + 1))
-    assert caught.value.code == "prompt-too-long"
-    assert caught.value.key == "custom.extra.rollout_matching.vllm.max_model_len"
+    left = engine.settings.max_model_len - len(expanded)
+    with refused("prompt-too-long", "custom.extra.rollout_matching.vllm.max_model_len") as caught:
+        engine.generate([request], Decoding(max_new_tokens=left + 1))
     assert request.sample.origin in caught.value.problem
-    assert len(engine.generate([request], Decoding(max_new_tokens=room))) == 1
+    assert len(engine.generate([request], Decoding(max_new_tokens=left))) == 1

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from conformance.refusals import refused
 from conformance.weights.native_double import NativeDouble, Refused, serving
 from rollmatch.dialects.http import ServerRefused
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
-from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.errors import SyncError
 from rollmatch.ranks import Ranks
 from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync
@@ -53,7 +54,7 @@ class Sender:
 
 
 class Watched:
-    """Weights that tell how far they were iterated."""
+    """Weights that note how far they were iterated."""
 
     def __init__(self, *, is_sharded):
         self.is_sharded, self.passed = is_sharded, []
@@ -105,13 +106,6 @@ def asked(double):
     return [[r["request_id"] for r in body["requests"]] for name, body in double.calls if name == "infer"]
 
 
-def test_rollouts_come_back_in_the_order_of_the_requests(make_backend):
-    requests = requests_of(7)
-    rollouts = make_backend().generate(requests, GREEDY)
-    assert [rollout.request_id for rollout in rollouts] == [request.request_id for request in requests]
-    assert [rollout.prompt_token_ids for rollout in rollouts] == [request.prompt_token_ids for request in requests]
-
-
 @pytest.mark.scenario(
     "request-distribution/four-requests-and-three-servers",
     "request-distribution/seven-requests-and-three-servers",
@@ -134,28 +128,20 @@ def test_every_server_gets_its_chunk_and_an_empty_chunk_no_call(make_backend, do
 
 @pytest.mark.scenario(
     "request-distribution/the-same-list-twice",
-    clauses=["request-distribution/requests-are-cut-into-contiguous-chunks#4"],
+    "request-distribution/nothing-to-ask-for",
+    clauses=[
+        "request-distribution/requests-are-cut-into-contiguous-chunks#4",
+        "request-distribution/no-requests-mean-no-calls#1,2",
+    ],
 )
-def test_the_same_list_twice_goes_the_same_ways(make_backend, doubles):
+def test_the_same_list_twice_goes_the_same_ways_and_no_requests_nowhere(make_backend, doubles):
     backend, requests = make_backend(), requests_of(10)
+    assert backend.generate([], GREEDY) == []
+    assert [double.calls for double in doubles] == [[], [], []]
     for _ in range(2):
         backend.generate(requests, GREEDY)
     assert [len(calls) for calls in map(asked, doubles)] == [2, 2, 2]
     assert all(first == second for first, second in map(asked, doubles))
-
-
-@pytest.mark.scenario(
-    "request-distribution/nothing-to-ask-for", clauses=["request-distribution/no-requests-mean-no-calls#1,2"]
-)
-def test_no_requests_touch_no_server(make_backend, doubles):
-    assert make_backend().generate([], GREEDY) == []
-    assert [double.calls for double in doubles] == [[], [], []]
-
-
-def test_the_stop_token_and_what_follows_are_trimmed(make_backend):
-    (rollout,) = make_backend().generate(requests_of(1), GREEDY)
-    assert rollout.response_token_ids == (100, 5)
-    assert rollout.policy_version == 1
 
 
 @pytest.mark.scenario(clauses=["request-distribution/requests-are-cut-into-contiguous-chunks#5"])
@@ -171,10 +157,15 @@ def test_all_servers_are_asked_at_the_same_time(make_backend, doubles):
     clauses=["request-distribution/rollouts-come-back-in-the-order-of-the-requests#1"],
 )
 def test_the_last_server_may_answer_first(make_backend, doubles):
-    answer = NativeDouble.infer
+    answer, requests = NativeDouble.infer, requests_of(7)
     doubles[0].infer = lambda body: (time.sleep(2), answer(doubles[0], body))[1]
-    rollouts = make_backend().generate(requests_of(7), GREEDY)
-    assert [rollout.response_token_ids[0] for rollout in rollouts] == [100 + i for i in range(7)]
+    rollouts = make_backend().generate(requests, GREEDY)
+    assert [rollout.request_id for rollout in rollouts] == [request.request_id for request in requests]
+    assert [rollout.prompt_token_ids for rollout in rollouts] == [request.prompt_token_ids for request in requests]
+    assert [rollout.response_token_ids for rollout in rollouts] == [(100 + i, 5) for i in range(7)], (
+        "trimmed at the stop"
+    )
+    assert {rollout.policy_version for rollout in rollouts} == {1}
 
 
 @pytest.mark.scenario(
@@ -195,8 +186,12 @@ def test_a_server_that_refuses_fails_the_whole_and_names_its_part(make_backend, 
     assert "x.jsonl:4" in error.remedy
 
 
-def test_no_rollout_before_the_first_push(make_backend, doubles):
+def test_no_rollout_before_the_first_push_and_versions_count_on(make_backend, doubles):
+    doubles[1].policy_version = 7
     backend = make_backend(synced=False)
+    assert backend.policy_version == 7
+    for double in doubles:
+        double.policy_version = 0
     with pytest.raises(RolloutBeforeSync):
         backend.generate(requests_of(1), GREEDY)
     assert asked(doubles[0]) == []
@@ -204,17 +199,11 @@ def test_no_rollout_before_the_first_push(make_backend, doubles):
     assert len(backend.generate(requests_of(1), GREEDY)) == 1
 
 
-def test_versions_count_on_from_what_servers_hold(make_backend, doubles):
-    doubles[1].policy_version = 7
-    assert make_backend(synced=False).policy_version == 7
-
-
 def test_a_rollout_of_another_version_is_refused(make_backend, doubles):
     backend = make_backend()
     doubles[2].policy_version = 5
-    with pytest.raises(RollmatchError) as caught:
+    with refused("policy-version-mismatch", backend.servers[2].base_url):
         backend.generate(requests_of(3), GREEDY)
-    assert (caught.value.code, caught.value.key) == ("policy-version-mismatch", backend.servers[2].base_url)
     assert len(backend.generate(requests_of(2), GREEDY)) == 2
 
 
@@ -240,7 +229,7 @@ def test_every_rank_takes_part_in_gathers_and_no_other_iterates(make_backend, ra
 
 
 @pytest.mark.parametrize(("is_sharded", "passed"), [(True, 3), (False, 1)])
-def test_a_failed_push_still_ends_the_gathers_and_leaves_nothing_to_ask_with(make_backend, is_sharded, passed):
+def test_a_failed_push_still_ends_the_gathers_and_leaves_nothing_to_generate_with(make_backend, is_sharded, passed):
     backend, weights = make_backend(), Watched(is_sharded=is_sharded)
     backend.sender.broken = SyncError("no")
     with pytest.raises(SyncError):
@@ -249,17 +238,13 @@ def test_a_failed_push_still_ends_the_gathers_and_leaves_nothing_to_ask_with(mak
     assert not backend.is_current()
     with pytest.raises(RolloutBeforeSync):
         backend.generate(requests_of(1), GREEDY)
-
-
-def test_an_adapter_that_failed_half_way_is_counted(make_backend, doubles):
-    backend = make_backend(synced=False, broken=SyncError("no"))
     with pytest.raises(SyncError):
         backend.push_adapter("adapter", version=4)
-    assert backend.policy_version == 4
+    assert backend.policy_version == 4, "an adapter that failed half-way counts"
     assert not backend.is_current()
 
 
-def test_a_sync_that_tells_who_took_it_needs_no_other_health_call(make_backend, doubles):
+def test_a_sync_that_names_who_took_it_needs_no_other_health_call(make_backend, doubles):
     backend = make_backend(synced=False)
     backend.sender.instances = tuple(double.instance for double in doubles)
     for double in doubles:

@@ -3,19 +3,20 @@
 import copy
 import dataclasses
 import threading
+from itertools import count
 
-from conformance.trainer.small_run import make_trainer
+from conformance.trainer.small_run import events, make_trainer
+from rollmatch.rollout.backend import HfBackend
 from rollmatch.rollout.fence import Fence
-from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.phase import Ahead, Lockstep, Stream
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 
 
 class CopyServers:
-    """Two servers that share one copy of the policy; ``before_call`` is told (server, sample ids) in the caller's
+    """Two servers that share one copy of the policy; ``before_call`` gets (server, sample ids) in the caller's
     thread, ``events`` are syncs and calls in the order they began and ended."""
 
-    num_servers = 2
+    num_servers, lost = 2, ()
 
     def __init__(self, trainer):
         self.policy = trainer.model
@@ -35,12 +36,14 @@ class CopyServers:
         self.events.append(("sync", version))
         self.held.model.load_state_dict(self.policy.state_dict())
         self.held.push(weights, version=version)
+        self.is_well = lambda: True
 
     def is_current(self):
         return self.is_well()
 
     def generate(self, requests, decoding):
         self.events.append(("whole", self.policy_version, [request.sample.sample_id for request in requests]))
+        self.before_call(0, [request.sample.sample_id for request in requests])
         return self._write(requests, decoding)
 
     def _write(self, requests, decoding):
@@ -74,3 +77,36 @@ def overlapped(folder, mode, *overrides, max_staleness=1, lead=None, pieces=1, c
     else:
         trainer.overlap = Stream(source, prefetch) if mode == "stream" else Lockstep(source)
     return trainer, servers
+
+
+def note_what_is_learnt(trainer):
+    """``trainer.learnt`` gets (policy version, segments) of each optimizer step, ``trainer.ages`` the oldest age."""
+    trainer.learnt, trainer.ages = [], []
+    get = trainer.get_batch_samples
+
+    def noted(*arguments):
+        batches, totals = get(*arguments)
+        segments = [segment for batch in trainer.report.batches for segment in batch.segments]
+        step, fence = trainer.state.global_step, trainer.source.fence
+        trainer.learnt.append((fence.backend.policy_version, segments))
+        trainer.ages.append(max((step - fence.step_of[segment.policy_version] for segment in segments), default=0))
+        return batches, totals
+
+    trainer.get_batch_samples = noted
+
+
+def ids_learnt(trainer):
+    """Sample ids by optimizer step."""
+    return [[segment.sample.sample_id for segment in segments] for _, segments in trainer.learnt]
+
+
+def forget_between_steps(trainer, servers):
+    """The servers are started anew between two steps, every third time."""
+    looks = count(1)
+    servers.is_well = lambda: next(looks) % 3 != 0
+
+
+def in_order_of_time(trainer, *names):
+    """(event, step) of learning, not of evaluations."""
+    found = [event for name in names for event in events(trainer, name) if event.get("purpose") != "eval"]
+    return [(event["event"], event.get("step")) for event in sorted(found, key=lambda event: event["time"])]

@@ -1,4 +1,4 @@
-"""Reward functions of the tests: they tell answers of one prompt apart."""
+"""Reward functions of the tests: answers of one prompt differ in them."""
 
 
 def digit_sum(answer, sample):
@@ -6,7 +6,7 @@ def digit_sum(answer, sample):
     return sum(int(character) for character in answer if character.isdigit()) / 10
 
 
-def digits_told(answer, sample):
+def num_digits(answer, sample):
     """The number of true names that stand in the answer."""
     return float(sum(truth.desc in answer for truth in sample.objects))
 

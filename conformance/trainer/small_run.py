@@ -33,7 +33,7 @@ SMALL = (
 )
 """Plain SGD: a step is proportional to its gradient, so that rounding stays rounding (Adam would blow it up)."""
 KEPT = "training.save_steps=1000"
-"""The run ends with a checkpoint; so does any that is told when to write them, and no other."""
+"""The run ends with a checkpoint; so does any with a rule of when to write them, and no other."""
 _READ: dict[str, tuple[torch.nn.Module, Template]] = {}
 
 
@@ -77,8 +77,9 @@ def assembled(config: RunConfig, samples, eval_samples, *, callbacks=None, is_sh
 
 def read(config: RunConfig) -> tuple[torch.nn.Module, Template]:
     """A copy of the policy, and its template: each is read from its files once."""
-    told = (config.model, config.tuner, learner_dtype(config), config.custom.prompts, config.custom.learns_from_rewards)
-    if (kind := repr(told)) not in _READ:
+    custom = config.custom
+    key = (config.model, config.tuner, learner_dtype(config), custom.prompts, custom.learns_from_rewards)
+    if (kind := repr(key)) not in _READ:
         with torch.random.fork_rng():
             torch.manual_seed(config.training.seed)  # adapters of all kinds begin alike
             model = read_policy(config)

@@ -6,10 +6,9 @@ from itertools import chain
 
 import pytest
 
+from conformance.refusals import refused
 from conformance.rollout.digits import scenes
 from conformance.trainer.small_run import KEPT, events, make_trainer, requested, step_between, trained, weights_of
-from rollmatch.learn.pack import SegmentTooLong
-from rollmatch.packer_state import PackerStateUnfit
 from rollmatch.records import Segment
 
 BRIEF = "custom.extra.rollout_matching.max_new_tokens=8"
@@ -54,16 +53,47 @@ def test_a_segment_longer_than_a_row_stops_the_run_and_leaves_the_buffer_as_it_w
     waiting = dataclasses.replace(a_segment(trainer), sample=scenes("train")[7])
     trainer.learner.batcher.packer.add([waiting])
     before = weights_of(trainer.model)
-    with pytest.raises(SegmentTooLong) as caught:
+    with refused("segment-too-long") as caught:
         trainer.train()
-    assert caught.value.code == "segment-too-long"
     assert caught.value.key in {sample.origin for sample in trainer.train_dataset}
-    for name in ("global_max_length", "max_new_tokens", "training.packing"):
+    for name in ("global_max_length", "max_new_tokens", "overlong"):
         assert name in caught.value.remedy
     assert trainer.learner.batcher.packer.state() == [waiting]
     assert not step_between(before, weights_of(trainer.model)).any()
     fitting, _ = trained(tmp_path / "fitting", *overrides, f"global_max_length={longest}", is_shallow=True)
     assert fitting.state.global_step == 1
+
+
+@pytest.mark.parametrize("packing", ["true", "false"])
+@pytest.mark.scenario(clauses=["packing/one-key-decides-about-what-is-too-long#3,4,5,6,7"])
+def test_segments_that_are_too_long_are_left_out_or_cut_and_counted(tmp_path, packing):
+    settings, every = (f"training.packing={packing}", BRIEF, "training.packing_buffer=8"), {}
+    free, _ = trained(tmp_path / "free", *settings, is_shallow=True)
+    lengths = [segment.encoded_len for batch in free.report.batches for segment in batch.segments]
+    limit = f"global_max_length={max(lengths) - 1}"
+    num_long = sum(length == max(lengths) for length in lengths)
+    with refused("segment-too-long"):
+        trained(tmp_path / "error", *settings, limit, is_shallow=True)
+    for overlong in ("skip", "truncate_left"):
+        trainer, _ = trained(tmp_path / overlong, *settings, limit, f"overlong={overlong}", is_shallow=True)
+        every[overlong] = trainer.state.log_history[-2]
+    for name, skipped in (("skip", num_long), ("truncate_left", 0)):
+        assert every[name]["overlong/segments_skipped"] == skipped
+        assert every[name]["overlong/segments_truncated"] == num_long - skipped
+        assert every[name]["overlong/prompts_truncated"] == 0
+        assert every[name]["loss_ce"] > 0
+
+
+def test_a_step_of_skipped_segments_alone_changes_nothing(tmp_path):
+    template, samples = make_trainer(tmp_path / "any", is_shallow=True).source.template, scenes("train")[:4]
+    limit = f"global_max_length={max(map(template.prompt_length, samples)) + 1}"
+    for packing in ("true", "false"):
+        settings = (f"training.packing={packing}", limit, BRIEF, "overlong=skip")
+        trainer = make_trainer(tmp_path / packing, *settings, samples=samples, is_shallow=True)
+        before = weights_of(trainer.model)
+        trainer.train()
+        assert trainer.state.log_history[-2]["overlong/segments_skipped"] == 4
+        assert not step_between(before, weights_of(trainer.model)).any()
 
 
 def a_segment(trainer):
@@ -81,10 +111,13 @@ def checkpoint_of(narrow, tmp_path):
     return shutil.copytree(f"{narrow.args.output_dir}/checkpoint-3", tmp_path / "checkpoint-3")
 
 
+@pytest.mark.scenario("packing/a-resumed-run-packs-on", clauses=["packing/the-waiting-list-is-bounded#6"])
 def test_a_checkpoint_brings_the_waiting_segments_back(narrow, checkpoint_of, tmp_path):
     trainer = make_trainer(tmp_path, *NARROW, samples=scenes("train")[:12])
     trainer.restore_packer_state(checkpoint_of)
-    assert trainer.learner.batcher.packer.state() == narrow.learner.batcher.packer.state() != []
+    packer, waiting = trainer.learner.batcher.packer, narrow.learner.batcher.packer.state()
+    assert packer.state() == waiting != []
+    assert packer.pop_row().segments[0] == waiting[0]
 
 
 @pytest.mark.parametrize("wrong", ["missing", "cut", "of another data set"])
@@ -98,7 +131,6 @@ def test_a_carry_that_does_not_fit_is_refused(wrong, narrow, checkpoint_of, tmp_
     waiting = {segment.sample.sample_id for segment in narrow.learner.batcher.packer.state()}
     others = [sample for sample in scenes("train")[:12] if sample.sample_id not in waiting]
     trainer = make_trainer(tmp_path, *NARROW, samples=others if wrong == "of another data set" else None)
-    with pytest.raises(PackerStateUnfit) as caught:
+    with refused("carry-unfit", str(file)):
         trainer.restore_packer_state(checkpoint_of)
-    assert (caught.value.code, caught.value.key) == ("carry-unfit", str(file))
     assert trainer.learner.batcher.packer.state() == []

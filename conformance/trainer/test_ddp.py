@@ -9,15 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.cli.started import (
-    HF,
-    finish_two_ranks,
-    in_time,
-    journal_of,
-    journals_of,
-    train_command,
-    two_ranks,
-)
+from conformance.cli.started import HF, finish_two_ranks, in_time, journal_of, journals_of, train_command, two_ranks
 from conformance.rollout.digits import write_cut
 from conformance.trainer.small_run import events, make_trainer, step_between, weights_of
 from rollmatch.cli.run_directory import last_checkpoint
@@ -115,11 +107,11 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(tm
         for rank in ranks:
             rank.wait()
     stops = journals_of(out, "interrupted", num_ranks=2)
-    assert [(len(events_), events_[0]["signal"]) for events_ in stops] == [(1, signal.SIGINT)] * 2, ranks[0].told()
+    assert [(len(events_), events_[0]["signal"]) for events_ in stops] == [(1, signal.SIGINT)] * 2, ranks[0].output()
     step = stops[0][0]["step"]
     assert stops[1][0]["step"] == step >= 2
     checkpoint = last_checkpoint(out)
     assert checkpoint == out / f"checkpoint-{step}"
     assert sorted(path.name for path in checkpoint.glob("carry-rank*")) == ["carry-rank0.json", "carry-rank1.json"]
     assert [event["learner_world_size"] for event in journal_of(out, "run")] == [2]
-    assert "with a checkpoint; go on with the same command and --resume" in ranks[0].told()
+    assert "with a checkpoint; continue with the same command and --resume" in ranks[0].output()

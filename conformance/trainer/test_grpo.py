@@ -14,7 +14,7 @@ GRPO = (
     "custom.trainer_variant=grpo",
     "custom.extra.grpo.num_generations=3",
     "custom.extra.grpo.rewards=[{function: conformance.trainer.rewards:digit_sum},"
-    " {function: conformance.trainer.rewards:digits_told, weight: 0.5}]",
+    " {function: conformance.trainer.rewards:num_digits, weight: 0.5}]",
     "custom.extra.rollout_matching.decoding.temperature=1",
     "custom.extra.rollout_matching.max_new_tokens=24",
     "training.per_device_train_batch_size=2",
@@ -35,7 +35,7 @@ def plain(tmp_path_factory):
 
 
 @pytest.mark.scenario(clauses=["grpo-server-mode/a-group-of-completions-competes-with-itself#1,2"])
-def test_a_step_asks_for_groups_and_learns_from_each_completion(plain):
+def test_a_step_requests_groups_and_learns_from_each_completion(plain):
     trainer, step = plain
     (requested,) = events(trainer, "requested")
     first, second = requested["sample_ids"][0], requested["sample_ids"][3]
@@ -48,39 +48,36 @@ def test_a_step_asks_for_groups_and_learns_from_each_completion(plain):
     assert step.norm() > 0
 
 
-def test_the_log_tells_rewards_distance_and_drift(plain):
+def segments_of(trainer):
+    return [segment for batch in trainer.report.batches for segment in batch.segments]
+
+
+def test_a_completion_learns_from_its_group_and_its_stop_token_too(plain):
+    trainer, _ = plain
+    (rewarded,) = events(trainer, "rewarded")
+    for start in (0, 3):
+        rewards = torch.tensor(rewarded["rewards"][start : start + 3])
+        expected = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).tolist()
+        found = [segment.policy.advantages[0] for segment in segments_of(trainer)[start : start + 3]]
+        assert found == pytest.approx(expected, abs=1e-5)
+    stop_id = trainer.source.template.vocabulary.stop_id
+    for segment, rollout in zip(segments_of(trainer), trainer.report.rollouts, strict=True):
+        target = segment.token_ids[segment.prompt_len :]
+        assert target == rollout.response_token_ids + (stop_id,) * (rollout.finish_reason == "stop")
+        assert len(rollout.response_logprobs) == len(target)
+
+
+def test_the_log_has_rewards_distance_and_drift(plain):
     trainer, _ = plain
     record, (rewarded,) = trainer.state.log_history[0], events(trainer, "rewarded")
     names = ("loss_policy", "kl", "clip_share", "ratio_mean", "drift", "reward_std", "response_len", "truncated_rate")
     assert set(names) <= record.keys()
     assert record["reward"] == pytest.approx(sum(rewarded["rewards"]) / 6)
-    assert record["reward"] == pytest.approx(record["reward/digit_sum"] + 0.5 * record["reward/digits_told"])
+    assert record["reward"] == pytest.approx(record["reward/digit_sum"] + 0.5 * record["reward/num_digits"])
     assert record["ratio_mean"] == pytest.approx(1)
     assert record["drift"] < 1e-4
-    assert rewarded["seconds"].keys() == {"digit_sum", "digits_told"}
+    assert rewarded["seconds"].keys() == {"digit_sum", "num_digits"}
     assert rewarded["failures"] == []
-
-
-def test_advantages_are_of_the_completions_own_group(plain):
-    trainer, _ = plain
-    (rewarded,) = events(trainer, "rewarded")
-    segments = [segment for batch in trainer.report.batches for segment in batch.segments]
-    for start in (0, 3):
-        rewards = torch.tensor(rewarded["rewards"][start : start + 3])
-        expected = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).tolist()
-        found = [segment.policy.advantages[0] for segment in segments[start : start + 3]]
-        assert found == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_response_that_stopped_learns_its_stop_token_too(plain):
-    trainer, _ = plain
-    segments = [segment for batch in trainer.report.batches for segment in batch.segments]
-    stop_id = trainer.source.template.vocabulary.stop_id
-    for segment, rollout in zip(segments, trainer.report.rollouts, strict=True):
-        target = segment.token_ids[segment.prompt_len :]
-        stopped = rollout.finish_reason == "stop"
-        assert target == rollout.response_token_ids + ((stop_id,) if stopped else ())
-        assert len(rollout.response_logprobs) == len(target)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +105,7 @@ def test_an_answer_that_cannot_be_judged_is_left_out(tmp_path):
     rewards = "custom.extra.grpo.rewards=[{function: conformance.trainer.rewards:fails_on_odd_samples}]"
     samples = [sample for sample in SAMPLES if sample.sample_id in (0, 1)]
     trainer, step = trained(tmp_path, *GRPO, rewards, samples=samples)
-    segments = [segment for batch in trainer.report.batches for segment in batch.segments]
+    segments = segments_of(trainer)
     assert {segment.policy.is_masked for segment in segments if segment.sample.sample_id == 1} == {True}
     assert {segment.policy.is_masked for segment in segments if segment.sample.sample_id == 0} == {False}
     assert trainer.state.log_history[0]["reward_failed_rate"] == 0.5
@@ -146,7 +143,7 @@ def test_later_passes_are_measured_against_where_the_window_began(windowed):
     assert ratios[4] == pytest.approx(1, abs=1e-5)
 
 
-def test_a_run_that_goes_on_in_mid_window_learns_what_it_would_have_learnt(windowed, tmp_path):
+def test_a_run_that_continues_in_mid_window_learns_what_it_would_have_learnt(windowed, tmp_path):
     trainer, overrides, folder = windowed
     resumed = make_trainer(tmp_path, *overrides, samples=unseen(SAMPLES), is_shallow=True)
     resumed.restore_packer_state(folder / "checkpoint-3")
@@ -169,38 +166,37 @@ def test_an_evaluation_rewards_greedy_answers_and_writes_some_down(tmp_path):
     assert metrics["eval_reward"] == pytest.approx(sum(answer["reward"] for answer in record["answers"]) / 4)
 
 
-def test_without_adapters_the_reference_is_a_copy_of_the_policy_before_training(tmp_path):
-    beta = ("custom.extra.grpo.beta=0.1", "training.max_steps=2")
-    trainer, _ = trained(tmp_path, *GRPO, *ONE_GROUP, *beta, samples=SAMPLES)
+DORA = ("tuner.train_type=lora", "tuner.use_dora=true")
+
+
+@pytest.mark.parametrize("tuner", [(), DORA], ids=["full", "dora"])
+def test_the_reference_is_a_copy_of_the_policy_before_training_or_the_policy_without_adapters(tuner, tmp_path):
+    beta, cut = ("custom.extra.grpo.beta=0.1", "training.max_steps=2"), {"is_shallow": bool(tuner)}
+    cut["samples"] = unseen(SAMPLES) if tuner else SAMPLES
+    trainer, _ = trained(tmp_path, *GRPO, *ONE_GROUP, *beta, *tuner, **cut)
     kls = [line["kl"] for line in trainer.state.log_history if "loss" in line]
     assert kls[0] == pytest.approx(0, abs=1e-6)
     assert kls[1] > 1e-6
+    if tuner:
+        assert trainer.learner.reference is None
+        return
     before = weights_of(make_trainer(tmp_path / "fresh", *GRPO).model)
     assert not step_between(before, weights_of(trainer.learner.reference)).any()
 
 
-def test_with_adapters_the_reference_is_the_policy_without_them(tmp_path):
-    adapters = ("tuner.train_type=lora", "tuner.use_dora=true", "custom.extra.grpo.beta=0.1", "training.max_steps=2")
-    trainer, _ = trained(tmp_path, *GRPO, *ONE_GROUP, *adapters, samples=unseen(SAMPLES), is_shallow=True)
-    assert trainer.learner.reference is None
-    kls = [line["kl"] for line in trainer.state.log_history if "loss" in line]
-    assert kls[0] == pytest.approx(0, abs=1e-6)
-    assert kls[1] > 1e-6
-
-
 def test_log_probabilities_from_the_engine_may_start_the_ratio(tmp_path):
     trainer, _ = trained(tmp_path, *GRPO, BRIEF, "custom.extra.grpo.old_logprobs=server", samples=SAMPLES)
-    segments = [segment for batch in trainer.report.batches for segment in batch.segments]
-    told = [rollout.response_logprobs for rollout in trainer.report.rollouts]
-    assert [segment.policy.old_logprobs for segment in segments] == told
+    segments = segments_of(trainer)
+    sampled = [rollout.response_logprobs for rollout in trainer.report.rollouts]
+    assert [segment.policy.old_logprobs for segment in segments] == sampled
     assert {segment.policy.sampler_logprobs for segment in segments} == {None}
     assert trainer.state.log_history[0]["ratio_mean"] == pytest.approx(1, abs=1e-4)
 
 
-def test_samples_with_a_question_of_their_own_are_asked_that(tmp_path):
-    asked = [dataclasses.replace(sample, objects=()) for sample in unseen(SAMPLES)]
+def test_samples_with_a_question_of_their_own_show_that(tmp_path):
+    samples = [dataclasses.replace(sample, objects=()) for sample in unseen(SAMPLES)]
     rewards = "custom.extra.grpo.rewards=[{function: conformance.trainer.rewards:digit_sum}]"
-    trainer, step = trained(tmp_path, *GRPO, BRIEF, rewards, samples=asked)
+    trainer, step = trained(tmp_path, *GRPO, BRIEF, rewards, samples=samples)
     prompt = trainer.source.template.vocabulary.text(trainer.report.rollouts[0].prompt_token_ids)
     assert "What is " in prompt
     assert "List every digit" not in prompt

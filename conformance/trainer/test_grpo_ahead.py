@@ -7,7 +7,13 @@ from itertools import chain
 import pytest
 
 from conformance.rollout.digits import scenes, unseen
-from conformance.trainer.overlapped import overlapped
+from conformance.trainer.overlapped import (
+    forget_between_steps,
+    ids_learnt,
+    in_order_of_time,
+    note_what_is_learnt,
+    overlapped,
+)
 from conformance.trainer.small_run import events, step_between, weights_of
 
 GRPO = (
@@ -27,33 +33,15 @@ SHALLOW = {"is_shallow": True, "samples": unseen(SAMPLES), "eval_samples": unsee
 """Where the policy's log-probabilities do not matter: it would write much that no engine may."""
 
 
-def notes_segments(trainer):
-    """``trainer.learnt`` gets, of each optimizer step, the policy version and the segments that it learns from."""
-    trainer.learnt = []
-    get = trainer.get_batch_samples
-
-    def noted(*arguments):
-        batches, totals = get(*arguments)
-        segments = [segment for batch in trainer.report.batches for segment in batch.segments]
-        trainer.learnt.append((trainer.source.fence.backend.policy_version, segments))
-        return batches, totals
-
-    trainer.get_batch_samples = noted
-
-
 def ran(folder, mode, *overrides, prepare=lambda trainer, servers: None, **cut):
     given = {"samples": SAMPLES, "eval_samples": HELD_OUT} | cut
     trainer, servers = overlapped(folder, mode, *GRPO, *overrides, **given)
-    notes_segments(trainer)
+    note_what_is_learnt(trainer)
     prepare(trainer, servers)
     trainer.train()
     if trainer.overlap.prefetch is not None:
         trainer.overlap.prefetch.close()
     return trainer
-
-
-def ids_of(trainer):
-    return [[segment.sample.sample_id for segment in segments] for _, segments in trainer.learnt]
 
 
 @pytest.fixture(scope="module")
@@ -64,19 +52,15 @@ def pair(tmp_path_factory):
 @pytest.mark.scenario(clauses=["prefetch/grpo-requests-completions-a-window-ahead#2"])
 def test_groups_come_in_the_order_of_off_with_the_same_seeds(pair):
     off, ahead = pair["off"], pair["ahead"]
-    assert ids_of(ahead) == ids_of(off)
-    assert all(len(set(ids)) == 1 and len(ids) == 3 for ids in ids_of(ahead)), "a group is learnt from at once"
+    assert ids_learnt(ahead) == ids_learnt(off)
+    assert all(len(set(ids)) == 1 and len(ids) == 3 for ids in ids_learnt(ahead)), "a group is learnt from at once"
     seeds = {mode: {e["step"]: e["seeds"] for e in events(trainer, "requested")} for mode, trainer in pair.items()}
     assert seeds["ahead"] == seeds["off"]
-    told = [(event["event"], event["step"]) for event in _told(ahead)]
-    assert told.index(("requested", 1)) < told.index(("packed", 0)), "asked for before step 0 is learnt"
+    order = in_order_of_time(ahead, "requested", "packed")
+    assert order.index(("requested", 1)) < order.index(("packed", 0)), "requested before step 0 is learnt"
 
 
-def _told(trainer):
-    return sorted((*events(trainer, "requested"), *events(trainer, "packed")), key=lambda event: event["time"])
-
-
-def test_the_log_tells_how_old_completions_are_and_how_far_the_policy_has_moved_since(pair):
+def test_the_log_has_how_old_completions_are_and_how_far_the_policy_has_moved_since(pair):
     lines = [line for line in pair["ahead"].state.log_history if "loss" in line]
     ages = [{name: line[name] for name in line if name.startswith("staleness/")} for line in lines]
     assert ages == [{"staleness/0": 3.0}, *[{"staleness/1": 3.0}] * 3]
@@ -93,36 +77,23 @@ def test_the_correction_starts_from_the_weights_that_wrote(pair):
         assert {segment.policy.old_logprobs for segment in segments} == {None}, "the ratio is to the step's own policy"
 
 
-def test_what_became_too_old_is_asked_for_again_in_its_place(pair, tmp_path):
-    asked = []
-
-    def forget(trainer, servers):
-        def is_well():
-            asked.append(len(asked))
-            return len(asked) % 3 != 0
-
-        servers.is_well = is_well
-
-    trainer = ran(tmp_path, "ahead", "training.eval_steps=1", prepare=forget, lead=2, **SHALLOW)
+def test_what_became_too_old_is_requested_again_in_its_place(pair, tmp_path):
+    trainer = ran(tmp_path, "ahead", "training.eval_steps=1", prepare=forget_between_steps, lead=2, **SHALLOW)
     assert events(trainer, "asked_again")
-    assert ids_of(trainer) == ids_of(pair["off"])
-    step_of = trainer.source.fence.step_of
-    ages = [
-        step - step_of[each.policy_version] for step, (_, segments) in enumerate(trainer.learnt) for each in segments
-    ]
-    assert max(ages) == 1
+    assert ids_learnt(trainer) == ids_learnt(pair["off"])
+    assert max(trainer.ages) == 1
 
 
 @pytest.mark.scenario(
     "prefetch/windows-of-four-optimizer-steps", clauses=["prefetch/grpo-requests-completions-a-window-ahead#1"]
 )
-def test_the_next_window_is_asked_for_while_all_steps_of_this_one_are_learnt(tmp_path):
+def test_the_next_window_is_requested_while_all_steps_of_this_one_are_learnt(tmp_path):
     off = ran(tmp_path / "off", "off", *WINDOW, **SHALLOW)
     ahead = ran(tmp_path / "ahead", "ahead", *WINDOW, max_staleness=4, lead=1, **SHALLOW)
-    assert ids_of(ahead) == ids_of(off)
-    told = [(event["event"], event["step"]) for event in _told(ahead)]
-    assert told.index(("requested", 4)) < told.index(("packed", 0)) < told.index(("requested", 8))
-    assert told.index(("requested", 8)) < told.index(("packed", 4))
+    assert ids_learnt(ahead) == ids_learnt(off)
+    order = in_order_of_time(ahead, "requested", "packed")
+    assert order.index(("requested", 4)) < order.index(("packed", 0)) < order.index(("requested", 8))
+    assert order.index(("requested", 8)) < order.index(("packed", 4))
     assert [event["step"] for event in events(ahead, "synced")] == [0, 4, 8]
     ages = [version - segments[0].policy_version for version, segments in ahead.learnt]
     assert ages == [0] * 4 + [1] * 5
@@ -145,11 +116,11 @@ def busy_until_an_evaluation(trainer, servers):
             assert begun.wait(PATIENCE_S)
             time.sleep(0.3)
 
-    def told(*arguments, **named):
+    def begun_first(*arguments, **named):
         begun.set()
         return evaluate(*arguments, **named)
 
-    servers.before_call, trainer.evaluate = wait, told
+    servers.before_call, trainer.evaluate = wait, begun_first
 
 
 @pytest.mark.scenario(
@@ -163,6 +134,6 @@ def test_an_evaluation_inside_a_window_changes_nothing_of_what_is_learnt(tmp_pat
     assert [event["step"] for event in events(trainer, "synced")] == [*range(7)]
     versions = [segment.policy_version for _, segments in trainer.learnt for segment in segments]
     assert versions == [1] * 18, "the second window was asked for when the first one was"
-    assert ids_of(trainer) == ids_of(plain)
+    assert ids_learnt(trainer) == ids_learnt(plain)
     assert not events(trainer, "asked_again")
     assert not step_between(weights_of(plain.model), weights_of(trainer.model)).any()

@@ -8,7 +8,13 @@ from itertools import chain
 import pytest
 
 from conformance.rollout.digits import scenes, unseen
-from conformance.trainer.overlapped import overlapped
+from conformance.trainer.overlapped import (
+    forget_between_steps,
+    ids_learnt,
+    in_order_of_time,
+    note_what_is_learnt,
+    overlapped,
+)
 from conformance.trainer.small_run import events
 from rollmatch.errors import RolloutError
 from rollmatch.ranks import Ranks
@@ -19,34 +25,6 @@ SHORT = (
 )
 KEPT = ("training.max_steps=4", "training.save_steps=2", "training.save_total_limit=9")
 BLIND = {"is_shallow": True, "samples": unseen(scenes("train")[:8]), "eval_samples": scenes()[:1]}
-
-
-def notes_what_is_learnt(trainer):
-    """``trainer.seen`` gets the sample ids of what each optimizer step learns from, ``trainer.ages`` the oldest age in
-    optimizer steps."""
-    trainer.seen, trainer.ages = [], []
-    get = trainer.get_batch_samples
-
-    def noted(*arguments):
-        batches, totals = get(*arguments)
-        segments = [segment for batch in trainer.report.batches for segment in batch.segments]
-        trainer.seen.append([segment.sample.sample_id for segment in segments])
-        step, step_of = trainer.state.global_step, trainer.source.fence.step_of
-        trainer.ages.append(max((step - step_of[segment.policy_version] for segment in segments), default=0))
-        return batches, totals
-
-    trainer.get_batch_samples = noted
-
-
-def forgets_between_steps(trainer, servers):
-    """The servers are started anew between two steps, every third time."""
-    asked = []
-
-    def is_well():
-        asked.append(len(asked))
-        return len(asked) % 3 != 0
-
-    servers.is_well = is_well
 
 
 @pytest.mark.scenario(
@@ -61,33 +39,26 @@ def test_ten_steps_ahead_with_drops_consume_what_ten_steps_without_do(tmp_path):
     runs = {}
     for mode in ("off", "ahead"):
         overrides = (*SHORT, "training.max_steps=10", "training.eval_steps=1")
-        trainer, servers = overlapped(  # asks for more than may be learnt from
+        trainer, servers = overlapped(  # requests more than may be learnt from
             *(tmp_path / mode, mode, *overrides), lead=2, **BLIND
         )
-        notes_what_is_learnt(trainer)
+        note_what_is_learnt(trainer)
         if mode == "ahead":
-            forgets_between_steps(trainer, servers)
+            forget_between_steps(trainer, servers)
         trainer.train()
         runs[mode] = trainer
     off, ahead = runs["off"], runs["ahead"]
-    assert len(ahead.seen) == 10
-    assert ahead.seen == off.seen
+    assert len(ids_learnt(ahead)) == 10
+    assert ids_learnt(ahead) == ids_learnt(off)
     again = events(ahead, "asked_again")
     assert again, "some rollouts became too old"
     assert all(age <= 1 for age in ahead.ages)
-    told = [{k: v for k, v in line.items() if k.startswith("staleness/")} for line in ahead.state.log_history]
-    told = [line for line in told if line]
-    assert len(told) == 10
-    assert all(sum(line.values()) == 1 for line in told)
-    assert {"staleness/0": 1.0} in told
-    assert {"staleness/1": 1.0} in told
-    asked_at = [(event["event"], event.get("step")) for event in events_of(ahead, "requested", "packed")]
-    assert asked_at.index(("requested", 1)) < asked_at.index(("packed", 0)), "asked for before step 0 is learnt"
-
-
-def events_of(trainer, *names):
-    lines = [event for name in names for event in events(trainer, name)]
-    return sorted((e for e in lines if e.get("purpose") != "eval"), key=lambda event: event["time"])
+    ages = [{k: v for k, v in line.items() if k.startswith("staleness/")} for line in ahead.state.log_history]
+    assert sum(map(bool, ages)) == 10
+    assert all(sum(line.values()) == 1 for line in ages if line)
+    assert all({f"staleness/{age}": 1.0} in ages for age in (0, 1))
+    order = in_order_of_time(ahead, "requested", "packed")
+    assert order.index(("requested", 1)) < order.index(("packed", 0)), "requested before step 0 is learnt"
 
 
 @pytest.mark.scenario(
@@ -152,7 +123,7 @@ def slow_step(trainer):
 
 
 @pytest.mark.scenario(clauses=["prefetch/staleness-is-known-and-bounded#1"])
-def test_a_segment_that_waited_for_a_row_until_it_was_too_old_is_asked_for_again(tmp_path):
+def test_a_segment_that_waited_for_a_row_until_it_was_too_old_is_requested_again(tmp_path):
     trainer, _ = overlapped(
         *(tmp_path, "ahead", "training.packing=true", "global_max_length=260", "training.max_steps=6"),
         *("training.per_device_train_batch_size=2", "custom.extra.rollout_matching.max_new_tokens=16"),
@@ -160,23 +131,23 @@ def test_a_segment_that_waited_for_a_row_until_it_was_too_old_is_asked_for_again
         lead=1,
         is_shallow=True,
     )
-    notes_what_is_learnt(trainer)
+    note_what_is_learnt(trainer)
     trainer.train()
     assert events(trainer, "asked_again"), "some segments waited a step"
     assert max(trainer.ages) == 1
     windows = [event["sample_ids"] for event in events(trainer, "requested") if event["purpose"] == "train"]
     waiting = [segment.sample.sample_id for segment in trainer.learner.batcher.packer.state()]
-    assert sorted([*chain(*trainer.seen), *waiting]) == sorted(chain(*windows))
+    assert sorted([*chain(*ids_learnt(trainer)), *waiting]) == sorted(chain(*windows))
 
 
-def test_a_run_that_goes_on_from_a_checkpoint_asks_for_the_samples_that_follow(tmp_path):
+def test_a_run_that_continues_from_a_checkpoint_requests_the_samples_that_follow(tmp_path):
     whole, _ = overlapped(tmp_path / "whole", "ahead", *SHORT, *KEPT, **BLIND)
-    notes_what_is_learnt(whole)
+    note_what_is_learnt(whole)
     whole.train()
     rest, _ = overlapped(tmp_path / "rest", "ahead", *SHORT, *KEPT, **BLIND)
-    notes_what_is_learnt(rest)
+    note_what_is_learnt(rest)
     rest.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    assert rest.seen == whole.seen[2:]
+    assert ids_learnt(rest) == ids_learnt(whole)[2:]
 
 
 def test_the_run_closes_with_its_callers(tmp_path):
@@ -199,7 +170,8 @@ class TwoRanks(Ranks):
         pass
 
     def gather(self, item):
-        return [item, 7 if type(item) is int else item]
+        is_count = type(getattr(item, "result", None)) is int
+        return [item, item._replace(result=7) if is_count else item]
 
     def sum(self, numbers):
         return list(numbers)
@@ -212,6 +184,6 @@ def test_what_one_rank_drops_all_ranks_know_in_the_same_step(tmp_path):
     trainer.source.fence.ranks = ranks
     trainer.source = trainer.overlap.source = dataclasses.replace(trainer.source, ranks=ranks)
     trainer.train()
-    told = [(event["step"], event["num_rollouts"], event["by_rank"]) for event in events(trainer, "asked_again")]
-    assert told == [(step, 0, [0, 7]) for step in range(3)]
+    noted = [(event["step"], event["num_rollouts"], event["by_rank"]) for event in events(trainer, "asked_again")]
+    assert noted == [(step, 0, [0, 7]) for step in range(3)]
     assert [event["version"] for event in events(trainer, "synced")] == [1, 2, 3]

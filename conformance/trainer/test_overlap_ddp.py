@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.cli.started import finish_two_ranks, journals_of
+from conformance.cli.started import finish_two_ranks, in_time, journals_of
+from conformance.harness.judge import judge
 
 WORKER = ("-m", "conformance.trainer.overlap_worker")
 STEPS = (
@@ -32,7 +33,7 @@ def weights(folder, mode, rank):
     )
 
 
-@pytest.mark.parametrize("mode", ["stream", "ahead"])
+@pytest.mark.parametrize("mode", ["stream", "ahead", "off-restarted", "stream-restarted", "ahead-restarted"])
 def test_both_ranks_end_with_the_same_weights(two_ranks, mode):
     assert torch.equal(weights(two_ranks, mode, 0), weights(two_ranks, mode, 1))
 
@@ -46,12 +47,31 @@ def test_two_streaming_ranks_learn_what_two_ranks_learn(two_ranks):
 
 @pytest.mark.parametrize("mode", ["stream", "ahead"])
 def test_each_rank_consumes_the_samples_of_off_mode(two_ranks, mode):
-    off, told = (journals_of(two_ranks / each, num_ranks=2) for each in ("off", mode))
+    off, on = (journals_of(two_ranks / each, num_ranks=2) for each in ("off", mode))
     for rank in range(2):
         ids = [
             [sorted(chain(*event["sample_ids"])) for event in part[rank] if event["event"] == "packed"]
-            for part in (off, told)
+            for part in (off, on)
         ]
         assert ids[0] == ids[1]
-        versions = [[e["version"] for e in part[rank] if e["event"] == "synced"] for part in (off, told)]
+        versions = [[e["version"] for e in part[rank] if e["event"] == "synced"] for part in (off, on)]
         assert versions[0] == versions[1] == [1, 2]
+
+
+@pytest.mark.scenario(
+    "server-connection/a-server-is-restarted-under-one-of-two-learner-ranks",
+    clauses=["server-connection/a-call-outlives-a-busy-server#4"],
+)
+@pytest.mark.parametrize("mode", ["off", "stream", "ahead"])
+def test_a_restart_under_one_rank_is_answered_by_a_sync_on_both(two_ranks, mode):
+    journals = journals_of(two_ranks / f"{mode}-restarted", num_ranks=2)
+    for events in journals:
+        synced = [(event["step"], event["version"]) for event in events if event["event"] == "synced"]
+        num_synced = 3 if mode == "ahead" else 4  # its second window was requested in the first step
+        assert synced == [(0, 1), (0, 2), (1, 3), (1, 4)][:num_synced]
+        assert len([event for event in events if event["event"] == "restarted"]) == num_synced - 2
+        assert [event["step"] for event in events if event["event"] == "packed"] == [0, 1]
+    assert judge(in_time(journals), max_staleness=int(mode == "ahead")) == []
+    if mode != "ahead":  # where the next step's rollouts become fresher
+        expected = weights(two_ranks, "off", 0)
+        assert (weights(two_ranks, f"{mode}-restarted", 0) - expected).norm() < TOLERANCE * expected.norm()

@@ -7,6 +7,7 @@ import pytest
 
 from conformance.trainer.overlapped import overlapped
 from conformance.trainer.small_run import events, step_between, weights_of
+from rollmatch.streaming import StreamedStep
 
 LONG_STEP = "training.learning_rate=1"
 FOUR_PARTS = (
@@ -30,7 +31,7 @@ def step_of(folder, mode, *overrides, prepare=lambda trainer, servers: None):
 
 
 def hold_back_the_last(trainer, servers):
-    """One call is not answered before two micro-batches of its step were learnt from, or the learner asks for it."""
+    """One call is not answered before two micro-batches of its step were learnt from, or the learner waits for it."""
     held, seen = threading.Event(), []
     learn, ask = trainer.training_step, trainer.overlap.prefetch.next_part
 
@@ -81,20 +82,17 @@ def test_a_streamed_step_learns_early_and_has_the_gradient_of_any_other(tmp_path
         assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
     assert learnt(trainer) == learnt(reference)
     whole = [event for event in reference.source.fence.backend.events if event[0] != "sync"]
-    assert [(kind, len(ids)) for kind, _, ids in whole] == [("whole", 4)], "off mode asks for the whole step, and waits"
+    assert [(kind, len(ids)) for kind, _, ids in whole] == [("whole", 4)], "off mode waits for the whole step"
 
 
-@pytest.mark.parametrize(("told", "num_kept"), [("graphs_kept=1", [1, 1]), ("graphs_kept=2", [1, 2])])
+@pytest.mark.parametrize(("override", "num_kept"), [("graphs_kept=1", [1, 1]), ("graphs_kept=2", [1, 2])])
 def test_graphs_that_are_kept_until_their_step_is_whole_give_the_gradient_of_any_other(
-    tmp_path, without_overlap, told, num_kept
+    tmp_path, without_overlap, override, num_kept, monkeypatch
 ):
-    def only_waits(trainer, servers):
-        hold_back_the_last(trainer, servers)
-        trainer.work_ahead = lambda: False
-
+    monkeypatch.setattr(StreamedStep, "work_ahead", lambda step: False)
     reference, expected = without_overlap
-    kept = f"custom.extra.rollout_matching.{told}"
-    trainer, step = step_of(tmp_path, "stream", *FOUR_PARTS, kept, prepare=only_waits)
+    kept = f"custom.extra.rollout_matching.{override}"
+    trainer, step = step_of(tmp_path, "stream", *FOUR_PARTS, kept, prepare=hold_back_the_last)
     assert trainer.learnt_early[:2] == [True, True]
     assert trainer.num_kept[:2] == num_kept, "the first is spent before the second is made, where one may be kept"
     assert trainer.num_kept[-1] == 0

@@ -71,8 +71,8 @@ def test_an_evaluation_over_two_ranks_plays_every_sample_once(two_ranks, tmp_pat
     alone = make_trainer(tmp_path)
     expected = alone.evaluate()
     for rank in (0, 1):
-        told = json.loads((two_ranks / f"rank{rank}.json").read_text())["metrics"]
-        assert (told["eval_reward"], told["eval_num_scenes"]) == (pytest.approx(expected["eval_reward"]), 6)
+        metrics = json.loads((two_ranks / f"rank{rank}.json").read_text())["metrics"]
+        assert (metrics["eval_reward"], metrics["eval_num_scenes"]) == (pytest.approx(expected["eval_reward"]), 6)
     played = [
         event for part in journals_of(two_ranks, "played", num_ranks=2) for event in part if event["num_episodes"] == 3
     ]

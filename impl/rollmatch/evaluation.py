@@ -4,16 +4,15 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rollmatch.objectives.protocol import Objective, ObjectiveContext
 from rollmatch.records import Sample
-from rollmatch.rollout.phase import RolloutSource
+from rollmatch.rollout.source import RolloutSource
 
 
 def evaluate_policy(
     source: RolloutSource, objective: Objective, samples: Sequence[Sample], context: ObjectiveContext
-) -> tuple[Mapping[str, Any], dict[str, float]]:
+) -> tuple[Mapping[str, object], dict[str, float]]:
     """Each rank rolls out its part; record and metrics of all samples, the same on every rank."""
     ranks, began = source.ranks, time.perf_counter()
     mine = samples[ranks.rank :: ranks.learner_world_size]
@@ -36,7 +35,7 @@ def evaluate_policy(
 
 
 def write_evaluation(
-    folder: Path, *, step: int, metrics: Mapping[str, float], record: Mapping[str, Any] | None = None
+    folder: Path, *, step: int, metrics: Mapping[str, float], record: Mapping[str, object] | None = None
 ) -> str:
     """Write ``evaluations/step-<step>.json`` below ``folder``; returns its path relative to it.
 

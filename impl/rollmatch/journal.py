@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+Event = dict[str, Any]
+"""A line of the journal: ``event``, ``time``, ``rank`` and what each kind of event has besides."""
 BLOCK_BYTES = 65536
 """How much of a journal's end is read at first in search of its last line."""
 
@@ -24,9 +26,10 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         _end_last_line(path)
         self._lock = threading.Lock()
+        path.touch(mode=0o600)  # problems of servers are quoted, and may hold what nobody else should read
         self._file: TextIO = path.open("a", encoding="utf-8")
 
-    def write(self, event: str, **fields: Any) -> dict[str, Any]:
+    def write(self, event: str, **fields: object) -> Event:
         """Append one event and return it. ``time`` is in unix seconds."""
         line = {"event": event, "time": round(time.time(), 3), "rank": self.rank, **fields}
         with self._lock:  # calls beside learning write from their own threads
@@ -39,7 +42,7 @@ class Journal:
         self._file.close()
 
 
-def read_journal(path: Path) -> list[dict[str, Any]]:
+def read_journal(path: Path) -> list[Event]:
     """All whole events of a journal; a line cut by a kill is left out."""
     events = []
     for line in path.read_bytes().split(b"\n"):  # lines end there only; a text may hold other line separators

@@ -1,4 +1,4 @@
-"""Who am I among the learner ranks, and what ranks tell each other.
+"""This process among the learner ranks, and what ranks exchange.
 
 Everything here is called by all ranks in the same order, from the main thread.
 """
@@ -6,10 +6,12 @@ Everything here is called by all ranks in the same order, from the main thread.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,7 @@ class Ranks:
 
     @property
     def is_primary(self) -> bool:
-        """Rank 0 writes files and talks to people."""
+        """Rank 0 writes files and prints."""
         return self.rank == 0
 
     def barrier(self) -> None:
@@ -43,10 +45,10 @@ class Ranks:
         dist.all_reduce(total)
         return [float(number) for number in total.tolist()]
 
-    def gather(self, item: Any) -> list[Any]:
+    def gather(self, item: _Item) -> list[_Item]:
         """One picklable item per rank -> all of them, in rank order, on every rank."""
         if self.learner_world_size == 1:
             return [item]
-        items: list[Any] = [None] * self.learner_world_size
+        items: list[_Item | None] = [None] * self.learner_world_size
         dist.all_gather_object(items, item)
-        return items
+        return cast(list[_Item], items)

@@ -1,4 +1,4 @@
-"""What is carried from room to room: ids and plain lists, no tensors.
+"""What passes between the packages: ids and plain lists, no tensors.
 
 Shapes stand in brackets at the start of a field's line. ``bins`` are coordinate bins 0..999 (pixel
 ``x`` of a canvas ``W`` wide sits at bin ``x / (W - 1) * 999``). Positions are indices into the list they
@@ -47,6 +47,12 @@ class Sample:
     height: int = 0
     messages: tuple[tuple[str, str], ...] = ()
     """(role, text) of its own chat, with ``<image>`` in place of images; empty: the configured prompts are used."""
+    has_text_prompt: bool = False
+    """Whether the record had a prompt and no messages: rewards of others then get texts, else messages."""
+    system: str | None = None
+    """System message in place of the configured one, where the configured prompts are used; None: the configured."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """JSON schemas of functions, for the chat template."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -101,9 +107,11 @@ class PredictedObject:
     desc: str
     geometry: Geometry
     bins: tuple[int, ...]
-    """[4] or [2n], read from coordinate token ids, not from text."""
+    """[4] or [2n], read from coordinate token ids where the answer format has them, else from numbers."""
     positions: tuple[int, ...]
-    """[len(bins)] indices of those tokens in the response (and so in the prefix)."""
+    """[len(bins)] indices of those tokens in the response (and so in the prefix); of a number its first token."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """[len(bins)] first byte of each coordinate in the response, and the one after its last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,13 +186,17 @@ class Segment:
     prompt_len: int
     """P; the target starts here."""
     prefix_len: int
-    """X; the tail starts at P + X and ends at L. Nothing before P + X gets a text label."""
+    """X; the tail starts at P + X and ends at L. Before P + X nothing but numbers of matched objects gets labels."""
     coord_positions: tuple[int, ...] = ()
     """Indices into ``token_ids`` of coordinate slots of matched prefix objects, ascending."""
     coord_bins: tuple[int, ...] = ()
     """[len(coord_positions)] the bins these slots should have held (ground truth)."""
     desc_positions: tuple[int, ...] = ()
     """Indices into ``token_ids`` of tail tokens that overlap a ``desc`` value, ascending."""
+    number_positions: tuple[int, ...] = ()
+    """Indices into ``token_ids`` of tokens of matched prefix objects' numbers, ascending; a few may lie in the tail."""
+    number_labels: tuple[int, ...] = ()
+    """[len(number_positions)] the token that should have stood there, or -100: it is not supervised."""
     policy: PolicyTarget | None = None
     """Set if the target is the rollout itself (policy gradient)."""
 

@@ -4,10 +4,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from rollmatch.learn.batch import MicroBatch
-from rollmatch.objectives.protocol import Objective
+from rollmatch.objectives.protocol import Objective, TrainingTargets
 from rollmatch.records import Rollout
 from rollmatch.rollout.prefetch import Prefetch
 
@@ -102,7 +101,7 @@ class StepReport:
     """Of the window, at its first step; empty at the steps that learn from them again."""
     num_rollout_tokens: int | None = None
     """Of all turns, where ``rollouts`` are only the first ones."""
-    reports: Sequence[Any] = ()
+    reports: Sequence[object] = ()
     batches: Sequence[MicroBatch] = ()
     num_carried: int = 0
     terms: dict[str, float] = field(default_factory=dict)
@@ -110,6 +109,12 @@ class StepReport:
     """Unix seconds, as all of them here."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     """Optimizer steps between the weights that wrote a rollout and these -> number of rollouts; empty: none."""
+    num_cut_prompts: int = 0
+    """Rollouts whose prompt lacks its beginning, because it was too long."""
+    num_cut: int = 0
+    """Segments of which the same is true."""
+    num_skipped: int = 0
+    """Segments that are left out, because they were too long."""
     began: float = field(default_factory=time.time)
     spans: list[tuple[str, float, float]] = field(default_factory=list)
     """Phase, begin and end, as they happened."""
@@ -139,6 +144,11 @@ class StepReport:
                 self.spans.append(("learn", reached, begin))
             reached = end
 
+    def add_targets(self, made: TrainingTargets) -> None:
+        """Count what was too long; a streamed step calls this for each part."""
+        self.num_cut += made.num_cut
+        self.num_skipped += made.num_skipped
+
     def add_terms(self, figures: Mapping[str, float]) -> None:
         """Add one micro-batch's share of the loss and of what is measured beside it."""
         for name, value in figures.items():
@@ -159,9 +169,12 @@ class StepReport:
             "rollout_tokens": float(rollout_tokens),
             "rollout_tok_s": waited_for / self.phase_s["rollout"] if self.phase_s["rollout"] else 0.0,
             "learn_tokens": float(learn_tokens),
+            "overlong/prompts_truncated": float(self.num_cut_prompts),
+            "overlong/segments_truncated": float(self.num_cut),
+            "overlong/segments_skipped": float(self.num_skipped),
         }
 
-    def generated(self, rollouts: Sequence[Rollout], *, policy_version: int) -> dict[str, Any]:
+    def generated(self, rollouts: Sequence[Rollout], *, policy_version: int) -> dict[str, object]:
         """Fields of the journal's ``generated`` event; ``seconds`` is how long the learner waited."""
         return {
             "step": self.step,
@@ -171,7 +184,7 @@ class StepReport:
             "policy_version": min((rollout.policy_version for rollout in rollouts), default=policy_version),
         }
 
-    def packed(self, *, order: Sequence[int] = ()) -> dict[str, Any]:
+    def packed(self, *, order: Sequence[int] = ()) -> dict[str, object]:
         """Fields of the journal's ``packed`` event; ``order`` is that of learning, where it is another."""
         batches = self.batches
         return {
@@ -186,7 +199,7 @@ class StepReport:
             **({"order": list(order)} if order else {}),
         }
 
-    def times(self, prefetch: Prefetch | None) -> tuple[dict[str, float], dict[str, Any]]:
+    def times(self, prefetch: Prefetch | None) -> tuple[dict[str, float], dict[str, object]]:
         """When learner and servers were busy in a step that has ended: figures for the log, and its timeline."""
         now, calls = time.time(), prefetch.take_calls() if prefetch else []
         waits = [(begin, end) for name, begin, end in self.spans if name == "rollout"]

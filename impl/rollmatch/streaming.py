@@ -64,10 +64,8 @@ class StreamedStep(Sequence[dict[str, MicroBatch]]):
 
     def __iter__(self) -> Iterator[dict[str, MicroBatch]]:
         for place in range(self.num_parts):
-            if place == len(self.order):
-                self._take()
             if self.totals is None:
-                self._agree()
+                self._agree(place)
             yield {"micro_batch": self._batches[self.order[place]]}
 
     def learn_early(self, model: torch.nn.Module, batch: MicroBatch, scoring: Scoring) -> Tensor:
@@ -86,8 +84,25 @@ class StreamedStep(Sequence[dict[str, MicroBatch]]):
         self.report.add_terms(dict(zip(self.objective.term_names, values, strict=False)))
         return sum(values) * num_ranks
 
+    def work_ahead(self) -> bool:
+        """Backward of the oldest graph that is kept, which need not wait for the totals; False: none is kept."""
+        return self.early.spend_oldest()
+
+    def _arrive(self, place: int) -> bool:
+        """Take the part at ``place`` of the order, and all others that are there; returns whether these are all."""
+        if place == len(self.order):
+            while not self.overlap.has_part() and self.work_ahead():
+                pass
+            with self.report.phase("rollout"):
+                self.overlap.wait_for_part()
+            self._take()
+        if self.overlap.is_complete():
+            while len(self.order) < self.num_parts:
+                self._take()
+        return len(self.order) == self.num_parts
+
     def _take(self) -> None:
-        """Wait for the next part and make its micro-batch."""
+        """Make the micro-batch of the next part, which is there."""
         part = next(self.targets)
         segments = [segment for segments in part.targets.segments for segment in segments]
         with self.report.phase("pack"):
@@ -97,12 +112,12 @@ class StreamedStep(Sequence[dict[str, MicroBatch]]):
         self._parts[part.index] = part
         self.order.append(part.index)
 
-    def _agree(self) -> None:
-        """Whether all ranks have all of theirs; what has arrived meanwhile is made into micro-batches and counted."""
-        if self.overlap.is_complete():
-            while len(self.order) < self.num_parts:
-                self._take()
-        if all(self.source.ranks.gather(len(self.order) == self.num_parts)):
+    def _agree(self, place: int) -> None:
+        """Whether all ranks have all of theirs; what has arrived meanwhile is made into micro-batches and counted.
+
+        A server that was restarted under any rank gets the weights again here: they are those of this step.
+        """
+        if all(self.source.settle(lambda: self._arrive(place), step=self.report.step)):
             self._finish([self._batches[part] for part in range(self.num_parts)])
 
     def _finish(self, batches: list[MicroBatch]) -> None:

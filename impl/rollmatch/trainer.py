@@ -9,15 +9,15 @@ rollouts (``get_batch_samples``), the loss is the objective's (``compute_loss``)
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.utils import ModelOutput
 
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
-from rollmatch.errors import LearnError
+from rollmatch.data.order import check_order
 from rollmatch.evaluation import evaluate_policy, write_evaluation
 from rollmatch.learn.batch import MicroBatch, split_evenly
 from rollmatch.learn.early import EarlyGradients
@@ -28,22 +28,17 @@ from rollmatch.model.policy import unwrap
 from rollmatch.objectives.protocol import Learner, ObjectiveContext, Terms
 from rollmatch.packer_state import ResumableTrainer, WindowTargets
 from rollmatch.records import Sample
-from rollmatch.rollout.phase import Ahead, Overlap, RequestedWindow, RolloutPart, RolloutSource
+from rollmatch.rollout.phase import Ahead, Overlap, RequestedWindow, RolloutPart
+from rollmatch.rollout.source import RolloutSource
 from rollmatch.step_report import StepReport
 from rollmatch.streaming import PartTargets, StreamedStep
 from rollmatch.weights.named_weights import named_weights
 
 
-class OrderDisagrees(LearnError):
-    """The data loader yields the samples that the learner's own order names."""
-
-    code = "order-disagrees"
-
-
 class RolloutTrainer(ResumableTrainer):
     """A ``transformers.Trainer`` whose batches are made from the policy's own rollouts."""
 
-    def __init__(self, *, source: RolloutSource, overlap: Overlap, learner: Learner, **arguments: Any) -> None:
+    def __init__(self, *, source: RolloutSource, overlap: Overlap, learner: Learner, **arguments: object) -> None:
         super().__init__(data_collator=list, **arguments)
         self.source, self.overlap, self.learner = source, overlap, learner
         reuse, num_samples = learner.objective.reuse, len(self.train_dataset)
@@ -58,7 +53,7 @@ class RolloutTrainer(ResumableTrainer):
         self.plan = WindowPlan(num_samples, seed=self.args.seed, shape=shape, rank=source.ranks.rank)
         self.window_targets: WindowTargets | None = None
         self.streamed: StreamedStep | None = None
-        self.totals: Any = None
+        self.totals: object = None
         """What the optimizer step supervises, over all micro-batches and ranks; None while that is not known."""
         # Both names of one switch (transformers renamed it): the loss is already divided by the whole step's totals.
         self.model_accepts_loss_kwargs = True
@@ -67,20 +62,20 @@ class RolloutTrainer(ResumableTrainer):
         self.scoring = Scoring(head_worth_avoiding(unwrap(self.model)))
 
     def get_batch_samples(
-        self, epoch_iterator: Any, num_batches: int, device: torch.device
+        self, epoch_iterator: Iterator[list[Sample]], num_batches: int, device: torch.device
     ) -> tuple[Sequence[dict[str, MicroBatch]], int | None]:
         """One optimizer step: its micro-batches, for transformers to iterate, and the number of its samples."""
         planned, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not planned:
             return [], None
         step, window = self.state.global_step, self.plan.at(self.state.global_step)
-        _check_order(planned, self._samples_of(window.parts[window.part_of(step)]), step=step)
+        check_order(planned, self._samples_of(window.parts[window.part_of(step)]), step=step)
         report = self.report = StepReport(step, self.learner.objective, num_batches=len(planned))
         targets: Iterable[PartTargets] = ()
         if self.window_targets is None or self.window_targets.window != window:
-            self.sync(report)
-            rollouts = self.rollout(window, report)
-            targets = self.target(window, rollouts, report)
+            if self.overlap.needs_weights:
+                self.sync(report)
+            targets = self.target(window, self.rollout(window, report), report)
         return self.learn(window, targets, report), sum(map(len, planned))
 
     def sync(self, report: StepReport) -> None:
@@ -92,10 +87,10 @@ class RolloutTrainer(ResumableTrainer):
 
     def rollout(self, window: Window, report: StepReport) -> Iterator[RolloutPart]:
         """Rollouts of the window: whole, or part by part where the step streams."""
-        parts = self.overlap.rollout(list(self._requested(window, report.num_batches)))
+        return self._timed(self.overlap.rollout(list(self._requested(window, report.num_batches))), report)
+
+    def _timed(self, parts: Iterator[RolloutPart], report: StepReport) -> Iterator[RolloutPart]:
         while True:
-            while not self.overlap.has_part() and self.work_ahead():
-                pass
             with report.phase("rollout"):
                 part = next(parts, None)
             if part is None:
@@ -113,10 +108,12 @@ class RolloutTrainer(ResumableTrainer):
                 self.source.journal.write("generated", purpose="train", **event)
             with report.phase("target"):
                 asked = self.learner.objective.reuse.repeat(parts[part.index])
-                features = self.source.check_alignment(asked, part.rollouts)
+                features = part.features or self.source.check_alignment(asked, part.rollouts)
                 context = self._context(report, features)
-                made = self.learner.objective.make_segments(parts[part.index], part.rollouts, context)
+                made = self.learner.make_targets(parts[part.index], part.rollouts, context)
+            report.add_targets(made)
             report.num_rollout_tokens = made.num_rollout_tokens
+            report.num_cut_prompts += sum(map(self.source.template.is_cut, asked))
             yield PartTargets(index=part.index, rollouts=part.rollouts, targets=made, features=features)
 
     def learn(
@@ -150,7 +147,9 @@ class RolloutTrainer(ResumableTrainer):
         report.learn_began = time.time()
         return [{"micro_batch": batch} for batch in report.batches]
 
-    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, MicroBatch], num_items_in_batch: Tensor | None = None
+    ) -> Tensor:
         """As transformers'; a micro-batch whose step has no totals yet is learnt early."""
         self.check()
         if self.streamed is not None:
@@ -162,10 +161,10 @@ class RolloutTrainer(ResumableTrainer):
         return cast(Tensor, super().training_step(model, inputs, num_items_in_batch)) + settled
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+        self, model: nn.Module, inputs: dict[str, MicroBatch], return_outputs: bool = False, **_: object
+    ) -> Tensor | tuple[Tensor, ModelOutput]:
         """The micro-batch's share of the step's loss, times the ranks that DDP will average over."""
-        batch: MicroBatch = inputs["micro_batch"]
+        batch = inputs["micro_batch"]
         terms: list[Terms] = []
 
         def score(logits: Logits) -> Tensor:
@@ -179,7 +178,7 @@ class RolloutTrainer(ResumableTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the step's figures to the line that holds the loss; the timeline follows it."""
-        timeline: dict[str, Any] = {}
+        timeline: dict[str, object] = {}
         if "loss" in logs:
             self.report.end_learning()
             figures, timeline = self.report.times(self.overlap.prefetch)
@@ -192,7 +191,7 @@ class RolloutTrainer(ResumableTrainer):
             self.source.journal.write("timeline", **timeline)
 
     def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+        self, eval_dataset: Sequence[Sample] | None = None, ignore_keys: object = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """One rollout per held-out sample; metrics get the prefix, the record goes to the run directory."""
         samples: Sequence[Sample] = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -209,13 +208,9 @@ class RolloutTrainer(ResumableTrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
         return named
 
-    def work_ahead(self) -> bool:
-        """Backward of the oldest graph that is kept, which need not wait for the totals; False: none is kept."""
-        return self.streamed is not None and self.streamed.early.spend_oldest()
-
     def check(self) -> None:
-        """Raise what a call beside learning has failed with."""
-        if self.overlap.prefetch is not None:
+        """Raise what a call beside learning has failed with; several ranks do so where they meet."""
+        if self.overlap.prefetch is not None and self.source.ranks.learner_world_size == 1:
             self.overlap.prefetch.check()
 
     def close(self) -> None:
@@ -248,7 +243,8 @@ class RolloutTrainer(ResumableTrainer):
         source.journal.write("asked_again", step=report.step, num_rollouts=len(rollouts))
         with report.phase("target"):
             features = source.check_alignment(samples, rollouts)
-            made = self.learner.objective.make_segments(samples, rollouts, self._context(report, features))
+            made = self.learner.make_targets(samples, rollouts, self._context(report, features))
+            report.add_targets(made)
         for place, (segment,) in zip(old, made.segments, strict=True):
             waiting[place] = segment
         packer.restore(waiting)
@@ -281,16 +277,6 @@ class RolloutTrainer(ResumableTrainer):
         found = known.get(sample.sample_id)
         return self.source.template.image_features(sample) if found is None else found
 
-    def _get_train_sampler(self, *arguments: Any) -> Any:
+    def _get_train_sampler(self, *_: object) -> ReusedOrder:
         """The learner owns the order."""
         return self.order
-
-
-def _check_order(micro_batches: Sequence[Sequence[Sample]], planned: Sequence[Sample], *, step: int) -> None:
-    brought, named = [s.sample_id for s in chain(*micro_batches)], [s.sample_id for s in planned]
-    if brought != named:
-        raise OrderDisagrees(
-            f"the data loader yields samples {brought[:8]} for step {step}, the learner's order names {named[:8]}",
-            key="training",
-            remedy="Leave sampling to the learner: no group_by_length, no dataloader settings that regroup batches.",
-        )

@@ -1,12 +1,19 @@
-"""The contract of every rollout backend, how responses are sampled, and requests with their seeds. Needs no torch."""
+"""The contract of every rollout backend, requests with their seeds, and the backend that needs no engine."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig
 
 from rollmatch.errors import RolloutError
+from rollmatch.model.images import ImageFeatures, image_arguments
+from rollmatch.model.template import Template
+from rollmatch.model.vocabulary import trim_stop
 from rollmatch.records import Rollout, RolloutRequest, Sample
 
 
@@ -43,7 +50,7 @@ class Decoding:
         """Whether tokens are sampled from another distribution than the model's own."""
         return (self.temperature, self.top_p, self.repetition_penalty) != (1.0, 1.0, 1.0) or self.top_k > 0
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Plain values, for the journal."""
         return asdict(self)
 
@@ -58,7 +65,7 @@ class RolloutBackend(Protocol):
     policy_version: int
     """Version of the weights it writes with; 0 before the first ``push``."""
 
-    def push(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
+    def push(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """Take (checkpoint name, tensor) of every weight; none is kept waiting on disk."""
 
     def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
@@ -72,27 +79,29 @@ class RolloutBackend(Protocol):
 
 
 def kept_logprobs(
-    told: Sequence[float] | None, response_token_ids: Sequence[int], *, finish_reason: str
+    logprobs: Sequence[float] | None, response_token_ids: Sequence[int], *, finish_reason: str
 ) -> tuple[float, ...] | None:
-    """Of the trimmed response, and one more for the stop token that ended it; None where none were asked for.
+    """Of the trimmed response, and one more for the stop token that ended it; None where none were requested.
 
     >>> kept_logprobs([-0.5, -0.25, -1.0], [7, 8], finish_reason="stop")
     (-0.5, -0.25, -1.0)
     >>> kept_logprobs([-0.5, -0.25], [7, 8], finish_reason="length")
     (-0.5, -0.25)
     """
-    if told is None:
+    if logprobs is None:
         return None
-    return tuple(told[: len(response_token_ids) + (finish_reason == "stop")])
+    return tuple(logprobs[: len(response_token_ids) + (finish_reason == "stop")])
 
 
 def check_answers(requests: Sequence[RolloutRequest], rollouts: Sequence[Rollout]) -> None:
     """Raise ``RolloutsMissing`` unless request ids and rollout ids agree one by one."""
-    asked, answered = ([item.request_id for item in items] for items in (requests, rollouts))
-    if asked != answered:
+    requested, answered = ([item.request_id for item in items] for items in (requests, rollouts))
+    if requested != answered:
         raise RolloutsMissing(
-            f"{len(answered)} answers for {len(asked)} requests, or in another order",
-            key=next((a for a, b in zip(asked, answered, strict=False) if a != b), asked[-1] if asked else ""),
+            f"{len(answered)} answers for {len(requested)} requests, or in another order",
+            key=next(
+                (a for a, b in zip(requested, answered, strict=False) if a != b), requested[-1] if requested else ""
+            ),
         )
 
 
@@ -132,3 +141,138 @@ def make_requests(
         )
         for index, sample in enumerate(samples)
     ]
+
+
+class HfBackend:
+    """Rollouts by the policy's own ``generate()``, in left-padded microbatches of ``batch_size`` prompts.
+
+    Slow, and the yardstick for the others.
+    The policy is what it is: ``push`` only counts the version. Padding side and packing never leak: the batch is
+    built here, and the packed attention falls back to a masked one.
+    """
+
+    def __init__(self, model: nn.Module, template: Template, *, batch_size: int) -> None:
+        self.model = model
+        self.template = template
+        self.batch_size = batch_size
+        self.policy_version = 0
+
+    def push(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
+        """The policy already has these weights."""
+        self.policy_version = version
+
+    def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
+        """As the contract; a microbatch samples from its first request's seed."""
+        rollouts: list[Rollout] = []
+        with _inference(self.model):
+            for start in range(0, len(requests), self.batch_size):
+                rollouts += self._generate_batch(requests[start : start + self.batch_size], decoding)
+        check_answers(requests, rollouts)
+        return rollouts
+
+    def rest(self) -> None:
+        """Nothing to give: it writes with the policy itself."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _generate_batch(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
+        features = [self.template.image_features(request.sample) for request in requests]
+        prompts = [self.template.expand(r.token_ids, f) for r, f in zip(requests, features, strict=True)]
+        inputs = self._padded_inputs(prompts, features)
+        with _seeded(requests[0].seed, sampling=decoding.temperature > 0):
+            output = self.model.generate(  # type: ignore[operator]
+                **inputs, generation_config=self._settings(requests, decoding)
+            )
+        sampled = output.sequences[:, inputs["input_ids"].shape[1] :]
+        logprobs = _logprobs_of(sampled, output.scores) if decoding.logprobs else [None] * len(requests)
+        limits = [request.limit(decoding.max_new_tokens) for request in requests]
+        rows = [row[:limit] for row, limit in zip(sampled.tolist(), limits, strict=True)]
+        return [self._make_rollout(*four) for four in zip(requests, prompts, rows, logprobs, strict=True)]
+
+    def _make_rollout(
+        self, request: RolloutRequest, prompt: tuple[int, ...], response: list[int], logprobs: list[float] | None
+    ) -> Rollout:
+        finish_reason = "stop" if self.template.vocabulary.stop_id in response else "length"
+        trimmed = trim_stop(response, {self.template.vocabulary.stop_id})
+        return Rollout(
+            request_id=request.request_id,
+            prompt_token_ids=prompt,
+            response_token_ids=trimmed,
+            finish_reason=finish_reason,
+            policy_version=self.policy_version,
+            response_logprobs=kept_logprobs(logprobs, trimmed, finish_reason=finish_reason),
+        )
+
+    def _padded_inputs(self, prompts: list[tuple[int, ...]], features: list[ImageFeatures]) -> dict[str, Tensor]:
+        device = next(self.model.parameters()).device
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[self.template.pad_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        inputs |= image_arguments(ids, features, self.model)
+        return {name: part.to(device) for name, part in inputs.items()}
+
+    def _settings(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> GenerationConfig:
+        """Vision placeholders are banned, because they stand for images that are not there."""
+        settings: dict[str, object] = {
+            "max_new_tokens": max(request.limit(decoding.max_new_tokens) for request in requests),
+            "num_beams": decoding.num_beams,
+            "repetition_penalty": decoding.repetition_penalty,
+            "suppress_tokens": list(self.template.banned_ids),
+            "eos_token_id": self.template.vocabulary.stop_id,
+            "pad_token_id": self.template.pad_id,
+            "do_sample": decoding.temperature > 0,
+            "return_dict_in_generate": True,
+            "output_scores": decoding.logprobs,
+        }
+        if decoding.temperature > 0:
+            top_k = max(decoding.top_k, 0)
+            settings |= {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": top_k}
+        return GenerationConfig(**settings)
+
+
+def _logprobs_of(sampled: Tensor, scores: Sequence[Tensor]) -> list[list[float] | None]:
+    """[B, R] ids and R times [B, V] scores, as they were sampled from -> log-probabilities of the ids."""
+    columns = [
+        score.float().log_softmax(-1).gather(1, ids[:, None])
+        for score, ids in zip(scores, sampled.unbind(1), strict=True)
+    ]
+    return [list(row) for row in torch.cat(columns, dim=1).tolist()]
+
+
+@contextmanager
+def _inference(model: nn.Module) -> Iterator[None]:
+    """No gradients, evaluation mode, and back to what it was."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), eager(model):
+            yield
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def _seeded(seed: int, *, sampling: bool) -> Iterator[None]:
+    """Sample from ``seed`` and leave the learner's random state as it was."""
+    if not sampling:
+        yield
+        return
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def eager(model: nn.Module) -> Iterator[None]:
+    """Run compiled layers eagerly, for instance in ``generate()``, whose cache would need a graph per length."""
+    compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
+    calls = [module._compiled_call_impl for module in compiled]
+    for module in compiled:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module, call in zip(compiled, calls, strict=True):
+            module._compiled_call_impl = call

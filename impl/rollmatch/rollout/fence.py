@@ -2,28 +2,34 @@
 
 State machine of one rank, with g the optimizer step the learner is at::
 
-    synced at step s, version v  --(rollouts wanted, s == g on all ranks)-->  rollouts may be asked for
+    synced at step s, version v  --(rollouts wanted, s == g on all ranks)-->  rollouts may be requested
     synced at step s, version v  --(rollouts wanted, s != g on some rank)-->  barrier, push, verdict, barrier
                                                                               -> synced at step g, version v + 1
 
 Ranks agree first whether a sync is due, because after a resume they may remember different steps. An engine that lost
-its weights (a server that was started again) makes one due, too. The verdict is shared before anybody goes on: a push
-that failed on one rank is the same error on all of them. A rank that is alone has nobody to tell and raises what its
-backend raised.
+its weights (a server that was started again) makes one due, too. The verdict is shared before any rank continues: a
+push that failed on one rank is the same error on all of them. A single rank raises what its backend raised. A push that
+broke because servers were gone for a while is repeated as a newer version.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
 
 from rollmatch.errors import FAILURES, RollmatchError, SyncError
 from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import RolloutBackend
+from rollmatch.rollout.members import ServerMembers
+from rollmatch.weights.named_weights import Adapter, NamedWeights
 
 LOG = logging.getLogger("rollmatch.sync")
+MAX_PUSHES = 3
+"""Of one sync."""
 Mode = Literal["full", "adapter"]
 
 
@@ -37,7 +43,7 @@ class AdapterSyncFailed(SyncError):
 class AdapterTaker(Protocol):
     """A backend that merges adapters on its own side; one that does not gets all weights in every mode."""
 
-    def push_adapter(self, adapter: Any, *, version: int) -> None:
+    def push_adapter(self, adapter: Adapter, *, version: int) -> None:
         """As ``push``, for an adapter."""
 
 
@@ -51,8 +57,8 @@ class SyncMode:
         self.mode: Mode = mode
         self.fallback_to_full = fallback_to_full
 
-    def push(self, backend: RolloutBackend, weights: Any, *, version: int) -> Mode:
-        """Returns what was carried. Errors: those of the backend, ``AdapterSyncFailed``."""
+    def push(self, backend: RolloutBackend, weights: "Counted", *, version: int) -> Mode:
+        """Returns the mode of what was sent. Errors: those of the backend, ``AdapterSyncFailed``."""
         if self.mode == "adapter" and isinstance(backend, AdapterTaker):
             try:
                 backend.push_adapter(weights.adapter(), version=version)
@@ -72,13 +78,14 @@ class SyncMode:
                 remedy="Set sync.mode: full.",
             ) from error
         self.mode = "full"
-        LOG.warning("adapter sync failed; from now on every sync carries all weights: %s", error)
+        LOG.warning("adapter sync failed; from now on every sync sends all weights: %s", error)
 
 
 class PushFailed(SyncError):
     """A rank failed to load the new weights."""
 
     code = "push-failed"
+    is_shared = True
 
 
 @runtime_checkable
@@ -89,8 +96,38 @@ class Forgetful(Protocol):
         """Whether they still are those that took the last push."""
 
 
+@runtime_checkable
+class PatientBackend(Protocol):
+    """A backend of servers, which may be gone for a while or for good."""
+
+    @property
+    def members(self) -> ServerMembers:
+        """The servers, and which of them take part."""
+
+    def may_push_again(self, error: RollmatchError) -> bool:
+        """Whether a push that failed may succeed now, after waiting for servers."""
+
+
+class _State(NamedTuple):
+    """What a rank contributes before a sync."""
+
+    is_due: bool
+    version: int
+    lost: frozenset[int] = frozenset()
+    returned: frozenset[int] = frozenset()
+
+
+class _Verdict(NamedTuple):
+    """What became of a rank's push; no problem: it succeeded."""
+
+    problem: str
+    again: bool
+    """Whether nothing stands against another push, also where this one succeeded."""
+    lost: frozenset[int]
+
+
 class Fence:
-    """Keeps a backend's weights equal to the learner's whenever a rollout is asked for."""
+    """Keeps a backend's weights equal to the learner's whenever a rollout is requested."""
 
     def __init__(
         self, backend: RolloutBackend, ranks: Ranks, journal: Journal, *, mode: SyncMode | None = None
@@ -100,13 +137,13 @@ class Fence:
         self.journal = journal
         self.mode = mode or SyncMode()
         self.synced_step: int | None = None
-        self._last: tuple[int, Callable[[], Iterable[tuple[str, Any]]]] | None = None
+        self._last: tuple[int, Callable[[], NamedWeights]] | None = None
         self.step_of: dict[int, int] = {}
         """Policy version -> the optimizer step whose weights it is, for all versions that this fence has sent."""
         self.quiet: Callable[[], AbstractContextManager[None]] = nullcontext
         """Around every push: where calls are under way while the learner learns, it waits for their end."""
 
-    def sync_if_due(self, step: int, weights: Callable[[], Iterable[tuple[str, Any]]]) -> float:
+    def sync_if_due(self, step: int, weights: Callable[[], NamedWeights]) -> float:
         """Push if the learner has moved since the last sync; returns the seconds it took, less the wait for quiet.
 
         Errors: ``PushFailed``.
@@ -127,17 +164,11 @@ class Fence:
         assert self._last is not None, "there was a sync before"
         return self.sync_if_due(*self._last)
 
-    def _push_between_barriers(
-        self, step: int, weights: Callable[[], Iterable[tuple[str, Any]]], *, version: int
-    ) -> None:
+    def _push_between_barriers(self, step: int, weights: Callable[[], NamedWeights], *, version: int) -> None:
         began = time.perf_counter()
         self.ranks.barrier()
         counted = Counted(weights)
-        carried: str
-        if self.ranks.learner_world_size == 1:
-            carried = self.mode.push(self.backend, counted, version=version)
-        else:
-            carried = self._push_with_others(counted, version)
+        carried = self._push_until_taken(counted, step, version)
         self.journal.write(  # before the barrier: whoever leaves it knows that every rank's sync has ended
             "synced",
             step=step,
@@ -150,26 +181,77 @@ class Fence:
         self.ranks.barrier()
 
     def _agree(self, step: int) -> tuple[bool, int]:
-        """Whether any rank finds a sync due, and the version it would make: one above the newest known to any."""
-        is_due = step != self.synced_step or not _is_current(self.backend)
-        states = self.ranks.gather((is_due, self.backend.policy_version))
-        return any(due for due, _ in states), max(version for _, version in states) + 1
+        """Whether any rank finds a sync due, and the version it would make: one above the newest known to any.
 
-    def _push_with_others(self, weights: "Counted", version: int) -> str:
+        Servers that any rank has lost take no part on all of them; rank 0 readmits those that are well again.
+        """
+        is_due = step != self.synced_step or not _is_current(self.backend)
+        members = self.backend.members if isinstance(self.backend, PatientBackend) else None
+        mine = _State(is_due, self.backend.policy_version)
+        if members is not None and members.lost:
+            returned = members.find_returned() if self.ranks.is_primary else mine.returned
+            mine = mine._replace(lost=members.lost, returned=returned)
+        states = [_State(*state) for state in self.ranks.gather(mine)]
+        returned = states[0].returned
+        if members is not None:
+            members.agree_on(frozenset().union(*(state.lost for state in states)) - returned)
+        return any(state.is_due for state in states) or bool(returned), max(state.version for state in states) + 1
+
+    def _push_until_taken(self, weights: "Counted", step: int, version: int) -> Mode:
+        """Push, again as a newer version where servers were gone for a while. Errors: as ``_push``."""
+        for pushes_left in reversed(range(MAX_PUSHES)):
+            if carried := self._push(weights, version, may_repeat=pushes_left > 0):
+                return carried
+            version = max(version, self.backend.policy_version) + 1
+            self.journal.write("sync_repeated", step=step, version=version)
+        raise AssertionError("the last push returns or raises")
+
+    def _push(self, weights: "Counted", version: int, *, may_repeat: bool) -> Mode | None:
+        """Push; None on all ranks where it failed and may be repeated. Errors: ``PushFailed``; alone, the backend's."""
+        if self.ranks.learner_world_size > 1:
+            return self._push_with_others(weights, version, may_repeat=may_repeat)
+        try:
+            return self.mode.push(self.backend, weights, version=version)
+        except RollmatchError as error:
+            if not (may_repeat and self._may_push_again(error)):
+                raise
+            return None
+
+    def _may_push_again(self, error: BaseException) -> bool:
+        if isinstance(error, RollmatchError) and isinstance(self.backend, PatientBackend):
+            return self.backend.may_push_again(error)
+        return False
+
+    def _push_with_others(self, weights: "Counted", version: int, *, may_repeat: bool = False) -> Mode | None:
         """Push and share the verdict; also where a push fails in a way not listed, so that nobody waits for ever."""
-        carried, cause = "", None
+        carried, cause, again = None, None, False
         problem = f"rank {self.ranks.rank} failed; see its traceback"
         try:
             carried = self.mode.push(self.backend, weights, version=version)
-            problem = ""
+            problem, again = "", True
         except FAILURES as error:
             problem, cause = f"rank {self.ranks.rank}: {type(error).__name__}: {error}", error
+            again = may_repeat and self._may_push_again(error)
         finally:
-            problems = [text for text in self.ranks.gather(problem) if text]
+            verdicts = self._share(_Verdict(problem, again, self._lost))
+        problems = [verdict.problem for verdict in verdicts if verdict.problem]
+        if problems and all(verdict.again for verdict in verdicts):
+            return None
         if problems:
             remedy = "See the traceback of the first rank that failed."
             raise PushFailed(problems[0], key="sync", remedy=remedy) from cause
         return carried
+
+    @property
+    def _lost(self) -> frozenset[int]:
+        return self.backend.members.lost if isinstance(self.backend, PatientBackend) else frozenset()
+
+    def _share(self, mine: _Verdict) -> list[_Verdict]:
+        """The verdicts of all ranks; a server that one has lost while it waited is lost on all."""
+        verdicts = [_Verdict(*verdict) for verdict in self.ranks.gather(mine)]
+        if isinstance(self.backend, PatientBackend):
+            self.backend.members.agree_on(frozenset().union(*(verdict.lost for verdict in verdicts)))
+        return verdicts
 
 
 def _is_current(backend: RolloutBackend) -> bool:
@@ -177,32 +259,32 @@ def _is_current(backend: RolloutBackend) -> bool:
 
 
 class Counted:
-    """Passes weights through and counts them; they are made when the backend first asks, as a part of the push."""
+    """Passes weights through and counts them; they are made when the backend first iterates, as a part of the push."""
 
-    def __init__(self, weights: Callable[[], Iterable[tuple[str, Any]]]) -> None:
+    def __init__(self, weights: Callable[[], NamedWeights]) -> None:
         self._weights = weights
         self.num_tensors = 0
         self.num_bytes = 0
 
     @property
     def is_sharded(self) -> bool:
-        """As of the weights; they are taken for sharded where they do not tell, because that is safe."""
+        """As of the weights; sharded by default, because that is safe."""
         return bool(getattr(self._weights(), "is_sharded", True))
 
-    def adapter(self) -> Any:
+    def adapter(self) -> Adapter:
         """The adapter alone, counted."""
-        adapter = self._weights().adapter()  # type: ignore[attr-defined]
+        adapter = self._weights().adapter()
         self.num_tensors = self.num_bytes = 0
         for _, tensor in adapter.tensors:
             self._count(tensor)
         return adapter
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         self.num_tensors = self.num_bytes = 0
         for name, tensor in self._weights():
             self._count(tensor)
             yield name, tensor
 
-    def _count(self, tensor: Any) -> None:
+    def _count(self, tensor: Tensor) -> None:
         self.num_tensors += 1
         self.num_bytes += tensor.numel() * tensor.element_size()

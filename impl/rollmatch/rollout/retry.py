@@ -6,17 +6,24 @@ Generation is idempotent, since seeds belong to requests: a call that was repeat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from rollmatch.dialects.http import CallTimeout, ServerRefused, TransportFailed
 from rollmatch.dialects.prompt import Reply
-from rollmatch.dialects.session import ServerUnreachable
-from rollmatch.dialects.watch import ServerDied
-from rollmatch.errors import RolloutError
+from rollmatch.dialects.session import InferTimeout, ServerUnreachable
+from rollmatch.dialects.watch import CallStalled, ServerDied
+from rollmatch.errors import RollmatchError, RolloutError
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0
 BUSY = (429, 503)
 """Statuses of a server that may serve the same call later."""
+TRANSIENT = (TransportFailed, CallTimeout, InferTimeout, CallStalled, ServerUnreachable, ServerDied)
+SYNC_CODES = frozenset(
+    {"transfer-failed", "communicator-timeout", "communicator-missing", "group-port-in-use"}
+    | {"sync-not-ready", "sync-dropped", "sync-unconfirmed", "update-in-progress", "version-not-newer"}
+    | {"announcement-unknown", "nothing-staged", "weights-broken", "digest-mismatch", "worker-dead"}
+)
+"""Codes of a sync that a server's death, a broken connection or a wrong byte may have broken."""
 
 Result = TypeVar("Result")
 
@@ -48,7 +55,7 @@ class CallRules:
     """What a generate call may cost, and what its replies may hold. Made by ``cli.connect``."""
 
     retry_budget_s: float = 0.0
-    """From the beginning of a call; 0: a failed call is not repeated."""
+    """From the first failure of a call; 0: a failed call is not repeated."""
     num_ids: int | None = None
     """Size of the model's vocabulary; None: not checked."""
 
@@ -64,34 +71,59 @@ class CallRules:
         raise ReplyOutOfRange(problem, key=base_url, remedy="Does the server serve this run's model?")
 
 
+class Pause(NamedTuple):
+    """What comes before the next attempt of a call."""
+
+    attempt: int
+    """Number of the next attempt; the first repetition is 2."""
+    wait_s: float
+    left_s: float
+    """Of the budget, when the pause begins."""
+
+
 def is_transient(error: RolloutError) -> bool:
     """Whether the same call may succeed later."""
     if isinstance(error, ServerRefused):
         return error.status in BUSY
-    return isinstance(error, TransportFailed | CallTimeout | ServerUnreachable | ServerDied)
+    return isinstance(
+        error, TransportFailed | CallTimeout | InferTimeout | CallStalled | ServerUnreachable | ServerDied
+    )
+
+
+def is_transient_in_sync(error: RollmatchError) -> bool:
+    """Whether a whole new sync may succeed where one failed; not where the servers cannot hold these weights.
+
+    >>> [is_transient_in_sync(RollmatchError("x", code=code)) for code in ("transfer-failed", "tensor-mismatch")]
+    [True, False]
+    """
+    return error.code in SYNC_CODES or (isinstance(error, RolloutError) and is_transient(error))
 
 
 def call_with_retries(
     call: Callable[[], Result],
     *,
     budget_s: float,
-    failed: Callable[[RolloutError], None],
+    failed: Callable[[RolloutError, Pause | None], None],
     repeating: Callable[[RolloutError], None] = lambda error: None,
     clock: WaitClock = time,
 ) -> Result:
     """The result of ``call``, repeated while it fails transiently and the budget lasts.
 
-    ``failed`` is called with every error, ``repeating`` with those after whose pause the call is repeated; either may
-    raise another error, which ends the call. Errors: the last of ``call``.
+    The budget counts from the first failure: a call may have run for minutes by then. ``failed`` is called with every
+    error and the pause that follows (None: the error is raised), ``repeating`` after the pause; either may raise
+    another error, which ends the call. Errors: the last of ``call``.
     """
-    deadline, wait_s = clock.monotonic() + budget_s, FIRST_WAIT_S
+    deadline, wait_s, attempt = None, FIRST_WAIT_S, 1
     while True:
         try:
             return call()
         except RolloutError as error:
-            failed(error)
-            if not is_transient(error) or clock.monotonic() + wait_s > deadline:
+            now, attempt = clock.monotonic(), attempt + 1
+            deadline = now + budget_s if deadline is None else deadline
+            if not is_transient(error) or now + wait_s > deadline:
+                failed(error, None)
                 raise
+            failed(error, Pause(attempt, wait_s, deadline - now))
             clock.sleep(wait_s)
             repeating(error)
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)

@@ -12,11 +12,12 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from PIL import Image
+from torch import Tensor
 
 from rollmatch.errors import RolloutError
 from rollmatch.model.template import Template
@@ -26,6 +27,9 @@ from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs
 from rollmatch.startup import loading
 from rollmatch.weights.worker.loading import keep_weights_loadable
+
+if TYPE_CHECKING:
+    from vllm import LLM, RequestOutput, SamplingParams
 
 LOGPROBS_AS_SAMPLED = {"logprobs_mode": "processed_logprobs"}
 """Log-probabilities under the distribution that was sampled from: after temperature, bans, top-p and top-k."""
@@ -47,7 +51,7 @@ class EngineSettings:
     tensor_parallel_size: int = 1
     sleeps: bool = False
     """Whether the engine's memory is the learner's while it works."""
-    engine_arguments: dict[str, Any] = field(default_factory=dict)
+    engine_arguments: dict[str, object] = field(default_factory=dict)
     """Further vLLM engine arguments, by vLLM's names."""
 
 
@@ -64,7 +68,7 @@ class VllmColocateBackend:
         self._asleep: list[str] = []
         """What of the engine's memory is the learner's at present."""
 
-    def push(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
+    def push(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """Load the learner's weights in place, then forget everything computed with the old ones."""
         self._wake("weights")  # the cache comes last: loading may need what it takes
         self._engine.apply_model(lambda model: _load(model, weights))
@@ -118,10 +122,10 @@ class VllmColocateBackend:
         outputs = self._engine.generate(prompts, sampling, use_tqdm=False) if prompts else []
         return [self._make_rollout(r, output) for r, output in zip(requests, outputs, strict=True)]
 
-    def _make_prompt(self, request: RolloutRequest, decoding: Decoding) -> dict[str, Any]:
+    def _make_prompt(self, request: RolloutRequest, decoding: Decoding) -> dict[str, object]:
         images = self.template.load_images(request.sample)
         self._check_room(request, images, decoding)
-        prompt: dict[str, Any] = {"prompt_token_ids": list(request.token_ids)}
+        prompt: dict[str, object] = {"prompt_token_ids": list(request.token_ids)}
         if images:
             prompt["multi_modal_data"] = {"image": images}
         return prompt
@@ -137,7 +141,7 @@ class VllmColocateBackend:
                 remedy="Raise max_model_len or lower max_new_tokens.",
             )
 
-    def _make_sampling(self, request: RolloutRequest, decoding: Decoding) -> Any:
+    def _make_sampling(self, request: RolloutRequest, decoding: Decoding) -> "SamplingParams":
         from vllm import SamplingParams
 
         return SamplingParams(
@@ -153,7 +157,7 @@ class VllmColocateBackend:
             logprobs=0 if decoding.logprobs else None,  # 0: the sampled token's only
         )
 
-    def _make_rollout(self, request: RolloutRequest, output: Any) -> Rollout:
+    def _make_rollout(self, request: RolloutRequest, output: "RequestOutput") -> Rollout:
         answer = output.outputs[0]
         token_ids, told = list(answer.token_ids), getattr(answer, "logprobs", None)
         trimmed = trim_stop(token_ids, {self.template.vocabulary.stop_id})
@@ -169,27 +173,27 @@ class VllmColocateBackend:
         )
 
 
-def _load(model: torch.nn.Module, weights: Iterable[tuple[str, Any]]) -> None:
+def _load(model: torch.nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
     model.load_weights(weights)  # type: ignore[operator]
 
 
-def _open_tensor_group(ranks: Ranks, size: int) -> Any:
+def _open_tensor_group(ranks: Ranks, size: int) -> dist.ProcessGroup | None:
     """This rank's group of ``size`` consecutive ranks; every rank takes part in making all groups."""
     if size == 1:
         return None
     members = [list(range(first, first + size)) for first in range(0, ranks.learner_world_size, size)]
-    group, _ = dist.new_subgroups_by_enumeration(members)  # type: ignore[no-untyped-call]
+    group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(members)[0]  # type: ignore[no-untyped-call]
     return group
 
 
-def _open_engine(settings: EngineSettings, ranks: Ranks) -> Any:
+def _open_engine(settings: EngineSettings, ranks: Ranks) -> "LLM":
     """Start vLLM in this process: ``uni`` alone, torchrun's own ranks otherwise."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     level = os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     logging.getLogger("vllm").setLevel(level)  # some lines come before vLLM reads the variable itself
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about vLLM's own use of torch
-        warnings.filterwarnings("ignore", message="TensorFloat32")  # float32 is asked for to be exact
+        warnings.filterwarnings("ignore", message="TensorFloat32")  # float32 is chosen to be exact
         with loading():
             from vllm import LLM
 
@@ -218,7 +222,7 @@ def _name_shared_memory() -> None:
 
     name_of = _CPUSHMDistributed.make_group_name
 
-    def with_launcher(communicator: Any) -> str:
+    def with_launcher(communicator: _CPUSHMDistributed) -> str:
         name = f"rollmatch-{os.getppid()}-{name_of(communicator).replace('/', '')}"
         # The library itself forgets it where Python ends in full, which ``startup.leave`` does not wait for.
         atexit.register(Path("/dev/shm", f"{name}_{communicator.rank}").unlink, missing_ok=True)

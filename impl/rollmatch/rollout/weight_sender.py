@@ -1,28 +1,44 @@
 """Which way weights take to a set of servers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-import torch
+from torch import Tensor
 
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
-from rollmatch.dialects.queued_sender import QueuedSender
 from rollmatch.dialects.session import RolloutServer
+from rollmatch.dialects.trl.sender import TrlSender
 from rollmatch.dialects.vllm.sender import StockSender
 from rollmatch.errors import SyncError
-from rollmatch.rollout.vllm_server import WeightSender
+from rollmatch.weights.named_weights import Adapter
+from rollmatch.weights.plan import Spec
+
+
+class WeightSender(Protocol):
+    """Carries weights to all servers as one version, or fails as a whole. Made in ``sync``."""
+
+    @property
+    def instances(self) -> tuple[str, ...] | None:
+        """What each server that took the last sync calls itself since its start; None where a sync does not tell."""
+
+    def check(self, specs: Sequence[Spec]) -> bool:
+        """Compare names, shapes and types with what the servers hold; False where servers do not list it."""
+
+    def send(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
+        """All weights, committed as ``version`` by every server."""
+
+    def send_adapter(self, adapter: Adapter, *, version: int) -> None:
+        """The same for an adapter that the servers merge themselves."""
+
+    def close(self) -> None:
+        """Leave the group."""
 
 
 class DialectsMixed(SyncError):
     """All servers of a run take weights in the same way."""
 
     code = "dialects-mixed"
-
-
-class WeightsNotTaken(SyncError):
-    """The servers' dialect has a way for weights that this machine has, too."""
-
-    code = "weights-not-taken"
 
 
 def make_sender(servers: Sequence[RolloutServer], ports: Sequence[int], rendezvous: Rendezvous) -> WeightSender:
@@ -37,11 +53,5 @@ def make_sender(servers: Sequence[RolloutServer], ports: Sequence[int], rendezvo
     if dialects == {"native"}:
         return NativeSender(servers, rendezvous)
     if dialects <= {"swift", "trl"}:
-        return QueuedSender(servers, ports, rendezvous)
-    if torch.cuda.is_available():
-        raise WeightsNotTaken(
-            f"{servers[0].base_url} is a stock vllm serve, whose weight transfer on GPUs needs NCCL",
-            key=servers[0].base_url,
-            remedy="Start rollmatch serve with the same configuration.",
-        )
+        return TrlSender(servers, ports, rendezvous)
     return StockSender(servers, rendezvous)

@@ -37,6 +37,8 @@ class PendingWindow:
     parts: tuple[int, ...]
     """Sizes of consecutive parts; they sum to the number of requests."""
     rollouts: list[Rollout | None] = field(init=False)
+    num_again: int = 0
+    """Rollouts that became too old and were requested again."""
 
     def __post_init__(self) -> None:
         assert sum(self.parts) == len(self.requests), "the parts make up the window"
@@ -57,7 +59,7 @@ class PendingWindow:
         )
 
     def put(self, lot: WorkItem, rollouts: Sequence[Rollout]) -> None:
-        """Take the answers of one lot."""
+        """Store the rollouts of one item."""
         self.rollouts[lot.start : lot.stop] = list(rollouts)
 
     def complete_parts(self) -> list[int]:

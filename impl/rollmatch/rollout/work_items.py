@@ -60,7 +60,7 @@ class WorkItem(NamedTuple):
     stop: int
 
     def of(self, items: Sequence[Item]) -> Sequence[Item]:
-        """The lot's part of a list that is as long as the window's requests."""
+        """The item's part of a list that is as long as the window's requests."""
         return items[self.start : self.stop]
 
 
@@ -69,7 +69,7 @@ def cut_work_items(step: int, parts: Sequence[int], num_servers: int, *, pieces:
 
     Each chunk is also cut in so many even ``pieces``, as far as it has requests.
 
-    Which server writes a rollout depends on the chunk alone, so that every mode asks the same server for the same
+    Which server writes a rollout depends on the chunk alone, so that every mode requests from the same server the same
     sample; smaller parts only come back earlier. Six requests in parts of 2 over 2 servers:
 
     >>> [(lot.server_index, lot.start, lot.stop) for lot in cut_work_items(0, (2, 2, 2), 2)]
@@ -90,9 +90,9 @@ def cut_work_items(step: int, parts: Sequence[int], num_servers: int, *, pieces:
 
 
 def next_work_item(queues: Sequence[deque[WorkItem]], server_index: int, *, moves: bool) -> WorkItem | None:
-    """The lot that a server is to be asked for, which stays where it is; None where there is none for it.
+    """The item that a server is to generate, which stays where it is; None where there is none for it.
 
-    The earliest step comes first, since the learner waits for it; of that step the server's own lots, from their
+    The earliest step comes first, since the learner waits for it; of that step the server's own items, from their
     beginning; else, where work ``moves``, the last work item of the server that has most requests of it waiting.
 
     >>> slow = deque([WorkItem(0, 0, 2, 4), WorkItem(0, 0, 4, 6), WorkItem(1, 0, 0, 6)])

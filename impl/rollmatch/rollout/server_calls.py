@@ -1,0 +1,152 @@
+"""Generate calls of a learner rank: one chunk to one server, repeated, checked and written down."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollmatch.dialects.http import ServerRefused
+from rollmatch.dialects.prompt import CallLog, Prompt, Reply, SamplingRules
+from rollmatch.dialects.session import RolloutServer, ServerUnreachable
+from rollmatch.dialects.watch import ServerDied
+from rollmatch.errors import RollmatchError, RolloutError
+from rollmatch.journal import Journal
+from rollmatch.model.template import Template
+from rollmatch.records import RolloutRequest
+from rollmatch.rollout.members import ServerLost, ServerMembers
+from rollmatch.rollout.retry import CallRules, Pause, ServerRestarted, call_with_retries
+from rollmatch.rollout.work_items import Chunk
+
+LOG = logging.getLogger("rollmatch.rollout")
+CHAT_DIALECTS = ("swift", "vllm")
+
+
+class PrefixNotSpoken(RolloutError):
+    """Continuations need a server that accepts prompts as token ids."""
+
+    code = "prefix-not-spoken"
+
+
+class PolicyVersionMismatch(RolloutError):
+    """A rollout is written by the weights that the learner sent last."""
+
+    code = "policy-version-mismatch"
+
+
+def check_prefixes(server: RolloutServer, requests: Sequence[RolloutRequest]) -> None:
+    """What a server that applies the chat template itself cannot be sent: a response to continue, and tools.
+
+    Errors: ``PrefixNotSpoken``; ``RolloutError`` with ``tools-not-spoken``.
+    """
+    if server.dialect.name not in CHAT_DIALECTS:
+        return
+    problem = f"{server.base_url} speaks {server.dialect.name}, which accepts chats and not ids"
+    remedy = "Serve with rollmatch serve, or trl vllm-serve."
+    if any(request.prefix_token_ids for request in requests):
+        raise PrefixNotSpoken(problem, key=server.base_url, remedy=remedy)
+    if any(request.sample.tools for request in requests):
+        raise RolloutError(problem, code="tools-not-spoken", key=server.base_url, remedy=remedy)
+
+
+class ServerCalls:
+    """How this rank calls its servers. Methods may run in several threads."""
+
+    def __init__(self, members: ServerMembers, template: Template, journal: Journal | None) -> None:
+        self.members, self.template, self.journal = members, template, journal
+        self.rules = CallRules()
+
+    def ask(
+        self, chunk: Chunk, requests: Sequence[RolloutRequest], sampling: SamplingRules, *, log: CallLog, version: int
+    ) -> list[Reply]:
+        """Replies to the chunk's ``requests`` by the weights of ``version``, in order.
+
+        Errors also: ``ServerRestarted``, ``ServerLost``, ``ReplyOutOfRange``, ``PolicyVersionMismatch``.
+        """
+        server = self.members.servers[chunk.server_index]
+        check_prefixes(server, requests)
+        prompts = [self._make_prompt(request) for request in requests]
+
+        def call() -> list[Reply]:
+            replies = server.infer(prompts, sampling, start=chunk.start, log=log)
+            log.note_replies(replies)
+            for reply in replies:
+                _check_version(server, reply, version)
+                self.rules.check(reply, server.base_url, max_tokens=sampling.max_tokens)
+            return replies
+
+        def failed(error: RolloutError, pause: Pause | None) -> None:
+            place = error.item - chunk.start if isinstance(error, ServerRefused) and error.item is not None else -1
+            if 0 <= place < len(requests):
+                error.remedy = f"It is the sample {requests[place].sample.origin}. {error.remedy}".strip()
+            if not isinstance(error, ServerDied):  # which would not answer, perhaps only after a long wait
+                self._check_instance(chunk.server_index, error)
+            if pause is not None:
+                self._announce(server, error, pause)
+
+        def repeating(error: RolloutError) -> None:
+            self._check_instance(chunk.server_index, error)  # it may be back, without its weights
+            log.num_retries += 1
+
+        try:
+            return call_with_retries(call, budget_s=self.rules.retry_budget_s, failed=failed, repeating=repeating)
+        except (ServerDied, ServerUnreachable) as error:
+            if self.members.leave_out(chunk.server_index):
+                raise self._lost(server, error) from error
+            raise
+
+    def _check_instance(self, server_index: int, error: RolloutError) -> None:
+        """Raise ``ServerRestarted`` if a call failed because its server lost the weights; a silent one is not known."""
+        instance, known = self.members.instance_of(server_index), (self.members.instances or {}).get(server_index)
+        if instance is not None and known is not None and instance != known:
+            url = self.members.servers[server_index].base_url
+            raise ServerRestarted(
+                f"{url} was restarted during a call: {error.problem}",
+                key=url,
+                remedy="Resume the run; the first sync gives the server its weights.",
+            ) from error
+
+    def announce_sync(self, error: RollmatchError, left_s: float) -> None:
+        """Say that a sync is repeated as soon as the servers are well."""
+        if self.journal is not None:
+            self.journal.write("retrying", purpose="sync", code=error.code, problem=error.problem, left_s=left_s)
+        text = "sync failed, waiting for servers for %.0f s at most (vllm.server.retry_budget_s): %s"
+        LOG.warning(text, left_s, error.problem)
+
+    def _announce(self, server: RolloutServer, error: RolloutError, pause: Pause) -> None:
+        """Say at once that a call is repeated, and for how long."""
+        numbers = {"attempt": pause.attempt, "wait_s": round(pause.wait_s, 2), "left_s": round(pause.left_s, 1)}
+        if self.journal is not None:
+            self.journal.write("retrying", server=server.base_url, code=error.code, problem=error.problem, **numbers)
+        LOG.warning(
+            "%s: attempt %d in %.2g s, for %.0f s at most (vllm.server.retry_budget_s)",
+            error.problem,
+            pause.attempt,
+            pause.wait_s,
+            pause.left_s,
+        )
+
+    def _lost(self, server: RolloutServer, error: RolloutError) -> ServerLost:
+        present = len(self.members.present)
+        if self.journal is not None:
+            self.journal.write("server_lost", server=server.base_url, code=error.code, num_present=present)
+        LOG.warning("%s: its share moves to the %d other servers", error.problem, present)
+        return ServerLost(error.problem, key=server.base_url, remedy="Restart it; a later sync readmits it.")
+
+    def _make_prompt(self, request: RolloutRequest) -> Prompt:
+        return Prompt(
+            request_id=request.request_id,
+            prompt_token_ids=request.token_ids,
+            messages=tuple(self.template.messages(request.sample)),
+            images=tuple(Path(path).read_bytes() for path in request.sample.images),
+            seed=request.seed,
+            max_tokens=request.max_new_tokens,
+        )
+
+
+def _check_version(server: RolloutServer, reply: Reply, version: int) -> None:
+    """Only the native dialect counts as we do."""
+    if server.dialect.name == "native" and reply.policy_version != version:
+        raise PolicyVersionMismatch(
+            f"{server.base_url} wrote with version {reply.policy_version}, the learner sent {version}",
+            key=server.base_url,
+            remedy="It was started again, or another learner writes to it; resume the run with servers of its own.",
+        )

@@ -1,0 +1,187 @@
+"""A source of rollouts: weights and requests out, responses back, on all learner ranks.
+
+Where a server is restarted meanwhile, every rank learns the outcome.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar, cast
+
+import torch
+
+from rollmatch.errors import RolloutError
+from rollmatch.journal import Journal
+from rollmatch.model.images import ImageFeatures
+from rollmatch.model.template import Template
+from rollmatch.ranks import Ranks
+from rollmatch.records import Rollout, RolloutRequest, Sample
+from rollmatch.rollout.backend import Decoding, make_requests
+from rollmatch.rollout.fence import Fence
+from rollmatch.rollout.retry import ServerRestarted
+from rollmatch.weights.named_weights import NamedWeights
+
+LOG = logging.getLogger("rollmatch.rollout")
+MAX_RESTARTS = 3
+"""Restarts of servers during one attempt that are answered by another sync."""
+
+Result = TypeVar("Result")
+
+
+class RankFailed(RolloutError):
+    """The rollouts of every learner rank arrive."""
+
+    code = "rank-failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSource:
+    """Weights and requests out, rollouts back. Made by ``cli.assemble``."""
+
+    template: Template
+    fence: Fence
+    decoding: Decoding
+    eval_decoding: Decoding
+    journal: Journal
+    ranks: Ranks
+    run_seed: int
+    num_threads: int | None = None
+    """torch's CPU threads during sync and generation; None: unchanged."""
+
+    def sync(self, step: int, weights: Callable[[], NamedWeights]) -> float:
+        """Send the weights if the learner has moved since the last sync; returns seconds. Errors: ``PushFailed``."""
+        with Threads(self.num_threads):
+            return self.fence.sync_if_due(step, weights)
+
+    def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
+        """Rollouts by the weights of the last sync, one per request, in order. Ranks call it independently.
+
+        With one learner rank, a server that is restarted meanwhile gets the weights again, and all requests are
+        generated again. Errors: with several ranks, which would all have to take part in that sync,
+        ``ServerRestarted``.
+        """
+        with Threads(self.num_threads):
+            if self.ranks.learner_world_size > 1:
+                return self.fence.backend.generate(requests, decoding)
+            return self.settle(lambda: self.fence.backend.generate(requests, decoding))[0]
+
+    def settle(self, attempt: Callable[[], Result], *, step: int | None = None) -> list[Result]:
+        """``attempt`` on all ranks together, again after a restart of a server. Errors: as ``recovery.settle``."""
+        return settle(attempt, ranks=self.ranks, fence=self.fence, journal=self.journal, step=step)
+
+    def roll_out(self, samples: Sequence[Sample], step: int, *, purpose: str) -> list[Rollout]:
+        """One rollout per sample, in order, by all ranks together.
+
+        ``purpose`` is train, eval, or again (segments that became too old). Errors: as ``settle``.
+        """
+        requests, decoding = self.make_requests(samples, step, purpose=purpose), self.decoding_of(purpose)
+        rollouts: list[Rollout] = []
+
+        def attempt() -> None:
+            rollouts[:] = self.fence.backend.generate(requests, decoding)
+
+        with Threads(self.num_threads):
+            self.settle(attempt, step=step)
+        return rollouts
+
+    def make_requests(self, samples: Sequence[Sample], step: int, *, purpose: str = "train") -> list[RolloutRequest]:
+        """The requests of an optimizer step, written to the journal.
+
+        Requests made again have ids and seeds of a rank that does not exist, so they never equal the first ones.
+        """
+        requests = make_requests(
+            samples,
+            prompt_of=self.template.prompt_token_ids,
+            run_seed=self.run_seed,
+            step=step,
+            rank=self.ranks.rank + (self.ranks.learner_world_size if purpose == "again" else 0),
+        )
+        self.journal.write(
+            "requested",
+            step=step,
+            purpose=purpose,
+            num_requests=len(requests),
+            seeds=[request.seed for request in requests],
+            sample_ids=[sample.sample_id for sample in samples],
+            decoding=self.decoding_of(purpose).as_dict(),
+        )
+        return requests
+
+    def decoding_of(self, purpose: str) -> Decoding:
+        """How training rollouts, or those of an evaluation, are sampled."""
+        return self.eval_decoding if purpose == "eval" else self.decoding
+
+    def check_alignment(self, samples: Sequence[Sample], rollouts: Sequence[Rollout]) -> dict[int, ImageFeatures]:
+        """Features of each sample's images, by sample id, after checking that the engine saw the learner's prompt."""
+        template = self.template
+        features: dict[int, ImageFeatures] = {}
+        for sample, rollout in zip(samples, rollouts, strict=True):
+            if sample.sample_id not in features:
+                features[sample.sample_id] = template.image_features(sample)
+            prompt = template.expand(template.prompt_token_ids(sample), features[sample.sample_id])
+            template.check_alignment(sample, prompt, rollout)
+        return features
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that rollouts are generated with now."""
+        return self.fence.backend.policy_version
+
+
+class _Outcome(NamedTuple, Generic[Result]):
+    """Of one rank's attempt; both texts are empty for one that succeeded."""
+
+    restarted: str = ""
+    failed: str = ""
+    result: Result | None = None
+
+
+def settle(
+    attempt: Callable[[], Result], *, ranks: Ranks, fence: Fence, journal: Journal, step: int | None = None
+) -> list[Result]:
+    """The results of ``attempt`` on all ranks, in their order. All ranks call it, at the same place.
+
+    A server that was restarted under any rank gets the weights again, from all ranks together; then every rank
+    attempts once more. ``step`` is for the journal. Errors: the rank's own; ``RankFailed`` on the other ranks.
+    """
+    for restarts_left in reversed(range(MAX_RESTARTS + 1)):
+        error, outcome = _attempt(attempt)
+        outcomes = ranks.gather(outcome)
+        failures = [(rank, each.failed) for rank, each in enumerate(outcomes) if each.failed]
+        restarts = [each.restarted for each in outcomes if each.restarted]
+        if not failures and not restarts:
+            return [cast(Result, each.result) for each in outcomes]
+        if failures or not restarts_left:
+            rank, problem = failures[0] if failures else (ranks.rank, restarts[0])
+            error = error or RankFailed(f"rank {rank}: {problem}", key="rollout", remedy="See that rank's error.")
+            error.is_shared = True
+            raise error
+        journal.write("restarted", step=step, problem=restarts[0])
+        LOG.warning("%s; sending the weights again", restarts[0])
+        fence.sync_again()
+    raise AssertionError("the last round returns or raises")
+
+
+def _attempt(attempt: Callable[[], Result]) -> tuple[RolloutError | None, _Outcome[Result]]:
+    try:
+        return None, _Outcome(result=attempt())
+    except ServerRestarted as error:
+        return error, _Outcome(restarted=error.problem)
+    except RolloutError as error:
+        return error, _Outcome(failed=str(error))
+
+
+class Threads:
+    """torch's CPU threads inside a phase, and back to what they were."""
+
+    def __init__(self, num_threads: int | None) -> None:
+        self.num_threads = num_threads
+        self.before = torch.get_num_threads()
+
+    def __enter__(self) -> None:
+        if self.num_threads:
+            torch.set_num_threads(self.num_threads)
+
+    def __exit__(self, *exception: object) -> None:
+        if self.num_threads:
+            torch.set_num_threads(self.before)
