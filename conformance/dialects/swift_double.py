@@ -1,13 +1,11 @@
 """A server of the swift dialect without an engine: every response says what its prompt said."""
 
-import json
-import threading
 import time
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from conformance.doubles.http_server import http_server, read_body, send
 from rollmatch.dialects.prompt import Prompt, SamplingRules
 from rollmatch.dialects.watch import WatchRules
 from rollmatch.errors import RollmatchError
@@ -44,7 +42,7 @@ class SwiftDouble:
     def __init__(self):
         self.num_connections, self.bodies, self.calls = 0, [], []
         self.health_status, self.is_silent = 200, False
-        self.infer = self.echo
+        self.infer, self.progress = self.echo, lambda: None
 
     @property
     def asked(self):
@@ -64,25 +62,21 @@ class SwiftDouble:
         self.send(handler, entries)
 
     def send(self, handler, body, status=200):
-        raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-        handler.send_response(status)
-        handler.send_header("Content-Length", str(len(raw)))
-        handler.end_headers()
-        handler.wfile.write(raw)
+        send(handler, status, body)
 
     def answer(self, handler):
-        path = handler.path.rstrip("/")
-        raw = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        path, body = handler.path.rstrip("/"), read_body(handler)
+        self.num_connections += 1
         self.calls.append(path)
         if path == "/infer":
-            self.bodies.append(json.loads(raw))
-            self.infer(handler, [r["messages"][0]["content"] for r in self.bodies[-1]["infer_requests"]])
+            self.bodies.append(body)
+            self.infer(handler, [r["messages"][0]["content"] for r in body["infer_requests"]])
         elif path == "/health":
             while self.is_silent:
                 time.sleep(0.05)
-            self.send(handler, {"status": "ok"}, self.health_status)
+            send(handler, self.health_status, {"status": "ok", "progress": self.progress()})
         elif path == "/openapi.json":
-            self.send(handler, {"paths": {route: {} for route in SWIFT_ROUTES}})
+            send(handler, 200, {"paths": {route: {} for route in SWIFT_ROUTES}})
         else:
             handler.connection.close()
 
@@ -90,29 +84,10 @@ class SwiftDouble:
 @contextmanager
 def running_double():
     made = SwiftDouble()
-
-    class SwiftAnswering(BaseHTTPRequestHandler):
-        def setup(self):
-            made.num_connections += 1
-            super().setup()
-
-        do_GET = do_POST = lambda self: made.answer(self)
-
-        def log_message(self, *_):
-            pass
-
-    front = ThreadingHTTPServer(("127.0.0.1", 0), SwiftAnswering)
-    front.daemon_threads = True
-    front.handle_error = lambda *_: None
-    thread = threading.Thread(target=front.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    made.url, made.front = f"http://127.0.0.1:{front.server_port}", front
-    try:
+    with http_server(lambda handler: made.answer(handler)) as front:
+        made.url, made.front = front.url, front
         yield made
-    finally:
         made.is_silent = False
-        front.shutdown()
-        front.server_close()
 
 
 def error_of(call):

@@ -57,8 +57,8 @@ def test_a_split_call_is_written_down(double, tmp_path):
     assert (event["server"], event["num_retries"], event["num_splits"]) == (double.url, 1, 1)
     seeds = [request.seed for request in requests]
     assert [(call["first"], call["seeds"]) for call in event["sent"]] == [(0, seeds), (0, seeds[:2]), (2, seeds[2:])]
-    told = event["decoding"]
-    assert (told.get("temperature"), told.get("top_p"), told.get("top_k")) == (0.7, 0.9, 5)
+    reported = event["decoding"]
+    assert (reported.get("temperature"), reported.get("top_p"), reported.get("top_k")) == (0.7, 0.9, 5)
 
 
 @pytest.mark.scenario(clauses=["decoding/effective-decoding-can-be-audited#2"])
@@ -87,10 +87,10 @@ def test_a_communicator_that_nobody_joins_is_given_up():
         config = config_for(url, "~.vllm.server.timeout_s=2", port=free_port())
         backend = connect_servers(config, TEMPLATE, ranks=Ranks())
         began = time.monotonic()
-        told = error_of(lambda: backend.push(tensors_of(1.0).items(), version=1))
+        reported = error_of(lambda: backend.push(tensors_of(1.0).items(), version=1))
         assert time.monotonic() - began < 5
-        assert told.code == "communicator-timeout"
-        assert url in told.problem
+        assert reported.code == "communicator-timeout"
+        assert url in reported.problem
     with serving(NativeDouble(tensors_of(0.0))) as (url,), not_refused():
         config = config_for(url, "~.vllm.server.timeout_s=2", port=free_port())
         joined = connect_servers(config, TEMPLATE, ranks=Ranks())

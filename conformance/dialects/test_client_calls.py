@@ -1,5 +1,7 @@
 """A call that is sent without a thread is the same call: errors, time limit, key and path as of one that waits."""
 
+import dataclasses
+import itertools
 import json
 import threading
 import time
@@ -7,9 +9,11 @@ import time
 import pytest
 import responses
 
-from conformance.dialects.swift_double import error_of, running_double
+from conformance.dialects.swift_double import QUICK, RULES, error_of, prompts, running_double
 from conformance.server.calls import in_thread
 from rollmatch.dialects.http import MSGPACK, HttpServer, _root_of
+from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.rollout.retry import is_transient
 
 BODY = {"infer_requests": [{"messages": [{"content": "3"}]}]}
 
@@ -24,7 +28,7 @@ def begin(double, *, timeout_s=20.0, base_url=None, **keywords):
     return HttpServer(base_url or double.url, **keywords).begin("/infer/", BODY, timeout_s=timeout_s)
 
 
-def test_it_is_sent_when_it_has_begun_and_read_when_it_is_asked_for(double):
+def test_it_is_sent_at_once_and_read_by_result(double):
     arrived, may_answer = threading.Event(), threading.Event()
 
     def answer(handler, said):
@@ -91,15 +95,15 @@ def test_a_time_limit_counts_from_the_beginning(double):
 
 
 @pytest.mark.parametrize(
-    ("told", "status", "code", "words"),
+    ("body", "status", "code", "words"),
     [
         ("<html>Oops</html>", 200, "reply-malformed", "html"),
         ("out of memory", 500, "server-refused", "500: out of memory"),
         ({"code": "version-not-newer", "key": "version", "problem": "is 1"}, 409, "version-not-newer", "is 1"),
     ],
 )
-def test_a_refusal_is_told_as_of_a_call_that_is_waited_for(double, told, status, code, words):
-    double.infer = lambda handler, said: double.send(handler, told, status)
+def test_errors_equal_those_of_a_call_that_is_waited_for(double, body, status, code, words):
+    double.infer = lambda handler, said: double.send(handler, body, status)
     error = error_of(begin(double).result)
     waited = error_of(lambda: HttpServer(double.url).post("/infer/", BODY, timeout_s=20))
     assert (error.code, error.key, error.problem) == (waited.code, waited.key, waited.problem)
@@ -156,3 +160,26 @@ def test_the_innermost_cause_is_found_in_a_circle_too():
     one, other = RuntimeError("one"), RuntimeError("other")
     one.__cause__, other.__cause__ = other, one
     assert in_thread(_root_of, one).result(timeout=5) == "RuntimeError: other"
+
+
+@pytest.mark.scenario(
+    "server-connection/a-reply-that-stopped",
+    clauses=["server-connection/a-dead-server-is-noticed-without-a-timeout#3,5"],
+)
+@pytest.mark.parametrize(("counts", "code"), [(lambda: 5, "call-stalled"), (itertools.count().__next__, None)])
+def test_a_reply_that_stopped_is_noticed_by_the_tokens_that_the_server_counts(double, counts, code):
+    def slow(handler, said):
+        time.sleep(1.5)
+        double.echo(handler, said)
+
+    double.infer, double.progress = slow, counts
+    watch = dataclasses.replace(QUICK, stall_s=0.6)
+    server = RolloutServer(double.url, ClientSettings(timeout_s=3, watch=watch))
+    server.connect()
+    server.watch = watch
+    if code is None:
+        assert len(server.infer(prompts(2), RULES)) == 2
+        return
+    error = error_of(lambda: server.infer(prompts(2), RULES))
+    assert (error.code, error.key, "stall_timeout_s" in error.remedy) == (code, double.url, True)
+    assert is_transient(error)

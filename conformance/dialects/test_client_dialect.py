@@ -58,7 +58,7 @@ def test_routes_name_the_dialect(dialect):
 
 @pytest.mark.parametrize("dialect", ["swift", "trl", "vllm"])
 @responses.activate
-def test_a_server_that_lists_no_routes_is_asked_for_each(dialect):
+def test_a_server_that_lists_no_routes_is_probed_for_each(dialect):
     for route in ROUTES[dialect]:
         responses.get(URL + route, status=200 if "health" in route else 405)
     responses.get(f"{URL}/openapi.json", status=404)
@@ -182,10 +182,10 @@ def test_a_trl_answer_that_is_not_whole_is_refused(answer, code):
 
 
 @responses.activate
-def test_a_stock_server_is_asked_prompt_by_prompt():
+def test_a_stock_server_gets_one_call_per_prompt():
     def answer(request):
-        told = json.loads(request.body)
-        n = 7 if isinstance(told["messages"][-1]["content"], list) else int(told["messages"][0]["content"])
+        body = json.loads(request.body)
+        n = 7 if isinstance(body["messages"][-1]["content"], list) else int(body["messages"][0]["content"])
         choice = {"token_ids": [n, 9], "finish_reason": "stop"}
         return 200, {}, json.dumps({"prompt_token_ids": [1, n], "choices": [choice]})
 
@@ -193,7 +193,7 @@ def test_a_stock_server_is_asked_prompt_by_prompt():
     replies = server_of("vllm").infer([*prompts(3), PICTURED], RULES)
     assert [reply.prompt_token_ids for reply in replies] == [(1, 0), (1, 1), (1, 2), (1, 7)]
     sent = [json.loads(call.request.body) for call in responses.calls]
-    assert sorted(told["seed"] for told in sent) == [5, 5, 6, 7]
-    (pictured,) = [told for told in sent if isinstance(told["messages"][-1]["content"], list)]
+    assert sorted(body["seed"] for body in sent) == [5, 5, 6, 7]
+    (pictured,) = [body for body in sent if isinstance(body["messages"][-1]["content"], list)]
     assert pictured["messages"][1]["content"][0]["image_url"] == {"url": "data:image/png;base64,cG5n"}
     assert pictured["return_token_ids"] is True

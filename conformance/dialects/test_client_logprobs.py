@@ -16,6 +16,7 @@ from rollmatch.dialects.logprobs import check_logprobs
 from rollmatch.dialects.session import DIALECTS, ClientSettings, RolloutServer
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.members import ServerMembers
 from rollmatch.rollout.vllm_server import VllmServerBackend
 
 URL = "http://h:1"
@@ -40,8 +41,8 @@ def swift(values):
 
 
 def trl(values):
-    told = None if values is None else [[[value] for value in values]]
-    return {"json": {"prompt_ids": [[1]], "completion_ids": [IDS], "logprobs": told}}
+    reported = None if values is None else [[[value] for value in values]]
+    return {"json": {"prompt_ids": [[1]], "completion_ids": [IDS], "logprobs": reported}}
 
 
 def stock(values):
@@ -72,7 +73,7 @@ def sent_by(call):
         return msgspec.msgpack.decode(body)
 
 
-def told_in(sent):
+def logprobs_in(sent):
     """What a request says of log-probabilities, wherever its dialect says it."""
     for part in ("sampling", "request_config"):
         sent = sent.get(part, sent)
@@ -86,18 +87,18 @@ def test_they_come_back_one_per_token(dialect):
     call = responses.post(f"{URL}{route}", **answer(LOGPROBS))
     (reply,) = server_of(dialect).infer(prompts(1), ASKING)
     assert reply.logprobs == pytest.approx(LOGPROBS)
-    assert told_in(sent_by(call)) == (0 if dialect == "trl" else True)
-    assert told_in(sent_by(call)) is not None
+    assert logprobs_in(sent_by(call)) == (0 if dialect == "trl" else True)
+    assert logprobs_in(sent_by(call)) is not None
 
 
 @pytest.mark.parametrize("dialect", ANSWERS)
 @responses.activate
-def test_nobody_asks_for_them_unasked(dialect):
+def test_they_are_requested_only_where_configured(dialect):
     route, answer = ANSWERS[dialect]
     call = responses.post(f"{URL}{route}", **answer(None))
     (reply,) = server_of(dialect).infer(prompts(1), RULES)
     assert reply.logprobs is None
-    assert told_in(sent_by(call)) is None
+    assert logprobs_in(sent_by(call)) is None
 
 
 @pytest.mark.parametrize("dialect", ANSWERS)
@@ -117,8 +118,8 @@ def test_older_trl_servers_tell_a_number_per_token():
 
 
 def one_token(token_id, value):
-    told = None if value is None else content([value])
-    choice = {"token_ids": [token_id], "finish_reason": "length", "logprobs": told}
+    reported = None if value is None else content([value])
+    choice = {"token_ids": [token_id], "finish_reason": "length", "logprobs": reported}
     return {"prompt_token_ids": [1], "choices": [choice]}
 
 
@@ -138,14 +139,14 @@ def test_a_server_that_shapes_before_it_reports_is_certain_of_the_only_token_lef
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "reported"),
     [((-0.7,), "-0.7"), ((-1e-5, -9.0), "-9"), ((12.5,), "12.5"), ((None,), "none at all")],
     ids=["unsure", "sure of the first", "logits", "silent"],
 )
-def test_a_server_that_reports_something_else_is_refused(values, told):
+def test_a_server_that_reports_something_else_is_refused(values, reported):
     error = error_of(lambda: tried(*values))
     assert (error.code, error.key) == ("logprobs-of-another-distribution", URL)
-    assert told in error.problem
+    assert reported in error.problem
     assert "--logprobs-mode processed_logprobs" in error.remedy
 
 
@@ -153,7 +154,7 @@ def num_tried(*, rank=0, **decoding):
     """Calls by which a server is tried out before a training that decodes so."""
     vocabulary = SimpleNamespace(encode=lambda text: (1,))
     backend = object.__new__(VllmServerBackend)
-    backend.servers, backend.template = (server_of("vllm"),), SimpleNamespace(vocabulary=vocabulary)
+    backend.members, backend.template = ServerMembers([server_of("vllm")]), SimpleNamespace(vocabulary=vocabulary)
     backend.ranks = Ranks(rank=rank, learner_world_size=2)
     with responses.RequestsMock(assert_all_requests_are_fired=False) as mock:
         for place in range(2):
@@ -164,7 +165,7 @@ def num_tried(*, rank=0, **decoding):
 
 def test_servers_are_tried_out_where_the_two_distributions_differ():
     shaped = ({"temperature": 0.7}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0, "top_k": 5})
-    assert [num_tried(logprobs=True, **told) for told in shaped] == [2, 2, 2]
+    assert [num_tried(logprobs=True, **reported) for reported in shaped] == [2, 2, 2]
     assert num_tried(logprobs=True, temperature=1.0) == 0
     assert num_tried(logprobs=False, temperature=0.7) == 0
     assert num_tried(logprobs=True, temperature=0.7, rank=1) == 0

@@ -9,28 +9,25 @@ import pytest
 import torch
 
 from conformance.cli.started import started
+from conformance.dialects.learner_side import TEMPLATE, rendezvous
 from conformance.dialects.swift_double import error_of, running_double
+from conformance.refusals import refused
 from conformance.scenarios.configs import config_with, not_refused
 from conformance.server.calls import in_thread
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.cli.assemble import make_parts
 from rollmatch.cli.connect import connect_servers
-from rollmatch.dialects.native.group import Rendezvous
+from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
 from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding, derive_seed
 from rollmatch.rollout.fence import Fence, SyncMode
 
-TEMPLATE = SimpleNamespace(
-    messages=lambda sample: [{"role": "user", "content": str(sample.sample_id)}],
-    banned_ids=(),
-    vocabulary=SimpleNamespace(stop_id=9, stop_token="<|im_end|>"),
-)
 SECOND = Ranks(rank=1, learner_world_size=2)
 SHORT = Decoding(max_new_tokens=4)
 REACH_S, LIMIT = "~.vllm.server.timeout_s=", "~.vllm.server.infer_timeout_s="
-MEETING = Rendezvous(host="127.0.0.1", port=23000, client="learner", timeout_s=2, join_timeout_s=2)
+MEETING = rendezvous(port=23000, timeout_s=2, join_timeout_s=2)
 
 
 def config_for(url, *overrides, port=23000):
@@ -66,51 +63,40 @@ def backend_of(url, *overrides):
     return backend
 
 
-def slow(double, seconds):
-    double.infer = lambda handler, said: (time.sleep(seconds), double.echo(handler, said))
-
-
-def answered(backend):
-    with not_refused():
-        return [rollout.response_token_ids for rollout in backend.generate(requests_of(2), SHORT)]
-
-
 @pytest.mark.scenario(
     "server-connection/no-limit-unless-asked-for",
-    clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#3"],
-)
-def test_no_limit_unless_asked_for(double):
-    slow(double, 1.5)
-    assert answered(backend_of(double.url, REACH_S + "1", LIMIT + "null")) == [(0,), (1,)]
-
-
-@pytest.mark.scenario(
     "server-connection/zero-means-no-limit",
     clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#3"],
 )
-def test_zero_means_no_limit(double):
-    slow(double, 0.5)
-    assert answered(backend_of(double.url, LIMIT + "0")) == [(0,), (1,)]
+@pytest.mark.parametrize(("seconds", "overrides"), [(1.5, (REACH_S + "1", LIMIT + "null")), (0.5, (LIMIT + "0",))])
+def test_no_limit_unless_one_is_set(double, seconds, overrides):
+    double.infer = lambda handler, said: (time.sleep(seconds), double.echo(handler, said))
+    with not_refused():
+        rollouts = backend_of(double.url, *overrides).generate(requests_of(2), SHORT)
+        assert [rollout.response_token_ids for rollout in rollouts] == [(0,), (1,)]
 
 
 @pytest.mark.scenario(
     "server-connection/nobody-listens",
-    clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#2"],
+    clauses=[
+        "server-connection/reaching-and-generating-have-timeouts-of-their-own#2",
+        "server-connection/a-server-that-cannot-be-reached-stops-the-start#1,2,3",
+    ],
 )
 def test_nobody_listens():
     config, began = config_for("http://127.0.0.1:9", REACH_S + "2"), time.monotonic()
-    told = error_of(lambda: make_parts_with_server(config, Ranks()))
-    assert (told.code, told.key) == ("server-unreachable", "http://127.0.0.1:9")
-    assert "colocate" in told.remedy
-    assert "hf" in told.remedy
+    error = error_of(lambda: make_parts_with_server(config, Ranks()))
+    assert (error.code, error.key) == ("server-unreachable", "http://127.0.0.1:9")
+    assert "colocate" in error.remedy
+    assert "hf" in error.remedy
     assert time.monotonic() - began < 5
 
 
 def make_parts_with_server(config, ranks):
     """All parts of a trainer; making the backend is the first that touches a server."""
     model = torch.nn.Linear(1, 1)
-    template = SimpleNamespace(**vars(TEMPLATE), pad_id=0)
-    template.vocabulary.bin_of, template.vocabulary.coord_ids = {}, ()
+    template = SimpleNamespace(**vars(TEMPLATE), pad_id=0, image_id=-1)
+    template.vocabulary.bin_of, template.vocabulary.coord_ids, template.vocabulary.is_control = {}, (), bool
     return make_parts(config, model, template, journal=SimpleNamespace(write=lambda *_, **__: {}), ranks=ranks)
 
 
@@ -132,11 +118,11 @@ with serving(double) as urls:
 @pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_server_that_ends_in_the_middle_of_a_call_is_noticed(end, tmp_path):
     with started([sys.executable, "-c", ALONE], tmp_path / "log") as server:
-        server.wait_until(lambda: "\n" in server.told())
-        url = server.told().strip()
+        server.wait_until(lambda: "\n" in server.output())
+        url = server.output().strip()
         backend = backend_of(url, LIMIT + "null", "~.vllm.server.retry_budget_s=0")
         call = in_thread(error_of, lambda: backend.generate(requests_of(2), SHORT))
-        server.wait_until(lambda: server.told().endswith("asked\n"))
+        server.wait_until(lambda: server.output().endswith("asked\n"))
         server.process.send_signal(end)
         deadline = time.monotonic() + 10
         while not call.done():
@@ -146,7 +132,7 @@ def test_a_server_that_ends_in_the_middle_of_a_call_is_noticed(end, tmp_path):
 
 
 @pytest.mark.scenario("determinism/a-call-carries-a-seed-that-can-be-told-in-advance")
-def test_a_call_carries_a_seed_that_can_be_told_in_advance(double):
+def test_the_seed_of_a_call_is_known_in_advance(double):
     for _ in range(2):
         backend_of(double.url).generate(requests_of(3, step=4), SHORT)
     first, second = (body["request_config"]["seed"] for body in double.bodies)
@@ -185,23 +171,24 @@ def test_rank_1_generates_but_does_not_sync():
 @pytest.mark.parametrize("rank", [0, 1])
 def test_adapter_mode_with_two_ranks_is_refused_before_a_server_is_called(double, mode, rank):
     config = config_for(double.url, f"~.vllm.sync.mode={mode}", "~.vllm.enable_lora=true")
-    told = error_of(lambda: make_parts_with_server(config, Ranks(rank=rank, learner_world_size=2)))
-    assert told.code == "adapter-with-several-ranks"
-    assert told.key == "custom.extra.rollout_matching.vllm.sync.mode"
-    assert "full" in told.remedy
+    error = error_of(lambda: make_parts_with_server(config, Ranks(rank=rank, learner_world_size=2)))
+    assert error.code == "adapter-with-several-ranks"
+    assert error.key == "custom.extra.rollout_matching.vllm.sync.mode"
+    assert "full" in error.remedy
     assert double.calls == []
 
 
 @pytest.mark.scenario("learner-ranks/auto-mode-that-means-full-is-accepted")
 def test_auto_mode_that_means_full_syncs_before_the_first_rollouts(tmp_path):
-    double = NativeDouble({"a": torch.zeros(2, 2)})
+    weights = {"weight": torch.ones(1, 1), "bias": torch.ones(1)}
+    double = NativeDouble(dict(weights))
     with serving(double) as (url,):
         config = config_for(url, "~.vllm.sync.mode=auto", "~.vllm.enable_lora=false", port=free_port())
         source = None
         with not_refused():
             source = make_parts_with_server(config, Together(rank=0, learner_world_size=2)).source
         assert source.fence.mode.mode == "full"
-        source.fence.sync_if_due(0, lambda: iter([("a", torch.ones(2, 2))]))
+        source.fence.sync_if_due(0, lambda: iter(weights.items()))
         source.fence.backend.generate(requests_of(2), SHORT)
         assert calls_of(double, "sync", "infer") == ["sync", "infer"]
         assert double.policy_version == 1
@@ -235,6 +222,20 @@ def test_a_restarted_server_is_synced_before_it_is_trusted():
         assert calls_of(double, "sync_again", "sync", "infer") == [*whole, "infer"]
         assert rollout.policy_version == double.policy_version == 2
         backend.close()
+
+
+@pytest.mark.scenario(clauses=["weight-sync/full-sync-sends-every-weight-merged#7"])
+def test_the_journal_says_whether_servers_list_their_tensors(double, tmp_path):
+    """A server of the swift dialect does not; one of ours with other tensors is refused."""
+    journal, model = Journal(tmp_path / "journal.jsonl"), torch.nn.Linear(2, 3)
+    backend = connect_servers(config_for(double.url), TEMPLATE, ranks=Ranks(), journal=journal, model=model)
+    backend.close()
+    with serving(NativeDouble({"weight": torch.zeros(3, 2)})) as (url,), refused("tensor-unknown", "bias"):
+        connect_servers(config_for(url), TEMPLATE, ranks=Ranks(), journal=journal, model=model)
+    with serving(NativeDouble(dict(model.named_parameters()))) as (url,):
+        connect_servers(config_for(url), TEMPLATE, ranks=Ranks(), journal=journal, model=model).close()
+    error = [event["are_compared_with_servers"] for event in read_journal(tmp_path / "journal.jsonl")]
+    assert error == [False, True]
 
 
 @pytest.mark.scenario(

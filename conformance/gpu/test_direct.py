@@ -7,19 +7,18 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.gpu import receivers
+from conformance.dialects.learner_side import connected, rendezvous
 from conformance.gpu.greedy import answers
 from conformance.rollout.digits import MODEL, load_model, perturb
 from conformance.server.calls import text_batch
-from conformance.server.instance import ENGINE, free_port, running
-from rollmatch.dialects.native.group import Rendezvous
+from conformance.server.instance import ENGINE, running
 from rollmatch.dialects.native.sender import NativeSender
-from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.weights.digest import mixed_digest_of
 from rollmatch.weights.nccl import DirectGroup
 
-NUM_SCENES, TIMEOUT_S = 4, 20.0
+NUM_SCENES = 4
 SMALL = ENGINE | {"kv_cache_memory_bytes": 2**30, "gpu_memory_utilization": 0.05}
 
 
@@ -67,12 +66,7 @@ def learner_device():
 
 
 def sender_to(server):
-    client = RolloutServer(server.url, ClientSettings())
-    client.connect()
-    rendezvous = Rendezvous(
-        host="127.0.0.1", port=free_port(), client="learner", timeout_s=TIMEOUT_S, join_timeout_s=60.0
-    )
-    return NativeSender([client], rendezvous)
+    return NativeSender([connected(server.url)], rendezvous(join_timeout_s=60.0))
 
 
 def push(sender, server, weights):

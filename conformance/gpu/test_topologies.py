@@ -123,7 +123,7 @@ def test_a_server_rolls_out_and_a_learner_learns(tmp_path, name):
     with started(typed("serve", CONFIG, replicas, told), tmp_path / "server.txt") as server:
         server.wait_until(lambda: is_healthy(f"http://127.0.0.1:{port}"))
         code, text = finish(typed("train", CONFIG, learners, told), tmp_path / "learner.txt")
-        assert code == 0, text[-3000:] + server.told()[-3000:]
+        assert code == 0, text[-3000:] + server.output()[-3000:]
         health = requests.get(f"http://127.0.0.1:{port}/health/", timeout=10).json()
         served = answers(Server(f"http://127.0.0.1:{port}"), NUM_ASKED)
     stop_ids = {template_of().vocabulary.stop_id}
@@ -140,7 +140,7 @@ def test_two_servers_with_paired_ports_feed_one_learner(tmp_path):
     first, second = ([*typed("serve", CONFIG, str(place), told), "--server", str(place)] for place in range(len(ports)))
     with started(first, tmp_path / "first.txt") as one, started(second, tmp_path / "second.txt") as two:
         code, text = finish(typed("train", CONFIG, "2", told), tmp_path / "learner.txt")
-        assert code == 0, text[-3000:] + one.told()[-2000:] + two.told()[-2000:]
+        assert code == 0, text[-3000:] + one.output()[-2000:] + two.output()[-2000:]
     check_run(out, 1)
 
 

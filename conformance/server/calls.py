@@ -88,8 +88,8 @@ class RawLearner:
         self.world_size = num_workers + 1
         self.group = None
 
-    def wish(self, **fields):
-        wish = {
+    def request_body(self, **fields):
+        request_body = {
             "client": self.client,
             "host": "127.0.0.1",
             "port": self.port,
@@ -98,10 +98,10 @@ class RawLearner:
             "timeout_s": self.timeout_s,
             "join_timeout_s": 20.0,
         }
-        return wish | fields
+        return request_body | fields
 
     def open(self, **fields):
-        call = in_thread(self.server.post, "/native/communicator/", self.wish(**fields))
+        call = in_thread(self.server.post, "/native/communicator/", self.request_body(**fields))
         address = GroupAddress(
             host="127.0.0.1", port=self.port, rank=self.world_size - 1, world_size=self.world_size, secret=SECRET,
             timeout_s=self.timeout_s, join_timeout_s=20.0,

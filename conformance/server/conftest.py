@@ -1,20 +1,19 @@
 """One server with two replicas for all tests that need an engine; it restarts what does not finish quickly."""
 
+from contextlib import ExitStack
+
 import pytest
 from starlette.testclient import TestClient
 
+from conformance.dialects.learner_side import native_backend
 from conformance.rollout.digits import BRIEF, load_model, perturb, requests_for, scenes, template_of
 from conformance.server.calls import RawLearner, text_batch
 from conformance.server.instance import free_port
 from conformance.server.stand_in import make_stand_in
+from rollmatch.config.limits import LimitsConfig
 from rollmatch.data.ids import pack_ids
-from rollmatch.dialects.native.group import Rendezvous
-from rollmatch.dialects.native.sender import NativeSender
-from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.model.checkpoint import merged_weights
-from rollmatch.ranks import Ranks
-from rollmatch.rollout.hf import HfBackend
-from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.backend import HfBackend
 
 NUM_SCENES = 6
 
@@ -37,11 +36,7 @@ def learner(server):
 @pytest.fixture
 def backend(instance):
     """The learner's rollout side on the server, in the native dialect."""
-    server = RolloutServer(instance.server.url, ClientSettings(timeout_s=60))
-    server.connect()
-    rendezvous = Rendezvous(host="127.0.0.1", port=free_port(), client="test", timeout_s=20, join_timeout_s=30)
-    sender = NativeSender([server], rendezvous)
-    made = VllmServerBackend([server], template_of(), Ranks(), sender=sender)
+    made = native_backend(instance.server.url, template_of())
     yield made
     made.close()
 
@@ -77,22 +72,49 @@ def greedy():
 
 
 @pytest.fixture
-def stand_in():
-    """A server over pretending engines: its parts, and a client."""
-    parts, app = make_stand_in(drain_s=0.1)
-    with TestClient(app) as client:
-        yield parts, client
+def start():
+    """Fields of a server over pretending engines -> its parts, a function that posts to it, and its client."""
+    with ExitStack() as stack:
+
+        def begin(**fields):
+            parts, app = make_stand_in(**{"drain_s": 0.1} | fields)
+            client = stack.enter_context(TestClient(app))
+
+            def post(route, body=None):
+                reply = client.post(route, json=body or {})
+                return reply.status_code, reply.json()
+
+            return parts, post, client
+
+        yield begin
 
 
 @pytest.fixture
-def post(stand_in):
+def served(start):
+    """Limits -> the parts and a client of a server with these limits."""
+
+    def begin(**limits):
+        parts, _, client = start(max_model_len=512, limits=LimitsConfig(**limits))
+        return parts, client
+
+    return begin
+
+
+@pytest.fixture
+def pretending(start):
+    return start()
+
+
+@pytest.fixture
+def stand_in(pretending):
+    """A server over pretending engines: its parts, and a client."""
+    return pretending[0], pretending[2]
+
+
+@pytest.fixture
+def post(pretending):
     """JSON to a route of the stand-in: status and body."""
-
-    def call(route, body):
-        reply = stand_in[1].post(route, json=body)
-        return reply.status_code, reply.json()
-
-    return call
+    return pretending[1]
 
 
 class Policy:
@@ -128,13 +150,23 @@ class LongResponses:
         self._by_policy = {}
 
     def write(self, server):
-        return server.infer(self.prompts, max_tokens=240, ignore_eos=True)
+        return server.infer(self.prompts, max_tokens=400, ignore_eos=True)
 
     def of(self, policy, server):
         """By a server that holds the policy; asked for once."""
         if policy not in self._by_policy:
             self._by_policy[policy], _ = self.write(server)
         return self._by_policy[policy]
+
+    def check_whole(self, call, before, after, server):
+        """Each response of a call that ran during a sync is one policy's, under the version that it names."""
+        old, new = self.of(before, server), self.of(after, server)
+        assert new != old
+        responses, versions = call.result()
+        by_version = {server.version - 1: old, server.version: new}
+        for place, (ids, version) in enumerate(zip(responses, versions, strict=True)):
+            assert ids == by_version[version][place], place
+        assert server.version in versions
 
 
 @pytest.fixture(scope="session")

@@ -80,6 +80,9 @@ class PretendingReplica:
     async def reset_caches(self):
         return True
 
+    def num_unfinished_tokens(self):
+        return 0
+
     def is_dead(self):
         return self.is_gone
 
@@ -92,9 +95,9 @@ _maker = {}
 
 def make_parts(*, delay_s=0.0, weights_set=True, **fields):
     """A server of two pretending replicas on the digits model."""
-    told = {"model": str(MODEL), "dtype": "float32", "max_model_len": 64, "data_parallel_size": WORLD_SIZE}
-    told["allowed_hosts"] = ("testserver",)  # as starlette's test client calls it
-    settings = ServerSettings(**(told | {"image_roots": (str(ROOT / "fixtures/digits/val"),)} | fields))
+    defaults = {"model": str(MODEL), "dtype": "float32", "max_model_len": 64, "data_parallel_size": WORLD_SIZE}
+    defaults["allowed_hosts"] = ("testserver",)  # as starlette's test client calls it
+    settings = ServerSettings(**(defaults | {"image_roots": (str(ROOT / "fixtures/digits/val"),)} | fields))
     maker = _maker.get(settings.image_roots) or PromptMaker(
         settings.model, vocabulary_size=vocabulary_size(settings.model), reader=ImageReader(settings.image_roots)
     )

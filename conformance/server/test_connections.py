@@ -5,14 +5,17 @@ import contextlib
 import socket
 import threading
 import time
+from functools import partial
 
 import pytest
 import requests
 
 from conformance.server.instance import free_port
 from conformance.server.stand_in import make_parts
-from rollmatch.cli.serving import listen
+from rollmatch.cli.server_app import make_app
 from rollmatch.config.limits import LimitsConfig
+from rollmatch.server.connections import listen
+from rollmatch.server.health import health_of
 from rollmatch.server.port import bind_http
 
 
@@ -28,7 +31,9 @@ class ServedConnection:
 
     async def _serve(self):
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(listen(self.parts, bind_http("127.0.0.1", self.port)))
+        listener, health = bind_http("127.0.0.1", self.port), partial(health_of, self.parts)
+        serving = listen(make_app(self.parts), listener, self.parts.settings.limits, health=health)
+        self._task = self._loop.create_task(serving)
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
@@ -87,14 +92,15 @@ def test_health_is_answered_while_the_event_loop_is_busy(serve):
     waits = []
     for _ in range(20):
         began = time.perf_counter()
-        told = requests.get(f"{served.url}/health", timeout=5).json()
+        health = requests.get(f"{served.url}/health", timeout=5).json()
         waits.append(time.perf_counter() - began)
-        assert told["status"] == "ok"
+        assert health["status"] == "ok"
     assert max(waits) < 1.0
-    assert told["instance"] == served.parts.instance
+    assert health["instance"] == served.parts.instance
     assert requests.post(f"{served.url}/generate/", json={"prompts": [[5]]}, timeout=10).status_code == 200
 
 
+@pytest.mark.scenario("rollout-server/health-after-a-dead-worker")
 def test_a_stalled_loop_and_a_dead_worker_are_not_well(serve, monkeypatch):
     served = serve()
     monkeypatch.setattr("rollmatch.server.health.STALLED_S", 0.5)

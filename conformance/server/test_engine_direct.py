@@ -3,26 +3,18 @@
 import pytest
 import torch
 
+from conformance.dialects.learner_side import connected, rendezvous
 from conformance.server.calls import in_thread, text_batch
-from conformance.server.instance import free_port
-from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
-from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
 from rollmatch.weights.nccl import DirectGroup
 
 pytestmark = pytest.mark.engine
-TIMEOUT_S = 20.0
 
 
 @pytest.fixture
 def sender(server):
-    client = RolloutServer(server.url, ClientSettings())
-    client.connect()
-    rendezvous = Rendezvous(
-        host="127.0.0.1", port=free_port(), client="learner", timeout_s=TIMEOUT_S, join_timeout_s=TIMEOUT_S
-    )
-    made = NativeSender([client], rendezvous, transport="direct")
+    made = NativeSender([connected(server.url)], rendezvous(), transport="direct")
     yield made
     made.close()
 
@@ -84,18 +76,12 @@ def test_what_was_broken_off_is_refused_until_a_full_sync(sender, server, polici
 
 def test_what_runs_is_written_whole_under_one_version(sender, server, policies, long_responses):
     push(sender, server, policies[1].weights)
-    old = long_responses.of(policies[1], server)
+    long_responses.of(policies[1], server)
     call = in_thread(long_responses.write, server)
     while not server.health()["running"]:
         pass
     push(sender, server, policies[2].weights)
-    new = long_responses.of(policies[2], server)
-    assert new != old
-    responses, versions = call.result()
-    by_version = {server.version - 1: old, server.version: new}
-    for place, (ids, version) in enumerate(zip(responses, versions, strict=True)):
-        assert ids == by_version[version][place], place
-    assert server.version in versions
+    long_responses.check_whole(call, policies[1], policies[2], server)
 
 
 def test_a_changed_number_is_found_and_the_next_sync_repairs(

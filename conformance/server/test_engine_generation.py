@@ -1,7 +1,6 @@
 """What the server owes to callers of its generate routes, on a real engine with two replicas."""
 
 import base64
-import math
 import time
 from pathlib import Path
 
@@ -30,14 +29,9 @@ def swift_body(sample, images, **config):
         {"role": "system", "content": prompts.system},
         {"role": "user", "content": f"<image>{prompts.user}"},
     ]
-    told = {"max_tokens": 96, "temperature": 0.0, "return_details": True} | config
-    return {"infer_requests": [{"messages": messages, "images": [image]} for image in images], "request_config": told}
-
-
-def test_native_greedy_responses_equal_those_of_transformers(server, base, scene_batch, greedy):
-    responses, versions = server.infer(scene_batch, **greedy)
-    assert base.wrote(responses)
-    assert set(versions) == {server.version}
+    sampling = {"max_tokens": 96, "temperature": 0.0, "return_details": True} | config
+    requests = [{"messages": messages, "images": [image]} for image in images]
+    return {"infer_requests": requests, "request_config": sampling}
 
 
 def test_swift_renders_messages_to_the_learners_prompt_and_takes_three_forms_of_images(
@@ -56,45 +50,6 @@ def test_swift_renders_messages_to_the_learners_prompt_and_takes_three_forms_of_
         assert tuple(ids) == base.responses[0]
         assert choice["finish_reason"] == "stop"
         assert choice["message"]["content"].startswith('{"objects"')
-
-
-@pytest.mark.scenario("server-dialects/two-completions-of-each-prompt")
-def test_trl_answers_two_completions_of_each_prompt_in_order(server):
-    body = {"prompts": [[5, 6], [7, 8, 9], [10]], "n": 2, "max_tokens": 5, "temperature": 0.0}
-    status, reply = server.post("/generate", body)
-    assert status == 200, reply
-    assert reply["prompt_ids"] == [[5, 6], [7, 8, 9], [10]]
-    rows = reply["completion_ids"]
-    assert len(rows) == 6
-    assert all(rows[2 * place] == rows[2 * place + 1] for place in range(3))
-    assert [len(row) for row in reply["logprobs"]] == [len(row) for row in rows]
-    assert all(value[0] <= 0 for row in reply["logprobs"] for value in row)
-
-
-def test_a_seed_repeats_its_response_and_different_seeds_do_not(server):
-    batch = [request | {"seed": seed} for request, seed in zip(text_batch([[5, 6, 7]] * 3), (1, 2, 1), strict=True)]
-    first, _ = server.infer(batch, max_tokens=16, temperature=1.0)
-    again, _ = server.infer(batch, max_tokens=16, temperature=1.0)
-    assert first == again
-    assert first[0] == first[2] != first[1]
-
-
-@pytest.mark.scenario(
-    "rollout-server/health-during-a-long-generation",
-    clauses=["rollout-server/health-is-answered-while-tokens-are-generated#1"],
-)
-def test_health_answers_within_a_second_while_eight_long_responses_are_written(server):
-    def longest_wait():
-        call, waits = in_thread(server.infer, text_batch([[5 + i] for i in range(8)]), **LONG), []
-        while not call.done():
-            began = time.perf_counter()
-            assert server.health()["status"] == "ok"
-            waits.append(time.perf_counter() - began)
-            time.sleep(0.02)
-        assert [len(ids) for ids in call.result()[0]] == [LONG["max_tokens"]] * 8
-        return max(waits) if len(waits) > 5 else math.inf  # too few to say anything
-
-    assert any(longest_wait() < 1.0 for _ in range(5))  # other work on the machine comes and goes
 
 
 @pytest.mark.scenario(

@@ -6,17 +6,11 @@ import pytest
 
 from conformance.rollout.digits import load_model, template_of
 from conformance.rollout.logprobs import TOLERANCE, farthest_apart, figures_of
-from conformance.server.instance import free_port
 from rollmatch.dialects.logprobs import QUESTION, check_logprobs
 from rollmatch.dialects.native.client import NativeDialect
-from rollmatch.dialects.native.group import Rendezvous
-from rollmatch.dialects.native.sender import NativeSender
-from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.swift.client import SwiftDialect
 from rollmatch.dialects.trl.client import TrlDialect
-from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
-from rollmatch.rollout.vllm_server import VllmServerBackend
 
 pytestmark = pytest.mark.engine
 
@@ -29,15 +23,10 @@ def model():
 
 
 @pytest.fixture
-def backend(instance, policies):
+def backend(backend, policies):
     """One whose server holds the model directory's weights."""
-    server = RolloutServer(instance.server.url, ClientSettings(timeout_s=60))
-    server.connect()
-    rendezvous = Rendezvous(host="127.0.0.1", port=free_port(), client="test", timeout_s=20, join_timeout_s=30)
-    made = VllmServerBackend([server], template_of(), Ranks(), sender=NativeSender([server], rendezvous))
-    made.push(policies[0].weights.items(), version=made.policy_version + 1)
-    yield made
-    made.close()
+    backend.push(policies[0].weights.items(), version=backend.policy_version + 1)
+    return backend
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -46,8 +35,8 @@ def test_they_are_those_of_the_sampled_distribution(kind, temperature, backend, 
     server = backend.servers[0]
     server.dialect = kind(server.base_url)
     check_logprobs(server, prompt_token_ids=template_of().vocabulary.encode(QUESTION))
-    told = dataclasses.replace(SAMPLED, temperature=temperature)
-    rollouts = backend.generate(scene_requests, told)
+    decoding = dataclasses.replace(SAMPLED, temperature=temperature)
+    rollouts = backend.generate(scene_requests, decoding)
     server.dialect = NativeDialect(server.base_url)
     assert farthest_apart(model, scene_requests, rollouts, temperature=temperature) < TOLERANCE
     assert farthest_apart(model, scene_requests, rollouts, temperature=temperature + 0.3) > TOLERANCE

@@ -61,9 +61,9 @@ def test_results_come_in_order_and_one_bad_item_ends_the_others():
         drawn = await pool.generate_all(requests_for_ids(*range(10, 20)))
         assert [one.response_token_ids[0] for one, _ in drawn] == list(range(10, 20))
         slow = EnginePool([PretendingReplica(0, delay_s=0.0), PretendingReplica(1, delay_s=5.0)])
-        with pytest.raises(Refusal) as told:
+        with pytest.raises(Refusal) as caught:
             await slow.generate_all(requests_for_ids(10, 7, 12, 13))
-        assert told.value.item == 1
+        assert caught.value.item == 1
         assert slow.replicas[1].ended == 2
         assert slow.num_running == 0
 

@@ -2,23 +2,19 @@
 
 import json
 import os
-import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import requests
 
-from conformance.cli.one_step import take_a_step
-from conformance.processes import start
+from conformance.cli.one_step import take_steps
+from conformance.dialects.learner_side import connected, rendezvous
+from conformance.processes import Running, start
 from conformance.rollout.digits import BRIEF, CONFIG, MODEL, ROOT, load_model, template_of, tokens_of
 from conformance.rollout.logprobs import TOLERANCE, farthest_apart
-from conformance.server.instance import END_TIMEOUT_S, ENVIRONMENT, START_TIMEOUT_S, free_port
+from conformance.server.instance import ENVIRONMENT, free_port
 from rollmatch.dialects.logprobs import check_logprobs
-from rollmatch.dialects.native.group import Rendezvous
-from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
@@ -45,39 +41,24 @@ def stock_server(directory, *flags):
     """URL of a running one."""
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    told = {
+    options = {
         "model": MODEL, "served-model-name": "digits", "host": "127.0.0.1", "port": port, "dtype": "float32",
         "max-model-len": 512, "max-num-seqs": 16, "kv-cache-memory-bytes": 128 << 20,
         "limit-mm-per-prompt": json.dumps({"image": 1, "video": 0}),
         "weight-transfer-config": json.dumps({"backend": NAME}),
     }  # fmt: skip
-    command += [word for name, value in told.items() for word in (f"--{name}", str(value))]
+    command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
     plugins = {"VLLM_PLUGINS": f"{NAME},fork_engines"}  # as vLLM does by itself on GPUs
     plugins["PYTHONPATH"] = os.pathsep.join([plugin_path(directory), str(PLUGGED), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"} | plugins
     log = Path(directory) / "log"
     process = start([*command, "--enforce-eager", *flags], log, environment=environment)
+    server = Running(process, log)
     try:
-        _wait_ready(process, f"http://127.0.0.1:{port}", log)
+        server.wait_healthy(f"http://127.0.0.1:{port}/health")
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.terminate()
-        try:
-            process.wait(timeout=END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def _wait_ready(process, url, log):
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while True:
-        assert process.poll() is None, log.read_text(errors="replace")[-3000:]
-        assert time.monotonic() < deadline, log.read_text(errors="replace")[-3000:]
-        try:
-            if requests.get(f"{url}/health", timeout=5).status_code == 200:
-                return
-        except requests.ConnectionError:
-            time.sleep(0.2)
+        server.end()
 
 
 pytestmark = pytest.mark.engine
@@ -93,18 +74,16 @@ def stock(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def backend(stock):
-    server = RolloutServer(stock, ClientSettings(timeout_s=60))
-    server.connect()
+    server = connected(stock)
     assert server.dialect.name == "vllm"
-    rendezvous = Rendezvous(host="127.0.0.1", port=free_port(), client="test", timeout_s=10, join_timeout_s=30)
-    made = VllmServerBackend([server], template_of(), Ranks(), sender=make_sender([server], [0], rendezvous))
+    made = VllmServerBackend([server], template_of(), Ranks(), sender=make_sender([server], [0], rendezvous()))
     yield made
     made.close()
 
 
 def test_a_learner_takes_a_step_on_pictures_and_leaves_room_for_the_next(stock, tmp_path):
     """First: the server takes one learner at a time."""
-    take_a_step(CONFIG, stock, tmp_path)
+    take_steps(CONFIG, stock, tmp_path)
 
 
 @pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#1,2"])
@@ -134,7 +113,7 @@ def test_a_transfer_that_is_not_what_was_announced_changes_nothing(backend, poli
     assert "digest" in caught.value.problem
     assert not backend.is_current()
     held = VllmServerBackend(backend.servers, template_of(), Ranks(), sender=None)
-    held._instances = ()
+    held.members.instances = {}
     assert tokens_of(held.generate(scene_requests, BRIEF)) == policies[1].responses
     backend.push(policies[2].weights.items(), version=backend.policy_version + 1)
     assert tokens_of(backend.generate(scene_requests, BRIEF)) == policies[2].responses

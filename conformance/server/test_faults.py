@@ -53,17 +53,10 @@ def test_a_learner_that_falls_silent_is_given_up_in_its_own_time(server, policie
     settle(server, policies, scene_batch, greedy)
 
 
-def test_a_learner_that_hangs_up_while_it_opens_leaves_room_for_the_next(server, policies, scene_batch, greedy):
-    lonely = RawLearner(server, port=free_port())
-    with pytest.raises(requests.exceptions.ReadTimeout):
-        server.post("/native/communicator/", lonely.wish(), timeout=1)
-    settle(server, policies, scene_batch, greedy)
-
-
 def test_a_hang_up_and_the_next_learner_may_be_heard_of_at_once(instance, server):
     """As a busy machine, or a collector's pause, brings it about."""
     lonely, learner = RawLearner(server, port=free_port()), RawLearner(server, port=free_port(), client="next")
-    call = in_thread(server.post, "/native/communicator/", lonely.wish(), timeout=2)
+    call = in_thread(server.post, "/native/communicator/", lonely.request_body(), timeout=2)
     while "group_members 3.0" not in requests.get(server.url + "/metrics/", timeout=5).text:
         assert not call.done(), "the server has not begun to open the group"
         time.sleep(0.01)
@@ -117,7 +110,7 @@ def test_a_busy_http_port_is_refused_and_no_other_taken(fragile, tmp_path):
         assert second.process.wait(timeout=90) != 0
     finally:
         second.end()
-    assert f"[port-in-use] port {fragile.settings.port}" in second.told()
+    assert f"[port-in-use] port {fragile.settings.port}" in second.output()
     with pytest.raises(requests.ConnectionError):
         requests.get(f"http://127.0.0.1:{fragile.settings.port + 1}/health/", timeout=2)
 
@@ -129,7 +122,7 @@ def test_a_dead_worker_turns_health_red_and_ends_running_calls(fragile):
     call = in_thread(server.post, "/native/infer/", long | {"sampling": {"max_tokens": 500, "ignore_eos": True}})
     while not server.health()["running"]:
         time.sleep(0.01)
-    os.kill(fragile.workers()[0], signal.SIGKILL)
+    fragile.workers()[0].kill()
     began = time.monotonic()
     status, body = call.result()
     assert (status, body["code"]) == (503, "worker-dead")
@@ -137,8 +130,9 @@ def test_a_dead_worker_turns_health_red_and_ends_running_calls(fragile):
         time.sleep(0.1)
     assert time.monotonic() - began < 10
     generate = {"requests": [{"request_id": "1", "prompt_token_ids": [5]}], "sampling": {"max_tokens": 1}}
-    for route, wish in (("/native/infer/", generate), ("/reset_prefix_cache/", {}), ("/generate/", {"prompts": [[5]]})):
-        status, body = server.post(route, wish, timeout=10)
+    calls = (("/native/infer/", generate), ("/reset_prefix_cache/", {}), ("/generate/", {"prompts": [[5]]}))
+    for route, wanted in calls:
+        status, body = server.post(route, wanted, timeout=10)
         assert (status, body["code"]) == (503, "worker-dead")
 
 

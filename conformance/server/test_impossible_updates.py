@@ -18,8 +18,8 @@ from rollmatch.server.payloads import CommunicatorRequest
     ],
 )
 def test_an_impossible_group_reaches_no_worker(stand_in, post, change, key):
-    status, told = post("/native/communicator/", OPEN | change)
-    assert (status in (400, 422), told["key"]) == (True, key)
+    status, returned = post("/native/communicator/", OPEN | change)
+    assert (status in (400, 422), returned["key"]) == (True, key)
     assert calls_of(stand_in[0], "rollmatch_open") == []
     assert post("/native/communicator/", OPEN)[0] == 200
 
@@ -43,18 +43,58 @@ def adapter_sync(parts, **changes):
     [
         {"a": {"dtype": "save"}},
         {"b": {"dtype": "int64"}},
-        {"a": {"shape": [2, 3]}},
         {"b": {"shape": [2**40, 2]}},
-        {"a": {"shape": []}},
     ],
 )
 def test_an_adapter_that_cannot_be_merged_reaches_no_worker(stand_in, post, changes):
     parts, _ = stand_in
     post("/native/communicator/", OPEN)
-    status, told = post("/native/sync/", adapter_sync(parts, **changes))
+    status, returned = post("/native/sync/", adapter_sync(parts, **changes))
     assert status == 400
-    assert told["code"] in ("tensor-dtype-mismatch", "adapter-invalid", "bucket-invalid")
+    assert returned["code"] in ("tensor-dtype-mismatch", "adapter-invalid", "bucket-invalid")
     assert calls_of(parts, "rollmatch_receive") == []
     for replica in parts.pool.replicas:
         replica.answers["rollmatch_merge"] = {"digests": {}}
     assert post("/native/sync/", adapter_sync(parts))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({}, None),
+        ({"a": [2, 1]}, "weight"),
+        ({"a": [3, None]}, "weight"),
+        ({"a": [], "b": [None, 0]}, "weight"),
+        ({"a": [0, None], "b": [None, 0]}, "weight"),
+        ({"b": [1, 2]}, "weight"),
+        ({"b": [None, 2, 2]}, "weight"),
+        ({"m": [None]}, None),
+        ({"m": [1, None]}, None),
+        ({"m": [3]}, "weight"),
+        ({"unused": [1]}, "unused"),
+    ],
+)  # fmt: skip
+def test_an_adapter_fits_the_weight_it_is_merged_with(stand_in, post, monkeypatch, change, key):
+    """None in a shape is the weight's own length there; rank 2."""
+    parts, _ = stand_in
+    for replica in parts.pool.replicas:
+        monkeypatch.setattr(replica, "answers", replica.answers | {"rollmatch_merge": {"digests": {}}})
+    post("/native/communicator/", OPEN)
+    sync_body = full_sync(parts)
+    weight = next(spec for spec in sync_body["tensors"] if len(spec["shape"]) == 2 and spec["shape"][0] > 3)
+    rows, columns = weight["shape"]
+    shapes = {"a": [2, None], "b": [None, 2]} | change
+    own = {"a": columns}
+    tensors = [
+        {"name": name, "dtype": "float32", "shape": [own.get(name, rows) if size is None else size for size in shape]}
+        for name, shape in shapes.items()
+    ]
+    merge = merging(weight["name"])["adapter"]["merges"][0] | ({"magnitude": "m"} if "m" in change else {})
+    adapter = {"tensors": tensors, "buckets": [len(tensors)], "digests": None, "adapter": {"merges": [merge]}}
+    status, reply = post("/native/sync/", sync_body | adapter)
+    if key is None:
+        assert reply.get("code") != "adapter-invalid"
+        assert len(calls_of(parts, "rollmatch_receive")) == 2
+    else:
+        expected = weight["name"] if key == "weight" else key
+        assert (status, reply["code"], reply["key"]) == (400, "adapter-invalid", expected)

@@ -16,9 +16,9 @@ def stand_in(stand_in):
     return stand_in
 
 
-def fail(parts, **told):
+def fail(parts, **whole):
     """One worker fails, and tells how its model is."""
-    parts.pool.replicas[1].answers |= {"rollmatch_poll": {"failure": FAILURE}, "rollmatch_whole": told}
+    parts.pool.replicas[1].answers |= {"rollmatch_poll": {"failure": FAILURE}, "rollmatch_whole": whole}
 
 
 def recover(parts):
@@ -73,12 +73,12 @@ def test_weights_in_place_are_not_kept_beside(stand_in, post):
 def test_a_wrong_announcement_is_refused_before_anything_is_paused(stand_in, post):
     parts = stand_in[0]
     post("/native/communicator/", DIRECT)
-    wish = full_sync(parts)
-    wrong = wish | {"tensors": [first_of(wish) | {"shape": [1]}, *wish["tensors"][1:]]}
+    sync_body = full_sync(parts)
+    wrong = sync_body | {"tensors": [first_of(sync_body) | {"shape": [1]}, *sync_body["tensors"][1:]]}
     status, body = post("/native/sync/", wrong)
-    assert (status, body["code"], body["key"]) == (400, "tensor-shape-mismatch", first_of(wish)["name"])
+    assert (status, body["code"], body["key"]) == (400, "tensor-shape-mismatch", first_of(sync_body)["name"])
     assert not any(call[0] == "rollmatch_receive" for replica in parts.pool.replicas for call in replica.calls)
-    assert post("/native/sync/", wish)[0] == 200
+    assert post("/native/sync/", sync_body)[0] == 200
 
 
 def test_a_caller_that_hangs_up_does_not_end_an_update(stand_in):

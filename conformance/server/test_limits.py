@@ -6,24 +6,14 @@ import os
 
 import pytest
 from PIL import Image
-from starlette.testclient import TestClient
-
-from conformance.server.stand_in import make_stand_in
-from rollmatch.config.limits import LimitsConfig
 
 IMAGE = 414
 
 
-def served(**limits):
-    """A client of a server with these limits, and its parts."""
-    parts, app = make_stand_in(max_model_len=512, limits=LimitsConfig(**limits))
-    return parts, TestClient(app)
-
-
 def call(client, route, body):
     reply = client.post(route, json=body)
-    told = reply.json() if reply.status_code != 200 else {}
-    return reply.status_code, told.get("code"), told.get("key")
+    returned = reply.json() if reply.status_code != 200 else {}
+    return reply.status_code, returned.get("code"), returned.get("key")
 
 
 def ids_of(count, *, length=1):
@@ -79,29 +69,26 @@ def picture(width, height, kind="PNG"):
         ),
     ],
 )
-def test_a_call_above_a_limit_is_refused_and_one_at_it_served(limits, route, over, within):
+def test_a_call_above_a_limit_is_refused_and_one_at_it_served(served, limits, route, over, within):
     parts, client = served(**limits)
-    with client:
-        assert call(client, route, over)[:2] == (422, "call-too-large")
-        assert not any(replica.generated for replica in parts.pool.replicas)
-        assert call(client, route, within)[0] == 200
+    assert call(client, route, over)[:2] == (422, "call-too-large")
+    assert not any(replica.generated for replica in parts.pool.replicas)
+    assert call(client, route, within)[0] == 200
 
 
-def test_a_million_responses_are_refused_before_a_prompt_is_made(monkeypatch):
+def test_a_million_responses_are_refused_before_a_prompt_is_made(served, monkeypatch):
     parts, client = served()
     monkeypatch.setattr(parts.prompts, "make", None)
-    with client:
-        assert call(client, "/generate/", {"prompts": [[5]], "n": 10**6}) == (422, "call-too-large", "n")
+    assert call(client, "/generate/", {"prompts": [[5]], "n": 10**6}) == (422, "call-too-large", "n")
 
 
 @pytest.mark.parametrize("route", ["/generate/", "/infer/"])
-def test_long_text_is_not_tokenised(monkeypatch, route):
+def test_long_text_is_not_tokenised(served, monkeypatch, route):
     parts, client = served(max_text_bytes=2000)
     text = "\u00e9" * 1001
     body = {"prompts": [text]} if route == "/generate/" else {"infer_requests": [{"messages": [user(text)]}]}
     monkeypatch.setattr(parts.prompts, "tokenizer", Untouched(parts.prompts.tokenizer))
-    with client:
-        assert call(client, route, body)[:2] == (400, "prompt-too-long")
+    assert call(client, route, body)[:2] == (400, "prompt-too-long")
 
 
 def user(text):
@@ -115,50 +102,45 @@ class Untouched:
         self.apply_chat_template = tokenizer.apply_chat_template
 
 
-def test_pixels_are_counted_before_they_are_decoded(monkeypatch):
+def test_pixels_are_counted_before_they_are_decoded(served, monkeypatch):
     _, client = served(max_pixels_per_image=4096, max_pixels_per_call=6000)
     two = native([[IMAGE, 5]] * 2, images=[picture(64, 64)])
-    with client:
-        assert call(client, "/native/infer/", two) == (413, "image-too-large", "requests[1].images[0]")
-        monkeypatch.setattr(Image.Image, "convert", None)
-        one = native([[IMAGE, 5]], images=[picture(65, 64)])
-        assert call(client, "/native/infer/", one) == (413, "image-too-large", "requests[0].images[0]")
+    assert call(client, "/native/infer/", two) == (413, "image-too-large", "requests[1].images[0]")
+    monkeypatch.setattr(Image.Image, "convert", None)
+    one = native([[IMAGE, 5]], images=[picture(65, 64)])
+    assert call(client, "/native/infer/", one) == (413, "image-too-large", "requests[0].images[0]")
 
 
 @pytest.mark.parametrize(("kind", "status"), [("PNG", 200), ("JPEG", 200), ("WEBP", 200), ("TIFF", 400), ("PPM", 400)])
-def test_only_listed_formats_are_decoded(kind, status):
+def test_only_listed_formats_are_decoded(served, kind, status):
     _, client = served()
     image = f"data:image/x;base64,{picture(32, 32, kind)}"
-    with client:
-        assert client.post("/native/infer/", json=native([[IMAGE, 5]], images=[image])).status_code == status
+    assert client.post("/native/infer/", json=native([[IMAGE, 5]], images=[image])).status_code == status
 
 
-def test_a_pipe_below_a_root_is_no_image(tmp_path):
+def test_a_pipe_below_a_root_is_no_image(start, tmp_path):
     os.mkfifo(tmp_path / "a.png")
-    _, app = make_stand_in(max_model_len=512, image_roots=(str(tmp_path),))
-    with TestClient(app) as client:
-        told = call(client, "/native/infer/", native([[IMAGE, 5]], images=[str(tmp_path / "a.png")]))
-    assert told[:2] == (400, "image-unreadable")
+    _, _, client = start(max_model_len=512, image_roots=(str(tmp_path),))
+    returned = call(client, "/native/infer/", native([[IMAGE, 5]], images=[str(tmp_path / "a.png")]))
+    assert returned[:2] == (400, "image-unreadable")
 
 
-def test_large_bodies_are_refused_announced_or_not():
+def test_large_bodies_are_refused_announced_or_not(served):
     _, client = served(max_body_bytes=1000)
 
     def chunks():
         for _ in range(3):
             yield b" " * 500
 
-    with client:
-        reply = client.post("/native/infer/", json={"x": "y" * 1000})
-        assert (reply.status_code, reply.json()["code"]) == (413, "body-too-large")
-        reply = client.post("/native/infer/", content=chunks(), headers={"content-type": "application/json"})
-        assert (reply.status_code, reply.json()["code"]) == (413, "body-too-large")
-        assert client.post("/generate/", json={"prompts": [[5]]}).status_code == 200
+    reply = client.post("/native/infer/", json={"x": "y" * 1000})
+    assert (reply.status_code, reply.json()["code"]) == (413, "body-too-large")
+    reply = client.post("/native/infer/", content=chunks(), headers={"content-type": "application/json"})
+    assert (reply.status_code, reply.json()["code"]) == (413, "body-too-large")
+    assert client.post("/generate/", json={"prompts": [[5]]}).status_code == 200
 
 
-def test_a_full_queue_is_429():
+def test_a_full_queue_is_429(served):
     parts, client = served(max_waiting_responses=3)
-    with client:
-        parts.pool._loads[0] = 2
-        assert call(client, "/generate/", {"prompts": [[5]], "n": 2})[:2] == (429, "server-busy")
-        assert client.post("/generate/", json={"prompts": [[5]]}).status_code == 200
+    parts.pool._loads[0] = 2
+    assert call(client, "/generate/", {"prompts": [[5]], "n": 2})[:2] == (429, "server-busy")
+    assert client.post("/generate/", json={"prompts": [[5]]}).status_code == 200

@@ -1,13 +1,10 @@
 """Ids, digests and bodies."""
 
-import time
-
-import msgspec
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from rollmatch.data.ids import PackedIds, pack_ids, unpack_ids
 from rollmatch.weights.digest import bytes_of, digest_of
@@ -39,29 +36,3 @@ def test_a_digest_sees_every_bit_and_only_bytes():
         flipped.view(torch.uint8).view(-1)[place // 8] ^= 1 << (place % 8)
         assert digest_of(flipped) != digest_of(tensor)
     assert len(digest_of(torch.zeros(()))) == len(digest_of(torch.zeros(0))) == 16
-
-
-class _Listed(BaseModel):
-    prompt_token_ids: list[list[int]]
-    response_token_ids: list[list[int]]
-
-
-def test_packed_ids_are_twenty_times_cheaper_than_lists_in_json():
-    prompts, responses = ([list(range(length))] * 128 for length in (1500, 1000))
-    listed = _Listed(prompt_token_ids=prompts, response_token_ids=responses)
-    ready = {name: [pack_ids(row) for row in rows] for name, rows in listed.model_dump().items()}
-
-    def timed(work):
-        began = time.process_time()
-        work()
-        return time.process_time() - began
-
-    def as_json():
-        _Listed.model_validate_json(listed.model_dump_json())
-
-    def as_bytes():
-        for rows in msgspec.msgpack.decode(msgspec.msgpack.encode(ready)).values():
-            for row in rows:
-                unpack_ids(row)
-
-    assert min(timed(as_json) for _ in range(3)) > 20 * min(timed(as_bytes) for _ in range(5))

@@ -7,10 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image
-from starlette.testclient import TestClient
 
 from conformance.rollout.digits import requests_for, scenes
-from conformance.server.stand_in import STOP, make_stand_in
+from conformance.server.stand_in import STOP
 from rollmatch.data.ids import pack_ids, unpack_ids
 from rollmatch.dialects.swift.routes import SwiftInferRequest, SwiftRequestConfig, generate_requests
 
@@ -41,7 +40,7 @@ def with_image(value):
 
 def test_json_and_msgpack_say_the_same(stand_in):
     _, client = stand_in
-    told = client.post("/native/infer/", json=batch([5, 6], [9], logprobs=True)).json()
+    returned = client.post("/native/infer/", json=batch([5, 6], [9], logprobs=True)).json()
     packed = {
         "requests": [{"request_id": "0", "prompt_token_ids": pack_ids([5, 6])}],
         "sampling": SAMPLING | {"logprobs": True},
@@ -50,7 +49,7 @@ def test_json_and_msgpack_say_the_same(stand_in):
         "/native/infer", content=msgspec.msgpack.encode(packed), headers={"content-type": "application/msgpack"}
     )
     assert reply.headers["content-type"] == "application/msgpack"
-    first, other = told["responses"][0], msgspec.msgpack.decode(reply.content)["responses"][0]
+    first, other = returned["responses"][0], msgspec.msgpack.decode(reply.content)["responses"][0]
     assert first["response_token_ids"] == unpack_ids(other["response_token_ids"]).tolist() == [6, 6, STOP]
     assert first["logprobs"] == np.frombuffer(other["logprobs"], "<f4").tolist() == [-1.0] * 3
     assert (first["finish_reason"], first["stop_token_id"], first["policy_version"]) == ("stop", STOP, 0)
@@ -58,6 +57,8 @@ def test_json_and_msgpack_say_the_same(stand_in):
 
 @pytest.mark.scenario(
     "rollout-server/a-bad-sampling-value-is-named",
+    "rollout-server/a-prompt-that-is-too-long-is-named",
+    "rollout-server/a-prompt-that-fits-is-served",
     clauses=["rollout-server/a-bad-request-costs-nobody-else-anything#1,2,3"],
 )
 @pytest.mark.parametrize(
@@ -72,6 +73,7 @@ def test_json_and_msgpack_say_the_same(stand_in):
         (batch([5], top_k=-2), 400, "sampling-value-invalid", "top_k", None),
         (batch([5], nonsense=1), 400, "sampling-value-invalid", "nonsense", None),
         ({"requests": batch([5])["requests"]}, 400, "sampling-value-invalid", "max_tokens", 0),
+        (batch([5], [6] * 80, [7, 8]), 400, "prompt-too-long", "requests[1]", 1),
         (batch([5], [6] * 62, [7]), 400, "prompt-too-long", "requests[1]", 1),
         (batch([5], [4000]), 400, "token-id-invalid", "requests[1].prompt_token_ids", 1),
         (batch([5], []), 400, "prompt-missing", "requests[1].prompt_token_ids", 1),
@@ -84,21 +86,21 @@ def test_json_and_msgpack_say_the_same(stand_in):
     ],
 )  # fmt: skip
 def test_a_bad_call_is_refused_whole_and_a_good_one_served(post, num_drawn, body, status, code, key, item):
-    told_status, told = post("/native/infer/", body)
-    assert (told_status, told["code"], told["key"]) == (status, code, key)
-    assert item is None or told["item"] == item
-    assert told["remedy"]
-    assert code in told["detail"]
+    returned_status, returned = post("/native/infer/", body)
+    assert (returned_status, returned["code"], returned["key"]) == (status, code, key)
+    assert item is None or returned["item"] == item
+    assert returned["remedy"]
+    assert code in returned["detail"]
     assert num_drawn() == 0
     assert post("/native/infer/", batch([5], [6] * 61, [8], max_tokens=3, temperature=0.1, top_p=1, top_k=-1))[0] == 200
     assert num_drawn() == 3
-    assert post("/native/infer/", batch([5], max_tokens=3, min_tokens=3, temperature=2.0))[0] == 200
+    assert post("/native/infer/", batch([5], [6] * 40, [8], max_tokens=3, min_tokens=3, temperature=2.0))[0] == 200
 
 
 def test_two_requests_of_one_name_are_refused(post):
     items = [{"request_id": "a", "prompt_token_ids": [5]}, {"request_id": "a", "prompt_token_ids": [6]}]
-    status, told = post("/native/infer/", {"requests": items, "sampling": SAMPLING})
-    assert (status, told["code"], told["key"], told["item"]) == (
+    status, returned = post("/native/infer/", {"requests": items, "sampling": SAMPLING})
+    assert (status, returned["code"], returned["key"], returned["item"]) == (
         400,
         "request-id-repeated",
         "requests[1].request_id",
@@ -107,18 +109,18 @@ def test_two_requests_of_one_name_are_refused(post):
 
 
 def test_what_the_engine_refuses_names_the_item(post):
-    status, told = post("/native/infer/", batch([5], [6], [7]))
-    assert (status, told["code"], told["item"]) == (400, "engine-refused", 2)
+    status, returned = post("/native/infer/", batch([5], [6], [7]))
+    assert (status, returned["code"], returned["item"]) == (400, "engine-refused", 2)
     assert post("/native/infer/", batch([5], [6], [8]))[0] == 200
 
 
-def test_undecodable_bodies_and_unknown_routes_are_told(stand_in):
+def test_undecodable_bodies_and_unknown_routes_are_refused(stand_in):
     _, client = stand_in
     for headers in ({"content-type": "application/msgpack"}, {"content-type": "application/json"}):
         reply = client.post("/native/infer/", content=b"\xc1{", headers=headers)
         assert reply.status_code == 422
-        told = (msgspec.msgpack if "msgpack" in headers["content-type"] else msgspec.json).decode(reply.content)
-        assert (told["code"], told["key"]) == ("body-invalid", "body")
+        returned = (msgspec.msgpack if "msgpack" in headers["content-type"] else msgspec.json).decode(reply.content)
+        assert (returned["code"], returned["key"]) == ("body-invalid", "body")
     assert client.post("/no_such_route/").json()["code"] == "route-unknown"
     reply = client.get("/native/infer/")
     assert (reply.status_code, reply.json()["code"]) == (405, "method-not-allowed")
@@ -131,15 +133,21 @@ def encoded():
 
 @pytest.mark.scenario(
     "rollout-server/a-path-below-a-root-is-accepted",
+    "rollout-server/a-data-url-needs-no-root",
     clauses=["rollout-server/images-come-from-where-the-operator-allows#1"],
 )
 @pytest.mark.parametrize(
-    "form", [scene_image, encoded, lambda: f"data:image/png;base64,{encoded()}", lambda: f"file://{scene_image()}"]
+    ("form", "fields"),
+    [
+        (scene_image, {}),
+        (lambda: f"file://{scene_image()}", {}),
+        (encoded, {"image_roots": ()}),
+        (lambda: f"data:image/png;base64,{encoded()}", {"image_roots": ()}),
+    ],
 )
-def test_an_image_comes_as_path_data_url_or_base64(form):
-    parts, app = make_stand_in(max_model_len=512)
-    with TestClient(app) as client:
-        assert client.post("/native/infer/", json=with_image(form())).status_code == 200
+def test_an_image_comes_as_path_data_url_or_base64(start, form, fields):
+    parts, post, _ = start(max_model_len=512, **fields)
+    assert post("/native/infer/", with_image(form()))[0] == 200
     (draw,) = [draw for replica in parts.pool.replicas for draw in replica.generated]
     assert (draw.prompt.images[0].mode, draw.prompt.token_ids) == ("RGB", [5, IMAGE, 6])
     assert draw.prompt.expanded_len == 2 + 1 + parts.prompts._images.growth((draw.prompt.images[0].size,)) > 10
@@ -164,8 +172,13 @@ def test_an_image_comes_as_path_data_url_or_base64(form):
 )
 def test_an_image_from_elsewhere_or_none_at_all_is_refused(post, stand_in, num_drawn, value, status, code):
     (root,) = stand_in[0].settings.image_roots
-    told_status, told = post("/native/infer/", with_image(value(root)))
-    assert (told_status, told["code"], told["key"], told["item"]) == (status, code, "requests[0].images[0]", 0)
+    returned_status, returned = post("/native/infer/", with_image(value(root)))
+    assert (returned_status, returned["code"], returned["key"], returned["item"]) == (
+        status,
+        code,
+        "requests[0].images[0]",
+        0,
+    )
     assert num_drawn() == 0
 
 
@@ -173,19 +186,18 @@ def test_an_image_from_elsewhere_or_none_at_all_is_refused(post, stand_in, num_d
 def test_an_image_that_is_too_narrow_for_the_model_is_refused(post, num_drawn, size):
     file = io.BytesIO()
     Image.new("RGB", size).save(file, "PNG")
-    told_status, told = post("/native/infer/", with_image(base64.b64encode(file.getvalue()).decode()))
-    found = (told_status, told["code"], told["key"], told["item"])
+    returned_status, returned = post("/native/infer/", with_image(base64.b64encode(file.getvalue()).decode()))
+    found = (returned_status, returned["code"], returned["key"], returned["item"])
     assert found == (400, "image-unreadable", "requests[0].images", 0)
     assert num_drawn() == 0
 
 
-def test_a_link_out_of_the_roots_is_seen_through(tmp_path):
+def test_a_link_out_of_the_roots_is_seen_through(start, tmp_path):
     (tmp_path / "root").mkdir()
     (tmp_path / "root/link.png").symlink_to(scene_image())
-    _, app = make_stand_in(image_roots=(str(tmp_path / "root"),))
-    with TestClient(app) as client:
-        reply = client.post("/native/infer/", json=with_image(f"{tmp_path}/root/link.png"))
-        assert (reply.status_code, reply.json()["code"]) == (403, "image-path-outside-roots")
+    _, post, _ = start(image_roots=(str(tmp_path / "root"),))
+    status, returned = post("/native/infer/", with_image(f"{tmp_path}/root/link.png"))
+    assert (status, returned["code"]) == (403, "image-path-outside-roots")
 
 
 def test_swift_renders_tags_parts_and_unplaced_images_alike(stand_in):
@@ -215,9 +227,9 @@ def test_swift_renders_tags_parts_and_unplaced_images_alike(stand_in):
     "messages",
     [[{"role": "user"}], [{"content": "x", "role": "user"}, {"role": "user", "content": [{"type": "image"}]}]],
 )
-def test_messages_that_cannot_be_rendered_are_told(post, messages):
-    status, told = post("/infer/", {"infer_requests": [{"messages": messages}]})
-    assert (status, told["code"], told["key"]) == (400, "messages-invalid", "infer_requests[0].messages")
+def test_messages_that_cannot_be_rendered_are_refused(post, messages):
+    status, returned = post("/infer/", {"infer_requests": [{"messages": messages}]})
+    assert (status, returned["code"], returned["key"]) == (400, "messages-invalid", "infer_requests[0].messages")
 
 
 def test_swift_seeds_count_up_and_zero_means_none(stand_in):
@@ -234,7 +246,7 @@ def test_swift_seeds_count_up_and_zero_means_none(stand_in):
             replica.generated.clear()
 
 
-def test_swift_hides_ids_unless_details_are_asked_for(post):
+def test_swift_hides_ids_unless_details_are_requested(post):
     for details in (False, True):
         config = {"max_tokens": 2, "return_details": details, "n": 2, "logprobs": True}
         status, (entry,) = post(
@@ -249,7 +261,7 @@ def test_swift_hides_ids_unless_details_are_asked_for(post):
 
 def test_trl_refuses_what_it_does_not_know_by_name(post):
     for bad, key in (({"max_tokens": 0}, "max_tokens"), ({"generation_kwargs": {"foo": 1}}, "foo"), ({"n": 0}, "n")):
-        status, told = post("/generate/", {"prompts": [[5]]} | bad)
-        assert (status, told["code"], told["key"]) == (400, "sampling-value-invalid", key)
+        status, returned = post("/generate/", {"prompts": [[5]]} | bad)
+        assert (status, returned["code"], returned["key"]) == (400, "sampling-value-invalid", key)
     assert post("/generate/", {"prompts": [[5]], "generation_kwargs": {"seed": 3}})[0] == 200
     assert post("/generate/", {"prompts": ["a text"], "logprobs": None})[1]["logprobs"] is None

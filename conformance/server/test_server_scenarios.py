@@ -1,21 +1,15 @@
 """Scenarios of the rollout server's side with their own values, over pretending engines."""
 
 import asyncio
-import base64
 import math
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from starlette.testclient import TestClient
 
-from conformance.rollout.digits import scenes
-from conformance.server.stand_in import STOP, PretendingReplica, make_stand_in
+from conformance.server.stand_in import STOP, PretendingReplica
 from conformance.server.test_engine_pool import pool_of, requests_for_ids
-from conformance.server.test_server_requests import IMAGE
 from conformance.server.test_server_updates import OPEN, full_sync
-from rollmatch.server.port import PortInUse, bind_http
 
 SWIFT_ROUTES = (
     *("/health/", "/infer/", "/get_world_size/", "/init_communicator/", "/update_flattened_params/"),
@@ -26,30 +20,6 @@ TRL_ROUTES = (
     *("/reset_prefix_cache/", "/close_communicator/"),
 )
 GROUP = {"host": "127.0.0.1", "port": 23000, "world_size": 3}
-
-
-def calls_to(client):
-    def post(route, body=None):
-        reply = client.post(route, json=body or {})
-        return reply.status_code, reply.json()
-
-    return post
-
-
-@pytest.fixture
-def start():
-    """Fields of a server -> its parts, and a function to post to it."""
-    clients = []
-
-    def begin(**fields):
-        parts, app = make_stand_in(**({"drain_s": 0.1} | fields))
-        clients.append(TestClient(app))
-        clients[-1].__enter__()
-        return parts, calls_to(clients[-1]), clients[-1]
-
-    yield begin
-    for client in clients:
-        client.__exit__(None, None, None)
 
 
 def native(*prompts, **sampling):
@@ -82,8 +52,8 @@ def test_replies_are_never_swapped(start):
 
     def ask(first):
         prompts = [[first, 11 + i, first + i] for i in range(3)]
-        told = [post("/native/infer/", native(*prompts))[1]["responses"] for _ in range(20)]
-        return all([answer["prompt_token_ids"] for answer in responses] == prompts for responses in told)
+        returned = [post("/native/infer/", native(*prompts))[1]["responses"] for _ in range(20)]
+        return all([answer["prompt_token_ids"] for answer in responses] == prompts for responses in returned)
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(ask, (20, 43))) == [True, True]
@@ -103,29 +73,6 @@ def test_health_is_answered_during_a_long_generation(start):
             return math.inf if call.done() else time.perf_counter() - began
 
     assert any(wait() < 1 for _ in range(3))  # other work on the machine comes and goes
-
-
-@pytest.mark.scenario("rollout-server/health-after-a-dead-worker")
-def test_health_turns_red_after_a_dead_worker(start):
-    parts, post, client = start()
-    assert client.get("/health/").status_code == 200
-    parts.pool.replicas[0].is_gone = True
-    reply = client.get("/health/")
-    assert (reply.status_code, reply.json()["status"], reply.json().get("code")) == (503, "dead", "worker-dead")
-    status, told = post("/native/infer/", native([5]))
-    assert (status, told["code"]) == (503, "worker-dead")
-
-
-@pytest.mark.scenario(
-    "rollout-server/a-prompt-that-is-too-long-is-named", "rollout-server/a-prompt-that-fits-is-served"
-)
-def test_a_prompt_that_is_too_long_is_named_and_one_that_fits_is_served(start):
-    parts, post, _ = start(max_model_len=64)
-    status, told = post("/native/infer/", native([5], [6] * 80, [7, 8]))
-    assert (status, told.get("code"), told.get("item")) == (400, "prompt-too-long", 1)
-    assert [replica.generated for replica in parts.pool.replicas] == [[], []]
-    status, told = post("/native/infer/", native([5], [6] * 40, [7, 8]))
-    assert (status, len(told.get("responses", ()))) == (200, 3)
 
 
 @pytest.mark.scenario(
@@ -154,45 +101,15 @@ def test_a_caller_that_leaves_frees_the_engine():
     assert asyncio.run(run()) == (0, [4, 4])
 
 
-@pytest.mark.scenario("rollout-server/a-data-url-needs-no-root")
-def test_a_data_url_needs_no_root(start):
-    _, post, _ = start(max_model_len=512, image_roots=())
-    with open(scenes()[0].images[0], "rb") as file:
-        image = f"data:image/png;base64,{base64.b64encode(file.read()).decode()}"
-    body = native([5, IMAGE, 6])
-    body["requests"][0]["images"] = [image]
-    assert post("/native/infer/", body)[0] == 200
-
-
 @pytest.mark.scenario("rollout-server/two-by-three-workers", clauses=["rollout-server/the-server-tells-its-size#1"])
 def test_two_by_three_workers(start):
     _, _, client = start(tensor_parallel_size=2, data_parallel_size=3)
     assert client.get("/get_world_size/").json() == {"world_size": 6}
 
 
-@pytest.mark.scenario("rollout-server/a-busy-port-is-refused")
-def test_a_busy_port_is_refused():
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(PortInUse) as caught:
-            bind_http("127.0.0.1", port)
-    assert caught.value.code == "port-in-use"
-    assert str(port) in caught.value.problem
-
-
 @pytest.mark.scenario(
-    "rollout-server/placeholder-weights-do-not-answer", "rollout-server/placeholder-weights-answer-after-an-update"
+    "weight-sync/a-cached-prompt-is-computed-anew", clauses=["weight-sync/caches-of-old-weights-are-emptied#1"]
 )
-def test_placeholder_weights_answer_after_an_update(start):
-    parts, post, _ = start(weights_set=False)
-    status, told = post("/native/infer/", native([5]))
-    assert (status, told.get("code")) == (409, "weights-not-set")
-    assert post("/native/communicator/", OPEN)[0] == 200
-    assert post("/native/sync/", full_sync(parts))[0] == 200
-    assert post("/native/infer/", native([5]))[0] == 200
-
-
-@pytest.mark.scenario("weight-sync/a-cached-prompt-is-computed-anew")
 def test_a_commit_empties_the_caches_of_every_replica(start, monkeypatch):
     reset, ask = [], PretendingReplica.reset_caches
 
@@ -222,8 +139,8 @@ def test_a_wrong_shape_leaves_the_old_weights_and_the_right_one_is_accepted(star
     held = parts.model.tensors[parts.model.aliases["lm_head.weight"]]
     head = {"name": "lm_head.weight", "dtype": held.dtype, "shape": [held.shape[0], held.shape[1] // 2]}
     wrong = {"tensors": [*whole["tensors"], head], "buckets": [len(whole["tensors"]) + 1], "digests": None}
-    status, told = post("/native/sync/", whole | wrong)
-    assert (status, told.get("code"), told.get("key")) == (400, "tensor-shape-mismatch", "lm_head.weight")
+    status, returned = post("/native/sync/", whole | wrong)
+    assert (status, returned.get("code"), returned.get("key")) == (400, "tensor-shape-mismatch", "lm_head.weight")
     assert post("/native/infer/", native([5]))[1]["responses"][0]["policy_version"] == 1
     assert post("/native/sync/", whole)[1]["policy_version"] == 2
 
@@ -239,8 +156,8 @@ def test_infer_answers_in_order_with_both_lists_of_ids(start):
     asked = [{"prompt_token_ids": [5, 9 + i]} for i in range(3)]
     status, entries = post("/infer/", {"infer_requests": asked, "request_config": config})
     assert (status, type(entries)) == (200, list)
-    told = [(e["response"]["prompt_token_ids"], e["response"]["choices"][0]["token_ids"]) for e in entries]
-    assert told == [([5, 9 + i], [9 + i, STOP]) for i in range(3)]
+    returned = [(e["response"]["prompt_token_ids"], e["response"]["choices"][0]["token_ids"]) for e in entries]
+    assert returned == [([5, 9 + i], [9 + i, STOP]) for i in range(3)]
 
 
 @pytest.mark.scenario(
@@ -250,9 +167,9 @@ def test_infer_answers_in_order_with_both_lists_of_ids(start):
 def test_two_completions_of_each_prompt(start):
     _, post, client = start()
     assert set(client.get("/openapi.json").json()["paths"]) >= set(TRL_ROUTES)
-    status, told = post("/generate/", {"prompts": [[5, 9], [5, 10], [11]], "n": 2, "max_tokens": 2})
-    assert (status, told["prompt_ids"]) == (200, [[5, 9], [5, 10], [11]])
-    assert told["completion_ids"] == [[i, STOP] for i in (9, 9, 10, 10, 11, 11)]
+    status, returned = post("/generate/", {"prompts": [[5, 9], [5, 10], [11]], "n": 2, "max_tokens": 2})
+    assert (status, returned["prompt_ids"]) == (200, [[5, 9], [5, 10], [11]])
+    assert returned["completion_ids"] == [[i, STOP] for i in (9, 9, 10, 10, 11, 11)]
     assert post("/generate/", {"prompts": ["a text"], "max_tokens": 1})[0] == 200
 
 
@@ -263,12 +180,12 @@ def test_two_completions_of_each_prompt(start):
 def test_an_update_before_the_communicator_is_refused(start):
     parts, post, _ = start()
     spec = next(iter(parts.model.tensors.values())).model_dump(mode="json")
-    status, told = post("/update_named_param/", spec)
-    assert (status, told["code"]) == (409, "communicator-missing")
-    assert told["problem"]
-    assert told["remedy"]
-    status, told = post("/native/infer/", native([5]))
-    assert (status, told["responses"][0]["policy_version"]) == (200, 0)
+    status, returned = post("/update_named_param/", spec)
+    assert (status, returned["code"]) == (409, "communicator-missing")
+    assert returned["problem"]
+    assert returned["remedy"]
+    status, returned = post("/native/infer/", native([5]))
+    assert (status, returned["responses"][0]["policy_version"]) == (200, 0)
 
 
 @pytest.mark.scenario(
@@ -279,8 +196,8 @@ def test_a_second_communicator_is_refused_until_the_first_is_closed(start):
     parts, post, _ = start()
     spec = next(iter(parts.model.tensors.values())).model_dump(mode="json")
     assert post("/init_communicator/", GROUP)[0] == 200
-    status, told = post("/init_communicator/", GROUP)
-    assert (status, told.get("code")) == (409, "communicator-already-open")
+    status, returned = post("/init_communicator/", GROUP)
+    assert (status, returned.get("code")) == (409, "communicator-already-open")
     assert post("/update_named_param/", spec)[0] == 200
     assert post("/close_communicator/")[0] == 200
     assert post("/init_communicator/", GROUP | {"port": 23001})[0] == 200

@@ -3,10 +3,9 @@
 import asyncio
 
 import pytest
-from starlette.testclient import TestClient
 
 from conformance.server.stand_in import make_stand_in
-from rollmatch.dialects.queued_routes import FlatTensor, check_places
+from rollmatch.dialects.trl.control_routes import FlatTensor, check_places
 from rollmatch.server.announced import AnnouncementInvalid
 from rollmatch.server.payloads import SyncRequest
 from rollmatch.server.update import UpdateRefused
@@ -18,16 +17,16 @@ OPEN = {"client": "me", "host": "127.0.0.1", "port": 23000, "world_size": 3, "se
 
 def full_sync(parts, **fields):
     tensors = [spec.model_dump(mode="json") for spec in parts.model.tensors.values()]
-    wish = {"client": "me", "sync_id": "1", "version": 1, "tensors": tensors, "buckets": [len(tensors)]}
-    return wish | {"digests": [f"{i:032x}" for i in range(len(tensors))]} | fields
+    sync_body = {"client": "me", "sync_id": "1", "version": 1, "tensors": tensors, "buckets": [len(tensors)]}
+    return sync_body | {"digests": [f"{i:032x}" for i in range(len(tensors))]} | fields
 
 
-def first_of(wish):
-    return wish["tensors"][0]
+def first_of(sync_body):
+    return sync_body["tensors"][0]
 
 
-def mixed(wish):
-    return {"tensors": [first_of(wish) | {"dtype": "bfloat16"}, *wish["tensors"][1:]]}
+def mixed(sync_body):
+    return {"tensors": [first_of(sync_body) | {"dtype": "bfloat16"}, *sync_body["tensors"][1:]]}
 
 
 def merging(name):
@@ -55,35 +54,36 @@ def test_one_message_announces_everything_and_is_answered_after_the_commit(stand
     parts, _ = stand_in
     assert post("/native/communicator/", OPEN) == (200, {"ranks": [0, 1], "transport": "gloo"})
     assert generate(post)[1]["responses"][0]["policy_version"] == 0
-    wish = full_sync(parts)
-    status, told = post("/native/sync/", wish)
-    assert (status, told["policy_version"], told["committed"], told["digests"]) == (200, 1, True, wish["digests"])
+    sync_body = full_sync(parts)
+    status, returned = post("/native/sync/", sync_body)
+    assert (status, returned["policy_version"], returned["committed"]) == (200, 1, True)
+    assert returned["digests"] == sync_body["digests"]
     (plan,) = {str(call[1]) for call in calls_of(parts, "rollmatch_receive")}
     assert len(calls_of(parts, "rollmatch_load")) == 2
-    assert wish["digests"][-1] in plan
+    assert sync_body["digests"][-1] in plan
     assert generate(post)[1]["responses"][0]["policy_version"] == 1
 
 
 @pytest.mark.parametrize(
     ("change", "code", "key"),
     [
-        (lambda wish: {"buckets": [1]}, "bucket-invalid", "buckets"),
-        (lambda wish: {"digests": wish["digests"][1:]}, "bucket-invalid", "digests"),
-        (lambda wish: {"tensors": [*wish["tensors"][:-1], wish["tensors"][0]]}, "tensor-repeated", None),
-        (lambda wish: mixed(wish), "bucket-invalid", "buckets[0]"),
-        (lambda wish: merging("none"), "tensor-unknown", "none"),
-        (lambda wish: merging(first_of(wish)["name"]), "adapter-invalid", "adapter.merges[0]"),
+        (lambda sync_body: {"buckets": [1]}, "bucket-invalid", "buckets"),
+        (lambda sync_body: {"digests": sync_body["digests"][1:]}, "bucket-invalid", "digests"),
+        (lambda sync_body: {"tensors": [*sync_body["tensors"][:-1], sync_body["tensors"][0]]}, "tensor-repeated", None),
+        (lambda sync_body: mixed(sync_body), "bucket-invalid", "buckets[0]"),
+        (lambda sync_body: merging("none"), "tensor-unknown", "none"),
+        (lambda sync_body: merging(first_of(sync_body)["name"]), "adapter-invalid", "adapter.merges[0]"),
     ],
 )  # fmt: skip
 def test_an_announcement_that_does_not_hold_together_reaches_no_worker(stand_in, post, change, code, key):
     parts, _ = stand_in
     post("/native/communicator/", OPEN)
-    wish = full_sync(parts)
-    status, told = post("/native/sync/", wish | change(wish))
-    assert (status, told["code"]) == (400, code)
-    assert key is None or told["key"] == key
+    sync_body = full_sync(parts)
+    status, returned = post("/native/sync/", sync_body | change(sync_body))
+    assert (status, returned["code"]) == (400, code)
+    assert key is None or returned["key"] == key
     assert calls_of(parts, "rollmatch_receive") == []
-    assert post("/native/sync/", wish)[0] == 200
+    assert post("/native/sync/", sync_body)[0] == 200
 
 
 @pytest.mark.scenario(clauses=["weight-sync/a-wrong-update-is-refused-and-named#2"])
@@ -92,23 +92,23 @@ def test_an_incomplete_or_older_update_is_refused(stand_in, post):
     post("/native/communicator/", OPEN)
     whole = full_sync(parts)
     part = {"tensors": whole["tensors"][1:], "buckets": [len(whole["tensors"]) - 1], "digests": None}
-    status, told = post("/native/sync/", whole | part)
-    assert (status, told["code"], told["key"]) == (400, "tensor-missing", first_of(whole)["name"])
+    status, returned = post("/native/sync/", whole | part)
+    assert (status, returned["code"], returned["key"]) == (400, "tensor-missing", first_of(whole)["name"])
     assert post("/native/sync/", whole | {"version": 4})[1]["policy_version"] == 4
     for version in (3, 4):
-        status, told = post("/native/sync/", whole | {"version": version})
-        assert (status, told["code"], told["key"]) == (409, "version-not-newer", "version")
+        status, returned = post("/native/sync/", whole | {"version": version})
+        assert (status, returned["code"], returned["key"]) == (409, "version-not-newer", "version")
     assert post("/native/sync/", whole | {"version": 5})[0] == 200
 
 
 @pytest.mark.scenario(clauses=["server-dialects/the-swift-dialect-serves-ms-swift-trainers#4"])
 @pytest.mark.parametrize("places", [(0, 11), (0, 6), (1, 13), (4, 16)])
 def test_a_bucket_counts_bytes_from_zero(places):
-    told = {"name": "a", "dtype": "torch.bfloat16", "shape": (2, 3), "numel": 12}
+    returned = {"name": "a", "dtype": "torch.bfloat16", "shape": (2, 3), "numel": 12}
     then = {"name": "b", "dtype": "float32", "shape": (2,), "start_idx": 12, "end_idx": 20, "numel": 8}
-    check_places([FlatTensor(**told, start_idx=0, end_idx=12), FlatTensor(**then)])
+    check_places([FlatTensor(**returned, start_idx=0, end_idx=12), FlatTensor(**then)])
     with pytest.raises(AnnouncementInvalid) as refused:
-        check_places([FlatTensor(**told, start_idx=places[0], end_idx=places[1]), FlatTensor(**then)])
+        check_places([FlatTensor(**returned, start_idx=places[0], end_idx=places[1]), FlatTensor(**then)])
     assert refused.value.key == "metadatas[0]"
 
 
@@ -121,24 +121,24 @@ def test_an_announcement_may_be_repeated_by_its_name_in_the_same_group(stand_in,
     parts, wide = stand_in[0], OPEN | {"transport": transport}
     post("/native/communicator/", wide)
     assert post("/native/sync/again/", again("1"))[1]["code"] == "announcement-unknown"
-    wish = full_sync(parts, digests=None)
-    first = post("/native/sync/", wish)
+    sync_body = full_sync(parts, digests=None)
+    first = post("/native/sync/", sync_body)
     assert first[0] == 200
     for version, sync_id in ((2, "two"), (3, "three")):
-        status, told = post("/native/sync/again/", again("1", sync_id=sync_id, version=version))
-        assert (status, told["policy_version"], told["digests"]) == (200, version, first[1]["digests"])
+        status, returned = post("/native/sync/again/", again("1", sync_id=sync_id, version=version))
+        assert (status, returned["policy_version"], returned["digests"]) == (200, version, first[1]["digests"])
         assert calls_of(parts, "rollmatch_receive_again")[-1][1:] == (sync_id, "1")
     for wrong, code in (
         (again("two", version=4), "announcement-unknown"),
         (again("1", version=3), "version-not-newer"),
         (again("1", version=4, client="you"), "client-already-attached"),
     ):
-        status, told = post("/native/sync/again/", wrong)
-        assert (status, told["code"]) == (409, code)
+        status, returned = post("/native/sync/again/", wrong)
+        assert (status, returned["code"]) == (409, code)
     assert post("/native/communicator/close/", {"client": "me"})[1]["closed"]
     post("/native/communicator/", wide)
     assert post("/native/sync/again/", again("1", version=4))[1]["code"] == "announcement-unknown"
-    assert post("/native/sync/", wish | {"version": 4})[0] == 200
+    assert post("/native/sync/", sync_body | {"version": 4})[0] == 200
     assert post("/native/sync/again/", again("1", version=5))[0] == 200
 
 
@@ -159,8 +159,8 @@ def test_a_failed_transfer_closes_the_communicator_and_keeps_the_weights(stand_i
     parts, _ = stand_in
     post("/native/communicator/", OPEN)
     parts.pool.replicas[1].answers["rollmatch_poll"] = {"failure": FAILURE}
-    status, told = post("/native/sync/", full_sync(parts))
-    assert (status, told["code"], told["problem"]) == (409, "transfer-failed", "peer is gone")
+    status, returned = post("/native/sync/", full_sync(parts))
+    assert (status, returned["code"], returned["problem"]) == (409, "transfer-failed", "peer is gone")
     assert len(calls_of(parts, "rollmatch_close")) == 2
     assert generate(post)[1]["policy_version"] == 0
     assert post("/native/sync/", full_sync(parts))[1]["code"] == "communicator-missing"
@@ -176,8 +176,8 @@ def test_workers_that_received_different_bytes_are_found(stand_in, post):
     digests = dict.fromkeys(names, "0" * 32)
     parts.pool.replicas[0].answers["rollmatch_poll"] = {"state": "idle", "digests": digests}
     parts.pool.replicas[1].answers["rollmatch_poll"] = {"state": "idle", "digests": digests | {names[3]: "1" * 32}}
-    status, told = post("/native/sync/", full_sync(parts, digests=None))
-    assert (status, told["code"], told["key"]) == (409, "digest-mismatch", names[3])
+    status, returned = post("/native/sync/", full_sync(parts, digests=None))
+    assert (status, returned["code"], returned["key"]) == (409, "digest-mismatch", names[3])
     assert calls_of(parts, "rollmatch_load") == []
     assert len(calls_of(parts, "rollmatch_drop")) == 2
 
@@ -190,8 +190,8 @@ def test_a_load_that_fails_on_one_worker_stops_generation_until_a_full_sync(stan
     parts, _ = stand_in
     post("/native/communicator/", OPEN)
     parts.pool.replicas[1].answers["rollmatch_load"] = {"failure": FAILURE | {"code": "weights-broken"}}
-    status, told = post("/native/sync/", full_sync(parts))
-    assert (status, told["code"]) == (409, "weights-broken")
+    status, returned = post("/native/sync/", full_sync(parts))
+    assert (status, returned["code"]) == (409, "weights-broken")
     assert generate(post)[1].get("code") == "weights-broken"
     assert stand_in[1].get("/health/").json()["state"] == "weights-broken"
     parts.pool.replicas[1].answers.clear()
@@ -261,14 +261,13 @@ def test_workers_hear_of_a_groups_end_before_they_hear_of_the_next():
         "rollout-server/health-is-answered-while-tokens-are-generated#3",
     ],
 )
-def test_a_key_guards_every_route_but_health():
-    _, app = make_stand_in(api_key="secret")
-    with TestClient(app) as client:
-        assert client.get("/health").status_code == client.get("/health/").status_code == 200
-        for headers, code in (({}, "bearer-key-missing"), ({"authorization": "Bearer wrong"}, "bearer-key-wrong")):
-            reply = client.post("/reset_prefix_cache/", headers=headers)
-            assert (reply.status_code, reply.json().get("code")) == (401, code)
-        assert client.post("/reset_prefix_cache/", headers={"authorization": "Bearer secret"}).status_code == 200
+def test_a_key_guards_every_route_but_health(start):
+    _, _, client = start(api_key="secret")
+    assert client.get("/health").status_code == client.get("/health/").status_code == 200
+    for headers, code in (({}, "bearer-key-missing"), ({"authorization": "Bearer wrong"}, "bearer-key-wrong")):
+        reply = client.post("/reset_prefix_cache/", headers=headers)
+        assert (reply.status_code, reply.json().get("code")) == (401, code)
+    assert client.post("/reset_prefix_cache/", headers={"authorization": "Bearer secret"}).status_code == 200
 
 
 def test_metrics_count_calls_by_route_and_status(stand_in, post):

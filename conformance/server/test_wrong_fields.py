@@ -2,7 +2,7 @@
 
 import pytest
 
-from conformance.server.test_limits import call, native, served
+from conformance.server.test_limits import call, native
 
 TENSOR = {"name": "model.norm.weight", "dtype": "float32", "shape": [-1]}
 
@@ -69,26 +69,23 @@ TENSOR = {"name": "model.norm.weight", "dtype": "float32", "shape": [-1]}
         ),
     ],
 )
-def test_wrong_fields_are_4xx_in_every_dialect(route, body, status, code):
+def test_wrong_fields_are_4xx_in_every_dialect(served, route, body, status, code):
     parts, client = served()
-    with client:
-        assert call(client, route, body)[:2] == (status, code)
-        if status != 200:
-            assert not any(replica.generated for replica in parts.pool.replicas)
+    assert call(client, route, body)[:2] == (status, code)
+    if status != 200:
+        assert not any(replica.generated for replica in parts.pool.replicas)
 
 
 @pytest.mark.parametrize(
     "raw", [b'{"prompts": ["\xff"]}', b"[" * 5000 + b"]" * 5000, b'{"prompts": 1e999}', b'{"prompts": ["\\ud800"]}']
 )
-def test_bodies_that_are_no_json_are_422(raw):
+def test_bodies_that_are_no_json_are_422(served, raw):
     _, client = served()
-    with client:
-        reply = client.post("/generate/", content=raw, headers={"content-type": "application/json"})
-        assert (reply.status_code, reply.json()["code"]) == (422, "body-invalid")
+    reply = client.post("/generate/", content=raw, headers={"content-type": "application/json"})
+    assert (reply.status_code, reply.json()["code"]) == (422, "body-invalid")
 
 
-def test_a_video_placeholder_reaches_no_engine():
+def test_a_video_placeholder_reaches_no_engine(served):
     parts, client = served()
     (video,) = parts.prompts._unservable
-    with client:
-        assert call(client, "/generate/", {"prompts": [[5, video]]})[:2] == (400, "token-id-invalid")
+    assert call(client, "/generate/", {"prompts": [[5, video]]})[:2] == (400, "token-id-invalid")

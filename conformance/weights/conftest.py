@@ -2,20 +2,36 @@ from contextlib import ExitStack
 
 import pytest
 
-from rollmatch.dialects.session import ClientSettings, RolloutServer
+from conformance.dialects.learner_side import connected, native_backend, rendezvous
+from conformance.weights.native_double import serving
+from rollmatch.rollout.weight_sender import make_sender
 
 
 @pytest.fixture
-def open_sender():
-    """(fronts of doubles, servers -> sender) -> a sender to them; ends both."""
+def start():
+    """Doubles -> a sender to them; ``fields`` of the rendezvous. Ends both."""
     with ExitStack() as stack:
 
-        def begin(fronts, make):
-            servers = [RolloutServer(url, ClientSettings(timeout_s=5)) for url in stack.enter_context(fronts)]
-            for server in servers:
-                server.connect()
-            sender = make(servers)
+        def begin(*doubles, bucket_bytes=64, **fields):
+            servers = [connected(url, timeout_s=5) for url in stack.enter_context(serving(*doubles))]
+            usual = {"timeout_s": 2.0, "join_timeout_s": 5}
+            sender = make_sender(servers, [0] * len(servers), rendezvous(**usual | fields))
+            sender.bucket_bytes = bucket_bytes
             stack.callback(sender.close)
             return sender
+
+        yield begin
+
+
+@pytest.fixture
+def attach():
+    """A double -> a backend whose sender has a group with it."""
+    with ExitStack() as stack:
+
+        def begin(double, **fields):
+            (url,) = stack.enter_context(serving(double))
+            backend = native_backend(url, **{"timeout_s": 5, "join_timeout_s": 5} | fields)
+            stack.callback(backend.close)
+            return backend
 
         yield begin

@@ -5,14 +5,12 @@ digest``, ``lie`` (a commit that is none), ``stall`` (nothing is received after 
 seconds go by before it).
 """
 
-import json
 import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack, contextmanager
 
-import msgspec
 import torch
 
+from conformance.doubles.http_server import http_server, read_body, send
 from rollmatch.errors import RollmatchError
 from rollmatch.server.payloads import PROTOCOL
 from rollmatch.weights.digest import DIGEST_KIND, NUM_DIGEST_BYTES, cut, digest_of
@@ -22,9 +20,9 @@ from rollmatch.weights.group_store import GO
 
 
 class Refused(Exception):
-    def __init__(self, code, **told):
+    def __init__(self, code, **fields):
         super().__init__(code)
-        self.told = {"code": code, "key": "", "item": None, "problem": code, "remedy": "Do not.", **told}
+        self.body = {"code": code, "key": "", "item": None, "problem": code, "remedy": "Do not.", **fields}
 
 
 class NativeDouble:
@@ -47,6 +45,17 @@ class NativeDouble:
         self.num_starts += 1
         self.instance = str(self.num_starts)
         self.group = self.client = self.staged = None
+
+    def answer(self, handler):
+        name, body = ROUTES.get(handler.path.rstrip("/")), read_body(handler)
+        with self.lock:
+            self.calls.append((name, body))
+        try:
+            send(handler, *((200, getattr(self, name)(body)) if name else (404, {"code": "route-unknown"})))
+        except Refused as refused:
+            send(handler, 409, refused.body)
+        except RollmatchError as error:
+            send(handler, 409, {"code": error.code, "problem": error.problem})
 
     def health(self, _body):
         return {
@@ -107,15 +116,15 @@ class NativeDouble:
             raise Refused("transfer-failed")
         tensors, announced = self.receive(body), self.receive_digests(body)
         digests = [digest_of(tensor).hex() for tensor in tensors.values()]
-        for name, held, told in zip(tensors, digests, announced, strict=True):
-            if held != told:
+        for name, held, sent in zip(tensors, digests, announced, strict=True):
+            if held != sent:
                 raise Refused("digest-mismatch", key=name)
         if "wrong digest" in self.faults:
             digests[0] = "0" * 32
         self.announced[body["sync_id"]] = body
         self.staged, self.version = tensors, body["version"]
-        told = self.commit({}) if body["commit"] else {"policy_version": self.policy_version, "committed": False}
-        return told | {"digests": digests, "merged_digests": (body["adapter"] or {}).get("merged_digests")}
+        state = self.commit({}) if body["commit"] else {"policy_version": self.policy_version, "committed": False}
+        return state | {"digests": digests, "merged_digests": (body["adapter"] or {}).get("merged_digests")}
 
     def sync_again(self, body):
         if self.group is not None and body["like"] not in self.announced:
@@ -186,51 +195,8 @@ ROUTES = {
 }
 
 
-def _answering_for(double):
-    class NativeAnswering(BaseHTTPRequestHandler):
-        def answer(self):
-            name = ROUTES.get(self.path.rstrip("/"))
-            raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            packed = self.headers.get("Content-Type") == "application/msgpack"
-            body = (msgspec.msgpack.decode(raw) if packed else json.loads(raw)) if raw else None
-            with double.lock:
-                double.calls.append((name, body))
-            try:
-                status, told = (200, getattr(double, name)(body)) if name else (404, {"code": "route-unknown"})
-            except Refused as refused:
-                status, told = 409, refused.told
-            except RollmatchError as error:
-                status, told = 409, {"code": error.code, "problem": error.problem}
-            answer = msgspec.msgpack.encode(told) if packed else json.dumps(told).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/msgpack" if packed else "application/json")
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        do_GET = do_POST = answer
-
-        def log_message(self, *_):
-            pass
-
-    return NativeAnswering
-
-
-def serving(*doubles):
-    """URLs of running doubles."""
-    return running(*map(_answering_for, doubles))
-
-
 @contextmanager
-def running(*answering):
-    """URLs of one server for each class of handlers."""
-    fronts = [ThreadingHTTPServer(("127.0.0.1", 0), each) for each in answering]
-    for front in fronts:
-        front.daemon_threads = True
-        threading.Thread(target=front.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
-        yield [f"http://127.0.0.1:{front.server_port}" for front in fronts]
-    finally:
-        for front in fronts:
-            front.shutdown()
-            front.server_close()
+def serving(*doubles):
+    """URLs of running doubles; each has an ``answer(handler)``."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(http_server(double.answer)).url for double in doubles]

@@ -64,9 +64,9 @@ def parameters_after(model, write):
 def compare(directory, rank, size, meeting):
     model = build(configured(directory, size), rank, size, meeting)
     tensors = {name: tensor.float() for name, tensor in load_file(f"{directory}/model.safetensors").items()}
-    told = [spec_of(*pair) for pair in tensors.items()]
+    specs = [spec_of(*pair) for pair in tensors.items()]
     before = parameters_after(model, lambda: None)
-    places = learn_layout(model, told)
+    places = learn_layout(model, specs)
     after = {name: weight.data for name, weight in model.named_parameters()}
     untouched = all(torch.equal(before[name], after[name]) for name in before)
     ours = parameters_after(model, lambda: write_tensors(model, places, tensors))

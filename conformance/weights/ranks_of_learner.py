@@ -8,7 +8,6 @@ import json
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -16,9 +15,8 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from rollmatch.dialects.native.group import Rendezvous
+from conformance.dialects.learner_side import TEMPLATE, connected, rendezvous
 from rollmatch.dialects.native.sender import NativeSender
-from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
@@ -28,9 +26,6 @@ from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.weights.named_weights import named_weights
 
-TEMPLATE = SimpleNamespace(
-    messages=lambda sample: [], banned_ids=(), vocabulary=SimpleNamespace(stop_id=9, stop_token="<|im_end|>")
-)
 SAMPLE = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
 REFUSE_AT = 2
 
@@ -47,10 +42,8 @@ def train(model):
 
 
 def make_fence(url, port, folder, ranks):
-    server = RolloutServer(url, ClientSettings(timeout_s=20))
-    server.connect()
-    rendezvous = Rendezvous(host="127.0.0.1", port=port, client="learner", timeout_s=10, join_timeout_s=20)
-    sender = NativeSender([server], rendezvous, bucket_bytes=40) if ranks.is_primary else None
+    server = connected(url)
+    sender = NativeSender([server], rendezvous(port=port), bucket_bytes=40) if ranks.is_primary else None
     backend = VllmServerBackend([server], TEMPLATE, ranks, sender=sender)
     return Fence(backend, ranks, Journal(folder / f"journal-rank{ranks.rank}.jsonl", rank=ranks.rank))
 

@@ -2,26 +2,12 @@
 
 import pytest
 
-from conformance.server.instance import free_port
-from conformance.weights.native_double import NativeDouble, serving
+from conformance.weights.native_double import NativeDouble
 from conformance.weights.test_native_sender import equal, tensors_of
-from rollmatch.dialects.native.group import Rendezvous
-from rollmatch.dialects.native.sender import NativeSender
-
-
-@pytest.fixture
-def start(open_sender):
-    """Doubles -> a sender to them; ends both."""
-
-    def begin(*doubles):
-        rendezvous = Rendezvous(host="127.0.0.1", port=free_port(), client="learner", timeout_s=5.0, join_timeout_s=5)
-        return open_sender(serving(*doubles), lambda servers: NativeSender(servers, rendezvous, bucket_bytes=64))
-
-    return begin
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.4])
-def test_a_server_is_asked_once_who_it_is_and_later_only_whether_it_lives_when_it_is_late(start, late_s):
+def test_identity_is_requested_once_and_health_only_of_a_late_server(start, late_s):
     doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
     sender = start(*doubles)
     for version in (1, 2):
@@ -30,11 +16,11 @@ def test_a_server_is_asked_once_who_it_is_and_later_only_whether_it_lives_when_i
         sender.send(tensors_of(version).items(), version=version)
         asked = [{name for name, _ in double.calls if name in ("health", "identity")} for double in doubles]
         if version == 1:
-            assert all("identity" in told for told in asked)
+            assert all("identity" in names for names in asked)
         elif late_s:
             assert asked == [{"health"}] * 2
         else:
-            assert all(told <= {"health"} for told in asked)
+            assert all(names <= {"health"} for names in asked)
         assert sender.instances == ("0", "0")
 
 
@@ -55,7 +41,7 @@ def test_tensors_are_announced_once_in_a_group_and_by_name_afterwards(start):
     assert announced_by(double)[3:] == [("sync", num)]
 
 
-def test_a_server_that_knows_no_names_is_told_of_all_tensors(start):
+def test_a_server_without_the_route_gets_all_tensors(start):
     doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
     doubles[1].faults = {"lacks": ["/native/sync/again"]}
     sender = start(*doubles)
@@ -64,7 +50,7 @@ def test_a_server_that_knows_no_names_is_told_of_all_tensors(start):
     assert [announced_by(double) for double in doubles] == [[("sync", len(tensors_of(0)))] * 2] * 2
 
 
-def test_other_tensors_are_announced_anew(start):
+def test_other_tensors_are_announced_in_full(start):
     double = NativeDouble(tensors_of(0))
     sender = start(double)
     sender.send(tensors_of(1).items(), version=1)

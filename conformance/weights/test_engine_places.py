@@ -58,13 +58,13 @@ def find(directories, tmp_path_factory):
         ]
         try:
             ended = [rank.wait(timeout=TIMEOUT_S) for rank in ranks]
-            told = [meeting.with_name(f"{rank}.txt").read_text() for rank in range(size)]
-            assert ended == [0] * size, told
+            outputs = [meeting.with_name(f"{rank}.txt").read_text() for rank in range(size)]
+            assert ended == [0] * size, outputs
         finally:
             for rank in ranks:
                 rank.kill()
-        found = [[json.loads(line[6:]) for line in text.splitlines() if line.startswith("FOUND ")] for text in told]
-        assert [len(some) for some in found] == [len(names)] * size, "\n".join(told)[-5000:]
+        found = [[json.loads(line[6:]) for line in text.splitlines() if line.startswith("FOUND ")] for text in outputs]
+        assert [len(some) for some in found] == [len(names)] * size, "\n".join(outputs)[-5000:]
         return dict(zip(names, zip(*found, strict=True), strict=True))
 
     return run

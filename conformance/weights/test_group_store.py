@@ -4,6 +4,7 @@ import os
 import pickle
 import socket
 import threading
+from contextlib import contextmanager
 from datetime import timedelta
 
 import psutil
@@ -11,31 +12,38 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
+from conformance.refusals import refused
 from conformance.server.calls import in_thread
 from conformance.server.instance import free_port
-from rollmatch.errors import RollmatchError
 from rollmatch.weights.gloo import GlooGroup, begin_on
 from rollmatch.weights.group_address import CommunicatorTimeout, GroupAddress, GroupAddressInvalid, TransferFailed
-from rollmatch.weights.group_store import GO, GroupStore
+from rollmatch.weights.group_store import DROP, GO, GroupStore
 from rollmatch.weights.stateless import StatelessGroup
+from rollmatch.weights.worker.receiver import SyncDropped, wait_go
 
 SECRET = "between these ranks only"
 
 
 def address_of(rank, port, *, world_size=2, **fields):
-    told = {"host": "127.0.0.1", "secret": SECRET, "timeout_s": 5.0, "join_timeout_s": 10.0}
-    return GroupAddress(rank=rank, port=port, world_size=world_size, **told | fields)
+    defaults = {"host": "127.0.0.1", "secret": SECRET, "timeout_s": 5.0, "join_timeout_s": 10.0}
+    return GroupAddress(rank=rank, port=port, world_size=world_size, **defaults | fields)
 
 
-@pytest.fixture
-def pair():
-    """Two open ranks."""
+@contextmanager
+def two_ranks():
+    """Two open ranks of a group."""
     port = free_port()
     first = in_thread(GlooGroup.open, address_of(0, port))
     second = GlooGroup.open(address_of(1, port))
     yield first.result(timeout=10), second
     for group in (first.result(), second):
         group.close()
+
+
+@pytest.fixture
+def pair():
+    with two_ranks() as groups:
+        yield groups
 
 
 def listening():
@@ -47,20 +55,16 @@ def listening():
 
 
 def test_every_rank_listens_at_the_groups_host_only():
-    before, port = listening(), free_port()
-    first = in_thread(GlooGroup.open, address_of(0, port))
-    second = GlooGroup.open(address_of(1, port))
-    opened = listening() - before
-    assert ("127.0.0.1", port) in opened
-    assert {host for host, _ in opened} == {"127.0.0.1"}
-    for group in (first.result(), second):
-        group.close()
+    before = listening()
+    with two_ranks() as (first, _):
+        opened = listening() - before
+        assert ("127.0.0.1", first.address.port) in opened
+        assert {host for host, _ in opened} == {"127.0.0.1"}
 
 
 def test_a_wildcard_is_no_host_of_a_group():
-    with pytest.raises(GroupAddressInvalid) as caught:
+    with refused("group-address-invalid", "host"):
         GroupStore(address_of(0, free_port(), host="0.0.0.0"))
-    assert (caught.value.code, caught.value.key) == ("group-address-invalid", "host")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +111,22 @@ def test_a_stranger_can_neither_read_nor_drop_a_sync(pair):
     assert tensor.tolist() == [1.0] * 4
 
 
+def test_a_worker_receives_at_the_learners_go_and_not_at_its_drop(pair):
+    learner, worker = pair[0].store, pair[1].store
+    assert not learner.is_ready("1", [1])
+    learner.give_verdict("1", GO)
+    wait_go(worker, "1")
+    assert learner.is_ready("1", [1])
+    learner.give_verdict("2", DROP)
+    with pytest.raises(SyncDropped):
+        wait_go(worker, "2")
+
+
+def test_a_rank_that_does_not_come_ends_the_wait_of_the_others(pair):
+    with pytest.raises(TransferFailed, match="some rank did not come"):
+        pair[1].store.wait(["never"], timedelta(seconds=0.1))
+
+
 def test_a_member_that_waits_hears_of_the_stores_end(pair):
     waiting = in_thread(pair[1].store.wait_verdict, "never")
     pair[0].close()
@@ -115,17 +135,11 @@ def test_a_member_that_waits_hears_of_the_stores_end(pair):
 
 
 def test_closed_groups_leave_no_thread_and_no_descriptor():
-    def opened_and_closed():
-        port = free_port()
-        first = in_thread(GlooGroup.open, address_of(0, port))
-        second = GlooGroup.open(address_of(1, port))
-        for group in (first.result(timeout=10), second):
-            group.close()
-
-    opened_and_closed()
-    before = threading.active_count(), psutil.Process().num_fds()
-    for _ in range(5):
-        opened_and_closed()
+    for times in (1, 5):
+        before = threading.active_count(), psutil.Process().num_fds()
+        for _ in range(times):
+            with two_ranks():
+                pass
     for _ in range(100):
         after = threading.active_count(), psutil.Process().num_fds()
         if after[0] <= before[0] and after[1] <= before[1]:
@@ -154,7 +168,6 @@ def test_a_worker_runs_no_pickle_from_the_store_of_swift_and_trl(tmp_path):
     receiving = in_thread(second.broadcast, torch.zeros(2))
     for group in (first, learner):  # the bytes only: nobody else names a barrier
         in_thread(lambda group=group: begin_on(group._group, torch.ones(2), source=2, timeout_s=5.0).wait())
-    with pytest.raises(RollmatchError) as caught:
+    with refused("transfer-failed"):
         receiving.result(timeout=10)
-    assert caught.value.code == "transfer-failed"
     assert not mark.exists()

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from conformance.refusals import refused
 from rollmatch.errors import SyncError
-from rollmatch.rollout.fence import AdapterSyncFailed, SyncMode
+from rollmatch.rollout.fence import SyncMode
 
 
 class Unproven(SyncError):
@@ -83,11 +84,8 @@ def test_a_full_sync_after_a_half_committed_adapter_is_newer_than_both():
 )
 def test_without_fallback_the_run_stops():
     backend, mode = ModeBackend(failing=(1,)), SyncMode("adapter", fallback_to_full=False)
-    with pytest.raises(AdapterSyncFailed) as caught:
+    with refused("adapter-sync-failed", "custom.extra.rollout_matching.vllm.sync.mode", remedy="sync.mode: full"):
         mode.push(backend, Weights(), version=1)
-    assert caught.value.code == "adapter-sync-failed"
-    assert caught.value.key == "custom.extra.rollout_matching.vllm.sync.mode"
-    assert "sync.mode: full" in caught.value.remedy
     assert backend.took == []
     assert SyncMode("adapter").push(ModeBackend(failing=(1,)), Weights(), version=1) == "full"
 

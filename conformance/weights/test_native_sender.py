@@ -8,16 +8,16 @@ from functools import partial
 import pytest
 import torch
 
-from conformance.server.instance import free_port
-from conformance.weights.native_double import NativeDouble, serving
+from conformance.refusals import refused
+from conformance.weights.native_double import NativeDouble
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.native import group as gloo
-from rollmatch.dialects.native.group import Rendezvous
-from rollmatch.dialects.native.sender import NativeSender, SyncUnconfirmed, _cause_of
+from rollmatch.dialects.native.sender import NativeSender, _cause_of
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.digest import digests_of
 from rollmatch.weights.gloo import GlooGroup
 from rollmatch.weights.group_address import CommunicatorTimeout, TransferFailed
+from rollmatch.weights.plan import spec_of
 from rollmatch.weights.transports import TRANSPORTS
 
 TIMEOUT_S = 2.0
@@ -32,21 +32,6 @@ def tensors_of(seed, *, dtype=torch.float32):
         "scalar": torch.randn((), generator=generator).to(dtype),
         "c": torch.randn(2, 2, 2, generator=generator).to(dtype),
     }
-
-
-@pytest.fixture
-def start(open_sender):
-    """Doubles -> a sender to them; ends both."""
-
-    def begin(*doubles, client="learner", bucket_bytes=64):
-        rendezvous = Rendezvous(
-            host="127.0.0.1", port=free_port(), client=client, timeout_s=TIMEOUT_S, join_timeout_s=5
-        )
-        return open_sender(
-            serving(*doubles), lambda servers: NativeSender(servers, rendezvous, bucket_bytes=bucket_bytes)
-        )
-
-    return begin
 
 
 def equal(one, other):
@@ -73,52 +58,49 @@ def test_every_server_serves_the_learners_weights(start, num_servers):
 )
 def test_three_servers_take_as_many_broadcasts_as_one(start, monkeypatch):
     """Why a time does not grow with servers, which conformance/gpu measures."""
-    told = []
+    seen = []
 
     def begin(self, tensor, *, source=None, real=GlooGroup.begin):
         if self.rank == self.source:
-            told.append(tensor.nbytes)
+            seen.append(tensor.nbytes)
         return real(self, tensor, source=source)
 
     monkeypatch.setattr(GlooGroup, "begin", begin)
     for num_servers in (1, 3):
         start(*(NativeDouble(tensors_of(0)) for _ in range(num_servers))).send(tensors_of(1).items(), version=1)
-    half = len(told) // 2
+    half = len(seen) // 2
     assert half > 2
-    assert told[:half] == told[half:]
+    assert seen[:half] == seen[half:]
 
 
 @pytest.mark.scenario(
+    "server-dialects/a-sync-of-many-tensors-is-one-call",
     clauses=[
         "server-dialects/the-native-dialect-carries-a-sync-in-one-message#1,2",
         "weight-sync/full-sync-sends-every-weight-merged#5",
-    ]
+    ],
 )
 def test_one_announcement_carries_all_tensors_and_the_version_and_digests_follow_them(start):
-    double = NativeDouble(tensors_of(0))
-    start(double).send(tensors_of(1).items(), version=7)
+    sent = {f"layer{i}": torch.full((2, 2), i, dtype=(torch.float32, torch.bfloat16)[i % 2]) for i in range(399)}
+    double = NativeDouble({name: tensor * 0 for name, tensor in sent.items()})
+    start(double).send(sent.items(), version=7)
     assert names_called(double) == ["communicator", "sync"]
     (body,) = [body for name, body in double.calls if name == "sync"]
-    assert (body["version"], body["commit"]) == (7, True)
-    assert {t["name"] for t in body["tensors"]} == set(tensors_of(0))
-    assert sum(body["buckets"]) == len(body["tensors"]) == 5
-    assert body["digests"] is None
-    assert double.digests == digests_of([tensors_of(1)[spec["name"]] for spec in body["tensors"]])
-    kinds, first = [], 0
-    for count in body["buckets"]:
-        kinds.append({t["dtype"] for t in body["tensors"][first : first + count]})
-        first += count
-    assert all(len(kind) == 1 for kind in kinds)
-    assert len(body["buckets"]) > 2
+    assert (body["version"], body["commit"], body["digests"], len(body["tensors"])) == (7, True, None, 399)
+    described = {spec["name"]: (spec["dtype"], tuple(spec["shape"])) for spec in body["tensors"]}
+    assert described == {name: (str(tensor.dtype).removeprefix("torch."), (2, 2)) for name, tensor in sent.items()}
+    assert double.digests == digests_of([sent[spec["name"]] for spec in body["tensors"]])
+    types = iter(spec["dtype"] for spec in body["tensors"])
+    assert all(len({next(types) for _ in range(count)}) == 1 for count in body["buckets"])
+    assert next(types, None) is None
 
 
 def test_a_reply_of_another_instance_confirms_nothing(start):
     double = NativeDouble(tensors_of(0))
     commit = double.commit
     double.commit = lambda body: commit(body) | {"instance": "another"}
-    with pytest.raises(SyncUnconfirmed) as told:
+    with refused("sync-unconfirmed"):
         start(double).send(tensors_of(1).items(), version=1)
-    assert told.value.code == "sync-unconfirmed"
     double.commit = lambda body: commit(body) | {"instance": double.instance}
     start(double).send(tensors_of(1).items(), version=2)
 
@@ -152,8 +134,9 @@ def test_a_tied_head_need_not_be_sent(start):
 
 @pytest.mark.scenario(
     "weight-sync/a-tensor-that-the-server-does-not-know-stops-the-sync",
+    "weight-sync/a-server-of-another-model-stops-the-start",
     clauses=[
-        "weight-sync/full-sync-sends-every-weight-merged#3,4",
+        "weight-sync/full-sync-sends-every-weight-merged#3,4,6",
         "weight-sync/a-wrong-update-is-refused-and-named#1",
     ],
 )
@@ -170,17 +153,21 @@ def test_tensors_that_do_not_fit_stop_the_sync_before_the_first_byte(start, chan
     doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
     sender = start(*doubles)
     wrong = {name: tensor for name, tensor in (tensors_of(1) | change).items() if tensor is not None}
-    with pytest.raises(RollmatchError) as caught:
+    with refused(code, key):
+        sender.check([spec_of(*pair) for pair in wrong.items()])
+    assert not any(map(names_called, doubles))
+    with refused(code, key) as caught:
         sender.send(wrong.items(), version=1)
-    assert (caught.value.code, caught.value.key) == (code, key)
     assert caught.value.remedy
     assert all("sync" not in names_called(double) for double in doubles)
+    assert sender.check([spec_of(*pair) for pair in tensors_of(1).items()])
     sender.send(tensors_of(1).items(), version=1)
     assert equal(doubles[1].served, tensors_of(1))
 
 
 @pytest.mark.scenario(
-    clauses=["weight-sync/every-sync-has-a-version-and-is-proven#2,3", "weight-sync/no-request-sees-two-versions#2"]
+    "weight-sync/a-flipped-bit-is-found",
+    clauses=["weight-sync/every-sync-has-a-version-and-is-proven#2,3", "weight-sync/no-request-sees-two-versions#2"],
 )
 @pytest.mark.parametrize(
     ("faults", "code", "key"),
@@ -217,7 +204,7 @@ def test_a_control_call_is_sent_once(start):
     assert [names_called(double).count("sync") for double in doubles] == [1, 1]
 
 
-def test_a_server_that_was_started_again_is_met_anew(start):
+def test_a_restarted_server_is_joined_again(start):
     doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
     sender = start(*doubles)
     sender.send(tensors_of(1).items(), version=1)
@@ -246,21 +233,21 @@ def test_a_busy_group_port_is_named(start, monkeypatch):
     monkeypatch.setattr(gloo, "wait_until_free", partial(gloo.wait_until_free, within_s=0.3))
     double = NativeDouble(tensors_of(0))
     sender = start(double)
-    with socket.create_server(("127.0.0.1", sender.rendezvous.port)), pytest.raises(RollmatchError) as caught:
+    with (
+        socket.create_server(("127.0.0.1", sender.rendezvous.port)),
+        refused("group-port-in-use", problem=str(sender.rendezvous.port)),
+    ):
         sender.send(tensors_of(1).items(), version=1)
-    assert caught.value.code == "group-port-in-use"
-    assert str(sender.rendezvous.port) in caught.value.problem
     sender.send(tensors_of(1).items(), version=1)
     assert equal(double.served, tensors_of(1))
 
 
 @pytest.mark.scenario(clauses=["weight-sync/a-wrong-update-is-refused-and-named#3"])
-def test_another_learner_is_told_that_the_server_is_taken(start):
+def test_a_second_learner_is_refused(start):
     double = NativeDouble(tensors_of(0))
     start(double).send(tensors_of(1).items(), version=1)
-    with pytest.raises(RollmatchError) as caught:
+    with refused("client-already-attached"):
         start(double, client="another").send(tensors_of(2).items(), version=2)
-    assert caught.value.code == "client-already-attached"
     assert equal(double.served, tensors_of(1))
 
 
@@ -272,9 +259,9 @@ def test_a_group_that_fails_to_open_at_once_says_why(start, monkeypatch):
     sender = start(NativeDouble(tensors_of(0)))
     with monkeypatch.context() as patched:
         patched.setitem(TRANSPORTS, "gloo", replace(TRANSPORTS["gloo"], open=fail))
-        with pytest.raises(CommunicatorTimeout) as told:
+        with pytest.raises(CommunicatorTimeout) as seen:
             sender.send(tensors_of(1).items(), version=1)
-    assert (told.value.problem, told.value.key) == ("two ranks have one GPU", "group_port")
+    assert (seen.value.problem, seen.value.key) == ("two ranks have one GPU", "group_port")
 
 
 def causes_of(error):
@@ -288,11 +275,11 @@ def causes_of(error):
 
 
 @pytest.mark.parametrize(("code", "explains"), [("communicator-missing", False), ("digest-mismatch", True)])
-def test_a_server_that_tells_only_that_the_learner_left_explains_nothing(code, explains):
+def test_an_error_that_only_reports_the_learners_end_is_not_the_cause(code, explains):
     def fail():
-        told = SyncError("a server's", key="x", remedy="Look.")
-        told.code = code
-        raise told
+        seen = SyncError("a server's", key="x", remedy="Look.")
+        seen.code = code
+        raise seen
 
     broken = TransferFailed("ours", key="broadcast", remedy="Look.")
     assert (_cause_of(broken, [BackgroundCall(fail)]) is not broken) == explains

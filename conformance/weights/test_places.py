@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmatch.errors import RollmatchError
+from conformance.refusals import refused
 from rollmatch.weights.plan import spec_of
 from rollmatch.weights.worker.weight_layout import learn_layout, write_tensors
 
@@ -71,53 +71,39 @@ def test_rows_of_a_fused_parameter_are_whole(rows_a, rows_b, padding, width):
     assert places.by_name["b"].whole.data_ptr() == model.fused[rows_a].data_ptr()
 
 
-class SplitParameter(Fused):
-    """Keeps the right half of ``a``, as the second of two tensor parallel ranks does."""
+class Otherwise(Fused):
+    """``change(model, tensor)`` is loaded in place of the tensor ``name``; ``shape`` is that of ``a``."""
+
+    def __init__(self, name, change, shape=(3, 4)):
+        super().__init__()
+        self.name, self.change, self.shape = name, change, shape
 
     def load(self, name, tensor):
-        super().load(name, tensor.narrow(1, 4, 4) if name == "a" else tensor)
+        loaded = self.change(self, tensor) if name == self.name else tensor
+        if loaded is not None:
+            super().load(name, loaded)
 
     def tensors(self):
-        return super().tensors() | {"a": torch.randn(3, 8)}
+        return super().tensors() | {"a": torch.randn(self.shape)}
 
 
-class Scaling(Fused):
-    """Changes ``c`` on its way."""
-
-    def load(self, name, tensor):
-        super().load(name, tensor.abs() * 2 if name == "c" else tensor)
-
-
-class InTwoPieces(Fused):
-    """Takes ``a`` apart and puts it together again in the same place."""
-
-    def load(self, name, tensor):
-        if name == "a":
-            self.fused.data[:1].copy_(tensor[:1])
-            self.fused.data[1:3].copy_(tensor[1:])
-        else:
-            super().load(name, tensor)
-
-
-class Transposing(Fused):
-    def load(self, name, tensor):
-        super().load(name, tensor.T if name == "a" else tensor)
-
-    def tensors(self):
-        return super().tensors() | {"a": torch.randn(4, 3)}
+def put_in_two_pieces(model, tensor):
+    model.fused.data[:1].copy_(tensor[:1])
+    model.fused.data[1:3].copy_(tensor[1:])
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "wanted"),
+    ("name", "change", "shape", "wanted"),
     [
-        (SplitParameter, "a", "copies"),
-        (Scaling, "c", "by_loader"),
-        (InTwoPieces, "a", "whole"),
-        (Transposing, "a", "copies"),
+        ("a", lambda model, tensor: tensor.narrow(1, 4, 4), (3, 8), "copies"),  # the second of two ranks
+        ("c", lambda model, tensor: tensor.abs() * 2, (3, 4), "by_loader"),
+        ("a", put_in_two_pieces, (3, 4), "whole"),
+        ("a", lambda model, tensor: tensor.T, (4, 3), "copies"),
     ],
+    ids=["half", "scaled", "in two pieces", "transposed"],
 )
-def test_what_is_no_whole_run_goes_another_way(kind, name, wanted):
-    model = kind()
+def test_what_is_no_whole_run_goes_another_way(name, change, shape, wanted):
+    model = Otherwise(name, change, shape)
     place = check_equal(model, model.tensors()).by_name[name]
     found = {"copies": bool(place.copies), "by_loader": place.by_loader, "whole": place.whole is not None}
     assert found == dict.fromkeys(found, False) | {wanted: True}
@@ -130,61 +116,41 @@ def test_another_type_is_cast_by_a_copy():
 
 
 def test_a_tensor_that_the_loader_passes_over_has_no_place():
-    class Skipping(Fused):
-        def load(self, name, tensor):
-            if name != "unused":
-                super().load(name, tensor)
-
-    model = Skipping()
+    model = Otherwise("unused", lambda model, tensor: None)
     place = check_equal(model, model.tensors() | {"unused": torch.randn(2)}).by_name["unused"]
     assert (place.whole, place.copies, place.by_loader) == (None, (), False)
 
 
-class Twice(Fused):
-    def load(self, name, tensor):
-        super().load(name, tensor)
-        super().load(name, tensor)
+def load_twice(model, tensor):
+    Fused.load(model, "a", tensor)
+    return tensor
 
 
-class Forgetting(Fused):
-    def load(self, name, tensor):
-        if name != "c":
-            super().load(name, tensor)
+def replace_own(model, tensor):
+    model.own.data = tensor
 
 
-class Replacing(Fused):
-    def load(self, name, tensor):
-        if name == "c":
-            self.own.data = tensor
-        else:
-            super().load(name, tensor)
+def add_to_own(model, tensor):
+    model.own.data.add_(tensor)
 
 
-class Adding(Fused):
-    def load(self, name, tensor):
-        if name == "c":
-            self.own.data.add_(tensor)
-        else:
-            super().load(name, tensor)
-
-
-class Reading(Fused):
-    def load(self, name, tensor):
-        super().load(name, tensor)
-        if name == "c":
-            self.scale = float(tensor[0])
+def read_a_value(model, tensor):
+    model.scale = float(tensor[0])
+    return tensor
 
 
 @pytest.mark.parametrize(
-    ("kind", "key"),
-    [(Twice, "fused"), (Forgetting, "own"), (Replacing, "layout"), (Adding, "layout"), (Reading, "layout")],
+    ("name", "change", "key"),
+    [
+        *(("a", load_twice, "fused"), ("c", lambda model, tensor: None, "own"), ("c", replace_own, "layout")),
+        *(("c", add_to_own, "layout"), ("c", read_a_value, "layout")),
+    ],
 )
-def test_a_loader_that_cannot_be_told_as_copies_is_refused(kind, key):
-    model = kind()
+def test_a_loader_that_is_not_copies_is_refused(name, change, key):
+    model = Otherwise(name, change)
     before = held(model)
-    with pytest.raises(RollmatchError) as caught:
+    with refused("places-unknown", key):
         learn_layout(model, specs_of(model.tensors()))
-    assert (caught.value.code, caught.value.key) == ("places-unknown", key)
     assert all(map(torch.equal, before, held(model)))
 
 

@@ -27,7 +27,7 @@ def run(tmp_path_factory):
             double.served_before = dict(double.served)
             double.faults = {"refuse": "tensor-shape-mismatch"}
             (folder / "go").touch()
-            assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].told()
+            assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].output()
         yield folder, double
 
 
@@ -62,7 +62,7 @@ def test_sharded_weights_arrive_whole_and_equal_those_of_one_rank(run):
     "learner-ranks/rank-1-generates-but-does-not-sync",
     clauses=["learner-ranks/only-the-main-process-sends-weights#1,2"],
 )
-def test_only_one_rank_tells_the_server_what_to_do_and_both_ask(run):
+def test_only_one_rank_syncs_and_both_generate(run):
     _, double = run
     names = [name for name, _ in double.calls]
     assert names.count("communicator") == 1

@@ -45,19 +45,19 @@ def test_tensors_travel_in_the_type_of_the_plan():
 
 
 def test_few_broadcasts_are_in_flight_and_end_in_order():
-    told = []
+    events = []
 
     def begin(number):
-        told.append(f"begin {number}")
-        return lambda: told.append(f"land {number}")
+        events.append(f"begin {number}")
+        return lambda: events.append(f"land {number}")
 
     in_flight = InFlight(begin)
     for number in range(MAX_IN_FLIGHT + 1):
-        in_flight.add(number, then=lambda number=number: told.append(f"then {number}"))
+        in_flight.add(number, then=lambda number=number: events.append(f"then {number}"))
     begun = [f"begin {number}" for number in range(MAX_IN_FLIGHT)]
-    assert told == [*begun, "land 0", f"begin {MAX_IN_FLIGHT}", "then 0"]
+    assert events == [*begun, "land 0", f"begin {MAX_IN_FLIGHT}", "then 0"]
     in_flight.wait()
-    assert told[-2:] == [f"land {MAX_IN_FLIGHT}", f"then {MAX_IN_FLIGHT}"]
+    assert events[-2:] == [f"land {MAX_IN_FLIGHT}", f"then {MAX_IN_FLIGHT}"]
 
 
 def test_memory_is_used_again_and_never_twice_at_a_time():

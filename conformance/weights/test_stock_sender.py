@@ -1,22 +1,19 @@
 """Stock vLLM servers are paused, updated and resumed, whatever becomes of the update."""
 
-import json
 import time
-from http.server import BaseHTTPRequestHandler
 
 import pytest
 import torch
 
+from conformance.doubles.http_server import read_body, send
+from conformance.refusals import refused
 from conformance.scenarios.configs import not_refused
-from conformance.server.instance import free_port
-from conformance.weights.native_double import running
-from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.vllm.sender import StockSender
+from rollmatch.dialects.vllm.transports import PACKED, GlooTransport, NcclTransport
 from rollmatch.errors import RollmatchError
-from rollmatch.rollout.weight_sender import make_sender
 from rollmatch.weights.gloo import GlooGroup
 from rollmatch.weights.group_address import GroupAddress
-from rollmatch.weights.plan import Spec, TransferPlan
+from rollmatch.weights.plan import Plan, Spec, TransferPlan
 from rollmatch.weights.worker.receiver import Receiver
 
 ROUTES = (
@@ -32,22 +29,38 @@ class StockDouble:
     def __init__(self):
         self.served, self.version, self.faults, self.calls = {}, "default", {}, []
         self.is_paused, self.joined, self.receiver = False, None, None
+        self.backend = None
+        """Of its weight transfer; None: it has no route that says so."""
+
+    @property
+    def routes(self):
+        return ROUTES if self.backend is None else (*ROUTES, "server_info")
+
+    def server_info(self, _, query):
+        assert query == "config_format=json"
+        return {"vllm_config": {"weight_transfer_config": {"backend": self.backend}}}
 
     def restart(self):
         self.served, self.version, self.receiver = {}, "default", None
 
-    def answer(self, route, query, body):
-        name = route.strip("/")
+    def answer(self, handler):
+        path, _, query = handler.path.partition("?")
+        name, body = path.strip("/"), read_body(handler)
         if name not in ("health", "openapi.json", "get_world_size", "weight_info"):
             self.calls.append("/" + name)
+        try:
+            send(handler, *self.reply(name, body, query))
+        except RollmatchError as error:
+            send(handler, 500, {"error": {"message": str(error)}})
+
+    def reply(self, name, body, query):
         if name in self.faults:
             return 500, {"error": {"message": self.faults[name], "type": "InternalServerError", "code": 500}}
         if name == "openapi.json":
-            return 200, {"paths": {f"/{known}": {} for known in ROUTES}}
-        if name not in ROUTES:
+            return 200, {"paths": {f"/{known}": {} for known in self.routes}}
+        if name not in self.routes:
             return 404, {"detail": "Not Found"}
-        told = getattr(self, name.replace("/", "_"), lambda *_: {})(body, query)
-        return 200, told
+        return 200, getattr(self, name.replace("/", "_"), lambda *_: {})(body, query)
 
     def get_world_size(self, *_):
         return {"world_size": 1}
@@ -56,16 +69,16 @@ class StockDouble:
         return {"weight_version": self.version}
 
     def init_weight_transfer_engine(self, body, _):
-        told = body["init_info"]
-        self.joined = told
+        info = body["init_info"]
+        self.joined = info
         address = GroupAddress(
-            host=told["master_address"],
-            port=told["master_port"],
-            rank=told["rank_offset"],
-            world_size=told["world_size"],
-            secret=told["secret"],
-            timeout_s=told["timeout_s"],
-            join_timeout_s=told["join_timeout_s"],
+            host=info["master_address"],
+            port=info["master_port"],
+            rank=info["rank_offset"],
+            world_size=info["world_size"],
+            secret=info["secret"],
+            timeout_s=info["timeout_s"],
+            join_timeout_s=info["join_timeout_s"],
         )
         self.receiver = Receiver.joining(lambda: GlooGroup.open(address, source=0))
         self.settle()
@@ -81,10 +94,10 @@ class StockDouble:
         return {}
 
     def update_weights(self, body, _):
-        told = body["update_info"]
-        shapes = map(tuple, told["shapes"])
-        specs = tuple(Spec(*fields) for fields in zip(told["names"], told["dtype_names"], shapes, strict=True))
-        self.receiver.begin(TransferPlan(tensors=specs, buckets=tuple(told["buckets"]), digests_follow=True))
+        info = body["update_info"]
+        shapes = map(tuple, info["shapes"])
+        specs = tuple(Spec(*fields) for fields in zip(info["names"], info["dtype_names"], shapes, strict=True))
+        self.receiver.begin(TransferPlan(tensors=specs, buckets=tuple(info["buckets"]), digests_follow=True))
         self.settle()
         self.served = self.receiver.take()
         return {}
@@ -98,35 +111,6 @@ class StockDouble:
             time.sleep(0.001)
 
 
-def serving(*doubles):
-    """URLs of running doubles."""
-    return running(*map(_answering_for, doubles))
-
-
-def _answering_for(double):
-    class Answering(BaseHTTPRequestHandler):
-        def respond(self):
-            route, _, query = self.path.partition("?")
-            raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            try:
-                status, told = double.answer(route, query, json.loads(raw) if raw else None)
-            except RollmatchError as error:
-                status, told = 500, {"error": {"message": str(error)}}
-            answer = json.dumps(told).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        do_GET = do_POST = respond
-
-        def log_message(self, *_):
-            pass
-
-    return Answering
-
-
 UPDATE = ["/pause", "/start_weight_update", "/update_weights"]
 GOOD = [*UPDATE, "/finish_weight_update", "/reset_prefix_cache", "/resume"]
 
@@ -137,17 +121,6 @@ def tensors_of(value):
 
 def equal(held, sent):
     return held.keys() == sent.keys() and all(torch.equal(held[name], sent[name]) for name in sent)
-
-
-@pytest.fixture
-def start(open_sender):
-    """Doubles -> a sender to them; ends both."""
-
-    def begin(*doubles):
-        rendezvous = Rendezvous(host="127.0.0.1", port=free_port(), client="me", timeout_s=3, join_timeout_s=5)
-        return open_sender(serving(*doubles), lambda servers: make_sender(servers, [0] * len(servers), rendezvous))
-
-    return begin
 
 
 @pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#1"])
@@ -184,10 +157,8 @@ def test_a_failed_update_resumes_generation(start):
     double = StockDouble()
     sender = start(double)
     double.faults = {"update_weights": "out of memory on rank 0"}
-    with pytest.raises(RollmatchError) as caught:
+    with refused("server-refused", problem="out of memory on rank 0"):
         sender.send(tensors_of(1).items(), version=1)
-    assert caught.value.code == "server-refused"
-    assert "out of memory on rank 0" in caught.value.problem
     assert [call for call in double.calls if call != "/init_weight_transfer_engine"] == [*UPDATE, "/resume"]
     double.faults = {}
     sender.send(tensors_of(2).items(), version=2)
@@ -200,15 +171,14 @@ def test_no_call_follows_one_that_failed_but_the_last(start, route):
     double = StockDouble()
     sender = start(double)
     double.faults = {route: "no"}
-    with pytest.raises(RollmatchError) as caught:
+    with refused("server-refused"):
         sender.send(tensors_of(1).items(), version=1)
-    assert caught.value.code == "server-refused"
     place = GOOD.index(f"/{route}")
     expected = GOOD if route == "resume" else [*GOOD[: place + 1], "/resume"]
     assert [call for call in double.calls if call != "/init_weight_transfer_engine"] == expected
 
 
-def test_a_server_that_was_started_again_is_met_anew(start):
+def test_a_restarted_server_is_joined_again(start):
     doubles = [StockDouble() for _ in range(2)]
     sender = start(*doubles)
     sender.send(tensors_of(1).items(), version=1)
@@ -219,7 +189,27 @@ def test_a_server_that_was_started_again_is_met_anew(start):
 
 def test_an_adapter_is_not_sent_alone(start):
     sender = start(StockDouble())
-    with pytest.raises(RollmatchError) as caught:
+    with refused("adapter-unproven"):
         sender.send_adapter(None, version=1)
-    assert caught.value.code == "adapter-unproven"
     sender.send(tensors_of(1).items(), version=1)
+
+
+@pytest.mark.scenario("server-dialects/a-stock-server-with-another-weight-transfer-engine-is-rejected-before-training")
+def test_a_server_with_another_engine_is_rejected_when_the_sender_is_made(start):
+    right, wrong = StockDouble(), StockDouble()
+    right.backend, wrong.backend = GlooTransport.backend, "nccl"
+    with refused("weights-not-taken", remedy=f'--weight-transfer-config \'{{"backend": "{GlooTransport.backend}"}}\''):
+        start(right, wrong)
+    assert right.calls == wrong.calls == ["/server_info"]
+
+
+@pytest.mark.parametrize(
+    ("version", "at_init"), [("0.26.0", False), ("0.27.1", False), ("0.28.0", True), ("0.32.0+cpu", True)]
+)
+def test_how_tensors_are_packed_is_said_once(version, at_init):
+    transport = NcclTransport(torch.device("cuda", 0), version)
+    address = GroupAddress(host="h", port=1, rank=0, world_size=4)
+    init, update = transport.init_info(address, 2), transport.update_info(Plan(specs=(), order=(), buckets=()))
+    assert (PACKED.items() <= init.items(), PACKED.items() <= update.items()) == (at_init, not at_init)
+    place = {"master_address": "h", "master_port": 1, "rank_offset": 2, "world_size": 4}
+    assert place.items() <= init.items()

@@ -1,13 +1,13 @@
 """Which language a rollout server speaks, by the routes it offers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from rollmatch.dialects.http import CallTimeout, HttpReply, HttpServer, ReplyMalformed, ServerRefused
 from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
 from rollmatch.errors import RolloutError
 
-Post = Callable[[str, Any, str], HttpReply]
+Post = Callable[[str, object, str], HttpReply]
 """(route without slash at its end, body, content type) -> reply, over a connection of its own."""
 
 NOT_FOUND = 404

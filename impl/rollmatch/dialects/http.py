@@ -1,16 +1,19 @@
 """HTTP calls to one rollout server, each over a connection of its own.
 
 Sockets that idle while the learner learns die in silence; a fresh connection per call is never one of them. Nothing
-here tries again: whoever calls knows whether a call may be repeated.
+here is repeated: the caller knows whether a call may be. While weights travel, the threads of one interpreter wait for
+each other; calls that are only sent (``begin``) delay the last server less than threads and sessions.
 """
 
 import base64
 import http.client
 import json
-from collections.abc import Mapping
+import select
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -19,13 +22,14 @@ from requests.structures import CaseInsensitiveDict
 from requests.utils import get_environ_proxies, get_netrc_auth
 
 from rollmatch.config.connection import is_loopback
-from rollmatch.dialects.calls import BackgroundCall, PostCall, PostRequest, RunningCall
+from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.errors import RolloutError
 
 CONNECT_TIMEOUT_S = 10.0
 JSON, MSGPACK = "application/json", "application/msgpack"
 REMEDY = "Look at the server's own output; start it again and resume the run."
 _LONGEST_TEXT = 300
+Outcome = TypeVar("Outcome", covariant=True)
 
 
 class TransportFailed(RolloutError):
@@ -78,6 +82,23 @@ class _RawReply(NamedTuple):
         return self.content.decode(errors="replace")[:_LONGEST_TEXT]
 
 
+class RunningCall(Protocol[Outcome]):
+    """A call that may still be running."""
+
+    def is_done(self, *, within_s: float = 0.0) -> bool:
+        """Whether it has ended, after waiting for so long at most."""
+
+    def result(self) -> Outcome:
+        """Wait for its result, or raise its error."""
+
+
+def raise_failures(calls: Sequence[RunningCall[object]]) -> None:
+    """Errors: that of the first call that has ended with one."""
+    for call in calls:
+        if call.is_done():
+            call.result()
+
+
 class HttpServer:
     """One rollout server, by the prefix of its routes."""
 
@@ -86,7 +107,7 @@ class HttpServer:
         url = urlsplit(base_url.rstrip("/"))
         user, _, address = url.netloc.rpartition("@")
         self.base_url = url._replace(netloc=address).geturl()
-        self.host = url.hostname or ""
+        self._is_local = is_loopback(url.hostname or "")
         self._headers: dict[str, str] = {}
         if user:
             self._headers = {"Authorization": f"Basic {base64.b64encode(unquote(user).encode()).decode()}"}
@@ -94,38 +115,21 @@ class HttpServer:
             self._headers = {"Authorization": f"Bearer {api_key}"}
 
     def get(self, path: str, *, timeout_s: float) -> HttpReply:
-        """Ask. Errors: ``TransportFailed``, ``CallTimeout``, ``ServerRefused``, ``ReplyMalformed``."""
-        return self._call("GET", path, timeout_s=timeout_s)
+        """Errors: ``TransportFailed``, ``CallTimeout``, ``ServerRefused``, ``ReplyMalformed``."""
+        return _reply_of(self.base_url, path, self._send("GET", path, timeout_s=timeout_s))
 
-    def post(self, path: str, body: Any = None, *, timeout_s: float | None, content_type: str = JSON) -> HttpReply:
-        """Tell, once. Errors as for ``get``."""
-        return self._call(
-            "POST", path, timeout_s=timeout_s, data=_encoded(body, content_type), content_type=content_type
-        )
+    def post(self, path: str, body: object = None, *, timeout_s: float | None, content_type: str = JSON) -> HttpReply:
+        """Send once. Errors as for ``get``."""
+        data = _encoded(body, content_type)
+        raw = self._send("POST", path, timeout_s=timeout_s, data=data, content_type=content_type)
+        return _reply_of(self.base_url, path, raw)
 
-    def begin(self, path: str, body: Any, *, timeout_s: float, content_type: str = JSON) -> RunningCall[HttpReply]:
+    def begin(self, path: str, body: object, *, timeout_s: float, content_type: str = JSON) -> RunningCall[HttpReply]:
         """As ``post``, but under way when this returns; its errors come with its result."""
         if not self._is_straight:
             return BackgroundCall(partial(self.post, path, body, timeout_s=timeout_s, content_type=content_type))
-        url = urlsplit(self.base_url)
-        question = PostRequest(
-            path=url.path + path,
-            data=_encoded(body, content_type),
-            headers=self._headers | {"Content-Type": content_type},
-            connect_timeout_s=min(CONNECT_TIMEOUT_S, timeout_s),
-            timeout_s=timeout_s,
-        )
-
-        def read(answer: http.client.HTTPResponse) -> HttpReply:
-            headers = CaseInsensitiveDict(answer.getheaders())
-            return self._answer(path, _RawReply(answer.status, headers, answer.read()))
-
-        def failed(error: Exception, was_sent: bool) -> RolloutError:
-            if isinstance(error, TimeoutError) and was_sent:
-                return self._late(path, timeout_s)
-            return self._broken(path, error)
-
-        return PostCall((self.host, url.port), question, read=read, failed=failed)
+        headers = self._headers | {"Content-Type": content_type}
+        return PostCall(self.base_url, path, _encoded(body, content_type), headers, timeout_s=timeout_s)
 
     @cached_property
     def _is_straight(self) -> bool:
@@ -133,19 +137,11 @@ class HttpServer:
         url = urlsplit(self.base_url)
         if url.scheme != "http" or self._headers.get("Authorization", "").startswith("Basic"):
             return False
-        return is_loopback(self.host) or not (get_environ_proxies(self.base_url) or get_netrc_auth(self.base_url))
+        return self._is_local or not (get_environ_proxies(self.base_url) or get_netrc_auth(self.base_url))
 
     def status_of(self, path: str, *, timeout_s: float) -> int:
         """The status of a GET. Errors: ``TransportFailed``, ``CallTimeout``."""
         return self._send("GET", path, timeout_s=timeout_s).status_code
-
-    def _call(self, method: str, path: str, **sent: Any) -> HttpReply:
-        return self._answer(path, self._send(method, path, **sent))
-
-    def _answer(self, path: str, response: _RawReply) -> HttpReply:
-        if response.status_code != requests.codes.ok:
-            raise _refusal(self.base_url, path, response)
-        return HttpReply(body=self._decode(path, response), headers=response.headers)
 
     def _send(
         self, method: str, path: str, *, timeout_s: float | None, data: bytes | None = None, content_type: str = ""
@@ -153,40 +149,97 @@ class HttpServer:
         headers = self._headers | ({"Content-Type": content_type} if data is not None else {})
         limits = (CONNECT_TIMEOUT_S if timeout_s is None else min(CONNECT_TIMEOUT_S, timeout_s), timeout_s)
         with requests.Session() as session:
-            session.trust_env = not is_loopback(self.host)  # a proxy of the environment cannot reach this machine
+            session.trust_env = not self._is_local  # a proxy of the environment cannot reach this machine
             try:
                 reply = session.request(method, self.base_url + path, data=data, headers=headers, timeout=limits)
             except requests.ReadTimeout as error:
-                raise self._late(path, timeout_s or 0.0) from error
+                raise _late(self.base_url, path, timeout_s or 0.0) from error
             except requests.RequestException as error:
-                raise self._broken(path, error) from error
+                raise _broken(self.base_url, path, error) from error
         return _RawReply(reply.status_code, reply.headers, reply.content)
 
-    def _late(self, path: str, timeout_s: float) -> CallTimeout:
-        problem = f"{self.base_url}{path} did not answer within {timeout_s:g} s"
-        return CallTimeout(problem, key=self.base_url, remedy=REMEDY)
 
-    def _broken(self, path: str, error: Exception) -> TransportFailed:
-        return TransportFailed(f"{path}: {_root_of(error)}", key=self.base_url, remedy=REMEDY)
+class PostCall:
+    """A POST over plain HTTP that is sent at once and read when its result is wanted; a ``RunningCall``."""
 
-    def _decode(self, path: str, response: _RawReply) -> Any:
+    def __init__(
+        self, base_url: str, path: str, data: bytes | None, headers: Mapping[str, str], *, timeout_s: float
+    ) -> None:
+        self._base_url, self._path, self._timeout_s = base_url, path, timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._outcome: HttpReply | RolloutError | None = None
+        url = urlsplit(base_url)
+        connect_timeout_s = min(CONNECT_TIMEOUT_S, timeout_s)
+        self._connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=connect_timeout_s)
+        self._poll = select.poll()
         try:
-            return _read(response)
-        except ValueError as error:
-            problem = f"{path} answered with status 200, but not in the format of its dialect: {response.start!r}"
-            raise ReplyMalformed(problem, key=self.base_url, remedy="Is this URL a rollout server's?") from error
+            self._connection.request("POST", url.path + path, data, headers)
+        except (OSError, http.client.HTTPException) as error:
+            self._outcome = _broken(base_url, path, error)
+            self._connection.close()
+        else:
+            self._poll.register(self._connection.sock, select.POLLIN)
+
+    def is_done(self, *, within_s: float = 0.0) -> bool:
+        """As the protocol; a reply that has begun is waited for."""
+        if self._outcome is None and self._poll.poll(within_s * 1000):
+            self._outcome = self._read()
+        return self._outcome is not None
+
+    def result(self) -> HttpReply:
+        """As the protocol."""
+        if self._outcome is None:
+            self._outcome = self._read()
+        if isinstance(self._outcome, RolloutError):
+            raise self._outcome
+        return self._outcome
+
+    def _read(self) -> HttpReply | RolloutError:
+        self._connection.sock.settimeout(max(0.001, self._deadline - time.monotonic()))
+        try:
+            reply = self._connection.getresponse()
+            headers = CaseInsensitiveDict(reply.getheaders())
+            return _reply_of(self._base_url, self._path, _RawReply(reply.status, headers, reply.read()))
+        except RolloutError as error:
+            return error
+        except TimeoutError:
+            return _late(self._base_url, self._path, self._timeout_s)
+        except (OSError, http.client.HTTPException) as error:
+            return _broken(self._base_url, self._path, error)
+        finally:
+            self._connection.close()
 
 
-def _encoded(body: Any, content_type: str) -> bytes | None:
+def _encoded(body: object, content_type: str) -> bytes | None:
     encode = msgspec.msgpack.encode if content_type == MSGPACK else msgspec.json.encode
     return None if body is None else encode(body)
 
 
-def _read(response: _RawReply) -> Any:
+def _read(response: _RawReply) -> object:
     """Its body; msgspec's and json's errors are both ``ValueError``."""
     if response.headers.get("Content-Type", "").startswith(MSGPACK):
         return msgspec.msgpack.decode(response.content)
     return json.loads(response.content) if response.content else None
+
+
+def _reply_of(base_url: str, path: str, raw: _RawReply) -> HttpReply:
+    """Errors: ``ServerRefused``, ``ReplyMalformed``."""
+    if raw.status_code != requests.codes.ok:
+        raise _refusal(base_url, path, raw)
+    try:
+        return HttpReply(body=_read(raw), headers=raw.headers)
+    except ValueError as error:
+        problem = f"{path} answered with status 200, but not in the format of its dialect: {raw.start!r}"
+        raise ReplyMalformed(problem, key=base_url, remedy="Is this URL a rollout server's?") from error
+
+
+def _late(base_url: str, path: str, timeout_s: float) -> CallTimeout:
+    problem = f"{base_url}{path} did not answer within {timeout_s:g} s"
+    return CallTimeout(problem, key=base_url, remedy=REMEDY)
+
+
+def _broken(base_url: str, path: str, error: Exception) -> TransportFailed:
+    return TransportFailed(f"{path}: {_root_of(error)}", key=base_url, remedy=REMEDY)
 
 
 def _refusal(base_url: str, path: str, response: _RawReply) -> ServerRefused:

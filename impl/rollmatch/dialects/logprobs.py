@@ -20,7 +20,7 @@ class LogprobsOfAnotherDistribution(RolloutError):
 
 
 def check_logprobs(server: RolloutServer, *, prompt_token_ids: tuple[int, ...]) -> None:
-    """Ask for one token where sampling is cut to a single one, which then is certain, whatever the model thinks.
+    """Request one token where sampling is cut to a single one, which then is certain, whatever the model thinks.
 
     A model may be certain by itself: so the same is requested once more without that token. Of two tokens, one at least
     is not certain before the cut. ``prompt_token_ids`` are those of ``QUESTION``.

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +11,7 @@ class Prompt:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     """[P'] one placeholder per image."""
-    messages: tuple[Mapping[str, Any], ...]
+    messages: tuple[Mapping[str, object], ...]
     """The same prompt as a chat, for servers that apply the template themselves."""
     images: tuple[bytes, ...]
     """Encoded pictures (PNG, JPEG, ...), in the order of the placeholders."""
@@ -60,7 +59,7 @@ class CallLog:
     def __init__(self) -> None:
         self.num_retries = 0
         self.num_splits = 0
-        self.sent: list[dict[str, Any]] = []
+        self.sent: list[dict[str, object]] = []
         """Each call that was sent and is not just a repetition: first request, their number, their seeds."""
         self.policy_versions: list[int] = []
         """Those that the replies named, where they did."""
@@ -74,7 +73,7 @@ class CallLog:
         """They have come."""
         self.policy_versions = sorted({r.policy_version for r in replies if r.policy_version is not None})
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Plain values."""
         return {
             "num_retries": self.num_retries,

@@ -16,7 +16,7 @@ class ReplyCountMismatch(RolloutError):
     code = "reply-count-mismatch"
 
 
-def entries_of(body: Any, *, base_url: str, num_requests: int) -> list[Any]:
+def entries_of(body: object, *, base_url: str, num_requests: int) -> list[object]:
     """The entries of a reply, as many as there were requests. Errors: ``ReplyMalformed``, ``ReplyCountMismatch``."""
     if not isinstance(body, list):
         raise ReplyMalformed(f"{base_url} answered {type(body).__name__}, not a list of responses", key=base_url)
@@ -25,7 +25,7 @@ def entries_of(body: Any, *, base_url: str, num_requests: int) -> list[Any]:
     return body
 
 
-def ids_of(value: Any, *, name: str, place: int, base_url: str) -> tuple[int, ...]:
+def ids_of(value: object, *, name: str, place: int, base_url: str) -> tuple[int, ...]:
     """A list of token ids. Errors: ``ReplyMalformed``."""
     if (
         not isinstance(value, Sequence)
@@ -52,7 +52,7 @@ def logprobs_of(value: Any, ids: Sequence[int], *, place: int, base_url: str) ->
     return tuple(float(item) for item in value)
 
 
-def chat_reply_of(body: Any, *, version: int | None, place: int, base_url: str) -> Reply:
+def chat_reply_of(body: object, *, version: int | None, place: int, base_url: str) -> Reply:
     """A chat completion with token ids, as vLLM and ms-swift give it. Errors: ``ReplyMalformed``."""
     choice = field_of(body, "choices", 0)
     prompt = ids_of(field_of(body, "prompt_token_ids"), name="prompt_token_ids", place=place, base_url=base_url)
@@ -77,7 +77,7 @@ def filled(ids: tuple[int, ...], *, name: str, place: int, base_url: str) -> tup
     return ids
 
 
-def reason_of(value: Any, *, place: int, base_url: str) -> str:
+def reason_of(value: object, *, place: int, base_url: str) -> str:
     """Why a response ended. Errors: ``ReplyMalformed``."""
     if value not in FINISH_REASONS:
         problem = f"entry {place} of the answer of {base_url} ended by {value!r}, not by stop or length"

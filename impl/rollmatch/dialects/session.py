@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rollmatch.dialects.calls import BackgroundCall, RunningCall
+from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.dialect import Dialect, find_routes, name_dialect
 from rollmatch.dialects.http import JSON, REMEDY, CallTimeout, HttpReply, HttpServer, ServerRefused, TransportFailed
 from rollmatch.dialects.native.client import NativeDialect
@@ -51,7 +51,7 @@ class ClientSettings:
     """How servers are reached. Made by ``cli`` from the configuration."""
 
     timeout_s: float = 240.0
-    """For health and for the group that carries weights."""
+    """For health and for the group that transfers weights."""
     infer_timeout_s: float | None = None
     """None: no limit, but a watch."""
     api_key: str | None = None
@@ -77,7 +77,7 @@ class RolloutServer:
         if not self.dialect.answers_while_generating:
             self.watch = replace(self.watch, silence_s=None)
 
-    def wait_until_healthy(self, timeout_s: float) -> dict[str, Any]:
+    def wait_until_healthy(self, timeout_s: float) -> dict[str, object]:
         """The server's health, as soon as it is well. Errors: ``ServerUnreachable``, ``ServerRefused`` (dead, key)."""
         deadline, problem = time.monotonic() + timeout_s, "no answer"
         while (left := deadline - time.monotonic()) > 0:
@@ -109,29 +109,26 @@ class RolloutServer:
         """A route as this server writes it: with a slash at its end unless its list of routes has none."""
         return self.routes.get(route, f"{route}/")
 
-    def get(self, route: str, *, timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
-        """Ask, once."""
-        return self.http.get(self.path_of(route), timeout_s=timeout_s).body
+    def get(self, route: str, *, timeout_s: float = CONTROL_TIMEOUT_S, query: str = "") -> Any:
+        """The body of a reply; sent once."""
+        path = f"{self.path_of(route)}?{query}" if query else self.path_of(route)
+        return self.http.get(path, timeout_s=timeout_s).body
 
     def control(
         self,
         route: str,
-        body: Any = None,
+        body: object = None,
         *,
         timeout_s: float = CONTROL_TIMEOUT_S,
         content_type: str = JSON,
         query: str = "",
-    ) -> Any:
-        """Tell, once: a control call that was sent may have been heard, so it is never sent again by itself."""
+    ) -> object:
+        """Send once. A control call that failed may have arrived, so it is never repeated automatically."""
         path = f"{self.path_of(route)}?{query}" if query else self.path_of(route)
         return self.http.post(path, body, timeout_s=timeout_s, content_type=content_type).body
 
-    def begin(self, route: str, body: Any, *, timeout_s: float, content_type: str = JSON) -> RunningCall[HttpReply]:
-        """As ``control``, but under way when this returns; its errors come with its result, an ``HttpReply``."""
-        return self.http.begin(self.path_of(route), body, timeout_s=timeout_s, content_type=content_type)
-
     def empty_caches(self) -> None:
-        """Tell those of ``CACHES`` that this server has."""
+        """Call those routes of ``CACHES`` that this server has."""
         for route in CACHES:
             if route in self.routes:
                 self.control(route)
@@ -159,7 +156,7 @@ class RolloutServer:
         except CallTimeout as error:
             limit = self.settings.infer_timeout_s or 0.0
             text = f"{self.base_url} did not answer {span} within {limit:g} s"
-            remedy = "Raise vllm.server.infer_timeout_s, or ask for less at a time."
+            remedy = "Raise vllm.server.infer_timeout_s, or request less at a time."
             raise InferTimeout(text, key=self.base_url, remedy=remedy) from error
         except RolloutError as error:
             raise _with_span(error, self.base_url, span, start) from error
@@ -178,7 +175,7 @@ class RolloutServer:
     def _ask(self, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
         limit = self.settings.infer_timeout_s
 
-        def post(route: str, body: Any, content_type: str) -> HttpReply:
+        def post(route: str, body: object, content_type: str) -> HttpReply:
             path = self.path_of(route)
             return self.http.post(path, body, timeout_s=limit or None, content_type=content_type)
 

@@ -19,6 +19,12 @@ class ServerDied(RolloutError):
     code = "server-died"
 
 
+class CallStalled(RolloutError):
+    """A server makes progress while a call to it waits."""
+
+    code = "call-stalled"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchRules:
     """When a server counts as dead. One that refuses connections or says that it is ill is not just slow."""
@@ -30,6 +36,8 @@ class WatchRules:
     """Looks in a row that find the server gone or ill."""
     silence_s: float | None = 8.0
     """Time without an answer; None for servers that answer nothing else while they generate."""
+    stall_s: float | None = None
+    """Time without progress of a server that counts it, and is well otherwise; None: no limit."""
 
 
 class Look(NamedTuple):
@@ -39,20 +47,45 @@ class Look(NamedTuple):
     """Empty for a server that is well."""
     is_slow: bool = False
     """The server accepted the connection and did not answer in time."""
+    progress: object = None
+    """Changes while the server generates; None where it is not counted."""
+
+
+class _Stall:
+    """Raises ``CallStalled`` when a server's progress has not changed for too long."""
+
+    def __init__(self, base_url: str, stall_s: float | None) -> None:
+        self.base_url, self.stall_s = base_url, stall_s
+        self._progress: object = None
+        self._changed_at = time.monotonic()
+
+    def check(self, found: Look) -> None:
+        """Note what a look found."""
+        now = time.monotonic()
+        if found.progress is None or found.progress != self._progress:
+            self._progress, self._changed_at = found.progress, now
+        elif self.stall_s is not None and now - self._changed_at >= self.stall_s:
+            problem = f"{self.base_url} is well, but has not generated a token for {now - self._changed_at:.0f} s"
+            remedy = "If it was only slow, raise vllm.server.stall_timeout_s."
+            raise CallStalled(problem, key=self.base_url, remedy=remedy)
 
 
 def watched(call: Callable[[], Result], server: HttpServer, path: str, rules: WatchRules) -> Result:
     """The call's result or error; ``ServerDied`` as soon as the server's health (at ``path``) is gone.
 
+    ``CallStalled`` when the server is well, but generates nothing for ``stall_s``.
+
     The call runs in a thread that is left behind when its server hangs; it cannot keep the process from ending.
     """
     pending, num_failures, answered_at = BackgroundCall(call), 0, time.monotonic()
+    stall = _Stall(server.base_url, rules.stall_s)
     while not pending.is_done(within_s=rules.poll_s):
         silent_s = time.monotonic() - answered_at
         found = look(server, path, rules, silent_s=silent_s)
         silent_s = time.monotonic() - answered_at
         if not found.problem:
             num_failures, answered_at = 0, time.monotonic()
+            stall.check(found)
         elif not found.is_slow:
             num_failures += 1
         if num_failures >= rules.max_failures:
@@ -65,16 +98,16 @@ def watched(call: Callable[[], Result], server: HttpServer, path: str, rules: Wa
 
 
 def look(server: HttpServer, path: str, rules: WatchRules, *, silent_s: float = 0.0) -> Look:
-    """Ask for a server's health once; after ``silent_s`` without an answer, no longer than the rules still allow."""
+    """Request a server's health once; after ``silent_s`` without an answer, no longer than the rules still allow."""
     timeout_s = rules.look_timeout_s
     if rules.silence_s is not None:
         timeout_s = max(_SHORTEST_LOOK_S, min(timeout_s, rules.silence_s - silent_s))
     try:
-        server.get(path, timeout_s=timeout_s)
+        body = server.get(path, timeout_s=timeout_s).body
     except CallTimeout:
         return Look(f"has not answered {path} for {timeout_s:g} s", is_slow=True)
     except TransportFailed as error:
         return Look(f"is gone: {error.problem}")
     except ServerRefused as error:
         return Look(f"is not well: {error.problem}")
-    return Look()
+    return Look(progress=body.get("progress") if isinstance(body, dict) else None)

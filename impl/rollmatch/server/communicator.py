@@ -13,7 +13,7 @@ from rollmatch.weights.plan import to_wire
 _SHORTEST_POLL_S, _LONGEST_POLL_S, _SHARE_OF_POLLS = 0.001, 0.05, 0.02
 _NEWS_S = 0.05
 """After this time a hang-up is known, even if it came in one turn of the loop with the next request."""
-QUEUED = ""
+ANONYMOUS = ""
 """Client name of swift and trl trainers, which give none."""
 
 

@@ -1,19 +1,23 @@
 """Connections of a server: accepted in a thread that answers health itself, bounded in number and in time.
 
-The event loop may be busy for a while (vLLM prepares requests on it); a learner that asks for health meanwhile must not
+The event loop may be busy for a while (vLLM prepares requests on it); a learner that requests health meanwhile must not
 take the server for dead.
 """
 
 import asyncio
 import json
+import math
 import re
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import cast
 
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rollmatch.config.limits import LimitsConfig
@@ -21,33 +25,82 @@ from rollmatch.config.limits import LimitsConfig
 MAX_HEAD_BYTES = 65_536
 _HEALTH = re.compile(rb"GET /health/?[ ?]")
 _BACKLOG, _LOOK_S, _SEND_S = 2048, 0.25, 1.0
+_GRACE_S, _START_POLL_S = 3, 0.01
 _REASONS = {200: "OK", 429: "Too Many Requests", 503: "Service Unavailable"}
 
 
-class Loop(Protocol):
-    """The side of the event loop that takes connections."""
+Health = Callable[[], tuple[int, Mapping[str, object]]]
+"""HTTP status and body of ``/health/``; called in the acceptor's thread."""
+
+
+async def listen(app: ASGIApp, listener: socket.socket, limits: LimitsConfig, *, health: Health) -> None:
+    """Serve an application until a signal; ``listener`` is bound, and closed at the end."""
+    config = uvicorn.Config(
+        app,
+        http=protocol_with(limits),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_GRACE_S,
+        timeout_keep_alive=math.ceil(limits.idle_timeout_s),
+    )
+    server = uvicorn.Server(config)
+    acceptor = Acceptor(listener, UvicornLoop(server), limits, health=health)
+
+    async def accept() -> None:
+        while not server.started:
+            await asyncio.sleep(_START_POLL_S)
+        acceptor.start()
+
+    starting = asyncio.create_task(accept())
+    try:
+        await server.serve(sockets=[])
+    finally:
+        starting.cancel()
+        acceptor.close()
+
+
+class UvicornLoop:
+    """uvicorn's side of the connections that the acceptor hands over. Made on the event loop."""
+
+    def __init__(self, server: uvicorn.Server) -> None:
+        self._server, self._loop = server, asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, connection: socket.socket) -> None:
         """Serve a connection. Called from the acceptor's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._adopt, connection)
+        except RuntimeError:  # the loop has just been closed
+            connection.close()
 
     def is_open(self) -> bool:
         """False once the server is to end."""
+        return not self._server.should_exit
 
     def num_connections(self) -> int:
         """Connections that are open now."""
+        return len(self._server.server_state.connections)
+
+    def _adopt(self, connection: socket.socket) -> None:
+        task = self._loop.create_task(self._serve(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        config = self._server.config
+        make = partial(
+            cast(Callable[..., asyncio.Protocol], config.http_protocol_class),
+            config=config,
+            server_state=self._server.server_state,
+            app_state=self._server.lifespan.state,
+        )
+        await self._loop.connect_accepted_socket(make, connection)
 
 
 class Acceptor:
     """A thread that owns the listening socket."""
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        loop: Loop,
-        limits: LimitsConfig,
-        *,
-        health: Callable[[], tuple[int, dict[str, Any]]],
-    ) -> None:
+    def __init__(self, listener: socket.socket, loop: UvicornLoop, limits: LimitsConfig, *, health: Health) -> None:
         self._listener, self._loop, self._limits, self._health = listener, loop, limits, health
         self._deadlines: dict[socket.socket, float] = {}
         """Connections from which nothing has come yet, and when they are closed."""
@@ -107,7 +160,7 @@ class Acceptor:
         elif _HEALTH.match(first) and b"\r\n\r\n" in first:
             self._reply(connection, *self._health())
         elif len(self._deadlines) + self._loop.num_connections() >= self._limits.max_connections:
-            remedy = "Ask again later, or raise custom.extra.rollout_server.limits.max_connections."
+            remedy = "Try again later, or raise custom.extra.rollout_server.limits.max_connections."
             problem = f"{self._limits.max_connections} connections are open"
             self._reply(connection, 429, {"code": "server-busy", "key": "", "problem": problem, "remedy": remedy})
         else:
@@ -118,7 +171,7 @@ class Acceptor:
         del self._deadlines[connection]
         return connection
 
-    def _reply(self, connection: socket.socket, status: int, body: dict[str, Any]) -> None:
+    def _reply(self, connection: socket.socket, status: int, body: Mapping[str, object]) -> None:
         raw = json.dumps(body).encode()
         head = (
             f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"

@@ -43,6 +43,11 @@ class EnginePool:
         return sum(self.tokens_by_replica)
 
     @property
+    def num_unfinished_tokens(self) -> int:
+        """Of responses that are being written. Any thread may read it."""
+        return sum(replica.num_unfinished_tokens() for replica in self.replicas)
+
+    @property
     def num_running(self) -> int:
         """Responses that are being written, or wait to be."""
         return sum(self._loads)
@@ -60,7 +65,7 @@ class EnginePool:
         if self.state == WRITING:
             problem = "weights are being written in place of those that were served"
             raise Refusal(
-                problem, code="update-in-progress", key="weights", remedy="Ask again when the update is committed."
+                problem, code="update-in-progress", key="weights", remedy="Try again when the update is committed."
             )
         if self.state == BROKEN:
             problem = "an update failed while it was being loaded"

@@ -34,7 +34,7 @@ REFUSALS: Mapping[str, tuple[int, str]] = MappingProxyType(
         "body-too-large": (413, "A body has at most as many bytes as the limits allow."),
         "body-too-slow": (408, "A body arrives without long pauses."),
         "content-type-refused": (415, "A body is JSON or msgpack, and its content type says which."),
-        "server-busy": (429, "The server accepts work while its queue has room."),
+        "server-busy": (429, "The server accepts work while its queue is not full."),
         "bearer-key-missing": (401, "A server with a key serves only calls with that key."),
         "bearer-key-wrong": (401, "The key is the server's."),
         "host-refused": (403, "A server without a key is called by a loopback name or one of allowed_hosts."),

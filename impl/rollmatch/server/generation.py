@@ -71,7 +71,7 @@ class ResponseGenerator:
         waiting = self.pool.num_running
         if waiting + num_responses > limits.max_waiting_responses:
             problem = f"{waiting} responses are waiting, and the call requests {num_responses}"
-            remedy = f"Ask again later, or raise {_LIMITS}.max_waiting_responses."
+            remedy = f"Try again later, or raise {_LIMITS}.max_waiting_responses."
             raise Refusal(problem, code="server-busy", key=where, remedy=remedy)
 
     def _engine_requests(self, requests: Sequence[GenerateRequest], where: str, clamp: bool) -> list[EngineRequest]:
@@ -85,8 +85,8 @@ class ResponseGenerator:
             sampling = request.sampling
             if clamp:
                 self._check_length(prompt.expanded_len, item=item, where=where)
-                room = self.max_model_len - prompt.expanded_len
-                sampling = sampling.model_copy(update={"max_tokens": min(sampling.max_tokens, room)})
+                tokens_left = self.max_model_len - prompt.expanded_len
+                sampling = sampling.model_copy(update={"max_tokens": min(sampling.max_tokens, tokens_left)})
             check_room(prompt, sampling.max_tokens, max_model_len=self.max_model_len, item=item)
             self._check_sampled_ids(sampling, item=item)
             made += [
@@ -96,7 +96,7 @@ class ResponseGenerator:
 
     def _check_length(self, num_tokens: int, *, item: int, where: str) -> None:
         if num_tokens >= self.max_model_len:
-            problem = f"{num_tokens} prompt tokens leave no room in {self.max_model_len}"
+            problem = f"{num_tokens} prompt tokens leave none for a response in {self.max_model_len}"
             raise Refusal(
                 problem, code="prompt-too-long", key=f"{where}[{item}]", remedy="Shorten the prompt.", item=item
             )

@@ -1,7 +1,6 @@
 """The answer of ``/health/``, which may be read from any thread."""
 
 import time
-from typing import Any
 
 from rollmatch.server.failures import WorkerDead, failure_of
 from rollmatch.server.replica import dead
@@ -11,7 +10,7 @@ STALLED_S = 120.0
 """Silence of the event loop after which the server says that it is stalled."""
 
 
-def health_of(server: ServerState) -> tuple[int, dict[str, Any]]:
+def health_of(server: ServerState) -> tuple[int, dict[str, object]]:
     """HTTP status and body: 200, or 503 where a worker is dead or the event loop does not turn any more."""
     pool = server.pool
     lag_s = max(0.0, time.monotonic() - pool.turned_at)
@@ -22,6 +21,7 @@ def health_of(server: ServerState) -> tuple[int, dict[str, Any]]:
         "replicas": len(pool.replicas),
         "world_size": server.settings.world_size,
         "running": pool.num_running,
+        "progress": pool.num_generated_tokens + pool.num_unfinished_tokens,
         "lag_s": round(lag_s, 3),
         "instance": server.instance,
         "gpus": list(server.settings.gpus),

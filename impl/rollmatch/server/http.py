@@ -1,27 +1,190 @@
-"""Bodies in, answers out: msgpack or JSON, errors with their fields, callers that hang up."""
+"""HTTP of a server: who may call, how large and slow a body may be, bodies in, answers out, callers that hang up.
+
+A web page can make its reader's browser call 127.0.0.1. The browser then names the page in ``Origin``, or, if the
+page's own host name was pointed at 127.0.0.1, that host name in ``Host``; it sends JSON only to servers that agree.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping
+import hmac
+import time
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rollmatch.config.connection import is_loopback
+from rollmatch.config.limits import LimitsConfig
 from rollmatch.errors import RollmatchError
-from rollmatch.server.access import CONTENT_TYPES
 from rollmatch.server.failures import Refusal, bad_body, failure_of, status_of
 from rollmatch.server.payloads import InferReply
+from rollmatch.server.state import ServerState
 
 MSGPACK = "application/msgpack"
+CONTENT_TYPES = ("application/json", MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
+_OPEN = ("/health/",)
+"""Routes that are answered without the key."""
+_LIMITS = "custom.extra.rollout_server.limits"
 _CLOSED_BY_CALLER = 499
 _SMALL = 65_536
 """Bytes that are decoded on the event loop; more are decoded in a thread."""
 _encoder = msgspec.msgpack.Encoder()
 _Body = TypeVar("_Body", bound=BaseModel)
 _T = TypeVar("_T")
+
+
+class SlashAtEnd:
+    """Routes are reached with and without their last slash, without a redirect that would cost the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not scope["path"].endswith((".json", "/")):
+            scope = {**scope, "path": scope["path"] + "/"}
+        await self.app(scope, receive, send)
+
+
+class Gate:
+    """Refuse calls that may not be served, bound the bodies of the others, and count all."""
+
+    def __init__(self, app: ASGIApp, *, server: ServerState) -> None:
+        self.app, self.settings, self.metrics = app, server.settings, server.metrics
+        self.buffered = BufferedBytes()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, statuses = time.perf_counter(), [500]
+
+        async def note(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+            await send(message)
+
+        request, body = Request(scope), BoundedBody(receive, self.settings.limits, self.buffered)
+        try:
+            self._check(request, body)
+        except Refusal as refusal:
+            await refuse(request, refusal)(scope, receive, note)
+        else:
+            try:
+                await self.app(scope, body.receive, note)
+            finally:
+                body.release()
+        route = getattr(scope.get("route"), "path", "unknown")
+        self.metrics.requests.labels(route, statuses[-1]).inc()
+        self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
+
+    def _check(self, request: Request, body: "BoundedBody") -> None:
+        headers, key = request.headers, self.settings.api_key
+        if key is None:
+            check_names(headers, self.settings.allowed_hosts)
+        elif request.url.path not in _OPEN:
+            check_key(headers, key)
+        check_content_type(headers)
+        announced = headers.get("content-length", "")
+        if announced.isdecimal():
+            body.check(int(announced))
+
+
+@dataclass(slots=True)
+class BufferedBytes:
+    """Bytes of all bodies that the server holds."""
+
+    held: int = 0
+
+
+class BoundedBody:
+    """``receive`` of one call, within the limits."""
+
+    def __init__(self, receive: Receive, limits: LimitsConfig, buffered: BufferedBytes) -> None:
+        self._receive, self._limits, self._buffered = receive, limits, buffered
+        self._num_bytes = 0
+        self._is_whole = False
+
+    async def receive(self) -> Message:
+        """The next part of the body, or the caller's end. Errors: ``Refusal``."""
+        if self._is_whole:
+            return await self._receive()
+        try:
+            message = await asyncio.wait_for(self._receive(), self._limits.idle_timeout_s)
+        except TimeoutError as error:
+            problem = f"nothing came for {self._limits.idle_timeout_s:g} s"
+            remedy = f"Send the body at once, or raise {_LIMITS}.idle_timeout_s."
+            raise Refusal(problem, code="body-too-slow", key="body", remedy=remedy) from error
+        part = len(message.get("body", b""))
+        self.check(self._num_bytes + part)
+        self._num_bytes += part
+        self._buffered.held += part
+        self._is_whole = not message.get("more_body", False)
+        return message
+
+    def check(self, num_bytes: int) -> None:
+        """Raise ``Refusal`` where a body of ``num_bytes``, some of them already held, is above the limits."""
+        if num_bytes > self._limits.max_body_bytes:
+            remedy = f"Split the call, or raise {_LIMITS}.max_body_bytes."
+            problem = f"has more than {self._limits.max_body_bytes} bytes"
+            raise Refusal(problem, code="body-too-large", key="body", remedy=remedy)
+        if self._buffered.held - self._num_bytes + num_bytes > self._limits.max_buffered_bytes:
+            remedy = f"Try again later, or raise {_LIMITS}.max_buffered_bytes."
+            problem = f"the bodies of all calls have {self._buffered.held} bytes"
+            raise Refusal(problem, code="server-busy", key="body", remedy=remedy)
+
+    def release(self) -> None:
+        """The call has ended."""
+        self._buffered.held -= self._num_bytes
+        self._num_bytes = 0
+
+
+def check_key(headers: Mapping[str, str], key: str) -> None:
+    """Errors: ``Refusal`` with ``bearer-key-missing`` or ``bearer-key-wrong``."""
+    kind, _, given = headers.get("authorization", "").partition(" ")
+    remedy = "Send the header Authorization: Bearer KEY with the key the server was started with."
+    if kind.lower() != "bearer" or not given:
+        problem = "the call brings no bearer key"
+        raise Refusal(problem, code="bearer-key-missing", key="authorization", remedy=remedy)
+    if not hmac.compare_digest(given.strip().encode(), key.encode()):
+        problem = "the call's bearer key is not this server's"
+        raise Refusal(problem, code="bearer-key-wrong", key="authorization", remedy=remedy)
+
+
+def check_names(headers: Mapping[str, str], allowed: Iterable[str]) -> None:
+    """Host and Origin of a call to a server without a key. Errors: ``Refusal`` with ``host-`` or ``origin-refused``."""
+    names = frozenset(name.lower() for name in allowed)
+    host, origin = headers.get("host", ""), headers.get("origin")
+    remedy = "Call it by a loopback name, name the host in custom.extra.rollout_server.allowed_hosts, or set a key."
+    if not _is_known(f"//{host}", names):
+        raise Refusal(f"the call is for host {host!r}", code="host-refused", key="host", remedy=remedy)
+    if origin is not None and not _is_known(origin, names):
+        raise Refusal(f"the call comes from a page of {origin!r}", code="origin-refused", key="origin", remedy=remedy)
+
+
+def check_content_type(headers: Mapping[str, str]) -> None:
+    """A body says that it is JSON or msgpack. Errors: ``Refusal`` with ``content-type-refused``."""
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if has_body and kind not in CONTENT_TYPES:
+        remedy = f"Send {CONTENT_TYPES[0]} or {CONTENT_TYPES[1]}."
+        raise Refusal(f"is {kind!r}", code="content-type-refused", key="content-type", remedy=remedy)
+
+
+@lru_cache(maxsize=256)
+def _is_known(url: str, names: frozenset[str]) -> bool:
+    """Cached: every call of a learner brings the same names."""
+    try:
+        host = (urlsplit(url).hostname or "").lower()
+    except ValueError:
+        return False
+    return is_loopback(host) or host in names
 
 
 async def read_body(
@@ -46,7 +209,7 @@ def _decoded(
 ) -> _Body:
     try:
         decode = msgspec.msgpack.decode if packed else msgspec.json.decode
-        fields: Any = decode(raw) if raw else {}
+        fields: object = decode(raw) if raw else {}
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise Refusal(
             f"cannot be decoded: {error}", code="body-invalid", key="body", remedy="See Content-Type."
@@ -109,7 +272,7 @@ async def _hung_up(request: Request) -> None:
         pass
 
 
-def _plain(reply: BaseModel | dict[str, Any] | list[Any]) -> Any:
+def _plain(reply: BaseModel | dict[str, object] | list[object]) -> object:
     """Without bytes, which JSON does not have."""
     if isinstance(reply, InferReply):
         fields = reply.model_dump(exclude={"responses"})

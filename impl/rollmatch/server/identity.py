@@ -61,7 +61,7 @@ def load_model_identity(directory: str | Path, *, dtype: str) -> Model:
 def _read_header(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, Any] = json.loads(file.read(length))
+        header: dict[str, object] = json.loads(file.read(length))
     header.pop("__metadata__", None)
     return header
 

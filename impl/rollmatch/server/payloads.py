@@ -39,12 +39,12 @@ class Sampling(Payload):
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
     ignore_eos: bool = False
     stop_token_ids: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(max_length=128)] = ()
-    """At most as many as vLLM has room for."""
+    """At most as many as vLLM accepts."""
     logit_bias: Annotated[
         dict[Annotated[int, Field(ge=0, lt=2**31)], Annotated[float, Field(allow_inf_nan=False)]],
         Field(max_length=1024),
     ] = {}
-    """At most as many as vLLM has room for."""
+    """At most as many as vLLM accepts."""
     logprobs: bool = False
     """Whether each sampled token's log-probability comes back."""
 
@@ -142,7 +142,7 @@ class Identity(Payload):
 
 
 class CommunicatorRequest(Payload):
-    """A learner opens the group that carries weights; it is the last rank and the source."""
+    """A learner opens the group that transfers weights; it is the last rank and the source."""
 
     client: Annotated[str, Field(min_length=1)]
     host: str
@@ -230,7 +230,7 @@ class SyncReply(Payload):
     receive_s: float
     commit_s: float = 0.0
     restarted: int = 0
-    """Requests that were generated anew because of the commit."""
+    """Requests that were generated again because of the commit."""
 
 
 class Failure(Payload):

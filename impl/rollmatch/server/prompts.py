@@ -8,7 +8,7 @@ from jinja2 import TemplateError
 from PIL import Image
 from transformers import AutoProcessor, AutoTokenizer
 
-from rollmatch.data.chat import IMAGE_TAG
+from rollmatch.data.content import IMAGE_TAG
 from rollmatch.data.ids import unpack_ids
 from rollmatch.model.images import ImageProcessing
 from rollmatch.server.failures import Refusal
@@ -23,7 +23,7 @@ class GenerateRequest:
     token_ids: bytes | None = None
     """int32 bytes, one placeholder per image; exactly one of this, ``text`` and ``messages`` is set."""
     text: str | None = None
-    messages: Sequence[Mapping[str, Any]] | None = None
+    messages: Sequence[Mapping[str, object]] | None = None
     images: Sequence[str | bytes] = ()
     """Paths, data URLs, base64 text or encoded bytes."""
     sampling: Sampling
@@ -185,11 +185,11 @@ def _parts_of(text: str) -> Iterable[dict[str, Any]]:
     >>> list(_parts_of("a<image>b"))
     [{'type': 'text', 'text': 'a'}, {'type': 'image'}, {'type': 'text', 'text': 'b'}]
     """
-    for place, piece in enumerate(text.split(IMAGE_TAG)):
+    for place, part in enumerate(text.split(IMAGE_TAG)):
         if place:
             yield {"type": "image"}
-        if piece:
-            yield {"type": "text", "text": piece}
+        if part:
+            yield {"type": "text", "text": part}
 
 
 def _lead_with_images(messages: list[dict[str, Any]], *, num_images: int) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -16,6 +16,10 @@ from rollmatch.server.prompts import EnginePrompt
 from rollmatch.server.settings import ServerSettings
 from rollmatch.startup import loading
 from rollmatch.weights.nccl import forbid_multicast
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+    from vllm.logprobs import SampleLogprobs
 
 EXTENSION = "rollmatch.weights.worker.extension.WorkerExtension"
 _RESET_TRIES, _RESET_PAUSE_S, _END_S = 200, 0.02, 0.5
@@ -50,11 +54,14 @@ class Replica(Protocol):
     async def generate(self, request: EngineRequest, request_id: str) -> EngineOutput:
         """Sample one response; cancelling frees its place. Errors: ``Refusal``, ``WorkerDead``."""
 
-    async def call(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
+    async def call(self, method: str, *arguments: object) -> list[dict[str, object]]:
         """Call a method of every worker. Errors: ``WorkerDead``."""
 
     async def reset_caches(self) -> bool:
         """Forget everything computed with older weights; no request may run."""
+
+    def num_unfinished_tokens(self) -> int:
+        """Response tokens, so far, of the requests under way. Any thread may ask."""
 
     def is_dead(self) -> bool:
         """Whether a worker of it died."""
@@ -94,7 +101,7 @@ class VllmReplica:
 
     async def generate(self, request: EngineRequest, request_id: str) -> EngineOutput:
         """As the protocol."""
-        prompt: dict[str, Any] = {"prompt_token_ids": request.prompt.token_ids}
+        prompt: dict[str, object] = {"prompt_token_ids": request.prompt.token_ids}
         if request.prompt.images:
             prompt["multi_modal_data"] = {"image": request.prompt.images}
         from vllm import exceptions
@@ -113,10 +120,10 @@ class VllmReplica:
         assert last is not None
         return _output_of(last)
 
-    async def call(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
+    async def call(self, method: str, *arguments: object) -> list[dict[str, object]]:
         """As the protocol."""
         with _engine_death_as_ours():
-            replies: list[dict[str, Any]] = await self._engine.collective_rpc(method, args=arguments)
+            replies: list[dict[str, object]] = await self._engine.collective_rpc(method, args=arguments)
             return replies
 
     async def reset_caches(self) -> bool:
@@ -128,6 +135,11 @@ class VllmReplica:
                     return True
                 await asyncio.sleep(_RESET_PAUSE_S)
         return False
+
+    def num_unfinished_tokens(self) -> int:
+        """As the protocol: vLLM hands out whole responses only, but collects their tokens in this process."""
+        states = list(self._engine.output_processor.request_states.values())
+        return sum(state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None)
 
     def is_dead(self) -> bool:
         """As the protocol."""
@@ -156,7 +168,7 @@ def _engine_death_as_ours() -> Iterator[None]:
         raise dead() from error
 
 
-def _sampling_params(request: EngineRequest) -> Any:
+def _sampling_params(request: EngineRequest) -> "SamplingParams":
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -182,7 +194,7 @@ def _sampling_params(request: EngineRequest) -> Any:
     )
 
 
-def _output_of(output: Any) -> EngineOutput:
+def _output_of(output: "RequestOutput") -> EngineOutput:
     answer = output.outputs[0]
     token_ids = list(answer.token_ids)
     stopped = answer.finish_reason == "stop"
@@ -196,6 +208,6 @@ def _output_of(output: Any) -> EngineOutput:
     )
 
 
-def _logprobs(by_position: Any, token_ids: list[int]) -> bytes:
+def _logprobs(by_position: "SampleLogprobs", token_ids: list[int]) -> bytes:
     values = [place[token_id].logprob for place, token_id in zip(by_position, token_ids, strict=True)]
     return np.asarray(values, dtype="<f4").tobytes()

@@ -4,10 +4,18 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rollmatch.config.connection import is_loopback
 from rollmatch.config.limits import LimitsConfig
+from rollmatch.errors import LaunchError
 
 KEY_VARIABLE = "ROLLMATCH_API_KEY"
 """Environment variable that holds the bearer key; a command line can be read by everybody."""
+
+
+class OpenWithoutKey(LaunchError):
+    """A server that other machines can reach has a bearer key."""
+
+    code = "open-without-key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +44,7 @@ class ServerSettings:
     """Seconds that running requests get to finish before a commit; the rest is generated again after it."""
     gpus: tuple[str, ...] = ()
     """Devices of all replicas in order; empty on a CPU."""
-    engine_arguments: dict[str, Any] = field(default_factory=dict)
+    engine_arguments: dict[str, object] = field(default_factory=dict)
     """Further vLLM engine arguments, by vLLM's names."""
 
     @property
@@ -57,3 +65,14 @@ def settings_from_json(text: str, *, api_key: str | None) -> ServerSettings:
     fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
     fields["limits"] = LimitsConfig(**fields.get("limits", {}))
     return ServerSettings(**fields, api_key=api_key)
+
+
+def check_exposure(settings: ServerSettings) -> None:
+    """Raise ``OpenWithoutKey`` where a server without a key would listen on more than loopback."""
+    if is_loopback(settings.host) or settings.api_key or settings.allow_no_key:
+        return
+    remedy = (
+        f"Set the environment variable {KEY_VARIABLE} for server and learner, or allow it: "
+        "custom.extra.rollout_server.allow_no_key: true, or --allow-no-key of vllm-serve."
+    )
+    raise OpenWithoutKey(f"everybody who reaches {settings.host} could use it", key="host", remedy=remedy)

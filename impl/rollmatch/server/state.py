@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from starlette.responses import Response
 
+from rollmatch.server.chunked_update import ChunkedUpdate
 from rollmatch.server.communicator import Communicator
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.generation import ResponseGenerator
 from rollmatch.server.identity import Model
 from rollmatch.server.metrics import Metrics
 from rollmatch.server.prompts import PromptMaker
-from rollmatch.server.queued import QueuedUpdate
 from rollmatch.server.replica import EngineOutput
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.update import Update
@@ -30,7 +30,7 @@ class ServerState:
     pool: EnginePool
     communicator: Communicator
     update: Update
-    queued: QueuedUpdate
+    chunked: ChunkedUpdate
     generator: ResponseGenerator
     metrics: Metrics
     instance: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -54,7 +54,7 @@ def assemble(settings: ServerSettings, *, model: Model, prompts: PromptMaker, po
         pool=pool,
         communicator=communicator,
         update=update,
-        queued=QueuedUpdate(pool, communicator, update, model),
+        chunked=ChunkedUpdate(pool, communicator, update, model),
         generator=ResponseGenerator(pool, prompts, max_model_len=settings.max_model_len),
         metrics=Metrics(pool, communicator),
     )

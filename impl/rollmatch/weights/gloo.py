@@ -124,8 +124,8 @@ class GlooGroup:
 class Buffer:
     """One stretch of memory, used for one bucket after the other; grows when a bucket does not fit."""
 
-    def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8, device=device)
 
     def fill(self, parts: Sequence[Tensor]) -> Tensor:
         """[n] the bytes of tensors, one after the other, without padding.
@@ -139,7 +139,7 @@ class Buffer:
             return parts[0]
         size = sum(len(part) for part in parts)
         if len(self._memory) < size:
-            self._memory = torch.empty(size, dtype=torch.uint8)
+            self._memory = torch.empty(size, dtype=torch.uint8, device=self._memory.device)
         return torch.cat(list(parts), out=self._memory[:size]) if parts else self._memory[:0]
 
 
@@ -208,7 +208,7 @@ def broadcast_all(tensors: Iterable[Tensor], begin: Callable[[Tensor], Completio
 def pieces_of(transfer: WeightTransfer, buffers: Sequence[Buffer], digests: list[bytes]) -> Iterator[Tensor]:
     """Raw bytes of each bucket, then the digests, each made just before its bytes go, while others travel.
 
-    Buffers take turns, so that a piece is whole while one less than ``buffers`` are in flight. What is hashed is what
+    Buffers take turns, so that a chunk is whole while one less than ``buffers`` are in flight. What is hashed is what
     is sent: a tensor that changes on its way does not arrive unnoticed. ``digests`` receives one per tensor.
     """
     memory = cycle(buffers)

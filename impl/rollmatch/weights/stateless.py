@@ -1,8 +1,9 @@
-"""The group of the swift and trl dialects, both ends: vLLM's ``StatelessProcessGroup``, whose store has no secret.
+"""The group of the swift, trl and vllm dialects: vLLM's ``StatelessProcessGroup``, whose store has no secret.
 
-The server's first worker holds the store, the learner is the last rank and the source. A barrier follows every
-broadcast. Its name, a pickled text in the store, is the peers' protocol; here it is read without running a pickle,
-because anybody who reaches the port may write to the store. Between GPUs broadcasts go by NCCL, otherwise by gloo.
+Rank 0 holds the store. swift and trl: this is the server's first worker, the learner is the last rank and the source,
+and a barrier follows every broadcast. vllm, on GPUs: the learner is rank 0 and the source, without barriers. A
+barrier's name, a pickled text in the store, is the peers' protocol; here it is read without running a pickle, because
+anybody who reaches the port may write to the store. Between GPUs broadcasts go by NCCL, otherwise by gloo.
 Sources: vLLM 0.32 ``distributed/utils.py``, ms-swift 4.6 ``rlhf_trainers/vllm_client.py``, TRL 1.10
 ``extras/vllm_client.py``. An allowed import of vllm.
 """
@@ -11,6 +12,7 @@ import io
 import pickle
 import socket
 import uuid
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from rollmatch.weights.gloo import Completion, begin_on, open_gloo
 from rollmatch.weights.group_address import GroupAddress, TransferFailed, not_joined
+from rollmatch.weights.nccl import failing, forbid_multicast
 
 _CPU = torch.device("cpu")
 
@@ -28,10 +31,19 @@ class StatelessGroup:
     """One server's workers and the learner. Errors of all calls: ``TransferFailed``."""
 
     def __init__(
-        self, address: GroupAddress, *, listener: socket.socket | None = None, device: torch.device = _CPU
+        self,
+        address: GroupAddress,
+        *,
+        listener: socket.socket | None = None,
+        device: torch.device = _CPU,
+        source: int | None = None,
     ) -> None:
-        """Join; rank 0 brings the ``listener`` of its store. Errors: ``CommunicatorTimeout``."""
+        """Join; rank 0 brings the ``listener`` of its store, and the last rank is the source unless another is named.
+
+        Errors: ``CommunicatorTimeout``.
+        """
         self.address, self.rank, self.device = address, address.rank, device
+        self.source = address.world_size - 1 if source is None else source
         self._num_barriers = 0
         try:
             self._store = _open_store(address, listener)
@@ -44,21 +56,46 @@ class StatelessGroup:
         self._store.set_timeout(timedelta(seconds=address.timeout_s))
 
     def broadcast(self, memory: Tensor) -> None:
-        """From the last rank into ``memory`` of the others, then the barrier: all have the bytes."""
-        buffer = memory if self.device.type == "cpu" else torch.empty_like(memory, device=self.device)
-        source = self.address.world_size - 1
+        """From the source into ``memory`` of the others, then the barrier: all have the bytes."""
+        buffer = self._on_device(memory)
         try:
             if self.device.type == "cuda":
-                self._group.broadcast(buffer, src=source)
+                stream = torch.cuda.current_stream(self.device)
+                with torch.cuda.device(self.device):
+                    self._group.broadcast(buffer, src=self.source, stream=stream)
+                self._barrier()
+                stream.synchronize()
             else:
-                begin_on(self._group, buffer, source=source, timeout_s=self.address.timeout_s).wait()
-            self._barrier()
+                begin_on(self._group, buffer, source=self.source, timeout_s=self.address.timeout_s).wait()
+                self._barrier()
         except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError) as error:
             problem = f"rank {self.rank} at {self.address.host}:{self.address.port}: {str(error).splitlines()[0]}"
             remedy = "Look at the server's output; open a new communicator and sync again."
             raise TransferFailed(problem, key="broadcast", remedy=remedy) from error
-        if buffer is not memory:
+        if buffer is not memory and self.rank != self.source:
             memory.copy_(buffer)
+
+    def _on_device(self, memory: Tensor) -> Tensor:
+        """What NCCL or gloo reads from or writes to; ``memory`` itself where it lies on the group's device."""
+        if self.rank == self.source or memory.device == self.device:
+            return memory.to(self.device)
+        return torch.empty_like(memory, device=self.device)
+
+    def send_packed(self, named: Iterable[tuple[str, Tensor]], *, buffer_bytes: int, num_buffers: int) -> None:
+        """From the source on a GPU: all tensors through buffers, by vLLM's own producer. Errors: ``TransferFailed``."""
+        from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
+
+        with failing(f"rank {self.rank}"), torch.cuda.device(self.device):
+            torch.cuda.synchronize()  # the producer reads on streams of its own
+            packed_nccl_broadcast_producer(
+                iter(named),
+                self._group,
+                self.source,
+                lambda pair: pair[1].detach().to(self.device),
+                buffer_size_bytes=buffer_bytes,
+                num_buffers=num_buffers,
+            )
+            torch.cuda.synchronize()  # up to vLLM 0.27 the producer returns before its last buffer has gone
 
     def begin(self, memory: Tensor) -> Completion:
         """The same to its end, because the trainer waits for the barrier."""
@@ -66,7 +103,9 @@ class StatelessGroup:
         return lambda: None
 
     def close(self) -> None:
-        """Leave; sockets close with the last reference."""
+        """Leave; a broadcast in flight is aborted. Sockets close with the last reference."""
+        if self.device.type == "cuda":
+            self._group.destroy()
         del self._group, self._store
 
     def _barrier(self) -> None:
@@ -99,14 +138,19 @@ class StatelessGroup:
         store = self._store
 
         class ReadingGroup(StatelessProcessGroup):  # type: ignore[misc]
-            def broadcast_obj(self, obj: Any, src: int) -> Any:
+            def broadcast_obj(self, obj: object, src: int) -> object:
                 if self.rank == src:
                     return super().broadcast_obj(obj, src)
                 return _Reader(store.get(f"broadcast_from/{src}/0"), ncclUniqueId).load()
 
         group = ReadingGroup(rank=self.rank, world_size=self.address.world_size, store=store)
         self._num_barriers = 1  # peers count NCCL's id as the first broadcast of rank 0
-        return PyNcclCommunicator(group, device=self.device)
+        forbid_multicast()
+        with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.current_stream(self.device)):
+            made = PyNcclCommunicator(group, device=self.device)  # leaves a stream of vLLM's as the thread's own
+        if made.disabled:
+            raise RuntimeError("vLLM finds no NCCL library")
+        return made
 
 
 def _open_store(address: GroupAddress, listener: socket.socket | None) -> TCPStore:
@@ -133,7 +177,7 @@ class _Reader(pickle.Unpickler):
         super().__init__(io.BytesIO(packed))
         self._allowed = allowed
 
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
+    def find_class(self, module_name: str, global_name: str, /) -> object:
         if self._allowed is not None and global_name == self._allowed.__name__:
             return self._allowed
         if self._allowed is not None and (module_name, global_name) == ("_ctypes", "_unpickle"):

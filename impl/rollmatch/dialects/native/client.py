@@ -1,7 +1,6 @@
 """The native dialect: ids in, ids out, as bytes."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -39,14 +38,14 @@ class NativeDialect:
                 raise ReplyMalformed(problem, key=self.base_url)
         return [self._reply(entry, place) for place, entry in enumerate(entries)]
 
-    def _logprobs(self, entry: Any, response: Sequence[int], place: int) -> tuple[float, ...] | None:
+    def _logprobs(self, entry: object, response: Sequence[int], place: int) -> tuple[float, ...] | None:
         packed = field_of(entry, "logprobs")
         if packed is None:
             return None
         values = np.frombuffer(packed, dtype="<f4").tolist() if isinstance(packed, bytes) else packed
         return logprobs_of(values, response, place=place, base_url=self.base_url)
 
-    def _reply(self, entry: Any, place: int) -> Reply:
+    def _reply(self, entry: object, place: int) -> Reply:
         version = field_of(entry, "policy_version")
         if type(version) is not int:
             raise ReplyMalformed(f"entry {place} of {self.base_url} has no policy_version", key=self.base_url)
@@ -60,14 +59,14 @@ class NativeDialect:
             policy_version=version,
         )
 
-    def _ids(self, entry: Any, name: str, place: int) -> tuple[int, ...]:
+    def _ids(self, entry: object, name: str, place: int) -> tuple[int, ...]:
         packed = field_of(entry, name)
         if not isinstance(packed, bytes) or len(packed) % 4:
             raise ReplyMalformed(f"entry {place} of the answer of {self.base_url} has no {name}", key=self.base_url)
         return tuple(unpack_ids(packed).tolist())
 
 
-def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, Any]:
+def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, object]:
     """The body of a call."""
     return {
         "requests": [
@@ -84,7 +83,7 @@ def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, Any]
     }
 
 
-def _values(sampling: SamplingRules, max_tokens: int) -> dict[str, Any]:
+def _values(sampling: SamplingRules, max_tokens: int) -> dict[str, object]:
     return {
         "max_tokens": max_tokens,
         "temperature": sampling.temperature,

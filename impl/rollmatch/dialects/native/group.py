@@ -6,13 +6,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from rollmatch.dialects.calls import BackgroundCall, raise_failures
-from rollmatch.dialects.http import MSGPACK, ServerRefused
+from rollmatch.dialects.calls import BackgroundCall
+from rollmatch.dialects.http import MSGPACK, ServerRefused, raise_failures
 from rollmatch.dialects.session import HEALTH_TIMEOUT_S, RolloutServer
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.server.payloads import PROTOCOL
@@ -136,7 +135,7 @@ class LearnerGroup:
             close_everywhere(self.servers, rendezvous)
             raise
 
-    def _join_store(self, calls: Sequence[BackgroundCall[Any]]) -> WeightSource:
+    def _join_store(self, calls: Sequence[BackgroundCall[object]]) -> WeightSource:
         """Begins once somebody listens: an attempt that is left behind in native code could break the process's end."""
         rendezvous, deadline = self.rendezvous, time.monotonic() + self.rendezvous.join_timeout_s
         calls[0].is_done(within_s=_REFUSAL_S)  # a server that cannot listen says so at once, whoever else does
@@ -171,7 +170,7 @@ class LearnerGroup:
             join_timeout_s=rendezvous.join_timeout_s,
         )
 
-    def _ask_to_join(self, server: RolloutServer, offset: int) -> Any:
+    def _ask_to_join(self, server: RolloutServer, offset: int) -> object:
         """``offset``: rank of the server's first worker."""
         address = self._address()
         body = {
@@ -195,7 +194,7 @@ class LearnerGroup:
                 raise GroupPortInUse(problem, key=refusal.key, remedy=refusal.remedy) from refusal
             raise
 
-    def _nobody(self, calls: Sequence[BackgroundCall[Any]]) -> CommunicatorTimeout:
+    def _nobody(self, calls: Sequence[BackgroundCall[object]]) -> CommunicatorTimeout:
         """The error for servers that did not join."""
         silent = [server.base_url for server, call in zip(self.servers, calls, strict=True) if not call.is_done()]
         return CommunicatorTimeout(
@@ -229,7 +228,7 @@ def _is_taken(host: str, port: int) -> bool:
     return True
 
 
-def _ask_to_leave(server: RolloutServer, rendezvous: Rendezvous) -> Any:
+def _ask_to_leave(server: RolloutServer, rendezvous: Rendezvous) -> object:
     body = {"client": rendezvous.client, "force": False}
     return server.control(CLOSE, body, timeout_s=_GRACE_S, content_type=MSGPACK)
 

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from itertools import count
 from typing import Any
 
 from torch import Tensor
 
-from rollmatch.dialects.calls import BackgroundCall, RunningCall, raise_failures
-from rollmatch.dialects.http import MSGPACK, HttpReply
+from rollmatch.dialects.calls import BackgroundCall
+from rollmatch.dialects.http import MSGPACK, HttpReply, RunningCall, raise_failures
 from rollmatch.dialects.native.group import (
     AUTO,
     LearnerGroup,
@@ -30,13 +31,13 @@ from rollmatch.weights.digest import DigestMismatch, check_digests
 from rollmatch.weights.group_address import TransferFailed
 from rollmatch.weights.group_store import DROP, GO
 from rollmatch.weights.named_weights import Adapter
-from rollmatch.weights.plan import Plan, WeightTransfer, fit, make_plan, spec_of
+from rollmatch.weights.plan import Plan, Spec, WeightTransfer, fit, make_plan, spec_of
 
 SYNC, AGAIN = "/native/sync", "/native/sync/again"
 COMMIT, DROP_STAGED = "/native/sync/commit", "/native/sync/drop"
 _REPLY_TIMEOUT_S, _GRACE_S = 600.0, 5.0
 _READY_POLL_S, _DOUBT_S = 0.0001, 0.05
-"""After ``_DOUBT_S`` without an answer, servers are asked for a sign of life."""
+"""After ``_DOUBT_S`` without a reply, the health of servers is requested."""
 _LEFT = "communicator-missing"
 """Code of a server for a sync whose group the learner itself has left."""
 _Named = Sequence[tuple[str, Tensor]]
@@ -68,7 +69,7 @@ class NativeSender:
         self._plans: dict[object, Plan] = {}
         self._known: tuple[Plan, str] | None = None
         """The plan that all servers of the open group know, and their name for it."""
-        self._num_syncs = 0
+        self._numbers = count()
 
     @property
     def transport(self) -> str:
@@ -79,6 +80,13 @@ class NativeSender:
     def instances(self) -> tuple[str, ...] | None:
         """What each server called itself when its group was opened."""
         return tuple(identity.instance for identity in self._identities) or None
+
+    def check(self, specs: Sequence[Spec]) -> bool:
+        """Compare tensors with those that each server holds, before any group is opened. Errors: those of ``fit``."""
+        for server in self.servers:
+            held = read_identity(server)
+            fit(specs, held.tensors, held.aliases, server=server.base_url)
+        return True
 
     def send(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """All weights, as one version. Errors: those of ``plan``, ``gloo`` and ``digest``, and the servers' own."""
@@ -141,8 +149,7 @@ class NativeSender:
             merges=() if adapter is None else adapter.merges,
             merged_digests=None if adapter is None else _merged_digests(adapter, group),
         )
-        self._num_syncs += 1
-        sync_id = f"{version}-{self._num_syncs}"
+        sync_id = f"{version}-{next(self._numbers)}"
         route, body = self._announcement(group, transfer, sync_id, version)
         calls = [_begin(server, route, body) for server in self.servers]
         try:
@@ -166,9 +173,9 @@ class NativeSender:
 
     def _announcement(
         self, group: LearnerGroup, transfer: WeightTransfer, sync_id: str, version: int
-    ) -> tuple[str, dict[str, Any]]:
+    ) -> tuple[str, dict[str, object]]:
         """Route and body: all tensors, or the name under which all servers know them."""
-        body: dict[str, Any] = {
+        body: dict[str, object] = {
             "client": self.rendezvous.client,
             "sync_id": sync_id,
             "version": version,
@@ -191,7 +198,7 @@ class NativeSender:
         Errors: that of the first call that ended with one, ``NotReady``.
         """
         store, limit_s = group.source.store, self.rendezvous.timeout_s
-        began, doubts = time.monotonic(), list[RunningCall[Any]]()
+        began, doubts = time.monotonic(), list[RunningCall[object]]()
         try:
             while not store.is_ready(sync_id, range(group.rank)):
                 raise_failures([*calls, *doubts])
@@ -214,7 +221,7 @@ class NativeSender:
             if transfer.merged_digests is not None:
                 _check_merged(transfer.merged_digests, reply, server)
 
-    def _commit(self, sync_id: str) -> list[Any]:
+    def _commit(self, sync_id: str) -> list[object]:
         body = {"client": self.rendezvous.client, "sync_id": sync_id}
         calls = [_begin(server, COMMIT, body) for server in self.servers]
         return [call.result().body for call in calls]
@@ -230,7 +237,7 @@ class NativeSender:
 
 
 def _begin(server: RolloutServer, route: str, body: dict[str, Any]) -> RunningCall[HttpReply]:
-    return server.begin(route, body, timeout_s=_REPLY_TIMEOUT_S, content_type=MSGPACK)
+    return server.http.begin(f"{route}/", body, timeout_s=_REPLY_TIMEOUT_S, content_type=MSGPACK)
 
 
 def _ask_to_drop(server: RolloutServer, body: dict[str, Any]) -> Any:
@@ -251,20 +258,20 @@ def _check_merged(merged: Mapping[str, str], reply: dict[str, Any], server: Roll
             raise DigestMismatch(problem, key=name, remedy="Set sync.mode to full.")
 
 
-def _check_committed(server: RolloutServer, reply: dict[str, Any], version: int) -> None:
+def _check_committed(server: RolloutServer, reply: dict[str, object], version: int) -> None:
     if reply.get("committed") is not True or reply.get("policy_version") != version:
         problem = f"{server.base_url} serves version {reply.get('policy_version')}, {version} was sent"
         raise SyncUnconfirmed(problem, key=server.base_url, remedy="Look at the server's output and sync again.")
 
 
-def _check_instance(server: RolloutServer, reply: dict[str, Any], instance: str) -> None:
+def _check_instance(server: RolloutServer, reply: dict[str, object], instance: str) -> None:
     """The replying process is the one that joined: no other health call is needed after a sync."""
     if reply.get("instance", instance) != instance:
         problem = f"{server.base_url} was {instance} and answers as {reply['instance']}"
         raise SyncUnconfirmed(problem, key=server.base_url, remedy="Let one server stand behind each URL.")
 
 
-def _cause_of(error: RollmatchError, calls: Sequence[RunningCall[Any]]) -> RollmatchError:
+def _cause_of(error: RollmatchError, calls: Sequence[RunningCall[object]]) -> RollmatchError:
     """A broken transfer says little; the server whose call failed meanwhile may know more."""
     if isinstance(error, TransferFailed):
         for call in calls:

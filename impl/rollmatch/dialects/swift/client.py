@@ -8,7 +8,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollmatch.data.chat import IMAGE_TAG
+from rollmatch.data.content import IMAGE_TAG
 from rollmatch.dialects.dialect import Post
 from rollmatch.dialects.http import JSON
 from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
@@ -40,7 +40,7 @@ class SwiftDialect:
         ]
 
 
-def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, Any]:
+def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, object]:
     """The body of a call; its seed is the first request's."""
     return {
         "infer_requests": [

@@ -97,7 +97,7 @@ class SwiftBatch(Payload):
 
 
 def swift_routes(server: ServerState) -> APIRouter:
-    """The routes that only this dialect has; its control routes are ``queued_routes``."""
+    """The routes that only this dialect has; its control routes are ``control_routes``."""
     router = APIRouter(tags=["swift"])
     defaults = model_defaults(server.model.directory)
     limits = server.settings.limits
@@ -109,7 +109,7 @@ def swift_routes(server: ServerState) -> APIRouter:
         config = batch.request_config or SwiftRequestConfig()
         check_count(config.n, "max_responses_per_prompt", limits, key="n")
         requests = generate_requests(batch.infer_requests, config, defaults=defaults)
-        await server.queued.before_generating()
+        await server.chunked.before_generating()
         outputs = await unless_gone(request, server.generator.generate(requests, where=WHERE, clamp=True))
         if isinstance(outputs, Response):
             return outputs

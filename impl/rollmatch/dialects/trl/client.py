@@ -56,7 +56,7 @@ class TrlDialect:
         sampled = [field_of(each, 0) if isinstance(each, list) else each for each in values or ()]
         return logprobs_of(sampled, response, place=place, base_url=self.base_url)
 
-    def _rows(self, body: Any, name: str, num_requests: int) -> list[tuple[int, ...]]:
+    def _rows(self, body: object, name: str, num_requests: int) -> list[tuple[int, ...]]:
         rows = field_of(body, name)
         if rows is None:
             raise ReplyMalformed(f"the answer of {self.base_url} has no {name}", key=self.base_url)
@@ -81,7 +81,7 @@ def equally_often(prompts: Sequence[Prompt]) -> list[list[list[int]]]:
     return list(by_count.values())
 
 
-def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, Any]:
+def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, object]:
     """The body of a call; its seed is the first request's."""
     return {
         "prompts": [list(prompt.prompt_token_ids) for prompt in prompts],

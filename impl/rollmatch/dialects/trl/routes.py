@@ -60,7 +60,7 @@ class TrlBatch(Payload):
 
 
 def trl_routes(server: ServerState) -> APIRouter:
-    """The routes that only this dialect has; its control routes are ``queued_routes``."""
+    """The routes that only this dialect has; its control routes are ``control_routes``."""
     router = APIRouter(tags=["trl"])
     limits = server.settings.limits
 
@@ -70,7 +70,7 @@ def trl_routes(server: ServerState) -> APIRouter:
         batch = await read_body(request, TrlBatch, sampling_at=("generation_kwargs", "n", "logprobs"), longest=longest)
         check_count(batch.n, "max_responses_per_prompt", limits, key="n")
         requests = generate_requests(batch)
-        await server.queued.before_generating()
+        await server.chunked.before_generating()
         outputs = await unless_gone(request, server.generator.generate(requests, where="prompts", clamp=True))
         if isinstance(outputs, Response):
             return outputs

@@ -1,18 +1,18 @@
-"""A rollout server of the trl dialect for somebody else's trainer: ask it for completions, give it new weights.
+"""A rollout server of the trl dialect for other trainers: request completions, send new weights.
 
 Usable alone, without the rest of the ring; the names are those that TRL's and verifiers' trainers know. Every training
 process may have one and generate; only one of them, the main process, opens the communicator and sends weights.
 
-    client = VLLMClient(host="localhost", server_port=8000, group_port=51216)
+    client = VLLMClient("http://localhost:8000", group_port=51216)
     completions = client.generate(["What is 2 + 2?"], n=4, max_tokens=32)
-    client.init_communicator()
+    client.init_communicator(device="cuda:0")
     client.update_model_params(model)        # sends every weight, then empties the server's prefix cache
     client.close_communicator()
 """
 
 import atexit
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from rollmatch.config.connection import FIRST_GROUP_PORT, base_url_of
 from rollmatch.dialects.http import JSON, ReplyMalformed
 from rollmatch.dialects.native.group import Rendezvous, resolve
-from rollmatch.dialects.queued_sender import join, send_named
 from rollmatch.dialects.reply import entries_of, field_of, ids_of
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.trl.client import ROUTE, TrlDialect
+from rollmatch.dialects.trl.sender import join, send_named
 from rollmatch.dialects.watch import WatchRules, watched
 from rollmatch.errors import SyncError
 from rollmatch.weights.named_weights import named_weights
+from rollmatch.weights.nccl import device_of
 from rollmatch.weights.plan import spec_of
 from rollmatch.weights.stateless import StatelessGroup
 
@@ -44,6 +45,7 @@ class VLLMClient:
 
     def __init__(
         self,
+        base_url: str | None = None,
         host: str = "127.0.0.1",
         server_port: int = 8000,
         group_port: int = FIRST_GROUP_PORT,
@@ -51,11 +53,13 @@ class VLLMClient:
     ) -> None:
         """Wait for the server's health, ``connection_timeout`` seconds at most. Errors: ``ServerUnreachable``.
 
+        ``base_url``, where it is given, stands for host and port.
         The timeout is for connecting and for joining the communicator; the duration of a generate call is not limited,
         a server that dies meanwhile is noticed within seconds.
         """
         settings = ClientSettings(timeout_s=connection_timeout, watch=WatchRules(silence_s=None))
-        self.server = RolloutServer(base_url_of(host, server_port), settings)
+        self.server = RolloutServer(base_url or base_url_of(host, server_port), settings)
+        host = urlsplit(base_url).hostname or host if base_url else host
         self.server.connect()
         self.server.dialect = TrlDialect(self.server.base_url)
         self.base_url = self.server.base_url
@@ -70,7 +74,7 @@ class VLLMClient:
         self._group: StatelessGroup | None = None
 
     def generate(
-        self, prompts: Sequence[str] | Sequence[Sequence[int]], *, n: int = 1, max_tokens: int = 16, **sampling: Any
+        self, prompts: Sequence[str] | Sequence[Sequence[int]], *, n: int = 1, max_tokens: int = 16, **sampling: object
     ) -> list[list[int]]:
         """``n`` completions of each prompt, as ids, one prompt after the other.
 
@@ -80,7 +84,7 @@ class VLLMClient:
         """
         body = make_body(prompts, n=n, max_tokens=max_tokens, sampling=sampling)
 
-        def call() -> Any:
+        def call() -> object:
             return self.server.http.post(self.server.path_of(ROUTE), body, timeout_s=None, content_type=JSON).body
 
         reply = watched(call, self.server.http, self.server.path_of("/health"), self.server.watch)
@@ -93,10 +97,14 @@ class VLLMClient:
             for place, row in enumerate(entries)
         ]
 
-    def init_communicator(self) -> None:
-        """Join the server's workers as the last rank of their group. Errors: the server's, ``CommunicatorTimeout``."""
+    def init_communicator(self, device: torch.device | str | int | None = None) -> None:
+        """Join the server's workers as the last rank of their group, by NCCL from a GPU and by gloo from a CPU.
+
+        ``device``: where the weights are; None: this process's GPU, or the CPU where there is none. Errors: the
+        server's, ``CommunicatorTimeout``, also where one side has a GPU and the other has none.
+        """
         self.close_communicator()
-        self._group = join(self.server, self.group_port, self._rendezvous)
+        self._group = join(self.server, self.group_port, self._rendezvous, _with_index(device))
         atexit.register(self.close_communicator)
 
     def update_named_param(self, name: str, weights: Tensor) -> None:
@@ -120,18 +128,27 @@ class VLLMClient:
 
     def close_communicator(self) -> None:
         """Leave the group, if this process is in one."""
-        if self._group is not None:
-            self._group = None
+        group, self._group = self._group, None
+        if group is not None:
             atexit.unregister(self.close_communicator)
             self.server.control("/close_communicator")
+            group.close()
+
+
+def _with_index(device: torch.device | str | int | None) -> torch.device:
+    """A device with its index: NCCL wants to know which GPU "cuda" is."""
+    found = device_of(()) if device is None else torch.device(device)
+    if found.type == "cuda" and found.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
 
 
 _IN_THE_BODY = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def make_body(
-    prompts: Sequence[str] | Sequence[Sequence[int]], *, n: int, max_tokens: int, sampling: Mapping[str, Any]
-) -> dict[str, Any]:
+    prompts: Sequence[str] | Sequence[Sequence[int]], *, n: int, max_tokens: int, sampling: Mapping[str, object]
+) -> dict[str, object]:
     """The body of a generate call; values that the dialect has no field for go into ``generation_kwargs``.
 
     >>> make_body(["a"], n=2, max_tokens=4, sampling={"top_p": 0.9, "seed": 7})["generation_kwargs"]

@@ -29,17 +29,17 @@ class VllmDialect:
     def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
         """A call each. Errors: ``ReplyMalformed``."""
 
-        def ask(prompt: Prompt) -> Any:
+        def request(prompt: Prompt) -> object:
             return post(ROUTE, encode(prompt, sampling), JSON).body
 
         with ThreadPoolExecutor(min(MAX_CALLS, len(prompts))) as pool:
             return [
                 chat_reply_of(body, version=None, place=place, base_url=self.base_url)
-                for place, body in enumerate(pool.map(ask, prompts))
+                for place, body in enumerate(pool.map(request, prompts))
             ]
 
 
-def encode(prompt: Prompt, sampling: SamplingRules) -> dict[str, Any]:
+def encode(prompt: Prompt, sampling: SamplingRules) -> dict[str, object]:
     """The body of a call."""
     images = iter(prompt.images)
     return {

@@ -5,34 +5,54 @@ ones, so it is paused from the first call to the last, and resumed whatever beco
 """
 
 import secrets
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
-from rollmatch.dialects.calls import BackgroundCall
+from rollmatch.dialects.calls import BackgroundCall, Result
+from rollmatch.dialects.http import RunningCall
 from rollmatch.dialects.native.group import Rendezvous, wait_until_free
-from rollmatch.dialects.queued_sender import AdapterUnproven
 from rollmatch.dialects.session import RolloutServer
-from rollmatch.errors import RollmatchError
-from rollmatch.weights.gloo import BUCKET_BYTES, GlooGroup
-from rollmatch.weights.group_address import GroupAddress, own_address
-from rollmatch.weights.plan import Plan, WeightTransfer, make_plan, spec_of
+from rollmatch.dialects.trl.sender import AdapterUnproven
+from rollmatch.dialects.vllm.transports import RANK, GlooTransport, NcclTransport, StockTransport
+from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.weights.gloo import BUCKET_BYTES
+from rollmatch.weights.group_address import GroupAddress, not_joined, own_address
+from rollmatch.weights.named_weights import Adapter
+from rollmatch.weights.nccl import device_of
+from rollmatch.weights.plan import Plan, Spec, WeightTransfer, make_plan, spec_of
 
-RANK, SECRET_BYTES = 0, 32
+SECRET_BYTES = 32
 PAUSE, RESUME, CLOSE = "/pause", "/resume", "/shutdown_weight_transfer_engine"
+JOIN, INFO = "/init_weight_transfer_engine", "/server_info"
 START, UPDATE, FINISH = "/start_weight_update", "/update_weights", "/finish_weight_update"
-_UPDATE_TIMEOUT_S = 600.0
+_UPDATE_TIMEOUT_S, _INFO_TIMEOUT_S = 600.0, 60.0
 _POLL_S, _GRACE_S = 0.002, 5.0
+
+
+class WeightsNotTaken(SyncError):
+    """A stock server was started with the weight transfer engine that this machine's transport needs."""
+
+    code = "weights-not-taken"
 
 
 class StockSender:
     """Rank 0's way to stock servers."""
 
     def __init__(self, servers: Sequence[RolloutServer], rendezvous: Rendezvous) -> None:
+        """Errors: ``WeightsNotTaken``, where a server says that it has another engine."""
         self.servers, self.rendezvous = tuple(servers), rendezvous
-        self._group: GlooGroup | None = None
+        device = device_of(())
+        self._transport: StockTransport = (
+            NcclTransport(device, str(servers[0].get("/version")["version"]))
+            if device.type == "cuda"
+            else GlooTransport()
+        )
+        for server in servers:
+            _check_engine(server, self._transport.backend)
+        self._is_open = False
         self._versions: tuple[str, ...] = ()
 
     @property
@@ -40,43 +60,47 @@ class StockSender:
         """None: no sync of this dialect names them."""
         return None
 
-    def send(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
+    def check(self, specs: Sequence[Spec]) -> bool:
+        """False: these servers do not list what they hold."""
+        return False
+
+    def send(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """All weights, to all servers at the same time. Errors: ``TransferFailed``, and the servers' own."""
         named = list(weights)
         plan = make_plan([spec_of(*pair) for pair in named], bucket_bytes=BUCKET_BYTES)
-        group = self._open()
+        self._open()
         try:
             self._everywhere(lambda server: server.control(PAUSE, query="mode=wait&clear_cache=true"))
             self._everywhere(lambda server: server.control(START))
-            self._update(group, plan, tuple(named[index][1] for index in plan.order))
+            self._update(plan, tuple(named[index][1] for index in plan.order))
             self._everywhere(lambda server: _finish(server, f"rollmatch-{version}"))
         except RollmatchError:
-            group.close()
-            self._group = None
+            self._transport.close()
+            self._is_open = False
             raise
         finally:
             self._everywhere(lambda server: server.control(RESUME))
         self._versions = self._read_versions()
 
-    def send_adapter(self, adapter: Any, *, version: int) -> None:
+    def send_adapter(self, adapter: Adapter, *, version: int) -> None:
         """Errors: ``AdapterUnproven``, always."""
         url, remedy = self.servers[0].base_url, "Set sync.mode to full, or serve with rollmatch serve."
         raise AdapterUnproven(f"{url} is a stock vllm serve, which proves no merge", key=url, remedy=remedy)
 
     def close(self) -> None:
         """Leave the group; the servers leave, too."""
-        if self._group is not None:
-            self._group.close()
+        if self._is_open:
+            self._transport.close()
             for call in [
                 BackgroundCall(partial(server.control, CLOSE)) for server in self.servers if CLOSE in server.routes
             ]:
                 call.is_done(within_s=_GRACE_S)
-        self._group = None
+        self._is_open = False
 
-    def _open(self) -> GlooGroup:
-        """The open group, or a new one if a server was started again since."""
-        if self._group is not None and self._read_versions() == self._versions:
-            return self._group
+    def _open(self) -> None:
+        """Open a group, unless one is open and no server was started again since."""
+        if self._is_open and self._read_versions() == self._versions:
+            return
         self.close()
         wait_until_free(self.rendezvous.host, self.rendezvous.port, within_s=self.rendezvous.timeout_s + _GRACE_S)
         sizes = [int(server.get("/get_world_size")["world_size"]) for server in self.servers]
@@ -89,21 +113,29 @@ class StockSender:
             timeout_s=self.rendezvous.timeout_s,
             join_timeout_s=self.rendezvous.join_timeout_s,
         )
-        joining = BackgroundCall(partial(GlooGroup.open, address, source=RANK))
-        offsets = [1 + sum(sizes[:place]) for place in range(len(sizes))]
-        calls = [
-            BackgroundCall(partial(_ask_to_join, *pair, address)) for pair in zip(self.servers, offsets, strict=True)
+        joining = BackgroundCall(partial(self._transport.open, address))
+        bodies = [
+            {"init_info": self._transport.init_info(address, 1 + sum(sizes[:place]))} for place in range(len(sizes))
         ]
-        self._group = _first_of(joining, calls)
-        return self._group
+        limit_s = address.join_timeout_s + _GRACE_S
+        calls = [
+            BackgroundCall(partial(server.control, JOIN, body, timeout_s=limit_s))
+            for server, body in zip(self.servers, bodies, strict=True)
+        ]
+        deadline = time.monotonic() + limit_s
+        _first_of(joining, calls, partial(_check_joined, address, deadline))
+        self._is_open = True
 
-    def _update(self, group: GlooGroup, plan: Plan, tensors: tuple[Tensor, ...]) -> None:
-        body = {"update_info": _described(plan)}
-        calls = [BackgroundCall(partial(_tell, server, UPDATE, body)) for server in self.servers]
-        sending = BackgroundCall(partial(group.send, WeightTransfer(plan=plan, tensors=tensors)))
+    def _update(self, plan: Plan, tensors: tuple[Tensor, ...]) -> None:
+        body = {"update_info": _described(plan) | self._transport.update_info(plan)}
+        calls = [
+            BackgroundCall(partial(server.control, UPDATE, body, timeout_s=_UPDATE_TIMEOUT_S))
+            for server in self.servers
+        ]
+        sending = BackgroundCall(partial(self._transport.send, WeightTransfer(plan=plan, tensors=tensors)))
         _first_of(sending, calls)
 
-    def _everywhere(self, call: Callable[[RolloutServer], Any]) -> list[Any]:
+    def _everywhere(self, call: Callable[[RolloutServer], Result]) -> list[Result]:
         """One call to each server at the same time; all are waited for before an error is raised."""
         calls = [BackgroundCall(partial(call, server)) for server in self.servers]
         for pending in calls:
@@ -114,19 +146,31 @@ class StockSender:
         return tuple(server.instance() for server in self.servers)
 
 
-def _first_of(ours: BackgroundCall[Any], theirs: Sequence[BackgroundCall[Any]]) -> Any:
-    """Our part's result once all are done; a server's error at once, and before ours, of which it is the cause."""
+def _first_of(
+    ours: RunningCall[object], theirs: Sequence[RunningCall[object]], check: Callable[[], None] = lambda: None
+) -> None:
+    """Wait until all are done; a server's error comes at once, and before ours, of which it is the cause.
+
+    ``check`` raises when the wait has to end.
+    """
     waiting = list(theirs)
     while waiting or not ours.is_done():
+        check()
         for call in [call for call in waiting if call.is_done(within_s=_POLL_S)]:
             call.result()
             waiting.remove(call)
         if ours.is_done(within_s=_POLL_S):
             _raise_cause(ours, waiting)
-    return ours.result()
+    ours.result()
 
 
-def _raise_cause(ours: BackgroundCall[Any], theirs: Sequence[BackgroundCall[Any]]) -> None:
+def _check_joined(address: GroupAddress, deadline: float) -> None:
+    """NCCL itself waits for ever. Errors: ``CommunicatorTimeout``."""
+    if time.monotonic() > deadline:
+        raise not_joined(address, "a server has not joined")
+
+
+def _raise_cause(ours: RunningCall[object], theirs: Sequence[RunningCall[object]]) -> None:
     """Errors: a server's, where ours failed and one comes within the grace; else ours."""
     try:
         ours.result()
@@ -137,34 +181,27 @@ def _raise_cause(ours: BackgroundCall[Any], theirs: Sequence[BackgroundCall[Any]
         raise
 
 
-def _described(plan: Plan) -> dict[str, Any]:
+def _described(plan: Plan) -> dict[str, object]:
     return {
         "names": [spec.name for spec in plan.specs],
         "dtype_names": [spec.dtype for spec in plan.specs],
         "shapes": [list(spec.shape) for spec in plan.specs],
-        "buckets": [bucket.stop - bucket.start for bucket in plan.buckets],
     }
 
 
-def _ask_to_join(server: RolloutServer, offset: int, address: GroupAddress) -> Any:
-    init_info = {
-        "master_address": address.host,
-        "master_port": address.port,
-        "rank_offset": offset,
-        "world_size": address.world_size,
-        "secret": address.secret,
-        "timeout_s": address.timeout_s,
-        "join_timeout_s": address.join_timeout_s,
-    }
-    limit_s = address.join_timeout_s + _GRACE_S
-    return server.control("/init_weight_transfer_engine", {"init_info": init_info}, timeout_s=limit_s)
+def _check_engine(server: RolloutServer, backend: str) -> None:
+    """Errors: ``WeightsNotTaken``, where the server says what it was started with."""
+    if INFO not in server.routes:
+        return
+    config = server.get(INFO, query="config_format=json", timeout_s=_INFO_TIMEOUT_S)["vllm_config"]
+    found = (config.get("weight_transfer_config") or {}).get("backend")
+    if found != backend:
+        problem = f"{server.base_url} was started with weight transfer backend {found}, this machine needs {backend}"
+        remedy = f"""Start it with --weight-transfer-config '{{"backend": "{backend}"}}'."""
+        raise WeightsNotTaken(problem, key=server.base_url, remedy=remedy)
 
 
 def _finish(server: RolloutServer, version: str) -> None:
     """The new weights serve under a name of ours; what older ones computed is forgotten."""
     server.control(FINISH, {"weight_version": version})
     server.empty_caches()
-
-
-def _tell(server: RolloutServer, route: str, body: Any) -> Any:
-    return server.control(route, body, timeout_s=_UPDATE_TIMEOUT_S)

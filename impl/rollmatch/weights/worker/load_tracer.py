@@ -135,11 +135,11 @@ class _LoadTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = self._names.get(storage)
         return self._made_of.get(storage, frozenset()) if name is None else frozenset([name])
 
-    def _sources(self, *arguments: Any) -> frozenset[str]:
+    def _sources(self, *arguments: object) -> frozenset[str]:
         return frozenset().union(*(self._made_from(tensor) for tensor in _tensors(arguments)))
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
+def _tensors(tree: object) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 

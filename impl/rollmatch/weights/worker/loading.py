@@ -1,7 +1,5 @@
 """What vLLM must keep so that weights can be loaded into its model again (it fuses q, k, v, and packs on a CPU)."""
 
-from typing import Any
-
 import torch
 
 
@@ -9,6 +7,7 @@ def keep_weights_loadable() -> None:
     """Before vLLM builds a model: see to it that later weights can be loaded, and are all that it needs."""
     if not torch.cuda.is_available():
         _keep_plain_linear_weights()
+        _keep_plain_expert_weights()
     _keep_buffers_of_placeholder_weights()
 
 
@@ -33,6 +32,29 @@ def _keep_plain_linear_weights() -> None:
     utils.dispatch_cpu_unquantized_gemm = keep
 
 
+def _keep_plain_expert_weights() -> None:
+    """Let vLLM pack experts when they are used, not when they are loaded (CPU).
+
+    It puts reordered and padded tensors in place of ``w13_weight`` and ``w2_weight``; a later sync would write plain
+    weights there (vLLM 0.32). Can go as above.
+    """
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
+    pack, use = CPUUnquantizedExperts.process_weights_after_loading, CPUUnquantizedExperts.apply
+
+    def apply(
+        self: CPUUnquantizedExperts, *arguments: object, w1: torch.Tensor, w2: torch.Tensor, **named: object
+    ) -> None:
+        layer = torch.nn.Module()
+        layer.w13_weight = torch.nn.Parameter(w1, requires_grad=False)
+        layer.w2_weight = torch.nn.Parameter(w2, requires_grad=False)
+        pack(self, layer)
+        use(self, *arguments, w1=layer.w13_weight, w2=layer.w2_weight, **named)
+
+    CPUUnquantizedExperts.process_weights_after_loading = lambda self, layer: None
+    CPUUnquantizedExperts.apply = apply
+
+
 def _keep_buffers_of_placeholder_weights() -> None:
     """Let ``load_format: dummy`` leave buffers alone: they are computed, not loaded, so no sync would repair them.
 
@@ -42,7 +64,7 @@ def _keep_buffers_of_placeholder_weights() -> None:
 
     load_weights = DummyModelLoader.load_weights
 
-    def load(self: DummyModelLoader, model: torch.nn.Module, *rest: Any) -> None:
+    def load(self: DummyModelLoader, model: torch.nn.Module, *rest: object) -> None:
         kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
         load_weights(self, model, *rest)
         for name, buffer in model.named_buffers():

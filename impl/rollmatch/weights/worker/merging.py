@@ -34,7 +34,7 @@ class AdapterMisfit(SyncError):
 
 
 class FrozenWeights:
-    """Weights of the model directory, each file read once. On a GPU while it has room, else in pinned memory.
+    """Weights of the model directory, each file read once. On a GPU while they fit, else in pinned memory.
 
     Floating tensors have the served type.
     """

@@ -7,7 +7,6 @@ weights whole. Source: vLLM 0.32 ``distributed/weight_transfer/base.py``.
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -42,8 +41,8 @@ class StockInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     rank_offset: int
     world_size: int
     secret: str
-    timeout_s: float = 30.0
-    join_timeout_s: float = 60.0
+    timeout_s: float
+    join_timeout_s: float
 
 
 @dataclass(kw_only=True)
@@ -85,7 +84,7 @@ class GlooEngine(WeightTransferEngine[StockInitInfo, StockUpdateInfo]):  # type:
     def start_weight_update(self) -> None:
         """Nothing changes before everything has arrived."""
 
-    def update_weights(self, update_info: dict[str, Any]) -> None:
+    def update_weights(self, update_info: dict[str, object]) -> None:
         """As ``receive_weights``; there is no device to wait for."""
         self.receive_weights(self.parse_update_info(update_info))
 

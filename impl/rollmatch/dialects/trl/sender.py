@@ -1,23 +1,24 @@
-"""Weights to servers of the swift and trl dialects: announced piece by piece, each piece a broadcast and a barrier.
+"""Weights to servers of the trl dialect and of swift, which shares its control routes: each chunk is one broadcast.
 
 Servers of these dialects cannot prove what they hold: real ones answer before they have loaded, and answer 200 when
-loading fails. So this way carries all weights only, never an adapter alone, and sends every piece once.
+loading fails. So all weights are sent, never an adapter alone, and every chunk is sent once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from rollmatch.dialects.calls import BackgroundCall
+from rollmatch.dialects.calls import BackgroundCall, Result
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.session import RolloutServer
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.digest import bytes_of
 from rollmatch.weights.gloo import Buffer
 from rollmatch.weights.group_address import GroupAddress
+from rollmatch.weights.named_weights import Adapter
+from rollmatch.weights.nccl import device_of
 from rollmatch.weights.plan import Plan, Spec, make_plan, spec_of
 from rollmatch.weights.stateless import StatelessGroup
 
@@ -26,6 +27,7 @@ BUCKET_BYTES = 512 * 2**20
 AFTER_LOADING = "/process_weights_after_loading"
 """Ends a sync, where a server has it."""
 _NO_DEVICE = "none"
+_CPU = torch.device("cpu")
 
 
 class AdapterUnproven(SyncError):
@@ -34,7 +36,7 @@ class AdapterUnproven(SyncError):
     code = "adapter-unproven"
 
 
-class QueuedSender:
+class TrlSender:
     """Rank 0's way to its servers; each has a group of its own at its own port."""
 
     def __init__(self, servers: Sequence[RolloutServer], ports: Sequence[int], rendezvous: Rendezvous) -> None:
@@ -46,14 +48,20 @@ class QueuedSender:
         """None: no sync of this dialect names them."""
         return None
 
-    def send(self, weights: Iterable[tuple[str, Any]], *, version: int) -> None:
+    def check(self, specs: Sequence[Spec]) -> bool:
+        """False: these servers do not list what they hold."""
+        return False
+
+    def send(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """All weights, to all servers at the same time; the servers count versions themselves, if they do."""
         named = list(weights)
         plan = make_plan([spec_of(*pair) for pair in named], bucket_bytes=BUCKET_BYTES)
         tensors = [named[place][1] for place in plan.order]
         if not self._groups:
-            places = zip(self.servers, self.ports, strict=True)
-            self._groups = tuple(_all(partial(join, *place, self.rendezvous) for place in places))
+            places, device = zip(self.servers, self.ports, strict=True), device_of(named)
+            self._groups = tuple(_all(partial(join, *place, self.rendezvous, device) for place in places))
+        if self._groups[0].device.type == "cuda":
+            torch.cuda.synchronize(self._groups[0].device)  # what computes the weights may run on another stream
         pairs = zip(self.servers, self._groups, strict=True)
         try:
             with torch.no_grad():
@@ -62,7 +70,7 @@ class QueuedSender:
             self.close()
             raise
 
-    def send_adapter(self, adapter: Any, *, version: int) -> None:
+    def send_adapter(self, adapter: Adapter, *, version: int) -> None:
         """Errors: ``AdapterUnproven``, always."""
         raise AdapterUnproven(
             f"{self.servers[0].base_url} speaks {self.servers[0].dialect.name}, which proves nothing",
@@ -72,17 +80,22 @@ class QueuedSender:
 
     def close(self) -> None:
         """Leave all groups."""
-        if self._groups:
-            self._groups = ()
+        groups, self._groups = self._groups, ()
+        if groups:
             for call in [BackgroundCall(partial(server.control, "/close_communicator")) for server in self.servers]:
                 call.is_done(within_s=5.0)
+        for group in groups:
+            group.close()
 
 
-def join(server: RolloutServer, port: int, rendezvous: Rendezvous) -> StatelessGroup:
-    """Join a server's workers at a port, as the last rank. Errors: the server's, ``CommunicatorTimeout``."""
+def join(server: RolloutServer, port: int, rendezvous: Rendezvous, device: torch.device = _CPU) -> StatelessGroup:
+    """Join a server's workers at a port, as the last rank: by NCCL from a GPU, by gloo from a CPU.
+
+    Errors: the server's, ``CommunicatorTimeout``, also where one side has a GPU and the other has none.
+    """
     world_size = int(server.get("/get_world_size")["world_size"]) + 1
     server.control("/close_communicator")
-    body = {"host": rendezvous.host, "port": port, "world_size": world_size, "client_device_uuid": _NO_DEVICE}
+    body = {"host": rendezvous.host, "port": port, "world_size": world_size, "client_device_uuid": uuid_of(device)}
     server.control("/init_communicator", body, timeout_s=rendezvous.join_timeout_s)
     address = GroupAddress(
         host=rendezvous.host,
@@ -92,28 +105,37 @@ def join(server: RolloutServer, port: int, rendezvous: Rendezvous) -> StatelessG
         timeout_s=rendezvous.timeout_s,
         join_timeout_s=rendezvous.join_timeout_s,
     )
-    return StatelessGroup(address)
+    return StatelessGroup(address, device=device)
+
+
+def uuid_of(device: torch.device) -> str:
+    """By which TRL's workers see that the learner has another GPU than they have.
+
+    >>> uuid_of(torch.device("cpu"))
+    'none'
+    """
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else _NO_DEVICE
 
 
 def send_named(server: RolloutServer, group: StatelessGroup, spec: Spec, tensor: Tensor) -> None:
     """One tensor, TRL's way: announced, broadcast, waited for."""
     body = {"name": spec.name, "dtype": f"torch.{spec.dtype}", "shape": list(spec.shape)}
     server.control("/update_named_param", body)
-    group.broadcast(tensor.detach().cpu().contiguous())
+    group.broadcast(tensor.detach().to(group.device).contiguous())
 
 
-def _all(calls: Iterable[Any]) -> list[Any]:
+def _all(calls: Iterable[Callable[[], Result]]) -> list[Result]:
     """Results of calls that run at the same time."""
     return [pending.result() for pending in [BackgroundCall(call) for call in calls]]
 
 
 def _send_to(server: RolloutServer, group: StatelessGroup, plan: Plan, tensors: Sequence[Tensor]) -> None:
     if server.dialect.name == "swift":
-        buffer = Buffer()
+        buffer = Buffer(group.device)
         for bucket in plan.buckets:
             specs = plan.specs[bucket.start : bucket.stop]
             server.control("/update_flattened_params", {"metadatas": flat_metadata(specs)})
-            parts = [bytes_of(tensor.cpu()) for tensor in tensors[bucket.start : bucket.stop]]
+            parts = [bytes_of(tensor.to(group.device)) for tensor in tensors[bucket.start : bucket.stop]]
             group.broadcast(buffer.fill(parts))
     else:
         for spec, tensor in zip(plan.specs, tensors, strict=True):
@@ -123,7 +145,7 @@ def _send_to(server: RolloutServer, group: StatelessGroup, plan: Plan, tensors: 
     server.empty_caches()
 
 
-def flat_metadata(specs: Sequence[Spec]) -> list[dict[str, Any]]:
+def flat_metadata(specs: Sequence[Spec]) -> list[dict[str, object]]:
     """Where each tensor lies in a bucket, in bytes (ms-swift from 4.2 on).
 
     >>> [(one["start_idx"], one["end_idx"]) for one in

@@ -9,9 +9,9 @@ from conformance.dialects.swift_double import error_of
 from conformance.dialects.test_client_scenarios import MEETING, TEMPLATE, double
 from conformance.rollout.digits import load_model
 from rollmatch.config.training import TunerConfig
-from rollmatch.dialects import queued_sender
-from rollmatch.dialects.queued_sender import QueuedSender, flat_metadata
 from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.dialects.trl import sender as trl_sender
+from rollmatch.dialects.trl.sender import TrlSender, flat_metadata
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.fence import SyncMode
@@ -20,6 +20,7 @@ from rollmatch.weights.named_weights import adapter_of, named_weights
 from rollmatch.weights.plan import Spec
 
 __all__ = ["double"]
+GROUP = SimpleNamespace(device=torch.device("cpu"), close=lambda: None)
 
 
 @pytest.mark.scenario(
@@ -29,8 +30,8 @@ __all__ = ["double"]
 def test_an_update_is_sent_once(double):
     server = RolloutServer(double.url, ClientSettings(timeout_s=3))
     server.connect()
-    sender = QueuedSender([server], [23000], MEETING)
-    sender._groups = (SimpleNamespace(send=lambda bucket: None),)
+    sender = TrlSender([server], [23000], MEETING)
+    sender._groups = (GROUP,)
     error = error_of(lambda: sender.send([("a", torch.zeros(2))], version=1))
     assert error.code == "transport-failed"
     assert double.calls.count("/update_flattened_params") == 1
@@ -41,18 +42,18 @@ def test_an_update_is_sent_once(double):
     clauses=["server-dialects/the-trl-dialect-serves-trl-and-verifiers-trainers#4"],
 )
 def test_the_trainer_is_the_last_rank(monkeypatch):
-    told = []
+    calls = []
     server = SimpleNamespace(
         dialect=SimpleNamespace(name="trl"),
         routes={},
         get=lambda route: {"world_size": 2},
-        control=lambda route, body=None, **_: told.append((route, body)),
+        control=lambda route, body=None, **_: calls.append((route, body)),
         empty_caches=lambda: None,
     )
-    monkeypatch.setattr(queued_sender, "StatelessGroup", lambda address: told.append(address) or SimpleNamespace())
-    QueuedSender([server], [23000], MEETING).send([], version=1)
-    ((_, body),) = [call for call in told if isinstance(call, tuple) and call[0] == "/init_communicator"]
-    (address,) = [call for call in told if not isinstance(call, tuple)]
+    monkeypatch.setattr(trl_sender, "StatelessGroup", lambda address, device: calls.append(address) or GROUP)
+    TrlSender([server], [23000], MEETING).send([], version=1)
+    ((_, body),) = [call for call in calls if isinstance(call, tuple) and call[0] == "/init_communicator"]
+    (address,) = [call for call in calls if not isinstance(call, tuple)]
     assert body["world_size"] == address.world_size == 3
     assert address.rank == 2
 
@@ -62,8 +63,8 @@ def test_the_trainer_is_the_last_rank(monkeypatch):
     clauses=["server-dialects/the-swift-dialect-serves-ms-swift-trainers#4"],
 )
 def test_a_bucket_is_read_by_bytes():
-    told = flat_metadata([Spec("a", "bfloat16", (6,)), Spec("b", "float32", (2,))])
-    assert [(one["start_idx"], one["end_idx"]) for one in told] == [(0, 12), (12, 20)]
+    entries = flat_metadata([Spec("a", "bfloat16", (6,)), Spec("b", "float32", (2,))])
+    assert [(one["start_idx"], one["end_idx"]) for one in entries] == [(0, 12), (12, 20)]
 
 
 @pytest.mark.scenario(clauses=["weight-sync/adapter-sync-sends-adapters-only#3"])
@@ -74,7 +75,7 @@ def test_a_server_that_would_apply_an_adapter_itself_gets_it_merged_with_a_warni
     assert any("visual" in name for name in adapted)
     server, sent = RolloutServer(double.url, ClientSettings(timeout_s=3)), []
     server.connect()
-    sender = QueuedSender([server], [23000], MEETING)
+    sender = TrlSender([server], [23000], MEETING)
     monkeypatch.setattr(sender, "send", lambda weights, *, version: sent.extend(weights))
     backend, mode = VllmServerBackend([server], TEMPLATE, Ranks(), sender=sender), SyncMode("adapter")
     with caplog.at_level("WARNING"):

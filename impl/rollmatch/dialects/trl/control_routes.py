@@ -1,4 +1,4 @@
-"""Control routes of the swift and trl dialects. Unlike elsewhere, status 200 means that it was done."""
+"""Control routes of the trl dialect, shared by swift. Unlike elsewhere, status 200 means that it was done."""
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
@@ -44,7 +44,7 @@ class FlatBucket(BaseModel):
     metadatas: list[FlatTensor]
 
 
-def queued_routes(server: ServerState) -> APIRouter:
+def control_routes(server: ServerState) -> APIRouter:
     """Routes that swift and trl trainers share."""
     router = APIRouter(tags=["swift", "trl"])
     _add_group(router, server)
@@ -56,36 +56,36 @@ def queued_routes(server: ServerState) -> APIRouter:
 def _add_group(router: APIRouter, server: ServerState) -> None:
     @router.post("/init_communicator/")
     async def init(request: Request) -> Response:
-        wish = await read_body(request, CommunicatorInit)
-        host = server.settings.host if is_wildcard(wish.host) else wish.host  # what TRL and ms-swift send by default
+        body = await read_body(request, CommunicatorInit)
+        host = server.settings.host if is_wildcard(body.host) else body.host  # what TRL and ms-swift send by default
         address = GroupAddress(
             host=host,
-            port=wish.port,
+            port=body.port,
             rank=0,
-            world_size=wish.world_size,
+            world_size=body.world_size,
             timeout_s=TRANSFER_TIMEOUT_S,
             join_timeout_s=JOIN_TIMEOUT_S,
         )
-        await server.queued.open(address)
-        return _done(request, f"listening at {host}:{wish.port}, waiting for rank {wish.world_size - 1}")
+        await server.chunked.open(address)
+        return _done(request, f"listening at {host}:{body.port}, waiting for rank {body.world_size - 1}")
 
     @router.post("/close_communicator/")
     async def close(request: Request) -> Response:
-        return _done(request, "communicator closed" if await server.queued.close() else "no communicator was open")
+        return _done(request, "communicator closed" if await server.chunked.close() else "no communicator was open")
 
 
 def _add_updates(router: APIRouter, server: ServerState) -> None:
     @router.post("/update_named_param/")
     async def named(request: Request) -> Response:
-        wish = await read_body(request, NamedParam)
-        await server.queued.announce([_spec(wish)])
-        return _done(request, f"ready to receive {wish.name}")
+        body = await read_body(request, NamedParam)
+        await server.chunked.announce([_spec(body)])
+        return _done(request, f"ready to receive {body.name}")
 
     @router.post("/update_flattened_params/")
     async def flattened(request: Request) -> Response:
         bucket = await read_body(request, FlatBucket)
         check_places(bucket.metadatas)
-        await server.queued.announce([_spec(entry) for entry in bucket.metadatas])
+        await server.chunked.announce([_spec(entry) for entry in bucket.metadatas])
         return _done(request, f"ready to receive {len(bucket.metadatas)} tensors")
 
     @router.post("/update_adapter_flattened_param/")
@@ -96,13 +96,13 @@ def _add_updates(router: APIRouter, server: ServerState) -> None:
 
     @router.post("/process_weights_after_loading/")
     async def process(request: Request) -> Response:
-        await server.queued.settle()
+        await server.chunked.settle()
         return _done(request, "Weights processed after loading")
 
 
 def _add_resets(router: APIRouter, server: ServerState) -> None:
     async def reset(request: Request) -> Response:
-        await server.queued.settle()
+        await server.chunked.settle()
         done = await server.pool.reset_caches()
         return answer(request, {"message": f"caches reset, status: {done}", "success": done})
 

@@ -1,6 +1,6 @@
-"""Updates of the swift and trl dialects: announced piece by piece, without a sign which one is the last.
+"""Updates of the swift and trl dialects: announced in chunks, none of which is marked as the last.
 
-Pieces are staged; the update commits when every tensor of the model is there. The calls that end a sync in these
+Chunks are staged; the update commits when every tensor of the model is there. The calls that end a sync in these
 dialects wait for that commit, and return what went wrong.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rollmatch.errors import RollmatchError
 from rollmatch.server.announced import check_complete, check_tensor, specs_of
-from rollmatch.server.communicator import QUEUED, Communicator
+from rollmatch.server.communicator import ANONYMOUS, Communicator
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.identity import Model
 from rollmatch.server.payloads import TensorSpec
@@ -20,7 +20,7 @@ from rollmatch.weights.plan import TransferPlan, to_wire
 TRANSPORT = "stateless"
 
 
-class QueuedUpdate:
+class ChunkedUpdate:
     """What these dialects' control calls do."""
 
     def __init__(self, pool: EnginePool, communicator: Communicator, update: Update, model: Model) -> None:
@@ -40,7 +40,7 @@ class QueuedUpdate:
             remedy = "Send the server's world size plus one."
             raise GroupAddressInvalid(problem, key="world_size", remedy=remedy, code="world-size-mismatch")
         self._failure = None
-        await self.communicator.open(QUEUED, address, transport=TRANSPORT)
+        await self.communicator.open(ANONYMOUS, address, transport=TRANSPORT)
         self._follow()
 
     async def announce(self, tensors: Sequence[TensorSpec]) -> None:
@@ -49,7 +49,7 @@ class QueuedUpdate:
         Errors: ``CommunicatorRefused``, those of ``announced`` and of what went before.
         """
         self._raise_failure()
-        self.communicator.check_attached(QUEUED)
+        self.communicator.check_attached(ANONYMOUS)
         for spec in tensors:
             check_tensor(spec, self.model)
         plan = TransferPlan(tensors=specs_of(tensors), buckets=(len(tensors),))

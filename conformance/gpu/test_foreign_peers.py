@@ -1,0 +1,95 @@
+"""Weights over NCCL: from our learner to other people's servers, and from TRL's trainer to ours."""
+
+import json
+import os
+import sys
+
+import pytest
+import requests
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from conformance.cli.division import VLLM
+from conformance.cli.one_step import take_steps
+from conformance.cli.started import finish, is_healthy, started
+from conformance.gpu.trl_trainer import MAX_TOKENS, MODEL, NUM_PROMPTS, NUM_STEPS, prompts
+from conformance.rollout.digits import ROOT
+from conformance.server.instance import free_port
+
+ARITHMETIC = ROOT / "fixtures/arithmetic/grpo.yaml"
+ENGINE = {
+    "dtype": "float32", "max-model-len": "64", "enforce-eager": "true", "gpu-memory-utilization": "0.1",
+    "host": "127.0.0.1",
+}  # fmt: skip
+TRL = [sys.executable, "-c", "import sys; from trl.cli import main; sys.exit(main())", "vllm-serve"]
+STOCK = [
+    *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL), "--logprobs-mode", "processed_logprobs"),
+    *("--weight-transfer-config", json.dumps({"backend": "nccl"})),
+]
+
+
+def trl_server(port):
+    words = {**ENGINE, "model": str(MODEL), "port": str(port)}
+    return [*TRL, *(word for name, value in words.items() for word in (f"--{name.replace('-', '_')}", value))]
+
+
+def stock_server(port):
+    words = {name: value for name, value in ENGINE.items() if name != "enforce-eager"} | {"port": str(port)}
+    return [*STOCK, "--enforce-eager", *(word for name, value in words.items() for word in (f"--{name}", value))]
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize("make_command", [trl_server, stock_server], ids=["trl", "vllm"])
+def test_a_server_of_others_answers_by_the_weights_of_every_step(tmp_path, monkeypatch, make_command):
+    port = free_port()
+    variables = {"CUDA_VISIBLE_DEVICES": "0", "VLLM_SERVER_DEV_MODE": "1"}
+    with started(make_command(port), tmp_path / "server.txt", **variables) as server:
+        server.wait_until(lambda: answers_health(f"http://127.0.0.1:{port}"))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        overrides = ("custom.extra.grpo.eval_temperature=0", "training.lr_scheduler_type=constant")
+        try:
+            take_steps(ARITHMETIC, f"http://127.0.0.1:{port}", tmp_path, *overrides, num_steps=3)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{server.output()[-3000:]}") from error
+
+
+def answers_health(url):
+    """Stock servers know the route without a slash only."""
+    try:
+        return any(requests.get(url + route, timeout=5).status_code == 200 for route in ("/health/", "/health"))
+    except requests.RequestException:
+        return False
+
+
+@pytest.mark.gpu(2)
+def test_our_server_answers_by_the_weights_of_trl_s_trainer(tmp_path):
+    port, group_port, out = free_port(), free_port(), tmp_path / "run"
+    url = f"http://127.0.0.1:{port}"
+    settings = {f"{VLLM}.mode": "server", f"{VLLM}.server.base_url": url, f"{VLLM}.server.group_port": group_port}
+    sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    serve = [sys.executable, "-m", "rollmatch", "serve", str(ARITHMETIC), "--gpus", "0", *sets]
+    trainer = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"),
+        *("-m", "conformance.gpu.trl_trainer", url, str(group_port), str(out)),
+    ]
+    with started(serve, tmp_path / "server.txt") as server:
+        server.wait_until(lambda: is_healthy(url))
+        variables = {"CUDA_VISIBLE_DEVICES": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}
+        code, output = finish(trainer, tmp_path / "trainer.txt", **variables)
+        assert code == 0, output[-3000:] + server.output()[-3000:]
+    noted = json.loads((out / "answers.json").read_text())
+    assert noted[0] == greedy_answers_of_transformers(MODEL)
+    for step in range(1, NUM_STEPS):
+        assert noted[step] != noted[step - 1], "a server with old weights would be found out"
+        assert noted[step] == greedy_answers_of_transformers(out / f"checkpoint-{step}")
+
+
+def greedy_answers_of_transformers(directory):
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    answers = []
+    for prompt in prompts()[:NUM_PROMPTS]:
+        ids = tokenizer(prompt, return_tensors="pt")
+        whole = model.generate(**ids, do_sample=False, max_new_tokens=MAX_TOKENS)
+        answers.append(whole[0, ids["input_ids"].shape[1] :].tolist())
+    return answers
