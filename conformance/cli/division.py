@@ -35,7 +35,7 @@ class Division:
 
     out: Path
     code: int
-    told: str
+    output: str
     health: dict
     """The server's, after the run."""
     metrics: str
@@ -56,13 +56,13 @@ class Division:
 
     def replica_tokens(self) -> list[float]:
         """Response tokens that each replica has written."""
-        return [float(told) for told in REPLICA_TOKENS.findall(self.metrics)]
+        return [float(count) for count in REPLICA_TOKENS.findall(self.metrics)]
 
     def num_calls(self, *routes: str) -> int:
         """Calls of all these routes together that were answered with 200."""
         named = "|".join(map(re.escape, routes))
         answered = rf'^rollmatch_requests_total{{route="(?:{named})",status="200"}} (\S+)$'
-        return sum(int(float(told)) for told in re.findall(answered, self.metrics, re.MULTILINE))
+        return sum(int(float(count)) for count in re.findall(answered, self.metrics, re.MULTILINE))
 
 
 def named(config, http, group):
@@ -102,21 +102,21 @@ def run_division(folder: Path, config: Path, *, replicas: str, learners: str, st
     )
     url, logs = f"http://127.0.0.1:{http}", (folder / "server.txt", folder / "learner.txt")
     with started(command("serve", config, replicas, overrides), logs[0]) as server:
-        code, told = finish(command("train", config, learners, overrides), logs[1])
-        assert code == 0, told[-3000:] + server.told()[-3000:]
+        code, output = finish(command("train", config, learners, overrides), logs[1])
+        assert code == 0, output[-3000:] + server.output()[-3000:]
         health = requests.get(f"{url}/health/", timeout=10).json()
         metrics = requests.get(f"{url}/metrics/", timeout=10).text
         family = psutil.Process(server.process.pid).children(recursive=True)
-        served = server.told()
+        served = server.output()
     _, orphans = psutil.wait_procs(family, timeout=20)
     return Division(
         out=out,
         code=code,
-        told=IMPORTED.sub("", told),
+        output=IMPORTED.sub("", output),
         health=health,
         metrics=metrics,
         server_modules=frozenset(IMPORTED.findall(served)),
-        learner_modules=frozenset(IMPORTED.findall(told)),
+        learner_modules=frozenset(IMPORTED.findall(output)),
         weight_files=frozenset(path.relative_to(out) for kind in WEIGHT_FILES for path in folder.rglob(kind)),
         orphans=orphans,
     )

@@ -1,4 +1,4 @@
-"""An optimizer step of our learner on a server that it did not start, and what the server answers before and after."""
+"""Optimizer steps of our learner on a server that it did not start, and what the server answers after each."""
 
 import json
 import sys
@@ -13,8 +13,7 @@ from rollmatch.cli.preflight import load_checked
 from rollmatch.config import load_config
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.policy import load_policy
-from rollmatch.rollout.backend import Decoding, make_requests
-from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.backend import Decoding, HfBackend, make_requests
 
 VLLM = "custom.extra.rollout_matching.vllm"
 NUM_SAMPLES = 8
@@ -27,19 +26,20 @@ def overrides_for(url: str, out: Path) -> list[str]:
         f"{VLLM}.server.group_port={free_port()}",
         f"{VLLM}.server.timeout_s=150",
         f"training.output_dir={out}",
-        "training.max_steps=1",
+        "training.eval_steps=1",
         "training.per_device_train_batch_size=8",
         "training.learning_rate=2e-2",
         "training.warmup_steps=0",
-        "training.save_steps=1000",
+        "training.save_steps=1",
+        "training.save_total_limit=10",
         f"training.eval_scenes={NUM_SAMPLES}",
         "training.report_to=none",
     ]
 
 
-def answers_told(evaluation: Path) -> list[str]:
-    told = json.loads(evaluation.read_text())
-    return [answer["response_text"] for answer in told["scenes"] or told["answers"]]
+def answers_in(evaluation: Path) -> list[str]:
+    record = json.loads(evaluation.read_text())
+    return [answer["response_text"] for answer in record["scenes"] or record["answers"]]
 
 
 def answers_of_transformers(config: Path, model: Path) -> list[str]:
@@ -54,16 +54,19 @@ def answers_of_transformers(config: Path, model: Path) -> list[str]:
     return [template.vocabulary.text(rollout.response_token_ids) for rollout in rollouts]
 
 
-def take_a_step(config: Path, url: str, folder: Path, *overrides: str) -> None:
-    """One step, and what the server answers before and after it."""
+def take_steps(config: Path, url: str, folder: Path, *overrides: str, num_steps: int = 1) -> None:
+    """Greedy answers of the server after each step are those of transformers with the checkpoint of that step."""
     out = folder / "run"
-    sets = [part for override in (*overrides_for(url, out), *overrides) for part in ("--set", override)]
+    given = (*overrides_for(url, out), f"training.max_steps={num_steps}", *overrides)
+    sets = [part for override in given for part in ("--set", override)]
     command = [sys.executable, "-m", "rollmatch", "train", str(config), *sets, "--wait-timeout", "300"]
-    code, told = finish(command, folder / "learner.txt")
-    assert code == 0, told[-3000:]
+    code, output = finish(command, folder / "learner.txt")
+    assert code == 0, output[-3000:]
     events = journal_of(out, None)
     assert judge(in_time([events])) == []
-    assert [event["version"] for event in events if event["event"] == "synced"] == [1, 2]
-    first, last = (answers_told(out / f"evaluations/step-00000{step}.json") for step in (0, 1))
-    assert first != last, "training changed what is answered, so that a server with old weights would be found out"
-    assert last == answers_of_transformers(config, out / "checkpoint-1")
+    versions = [event["version"] for event in events if event["event"] == "synced"]
+    assert versions == list(range(1, num_steps + 2))
+    answered = [answers_in(out / f"evaluations/step-{step:06}.json") for step in range(num_steps + 1)]
+    for step in range(1, num_steps + 1):
+        assert answered[step] != answered[step - 1], "a server with old weights would be found out"
+        assert answered[step] == answers_of_transformers(config, out / f"checkpoint-{step}")

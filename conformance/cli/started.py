@@ -2,18 +2,15 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 
-import requests
-
-from conformance.processes import start
+from conformance import processes
+from conformance.processes import Running, start
 from conformance.rollout.digits import CONFIG, ROOT, absolute
 from conformance.server.instance import free_port
 from rollmatch.journal import read_journal
@@ -43,37 +40,19 @@ def train_command(*overrides: str, flags: tuple[str, ...] = ()) -> list[str]:
     return [*cli_command("train", CONFIG, *overrides), *flags]
 
 
-class Started:
+class Started(Running):
     """A running command."""
 
     def __init__(self, command: list[str], log: Path, **variables: str) -> None:
-        self.log = log
         environment = {name: value for name, value in os.environ.items() if name not in RANKED}
-        self.process = start(command, log, environment=environment | ENVIRONMENT | variables)
-
-    def told(self) -> str:
-        return self.log.read_text(errors="replace")
+        super().__init__(start(command, log, environment=environment | ENVIRONMENT | variables), log)
 
     def wait(self) -> int:
         """Its exit code."""
         try:
             return self.process.wait(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {TIMEOUT_S} s:\n{self.told()[-3000:]}") from None
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        """While it runs; fails if it ends first."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while not condition():
-            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.told()[-3000:]}"
-            assert time.monotonic() < deadline, f"waited for {TIMEOUT_S} s:\n{self.told()[-3000:]}"
-            time.sleep(0.02)
-
-    def end(self) -> None:
-        """With all its children, also those that it has left behind."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+            raise AssertionError(f"still running after {TIMEOUT_S} s:\n{self.output()[-3000:]}") from None
 
 
 @contextmanager
@@ -82,13 +61,13 @@ def started(command: list[str], log: Path, **variables: str) -> Iterator[Started
     try:
         yield running
     finally:
-        running.end()
+        running.end(grace_s=0)
 
 
 def finish(command: list[str], log: Path, **variables: str) -> tuple[int, str]:
-    """Exit code and what it told, once it ended."""
+    """Exit code and output, once it ended."""
     with started(command, log, **variables) as running:
-        return running.wait(), running.told()
+        return running.wait(), running.output()
 
 
 @contextmanager
@@ -108,7 +87,7 @@ def finish_two_ranks(folder: Path, *command: str) -> None:
     """Both end with 0."""
     with two_ranks(folder, *command) as ranks:
         codes = [rank.wait() for rank in ranks]
-        assert codes == [0, 0], "\n".join(rank.told()[-3000:] for rank in ranks)
+        assert codes == [0, 0], "\n".join(rank.output()[-3000:] for rank in ranks)
 
 
 def journal_of(directory: Path, event: str | None, *, name: str = "journal.jsonl") -> list[dict]:
@@ -135,7 +114,4 @@ def keep(trace: Iterable[dict], path: Path) -> None:
 
 def is_healthy(url: str) -> bool:
     """Whether a server answers, and says so."""
-    try:
-        return requests.get(f"{url}/health/", timeout=5).status_code == 200
-    except requests.RequestException:
-        return False
+    return processes.is_healthy(f"{url}/health/")

@@ -1,9 +1,13 @@
-"""ms-swift's own argument parsers, as ``fixtures/swift/record.py`` recorded them from the installed version."""
+"""Argument parsers of ms-swift, as ``fixtures/swift/record.py`` recorded them, and its command where no GPU is."""
 
 import argparse
 import json
+import os
 from functools import cache
 from pathlib import Path
+
+from conformance.outside_tools import swift_python
+from conformance.rollout.digits import ROOT
 
 FOLDER = Path(__file__).parents[2] / "fixtures/swift"
 TRUE, FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
@@ -27,15 +31,15 @@ def recorded() -> dict:
 def parser_of(command: str) -> argparse.ArgumentParser:
     """The parser of ``rollout`` or ``rlhf``; no option may be shortened."""
     parser = argparse.ArgumentParser(prog=f"swift {command}", allow_abbrev=False, exit_on_error=False)
-    for told in recorded()[command]:
-        if told.get("nargs") == 0:
-            parser.add_argument(*told["flags"], action="store_true", default=argparse.SUPPRESS)
+    for argument in recorded()[command]:
+        if argument.get("nargs") == 0:
+            parser.add_argument(*argument["flags"], action="store_true", default=argparse.SUPPRESS)
         else:
-            kind = KINDS[told["kind"]]
-            choices = told.get("choices") and {str(choice): choice for choice in told["choices"]}
+            kind = KINDS[argument["kind"]]
+            choices = argument.get("choices") and {str(choice): choice for choice in argument["choices"]}
             parser.add_argument(
-                *told["flags"],
-                nargs=told.get("nargs"),
+                *argument["flags"],
+                nargs=argument.get("nargs"),
                 type=str if choices else kind,
                 choices=choices,
                 default=argparse.SUPPRESS,
@@ -51,3 +55,19 @@ def parse(command: str, words: list[str]) -> dict:
         raise AssertionError(f"swift {command} refuses: {error}") from error
     assert not unknown, f"swift {command} does not know {unknown}"
     return vars(known)
+
+
+PLUGGED = ROOT / "conformance/servers/plugged"
+
+
+def put_on_the_path(folder, monkeypatch) -> None:
+    """For this test; a learner keeps the ``PYTHONPATH`` that it was started with, for our rewards."""
+    command = folder / "bin" / "swift"
+    command.parent.mkdir()
+    command.write_text(
+        "#!/bin/sh\nunset VLLM_ENABLE_V1_MULTIPROCESSING\n"  # vLLM's plug-ins come first in workers of their own
+        f'export PYTHONPATH="{PLUGGED}${{PYTHONPATH:+:$PYTHONPATH}}" VLLM_PLUGINS=gloo_for_nccl\n'
+        f'exec "{swift_python()}" "{PLUGGED}/swift_on_a_cpu.py" "$@"\n'
+    )
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")

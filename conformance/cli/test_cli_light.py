@@ -10,9 +10,8 @@ import types
 from pathlib import Path
 
 import pytest
-import yaml
-from PIL import Image
 
+from conformance.cli.conftest import RECORD
 from rollmatch import __version__
 from rollmatch.cli.main import format_error, main
 from rollmatch.cli.server_checks import WaitPolicy
@@ -21,41 +20,21 @@ from rollmatch.config.yaml_dialect import parse_mapping
 from rollmatch.errors import ErrorList, LaunchError
 
 ROOT = Path(__file__).parents[2]
-RECORD = {"images": ["a.png"], "objects": [{"desc": "a", "bbox_2d": [0, 0, 9, 9]}], "width": 8, "height": 6}
 SAFETENSORS = RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
 HEAVY = ("torch", "transformers", "vllm", "peft", "accelerate")
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A directory in which ``rollmatch check run.yaml`` finds nothing wrong."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ROLLMATCH_TRACEBACK", raising=False)
-    Image.new("L", (8, 6)).save("a.png")
-    no_weights = shutil.ignore_patterns("*.safetensors")
-    shutil.copytree(ROOT / "fixtures/models/digits", tmp_path / "tiny", ignore=no_weights)
-    (tmp_path / "train.jsonl").write_text(f"{json.dumps(RECORD)}\n" * 3)
-    (tmp_path / "val.jsonl").write_text(f"{json.dumps({**RECORD, 'objects': []})}\n")
-    tree = {
-        "model": {"model": "tiny"},
-        "custom": {"trainer_variant": "rollout_matching_sft", "train_jsonl": "train.jsonl", "val_jsonl": "val.jsonl"},
-        "global_max_length": 1024,
-        "training": {"output_dir": "out"},
-    }
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
-    return tmp_path
-
-
 def test_check_prints_the_resolved_tree_and_what_the_data_holds(place, capsys):
     assert main(["check", "run.yaml", "--set", "training.seed=7", "--set=training.bf16=true"]) == 0
-    told = capsys.readouterr()
-    assert told.err == ""
-    tree, _, summary = told.out.partition("\n\n")
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    tree, _, summary = printed.out.partition("\n\n")
     (place / "resolved.yaml").write_text(tree)
     assert load_config(place / "resolved.yaml") == load_config("run.yaml", ["training.seed=7", "training.bf16=true"])
     assert parse_mapping(tree, origin="out")["training"]["seed"] == 7
-    *lines, prompts, parallel = summary.splitlines()
-    assert re.fullmatch(r"prompts: at most \d+ tokens \(train.jsonl:1\)", prompts)
+    *lines, prompts, _, parallel = summary.splitlines()
+    fit = r"train prompts: at most \d+ tokens \(train.jsonl:1\), 512 fit; 0 skipped, 0 truncated"
+    assert re.fullmatch(fit, prompts)
     assert [*lines, parallel] == [
         "train: 3 samples, 3 objects  (train.jsonl)",
         "val: 1 samples, 0 objects  (val.jsonl)",
@@ -67,19 +46,19 @@ def test_check_prints_the_resolved_tree_and_what_the_data_holds(place, capsys):
 
 def test_check_numbers_all_problems_of_the_configuration_on_stderr(place, capsys):
     assert main(["check", "run.yaml", "--set", "training.sead=7", "--set", "global_max_length=0"]) == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    first, *problems = told.err.splitlines()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    first, *problems = printed.err.splitlines()
     assert first == "rollmatch: 2 problems"
     assert problems[0].startswith("  1. [out-of-range] global_max_length: ")
     assert problems[2:] == [
         "  2. [unknown-key] training.sead: there is no such key",
         "     Did you mean training.seed?",
     ]
-    assert "Traceback" not in told.err
+    assert "Traceback" not in printed.err
 
 
-def test_check_tells_problems_of_all_files_together(place, capsys):
+def test_check_reports_problems_of_all_files_together(place, capsys):
     (place / "tiny/config.json").unlink()
     (place / "train.jsonl").write_text(f"{json.dumps({**RECORD, 'width': 9})}\n" * 30)
     (place / "val.jsonl").write_text("{}\n")
@@ -105,99 +84,103 @@ GRPO_WITH = (
 )
 
 
-def test_check_reads_the_tokenizer(place, capsys):
-    (place / "tiny/tokenizer.json").write_text("{}")
-    assert problems_of(["check", "run.yaml"], capsys) == [("tokenizer-unreadable", "model.model")]
+REWARDS = "custom.extra.grpo.rewards"
+NAMES = ("optim=adamw_torchh", "lr_scheduler_type=cosin", "extra_arguments={max_step: 5}")
+UNKNOWN = [
+    ("argument-unknown", "training.extra_arguments.max_step"),
+    ("not-a-choice", "training.optim"),
+    ("not-a-choice", "training.lr_scheduler_type"),
+]
 
 
-def test_check_finds_coordinate_tokens_that_are_missing(place, capsys):
+def without_coordinates(place):
     shutil.copy(ROOT / "fixtures/models/arithmetic/tokenizer.json", place / "tiny/tokenizer.json")
-    assert problems_of(["check", "run.yaml"], capsys) == [("coord-tokens-missing", "model.model")]
+
+
+def with_a_pipe(place):
+    os.mkfifo(place / "b.png")
+    (place / "val.jsonl").write_text(f"{json.dumps({**RECORD, 'images': ['b.png']})}\n")
 
 
 @pytest.mark.parametrize(
-    ("reward", "code"),
-    [("nobody:x", "reward-unknown"), ("mine:trl_style", "reward-signature"), ("mine:rubric", "reward-signature")],
+    ("spoil", "arguments", "problems"),
+    [
+        (lambda place: (place / "tiny/tokenizer.json").write_text("{}"), [], [("tokenizer-unreadable", "model.model")]),
+        (without_coordinates, [], [("coord-tokens-missing", "model.model")]),
+        (with_a_pipe, [], [("image-unreadable", "val.jsonl:1")]),
+        (lambda place: (place / "val.jsonl").unlink(), [], [("data-file-missing", "custom.val_jsonl")]),
+        (None, [f"--set=training.{name}" for name in NAMES], UNKNOWN),
+        (None, ["--set", "training.report_to=wandb"], [("reporter-missing", "training.report_to")]),
+        (
+            None,
+            ["--set", "training.output_dir=train.jsonl/below"],
+            [("output-dir-not-writable", "training.output_dir")],
+        ),
+        *(
+            (None, [*GRPO_WITH, f"{REWARDS}=[{{function: '{reward}'}}]"], [(code, f"{REWARDS}.0.function")])
+            for reward, code in (
+                ("nobody:x", "reward-unknown"),
+                ("mine:needs_ids", "reward-signature"),
+                ("mine:three", "reward-signature"),
+            )
+        ),
+    ],
 )
-def test_check_imports_rewards_and_looks_at_their_arguments(place, capsys, monkeypatch, reward, code):
+def test_check_finds_what_is_wrong(place, capsys, monkeypatch, spoil, arguments, problems):
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     (place / "mine.py").write_text(
-        "def trl_style(completions, **columns): ...\ndef rubric(prompt, completion, answer, state): ...\n"
+        "def needs_ids(completions, completion_ids): ...\ndef three(answer, sample, other): ...\n"
     )
-    key = "custom.extra.grpo.rewards"
-    arguments = ["check", "run.yaml", *GRPO_WITH, f"{key}=[{{function: '{reward}'}}]"]
-    assert problems_of(arguments, capsys) == [(code, f"{key}.0.function")]
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "wandb" and find(name))
+    if spoil:
+        spoil(place)
+    assert problems_of(["check", "run.yaml", *arguments], capsys) == problems
 
 
-def test_check_knows_reporters_that_are_not_installed(place, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name, find=importlib.util.find_spec: name != "wandb" and find(name)
-    )
-    arguments = ["check", "run.yaml", "--set", "training.report_to=wandb"]
-    assert problems_of(arguments, capsys) == [("reporter-missing", "training.report_to")]
-
-
-def test_check_counts_the_tokens_of_prompts(place, capsys):
-    arguments = ["check", "run.yaml", "--set", "global_max_length=520"]
+@pytest.mark.parametrize("backend", ["hf", "vllm"])
+@pytest.mark.scenario(clauses=["packing/one-key-decides-about-what-is-too-long#1,2,4,5,7"])
+def test_check_counts_the_tokens_of_prompts(place, capsys, backend):
+    image = {**RECORD, "prompt": "Which colour has the picture?"}
+    del image["objects"]
+    records = [{"prompt": "How many?"}, {"prompt": "How many? " * 40}, image]
+    (place / "train.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    (place / "val.jsonl").write_text(json.dumps(records[0]) + "\n")
+    key = "custom.extra.rollout_matching"
+    settings = (f"{key}.rollout_backend={backend}", f"{key}.max_new_tokens=400", "global_max_length=500")
+    reward = "custom.extra.grpo.rewards=[{function: 'conformance.trainer.rewards:digit_sum'}]"
+    arguments = ["check", "run.yaml", *GRPO_WITH, reward, *(f"--set={each}" for each in settings)]
     assert problems_of(arguments, capsys) == [("prompt-too-long", "global_max_length")]
-    assert main([*arguments, "--set", "custom.extra.rollout_matching.rollout_backend=hf"]) == 0
-    assert "4 leave less than max_new_tokens" in capsys.readouterr().out
-
-
-def test_check_compares_names_with_transformers(place, capsys):
-    names = ("optim=adamw_torchh", "lr_scheduler_type=cosin", "extra_arguments={max_step: 5}")
-    arguments = ["check", "run.yaml", *(f"--set=training.{name}" for name in names)]
-    expected = [
-        ("argument-unknown", "training.extra_arguments.max_step"),
-        ("not-a-choice", "training.optim"),
-        ("not-a-choice", "training.lr_scheduler_type"),
+    for overlong, counts in (("skip", "1 skipped, 0 truncated"), ("truncate_left", "0 skipped, 1 truncated")):
+        assert main([*arguments, "--set", f"overlong={overlong}"]) == 0
+        train, val = re.findall("prompts: .*", capsys.readouterr().out)
+        assert f"(train.jsonl:2), 100 fit; {counts}" in train
+        assert "0 skipped, 0 truncated" in val
+    assert problems_of([*arguments, "--set", "global_max_length=410", "--set", "overlong=skip"], capsys) == [
+        ("prompt-too-long", "global_max_length")
     ]
-    assert problems_of(arguments, capsys) == expected
-
-
-def test_check_tries_the_output_directory(place, capsys):
-    arguments = ["check", "run.yaml", "--set", "training.output_dir=train.jsonl/below"]
-    assert problems_of(arguments, capsys) == [("output-dir-not-writable", "training.output_dir")]
-
-
-def test_a_pipe_in_place_of_an_image_is_a_problem_of_its_sample(place, capsys):
-    os.mkfifo(place / "b.png")
-    (place / "val.jsonl").write_text(f"{json.dumps({**RECORD, 'images': ['b.png']})}\n")
-    assert problems_of(["check", "run.yaml"], capsys) == [("image-unreadable", "val.jsonl:1")]
+    assert main([*arguments, "--set", "truncation_strategy=left"]) == 1
+    assert "Did you mean overlong?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/journal.jsonl"), SAFETENSORS])
 def test_a_full_disk_is_a_named_error(heavy_command, capsys, error):
     heavy_command("learner", error)
     assert main(["train", "run.yaml"]) == 1
-    told = capsys.readouterr().err
-    assert "[storage-failed]" in told
-    assert "No space left on device" in told
+    printed = capsys.readouterr().err
+    assert "[storage-failed]" in printed
+    assert "No space left on device" in printed
 
 
-def test_other_failures_keep_their_traceback(heavy_command):
-    heavy_command("learner", ZeroDivisionError())
-    with pytest.raises(ZeroDivisionError):
-        main(["train", "run.yaml"])
-
-
-def test_a_data_file_that_is_missing_is_told_once(place, capsys):
-    (place / "val.jsonl").unlink()
-    assert main(["check", "run.yaml"]) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "rollmatch: 1 problem"
-    assert "[data-file-missing] custom.val_jsonl: " in lines[1]
-
-
-def test_a_config_file_that_is_missing_is_no_traceback(place, capsys):
+def test_errors_have_no_traceback_unless_it_is_wished_or_nobody_named_them(place, capsys, monkeypatch, heavy_command):
     assert main(["check", "gone.yaml"]) == 1
     assert "[config-file-missing] gone.yaml: " in capsys.readouterr().err
-
-
-def test_the_traceback_is_shown_on_demand(place, monkeypatch):
     monkeypatch.setenv("ROLLMATCH_TRACEBACK", "1")
     with pytest.raises(ErrorList):
         main(["check", "gone.yaml"])
+    heavy_command("learner", ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        main(["train", "run.yaml"])
 
 
 def test_schema_is_printed_or_written(place, capsys):
@@ -205,9 +188,6 @@ def test_schema_is_printed_or_written(place, capsys):
     assert json.loads(capsys.readouterr().out) == json_schema()
     assert main(["schema", "--out", "schema.json"]) == 0
     assert json.loads((place / "schema.json").read_text()) == json_schema()
-
-
-def test_schema_into_a_missing_directory_is_refused(place, capsys):
     assert main(["schema", "--out", "gone/schema.json"]) == 1
     assert "[output-not-writable] gone/schema.json: " in capsys.readouterr().err
 
@@ -253,7 +233,7 @@ def heavy_command(monkeypatch):
 WAITING = WaitPolicy(timeout_s=9, server_pid=7)
 
 
-def test_train_hands_on_what_it_was_told(heavy_command):
+def test_train_hands_on_its_arguments(heavy_command):
     calls = heavy_command("learner", 0)
     assert main(["train", "run.yaml", "--set", "a.b=1", "--resume"]) == 0
     assert main(["train", "run.yaml", "--overwrite", "--wait-timeout", "9", "--server-pid", "7"]) == 0
@@ -269,20 +249,15 @@ def test_doctor_hands_on_whether_to_repair_and_its_exit_code_counts(heavy_comman
     assert calls == [((), {"fix": False}), ((), {"fix": True})]
 
 
-def test_errors_of_heavy_commands_are_told_like_others(heavy_command, capsys):
+def test_errors_of_heavy_commands_are_printed_like_others(heavy_command, capsys):
     heavy_command("learner", LaunchError("holds a run", key="training.output_dir", remedy="Use --resume."))
     assert main(["train", "run.yaml"]) == 1
     expected = "rollmatch: 1 problem\n  1. [launch-error] training.output_dir: holds a run\n     Use --resume.\n"
     assert capsys.readouterr().err == expected
-
-
-def test_nested_error_lists_are_told_flat():
     errors = [LaunchError(name) for name in "abc"]
     assert format_error(ErrorList([errors[0], ErrorList(errors[1:])])).splitlines() == [
         "rollmatch: 3 problems",
-        "  1. [launch-error] a",
-        "  2. [launch-error] b",
-        "  3. [launch-error] c",
+        *(f"  {number}. [launch-error] {name}" for number, name in enumerate("abc", start=1)),
     ]
 
 

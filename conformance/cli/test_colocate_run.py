@@ -7,16 +7,15 @@ import pytest
 import torch
 from peft import PeftModel
 
+from conformance.cli.division import WEIGHT_FILES
 from conformance.cli.started import journal_of, started, train_command
 from conformance.rollout.digits import load_model, requests_for, scenes, template_of
-from rollmatch.rollout.backend import Decoding
-from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.backend import Decoding, HfBackend
 
 pytestmark = pytest.mark.engine
 
 SMALL = ("training.per_device_train_batch_size=4", "training.report_to=none", "training.learner_threads=1")
 NUM_SCENES, MAX_NEW_TOKENS = 8, 48
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 
 
 ADAPTERS = ("tuner.train_type=lora", "tuner.lora_rank=4", "training.max_steps=1", "training.warmup_steps=0")
@@ -33,11 +32,11 @@ RUNS = {
 
 
 def command_of(folder):
-    told = (
+    overrides = (
         *(f"training.output_dir={folder}", f"training.eval_scenes={NUM_SCENES}"),
         f"custom.extra.rollout_matching.max_new_tokens={MAX_NEW_TOKENS}",
     )
-    return train_command(*SMALL, *told, *RUNS[folder.name])
+    return train_command(*SMALL, *overrides, *RUNS[folder.name])
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +46,8 @@ def runs(tmp_path_factory):
     with ExitStack() as stack:
         running = [stack.enter_context(started(command_of(folder / name), folder / f"{name}.txt")) for name in RUNS]
         for one in running:
-            assert one.wait() == 0, one.told()
-            assert "page:" in one.told()
+            assert one.wait() == 0, one.output()
+            assert "page:" in one.output()
     return folder
 
 
@@ -69,16 +68,16 @@ def test_the_run_leaves_its_page_and_its_evaluations(run):
 
 def test_weights_go_to_the_engine_before_the_first_rollout_of_every_step(run):
     lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
-    version, told = 0, []
+    version, order = 0, []
     for line in lines:
         if line["event"] == "synced":
             assert line["version"] == version + 1
             version = line["version"]
-            told.append(("synced", line["step"]))
+            order.append(("synced", line["step"]))
         if line["event"] == "generated":
             assert line["policy_version"] == version
-            told.append((line["purpose"], line["step"]))
-    assert told == [
+            order.append((line["purpose"], line["step"]))
+    assert order == [
         *(("synced", 0), ("eval", 0), ("train", 0)),
         *(("synced", 1), ("train", 1)),
         *(("synced", 2), ("eval", 2)),

@@ -148,10 +148,10 @@ def ask(backend):
 SERVER_WITH_TWO_WORKERS = f"""#!{sys.executable}
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has its background jobs ignore
-up, told = os.pipe()
+up, down = os.pipe()
 for _ in range(2):
     if not os.fork():
-        os.write(told, b".")
+        os.write(down, b".")
         time.sleep(60)
         os._exit(0)
 for _ in range(2):
@@ -175,8 +175,8 @@ def test_an_interrupt_of_the_launcher_ends_the_server_and_its_workers(tmp_path, 
     named = (f"{VLLM}.mode=server", f"{VLLM}.server.base_url=http://127.0.0.1:{free_port()}")
     words = (*named, f"{SERVED}.vllm_data_parallel_size=2", f"{SERVED}.engine=swift")
     command = [*cli_command("serve", MATCHING, *words), "--gpus", "0,1"]
-    with started(command, tmp_path / "told.txt") as launcher:
-        launcher.wait_until(lambda: "serving" in launcher.told())
+    with started(command, tmp_path / "output.txt") as launcher:
+        launcher.wait_until(lambda: "serving" in launcher.output())
         assert len(in_session(launcher.process.pid)) >= 3
         launcher.process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + 10

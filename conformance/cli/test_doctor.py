@@ -68,21 +68,21 @@ def findings():
 def test_a_machine_that_is_well_is_left_as_it_is(machine, capsys, fix):
     well = machine(CPU_WHEEL | VLLM)
     assert doctor(fix=fix) == 0
-    told = capsys.readouterr().out
-    assert [line.split(":")[0].split() for line in told.splitlines()] == [
+    printed = capsys.readouterr().out
+    assert [line.split(":")[0].split() for line in printed.splitlines()] == [
         ["ok", subject] for subject in ("python", "torch", "torchaudio", "torchcodec", "torchvision", "vllm")
     ]
     assert (well.uninstalled, list(well.purelib.iterdir())) == ([], [])
 
 
-def test_packages_that_do_not_import_are_told_and_left_alone_without_fix(machine, capsys):
+def test_packages_that_do_not_import_are_shown_and_left_alone_without_fix(machine, capsys):
     ill = machine(CPU_WHEEL | VLLM, {"torchaudio": f"{TRACE}OSError: no libtorch_cuda", "torchvision": NO_NMS})
     assert doctor(fix=False) == 1
-    told = capsys.readouterr().out.splitlines()
-    assert "FAIL torchaudio: 2.11.0 does not import (OSError: no libtorch_cuda)" in told
-    assert f"FAIL torchvision: 0.28.0 does not import ({NO_NMS})" in told
-    assert "ok   torchcodec: 0.17.0" in told
-    assert "doctor --fix" in told[-1]
+    printed = capsys.readouterr().out.splitlines()
+    assert "FAIL torchaudio: 2.11.0 does not import (OSError: no libtorch_cuda)" in printed
+    assert f"FAIL torchvision: 0.28.0 does not import ({NO_NMS})" in printed
+    assert "ok   torchcodec: 0.17.0" in printed
+    assert "doctor --fix" in printed[-1]
     assert (ill.uninstalled, list(ill.purelib.iterdir())) == ([], [])
 
 
@@ -92,20 +92,17 @@ def test_fix_removes_the_broken_extras_and_lays_the_hook_and_nothing_else(machin
     assert doctor(fix=True) == 0
     assert ill.uninstalled == ["torchaudio", "torchcodec"]
     assert {path.name: path.read_text() for path in ill.purelib.iterdir()} == {HOOK_FILE: HOOK_LINE}
-    told = capsys.readouterr().out
-    assert told.count("repairing") == 3
-    assert "FAIL" not in told
-    assert "doctor --fix" not in told
+    printed = capsys.readouterr().out
+    assert printed.count("repairing") == 3
+    assert "FAIL" not in printed
+    assert "doctor --fix" not in printed
 
 
-def test_an_extra_that_imports_is_kept(machine):
+def test_fix_keeps_an_extra_that_imports_and_tells_what_it_could_not_mend(machine, capsys):
     ill = machine(CPU_WHEEL | VLLM, {"torchcodec": "OSError"})
     assert doctor(fix=True) == 0
     assert ill.uninstalled == ["torchcodec"]
     assert list(ill.purelib.iterdir()) == []
-
-
-def test_what_fix_could_not_mend_is_still_a_failure(machine, capsys):
     machine(CPU_WHEEL | VLLM, {"torchvision": NO_NMS}).hook_helps = False
     assert doctor(fix=True) == 1
     assert "FAIL torchvision" in capsys.readouterr().out
@@ -130,7 +127,7 @@ def test_vllm_is_found_under_both_its_names(machine, package, good):
 
 
 @pytest.mark.parametrize(("version", "good"), [((3, 10, 9), False), ((3, 11, 0), True)])
-def test_an_old_python_is_told(machine, monkeypatch, version, good):
+def test_an_old_python_is_a_failure(machine, monkeypatch, version, good):
     machine({"torch": "2.13.0"} | VLLM)
     text = f"{'.'.join(map(str, version))} (main)"
     monkeypatch.setattr(doctor_module, "sys", SimpleNamespace(version_info=version, version=text, executable="py"))
@@ -153,29 +150,22 @@ def test_whatever_an_import_says_is_shown_in_one_short_line(machine, capsys, sai
     assert f"FAIL torchcodec: 0.17.0 does not import ({shown})" in capsys.readouterr().out.splitlines()
 
 
-def test_the_hook_is_one_line_that_does_nothing_where_rollmatch_is_gone():
-    assert HOOK_LINE.count("\n") == 1
-    assert HOOK_LINE.startswith("import ")
-    subprocess.run([sys.executable, "-I", "-S", "-c", HOOK_LINE], check=True)
+def run_python(code):
+    paths = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+    words = [sys.executable, "-S", "-c", code]
+    return subprocess.run(words, env=paths, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_the_hook_waits_once_for_torchvision_and_loads_nothing_itself():
-    asked = "sorted({'torch', 'torchvision', 'rollmatch'} & set(sys.modules)), len(sys.meta_path)"
-    code = f"{HOOK_LINE}{HOOK_LINE}import sys; print({asked})"
-    paths = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
-    before, after = (
-        subprocess.run([sys.executable, "-S", "-c", each], env=paths, capture_output=True, text=True, check=True).stdout
-        for each in (code.replace(HOOK_LINE, ""), code)
-    )
-    assert before.split() == ["[]", "3"]
-    assert after.split() == ["[]", "4"]
+    assert HOOK_LINE.count("\n") == 1
+    assert HOOK_LINE.startswith("import ")
+    subprocess.run([sys.executable, "-I", "-S", "-c", HOOK_LINE], check=True)  # where rollmatch is gone
+    loaded = "sorted({'torch', 'torchvision', 'rollmatch'} & set(sys.modules)), len(sys.meta_path)"
+    code = f"import sys; print({loaded})"
+    assert [run_python(each) for each in (code, HOOK_LINE * 2 + code)] == ["[] 3", "[] 4"]
 
 
 def test_what_the_hook_declares_outlasts_it():
-    code = (
-        f"{HOOK_LINE}import gc, importlib.util, torch; importlib.util.find_spec('torchvision'); gc.collect(); "
-        "print(torch.version.cuda is not None or torch.ops.torchvision.nms.default)"
-    )
-    paths = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
-    done = subprocess.run([sys.executable, "-S", "-c", code], env=paths, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() in ("True", "torchvision.nms.default")
+    code = "import gc, importlib.util, torch; importlib.util.find_spec('torchvision'); gc.collect(); "
+    shown = "print(torch.version.cuda is not None or torch.ops.torchvision.nms.default)"
+    assert run_python(HOOK_LINE + code + shown) in ("True", "torchvision.nms.default")

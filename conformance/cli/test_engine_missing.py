@@ -1,12 +1,16 @@
-"""A backend that is not installed is told before a run begins."""
+"""A backend that is not installed is refused before a run begins; what ``auto`` means on a machine."""
 
 import importlib.util
 
 import pytest
 
-from conformance.rollout.digits import CONFIG, absolute
+from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
+from conformance.refusals import refused
+from conformance.rollout.digits import CONFIG, absolute, load_digits
+from conformance.scenarios.configs import LONG
 from rollmatch.cli import learner
-from rollmatch.cli.learner import EngineMissing
+from rollmatch.cli.computing import is_padding_free
+from rollmatch.config.effective import compiles_layers
 
 BEGUN = "checks are over"
 
@@ -29,19 +33,33 @@ def machine_without_vllm(monkeypatch, tmp_path):
     clauses=["rollout-backends/the-rollout-backend-is-chosen-in-yaml#4,5"],
 )
 def test_a_missing_vllm_is_an_error_and_not_a_switch_to_hf(machine_without_vllm):
-    with pytest.raises(EngineMissing) as caught:
+    with refused("engine-missing", f"{LONG}rollout_backend", remedy="rollout_backend: hf"):
         learner.train(str(CONFIG), overrides=machine_without_vllm)
-    assert (caught.value.code, caught.value.key) == (
-        "engine-missing",
-        "custom.extra.rollout_matching.rollout_backend",
-    )
-    assert "rollout_backend: hf" in caught.value.remedy
-
-
-def test_hf_needs_no_vllm(machine_without_vllm):
-    backend = "custom.extra.rollout_matching.rollout_backend=hf"
+    hf = (f"{LONG}rollout_backend=hf", f"{LONG}vllm.max_model_len=null")
     with pytest.raises(AssertionError, match=BEGUN):
-        learner.train(str(CONFIG), overrides=[*machine_without_vllm, backend, NO_LENGTH])
+        learner.train(str(CONFIG), overrides=[*machine_without_vllm, *hf])
 
 
-NO_LENGTH = "custom.extra.rollout_matching.vllm.max_model_len=null"
+def test_a_sliding_window_is_not_concatenated():
+    config, model = load_digits("training.padding_free=true"), make_tiny_qwen3()
+    assert is_padding_free(config, model)
+    model.config.layer_types = ["sliding_attention"] * 2
+    with refused("sliding-window-packed", "training.padding_free"):
+        is_padding_free(config, model)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "on_gpu", "num_parameters", "expected"),
+    [
+        ((), True, 2 * 10**9, True),
+        ((), True, 10**8, False),
+        ((), False, 2 * 10**9, False),
+        (("tuner.train_type=lora", "tuner.lora_dropout=0.1"), True, 2 * 10**9, False),
+        (("training.extra_arguments={fsdp: full_shard}",), True, 2 * 10**9, False),
+        (("training.compile_layers=true",), False, 10**8, True),
+        (("training.compile_layers=false",), True, 2 * 10**9, False),
+    ],
+)
+def test_layers_are_compiled_where_it_pays_and_works(overrides, on_gpu, num_parameters, expected):
+    config = load_digits(*overrides)
+    assert compiles_layers(config, on_gpu=on_gpu, num_parameters=num_parameters) is expected

@@ -24,13 +24,8 @@ def train(folder, *overrides):
     model = folder / "model"
     write_cut(model)
     small = (
-        *(
-            f"model.model={model}",
-            f"training.output_dir={folder / 'run'}",
-            "training.max_steps=2",
-            "training.save_steps=2",
-        ),
-        *("training.eval_scenes=2", "custom.extra.rollout_matching.max_new_tokens=8"),
+        *(f"model.model={model}", f"training.output_dir={folder / 'run'}", "training.max_steps=2"),
+        *("training.save_steps=2", "training.eval_scenes=2", "custom.extra.rollout_matching.max_new_tokens=8"),
     )
     command = train_command(*HF, *small, *overrides)
     assert main(command[command.index("train") :]) == 0
@@ -46,11 +41,11 @@ def exported(request, tmp_path_factory):
 
 
 def test_transformers_loads_it_with_the_weights_that_servers_get(exported):
-    from rollmatch.cli.export import _load
+    from rollmatch.cli.export import load_trained
     from rollmatch.config import load_config
 
     run, out = exported / "run", exported / "out"
-    trained = dict(merged_weights(_load(load_config(str(run / RESOLVED)), last_checkpoint(run))))
+    trained = dict(merged_weights(load_trained(load_config(str(run / RESOLVED)), last_checkpoint(run))))
     loaded = AutoModelForImageTextToText.from_pretrained(out, dtype="auto")
     found = dict(merged_weights(loaded))
     assert found.keys() == trained.keys()
@@ -58,12 +53,9 @@ def test_transformers_loads_it_with_the_weights_that_servers_get(exported):
     before = dict(merged_weights(AutoModelForImageTextToText.from_pretrained(exported / "model", dtype="auto")))
     assert any(not torch.equal(found[name], tensor) for name, tensor in before.items())
     AutoProcessor.from_pretrained(out)
-
-
-def test_the_card_has_the_figures_of_the_run(exported):
-    text = (exported / "out" / "README.md").read_text()
-    assert "| f1 |" in text
-    assert "checkpoint-2" in text
+    card = (out / "README.md").read_text()
+    assert "| f1 |" in card
+    assert "checkpoint-2" in card
 
 
 def test_another_dtype_is_written_everywhere(exported, tmp_path):

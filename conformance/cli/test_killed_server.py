@@ -49,7 +49,7 @@ def stopped(*processes):
 
 
 def kill_between(run, learner):
-    """While the learner learns, and asks nobody; it goes on when another server stands there."""
+    """While the learner learns, without requests; it goes on when another server stands there."""
     learner.wait_until(lambda: len(journal_of(run.out, "packed")) > KILLED_BETWEEN)
     with stopped(psutil.Process(learner.process.pid)):
         run.first.end()
@@ -76,6 +76,7 @@ def make_run(folder, stack):
         *(override for override in SMALL if not override.startswith("training.save_steps")),
         *(f"training.output_dir={out}", f"training.max_steps={STEPS}", f"training.save_steps={SAVED_AT}"),
         "custom.extra.rollout_server.vllm_data_parallel_size=null",
+        "custom.extra.rollout_matching.vllm.server.retry_budget_s=5",
     )
     url = f"http://127.0.0.1:{http}"
     return SimpleNamespace(folder=folder, out=out, url=url, overrides=overrides, num_servers=0, stack=stack)
@@ -91,13 +92,13 @@ def run(tmp_path_factory):
             kill_between(run, learner)
             kill_in_sync(run, learner)
             began = time.monotonic()
-            run.code, run.told = learner.wait(), learner.told()
+            run.code, run.output = learner.wait(), learner.output()
             run.ended_s = time.monotonic() - began
         run.before_resume = journal_of(run.out, None)
         third = stack.enter_context(server_of(run, "0,1"))
         again = typed("train", MATCHING, "2", run.overrides, "--resume")
         with started(again, run.folder / "again.txt") as learner:
-            run.code_again, run.told_again = learner.wait(), learner.told()
+            run.code_again, run.output_again = learner.wait(), learner.output()
         run.left = leave(third)
         yield run
 
@@ -132,15 +133,15 @@ def test_a_server_started_again_between_two_steps_is_synced_before_it_is_trusted
 
 
 def test_a_server_killed_in_a_sync_is_an_error_that_names_it(run):
-    assert run.code == 1, run.told[-3000:]
+    assert run.code == 1, run.output[-3000:]
     assert run.ended_s < 30
-    assert run.url in run.told
-    assert "Traceback" not in run.told
+    assert run.url in run.output
+    assert "Traceback" not in run.output
 
 
 def test_a_resumed_run_begins_after_the_last_whole_step_and_asks_for_every_sample_once(run):
     """The run that lost its server has left a checkpoint, newer than the one of ``save_steps``."""
-    assert run.code_again == 0, run.told_again[-3000:]
+    assert run.code_again == 0, run.output_again[-3000:]
     order = list(LearnerOrder(len(load_samples(str(MATCHING.parent / "train.jsonl"))), seed=42))
     asked = [event for event in journal_of(run.out, "requested") if event["purpose"] == "train"]
     assert [event["step"] for event in asked] == list(range(STEPS))

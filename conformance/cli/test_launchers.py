@@ -7,19 +7,19 @@ import shlex
 import socket
 import subprocess
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import psutil
 import pytest
 
+from conformance.cli.front import answering
+from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digits
 from conformance.scenarios.configs import not_refused
 from conformance.server.instance import free_port
 from rollmatch.cli.main import main
 from rollmatch.cli.rollout_server import serve
-from rollmatch.cli.server_checks import GpusOverlap, ServedModelDiffers, WaitPolicy, wait_for_servers
+from rollmatch.cli.server_checks import ServedModelDiffers, WaitPolicy, wait_for_servers
 from rollmatch.server.identity import load_model_identity
 
 VLLM, SERVER = "custom.extra.rollout_matching.vllm", "custom.extra.rollout_server"
@@ -55,9 +55,9 @@ def test_the_script_starts_what_the_command_starts(capsys):
     assert python.sub("python", done.stdout) == python.sub("python", command)
 
 
-@pytest.mark.parametrize(("told", "missing"), [(["gpus=0"], "config="), (["config=x", "gpu=0"], "gpu=0")])
-def test_the_script_names_what_is_wrong(told, missing):
-    done = subprocess.run([ROOT / "scripts/serve.sh", *told], capture_output=True, text=True, timeout=30)
+@pytest.mark.parametrize(("arguments", "missing"), [(["gpus=0"], "config="), (["config=x", "gpu=0"], "gpu=0")])
+def test_the_script_names_what_is_wrong(arguments, missing):
+    done = subprocess.run([ROOT / "scripts/serve.sh", *arguments], capture_output=True, text=True, timeout=30)
     assert done.returncode == 2
     assert missing in done.stderr
 
@@ -68,10 +68,10 @@ def test_six_workers_on_five_gpus(capsys, begun):
     asked = ["serve", str(CONFIG), *sets(*named(), *sizes)]
     before = psutil.Process().children()
     status = main([*asked, "--gpus", "0,1,2,3,4"])
-    told = capsys.readouterr().err
+    err = capsys.readouterr().err
     assert status == 1
-    assert f"[gpu-count-mismatch] {SERVER}.vllm_data_parallel_size: " in told
-    assert {"6", "6,", "5"} <= set(told.split())
+    assert f"[gpu-count-mismatch] {SERVER}.vllm_data_parallel_size: " in err
+    assert {"6", "6,", "5"} <= set(err.split())
     assert begun == []
     assert psutil.Process().children() == before
     assert main([*asked, "--gpus", "0,1,2,3,4,5"]) == 0
@@ -91,61 +91,36 @@ def test_the_group_port_is_left_alone(begun):
     assert len(begun) == 1
 
 
-class Telling:
-    """A rollout server that tells about itself, and nothing else."""
-
-    def __init__(self, **answers):
-        class LauncherRoutes(BaseHTTPRequestHandler):
-            def do_GET(self):
-                told = answers.get(self.path.strip("/").rpartition("/")[2])
-                body = json.dumps(told or {}).encode()
-                self.send_response(404 if told is None else 200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_):
-                pass
-
-        self.front = ThreadingHTTPServer(("127.0.0.1", 0), LauncherRoutes)
-        self.url = f"http://127.0.0.1:{self.front.server_port}"
-
-    def __enter__(self):
-        Thread(target=self.front.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.front.shutdown()
-        self.front.server_close()
+def telling(**replies):
+    """A rollout server that answers about itself, and nothing else."""
+    return answering(lambda name, _: (200 if name in replies else 404, replies.get(name, {})))
 
 
-def wait_for(server, *overrides, gpus=()):
-    wait_for_servers(load_digits(*named(server.url), *overrides), WaitPolicy(timeout_s=5), gpus=gpus)
+def wait_for(url, *overrides, gpus=()):
+    wait_for_servers(load_digits(*named(url), *overrides), WaitPolicy(timeout_s=5), gpus=gpus)
 
 
 @pytest.mark.scenario(clauses=["launchers/server-and-learner-have-a-launcher-each#5"])
-def test_a_gpu_of_both_sides_is_told():
-    with Telling(health={"status": "ok", "gpus": ["0", "1", "2"]}) as server:
-        with pytest.raises(GpusOverlap) as told:
+def test_a_gpu_of_both_sides_is_refused():
+    with telling(health={"status": "ok", "gpus": ["0", "1", "2"]}) as server:
+        with refused("gpus-overlap", "--gpus", remedy="than 2 for"):
             wait_for(server, gpus=("2", "3"))
-        assert (told.value.code, told.value.key) == ("gpus-overlap", "--gpus")
-        assert "than 2 for" in told.value.remedy
         with not_refused():
             wait_for(server, gpus=("3",))
             wait_for(server)
-    with Telling(health={"status": "ok"}) as silent, not_refused():
+    with telling(health={"status": "ok"}) as silent, not_refused():
         wait_for(silent, gpus=("0",))
 
 
 @pytest.mark.scenario(clauses=["launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#5"])
-def test_a_server_of_another_model_is_told():
+def test_a_server_of_another_model_is_refused():
     digest = load_model_identity(MODEL, dtype="float32").digest
-    with Telling(health={"status": "ok"}, identity={"model": "/models/other", "model_digest": digest}) as server:
+    with telling(health={"status": "ok"}, identity={"model": "/models/other", "model_digest": digest}) as server:
         with not_refused():
             wait_for(server)
-        with pytest.raises(ServedModelDiffers) as told:
+        with pytest.raises(ServedModelDiffers) as caught:
             wait_for(server, f"model.model={ROOT}/fixtures/models/tasks")
-    assert (told.value.code, told.value.key) == ("served-model-differs", "model.model")
-    assert "/models/other" in told.value.problem
-    with Telling(health={"status": "ok"}) as another_dialect, not_refused():
+    assert (caught.value.code, caught.value.key) == ("served-model-differs", "model.model")
+    assert "/models/other" in caught.value.problem
+    with telling(health={"status": "ok"}) as another_dialect, not_refused():
         wait_for(another_dialect)

@@ -1,53 +1,38 @@
 """``rollmatch train --gpus``, and the waiting for rollout servers: a health route on a real socket is the server."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import psutil
 import pytest
 
+from conformance.cli.front import answering
 from conformance.cli.started import HF, journal_of, started, train_command
+from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG, load_digits, write_cut
-from conformance.scenarios.configs import not_refused
+from conformance.scenarios.configs import config_with, not_refused
+from rollmatch.cli import learner
 from rollmatch.cli.main import main
-from rollmatch.cli.processes import GpuListInvalid, parse_gpus, run_child, shell_line
-from rollmatch.cli.server_checks import ServerProcessDied, WaitPolicy, WorldSizeMismatch, wait_for_servers
-from rollmatch.dialects.session import ServerUnreachable
+from rollmatch.cli.processes import parse_gpus, run_child, shell_line
+from rollmatch.cli.server_checks import ServerProcessDied, WaitPolicy, wait_for_servers
 
+SERVED = ("~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000", "~.vllm.server.group_port=51216")
 SIZES = "custom.extra.rollout_server.vllm_data_parallel_size=3"
+PAIRS = "custom.extra.rollout_server.vllm_tensor_parallel_size=2"
 
 
-@contextmanager
 def serving(world_size=3, *, after_s=0.0):
     """A server that is healthy from some time on."""
     healthy_at = time.monotonic() + after_s
 
-    class Routes(BaseHTTPRequestHandler):
-        def do_GET(self):
-            fine = time.monotonic() >= healthy_at
-            body = json.dumps({"world_size": world_size} if "world" in self.path else {"status": "ok"}).encode()
-            self.send_response(200 if fine else 503)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(name, _):
+        reply = {"world_size": world_size} if "world" in name else {"status": "ok"}
+        return (200 if time.monotonic() >= healthy_at else 503), reply
 
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Routes)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    return answering(answer)
 
 
 def config_for(url, *overrides):
@@ -65,20 +50,16 @@ def nobody():
     return url
 
 
-@pytest.mark.parametrize("told", ["", "0,,1", "0,0", "a", "-1"])
-def test_a_list_of_gpus_that_is_none_is_refused(told):
-    with pytest.raises(GpuListInvalid) as caught:
-        parse_gpus(told)
-    assert (caught.value.code, caught.value.key) == ("gpu-list-invalid", "--gpus")
-
-
-def test_a_list_of_gpus_holds_numbers_or_the_drivers_names():
+@pytest.mark.parametrize("text", ["", "0,,1", "0,0", "a", "-1"])
+def test_a_list_of_gpus_holds_numbers_or_names_of_the_driver(text):
+    with refused("gpu-list-invalid", "--gpus"):
+        parse_gpus(text)
     assert parse_gpus("3, 1,GPU-ab12") == ("3", "1", "GPU-ab12")
 
 
 @pytest.fixture
 def looks_often(monkeypatch):
-    """A launcher that asks seven times a second."""
+    """A launcher that polls seven times a second."""
     monkeypatch.setattr("rollmatch.cli.server_checks.LOOK_S", 0.15)
 
 
@@ -100,9 +81,8 @@ def test_a_server_that_comes_up_in_time_is_waited_for(looks_often):
 )
 def test_a_server_that_does_not_come_up_ends_the_waiting_in_time(nobody):
     began = time.monotonic()
-    with pytest.raises(ServerUnreachable) as caught:
+    with refused("server-unreachable", nobody):
         wait_for_servers(config_for(nobody), WaitPolicy(timeout_s=2))
-    assert (caught.value.code, caught.value.key) == ("server-unreachable", nobody)
     assert 2 <= time.monotonic() - began < 5.5  # waiting three times as long would be 6
 
 
@@ -121,23 +101,24 @@ def test_the_end_of_the_servers_process_ends_the_waiting(nobody, looks_often):
     "launchers/a-server-of-another-size",
     clauses=["launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#4"],
 )
-def test_a_server_of_another_size_is_refused_and_one_of_ours_is_taken():
-    with serving(2) as url, pytest.raises(WorldSizeMismatch) as caught:
-        wait_for_servers(config_for(url, SIZES), WaitPolicy(timeout_s=5))
-    assert (caught.value.code, caught.value.key) == ("world-size-mismatch", "custom.extra.rollout_server")
-    assert "2" in caught.value.problem
-    assert "3" in caught.value.problem
-    with serving(3) as url:
-        wait_for_servers(config_for(url, SIZES), WaitPolicy(timeout_s=5))
-
-
-def test_without_a_number_of_engines_a_server_still_holds_whole_engines():
-    tp = "custom.extra.rollout_server.vllm_tensor_parallel_size=2"
-    with serving(3) as url, pytest.raises(WorldSizeMismatch) as caught:
-        wait_for_servers(config_for(url, tp), WaitPolicy(timeout_s=5))
-    assert "a multiple of vllm_tensor_parallel_size 2" in caught.value.problem
-    with serving(4) as url:
-        wait_for_servers(config_for(url, tp), WaitPolicy(timeout_s=5))
+@pytest.mark.parametrize(
+    ("size", "wrong", "right", "parts"),
+    [
+        (SIZES, 2, 3, ("2", "3")),
+        (
+            "custom.extra.rollout_server.vllm_tensor_parallel_size=2",
+            3,
+            4,
+            ("a multiple of vllm_tensor_parallel_size 2",),
+        ),
+    ],
+)
+def test_a_server_of_another_size_is_refused_and_one_of_ours_is_taken(size, wrong, right, parts):
+    with serving(wrong) as url, refused("world-size-mismatch", "custom.extra.rollout_server") as caught:
+        wait_for_servers(config_for(url, size), WaitPolicy(timeout_s=5))
+    assert all(part in caught.value.problem for part in parts)
+    with serving(right) as url:
+        wait_for_servers(config_for(url, size), WaitPolicy(timeout_s=5))
 
 
 @pytest.mark.scenario(
@@ -146,28 +127,25 @@ def test_without_a_number_of_engines_a_server_still_holds_whole_engines():
 def test_a_dry_run_prints_torchrun_and_the_gpus_and_starts_nothing(capsys, tmp_path):
     overrides = ("--set", f"training.output_dir={tmp_path / 'run'}")
     assert main(["train", str(CONFIG), "--gpus", "6,7", "--dry-run", "--resume", *overrides]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("CUDA_VISIBLE_DEVICES=6,7 ")
-    assert "torchrun --standalone --nproc-per-node 2 -m rollmatch train" in told
-    assert told.rstrip().endswith("--resume")
+    output = capsys.readouterr().out
+    assert output.startswith("CUDA_VISIBLE_DEVICES=6,7 ")
+    assert "torchrun --standalone --nproc-per-node 2 -m rollmatch train" in output
+    assert output.rstrip().endswith("--resume")
     assert not (tmp_path / "run").exists()
     assert main(["train", str(CONFIG), "--gpus", "3", "--dry-run"]) == 0
     assert "torchrun" not in capsys.readouterr().out
 
 
-def test_a_command_is_told_as_one_would_type_it():
-    assert shell_line(["run", "a b"], {"X": "1 2"}) == "X='1 2' run 'a b'"
+KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
 @pytest.mark.scenario(clauses=["launchers/several-learner-gpus-mean-several-learner-processes#3"])
-@pytest.mark.parametrize(("code", "expected"), [("3", 3), ("0", 0)])
+@pytest.mark.parametrize(
+    ("code", "expected"), [("raise SystemExit(3)", 3), ("raise SystemExit(0)", 0), (KILL, 128 + signal.SIGKILL)]
+)
 def test_a_launcher_ends_with_its_childs_code(code, expected):
-    assert run_child([sys.executable, "-c", f"raise SystemExit({code})"], {}) == expected
-
-
-def test_a_child_killed_by_a_signal_is_told_as_shells_do():
-    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    assert run_child([sys.executable, "-c", kill], {}) == 128 + signal.SIGKILL
+    assert run_child([sys.executable, "-c", code], {}) == expected
+    assert shell_line(["run", "a b"], {"X": "1 2"}) == "X='1 2' run 'a b'"
 
 
 LAUNCHER = (
@@ -223,9 +201,9 @@ def test_a_killed_torchrun_takes_its_ranks_along(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, str(tmp_path / "rank.py")]
     launcher = psutil.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    told = [launcher.stdout.readline() for _ in range(4)]
-    assert told.count(b"waits\n") == 2
-    ranks = [psutil.Process(int(line)) for line in told if line != b"waits\n"]
+    lines = [launcher.stdout.readline() for _ in range(4)]
+    assert lines.count(b"waits\n") == 2
+    ranks = [psutil.Process(int(line)) for line in lines if line != b"waits\n"]
     launcher.kill()
     launcher.wait()
     for rank in ranks:
@@ -238,10 +216,27 @@ def test_two_gpus_are_two_ranks_and_a_signal_leaves_a_checkpoint(tmp_path):
     few = ("training.eval_scenes=2", "training.save_steps=1000", "custom.extra.rollout_matching.max_new_tokens=8")
     small = f"model.model={write_cut(tmp_path / 'model')}"
     command = train_command(*overrides, *few, small, flags=("--gpus", "0,1"))
-    with started(command, tmp_path / "told.txt") as running:
+    with started(command, tmp_path / "output.txt") as running:
         running.wait_until(lambda: len(journal_of(out, "step")) >= 1)
         os.kill(running.process.pid, signal.SIGINT)
-        assert running.wait() == 128 + signal.SIGINT, running.told()
+        assert running.wait() == 128 + signal.SIGINT, running.output()
     assert [event["learner_world_size"] for event in journal_of(out, "run")] == [2]
     step = journal_of(out, "interrupted")[0]["step"]
     assert (out / f"checkpoint-{step}" / "trainer_state.json").exists()
+
+
+@pytest.mark.parametrize("threads", [None, "3"])
+@pytest.mark.parametrize(("overrides", "waits"), [(SERVED, 1), (("~.vllm.mode=colocate",), 0)])
+def test_ranks_start_once_their_servers_are_there(monkeypatch, overrides, waits, threads):
+    calls, shown = [], []
+    monkeypatch.setenv("OMP_NUM_THREADS", threads or "")
+    if threads is None:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(learner, "load_config", lambda *_: config_with(*overrides))
+    monkeypatch.setattr(learner, "with_local_model", lambda config: config)
+    monkeypatch.setattr(learner, "load_checked", lambda config: None)
+    monkeypatch.setattr(learner, "wait_for_servers", lambda config, wait, *, gpus: calls.append(gpus))
+    monkeypatch.setattr(learner, "run_child", lambda words, environment: shown.append(environment) or 7)
+    assert learner.launch("x.yaml", (), gpus=("0", "2"), wait=WaitPolicy()) == 7
+    assert calls == [("0", "2")] * waits
+    assert shown == [{"CUDA_VISIBLE_DEVICES": "0,2"} | ({} if threads else {"OMP_NUM_THREADS": "1"})]

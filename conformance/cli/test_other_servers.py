@@ -1,42 +1,45 @@
-"""An optimizer step of our learner on TRL's own server, on text; ``test_engine_stock`` takes one on ``vllm serve``.
+"""Optimizer steps of our learner on servers of other projects: TRL's, on text, and ``swift rollout``, by our command.
 
-On a machine without GPUs the plug-ins of ``conformance/servers/plugged`` and ours let them take weights over gloo.
+``test_engine_stock`` takes them on ``vllm serve``. On a machine without GPUs the plug-ins of
+``conformance/servers/plugged`` and ours let these servers take weights over gloo.
 """
 
 import pytest
 
-from conformance.cli.one_step import take_a_step
+from conformance.cli.division import VLLM, typed
+from conformance.cli.one_step import take_steps
 from conformance.cli.started import started
+from conformance.cli.swift_parser import put_on_the_path
 from conformance.outside_tools import trl_command
-from conformance.rollout.digits import ROOT
+from conformance.rollout.digits import CONFIG, ROOT
 from conformance.server.instance import free_port
 from conformance.servers.known import BY_NAME
 
 pytestmark = pytest.mark.engine
-
 ARITHMETIC = ROOT / "fixtures/arithmetic/grpo.yaml"
+SWIFT = (
+    "custom.extra.rollout_server.engine=swift",
+    "custom.extra.swift.model_type=qwen3_vl",
+    "custom.extra.swift.template=qwen3_vl",
+    f"{VLLM}.kv_cache_memory_mib=64",
+)
 
 
 @pytest.mark.trl
 def test_a_step_on_text_with_trl_s_own_server(tmp_path):
-    known, port = BY_NAME["trl"], free_port()
-    options = {
-        "model": str(ROOT / "fixtures/models/arithmetic"),
-        "dtype": "float32",
-        "host": "127.0.0.1",
-        "port": str(port),
-        "max_model_len": "64",
-        "enforce_eager": "true",
-    }
-    learner_s = ["-u", "VLLM_ENABLE_V1_MULTIPROCESSING"]
-    variables = [f"{name}={value}" for name, value in known.variables().items()]
-    words = [
-        "env",
-        *learner_s,
-        *variables,
-        trl_command(),
-        "vllm-serve",
-        *(w for k, v in options.items() for w in (f"--{k}", v)),
-    ]
+    port = free_port()
+    options = ["--model", str(ROOT / "fixtures/models/arithmetic"), "--dtype", "float32", "--host", "127.0.0.1"]
+    options += ["--port", str(port), "--max_model_len", "64", "--enforce_eager", "true"]
+    variables = [f"{name}={value}" for name, value in BY_NAME["trl"].variables().items()]
+    words = ["env", "-u", "VLLM_ENABLE_V1_MULTIPROCESSING", *variables, trl_command(), "vllm-serve", *options]
     with started(words, tmp_path / "server.txt"):
-        take_a_step(ARITHMETIC, f"http://127.0.0.1:{port}", tmp_path, "custom.extra.grpo.eval_temperature=0")
+        take_steps(ARITHMETIC, f"http://127.0.0.1:{port}", tmp_path, "custom.extra.grpo.eval_temperature=0")
+
+
+@pytest.mark.swift
+def test_our_learner_trains_with_swift_s_own_server(tmp_path, monkeypatch):
+    put_on_the_path(tmp_path, monkeypatch)
+    url = f"http://127.0.0.1:{free_port()}"
+    named = (f"{VLLM}.mode=server", f"{VLLM}.server.base_url={url}", f"{VLLM}.server.group_port={free_port()}")
+    with started(typed("serve", CONFIG, "0", (*named, *SWIFT)), tmp_path / "server.txt"):
+        take_steps(CONFIG, url, tmp_path, *SWIFT, num_steps=2)

@@ -55,8 +55,8 @@ def command_of(folder, *overrides):
 def test_own_records_train_with_their_own_decoding(folder):
     decoding = [f"custom.extra.rollout_matching.decoding.{name}={value}" for name, value in DECODING.items()]
     decoding.append(f"custom.extra.rollout_matching.max_new_tokens={MAX_NEW_TOKENS}")
-    code, told = finish(command_of(folder, *HF, *decoding), folder / "told.txt")
-    assert code == 0, told
+    code, output = finish(command_of(folder, *HF, *decoding), folder / "output.txt")
+    assert code == 0, output
     samples = load_samples(folder / "train.jsonl")
     assert {truth.geometry for sample in samples for truth in sample.objects} == {"bbox_2d", "poly"}
     for line in journal_of(folder / "run", "requested"):
@@ -88,11 +88,11 @@ def test_a_bad_record_is_refused_before_anything_starts(folder):
     lines[2] = json.dumps(broken(json.loads(lines[2])))
     lines[4] = lines[4][:-1]
     (folder / "train.jsonl").write_text("\n".join(lines) + "\n")
-    code, told = finish(command_of(folder), folder / "told.txt")
+    code, output = finish(command_of(folder), folder / "output.txt")
     assert code == 1
-    assert "Traceback" not in told
-    assert "rollmatch: 3 problems" in told
-    assert f"[desc-spacing] {folder}/train.jsonl:3: objects[0]" in told
-    assert f"[geometry-length] {folder}/train.jsonl:3: objects[0]" in told
-    assert f"[line-not-json] {folder}/train.jsonl:5: " in told
+    assert "Traceback" not in output
+    assert "rollmatch: 3 problems" in output
+    assert f"[desc-spacing] {folder}/train.jsonl:3: objects[0]" in output
+    assert f"[geometry-length] {folder}/train.jsonl:3: objects[0]" in output
+    assert f"[line-not-json] {folder}/train.jsonl:5: " in output
     assert not (folder / "run").exists()

@@ -8,6 +8,7 @@ import socket
 
 import pytest
 
+from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digits
 from rollmatch.cli.main import main
 from rollmatch.cli.rollout_server import make_command, serve
@@ -32,9 +33,9 @@ def settings_of(made):
 
 
 def refusal(*overrides, **fields):
-    with pytest.raises(RollmatchError) as told:
+    with pytest.raises(RollmatchError) as caught:
         command(*overrides, **fields)
-    return told.value.code, told.value.key
+    return caught.value.code, caught.value.key
 
 
 @pytest.mark.scenario(
@@ -59,18 +60,13 @@ def test_without_gpus_the_list_counts_replicas():
     assert (settings_of(made).data_parallel_size, settings_of(made).gpus) == (3, [])
 
 
-def test_nothing_is_compiled_for_an_eager_engine_on_a_cpu():
-    compiled = f"{VLLM}.enforce_eager=false"
+def test_an_eager_engine_on_a_cpu_compiles_nothing_and_takes_prompts_in_whole():
+    compiled, chunked = f"{VLLM}.enforce_eager=false", f"{VLLM}.enable_chunked_prefill=true"
     made = command(on_gpu=False), command(compiled, on_gpu=False), command(on_gpu=True)
     assert ["TORCHDYNAMO_DISABLE" in each.environment for each in made] == [True, False, False]
-
-
-def test_a_server_on_a_cpu_takes_prompts_in_whole_and_one_on_gpus_as_vllm_likes():
-    told = [settings_of(command(on_gpu=where)).engine_arguments for where in (False, True)]
-    assert [arguments.get("enable_chunked_prefill") for arguments in told] == [False, None]
-    assert settings_of(command(f"{VLLM}.enable_chunked_prefill=true", on_gpu=False)).engine_arguments[
-        "enable_chunked_prefill"
-    ]
+    made = command(on_gpu=False), command(on_gpu=True), command(chunked, on_gpu=False)
+    found = [settings_of(each).engine_arguments.get("enable_chunked_prefill") for each in made]
+    assert found == [False, None, True]
 
 
 @pytest.mark.scenario(
@@ -101,48 +97,28 @@ def test_swift_gets_the_same_settings_by_its_own_names():
     )
     assert made.words[:2] == ("swift", "rollout")
     options = dict(zip(made.words[2::2], made.words[3::2], strict=True))
-    assert options["--vllm_data_parallel_size"] == "3"
-    assert options["--vllm_tensor_parallel_size"] == "1"
-    assert options["--vllm_gpu_memory_utilization"] == "0.6"
-    assert options["--vllm_max_model_len"] == "400"
-    assert options["--vllm_enable_lora"] == "false"
-    assert options["--port"] == "8123"
-
-
-def test_a_dry_run_prints_what_a_shell_would_take(capsys):
-    overrides = [*absolute(), *ONE, "custom.train_jsonl=missing.jsonl"]
-    assert serve(str(CONFIG), overrides=overrides, gpus=["0"], dry_run=True) == 0
-    words = shlex.split(capsys.readouterr().out)
-    assert "rollmatch.cli.server_process" in words
-    assert "OMP_NUM_THREADS=1" in words or any(word.startswith("CUDA_VISIBLE_DEVICES=") for word in words)
-
-
-def test_lora_in_the_engine_is_refused():
-    with pytest.raises(RollmatchError) as told:
-        load_digits(*ONE, f"{SERVER}.vllm_enable_lora=true")
-    assert [(e.code, e.key) for e in told.value.errors] == [("lora-on-rollout-server", f"{SERVER}.vllm_enable_lora")]
-    load_digits(*ONE, f"{SERVER}.vllm_enable_lora=false")
+    sizes = {"data_parallel_size": "3", "tensor_parallel_size": "1", "gpu_memory_utilization": "0.6"}
+    sizes |= {"max_model_len": "400", "enable_lora": "false"}
+    expected = {f"--vllm_{name}": value for name, value in sizes.items()} | {"--port": "8123"}
+    assert {name: options[name] for name in expected} == expected
 
 
 @pytest.mark.scenario(
-    "launchers/a-hub-id-is-not-downloaded",
+    "launchers/a-hub-id-that-cannot-be-read",
     "launchers/a-busy-port-stops-the-launcher",
     clauses=["launchers/the-server-launcher-checks-before-it-starts#1,3,4"],
 )
 def test_a_busy_port_or_a_missing_model_stops_the_start():
+    def start(*overrides):
+        serve(str(CONFIG), overrides=[*absolute(), *ONE, *overrides], gpus=["0"])
+
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        busy = [*absolute(), *ONE, f"{VLLM}.server.base_url=http://127.0.0.1:{port}"]
-        with pytest.raises(RollmatchError) as told:
-            serve(str(CONFIG), overrides=busy, gpus=["0"])
-    assert told.value.code == "port-in-use"
-    assert str(port) in told.value.problem
-    with pytest.raises(RollmatchError) as told:
-        serve(str(CONFIG), overrides=[*absolute(), *ONE, "model.model=Qwen/Qwen3-VL-8B-Instruct"], gpus=["0"])
-    assert (told.value.code, told.value.key) == ("model-directory-missing", "model.model")
-    with pytest.raises(RollmatchError) as told:
-        serve(str(CONFIG), overrides=[*absolute(), *ONE, "model.model=/nowhere/tiny"], gpus=["0"])
-    assert [(error.code, error.key) for error in told.value.errors] == [("model-directory-missing", "model.model")]
+        with refused("port-in-use", problem=str(port)):
+            start(f"{VLLM}.server.base_url=http://127.0.0.1:{port}")
+    for missing in ("Qwen/Qwen3-VL-8B-Instruct", "/nowhere/tiny"):
+        with refused("model-directory-missing", "model.model"):
+            start(f"model.model={missing}")
 
 
 @pytest.mark.scenario(
@@ -153,7 +129,7 @@ def test_two_commands_take_one_file(capsys, monkeypatch):
     sets = [part for override in [*absolute(), *ONE] for part in ("--set", override)]
     assert main(["serve", str(CONFIG), "--gpus", "0,1,2", "--dry-run", *sets]) == 0
     served = shlex.split(capsys.readouterr().out)
-    assert "CUDA_VISIBLE_DEVICES=0,1,2" in served
+    assert {"CUDA_VISIBLE_DEVICES=0,1,2", "rollmatch.cli.server_process"} <= set(served)
     assert "train" not in served
     assert main(["train", str(CONFIG), "--gpus", "3", "--dry-run", *sets]) == 0
     trained = shlex.split(capsys.readouterr().out)
@@ -163,12 +139,12 @@ def test_two_commands_take_one_file(capsys, monkeypatch):
 
 
 STARTS: dict[str, set[str]] = {
-    name: set() for name in ("check", "plan", "page", "compare", "export", "data", "schema", "doctor")
-} | {
-    "train": {"learner"},
-    "serve": {"server"},
-    "vllm-serve": {"server"},
-}
+    name: set()
+    for name in (
+        *("check", "plan", "page", "compare", "eval", "export", "model", "data", "import-config", "schema"),
+        "doctor",
+    )
+} | {"train": {"learner"}, "serve": {"server"}, "vllm-serve": {"server"}}
 
 
 def shown_by(capsys, *arguments):

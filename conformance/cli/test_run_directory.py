@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.refusals import refused
 from rollmatch.checkpoint import MANIFEST, remove_old_checkpoints, write_manifest
 from rollmatch.cli import run_directory
 from rollmatch.cli.run_directory import (
@@ -65,12 +66,10 @@ def test_a_new_directory_is_made_and_the_run_begins_at_the_beginning(directory, 
         assert run.checkpoint is None
 
 
-def test_a_directory_that_holds_a_run_is_refused_unless_told_what_to_do(directory):
+def test_a_directory_that_holds_a_run_is_refused_unless_resumed_or_overwritten(directory):
     with_run(directory)
-    with pytest.raises(RunDirectoryTaken) as caught:
+    with refused("run-directory-taken", "training.output_dir", remedy="--resume") as caught:
         opened(directory)
-    assert (caught.value.code, caught.value.key) == ("run-directory-taken", "training.output_dir")
-    assert "--resume" in caught.value.remedy
     assert "--overwrite" in caught.value.remedy
     assert left_in(directory) == {"journal.jsonl"}
     assert opened(directory, resume=True) is None
@@ -81,6 +80,20 @@ def test_a_directory_that_holds_something_else_is_no_run(directory):
     write(directory, "notes.txt")
     assert opened(directory) is None
     assert left_in(directory) == {"notes.txt"}
+    (directory / "journal.jsonl").write_text('{"event": "run", "rank": 0}\n')
+    assert opened(directory) is None, "a start that was killed before its first step"
+
+
+def test_a_resumed_run_continues_the_whole_checkpoint_of_the_highest_step(directory):
+    for name in ("checkpoint-best", "checkpoint-20-copy", "checkpoint-"):
+        checkpoint(directory, name)
+    assert last_checkpoint(directory) is None, "other names are not the run's"
+    assert opened(directory, resume=True) is None, "nothing to continue is a beginning"
+    for name in ("checkpoint-9", "checkpoint-100", "checkpoint-20"):
+        checkpoint(directory, name)
+    with_run(directory)
+    assert opened(directory, resume=True, overwrite=True) == directory / "checkpoint-100"
+    assert "journal.jsonl" in left_in(directory)
 
 
 def test_overwrite_removes_what_a_run_writes_and_only_that(directory):
@@ -108,21 +121,8 @@ def test_overwrite_leaves_alone_what_a_link_leads_to(directory, tmp_path):
     assert {"large/model.safetensors", "kept.jsonl"} <= left_in(tmp_path)
 
 
-def test_resume_outweighs_overwrite(directory):
-    with_run(directory)
-    checkpoint(directory, "checkpoint-2")
-    assert opened(directory, resume=True, overwrite=True) == directory / "checkpoint-2"
-    assert "journal.jsonl" in left_in(directory)
-
-
-def test_a_resumed_run_goes_on_from_the_checkpoint_of_the_highest_step(directory):
-    for name in ("checkpoint-9", "checkpoint-100", "checkpoint-20"):
-        checkpoint(directory, name)
-    assert opened(directory, resume=True) == directory / "checkpoint-100"
-
-
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "problem"),
     [
         (lambda path: (path / MANIFEST).unlink(), "no manifest.json"),
         (lambda path: (path / MANIFEST).write_text('{"files": {'), "manifest.json is not readable"),
@@ -131,7 +131,7 @@ def test_a_resumed_run_goes_on_from_the_checkpoint_of_the_highest_step(directory
         (lambda path: flip(path / "model.safetensors"), "content of model.safetensors has changed"),
     ],
 )
-def test_a_damaged_checkpoint_is_passed_over_and_named(directory, capsys, damage, told):
+def test_a_damaged_checkpoint_is_passed_over_and_named(directory, capsys, damage, problem):
     checkpoint(directory, "checkpoint-20")
     newest = checkpoint(directory, "checkpoint-40")
     assert last_checkpoint(directory) == newest
@@ -139,7 +139,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(directory, capsys, damage
     assert last_checkpoint(directory) == directory / "checkpoint-20"
     error = capsys.readouterr().err
     assert "checkpoint-40" in error
-    assert told in error
+    assert problem in error
 
 
 def flip(path):
@@ -152,10 +152,8 @@ def flip(path):
 @pytest.mark.parametrize("file", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
 def test_a_checkpoint_without_a_state_is_never_resumed_in_silence(directory, file):
     checkpoint(directory, "checkpoint-20", leave_out=(file,))
-    with pytest.raises(LaunchError) as caught:
+    with refused("checkpoint-damaged", problem="saved without the"):
         opened(directory, resume=True)
-    assert caught.value.code == "checkpoint-damaged"
-    assert "saved without the" in caught.value.problem
     assert (directory / "checkpoint-20" / "model.safetensors").exists()
 
 
@@ -192,12 +190,9 @@ def test_a_directory_in_which_a_run_is_live_is_refused_with_its_owner(directory,
         opened(directory, **mode)
     assert f"process {live_run.pid} on " in caught.value.problem
     assert (directory / "journal.jsonl").read_text() == STEP
-
-
-def test_a_killed_run_lets_go_of_its_directory(directory, live_run):
     live_run.send_signal(signal.SIGKILL)
     live_run.wait()
-    assert opened(directory, overwrite=True) is None
+    assert opened(directory, overwrite=True) is None, "a killed run lets go of its directory"
 
 
 def fail_after(start, directory):
@@ -210,20 +205,11 @@ def test_a_start_that_failed_leaves_no_directory(directory, tmp_path):
     with pytest.raises(ZeroDivisionError):
         fail_after(lambda path: write(path, "journal.jsonl", "resolved.yaml"), directory)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_that_failed_after_its_first_step_is_kept(directory):
     with pytest.raises(ZeroDivisionError):
         fail_after(with_run, directory)
-    assert holds_run(directory)
+    assert holds_run(directory), "after its first step it is kept"
     with pytest.raises(RunDirectoryTaken):
         opened(directory)
-
-
-def test_what_a_start_left_that_was_killed_is_no_run(directory):
-    directory.mkdir(parents=True)
-    (directory / "journal.jsonl").write_text('{"event": "run", "rank": 0}\n')
-    assert opened(directory) is None
 
 
 @pytest.mark.parametrize("name", ["file/below", "x" * 300, "nul\0byte"])
@@ -237,26 +223,10 @@ def test_an_impossible_directory_is_an_error_before_anything_starts(tmp_path, na
 
 
 def test_a_full_disk_is_found_by_writing(tmp_path, monkeypatch):
+    assert probe_output_dir(tmp_path / "runs" / "first") is None
+    assert list(tmp_path.iterdir()) == [], "probing leaves nothing"
     with Path("/dev/full").open("wb", buffering=0) as full:
         monkeypatch.setattr(run_directory.tempfile, "TemporaryFile", lambda dir: full)
         problem = probe_output_dir(tmp_path / "run")
     assert problem is not None
     assert os.strerror(28) in problem.problem
-
-
-def test_probing_leaves_nothing(tmp_path):
-    assert probe_output_dir(tmp_path / "runs" / "first") is None
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_checkpoint_under_another_name_is_not_the_runs(directory):
-    for name in ("checkpoint-best", "checkpoint-20-copy", "checkpoint-"):
-        checkpoint(directory, name)
-    assert last_checkpoint(directory) is None
-    checkpoint(directory, "checkpoint-1")
-    assert last_checkpoint(directory) == directory / "checkpoint-1"
-
-
-def test_nothing_to_go_on_from_is_a_beginning(directory):
-    assert last_checkpoint(directory) is None
-    assert opened(directory, resume=True) is None

@@ -3,13 +3,13 @@
 import argparse
 import json
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from types import SimpleNamespace
 
 import pytest
 from starlette.testclient import TestClient
 
+from conformance.cli.front import answering
+from conformance.refusals import refused
 from conformance.rollout.digits import MODEL, ROOT
 from conformance.server.instance import free_port
 from conformance.server.stand_in import make_stand_in
@@ -42,7 +42,9 @@ def test_the_five_arguments_reach_the_client(monkeypatch):
     monkeypatch.setattr(connect, "RolloutServer", lambda url, settings: made.append((url, settings)))
     monkeypatch.setattr(connect, "connect_all", lambda servers: None)
     monkeypatch.setattr(connect, "make_sender", lambda servers, *how: groups.append(how))
-    monkeypatch.setattr(connect, "VllmServerBackend", lambda *arguments, **_: SimpleNamespace())
+    monkeypatch.setattr(
+        connect, "VllmServerBackend", lambda *arguments, **_: SimpleNamespace(members=SimpleNamespace())
+    )
     connect.connect_servers(configured(f"{FIVE} --vllm_connection_timeout 30"), None, ranks=Ranks())
     ((url, settings),) = made
     ((ports, rendezvous),) = groups
@@ -51,78 +53,51 @@ def test_the_five_arguments_reach_the_client(monkeypatch):
 
 
 @pytest.mark.scenario(clauses=["vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#3"])
-def test_the_group_port_is_trl_s_unless_told():
+def test_the_group_port_is_trl_s_unless_set():
     (address,) = pair_servers(configured("--use_vllm_server").custom.extra.rollout_matching.vllm.server)
     assert (address.base_url, address.group_port) == ("http://127.0.0.1:8000", 51216)
-    assert VLLMClient.__init__.__defaults__ == ("127.0.0.1", 8000, 51216, 60.0)
-
-
-def test_a_host_may_be_an_ipv6_address():
-    assert "custom.extra.rollout_matching.vllm.server.base_url=http://[::1]:8000" in parsed(
-        "--use_vllm_server --vllm_host ::1"
-    )
+    assert VLLMClient.__init__.__defaults__ == (None, "127.0.0.1", 8000, 51216, 60.0)
 
 
 def test_an_address_without_the_switch_is_refused():
-    with pytest.raises(RollmatchError) as caught:
+    with refused("server-not-used", "--vllm_server_port"):
         parsed("--vllm_server_port 8000")
-    assert (caught.value.code, caught.value.key) == ("server-not-used", "--vllm_server_port")
     assert parsed("--use_vllm_server --vllm_server_port 8000")
     assert parsed("") == []
+    address = "custom.extra.rollout_matching.vllm.server.base_url=http://[::1]:8000"
+    assert address in parsed("--use_vllm_server --vllm_host ::1")
 
 
-def test_a_yaml_that_generates_in_the_learner_contradicts_the_switch(capsys):
+def test_the_arguments_reach_every_process_unless_the_yaml_contradicts_them(capsys):
     path = str(ROOT / "fixtures/digits/digits.yaml")
     backend = ["--set", "custom.extra.rollout_matching.rollout_backend=hf", "--set", "training.packing=false"]
     assert main.main(["train", path, *backend, "--use_vllm_server", "--dry-run"]) == 1
     assert "[server-not-used] custom.extra.rollout_matching.rollout_backend: is hf" in capsys.readouterr().err
-
-
-def test_the_arguments_reach_every_process_of_a_launch(capsys):
-    path = str(ROOT / "fixtures/digits/digits.yaml")
     assert main.main(["train", path, *FIVE.split(), "--gpus", "0,1", "--dry-run"]) == 0
-    told = capsys.readouterr().out
-    assert "vllm.server.group_port=22222" in told
-    assert "vllm.mode=server" in told
+    shown = capsys.readouterr().out
+    assert "vllm.server.group_port=22222" in shown
+    assert "vllm.mode=server" in shown
+    assert main.main(["vllm-serve", "--model", str(MODEL), "--dry-run"]) == 0
+    assert "rollmatch.cli.server_process" in capsys.readouterr().out
 
 
 ROUTES = ("/health/", "/generate/", "/init_communicator/", "/update_named_param/")
 
 
-class SlowServer(BaseHTTPRequestHandler):
-    """Connects at once and generates for longer than one may wait to connect."""
-
-    delay_s = 5.0
-    status = 200
-
-    def do_GET(self):
-        told = {"paths": {path: {} for path in ROUTES}}
-        self._answer(200, told if self.path == "/openapi.json" else {"status": "ok"})
-
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        time.sleep(self.delay_s)
-        ids = [[5, 6]] * len(asked["prompts"]) * asked["n"]
-        self._answer(self.status, {"completion_ids": ids} if self.status == 200 else {"detail": "out of memory"})
-
-    def _answer(self, status, body):
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def slow_server():
-    kind = type("Slow", (SlowServer,), {})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
-    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    yield kind, server.server_address[1]
-    server.shutdown()
+    """Connects at once and generates for longer than one may wait to connect."""
+    settings = SimpleNamespace(delay_s=5.0, status=200)
+
+    def answer(name, body):
+        if body is None:
+            return 200, {"paths": {path: {} for path in ROUTES}} if name == "openapi.json" else {"status": "ok"}
+        time.sleep(settings.delay_s)
+        ids = [[5, 6]] * len(body["prompts"]) * body["n"]
+        return settings.status, {"completion_ids": ids} if settings.status == 200 else {"detail": "out of memory"}
+
+    with answering(answer) as url:
+        yield settings, int(url.rpartition(":")[2])
 
 
 @pytest.mark.scenario(
@@ -140,32 +115,28 @@ def test_a_slow_answer_is_not_a_lost_connection(slow_server):
 
 
 def test_an_error_of_the_server_is_an_error_and_no_empty_completion(slow_server):
-    kind, port = slow_server
-    kind.delay_s, kind.status = 0.0, 500
+    settings, port = slow_server
+    settings.delay_s, settings.status = 0.0, 500
     client = VLLMClient(server_port=port, connection_timeout=1.0)
-    with pytest.raises(RollmatchError) as caught:
+    with refused("server-refused", problem="500") as caught:
         client.generate(["a"])
-    assert caught.value.code == "server-refused"
-    assert "500" in caught.value.problem
     assert "out of memory" in caught.value.problem
-    kind.status = 200
+    settings.status = 200
     assert client.generate(["a"]) == [[5, 6]]
 
 
-def test_a_server_that_is_not_there_is_told_within_the_connection_timeout():
+def test_a_server_that_is_not_there_is_refused_within_the_connection_timeout():
     began = time.monotonic()
-    with pytest.raises(RollmatchError) as caught:
+    with refused("server-unreachable"):
         VLLMClient(server_port=free_port(), connection_timeout=0.5)
-    assert caught.value.code == "server-unreachable"
     assert time.monotonic() - began < 10
 
 
 def test_weights_without_a_communicator_are_refused(slow_server):
     _, port = slow_server
     client = VLLMClient(server_port=port, connection_timeout=1.0)
-    with pytest.raises(RollmatchError) as caught:
+    with refused("communicator-not-open", client.base_url):
         client.update_model_params({"a": None})
-    assert (caught.value.code, caught.value.key) == ("communicator-not-open", client.base_url)
 
 
 def serve_options(words):
@@ -189,8 +160,8 @@ def test_two_gpus_with_tensor_parallelism(monkeypatch):
     )
     assert TestClient(app).get("/get_world_size/").json() == {"world_size": 2}
     command = vllm_serve.make_command(settings, on_gpu=True)
-    told = json.loads(command.words[-1])
-    assert (told["tensor_parallel_size"], told["gpus"]) == (2, ["0", "1"])
+    started = json.loads(command.words[-1])
+    assert (started["tensor_parallel_size"], started["gpus"]) == (2, ["0", "1"])
 
 
 @pytest.mark.scenario(
@@ -201,9 +172,6 @@ def test_the_default_address_is_loopback():
     with vllm_serve.bind_http(settings.host, settings.port) as bound:
         assert bound.getsockname()[0] == "127.0.0.1"
     assert settings.max_model_len == 4096
-
-
-def test_dashes_do_as_well_and_a_switch_is_true_or_false():
     assert serve_options("--tensor-parallel-size 3 --enable-prefix-caching false").enable_prefix_caching is False
     with pytest.raises(SystemExit):
         serve_options("--enable_prefix_caching maybe")
@@ -212,11 +180,5 @@ def test_dashes_do_as_well_and_a_switch_is_true_or_false():
 def test_a_model_that_is_no_directory_is_refused(tmp_path):
     options = serve_options("")
     options.model = str(tmp_path / "none")
-    with pytest.raises(RollmatchError) as caught:
+    with refused("model-directory-missing", "--model"):
         vllm_serve.make_settings(options, on_gpu=False)
-    assert (caught.value.code, caught.value.key) == ("model-directory-missing", "--model")
-
-
-def test_what_would_be_started_is_told(capsys):
-    assert main.main(["vllm-serve", "--model", str(MODEL), "--dry-run"]) == 0
-    assert "rollmatch.cli.server_process" in capsys.readouterr().out

@@ -7,7 +7,7 @@ import requests
 
 from conformance.cli.division import GRPO, SMALL, named, typed
 from conformance.cli.started import finish, started
-from conformance.cli.swift_command import put_on_the_path
+from conformance.cli.swift_parser import put_on_the_path
 from conformance.server.instance import free_port
 
 pytestmark = [pytest.mark.swift, pytest.mark.engine]
@@ -30,8 +30,8 @@ def test_swift_s_own_learner_trains_with_our_server(tmp_path, monkeypatch):
     )
     learner = typed("train", GRPO, "1", overrides, "--engine", "swift", "--wait-timeout", "200")
     with started(typed("serve", GRPO, "0", overrides), tmp_path / "server.txt") as server:
-        code, told = finish(learner, tmp_path / "learner.txt")
-        assert code == 0, told[-3000:] + server.told()[-3000:]
+        code, output = finish(learner, tmp_path / "learner.txt")
+        assert code == 0, output[-3000:] + server.output()[-3000:]
         health = requests.get(f"http://127.0.0.1:{port}/health/", timeout=10).json()
     assert health["policy_version"] == STEPS
     steps = logged(out)

@@ -20,20 +20,12 @@ NUM_STEPS, NUM_SAMPLES, STEPS_OF_EPOCH, SAVE_STEPS = 8, 10, 3, 3
 
 def command_of(folder, name, *, flags=()):
     overrides = (
-        *(
-            *HF,
-            f"model.model={folder}/model",
-            f"custom.train_jsonl={folder}/train.jsonl",
-            f"custom.image_root={ROOT}/fixtures/digits",
-        ),
-        *(
-            f"training.output_dir={folder / name}",
-            f"training.max_steps={NUM_STEPS}",
-            f"training.save_steps={SAVE_STEPS}",
-        ),
-        *("training.per_device_train_batch_size=4", "training.save_total_limit=null", "training.eval_scenes=2"),
+        *(*HF, f"model.model={folder}/model", f"custom.train_jsonl={folder}/train.jsonl"),
+        *(f"custom.image_root={ROOT}/fixtures/digits", f"training.output_dir={folder / name}"),
+        *(f"training.max_steps={NUM_STEPS}", f"training.save_steps={SAVE_STEPS}", "training.eval_scenes=2"),
+        *("training.per_device_train_batch_size=4", "training.save_total_limit=null", "training.learning_rate=1e-3"),
         "custom.extra.rollout_matching.max_new_tokens=8",
-        *("custom.extra.rollout_matching.decoding.temperature=0.7", "training.learning_rate=1e-3"),
+        "custom.extra.rollout_matching.decoding.temperature=0.7",
         "global_max_length=330",  # rows of two or three segments: some wait
     )
     return train_command(*overrides, flags=flags)
@@ -68,9 +60,9 @@ def first_starts(folder):
         killed.process.kill()
         killed.wait()
         codes = {"whole": whole.wait(), "stopped": stopped.wait()}
-        told = {"whole": whole.told(), "stopped": stopped.told()}
-    assert codes == {"whole": 0, "stopped": 128 + signal.SIGINT}, told
-    return told
+        output = {"whole": whole.output(), "stopped": stopped.output()}
+    assert codes == {"whole": 0, "stopped": 128 + signal.SIGINT}, output
+    return output
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +77,7 @@ def resumed(folder, first_starts):
             for name in went_on_from
         ]
         for run in runs:
-            assert run.wait() == 0, run.told()
+            assert run.wait() == 0, run.output()
     return went_on_from
 
 
@@ -145,7 +137,14 @@ def test_a_resumed_run_is_the_whole_run(name, folder, resumed):
 
 
 @pytest.mark.parametrize("name", ["killed", "stopped"])
-def test_a_resumed_run_ends_with_the_weights_of_the_whole_run(name, folder, resumed):
+def test_a_resumed_run_measures_and_ends_with_the_weights_of_the_whole_run(name, folder, resumed):
+    for step in (0, NUM_STEPS):
+        expected, scenes = (
+            json.loads((folder / run / f"evaluations/step-{step:06d}.json").read_text())["scenes"]
+            for run in ("whole", name)
+        )
+        assert [scene["response_text"] for scene in scenes] == [scene["response_text"] for scene in expected]
+    assert (folder / name / "run.html").exists()
     expected, weights = (
         load_file(folder / run / f"checkpoint-{NUM_STEPS}" / "model.safetensors") for run in ("whole", name)
     )
@@ -157,17 +156,6 @@ def test_a_resumed_run_ends_with_the_weights_of_the_whole_run(name, folder, resu
     assert not torch.equal(*(some["model.language_model.norm.weight"] for some in (first, expected)))
 
 
-@pytest.mark.parametrize("name", ["killed", "stopped"])
-def test_a_resumed_run_measures_as_the_whole_run_does(name, folder, resumed):
-    for step in (0, NUM_STEPS):
-        expected, scenes = (
-            json.loads((folder / run / f"evaluations/step-{step:06d}.json").read_text())["scenes"]
-            for run in ("whole", name)
-        )
-        assert [scene["response_text"] for scene in scenes] == [scene["response_text"] for scene in expected]
-    assert (folder / name / "run.html").exists()
-
-
 def contents(directory):
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -175,9 +163,9 @@ def contents(directory):
 
 def test_a_second_start_without_resume_is_refused_and_nothing_is_lost(folder, first_starts):
     before = contents(folder / "whole")
-    code, told = finish(command_of(folder, "whole"), folder / "refused.txt")
+    code, output = finish(command_of(folder, "whole"), folder / "refused.txt")
     assert code == 1
-    assert "[run-directory-taken] training.output_dir" in told
-    assert "--resume" in told
-    assert "--overwrite" in told
+    assert "[run-directory-taken] training.output_dir" in output
+    assert "--resume" in output
+    assert "--overwrite" in output
     assert contents(folder / "whole") == before

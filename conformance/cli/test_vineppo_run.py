@@ -18,19 +18,14 @@ CONFIG = ROOT / "fixtures/tasks/lock.yaml"
 LAUNCHERS = {
     "torchrun": ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
     "accelerate": (
-        "-m",
-        "accelerate.commands.launch",
-        "--multi_gpu",
-        "--num_processes",
-        "2",
-        "--main_process_port",
-        "0",
+        *("-m", "accelerate.commands.launch", "--multi_gpu"),
+        *("--num_processes", "2", "--main_process_port", "0"),
     ),
 }
 
 
 def overrides_for(out, variant):
-    told = {
+    overrides = {
         "custom.trainer_variant": variant,
         "custom.extra.rollout_matching.rollout_backend": "vllm",
         "custom.extra.grpo.num_generations": 3,
@@ -44,7 +39,7 @@ def overrides_for(out, variant):
         "training.max_steps": 8,
         "training.report_to": "none",
     }
-    return [part for key, value in told.items() for part in ("--set", f"{key}={value}")]
+    return [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
 
 
 @pytest.mark.scenario(
@@ -68,7 +63,7 @@ def test_two_processes_generate_and_one_sends_weights(tmp_path):
             train = [sys.executable, *LAUNCHERS[launcher], "-m", "rollmatch", "train", str(CONFIG)]
             with started([*train, *overrides_for(out, variant), *five], tmp_path / f"{launcher}.txt") as learner:
                 code = members.watch(learner, out)
-            assert code == 0, learner.told()[-3000:] + server.told()[-2000:]
+            assert code == 0, learner.output()[-3000:] + server.output()[-2000:]
             assert members.seen == {2}
             assert members.opened_s < 60
             check_run(out, is_first=launcher == "torchrun")
@@ -87,9 +82,9 @@ class Members:
         began = None
         while learner.process.poll() is None:
             began = began or (time.monotonic() if journal_of(out, "run") else None)
-            if told := self._ask():
+            if reply := self._ask():
                 self.opened_s = self.opened_s if self.seen else time.monotonic() - (began or time.monotonic())
-                self.seen.add(told)
+                self.seen.add(reply)
             time.sleep(0.1)
         return learner.wait()
 

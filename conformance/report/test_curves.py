@@ -1,14 +1,15 @@
-"""Curves: every drawn place is finite and inside the frame, every hover text is the journal's figure."""
+"""Curves and phases: every drawn place is finite and inside the frame, every text is the journal's figure."""
 
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.report.runs import evaluated_event, step_events
-from rollmatch.report.curves import BOTTOM, LEFT, MAX_POINTS, PLOTS, RIGHT, TOP, make_charts
+from rollmatch.report.curves import BOTTOM, LEFT, MAX_POINTS, PLOTS, RIGHT, TOP, make_charts, running_mean, thin
 from rollmatch.report.history import make_history
+from rollmatch.report.phases import MAX_BARS, PHASES, make_phase_chart
 
 FIELDS = sorted({line.field for plot in PLOTS for line in plot.lines})
 anything = st.one_of(
@@ -31,7 +32,6 @@ def places(path):
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**9), step_figures), max_size=12), st.lists(anything, max_size=3))
 def test_whatever_the_journal_holds_is_drawn_inside_the_frame(figures, validation):
     evaluations = [
@@ -58,7 +58,7 @@ def test_hover_texts_are_the_journals_figures():
     assert [line["text"] for line in f1.hover["lines"]] == [[f"{events[0]['f1']:.3f}", "0.750"], ["0.432", None]]
 
 
-def test_a_gap_parts_the_line_and_is_told():
+def test_a_gap_parts_the_line_and_is_counted():
     history = journal([(number, {"loss": float("nan") if number == 3 else 1.0}) for number in range(1, 6)])
     (stroke,) = chart("Loss", history).strokes
     assert stroke.path.count("M") == 2
@@ -67,14 +67,10 @@ def test_a_gap_parts_the_line_and_is_told():
     assert (whole.path.count("M"), whole.num_missing) == (1, 0)
 
 
-def test_a_single_step_is_a_dot():
+def test_a_single_step_is_a_dot_and_a_plot_without_any_finite_value_is_left_out():
     (stroke,) = chart("Loss", journal([(1, {"loss": 2.0})])).strokes
     assert (stroke.path, len(stroke.dots), stroke.latest) == ("", 1, "2.000")
-
-
-def test_a_plot_without_any_finite_value_is_left_out():
     assert chart("Gradient norm", journal([(1, {"grad_norm": float("inf")}), (2, {})])) is None
-    assert chart("Gradient norm", journal([(1, {"grad_norm": 1.0})])) is not None
 
 
 @pytest.mark.parametrize(("num_steps", "smoothed"), [(39, False), (40, True), (500, True)])
@@ -86,3 +82,95 @@ def test_long_curves_are_thinned_and_smoothed(num_steps, smoothed):
     assert len(loss.hover["steps"]) <= MAX_POINTS + 2
     assert min(y for _, y in places(loss.strokes[0].path)) == loss.y.place(max(e["loss"] for e in history.steps))
     assert loss.window % 2 == 1
+
+
+columns = st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), min_size=1, max_size=300)
+
+
+@given(columns, st.integers(4, 60))
+def test_extremes_and_ends_survive_within_the_limit(column, limit):
+    kept = thin([column], limit=limit)
+    assert list(kept) == sorted(set(kept))
+    assert len(kept) <= limit + 2
+    assert {0, len(column) - 1} <= set(kept)
+    known = [value for value in column if value is not None]
+    if known:
+        survivors = [column[row] for row in kept if column[row] is not None]
+        assert (min(survivors), max(survivors)) == (min(known), max(known))
+
+
+@given(columns, st.integers(1, 9))
+def test_a_running_mean_stays_between_its_neighbours(column, window):
+    means = running_mean(column, window=window)
+    assert [mean is None for mean in means] == [value is None for value in column]
+    for row, mean in enumerate(means):
+        if mean is not None:
+            around = column[max(0, row - window // 2) : row + window // 2 + 1]
+            known = [value for value in around if value is not None]
+            assert min(known) - 1e-6 <= mean <= max(known) + 1e-6
+
+
+seconds = st.one_of(st.floats(0, 1e6), st.just(float("nan")), st.none())
+timing = st.fixed_dictionaries({}, optional=dict.fromkeys(PHASES[:-1], seconds))
+
+
+def history_of(*timings, step_s=None):
+    return make_history(
+        {"event": "step", "step": number, "phase_s": phase_s, "step_s": step_s}
+        for number, phase_s in enumerate(timings, start=1)
+    )
+
+
+def boxes(path):
+    """(left, bottom, top, width) of each bar of a phase."""
+    found = re.findall(r"M(\S+) (\S+)V(\S+)h(\S+)V(\S+)z", path)
+    return [tuple(float(number) for number in (left, bottom, top, width)) for left, bottom, top, width, _ in found]
+
+
+@given(st.lists(timing, max_size=40))
+def test_bars_stand_inside_the_frame(timings):
+    chart = make_phase_chart(history_of(*timings))
+    for row in chart.rows if chart else ():
+        assert "nan" not in row.path
+        for left, bottom, top, width in boxes(row.path):
+            assert LEFT <= left < left + width <= RIGHT + 0.01
+            assert TOP <= top < bottom <= BOTTOM
+
+
+def test_totals_shares_and_the_rest_are_the_journals():
+    chart = make_phase_chart(history_of({"rollout": 1.0, "learn": 2.5}, {"rollout": 2.0, "learn": 2.5}, step_s=5.0))
+    table = {row.phase: (row.per_step, row.total, row.share) for row in chart.rows}
+    assert table["rollout"] == ("1.50", "3.0 s", 0.3)
+    assert table["learn"] == ("2.50", "5.0 s", 0.5)
+    assert table["other"] == ("1.00", "2.0 s", 0.2)
+    assert table["sync"] == ("0.00", "0.0 s", 0.0)
+    assert (chart.total, chart.per_step) == ("10.0 s", "5.00")
+
+
+def test_phases_stand_on_each_other_and_bars_in_the_middle():
+    chart = make_phase_chart(history_of({"sync": 1.0, "rollout": 2.0, "learn": 2.0}))
+    tops = {row.phase: boxes(row.path)[0][1:3] for row in chart.rows if row.path}
+    assert tops["sync"][0] == BOTTOM
+    assert tops["rollout"][0] == tops["sync"][1]
+    assert tops["learn"] == (tops["rollout"][1], TOP)
+    assert "other" not in [row.phase for row in chart.rows]
+    learn = next(row for row in make_phase_chart(history_of(*[{"learn": 2.0}] * 10)).rows if row.phase == "learn")
+    first, *_, last = boxes(learn.path)
+    assert first[0] - LEFT == pytest.approx(RIGHT - (last[0] + last[3]), abs=0.02)
+    assert first[0] > LEFT
+
+
+def test_long_runs_share_bars_and_keep_their_totals():
+    chart = make_phase_chart(history_of(*[{"learn": 2.0}] * 500))
+    learn = next(row for row in chart.rows if row.phase == "learn")
+    assert chart.steps_per_bar == 6
+    assert len(boxes(learn.path)) == 84 <= MAX_BARS
+    assert chart.hover["steps"][:2] == ["1-6", "7-12"]
+    assert chart.hover["lines"][PHASES.index("learn")]["text"][0] == "2.00 s"
+    assert chart.total == "16 min 40 s"
+
+
+@pytest.mark.parametrize("phase_s", [None, {}, "slow", {"learn": float("nan")}, {"learn": -1.0}])
+def test_a_run_without_timing_has_no_chart(phase_s):
+    assert make_phase_chart(history_of(phase_s)) is None
+    assert make_phase_chart(history_of({"learn": 0.1})) is not None

@@ -1,12 +1,16 @@
-"""The page: complete, offline, harmless, whatever the run was."""
+"""The page of a run and that of several: complete, offline, harmless, whatever the runs were."""
 
+import json
 import re
 from html.parser import HTMLParser
+from itertools import chain
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conformance.refusals import refused
 from conformance.report.runs import (
     box,
     evaluated_event,
@@ -15,13 +19,11 @@ from conformance.report.runs import (
     scene,
     step_events,
     write_evaluation,
-    write_image,
     write_journal,
     write_run,
 )
+from rollmatch.cli.main import main
 from rollmatch.report import write_page
-from rollmatch.report.evaluations import EvaluationFileBroken
-from rollmatch.report.history import JournalMissing
 
 VOID = frozenset({"meta", "link", "img", "input", "br"})
 GEOMETRY = frozenset({"d", "x", "y", "cx", "cy", "r", "points", "viewbox", "width", "height"})
@@ -90,6 +92,13 @@ def whole(tmp_path_factory):
 
 def test_a_whole_run_makes_a_sound_page(whole):
     assert_sound(whole)
+    tags = read(whole).tags
+    layers = {attributes["data-layer"] for _, attributes in tags if "data-layer" in attributes}
+    assert layers == {"truth", "matched", "unmatched", "labels"}
+    assert all(f".hide-{layer} " in whole for layer in layers), "each control has something to control"
+    assert whole.count('src="data:image/png;base64,') == whole.count('class="canvas pixelated"') == 6
+    policy = next(a["content"] for _, a in tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert {"default-src 'none'", "img-src data:"} <= {part.strip() for part in policy.split(";")}
 
 
 @pytest.mark.parametrize(
@@ -115,18 +124,6 @@ def test_the_page_holds_the_journals_figures(whole, figure):
     assert figure in visible(whole)
 
 
-def test_images_are_inside_and_pixelated(whole):
-    assert whole.count('src="data:image/png;base64,') == 6
-    assert whole.count('class="canvas pixelated"') == 6
-
-
-def test_every_control_has_something_to_control(whole):
-    outline = read(whole)
-    layers = {attributes["data-layer"] for _, attributes in outline.tags if "data-layer" in attributes}
-    assert layers == {"truth", "matched", "unmatched", "labels"}
-    assert all(f".hide-{layer} " in whole for layer in layers)
-
-
 def test_hostile_text_stays_text(tmp_path):
     evil = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>"
     events = [run_event() | {"model": evil, "versions": {evil: evil}}, *step_events(1)]
@@ -140,12 +137,6 @@ def test_hostile_text_stays_text(tmp_path):
     assert "<script>alert" not in text
     assert "<img src=x" not in text
     assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 8
-
-
-def test_scripts_can_only_be_the_pages_own(whole):
-    policy = next(a["content"] for t, a in read(whole).tags if a.get("http-equiv") == "Content-Security-Policy")
-    assert "default-src 'none'" in policy
-    assert "img-src data:" in policy
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 39, 500])
@@ -167,61 +158,26 @@ def test_a_run_that_has_only_begun_makes_a_page(tmp_path):
     assert "Change" not in visible(measured)
 
 
-def test_a_resumed_run_shows_the_later_steps(tmp_path):
-    events = [run_event(), *step_events(1), *step_events(2), *step_events(3), run_event(resumed_from=1)]
-    again = [event | {"loss": 0.4242} if event["event"] == "step" else event for event in step_events(2)]
-    write_journal(tmp_path, [*events, *again])
-    text = visible(page(tmp_path))
-    assert "total 0.424" in text
-    assert "unfinished: 2 of 60 steps so far" in text
-    assert "2 steps undone by a restart" in text
-
-
-def test_an_interrupted_run_says_so(tmp_path):
-    ending = {"event": "interrupted", "time": 2e9, "rank": 0, "step": 1, "signal": "SIGTERM"}
-    write_journal(tmp_path, [run_event(), *step_events(1), ending])
-    assert "interrupted by SIGTERM: 1 of 60 steps" in visible(page(tmp_path))
-
-
-def test_a_missing_evaluation_file_is_told_and_the_other_shown(tmp_path):
+def test_what_is_missing_leaves_a_note_and_the_rest_is_shown(tmp_path):
     write_run(tmp_path)
     (tmp_path / "evaluations/step-000000.json").unlink()
     text = page(tmp_path)
     assert_sound(text)
     assert "evaluations/step-000000.json is not there" in visible(text)
     assert "Sample 0 F1 1.00" in visible(text)
-
-
-def test_a_broken_evaluation_file_is_refused(tmp_path):
-    write_run(tmp_path)
-    path = write_evaluation(tmp_path, 60, [scene(truth=[box(bins=(1, 2, 3))])])
-    with pytest.raises(EvaluationFileBroken) as caught:
-        write_page(tmp_path)
-    assert (caught.value.code, caught.value.key) == ("evaluation-file-broken", f"{path}:scenes.0.truth.0")
-    write_evaluation(tmp_path, 60, [scene(truth=[box(bins=(1, 2, 3, 4))])])
-    assert_sound(page(tmp_path))
-
-
-def test_evaluation_files_named_from_elsewhere_are_found(tmp_path):
-    image = str(write_image(tmp_path / "images/a.png"))
-    write_evaluation(tmp_path, 0, [scene(41, image=image)])
+    write_evaluation(tmp_path, 0, [scene(41, image="images/gone.png")])
     write_journal(tmp_path, [evaluated_event(0) | {"file": "/elsewhere/run/evaluations/step-000000.json"}])
-    assert "Sample 41" in visible(page(tmp_path))
-
-
-def test_an_image_that_is_gone_leaves_a_note(tmp_path):
-    write_evaluation(tmp_path, 0, [scene(image="images/gone.png")])
-    write_journal(tmp_path, [evaluated_event(0)])
-    assert "images/gone.png could not be read" in visible(page(tmp_path))
+    text = visible(page(tmp_path))
+    assert "Sample 41" in text, "a run directory that was moved"
+    assert "images/gone.png could not be read" in text
 
 
 def test_a_failed_page_leaves_the_old_one(tmp_path):
     write_run(tmp_path)
     old = page(tmp_path)
     (tmp_path / "journal.jsonl").unlink()
-    with pytest.raises(JournalMissing) as caught:
+    with refused("journal-missing", str(tmp_path / "journal.jsonl")):
         write_page(tmp_path)
-    assert (caught.value.code, caught.value.key) == ("journal-missing", str(tmp_path / "journal.jsonl"))
     assert (tmp_path / "run.html").read_text(encoding="utf-8") == old
     assert not list(tmp_path.glob("*.tmp"))
 
@@ -254,3 +210,52 @@ journals = st.lists(st.one_of(*steps, steps[-1], mangled(evaluated_event), runs)
 @given(journals)
 def test_whatever_fields_hold_the_page_is_sound(tmp_path_factory, events):
     assert_sound(page(write_journal(tmp_path_factory.mktemp("run"), events)))
+
+
+@pytest.fixture
+def two_runs(tmp_path):
+    """Two runs of 20 and 30 steps with other seeds, the second without an evaluation."""
+    folders = []
+    for name, steps, seed in (("first", 20, 1), ("second", 30, 2)):
+        events = [run_event(max_steps=steps), *chain(*(step_events(step, of=steps) for step in range(steps)))]
+        folder = write_journal(tmp_path / name, events + ([evaluated_event(20, of=20)] if name == "first" else []))
+        (folder / "resolved.yaml").write_text(yaml.safe_dump({"training": {"seed": seed, "max_steps": 9}}))
+        folders.append(folder)
+    return folders
+
+
+def compare(two_runs, out):
+    assert main(["compare", *map(str, two_runs), "--out", str(out)]) == 0
+    return out.read_text()
+
+
+def test_curves_stand_over_each_other_beside_what_differs(two_runs, tmp_path):
+    text = compare(two_runs, tmp_path / "page.html")
+    read(text)
+    hovers = [json.loads(part.partition("<")[0]) for part in text.split('<script type="application/json">')[1:]]
+    loss = next(hover for hover in hovers if len(hover["lines"]) == 2)
+    assert [line["label"] for line in loss["lines"]] == ["first", "second"]
+    assert loss["steps"][-1] == 29
+    assert loss["lines"][0]["text"][25] is None
+    assert "training.seed" in text
+    assert "training.max_steps" not in text
+
+
+def test_runs_of_one_name_are_distinguished_by_their_paths(two_runs, tmp_path):
+    other = tmp_path / "elsewhere" / "first"
+    other.parent.mkdir()
+    two_runs[1].rename(other)
+    assert str(other) in compare([two_runs[0], other], tmp_path / "page.html")
+
+
+@pytest.mark.parametrize("number", [1, 7])
+def test_two_to_six_runs_are_compared(two_runs, tmp_path, capsys, number):
+    assert main(["compare", *[str(two_runs[0])] * number, "--out", str(tmp_path / "page.html")]) == 1
+    assert "runs-not-comparable" in capsys.readouterr().err
+
+
+def test_the_page_of_a_run_that_was_cut_off_is_written(two_runs, capsys):
+    with (two_runs[0] / "journal.jsonl").open("a") as journal:
+        journal.write('{"event": "st')
+    assert main(["page", str(two_runs[0])]) == 0
+    assert (two_runs[0] / "run.html").is_file()

@@ -1,15 +1,18 @@
-"""Scenes: which are shown, and what is drawn where."""
+"""Scenes: which are shown, what is drawn where, and their images as data URLs."""
 
+import base64
+import io
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from pydantic import TypeAdapter
 
 from conformance.report.runs import box, found, scene, write_image
 from rollmatch.report.evaluations import Evaluation
-from rollmatch.report.scenes import MAX_SCENES, MAX_WORST, make_cards, to_pixels
+from rollmatch.report.scenes import LONGEST_SIDE, MAX_SCENES, MAX_WORST, embed, make_cards, to_pixels
 
 NOWHERE = Path("no-such-run")
 
@@ -29,7 +32,6 @@ def scored(sample_id, found_share):
     return scene(sample_id, truth=[box()] * 10, predicted=[found(partner=place) for place in range(num_found)])
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 999), min_size=2, max_size=12).filter(lambda bins: len(bins) % 2 == 0),
        st.integers(1, 4000), st.integers(1, 4000))  # fmt: skip
 def test_bins_become_pixels_of_the_canvas(bins, width, height):
@@ -38,16 +40,17 @@ def test_bins_become_pixels_of_the_canvas(bins, width, height):
         assert y == pytest.approx(bin_y / 999 * (height - 1), abs=0.006)
 
 
-def test_a_box_is_drawn_by_its_four_corners():
-    (mark,) = marks(width=1000, height=1000, truth=[box(bins=(0, 111, 222, 999))])
-    assert mark.points == "0,111 222,111 222,999 0,999"
-    assert (mark.left_percent, mark.top_percent, mark.bottom_percent) == (0.05, 11.15, 99.95)
-
-
-def test_a_polygon_is_drawn_by_its_own_corners():
-    (mark,) = marks(width=1000, height=1000, truth=[box(bins=(500, 0, 999, 500, 100, 900), geometry="poly")])
-    assert mark.points == "500,0 999,500 100,900"
-    assert (mark.left_percent, mark.top_percent, mark.bottom_percent) == (10.05, 0.05, 90.05)
+@pytest.mark.parametrize(
+    ("shape", "points", "places"),
+    [
+        (box(bins=(0, 111, 222, 999)), "0,111 222,111 222,999 0,999", (0.05, 11.15, 99.95)),
+        (box(bins=(500, 0, 999, 500, 100, 900), geometry="poly"), "500,0 999,500 100,900", (10.05, 0.05, 90.05)),
+    ],
+)
+def test_a_shape_is_drawn_by_its_corners(shape, points, places):
+    (mark,) = marks(width=1000, height=1000, truth=[shape])
+    assert mark.points == points
+    assert (mark.left_percent, mark.top_percent, mark.bottom_percent) == places
 
 
 def test_every_mark_says_what_it_is():
@@ -106,3 +109,32 @@ def test_images_are_found_inside_a_run_directory_that_was_moved(tmp_path):
 def test_only_small_images_keep_hard_pixel_edges(side, pixelated):
     (card,) = make_cards(evaluation(scene(width=side, height=9)), None, run_dir=NOWHERE)
     assert card.pixelated is pixelated
+
+
+def decoded(url):
+    return base64.b64decode(url.partition(",")[2])
+
+
+def test_a_small_image_is_embedded_byte_for_byte(tmp_path):
+    path = write_image(tmp_path / "small.png")
+    url = embed(path)
+    assert url.startswith("data:image/png;base64,")
+    assert decoded(url) == path.read_bytes()
+
+
+@pytest.mark.parametrize(("name", "size"), [("large.png", (2000, 500)), ("small.bmp", (40, 10))])
+def test_large_or_unusual_images_become_a_jpeg_of_the_same_shape(tmp_path, name, size):
+    url = embed(write_image(tmp_path / name, size=size))
+    assert url.startswith("data:image/jpeg;base64,")
+    image = Image.open(io.BytesIO(decoded(url)))
+    assert image.size == (min(LONGEST_SIDE, size[0]), min(LONGEST_SIDE // 4, size[1]))
+
+
+def test_what_is_no_image_is_none(tmp_path):
+    path = write_image(tmp_path / "whole.png", size=(300, 300))
+    cut = tmp_path / "cut.png"
+    cut.write_bytes(path.read_bytes()[:-60])
+    text = tmp_path / "text.png"
+    text.write_text("no image", encoding="utf-8")
+    assert [embed(one) for one in (cut, text, tmp_path / "none.png", tmp_path)] == [None] * 4
+    assert embed(path) is not None

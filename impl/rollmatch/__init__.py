@@ -6,7 +6,7 @@ One step, in ``trainer``::
 
 ``records`` names what passes between the packages. A module imports only its own package and those before it in this
 order: errors, records, journal, ranks, config, data, model, weights, server, dialects, rollout, learn, objectives,
-trainer, report, plan, cli. ``conformance/test_rooms.py`` holds the order.
+trainer, report, plan, cli. ``conformance/test_architecture.py`` holds the order.
 
 The names in ``__all__`` are public and stable; everything else may change. They are imported when first used, so that
 ``import rollmatch`` loads neither torch nor vLLM.
@@ -17,6 +17,7 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _MODULES = {
+    "cli.from_python": ("train",),
     "config": ("RunConfig",),
     "config.load": ("load_config",),
     "data": ("load_samples",),
@@ -27,6 +28,7 @@ _MODULES = {
     "objectives.environment": ("ActionUnparsable", "Environment"),
     "objectives.grpo.advantage": ("group_advantages",),
     "objectives.grpo.reward": ("RewardFunction",),
+    "objectives.rollout_matching.answer_format": ("AnswerFormat",),
     "objectives.rollout_matching.elements": ("append_missed", "serialize_objects"),
     "objectives.rollout_matching.match": ("MatchRules", "match_objects"),
     "objectives.rollout_matching.parse": ("parse_rollout",),

@@ -1,3 +1,4 @@
+from rollmatch.cli.from_python import train as train
 from rollmatch.config import RunConfig as RunConfig
 from rollmatch.config.load import load_config as load_config
 from rollmatch.data import load_samples as load_samples
@@ -10,6 +11,7 @@ from rollmatch.objectives.environment import ActionUnparsable as ActionUnparsabl
 from rollmatch.objectives.environment import Environment as Environment
 from rollmatch.objectives.grpo.advantage import group_advantages as group_advantages
 from rollmatch.objectives.grpo.reward import RewardFunction as RewardFunction
+from rollmatch.objectives.rollout_matching.answer_format import AnswerFormat as AnswerFormat
 from rollmatch.objectives.rollout_matching.elements import append_missed as append_missed
 from rollmatch.objectives.rollout_matching.elements import serialize_objects as serialize_objects
 from rollmatch.objectives.rollout_matching.match import MatchRules as MatchRules

@@ -17,6 +17,8 @@ class RollmatchError(Exception):
     """Root of everything this package raises on purpose."""
 
     code = "rollmatch-error"
+    is_shared = False
+    """Whether every learner rank raises an error for the same cause, at the same place."""
 
     def __init__(self, problem: str, *, key: str = "", remedy: str = "", code: str = "") -> None:
         super().__init__(problem)

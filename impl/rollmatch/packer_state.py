@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer
+from torch import nn
+from transformers import Trainer, TrainerControl
 
 from rollmatch.checkpoint import sealing
 from rollmatch.data import Window, WindowPlan
@@ -15,7 +16,8 @@ from rollmatch.learn.pack import Packer
 from rollmatch.model.images import ImageFeatures
 from rollmatch.objectives.protocol import Learner
 from rollmatch.records import PolicyTarget, Sample, Segment
-from rollmatch.rollout.phase import AGE_UNKNOWN, Overlap, RolloutSource
+from rollmatch.rollout.phase import AGE_UNKNOWN, Overlap
+from rollmatch.rollout.source import RolloutSource
 
 PACKER_STATE_FILE = "carry-rank{rank}.json"
 
@@ -45,7 +47,7 @@ class WindowTargets:
     """Segments of each part of the window."""
     features: Mapping[int, ImageFeatures] = field(default_factory=dict)
     """By sample id; what is missing is computed again."""
-    reports: tuple[Any, ...] = ()
+    reports: tuple[object, ...] = ()
     """Of its rollouts; none where a run was resumed in the middle of it."""
 
 
@@ -80,18 +82,20 @@ def read_packer_state(folder: Path, samples: Sequence[Sample], *, rank: int) -> 
 
 
 def forget_versions(waiting: Sequence[Segment]) -> list[Segment]:
-    """Segments whose policy versions count as too old: version numbers start anew when a run is resumed."""
+    """Segments whose policy versions count as too old: version numbers restart when a run is resumed."""
     return [replace(segment, policy_version=AGE_UNKNOWN) for segment in waiting]
 
 
-def _as_fields(segment: Segment) -> tuple[int, dict[str, Any]]:
+def _as_fields(segment: Segment) -> tuple[int, dict[str, object]]:
     values = {field.name: getattr(segment, field.name) for field in fields(segment) if field.name != "sample"}
     if segment.policy is not None:
         values["policy"] = asdict(segment.policy)
     return segment.sample.sample_id, values
 
 
-def _as_segments(stored: Sequence[tuple[int, Mapping[str, Any]]], samples: Mapping[int, Sample]) -> tuple[Segment, ...]:
+def _as_segments(
+    stored: Sequence[tuple[int, Mapping[str, object]]], samples: Mapping[int, Sample]
+) -> tuple[Segment, ...]:
     return tuple(_as_segment(samples[sample_id], values) for sample_id, values in stored)
 
 
@@ -111,7 +115,7 @@ def _as_tuple(value: Any) -> Any:
 class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
     """A ``Trainer`` whose checkpoints also hold what is under way between two optimizer steps."""
 
-    control: Any
+    control: TrainerControl
     source: RolloutSource
     overlap: Overlap
     learner: Learner
@@ -136,13 +140,13 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
             self.window_targets = WindowTargets(window=window, parts=state.parts)
 
     def save_unfinished(self) -> None:
-        """Save the last whole optimizer step, before an error ends the run; one learner rank only."""
+        """Save the last whole optimizer step, before an error that every rank has ends the run."""
         step, folder = self.state.global_step, Path(self.args.output_dir)
         is_saved = (folder / f"checkpoint-{step}" / "trainer_state.json").exists()
-        if step and not is_saved and self.source.ranks.learner_world_size == 1:
+        if step and not is_saved:
             self._save_checkpoint(self.model, None)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         """Save, then write the manifest that marks the checkpoint as whole, and only then remove old ones."""
         step, source = self.state.global_step, self.source
         folder = Path(self.args.output_dir) / f"checkpoint-{step}"

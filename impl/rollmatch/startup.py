@@ -1,21 +1,24 @@
 """Coming up and going down without the garbage collector walking through hundreds of loaded modules.
 
 Loading torch, transformers and vLLM makes two million objects, none of them garbage; Python's collector looks through
-them over and over while they load, whenever vLLM asks for a collection, and several times when the process ends: half
+them over and over while they load, whenever vLLM requests a collection, and several times when the process ends: half
 of the seconds in which nothing else happens.
 """
 
 import atexit
 import gc
+import logging
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, cast
+from types import ModuleType
+from typing import NoReturn, cast
 
 UNNEEDED = "sklearn"
 """Transformers loads it where it is installed, for a way of decoding that is not ours: most of a second."""
+_left_with: list[int] = []
+"""Exit code, once ``leave`` was called."""
 
 
 @contextmanager
@@ -24,8 +27,8 @@ def loading() -> Iterator[None]:
 
     Processes forked later share these objects' memory for the same reason.
     """
-    was_collecting, modules = gc.isenabled(), cast(dict[str, Any], sys.modules)
-    is_hidden = modules.setdefault(UNNEEDED, None) is None  # who asks for it finds none, but may afterwards
+    was_collecting, modules = gc.isenabled(), cast(dict[str, ModuleType | None], sys.modules)
+    is_hidden = modules.setdefault(UNNEEDED, None) is None  # an import finds none now, but may afterwards
     gc.disable()
     try:
         yield
@@ -40,8 +43,17 @@ def loading() -> Iterator[None]:
 
 def leave(code: int) -> NoReturn:
     """End this process as Python does, threads and exit functions included, but do not take objects down one by one."""
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads and ends idle pools, as Python does first
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)
+    _left_with.append(code)
+    sys.exit(code)
+
+
+def _end() -> None:
+    """The last exit function, because the first one that is registered is called last."""
+    if _left_with:
+        logging.shutdown()  # logging may have been imported, and so registered, before
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(_left_with[-1])
+
+
+atexit.register(_end)

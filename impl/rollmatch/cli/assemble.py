@@ -4,7 +4,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from transformers import TrainingArguments
@@ -12,52 +12,36 @@ from transformers import TrainingArguments
 from rollmatch.cli.computing import is_padding_free, recomputes
 from rollmatch.cli.connect import connect_servers, try_out
 from rollmatch.cli.objectives import make_objective
+from rollmatch.cli.plugins import needs_coord_tokens
 from rollmatch.cli.preflight import check_training_arguments
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.config.servers import uses_servers
+from rollmatch.config.training import TRAINER_KEYS
 from rollmatch.journal import Journal
 from rollmatch.learn.attention import PACKED_ATTENTION, check_packable
 from rollmatch.learn.batch import Batcher
 from rollmatch.learn.pack import Packer
+from rollmatch.model.overlong import LengthRules
 from rollmatch.model.policy import load_policy
 from rollmatch.model.template import Template, TemplateOptions
 from rollmatch.objectives.protocol import Learner, Objective
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.backend import Decoding, RolloutBackend
+from rollmatch.rollout.backend import Decoding, HfBackend, RolloutBackend
 from rollmatch.rollout.fence import Fence, SyncMode
-from rollmatch.rollout.hf import HfBackend
-from rollmatch.rollout.phase import Ahead, Lockstep, Overlap, RolloutSource, Stream
-from rollmatch.rollout.prefetch import Prefetch, PrefetchRules, ServerBackend
-
-PASSED_ON = (
-    "output_dir",
-    "seed",
-    "max_steps",
-    "num_train_epochs",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "learning_rate",
-    "lr_scheduler_type",
-    "warmup_steps",
-    "weight_decay",
-    "max_grad_norm",
-    "optim",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "bf16",
-    "logging_steps",
-    "save_steps",
-    "save_total_limit",
-)
-"""Keys of ``training`` that are transformers' own, by the same name."""
+from rollmatch.rollout.ground_truth import WithoutRollouts
+from rollmatch.rollout.phase import Ahead, Lockstep, Overlap, Stream
+from rollmatch.rollout.prefetch import Prefetch
+from rollmatch.rollout.prefetch_rules import PrefetchRules, ServerBackend
+from rollmatch.rollout.source import RolloutSource
 
 
 def make_arguments(config: RunConfig) -> TrainingArguments:
     """``training.*`` as transformers wants it."""
     training = config.training
-    named: dict[str, Any] = {name: getattr(training, name) for name in PASSED_ON}
+    named: dict[str, object] = {
+        name: getattr(training, name) for name in (*TRAINER_KEYS, "per_device_train_batch_size")
+    }
     named |= {
         "report_to": [name for name in training.report_to if name != "none"],
         "eval_strategy": "steps" if training.eval_steps else "no",
@@ -78,8 +62,12 @@ def attention_of(config: RunConfig) -> str | dict[str, str]:
     """transformers' name of ``model.attn_impl``; packed attention is for the language model only."""
     if config.model.attn_impl != "packed":
         return config.model.attn_impl
-    described = json.loads((Path(config.model.model) / "config.json").read_text(encoding="utf-8"))
-    return {"text_config": PACKED_ATTENTION} if "vision_config" in described else PACKED_ATTENTION
+    return {"text_config": PACKED_ATTENTION} if takes_images(config) else PACKED_ATTENTION
+
+
+def takes_images(config: RunConfig) -> bool:
+    """Whether the model's config.json describes a vision tower."""
+    return "vision_config" in json.loads((Path(config.model.model) / "config.json").read_text(encoding="utf-8"))
 
 
 def read_policy(config: RunConfig) -> torch.nn.Module:
@@ -92,7 +80,13 @@ def make_template(config: RunConfig) -> Template:
     """The model directory's template with the configured prompts."""
     prompts = config.custom.prompts
     any_chat = config.custom.learns_from_rewards
-    options = TemplateOptions(chat=config.model.chat_template_kwargs, processor=config.model.processor_kwargs)
+    options = TemplateOptions(
+        chat=config.model.chat_template_kwargs,
+        processor=config.model.processor_kwargs,
+        coordinates=needs_coord_tokens(config),
+        images=takes_images(config),
+        max_prompt_len=effective.max_prompt_len(config) if config.overlong == "truncate_left" else None,
+    )
     return Template(config.model.model, system=prompts.system, user=prompts.user, any_chat=any_chat, options=options)
 
 
@@ -109,38 +103,55 @@ def make_parts(
 ) -> TrainerParts:
     """All parts, ready. Starts the rollout engine or connects to the servers, the slowest part."""
     rules = config.custom.extra.rollout_matching
-    on_gpu = torch.cuda.is_available()
-    threads = config.training.learner_threads or (None if on_gpu else _threads_per_rank())
-    if threads:
-        torch.set_num_threads(threads)
-    carried = effective.sync_mode(config, learner_world_size=ranks.learner_world_size)
-    mode = SyncMode(carried, fallback_to_full=rules.vllm.sync.fallback_to_full)
-    decoding, objective = _make_decoding(rules), make_objective(config, template)
-    decoding = replace(decoding, logprobs=objective.wants_logprobs)
-    backend = make_backend(config, model, template, ranks=ranks, journal=journal)
-    try_out(backend, decoding)
-    source = RolloutSource(
-        template=template,
-        fence=Fence(backend, ranks, journal, mode=mode),
-        decoding=decoding,
-        eval_decoding=_make_eval_decoding(config, decoding),
-        journal=journal,
-        ranks=ranks,
-        run_seed=config.training.seed,
-        num_threads=effective.rollout_threads(config, on_gpu=on_gpu),
-    )
+    objective = make_objective(config, template)
+    decoding = replace(make_decoding(rules), logprobs=objective.wants_logprobs)
+    source = make_source(config, model, template, journal=journal, ranks=ranks)
+    try_out(source.fence.backend, decoding)
+    source = replace(source, decoding=decoding, eval_decoding=_make_eval_decoding(config, decoding))
     learner = Learner(
         objective=objective,
         batcher=_make_batcher(config, model, objective, pad_id=template.pad_id),
         reference=_load_reference(config, model),
         graphs_kept=rules.graphs_kept,
+        lengths=LengthRules(
+            max_len=config.global_max_length,
+            overlong=config.overlong,
+            is_kept=template.vocabulary.is_control,
+            image_id=template.image_id,
+        ),
     )
     return TrainerParts(source, make_overlap(config, source), learner)
+
+
+def make_source(
+    config: RunConfig, model: torch.nn.Module, template: Template, *, journal: Journal, ranks: Ranks
+) -> RolloutSource:
+    """Backend and fence; both decodings are as configured for training. Sets torch's threads."""
+    rules = config.custom.extra.rollout_matching
+    on_gpu = torch.cuda.is_available()
+    threads = config.training.learner_threads or (None if on_gpu else _threads_per_rank())
+    if threads:
+        torch.set_num_threads(threads)
+    configured = effective.sync_mode(config, learner_world_size=ranks.learner_world_size)
+    mode = SyncMode(configured, fallback_to_full=rules.vllm.sync.fallback_to_full)
+    backend = make_backend(config, model, template, ranks=ranks, journal=journal)
+    return RolloutSource(
+        template=template,
+        fence=Fence(backend, ranks, journal, mode=mode),
+        decoding=make_decoding(rules),
+        eval_decoding=make_decoding(rules),
+        journal=journal,
+        ranks=ranks,
+        run_seed=config.training.seed,
+        num_threads=effective.rollout_threads(config, on_gpu=on_gpu),
+    )
 
 
 def make_overlap(config: RunConfig, source: RolloutSource) -> Overlap:
     """What ``rollout_matching.overlap`` names; calls beside learning make the fence wait for their end."""
     rules = config.custom.extra.rollout_matching
+    if not config.custom.learns_from_rollouts:
+        return WithoutRollouts(source)
     if rules.overlap == "off":
         return Lockstep(source)
     streams = rules.overlap == "stream"
@@ -165,7 +176,7 @@ def make_backend(
 ) -> RolloutBackend:
     """The configured rollout backend, ready."""
     rules = config.custom.extra.rollout_matching
-    if rules.rollout_backend == "hf":
+    if effective.rollout_backend(config) == "hf":
         return HfBackend(model, template, batch_size=rules.rollout_generate_batch_size)
     if uses_servers(config):
         return connect_servers(config, template, ranks=ranks, journal=journal, model=model)
@@ -182,11 +193,11 @@ def make_backend(
     return VllmColocateBackend(settings, template, ranks)
 
 
-def _engine_arguments(config: RunConfig) -> dict[str, Any]:
+def _engine_arguments(config: RunConfig) -> dict[str, object]:
     vllm = config.custom.extra.rollout_matching.vllm
     on_gpu = torch.cuda.is_available()
     cache_mib = effective.kv_cache_memory_mib(config, on_gpu=on_gpu)
-    arguments: dict[str, Any] = {
+    arguments: dict[str, object] = {
         "seed": config.training.seed,
         "gpu_memory_utilization": vllm.gpu_memory_utilization,
         "kv_cache_memory_bytes": cache_mib * 2**20 if cache_mib else None,
@@ -219,7 +230,8 @@ def _make_batcher(config: RunConfig, model: torch.nn.Module, objective: Objectiv
     return Batcher(model, objective, packer=packer, pad_id=pad_id, padding_free=is_padding_free(config, model))
 
 
-def _make_decoding(rules: RolloutMatchingConfig) -> Decoding:
+def make_decoding(rules: RolloutMatchingConfig) -> Decoding:
+    """How training samples its rollouts; log-probabilities are not requested."""
     return Decoding(
         max_new_tokens=rules.max_new_tokens,
         temperature=rules.decoding.temperature,

@@ -72,6 +72,7 @@ def _read(options: argparse.Namespace, bad: OnBad) -> Iterator[LabeledImage]:
 
 
 def _write(options: argparse.Namespace, images: Iterator[LabeledImage], bad: OnBad, out: Path) -> list[str]:
+    out.parent.mkdir(parents=True, exist_ok=True)
     if options.target_format == "coco":
         from rollmatch.data.formats.coco import write_coco
 

@@ -43,9 +43,9 @@ def export(options: argparse.Namespace) -> None:
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    _copy_described(base, partial)
-    dtype = options.dtype or _dtype_of(base)
-    num_tensors = _write_weights(_load(config, checkpoint), partial, dtype)
+    copy_described(base, partial)
+    dtype = options.dtype or dtype_of(base)
+    num_tensors = write_weights(load_trained(config, checkpoint), partial, dtype)
     _write_config(partial, dtype)
     (partial / "README.md").write_text(_card(run, config, checkpoint, dtype), encoding="utf-8")
     partial.rename(out)
@@ -80,14 +80,14 @@ def _directory_of(config: RunConfig) -> Path:
     return Path(snapshot_download(config.model.model))
 
 
-def _copy_described(base: Path, out: Path) -> None:
+def copy_described(base: Path, out: Path) -> None:
     """Everything but weights: config, tokenizer, processor, chat template."""
     for path in base.iterdir():
         if path.is_file() and not WEIGHTS.fullmatch(path.name) and path.name != "README.md":
             shutil.copy(path, out / path.name)
 
 
-def _load(config: RunConfig, checkpoint: Path) -> "nn.Module":
+def load_trained(config: RunConfig, checkpoint: Path) -> "nn.Module":
     """The policy as it was saved, in the precision that it was trained in."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -103,7 +103,8 @@ def _load(config: RunConfig, checkpoint: Path) -> "nn.Module":
     return load_adapters(model, checkpoint)
 
 
-def _write_weights(model: "nn.Module", out: Path, dtype: str) -> int:
+def write_weights(model: "nn.Module", out: Path, dtype: str) -> int:
+    """Weights by the names of a checkpoint, adapters merged; returns the number of tensors."""
     import torch
     from huggingface_hub import save_torch_state_dict
 
@@ -118,7 +119,8 @@ def _write_weights(model: "nn.Module", out: Path, dtype: str) -> int:
     return len(state)
 
 
-def _dtype_of(base: Path) -> str:
+def dtype_of(base: Path) -> str:
+    """The dtype that config.json names; float32 where it names none."""
     described = json.loads((base / "config.json").read_text(encoding="utf-8"))
     for part in (described, described.get("text_config", {})):
         found = str(part.get("dtype") or part.get("torch_dtype") or "")

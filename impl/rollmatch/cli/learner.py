@@ -14,7 +14,7 @@ from rollmatch.cli.processes import end_with_parent, has_gpu, run_child, shell_l
 from rollmatch.cli.run_directory import open_run_directory
 from rollmatch.cli.server_checks import WaitPolicy, wait_for_servers
 from rollmatch.config import RunConfig, load_config
-from rollmatch.config.effective import enforce_eager, sync_mode, tensor_parallel_size
+from rollmatch.config.effective import enforce_eager, rollout_backend, sync_mode, tensor_parallel_size
 from rollmatch.config.servers import uses_servers
 from rollmatch.errors import LaunchError
 from rollmatch.model.source import with_local_model
@@ -54,7 +54,20 @@ def train(
     wait: WaitPolicy | None = None,
 ) -> int:
     """Run a training from its YAML. Returns 0, or 128 + the signal that ended it early."""
-    config = with_local_model(load_config(path, overrides))
+    config = load_config(path, overrides)
+    return train_config(config, config_path=path, resume=resume, overwrite=overwrite, wait=wait)
+
+
+def train_config(
+    config: RunConfig,
+    *,
+    config_path: str,
+    resume: bool = False,
+    overwrite: bool = False,
+    wait: WaitPolicy | None = None,
+) -> int:
+    """Run a training; ``config_path`` is for the journal. Returns as ``train``."""
+    config = with_local_model(config)
     train_samples, val_samples = load_checked(config)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if "LOCAL_RANK" in os.environ:
@@ -65,18 +78,18 @@ def train(
         wait_for_servers(config, wait or WaitPolicy(), gpus=[gpu for gpu in shown.split(",") if gpu])
     else:
         tensor_parallel_size(config, learner_world_size=world_size)
-        _check_engine(config.custom.extra.rollout_matching.rollout_backend)
+        check_engine(rollout_backend(config))
     set_environment(eager=enforce_eager(config, on_gpu=has_gpu()))
     if os.environ.get("RANK", "0") != "0":  # rank 0 locks the directory and names the checkpoint
-        return _run(config, train_samples, val_samples, config_path=path, checkpoint=None)
+        return _run(config, train_samples, val_samples, config_path=config_path, checkpoint=None)
     with open_run_directory(Path(config.training.output_dir), resume=resume, overwrite=overwrite) as directory:
-        return _run(config, train_samples, val_samples, config_path=path, checkpoint=directory.checkpoint)
+        return _run(config, train_samples, val_samples, config_path=config_path, checkpoint=directory.checkpoint)
 
 
 def _run(
     config: RunConfig,
-    train_samples: list[Sample],
-    val_samples: list[Sample],
+    train_samples: Sequence[Sample],
+    val_samples: Sequence[Sample],
     *,
     config_path: str,
     checkpoint: Path | None,
@@ -86,7 +99,8 @@ def _run(
     return run(config, train_samples, val_samples, config_path=config_path, checkpoint=checkpoint)
 
 
-def _check_engine(backend: str) -> None:
+def check_engine(backend: str) -> None:
+    """Errors: ``EngineMissing``."""
     if backend == "vllm" and importlib.util.find_spec("vllm") is None:
         raise EngineMissing(
             "is vllm, which is not installed",

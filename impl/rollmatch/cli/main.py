@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import NoReturn
 
 from rollmatch import __version__
+from rollmatch.cli import add_coords as adding_coords
 from rollmatch.cli import convert as converting
+from rollmatch.cli import evaluate as evaluating
 from rollmatch.cli import export as exporting
+from rollmatch.cli import import_config as importing
 from rollmatch.cli import planning, server_arguments
 from rollmatch.cli import vllm_serve as vllm_serving
 from rollmatch.cli.processes import parse_gpus, visible
 from rollmatch.config import RunConfig, json_schema, load_config, resolved_yaml
 from rollmatch.config.effective import max_model_len, tensor_parallel_rule
-from rollmatch.data import BadSamples
+from rollmatch.data import BadSamples, LazySamples
+from rollmatch.data.splits import origin_of
 from rollmatch.errors import ErrorList, LaunchError, RollmatchError
 from rollmatch.records import Sample
-from rollmatch.startup import leave
+from rollmatch.startup import leave, loading
 
 TRACEBACK_VARIABLE = "ROLLMATCH_TRACEBACK"
 """Set to 1, it shows where in the code an error was raised."""
@@ -100,10 +104,17 @@ def make_parser() -> argparse.ArgumentParser:
     vllm_serving.add_arguments(vllm_serve)
     vllm_serve.set_defaults(command=vllm_serving.vllm_serve)
     _add_pages(commands)
+    evaluated = commands.add_parser("eval", help="judge a run's policy, or a model, on one split: COCO AP and F1")
+    evaluating.add_arguments(evaluated)
+    evaluated.set_defaults(command=evaluating.evaluate)
     exported = commands.add_parser("export", help="write a run's policy as a model directory")
     exporting.add_arguments(exported)
     exported.set_defaults(command=exporting.export)
+    adding_coords.add_command(commands.add_parser("model", help="prepare a model for training"))
     _add_data(commands.add_parser("data", help="convert detection data sets"))
+    imported = commands.add_parser("import-config", help="turn a GRPO configuration of TRL or ms-swift into ours")
+    importing.add_arguments(imported)
+    imported.set_defaults(command=importing.import_config)
     schema = commands.add_parser("schema", help="print the JSON Schema of the YAML, for editors")
     schema.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of stdout")
     schema.set_defaults(command=_schema)
@@ -188,28 +199,37 @@ def _check(options: argparse.Namespace) -> None:
 
     config = with_local_model(load_config(options.config, options.overrides))
     train, val = load_checked(config)
-    prompts = _prompts(config, [*train, *val])
+    prompts = _prompts(config, train, val)
     print(resolved_yaml(config))
-    print(f"train: {_count(train)}  ({config.custom.train_jsonl})")
-    print(f"val: {_count(val)}  ({config.custom.val_jsonl})")
+    print(f"train: {_count(train)}  ({origin_of(config.custom, 'train')})")
+    print(f"val: {_count(val)}  ({origin_of(config.custom, 'val')})")
     print(f"longest segment: {config.global_max_length} tokens, prompt and response: {max_model_len(config)} tokens")
-    print(f"prompts: {prompts}")
+    for line in prompts:
+        print(line)
     print(f"tensor_parallel_size: {tensor_parallel_rule(config)}")
 
 
-def _prompts(config: RunConfig, samples: list[Sample]) -> str:
-    """The longest prompt, where the packages that render prompts are installed."""
-    from rollmatch.cli.preflight import check_training_arguments, prompt_lengths
-
+def _prompts(config: RunConfig, train: Sequence[Sample], val: Sequence[Sample]) -> list[str]:
+    """Lengths of prompts, where the packages that render them are installed."""
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-        return "not counted, because torch or transformers is not installed"
+        return ["prompts: not counted, because torch or transformers is not installed"]
+    from rollmatch.cli.preflight import check_training_arguments
+
     check_training_arguments(config.training)
-    found = prompt_lengths(config, samples)
-    text = f"at most {found.longest} tokens ({found.origin})"
-    return f"{text}; {found.num_overlong} leave less than max_new_tokens" if found.num_overlong else text
+    with loading():
+        from rollmatch.cli.prompts import read_prompts
+    _, *found = read_prompts(config, train, val)
+    return [
+        f"{name} prompts: at most {fit.longest} tokens ({fit.origin}), {fit.limit} fit; "
+        f"{fit.num_skipped} skipped, {fit.num_cut} truncated"
+        for name, fit in zip(("train", "val"), found, strict=True)
+    ]
 
 
-def _count(samples: list[Sample]) -> str:
+def _count(samples: Sequence[Sample]) -> str:
+    if isinstance(samples, LazySamples):
+        objects = "" if samples.num_objects is None else f", {samples.num_objects} objects"
+        return f"{len(samples)} samples{objects}, read when they are used"
     return f"{len(samples)} samples, {sum(len(sample.objects) for sample in samples)} objects"
 
 

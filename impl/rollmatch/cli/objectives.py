@@ -1,6 +1,6 @@
 """The configured objective, ready."""
 
-from rollmatch.cli.plugins import load_rewards
+from rollmatch.cli.plugins import load_configured_format, load_rewards
 from rollmatch.cli.vineppo_objective import make_vineppo, make_world
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.custom import GrpoConfig
@@ -13,8 +13,9 @@ from rollmatch.objectives.policy_gradient import LogprobRules
 from rollmatch.objectives.protocol import Objective
 from rollmatch.objectives.rollout_matching.loss import LossRules
 from rollmatch.objectives.rollout_matching.match import MatchRules
-from rollmatch.objectives.rollout_matching.objective import RolloutMatching, RolloutMatchingObjective
+from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective, SupervisedObjective
 from rollmatch.objectives.rollout_matching.supervision import MaskRules, TransportRules
+from rollmatch.objectives.rollout_matching.target import RolloutMatching, fitted_format
 
 
 def make_objective(config: RunConfig, template: Template) -> Objective:
@@ -65,7 +66,7 @@ def _logprob_rules(config: RunConfig) -> LogprobRules:
 
 def _policy_rules(config: RunConfig, template: Template) -> PolicyRules:
     rules, rollout = config.custom.extra.grpo, config.custom.extra.rollout_matching
-    told = config.custom.extra.environment
+    environment = config.custom.extra.environment
     return PolicyRules(
         epsilon=rules.epsilon,
         epsilon_high=rules.epsilon_high,
@@ -73,7 +74,7 @@ def _policy_rules(config: RunConfig, template: Template) -> PolicyRules:
         beta=rules.beta,
         correction_cap=rules.correction_cap,
         normalize=rules.normalize,
-        max_new_tokens=told.max_response_tokens if told.name else rollout.max_new_tokens,
+        max_new_tokens=environment.max_response_tokens if environment.name else rollout.max_new_tokens,
         temperature=rollout.decoding.temperature or 1.0,
         excluded_ids=template.banned_ids,
     )
@@ -82,9 +83,11 @@ def _policy_rules(config: RunConfig, template: Template) -> PolicyRules:
 def _rollout_matching(config: RunConfig, template: Template) -> RolloutMatchingObjective:
     rules, vocabulary = config.custom.extra.rollout_matching, template.vocabulary
     transport = TransportRules(ot_cost=rules.ot_cost, ot_epsilon=rules.ot_epsilon, ot_iters=rules.ot_iters)
-    return RolloutMatchingObjective(
-        target=RolloutMatching(vocabulary, match_rules_of(rules, gate=rules.maskiou_gate), transport),
-        eval_target=RolloutMatching(vocabulary, match_rules_of(rules, gate=rules.eval_iou), transport),
+    format_of = fitted_format(load_configured_format(config), lambda sample: template.image_size(sample))
+    made = RolloutMatchingObjective if config.custom.learns_from_rollouts else SupervisedObjective
+    return made(
+        target=RolloutMatching(vocabulary, match_rules_of(rules, gate=rules.maskiou_gate), transport, format_of),
+        eval_target=RolloutMatching(vocabulary, match_rules_of(rules, gate=rules.eval_iou), transport, format_of),
         mask_rules=MaskRules(desc_ce_weight=rules.desc_ce_weight),
         loss_rules=loss_rules_of(rules, template),
         bin_of=vocabulary.bin_of,
@@ -105,7 +108,7 @@ def match_rules_of(rules: RolloutMatchingConfig, *, gate: float) -> MatchRules:
 def loss_rules_of(rules: RolloutMatchingConfig, template: Template) -> LossRules:
     """The loss keys of the same section."""
     return LossRules(
-        coord_ids=template.vocabulary.coord_ids,
+        coord_ids=template.vocabulary.coord_ids if rules.uses_coord_tokens else (),
         target_sigma=rules.target_sigma,
         target_truncate=rules.target_truncate,
         temperature_coord=rules.temperature_coord,

@@ -4,7 +4,6 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -96,8 +95,8 @@ def _row(forecast: Forecast, *, is_best: bool) -> list[str]:
     ]
 
 
-def _as_json(proposal: Proposal) -> dict[str, Any]:
-    def one(forecast: Forecast) -> dict[str, Any]:
+def _as_json(proposal: Proposal) -> dict[str, object]:
+    def one(forecast: Forecast) -> dict[str, object]:
         named = {"name": str(forecast.split), "rollouts_per_s": forecast.rollouts_per_s, "problem": forecast.problem}
         return named | asdict(forecast)
 

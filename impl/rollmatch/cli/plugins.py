@@ -1,12 +1,15 @@
-"""Reward functions and environments that the configuration names. Import no torch, so that ``check`` can load them."""
+"""Reward functions, environments and answer formats that the configuration names.
 
-import inspect
+Import no torch, so that ``check`` can load them.
+"""
+
 from collections.abc import Sequence
 
 from rollmatch.config import RunConfig
 from rollmatch.errors import ConfigError, ErrorList, RollmatchError, TargetError
 from rollmatch.objectives.environment import MakeEnvironment, load_environment, show
-from rollmatch.objectives.grpo.reward import Reward, RewardFunction, load_function
+from rollmatch.objectives.grpo.reward import Reward, load_rewards_of
+from rollmatch.objectives.rollout_matching.answer_format import AnswerFormat, load_answer_format
 from rollmatch.records import Sample
 
 
@@ -22,9 +25,9 @@ def load_rewards(config: RunConfig) -> tuple[Reward, ...]:
     for place, entry in enumerate(config.custom.extra.grpo.rewards):
         try:
             key = f"custom.extra.grpo.rewards.{place}.function"
-            function = load_function(entry.function, key=key)
-            _check_signature(function, entry.function, key=key)
-            rewards.append(Reward(name=entry.shown_name, function=function, weight=entry.weight))
+            rewards += load_rewards_of(
+                entry.function, key=key, shown=entry.shown_name, weight=entry.weight, timeout_s=entry.timeout_s
+            )
         except ConfigError as error:
             errors.append(error)
     if errors:
@@ -32,17 +35,15 @@ def load_rewards(config: RunConfig) -> tuple[Reward, ...]:
     return tuple(rewards)
 
 
-def _check_signature(function: RewardFunction, name: str, *, key: str) -> None:
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some builtins have none
-        return
-    try:
-        signature.bind("answer", "sample")
-    except TypeError as error:
-        problem = f"{name}{signature} cannot be called with (answer, sample): {error}"
-        remedy = "Write it as function(answer: str, sample: Sample) -> float."
-        raise ConfigError(problem, code="reward-signature", key=key, remedy=remedy) from error
+def load_configured_format(config: RunConfig) -> AnswerFormat:
+    """What ``answer_format`` names. Errors: ``AnswerFormatUnknown``."""
+    key = "custom.extra.rollout_matching.answer_format"
+    return load_answer_format(config.custom.extra.rollout_matching.answer_format, key=key)
+
+
+def needs_coord_tokens(config: RunConfig) -> bool:
+    """Whether the model's vocabulary must hold the coordinate tokens. Errors: ``AnswerFormatUnknown``."""
+    return not config.custom.learns_from_rewards and load_configured_format(config).uses_tokens
 
 
 def load_configured_environment(config: RunConfig) -> MakeEnvironment | None:
@@ -53,14 +54,14 @@ def load_configured_environment(config: RunConfig) -> MakeEnvironment | None:
     return load_environment(entry.name, entry.options, key="custom.extra.environment.name")
 
 
-def with_first_observations(config: RunConfig, samples: Sequence[Sample]) -> list[Sample]:
+def with_first_observations(config: RunConfig, samples: Sequence[Sample]) -> Sequence[Sample]:
     """Samples with what their environments show first; as they are where there is no environment.
 
     Errors: ``ErrorList`` of what environments could not begin with.
     """
     make = load_configured_environment(config)
     if make is None:
-        return list(samples)
+        return samples
     prompts = config.custom.prompts
     system = (("system", prompts.system),) if prompts.system else ()
     prompt = (*system, ("user", prompts.user))

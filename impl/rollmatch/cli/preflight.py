@@ -1,21 +1,21 @@
 """Everything that can be checked before a model is loaded, reported together. Imports no torch.
 
-``prompt_lengths`` alone needs the model's processor, and with it transformers.
+``check_training_arguments`` alone needs transformers; prompts, which need it too, are in ``prompts``.
 """
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
-from rollmatch.cli.plugins import load_rewards, with_first_observations
+from rollmatch.cli.plugins import load_rewards, needs_coord_tokens, with_first_observations
 from rollmatch.cli.run_directory import probe_output_dir
 from rollmatch.config import RunConfig, check_files
-from rollmatch.config.effective import max_model_len
 from rollmatch.config.training import TrainingConfig
-from rollmatch.data import BadSamples, load_samples
+from rollmatch.data import BadSamples
+from rollmatch.data.splits import Split, load_split, origin_of
 from rollmatch.errors import ConfigError, ErrorList, RollmatchError
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.records import Sample
@@ -25,7 +25,7 @@ REPORTERS = {"wandb": ("wandb",), "tensorboard": ("tensorboard", "tensorboardX")
 """Reporter -> the packages of which one must be installed."""
 
 
-def load_checked(config: RunConfig) -> tuple[list[Sample], list[Sample]]:
+def load_checked(config: RunConfig) -> tuple[Sequence[Sample], Sequence[Sample]]:
     """Training and validation samples, after all checks.
 
     Errors: ``ErrorList`` of all that is wrong with files, samples, tokenizer, rewards, environment, reporters and the
@@ -39,48 +39,15 @@ def load_checked(config: RunConfig) -> tuple[list[Sample], list[Sample]]:
     _collect(errors, partial(_check_reporters, config))
     if (problem := probe_output_dir(Path(config.training.output_dir))) is not None:
         errors.append(problem)
-    samples: list[list[Sample]] = []
-    for path in (config.custom.train_jsonl, config.custom.val_jsonl):
-        if Path(path).is_file():
-            _collect(errors, partial(_load_into, samples, config, path))
+    samples: list[Sequence[Sample]] = []
+    splits: tuple[Split, Split] = ("train", "val")
+    for split in splits:
+        if config.custom.dataset is not None or Path(origin_of(config.custom, split)).is_file():
+            _collect(errors, partial(_load_into, samples, config, split))
     if errors:
         raise ErrorList(errors)
     train, val = (with_first_observations(config, part) for part in samples)
     return train, val
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptLengths:
-    """Tokens of all prompts of a data set, images expanded."""
-
-    longest: int
-    origin: str
-    """``file:line`` of the longest."""
-    num_overlong: int
-    """Prompts that leave less than ``max_new_tokens`` of ``limit``."""
-    limit: int
-    """Longest prompt and response together."""
-
-
-def prompt_lengths(config: RunConfig, samples: Sequence[Sample]) -> PromptLengths:
-    """Render and count every prompt. Errors: those of the template; ``prompt-too-long`` where none leaves room."""
-    with loading():
-        from rollmatch.cli.assemble import make_template
-    template = make_template(config)
-    lengths = [template.prompt_length(sample) for sample in samples]
-    longest, place = max((length, -place) for place, length in enumerate(lengths))
-    limit, max_new_tokens = max_model_len(config), config.custom.extra.rollout_matching.max_new_tokens
-    overlong = [sample for sample, length in zip(samples, lengths, strict=True) if length + max_new_tokens > limit]
-    origin = samples[-place].origin
-    if config.custom.extra.rollout_matching.rollout_backend == "vllm" and overlong:
-        raise ConfigError(
-            f"{len(overlong)} of {len(samples)} prompts leave less than max_new_tokens {max_new_tokens} of {limit}; "
-            f"the longest has {longest} tokens ({origin})",
-            code="prompt-too-long",
-            key="global_max_length",
-            remedy=f"Raise it to {longest + max_new_tokens}, lower max_new_tokens, or remove the longest samples.",
-        )
-    return PromptLengths(longest=longest, origin=origin, num_overlong=len(overlong), limit=limit)
 
 
 def check_training_arguments(training: TrainingConfig) -> None:
@@ -123,14 +90,13 @@ def _collect(errors: list[RollmatchError], check: Callable[[], object]) -> None:
         errors.append(error)
 
 
-def _load_into(samples: list[list[Sample]], config: RunConfig, path: str) -> None:
-    custom = config.custom
-    samples.append(load_samples(path, custom.image_root, custom.object_ordering, chat_system=custom.chat_system))
+def _load_into(samples: list[Sequence[Sample]], config: RunConfig, split: Split) -> None:
+    samples.append(load_split(config.custom, split))
 
 
 def _check_tokenizer(config: RunConfig) -> None:
     try:
-        Vocabulary.load(config.model.model, coordinates=not config.custom.learns_from_rewards)
+        Vocabulary.load(config.model.model, coordinates=needs_coord_tokens(config))
     except RollmatchError:
         raise
     except Exception as error:  # tokenizers raises Exception itself for a file that it cannot read

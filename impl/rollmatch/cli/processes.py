@@ -41,7 +41,7 @@ def parse_gpus(text: str) -> tuple[str, ...]:
 
 
 def has_gpu() -> bool:
-    """Whether this machine has one; asks the driver's devices, so that no library has to load."""
+    """Whether this machine has one; reads the driver's devices, so that no library has to load."""
     return bool(glob.glob("/dev/nvidia[0-9]*"))
 
 

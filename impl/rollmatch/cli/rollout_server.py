@@ -7,7 +7,6 @@ import dataclasses
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import urlsplit
 
 from rollmatch.cli.learner import ENVIRONMENT, cpu_environment
@@ -26,9 +25,8 @@ from rollmatch.config.servers import (
 )
 from rollmatch.errors import LaunchError
 from rollmatch.model.source import with_local_model
-from rollmatch.server.access import check_exposure
 from rollmatch.server.port import bind_http
-from rollmatch.server.settings import KEY_VARIABLE, ServerSettings
+from rollmatch.server.settings import KEY_VARIABLE, ServerSettings, check_exposure
 
 _SECTION = "custom.extra.rollout_server"
 SERVER_ENVIRONMENT = ENVIRONMENT | {
@@ -120,10 +118,10 @@ def make_settings(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) 
     )
 
 
-def _engine_arguments(config: RunConfig, *, on_gpu: bool) -> dict[str, Any]:
+def _engine_arguments(config: RunConfig, *, on_gpu: bool) -> dict[str, object]:
     vllm = config.custom.extra.rollout_matching.vllm
     cache_mib = effective.kv_cache_memory_mib(config, on_gpu=on_gpu)
-    arguments: dict[str, Any] = {
+    arguments: dict[str, object] = {
         "seed": config.training.seed,
         "gpu_memory_utilization": memory_share(config),
         "kv_cache_memory_bytes": cache_mib * 2**20 if cache_mib else None,

@@ -14,8 +14,9 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils.logging import disable_progress_bar
 
 from rollmatch.checkpoint import ranks_without_rng_state
-from rollmatch.cli.assemble import make_arguments, make_parts, make_template, read_policy
+from rollmatch.cli.assemble import make_arguments, make_parts, read_policy
 from rollmatch.cli.computing import prepare_layers
+from rollmatch.cli.prompts import read_prompts
 from rollmatch.cli.run_directory import JOURNAL, RESOLVED, changed_keys
 from rollmatch.cli.watch import RunWatcher
 from rollmatch.config import RunConfig, resolved_yaml
@@ -24,7 +25,6 @@ from rollmatch.errors import RolloutError, SyncError
 from rollmatch.journal import Journal, read_journal
 from rollmatch.model.parts import count_parts
 from rollmatch.model.policy import count_weights, unwrap
-from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample
 from rollmatch.report.console import StepConsole, print_before_after, print_header
@@ -44,18 +44,18 @@ def run(
     checkpoint: Path | None,
 ) -> int:
     """Train; returns 0, or 128 + the signal that ended the run early."""
-    directory = Path(config.training.output_dir)
-    disable_progress_bar()  # one per model file; the step lines tell what happens
+    disable_progress_bar()  # one per model file; the step lines report progress
+    template, train, val = read_prompts(config, train_samples, val_samples)
     arguments = make_arguments(config)  # opens the process group under torchrun
     ranks = Ranks.from_environment()
     checkpoint = ranks.gather(checkpoint)[0]
-    journal = Journal(directory / (JOURNAL if ranks.is_primary else f"journal-rank{ranks.rank}.jsonl"), rank=ranks.rank)
-    model, template = _read(config)
+    journal = _open_journal(config, ranks)
+    model = _read(config)
     event = journal.write(
         "run",
         config_path=config_path,
-        num_train_samples=len(train_samples),
-        num_val_samples=len(val_samples),
+        **{f"num_{part}_samples": len(fit.samples) for part, fit in (("train", train), ("val", val))},
+        prompts={"train": train.figures(), "val": val.figures()},
         resumed_from=int(checkpoint.name.rpartition("-")[2]) if checkpoint else None,
         **describe(config, model, ranks),
     )
@@ -65,8 +65,8 @@ def run(
         **make_parts(config, model, template, journal=journal, ranks=ranks)._asdict(),
         model=model,
         args=arguments,
-        train_dataset=list(train_samples),
-        eval_dataset=list(val_samples[: config.training.eval_scenes]),
+        train_dataset=train.samples,
+        eval_dataset=list(val.samples[: config.training.eval_scenes]),
         processing_class=template.processor,
     )
     try:
@@ -76,13 +76,17 @@ def run(
         journal.close()
 
 
-def _read(config: RunConfig) -> tuple[torch.nn.Module, Template]:
-    """The policy and its template; transformers and peft are imported with them."""
+def _open_journal(config: RunConfig, ranks: Ranks) -> Journal:
+    name = JOURNAL if ranks.is_primary else f"journal-rank{ranks.rank}.jsonl"
+    return Journal(Path(config.training.output_dir) / name, rank=ranks.rank)
+
+
+def _read(config: RunConfig) -> torch.nn.Module:
+    """The policy; peft is imported with it."""
     with loading():
-        template = make_template(config)  # its errors come in a second, a model's after minutes of loading
         model = read_policy(config)
         prepare_layers(config, model)
-        return model, template
+        return model
 
 
 def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) -> int:
@@ -113,14 +117,19 @@ def train_or_save(trainer: RolloutTrainer, checkpoint: Path | None) -> None:
     """Train; where the rollout side fails for good, leave a checkpoint of the last step, then raise its error."""
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except (RolloutError, SyncError):
-        trainer.save_unfinished()
+    except (RolloutError, SyncError) as error:
+        if error.is_shared or trainer.source.ranks.learner_world_size == 1:  # else the others would not save with us
+            trainer.save_unfinished()
         raise
 
 
 def _announce(event: Mapping[str, Any], config: RunConfig, *, resumed: bool) -> None:
     """Print what begins and what has changed since a resumed run began; keep the configuration."""
     print_header(event)
+    for name, count in event["prompts"].items():
+        if count["num_skipped"] or count["num_truncated"]:
+            counts = f"{count['num_skipped']} skipped, {count['num_truncated']} truncated"
+            print(f"  {name} prompts of more than {count['limit']} tokens: {counts}")
     for part, count in event["parts"].items():
         print(f"  {part}: {count['num_trained']} of {count['num_tensors']} tensors are trained")
     path, text = Path(config.training.output_dir) / RESOLVED, resolved_yaml(config)
@@ -154,20 +163,20 @@ def _tell_result(directory: Path, *, interrupted_at: int | None) -> None:
     if interrupted_at is None and len(evaluated) > 1:
         print_before_after(evaluated[0]["metrics"], evaluated[-1]["metrics"])
     if interrupted_at is not None:
-        print(f"stopped at step {interrupted_at} with a checkpoint; go on with the same command and --resume")
+        print(f"stopped at step {interrupted_at} with a checkpoint; continue with the same command and --resume")
     print(f"page: {page}")
 
 
 def _count_steps(trainer: RolloutTrainer) -> int:
     """Optimizer steps of the whole run."""
-    told = int(trainer.args.max_steps)
-    if told > 0:
-        return told
+    max_steps = int(trainer.args.max_steps)
+    if max_steps > 0:
+        return max_steps
     _, steps, *_ = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
     return int(steps * trainer.args.num_train_epochs)
 
 
-def describe(config: RunConfig, model: torch.nn.Module, ranks: Ranks) -> dict[str, Any]:
+def describe(config: RunConfig, model: torch.nn.Module, ranks: Ranks) -> dict[str, object]:
     """What the journal's ``run`` event says about this run."""
     num_parameters, num_trainable = count_weights(model)
     return {

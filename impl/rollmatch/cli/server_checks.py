@@ -58,7 +58,7 @@ def check_model(server: RolloutServer, config: RunConfig) -> None:
         )
 
 
-def _identity(server: RolloutServer) -> dict[str, Any]:
+def _identity(server: RolloutServer) -> dict[str, object]:
     """Empty where a server has no such route."""
     try:
         identity = server.get("/native/identity")
@@ -115,7 +115,7 @@ def wait_for_servers(config: RunConfig, wait: WaitPolicy, *, gpus: Sequence[str]
 
 def _await_health(
     server: RolloutServer, *, deadline: float, limit_s: float, server_pid: int | None
-) -> Mapping[str, Any]:
+) -> Mapping[str, object]:
     """The reply of /health/, as soon as the server is healthy."""
     while True:
         if server_pid is not None and not _lives(server_pid):

@@ -8,9 +8,8 @@ import traceback
 from types import TracebackType
 
 from rollmatch.errors import RollmatchError
-from rollmatch.server.access import check_exposure
 from rollmatch.server.port import bind_http
-from rollmatch.server.settings import KEY_VARIABLE, settings_from_json
+from rollmatch.server.settings import KEY_VARIABLE, check_exposure, settings_from_json
 from rollmatch.startup import leave, loading
 
 

@@ -2,20 +2,16 @@
 
 import asyncio
 import json
-import math
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
-
-import uvicorn
+from typing import Any
 
 from rollmatch.cli.server_app import make_app
-from rollmatch.server.connections import Acceptor, protocol_with
+from rollmatch.server.connections import listen
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.health import health_of
 from rollmatch.server.identity import load_model_identity
@@ -26,90 +22,26 @@ from rollmatch.server.replica import EngineRequest, VllmReplica
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.state import ServerState, assemble
 
-_GRACE_S = 3
-_START_POLL_S = 0.01
-
 
 def serve(settings: ServerSettings, listener: socket.socket) -> None:
-    """Start all replicas, listen, and go on until a signal. Errors: ``CheckpointMissing``."""
+    """Start all replicas, then serve until a signal. Errors: ``CheckpointMissing``."""
     os.register_at_fork(
         after_in_child=listener.close
     )  # an engine that outlives the server process must not hold its port
     signal.signal(signal.SIGTERM, _leave)
-    asyncio.run(_serve(settings, listener))
+    with asyncio.Runner() as runner:
+        state = runner.run(_start(settings))
+        where = f"http://{settings.host}:{settings.port}"
+        print(f"rollout server ready: {where} ({settings.data_parallel_size} replicas)", file=sys.stderr, flush=True)
+        runner.run(listen(make_app(state), listener, settings.limits, health=partial(health_of, state)))
 
 
-async def _serve(settings: ServerSettings, listener: socket.socket) -> None:
+async def _start(settings: ServerSettings) -> ServerState:
     model = load_model_identity(settings.model, dtype=settings.dtype)
     reader = ImageReader(settings.image_roots, settings.limits)
     prompts = PromptMaker(settings.model, vocabulary_size=vocabulary_size(settings.model), reader=reader)
     pool = EnginePool(await start_replicas(settings), weights_set=settings.load_format != "dummy")
-    state = assemble(settings, model=model, prompts=prompts, pool=pool)
-    where = f"http://{settings.host}:{settings.port}"
-    print(f"rollout server ready: {where} ({settings.data_parallel_size} replicas)", file=sys.stderr, flush=True)
-    await listen(state, listener)
-
-
-async def listen(state: ServerState, listener: socket.socket) -> None:
-    """Serve until a signal; health is answered by a thread of its own."""
-    limits = state.settings.limits
-    config = uvicorn.Config(
-        make_app(state),
-        http=protocol_with(limits),
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=_GRACE_S,
-        timeout_keep_alive=math.ceil(limits.idle_timeout_s),
-    )
-    server = uvicorn.Server(config)
-    acceptor = Acceptor(listener, _UvicornLoop(server), limits, health=partial(health_of, state))
-
-    async def accept() -> None:
-        while not server.started:
-            await asyncio.sleep(_START_POLL_S)
-        acceptor.start()
-
-    starting = asyncio.create_task(accept())
-    try:
-        await server.serve(sockets=[])
-    finally:
-        starting.cancel()
-        acceptor.close()
-
-
-class _UvicornLoop:
-    """uvicorn's side of the connections that the acceptor hands over."""
-
-    def __init__(self, server: uvicorn.Server) -> None:
-        self._server, self._loop = server, asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def take(self, connection: socket.socket) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._adopt, connection)
-        except RuntimeError:  # the loop has just been closed
-            connection.close()
-
-    def is_open(self) -> bool:
-        return not self._server.should_exit
-
-    def num_connections(self) -> int:
-        return len(self._server.server_state.connections)
-
-    def _adopt(self, connection: socket.socket) -> None:
-        task = self._loop.create_task(self._serve(connection))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, connection: socket.socket) -> None:
-        config = self._server.config
-        make = partial(
-            cast(Callable[..., asyncio.Protocol], config.http_protocol_class),
-            config=config,
-            server_state=self._server.server_state,
-            app_state=self._server.lifespan.state,
-        )
-        await self._loop.connect_accepted_socket(make, connection)
+    return assemble(settings, model=model, prompts=prompts, pool=pool)
 
 
 async def start_replicas(settings: ServerSettings) -> list[VllmReplica]:

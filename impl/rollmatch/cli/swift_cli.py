@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rollmatch.cli.preflight import load_checked
 from rollmatch.cli.processes import Command, become, visible
@@ -22,7 +21,9 @@ from rollmatch.config.servers import (
     server_section,
     uses_servers,
 )
-from rollmatch.data.chat import IMAGE_TAG, tagged_messages
+from rollmatch.config.training import TRAINER_KEYS
+from rollmatch.data.chat import tagged_messages
+from rollmatch.data.content import IMAGE_TAG
 from rollmatch.errors import ConfigError, LaunchError
 from rollmatch.records import Sample
 
@@ -51,7 +52,7 @@ def rollout_command(config: RunConfig, *, port: int, replicas: int, on_gpu: bool
     return ["swift", "rollout", *command_line(options, extra, key=f"{SWIFT}.rollout_options")]
 
 
-def model_options(config: RunConfig) -> dict[str, Any]:
+def model_options(config: RunConfig) -> dict[str, object]:
     """The policy, for both commands."""
     dtype, swift = effective.engine_dtype(config), config.custom.extra.swift
     return {
@@ -62,7 +63,7 @@ def model_options(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _engine_kwargs(config: RunConfig, *, on_gpu: bool) -> dict[str, Any]:
+def _engine_kwargs(config: RunConfig, *, on_gpu: bool) -> dict[str, object]:
     """Engine arguments that have no option of their own."""
     vllm, cache_mib = config.custom.extra.rollout_matching.vllm, effective.kv_cache_memory_mib(config, on_gpu=on_gpu)
     arguments = {
@@ -75,7 +76,7 @@ def _engine_kwargs(config: RunConfig, *, on_gpu: bool) -> dict[str, Any]:
     return given | config.custom.extra.rollout_server.vllm_engine_kwargs
 
 
-def command_line(options: Mapping[str, Any], extra: Mapping[str, Any], *, key: str) -> list[str]:
+def command_line(options: Mapping[str, object], extra: Mapping[str, object], *, key: str) -> list[str]:
     """Options as words; those without a value are left out. Errors: ``argument-has-own-key``."""
     if twice := sorted(options.keys() & extra.keys()):
         problem = "another section of the configuration sets this option"
@@ -86,7 +87,7 @@ def command_line(options: Mapping[str, Any], extra: Mapping[str, Any], *, key: s
     return [word for name, value in given.items() for word in (f"--{name}", *_value_words(value))]
 
 
-def _value_words(value: Any) -> Sequence[str]:
+def _value_words(value: object) -> Sequence[str]:
     """A value as ms-swift's parser reads it.
 
     >>> _value_words(False), _value_words(["a", 1]), _value_words({"image": 1}), _value_words(0.6)
@@ -100,16 +101,12 @@ def _value_words(value: Any) -> Sequence[str]:
 
 
 CONFIG_VARIABLE = "ROLLMATCH_CONFIG"
-"""Tells ``swift_rewards`` which YAML, as a JSON list of its path and what ``--set`` laid over it."""
+"""Names the YAML for ``swift_rewards``, as a JSON list of its path and what ``--set`` laid over it."""
 REWARDS = Path(__file__).with_name("swift_rewards.py")
 LOSS_TYPES = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}
 """Our ``normalize`` -> ms-swift's name for the same mean."""
-SAME_NAMES = (
-    *("seed", "max_steps", "num_train_epochs", "gradient_accumulation_steps", "learning_rate", "lr_scheduler_type"),
-    *("warmup_steps", "weight_decay", "max_grad_norm", "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16"),
-    *("logging_steps", "save_steps", "save_total_limit", "output_dir"),
-)
-"""Keys of ``training`` that ms-swift has by the same name."""
+TRUNCATION = {"skip": "delete", "truncate_left": "left"}
+"""Our ``overlong`` -> ms-swift's ``truncation_strategy``; error leaves it to ms-swift."""
 
 
 def train_by_swift(
@@ -142,7 +139,7 @@ def learner_command(config: RunConfig, path: str, *, overrides: Sequence[str], g
     return Command(words=("swift", "rlhf", *words), environment=environment)
 
 
-def swift_rows(samples: Iterable[Sample], config: RunConfig) -> Iterable[dict[str, Any]]:
+def swift_rows(samples: Iterable[Sample], config: RunConfig) -> Iterable[dict[str, object]]:
     """Samples as ms-swift reads them: a chat, its images, and which sample it is."""
     prompts = config.custom.prompts
     for sample in samples:
@@ -171,7 +168,7 @@ def _check(config: RunConfig) -> None:
         raise LaunchError("no server is named", code="swift-trains-otherwise", key="rlhf.vllm_mode", remedy=remedy)
 
 
-def _connection(config: RunConfig) -> dict[str, Any]:
+def _connection(config: RunConfig) -> dict[str, object]:
     servers = pair_servers(server_section(config))
     return {
         "rlhf_type": "grpo",
@@ -185,7 +182,7 @@ def _connection(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _algorithm(config: RunConfig) -> dict[str, Any]:
+def _algorithm(config: RunConfig) -> dict[str, object]:
     rules, rollout = config.custom.extra.grpo, config.custom.extra.rollout_matching
     capped = rules.correction_cap is not None
     return {
@@ -211,7 +208,7 @@ def _algorithm(config: RunConfig) -> dict[str, Any]:
     } | _rewards(rules)
 
 
-def _rewards(rules: GrpoConfig) -> dict[str, Any]:
+def _rewards(rules: GrpoConfig) -> dict[str, object]:
     return {
         "external_plugins": [str(REWARDS)],
         "reward_funcs": [reward.shown_name for reward in rules.rewards],
@@ -219,10 +216,10 @@ def _rewards(rules: GrpoConfig) -> dict[str, Any]:
     }
 
 
-def _training(config: RunConfig) -> dict[str, Any]:
+def _training(config: RunConfig) -> dict[str, object]:
     """ms-swift counts completions where we count samples."""
     training, size = config.training, config.custom.extra.grpo.num_generations
-    return {name: getattr(training, name) for name in SAME_NAMES} | {
+    return {name: getattr(training, name) for name in TRAINER_KEYS} | {
         "gradient_checkpointing": training.gradient_checkpointing is not False,
         "per_device_train_batch_size": training.per_device_train_batch_size * size,
         "per_device_eval_batch_size": training.per_device_train_batch_size * size,
@@ -230,6 +227,7 @@ def _training(config: RunConfig) -> dict[str, Any]:
         "eval_steps": training.eval_steps or None,
         "report_to": training.report_to,
         "max_length": config.global_max_length,
+        "truncation_strategy": TRUNCATION.get(config.overlong),
         "dataset": [str(_data_path(config, "train"))],
         "val_dataset": [str(_data_path(config, "val"))],
         "split_dataset_ratio": 0,
@@ -237,9 +235,9 @@ def _training(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _tuner(config: RunConfig) -> dict[str, Any]:
+def _tuner(config: RunConfig) -> dict[str, object]:
     tuner, attention = config.tuner, config.model.attn_impl
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "tuner_type": tuner.train_type,
         "freeze_llm": tuner.freeze_llm,
         "freeze_vit": tuner.freeze_vit,
@@ -265,6 +263,6 @@ def _system(text: str) -> tuple[tuple[str, str], ...]:
     return (("system", text),) if text else ()
 
 
-def _write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+def _write(path: Path, rows: Iterable[dict[str, object]]) -> None:
     os.makedirs(path.parent, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

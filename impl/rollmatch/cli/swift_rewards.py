@@ -21,7 +21,7 @@ from rollmatch.records import Sample
 def make_orm(reward: Reward, samples: Mapping[str, Sample]) -> type[Any]:
     """A class of ms-swift's kind; it shows the class's name in its logs."""
 
-    def judge(self: Any, completions: Sequence[str], *, origin: Sequence[str], **_: Any) -> list[float | None]:
+    def judge(self: object, completions: Sequence[str], *, origin: Sequence[str], **_: object) -> list[float | None]:
         judged = [samples[name] for name in origin]
         return [each.values[0] for each in judge_all(completions, judged, [reward], Timing())]
 

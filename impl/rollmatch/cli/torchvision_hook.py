@@ -1,6 +1,6 @@
 """Let a CUDA build of torchvision import beside a CPU build of torch.
 
-vLLM's CPU wheel asks for torchvision, and the package index may only offer builds whose compiled part needs CUDA.
+vLLM's CPU wheel requires torchvision, and the package index may only offer builds whose compiled part needs CUDA.
 Qwen3-VL's processor needs only the pure-torch part, which imports once the two operators exist that
 torchvision describes to the compiler (``nms``, ``qnms``). ``rollmatch doctor --fix`` has Python run this file at
 start-up, where and only where that is needed. It costs nothing until torchvision is imported. Can go when the CPU

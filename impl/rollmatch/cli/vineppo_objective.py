@@ -48,10 +48,10 @@ def make_vineppo(
 
 def make_world(config: RunConfig, template: Template) -> EpisodeRunner | None:
     """What ``custom.extra.environment`` names. Errors: ``EnvironmentUnknown``, ``TurnsNotRendered``."""
-    make, told = load_configured_environment(config), config.custom.extra.environment
+    make, settings = load_configured_environment(config), config.custom.extra.environment
     if make is None:
         return None
-    as_chat = told.observations == "chat"
+    as_chat = settings.observations == "chat"
     if as_chat:
         template.reply_token_ids("", is_stopped=True)
     return EpisodeRunner(
@@ -59,8 +59,8 @@ def make_world(config: RunConfig, template: Template) -> EpisodeRunner | None:
         vocabulary=template.vocabulary,
         prompt_of=template.prompt_token_ids,
         reply=lru_cache(MOST_KEPT)(template.reply_token_ids if as_chat else template.text_token_ids),
-        max_turns=told.max_turns,
-        max_response_tokens=told.max_response_tokens,
+        max_turns=settings.max_turns,
+        max_response_tokens=settings.max_response_tokens,
         run_seed=config.training.seed,
     )
 

@@ -9,14 +9,12 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from rollmatch.cli.processes import Command, become, has_gpu
 from rollmatch.cli.rollout_server import server_environment, server_words
 from rollmatch.errors import LaunchError
-from rollmatch.server.access import check_exposure
 from rollmatch.server.port import bind_http
-from rollmatch.server.settings import KEY_VARIABLE, ServerSettings
+from rollmatch.server.settings import KEY_VARIABLE, ServerSettings, check_exposure
 
 _CACHE_MIB_ON_CPU = 512
 _CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE_MIB"
@@ -75,7 +73,7 @@ def make_settings(options: argparse.Namespace, *, on_gpu: bool) -> ServerSetting
     if not os.path.isdir(options.model):
         problem, remedy = f"{options.model} is no directory", "Name the directory of a saved model."
         raise LaunchError(problem, code="model-directory-missing", key="--model", remedy=remedy)
-    arguments: dict[str, Any] = {
+    arguments: dict[str, object] = {
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "enable_prefix_caching": options.enable_prefix_caching,
         "kv_cache_memory_bytes": None if on_gpu else int(os.environ.get(_CACHE_VARIABLE, _CACHE_MIB_ON_CPU)) << 20,

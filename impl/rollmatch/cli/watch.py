@@ -3,7 +3,6 @@
 import signal
 import time
 from types import FrameType
-from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -39,23 +38,27 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
             self.stop_signal = received[0]
         return received[0] if received else None
 
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         """Each epoch has an order of its own, also the one a resumed run begins in the middle of."""
         assert self.trainer is not None
         self.trainer.order.set_epoch(int(state.epoch or 0))
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         """Time the first step from here."""
         self._last_step_at = time.perf_counter()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """On a requested stop: save, then end."""
         if self.agree_to_stop() is not None:
             control.should_save = True
             control.should_training_stop = True
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: object
     ) -> None:
         """One event and one line per logged optimizer step."""
         if "loss" not in logs or self.trainer is None:
@@ -86,10 +89,10 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
             self.console.warn("stopping after this step, with a checkpoint (again to stop at once)")
 
 
-def make_step_fields(logs: dict[str, float], *, step: int, step_s: float) -> dict[str, Any]:
+def make_step_fields(logs: dict[str, float], *, step: int, step_s: float) -> dict[str, object]:
     """The flat log line as the journal's ``step`` event: drops and phases in groups of their own."""
     groups = ("drop/", "time/", "overlap/", "staleness/")
-    fields: dict[str, Any] = {name: value for name, value in logs.items() if not name.startswith(groups)}
+    fields: dict[str, object] = {name: value for name, value in logs.items() if not name.startswith(groups)}
     fields["drops"] = {n.removeprefix("drop/"): int(v) for n, v in logs.items() if n.startswith("drop/") and v}
     fields["phase_s"] = {phase: round(logs[f"time/{phase}_s"], 4) for phase in PHASES if f"time/{phase}_s" in logs}
     by_rank = [v for n, v in logs.items() if n.startswith("time/rollout_s/rank")]

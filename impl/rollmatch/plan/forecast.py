@@ -56,7 +56,7 @@ class Forecast:
     def problem(self) -> str:
         """Why it cannot run; empty where it can."""
         if self.server.num_requests < 1:
-            return "an engine's weights leave no room for one request"
+            return "an engine's weights leave no memory for one request"
         if self.learner.total > self.learner_bytes:
             return f"the learner lacks {(self.learner.total - self.learner_bytes) / 1e9:.0f} GB"
         return ""

@@ -18,14 +18,14 @@ class TooFewGpus(LaunchError):
 
 
 class NothingFits(LaunchError):
-    """Some split of the GPUs has room for engine and learner."""
+    """Some split of the GPUs fits engine and learner."""
 
     code = "nothing-fits"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What to tell."""
+    """What to print."""
 
     forecasts: Sequence[Forecast]
     best: Forecast
@@ -36,8 +36,8 @@ def propose(forecaster: Forecaster) -> Proposal:
     """The split with most rollouts a second among those that fit. Errors: ``TooFewGpus``, ``NothingFits``."""
     config, site = forecaster.config, forecaster.site
     colocated = not uses_servers(config)
-    told = config.custom.extra.rollout_matching.vllm.tensor_parallel_size
-    tp = (told or 1) if colocated else config.custom.extra.rollout_server.vllm_tensor_parallel_size
+    size = config.custom.extra.rollout_matching.vllm.tensor_parallel_size
+    tp = (size or 1) if colocated else config.custom.extra.rollout_server.vllm_tensor_parallel_size
     num_gpus = site.num_gpus * site.num_nodes
     forecasts = [forecaster.forecast(split) for split in splits_of(num_gpus, tp=tp, colocated=colocated)]
     if not forecasts:

@@ -14,7 +14,7 @@ MEASURED = Path(__file__).with_name("rates.yaml")
 
 
 class RatesInvalid(ConfigError):
-    """A file of rates has the form of plan/rates.yaml, and the GPU that is asked for."""
+    """A file of rates has the form of plan/rates.yaml, and the requested GPU."""
 
     code = "rates-invalid"
 

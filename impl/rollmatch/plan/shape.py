@@ -101,14 +101,14 @@ def read_shape(directory: str, *, dtype: str = "auto") -> ModelShape:
     """Of the model in a directory. Errors: ``ShapeUnknown``."""
     path = Path(directory) / "config.json"
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         remedy = "Name the directory of a saved Hugging Face model."
         raise ShapeUnknown(f"no readable config.json: {error}", key="model.model", remedy=remedy) from error
-    text = told.get("text_config", told)
+    text = fields.get("text_config", fields)
     hidden, layers, heads = (_size(text, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     groups, head_len = text.get("num_key_value_heads") or heads, text.get("head_dim") or hidden // heads
-    told_dtype = str(told.get("dtype") or told.get("torch_dtype") or text.get("dtype") or "float32")
+    told_dtype = str(fields.get("dtype") or fields.get("torch_dtype") or text.get("dtype") or "float32")
     return ModelShape(
         hidden_len=hidden,
         inner_len=_size(text, "intermediate_size"),
@@ -117,15 +117,15 @@ def read_shape(directory: str, *, dtype: str = "auto") -> ModelShape:
         num_groups=groups,
         head_len=head_len,
         num_ids=_size(text, "vocab_size"),
-        is_tied=bool(told.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
+        is_tied=bool(fields.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         text=(*_attention(hidden, heads * head_len, groups * head_len, layers), *_mlp(text, hidden, layers)),
-        vision=_vision(told.get("vision_config")),
+        vision=_vision(fields.get("vision_config")),
         dtype=told_dtype if dtype == "auto" else dtype,
     )
 
 
-def _size(told: Mapping[str, Any], name: str) -> int:
-    value = told.get(name)
+def _size(fields: Mapping[str, object], name: str) -> int:
+    value = fields.get(name)
     if not isinstance(value, int) or value < 1:
         remedy = "The planner knows decoders with the keys of Qwen3, Qwen3-VL, Llama and Mixtral-like experts."
         raise ShapeUnknown(f"config.json has no {name}", key="model.model", remedy=remedy)
@@ -157,20 +157,20 @@ def _mlp(text: Mapping[str, Any], hidden: int, layers: int) -> tuple[Linear, ...
     )
 
 
-def _vision(told: Mapping[str, Any] | None) -> tuple[Linear, ...]:
+def _vision(fields: Mapping[str, Any] | None) -> tuple[Linear, ...]:
     """Blocks, patches, positions and projectors of Qwen3-VL's tower."""
-    if told is None:
+    if fields is None:
         return ()
-    wide, inner, depth = (_size(told, name) for name in ("hidden_size", "intermediate_size", "depth"))
-    merged = wide * told.get("spatial_merge_size", 2) ** 2
-    mergers = 1 + len(told.get("deepstack_visual_indexes", ()))
-    patch = told.get("in_channels", 3) * told.get("temporal_patch_size", 2) * told.get("patch_size", 16) ** 2
+    wide, inner, depth = (_size(fields, name) for name in ("hidden_size", "intermediate_size", "depth"))
+    merged = wide * fields.get("spatial_merge_size", 2) ** 2
+    mergers = 1 + len(fields.get("deepstack_visual_indexes", ()))
+    patch = fields.get("in_channels", 3) * fields.get("temporal_patch_size", 2) * fields.get("patch_size", 16) ** 2
     return (
         Linear(num_in=wide, num_out=3 * wide, count=depth),
         Linear(num_in=wide, num_out=wide, count=depth),
         Linear(num_in=wide, num_out=inner, count=2 * depth),
         Linear(num_in=patch, num_out=wide),
-        Linear(num_in=told.get("num_position_embeddings", 0), num_out=wide),
+        Linear(num_in=fields.get("num_position_embeddings", 0), num_out=wide),
         Linear(num_in=merged, num_out=merged, count=mergers),
-        Linear(num_in=merged, num_out=told.get("out_hidden_size", wide), count=mergers),
+        Linear(num_in=merged, num_out=fields.get("out_hidden_size", wide), count=mergers),
     )

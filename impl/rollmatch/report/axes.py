@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 SMALLEST_SPAN = 1e-9
-"""Relative to the magnitudes; narrower ranges are widened, since their ticks could not be told apart."""
+"""Relative to the magnitudes; narrower ranges are widened, since their ticks would read the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -32,7 +31,7 @@ class ComparedRun:
 
     name: str
     history: History
-    settings: dict[str, Any]
+    settings: dict[str, object]
     """Dotted configuration key -> value."""
 
 
@@ -59,13 +58,13 @@ def _read(path: Path, name: str) -> ComparedRun:
     return ComparedRun(name=name, history=load_history(path), settings=flat(tree))
 
 
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
     """Nested mappings as dotted keys.
 
     >>> flat({"training": {"seed": 1}, "model": {}})
     {'training.seed': 1, 'model': {}}
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in (tree or {}).items():
         nested = flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
         found |= nested

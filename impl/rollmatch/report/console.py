@@ -37,8 +37,8 @@ class StepConsole:
         if self._progress is not None:
             self._progress.start()
 
-    def step(self, event: Mapping[str, Any]) -> None:
-        """Tell of one optimizer step: the journal's ``step`` event. What is missing shows as a dash."""
+    def step(self, event: Mapping[str, object]) -> None:
+        """Print one optimizer step: the journal's ``step`` event. What is missing shows as a dash."""
         line = step_line(event, total_steps=self._total_steps)
         if self._progress is not None and line.cell_len > self._console.width:
             line = step_line(event, total_steps=self._total_steps, with_phases=False)
@@ -46,11 +46,11 @@ class StepConsole:
         self._advance(event.get("step"))
 
     def note(self, text: str) -> None:
-        """Tell of something that happened."""
+        """Print a note."""
         self._print(Text(text))
 
     def warn(self, text: str) -> None:
-        """Tell of something that somebody should look at."""
+        """Print a warning."""
         self._print(Text.assemble(("warning: ", "yellow bold"), (text, "yellow")))
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class StepConsole:
     def _print(self, line: Text) -> None:
         print_line(line, self._console)
 
-    def _advance(self, step: Any) -> None:
+    def _advance(self, step: object) -> None:
         if self._progress is None or self._task is None or type(step) is not int:
             return
         if not self._seen_steps:
@@ -80,7 +80,7 @@ class StepConsole:
 
 
 def make_console(stream: IO[str] | None = None) -> Console:
-    """A console that asks the stream, not the environment, whether it is a terminal."""
+    """A console. Whether it is a terminal depends on the stream, not on the environment."""
     stream = sys.stdout if stream is None else stream
     is_terminal = stream.isatty()
     return Console(
@@ -94,7 +94,7 @@ def print_line(line: Text, console: Console) -> None:
     console.print(line if writable == line.plain else Text(writable), soft_wrap=True)
 
 
-def step_line(event: Mapping[str, Any], *, total_steps: int, with_phases: bool = True) -> Text:
+def step_line(event: Mapping[str, object], *, total_steps: int, with_phases: bool = True) -> Text:
     """A step as one line whose columns stay in place from step to step.
 
     >>> event = {"step": 7, "loss": 1.8434, "f1": 0.61, "mean_iou": 0.48, "invalid_rate": 0.0, "fill": 0.93}
@@ -107,7 +107,7 @@ def step_line(event: Mapping[str, Any], *, total_steps: int, with_phases: bool =
         (f"{event.get('step', MISSING):>{width}}/{total_steps}", "bold"),
         ("  loss ", "dim"),
         fixed(event.get("loss")),
-        _rewards(event) if "reward" in event else _matches(event),
+        _quality(event),
         ("  fill ", "dim"),
         f"{plain(event.get('fill'), digits=2):>4}",
         ("  rollout ", "dim"),
@@ -117,7 +117,20 @@ def step_line(event: Mapping[str, Any], *, total_steps: int, with_phases: bool =
     return line.append_text(_phases(event)) if with_phases else line
 
 
-def _matches(event: Mapping[str, Any]) -> Text:
+def _quality(event: Mapping[str, object]) -> Text:
+    if "reward" in event:
+        return _rewards(event)
+    is_stage_1 = "loss_ce" in event and "f1" not in event
+    return _losses(event) if is_stage_1 else _matches(event)
+
+
+def _losses(event: Mapping[str, object]) -> Text:
+    return Text.assemble(
+        ("  text ", "dim"), fixed(event.get("loss_ce")), ("  coordinates ", "dim"), fixed(event.get("loss_coord"))
+    )
+
+
+def _matches(event: Mapping[str, object]) -> Text:
     invalid = finite(event.get("invalid_rate"))
     return Text.assemble(
         ("  f1 ", "dim"),
@@ -129,7 +142,7 @@ def _matches(event: Mapping[str, Any]) -> Text:
     )
 
 
-def _rewards(event: Mapping[str, Any]) -> Text:
+def _rewards(event: Mapping[str, object]) -> Text:
     """Of a run that learns from rewards; ``drift`` is how far engine and learner are apart."""
     return Text.assemble(
         ("  reward ", "dim"),
@@ -143,7 +156,7 @@ def _rewards(event: Mapping[str, Any]) -> Text:
     )
 
 
-def _phases(event: Mapping[str, Any]) -> Text:
+def _phases(event: Mapping[str, object]) -> Text:
     phase_s = event.get("phase_s")
     seconds = phase_s if isinstance(phase_s, Mapping) else {}
     line = Text(" ")
@@ -162,7 +175,7 @@ def _overlap(event: Mapping[str, Any]) -> Text:
     return line
 
 
-def _seconds(value: Any) -> str:
+def _seconds(value: object) -> str:
     """Tenths of a second below 100 s, whole seconds above, four characters."""
     number = finite(value)
     return f"{plain(number, digits=1 if number is not None and number < 99.95 else 0):>4}"
@@ -184,7 +197,7 @@ def _make_progress(console: Console) -> Progress:
     )
 
 
-def print_header(event: Mapping[str, Any], *, stream: IO[str] | None = None) -> None:
+def print_header(event: Mapping[str, object], *, stream: IO[str] | None = None) -> None:
     """Say what is about to run: the journal's ``run`` event, a fact a line."""
     console = make_console(stream)
     facts = run_facts(event)
@@ -195,7 +208,7 @@ def print_header(event: Mapping[str, Any], *, stream: IO[str] | None = None) -> 
 
 
 def print_before_after(
-    before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, *, stream: IO[str] | None = None
+    before: Mapping[str, object] | None, after: Mapping[str, object] | None, *, stream: IO[str] | None = None
 ) -> None:
     """Print the final table from the ``metrics`` of two evaluations; None for one that did not happen."""
     console = make_console(stream)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rollmatch.report.axes import Axis, step_axis, value_axis
 from rollmatch.report.history import Event, History
@@ -74,7 +73,7 @@ class Plot:
 
     title: str
     lines: tuple[Line, ...]
-    text: Callable[[Any], str] = plain
+    text: Callable[[object], str] = plain
     ceiling: float | None = None
     as_percent: bool = False
 
@@ -123,7 +122,7 @@ class Chart:
     y: Axis
     strokes: tuple[Stroke, ...]
     window: int
-    hover: dict[str, Any]
+    hover: dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +216,7 @@ def _path(runs: Iterable[list[tuple[int, float]]], x: Axis, y: Axis) -> str:
     )
 
 
-def _hover(series: Sequence[Series], plot: Plot, x: Axis, y: Axis) -> dict[str, Any]:
+def _hover(series: Sequence[Series], plot: Plot, x: Axis, y: Axis) -> dict[str, object]:
     """Per step the place of the ruler, and per line a dot's height and a text (null where there is none)."""
     tables = [dict(zip(one.steps, one.values, strict=True)) for one in series]
     steps = sorted({step for table in tables for step in table})

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
@@ -41,6 +41,8 @@ class Prediction(Outline):
     partner: NonNegativeInt | None
     """Index into the scene's ``truth``, None for a false positive."""
     iou: float | None
+    score: float | None = None
+    """How sure the model was, 0..1; ``rollmatch eval`` writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,7 @@ class Evaluation:
     step: NonNegativeInt
     scenes: tuple[Scene, ...]
     iou_threshold: float | None = None
-    metrics: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, object] = field(default_factory=dict)
 
 
 def load_evaluation(path: Path) -> Evaluation:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
-from typing import Any
 
 from rollmatch.report.history import Event, History
 from rollmatch.report.numbers import compact, duration, finite, percent, plain
@@ -49,11 +48,11 @@ def _known(*facts: tuple[str, str]) -> Facts:
     return tuple((label, text) for label, text in facts if text)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _pairs(value: Any) -> str:
+def _pairs(value: object) -> str:
     """Names and values of a mapping on one line.
 
     >>> _pairs({"temperature": 0.7, "top_p": 1.0})

@@ -153,7 +153,7 @@ def _parse(line: str, origin: str) -> Event:
     return event
 
 
-def _is_step(value: Any) -> bool:
+def _is_step(value: object) -> bool:
     return type(value) is int and 0 <= value <= LARGEST
 
 

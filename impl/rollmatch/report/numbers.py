@@ -1,13 +1,11 @@
 """Numbers as text. Anything that is not a finite number becomes a dash."""
 
-from typing import Any
-
 MISSING = "-"
 LARGEST = 1e15
 """Magnitudes beyond this are treated like infinity: no figure of a run is that large."""
 
 
-def finite(value: Any) -> float | None:
+def finite(value: object) -> float | None:
     """The value as a float, None for NaN, infinities, absurd magnitudes and whatever is no number.
 
     >>> finite(3), finite(float("nan")), finite(10**400), finite(True), finite("3")
@@ -18,7 +16,7 @@ def finite(value: Any) -> float | None:
     return float(value) if -LARGEST <= value <= LARGEST else None
 
 
-def plain(value: Any, *, digits: int = 3) -> str:
+def plain(value: object, *, digits: int = 3) -> str:
     """Fixed number of decimals, thousands apart.
 
     >>> plain(2310.4, digits=0), plain(0.5), plain(None)
@@ -28,7 +26,7 @@ def plain(value: Any, *, digits: int = 3) -> str:
     return MISSING if number is None else f"{number:,.{digits}f}"
 
 
-def percent(value: Any) -> str:
+def percent(value: object) -> str:
     """A share 0..1 with one decimal.
 
     >>> percent(0.125), percent(float("nan"))
@@ -38,20 +36,20 @@ def percent(value: Any) -> str:
     return MISSING if number is None else f"{number:.1%}"
 
 
-def fixed(value: Any, *, width: int = 5) -> str:
-    """As many digits as fit into ``width`` characters; only larger figures take more.
+def fixed(value: object) -> str:
+    """As many digits as fit into five characters; only larger figures take more.
 
-    >>> fixed(1.8434), fixed(12.8434), fixed(12345.6), fixed(None), fixed(float("nan"))
-    ('1.843', '12.84', '12346', '    -', '    -')
+    >>> fixed(1.8434), fixed(12.8434), fixed(1234.6), fixed(12345.6), fixed(None), fixed(float("nan"))
+    ('1.843', '12.84', ' 1235', '12346', '    -', '    -')
     """
     number = finite(value)
     if number is None:
-        return MISSING.rjust(width)
-    digits = max(0, width - 1 - len(f"{number:.0f}"))
-    return f"{number:.{digits}f}".rjust(width)
+        return MISSING.rjust(5)
+    digits = max(0, 4 - len(f"{number:.0f}"))
+    return f"{number:.{digits}f}".rjust(5)
 
 
-def compact(value: Any) -> str:
+def compact(value: object) -> str:
     """Three significant digits with a unit prefix.
 
     >>> compact(1_234_567), compact(2_310), compact(999.7), compact(0.25), compact(0.00001234)
@@ -66,7 +64,7 @@ def compact(value: Any) -> str:
     return f"{number:.3g}"
 
 
-def duration(seconds: Any) -> str:
+def duration(seconds: object) -> str:
     """A length of time in its two largest units.
 
     >>> duration(7.25), duration(95), duration(7_380), duration(180_000)

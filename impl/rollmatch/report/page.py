@@ -3,7 +3,6 @@
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -30,7 +29,7 @@ def write_page(run_dir: str | Path) -> Path:
     return write_whole(run_dir / PAGE_NAME, render("page.html", _content(run_dir)))
 
 
-def render(sheet: str, content: dict[str, Any]) -> str:
+def render(sheet: str, content: dict[str, object]) -> str:
     """One of the templates, filled."""
     return _environment().get_template(sheet).render(content)
 
@@ -39,12 +38,13 @@ def write_whole(path: Path, text: str) -> Path:
     """Write a page; what stood there stays until the new one is whole."""
     unfinished = path.with_suffix(f".{os.getpid()}.tmp")
     # Lone surrogates may stand in a journal's escapes, but in no UTF-8 file.
+    unfinished.touch(mode=0o600)  # samples, and arguments of other libraries, are for the run's owner
     unfinished.write_text(text, encoding="utf-8", errors="replace", newline="\n")
     unfinished.replace(path)
     return path
 
 
-def _content(run_dir: Path) -> dict[str, Any]:
+def _content(run_dir: Path) -> dict[str, object]:
     history = load_history(run_dir)
     cards, num_scenes, missing = _cards(history, run_dir)
     config = run_dir / CONFIG_NAME

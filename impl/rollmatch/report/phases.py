@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rollmatch.report.axes import Axis, step_axis, value_axis
 from rollmatch.report.curves import BOTTOM, LEFT, RIGHT, TOP
@@ -40,7 +39,7 @@ class PhaseChart:
     total: str
     per_step: str
     steps_per_bar: int
-    hover: dict[str, Any]
+    hover: dict[str, object]
 
 
 def make_phase_chart(history: History) -> PhaseChart | None:
@@ -133,7 +132,7 @@ def _stacked_path(bars: Sequence[Timed], phase: int, x: Axis, y: Axis, *, width:
     return "".join(boxes)
 
 
-def _hover(bars: Sequence[Timed], x: Axis, y: Axis, steps_per_bar: int) -> dict[str, Any]:
+def _hover(bars: Sequence[Timed], x: Axis, y: Axis, steps_per_bar: int) -> dict[str, object]:
     reach = (steps_per_bar - 1) / 2
     return {
         "steps": [f"{step - reach:.0f}-{step + reach:.0f}" if reach else int(step) for step, _ in bars],

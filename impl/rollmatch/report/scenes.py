@@ -137,7 +137,7 @@ def _paired(before: Evaluation, after: Evaluation | None) -> list[Answer]:
 
 
 def _choose(scores: Sequence[tuple[float, ...]]) -> list[int]:
-    """Places of the scenes to show: the most improved, with room kept for the worst.
+    """Places of the scenes to show: the most improved, with places kept for the worst.
 
     >>> _choose([(0.5, 0.5), (0.0, 1.0), (0.9, 0.2)])
     [1, 0, 2]
@@ -193,15 +193,16 @@ def _truth_mark(truth: Outline, scene: Scene, *, found: bool) -> Mark:
 
 
 def _prediction_mark(prediction: Prediction, scene: Scene) -> Mark:
+    score = finite(prediction.score)
+    sure = "" if score is None else f", score {score:.2f}"
     if prediction.partner is None:
-        return _mark(
-            prediction, scene, role="unmatched", label=prediction.desc, title=f"no true object: {prediction.desc}"
-        )
+        title = f"no true object: {prediction.desc}{sure}"
+        return _mark(prediction, scene, role="unmatched", label=prediction.desc, title=title)
     true_desc = scene.truth[prediction.partner].desc
     named = prediction.desc if prediction.desc == true_desc else f"{prediction.desc} (is {true_desc})"
     iou = finite(prediction.iou)
     label = named if iou is None else f"{named} {iou:.2f}"
-    return _mark(prediction, scene, role="matched", label=label, title=f"matched: {label}")
+    return _mark(prediction, scene, role="matched", label=label, title=f"matched: {label}{sure}")
 
 
 def _mark(outline: Outline, scene: Scene, *, role: str, label: str, title: str) -> Mark:

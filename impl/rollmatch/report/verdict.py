@@ -3,7 +3,6 @@
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rollmatch.report.history import Event, History
 from rollmatch.report.numbers import finite, percent, plain
@@ -18,7 +17,7 @@ class Measure:
     higher_is_better: bool = True
     as_percent: bool = False
 
-    def text(self, value: Any) -> str:
+    def text(self, value: object) -> str:
         """The figure as shown everywhere: three decimals, or a percentage."""
         return percent(value) if self.as_percent else plain(value)
 
@@ -112,7 +111,7 @@ def _percent_of_track(value: float | None) -> float | None:
     return None if value is None else round(100 * min(1.0, max(0.0, value)), 2)
 
 
-def compare(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> tuple[Change, ...]:
+def compare(before: Mapping[str, object] | None, after: Mapping[str, object] | None) -> tuple[Change, ...]:
     """All measures of two evaluations' ``metrics``; None stands for an evaluation that has not happened."""
     old, new = before or {}, after or {}
     return tuple(

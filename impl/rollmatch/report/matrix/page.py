@@ -13,10 +13,10 @@ MARKS = {"passed": "\u2713", "failed": "\u2717", "not-shown": "?", "known-gap": 
 
 def write_matrix_page(data: Mapping[str, Any], path: Path) -> Path:
     """Write the page; ``data`` is ``matrix.json``: written, rows of id, sentence, place, faults and cells, and such
-    rows of the checks that rollout servers are asked.
+    rows of the checks of rollout servers.
     """
-    rows: Sequence[Mapping[str, Any]] = data["rows"]
-    checks: Sequence[Mapping[str, Any]] = data.get("checks", ())
+    rows: Sequence[Mapping[str, object]] = data["rows"]
+    checks: Sequence[Mapping[str, object]] = data.get("checks", ())
     subjects, servers = _subjects(rows), _subjects(checks)
     environment = Environment(
         loader=PackageLoader("rollmatch.report.matrix", "sheets"),
@@ -59,6 +59,6 @@ def _subjects(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted({subject for row in rows for subject in row["cells"]})
 
 
-def _count(rows: Sequence[Mapping[str, Any]], subject: str) -> dict[str, int]:
+def _count(rows: Sequence[Mapping[str, object]], subject: str) -> dict[str, int]:
     verdicts = [verdict_of(row, subject) for row in rows]
     return {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}

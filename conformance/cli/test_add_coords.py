@@ -1,0 +1,90 @@
+"""``rollmatch model add-coords``: the directory it writes loads everywhere, and its new rows are in order."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForImageTextToText
+
+from conformance.cli.started import train_command
+from conformance.refusals import refused
+from rollmatch.cli.main import main, make_parser
+from rollmatch.model.coordinates import ordered_rows
+from rollmatch.model.vocabulary import Vocabulary
+
+MAKE = Path(__file__).parents[2] / "fixtures/detector/make_model.py"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The stock model, and the one with coordinates."""
+    folder = tmp_path_factory.mktemp("models")
+    subprocess.run([sys.executable, str(MAKE), str(folder / "stock")], check=True)
+    assert main(["model", "add-coords", str(folder / "stock"), str(folder / "coords")]) == 0
+    return folder
+
+
+def test_the_model_keeps_its_rows_and_gets_a_thousand_ordered_ones(made):
+    before = AutoModelForImageTextToText.from_pretrained(made / "stock", dtype="auto")
+    after = AutoModelForImageTextToText.from_pretrained(made / "coords", dtype="auto")
+    old, new = (model.get_input_embeddings().weight.detach() for model in (before, after))
+    vocabulary = Vocabulary.load(made / "coords")
+    num_known = min(vocabulary.coord_ids)
+    assert torch.equal(new[:num_known], old[:num_known])
+    assert len(new) % 64 == 0
+    assert len(new) > max(vocabulary.coord_ids)
+    assert json.loads((made / "coords/config.json").read_text())["text_config"]["vocab_size"] == len(new)
+    assert after.get_output_embeddings().weight is after.get_input_embeddings().weight
+    digits = [vocabulary.encode(str(digit))[0] for digit in range(10)]
+    assert torch.allclose(new[list(vocabulary.coord_ids)], ordered_rows(old[digits]), atol=1e-6)
+    assert vocabulary.encode("<|coord_7|>") == (vocabulary.coord_ids[7],)
+
+
+def test_neighbours_are_near():
+    rows = functional.normalize(ordered_rows(torch.randn(10, 64, generator=torch.Generator().manual_seed(0))))
+    similar = [(rows[:-apart] * rows[apart:]).sum(-1).mean().item() for apart in (1, 5, 10, 50, 100)]
+    assert similar == sorted(similar, reverse=True)
+    assert similar[0] > 0.99
+    assert similar[-1] < 0.6
+
+
+def test_what_has_coordinates_or_is_no_model_is_refused(made, tmp_path):
+    def run(*arguments):
+        options = make_parser().parse_args(["model", "add-coords", *map(str, arguments)])
+        options.command(options)
+
+    with refused("coord-tokens-present", "MODEL"):
+        run(made / "coords", tmp_path / "out")
+    with refused("output-exists", "OUT"):
+        run(made / "stock", made / "coords")
+    with refused("model-directory-missing", "MODEL"):
+        run(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_check_accepts_it_and_not_the_stock_model(made, capsys):
+    command = train_command(f"model.model={made / 'coords'}", "custom.extra.rollout_matching.vllm.max_model_len=null")
+    arguments = [part for part in command[command.index("train") + 1 :] if part not in ("--overwrite", "--resume")]
+    assert main(["check", *arguments]) == 0
+    stock = [part.replace(str(made / "coords"), str(made / "stock")) for part in arguments]
+    assert main(["check", *stock]) == 1
+    assert "coord-tokens-missing" in capsys.readouterr().err
+
+
+@pytest.mark.engine
+def test_vllm_writes_coordinates_as_transformers_does(made):
+    from vllm import LLM, SamplingParams
+
+    out, ids = made / "coords", Vocabulary.load(made / "coords").coord_ids
+    small = {"max_model_len": 64, "enforce_eager": True, "kv_cache_memory_bytes": 2**26, "gpu_memory_utilization": 0.1}
+    engine = LLM(str(out), dtype="float32", limit_mm_per_prompt={"image": 0}, **small)
+    prompt = [1, ids[3], ids[999], 4]
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+    (answer,) = engine.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)
+    model = AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32)
+    generated = model.generate(torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False)
+    assert list(answer.outputs[0].token_ids) == generated[0, len(prompt) :].tolist()

@@ -1,0 +1,62 @@
+"""A run from Python: keys, records and functions in place of files and names."""
+
+import json
+from functools import partial
+
+import pytest
+
+from conformance.refusals import refused
+from conformance.rollout.digits import ROOT
+from rollmatch import train
+from rollmatch.journal import read_journal
+
+DATA = [{"prompt": f"{one} + 5 =", "metadata": {"sum": one + 5}} for one in range(10, 14)]
+
+
+def right(answer, sample):
+    return float(answer == str(sample.metadata["sum"]))
+
+
+def lengths(completions, sum, **columns):
+    assert len(sum) == len(completions)
+    return [len(text) for text in completions]
+
+
+def keys(folder):
+    return {
+        "model": {"model": str(ROOT / "fixtures/models/arithmetic"), "torch_dtype": "float32"},
+        "training.output_dir": str(folder / "run"),
+        "training": {"max_steps": 1, "per_device_train_batch_size": 2, "report_to": "none"},
+        "global_max_length": 64,
+        "custom.prompts.system": "",
+        "custom.extra.grpo.num_generations": 2,
+        "custom.extra.rollout_matching": {
+            "rollout_backend": "hf",
+            "max_new_tokens": 4,
+            "rollout_generate_batch_size": 4,
+            "decoding.temperature": 1.0,
+        },
+    }
+
+
+def test_records_and_functions_make_a_run(tmp_path):
+    out = train(keys(tmp_path), train_data=iter(DATA), rewards=[right, (lengths, 0.5)])
+    written = [json.loads(line) for line in (tmp_path / "run-data/train.jsonl").read_text().splitlines()]
+    assert written == DATA
+    [step] = [event for event in read_journal(out / "journal.jsonl") if event["event"] == "step"]
+    assert step["segments"] == 4
+    assert {"reward/right", "reward/lengths"} <= step.keys() | step.get("metrics", {}).keys()
+    assert (out / "checkpoint-1").exists()
+
+
+@pytest.mark.parametrize("function", [lambda answer, sample: 1.0, partial(right, sample=None)])
+def test_a_function_without_a_name_is_refused_before_anything_is_written(tmp_path, function):
+    with refused("reward-not-importable", "rewards"):
+        train(keys(tmp_path), train_data=DATA, rewards=[function])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_a_directory_is_refused(tmp_path):
+    told = {name: value for name, value in keys(tmp_path).items() if name != "training.output_dir"}
+    with refused("missing-key", "training.output_dir"):
+        train(told, train_data=DATA, rewards=[right])

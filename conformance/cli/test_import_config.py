@@ -1,0 +1,99 @@
+"""Configurations of TRL and ms-swift become ours, and what has no counterpart is listed."""
+
+import json
+import shlex
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.refusals import refused
+from conformance.rollout.digits import ROOT
+from rollmatch.cli.import_config import GRPO, MATCHING, SERVER, convert, read_source
+from rollmatch.cli.main import main
+from rollmatch.config import load_config
+
+TRL = {
+    "model_name_or_path": str(ROOT / "fixtures/models/arithmetic"),
+    "reward_funcs": ["think_format_reward", "fixtures.arithmetic.rewards.right"],
+    "reward_weights": [0.2, 0.8],
+    "per_device_train_batch_size": 16,
+    "gradient_accumulation_steps": 4,
+    "loss_type": "dr_grpo",
+    "scale_rewards": False,
+    "use_vllm": True,
+    "vllm_mode": "server",
+    "vllm_server_port": 8090,
+    "use_peft": True,
+    "lora_r": 32,
+    "lora_target_modules": ["q_proj", "v_proj"],
+    "output_dir": "runs/x",
+    "push_to_hub": True,
+}
+SWIFT = (
+    "swift rlhf --rlhf_type grpo --model M --dataset d.jsonl --reward_funcs my.rewards.right --use_vllm true "
+    "--vllm_mode server --vllm_server_host 10.0.0.1 10.0.0.2 --vllm_server_port 8000 8001 --train_type lora "
+    "--per_device_train_batch_size 4 --gradient_accumulation_steps 4 --deepspeed zero2 --output_dir o"
+)
+
+
+@pytest.mark.scenario(
+    "configuration/a-grpo-configuration-of-trl-becomes-ours",
+    clauses=["configuration/configurations-of-other-trainers-can-be-imported#1"],
+)
+def test_a_configuration_of_trl_loads_as_ours(tmp_path, capsys):
+    source, out = tmp_path / "trl.yaml", tmp_path / "ours.yaml"
+    source.write_text(yaml.safe_dump(TRL))
+    assert main(["import-config", str(source), "--out", str(out)]) == 0
+    assert "# left out: push_to_hub: no counterpart" in out.read_text()
+    data = str(ROOT / "fixtures/arithmetic/train.jsonl")
+    needed = [f"custom.{name}_jsonl={data}" for name in ("train", "val")]
+    config = load_config(str(out), needed)
+    grpo, training = config.custom.extra.grpo, config.training
+    assert [(one.function, one.weight) for one in grpo.rewards] == [
+        ("trl.rewards:think_format_reward", 0.2),
+        ("fixtures.arithmetic.rewards:right", 0.8),
+    ]
+    assert (grpo.normalize, grpo.scale_rewards) == ("constant", "none")
+    assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == (2, 4)
+    assert (training.learning_rate, config.tuner.lora_rank, config.tuner.train_type) == (1e-6, 32, "lora")
+    assert config.custom.extra.rollout_matching.vllm.server.base_url == "http://127.0.0.1:8090"
+
+
+def test_a_command_line_of_ms_swift_names_its_servers():
+    made = convert(*read_source(shlex.split(SWIFT)))
+    assert made.keys[f"{SERVER}.base_url"] == ["http://10.0.0.1:8000", "http://10.0.0.2:8001"]
+    assert made.keys[f"{SERVER}.group_port"] == [51216, 51217]
+    assert made.keys["custom.train_jsonl"] == "d.jsonl"
+    assert made.keys[f"{GRPO}.rewards"] == [{"function": "my.rewards:right", "weight": 1.0}]
+    assert made.keys[f"{MATCHING}.decoding.temperature"] == 0.9
+    assert made.left_out == {"deepspeed": "no counterpart"}
+
+
+@given(st.integers(1, 64), st.integers(1, 16), st.integers(2, 16))
+def test_a_step_keeps_its_number_of_completions(size, accumulation, group):
+    fields = {
+        "per_device_train_batch_size": size,
+        "gradient_accumulation_steps": accumulation,
+        "num_generations": group,
+    }
+    if size * accumulation % group:
+        with refused("import-batch"):
+            convert("trl", fields)
+        return
+    keys = convert("trl", fields).keys
+    prompts = keys["training.per_device_train_batch_size"] * keys["training.gradient_accumulation_steps"]
+    assert prompts * group == size * accumulation
+
+
+@pytest.mark.parametrize("words", [["no-such.yaml"], ["accelerate", "launch"], ["swift", "rlhf", "grpo"]])
+def test_what_is_no_configuration_is_refused(words):
+    with refused("import-source-unreadable", "SOURCE"):
+        read_source(words)
+
+
+def test_a_yaml_of_a_command_line_gives_way_to_its_options(tmp_path):
+    (tmp_path / "c.yaml").write_text(json.dumps({"beta": 0.1, "epsilon": 0.3}))
+    kind, fields = read_source(["trl", "grpo", "--config", str(tmp_path / "c.yaml"), "--beta", "0.2"])
+    assert (kind, fields) == ("trl", {"beta": 0.2, "epsilon": 0.3})

@@ -1,0 +1,68 @@
+"""One offline page about ``rollmatch eval``: figures, classes, and the images that went worst."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rollmatch.report.evaluations import Evaluation
+from rollmatch.report.numbers import MISSING, finite
+from rollmatch.report.page import render, write_whole
+from rollmatch.report.scenes import Card, make_cards
+
+PAGE_NAME = "eval.html"
+NUM_WORST = 24
+LEADING = ("AP", "AP50", "AP75", "AR_100", "f1@0.5", "f1_desc@0.5")
+"""Metrics of the first table, with bars; the others follow in a second one."""
+
+Figures = Mapping[str, float | int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureRow:
+    """One metric as the page shows it."""
+
+    name: str
+    text: str
+    percent: float
+    """Length of its bar."""
+
+
+def write_detection_page(
+    folder: Path, *, title: str, metrics: Figures, by_desc: Mapping[str, Figures], evaluation: Evaluation
+) -> Path:
+    """Write ``eval.html``. ``evaluation`` has all scenes; those with the lowest F1 are drawn."""
+    content = {
+        "title": title,
+        "leading": [_row(name, metrics[name]) for name in LEADING if name in metrics],
+        "others": [_row(name, value) for name, value in metrics.items() if name not in LEADING],
+        "columns": list(next(iter(by_desc.values()), {})),
+        "classes": _classes(by_desc),
+        "cards": worst_cards(evaluation, folder),
+        "num_scenes": len(evaluation.scenes),
+    }
+    return write_whole(folder / PAGE_NAME, render("eval.html", content))
+
+
+def worst_cards(evaluation: Evaluation, folder: Path) -> tuple[Card, ...]:
+    """The scenes with the lowest F1, worst first; ties in the order of the file."""
+    worst = sorted(evaluation.scenes, key=lambda scene: scene.f1)[:NUM_WORST]
+    return make_cards(replace(evaluation, scenes=tuple(worst)), None, run_dir=folder)
+
+
+def _row(name: str, value: float | int | None) -> FigureRow:
+    number = finite(value)
+    percent = 0.0 if number is None else 100 * min(max(number, 0.0), 1.0)
+    return FigureRow(name=name, text=_text(value), percent=round(percent, 2))
+
+
+def _classes(by_desc: Mapping[str, Figures]) -> Sequence[tuple[str, list[str]]]:
+    """(description, its figures), lowest AP first."""
+    lowest = sorted(by_desc.items(), key=lambda item: (finite(item[1].get("AP")) or 0.0, item[0]))
+    return [(desc, [_text(value) for value in figures.values()]) for desc, figures in lowest]
+
+
+def _text(value: float | int | None) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    number = finite(value)
+    return MISSING if number is None else f"{number:,.0f}" if number > 1 else f"{number:.3f}"
