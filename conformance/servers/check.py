@@ -1,8 +1,8 @@
-"""A check: how a server is asked, and how the answers are judged. The second needs nothing but the exchange."""
+"""Checks of rollout servers: ``ask`` calls the server, ``judge`` needs nothing but the recorded exchange."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from conformance.servers.exchange import Exchange
 
@@ -13,27 +13,40 @@ MUST, SHOULD = "MUST", "SHOULD"
 PASSED, MISSED, UNTESTABLE = "passed", "missed", "not-testable"
 QUEUED = ("swift", "trl")
 ALL = ("native", "swift", "trl", "vllm")
+Judge = Callable[[Exchange], str]
+"""Returns why the server misses the check; empty where it passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One question to a server."""
+    """One check; ``sentence`` says what a server does that passes."""
 
     check_id: str
     sentence: str
-    """What a server does that passes."""
     ask: Callable[["Talk"], None]
-    judge: Callable[[Exchange], str]
-    """Why the server misses it; empty where it passes."""
+    judge: Judge
     grade: str = MUST
     dialects: tuple[str, ...] = ALL
     deadline_s: float = 30.0
     is_dangerous: bool = False
     """May leave the server unable to serve: runs last, on a fresh one where there can be one."""
     is_timed: bool = False
-    """What it judges is how fast an answer comes: nothing else runs meanwhile."""
+    """Judges how fast a reply comes: runs after the other checks that are not dangerous."""
     needs: tuple[str, ...] = ()
     """Of ``model`` (its directory), ``group`` (a transport) and ``process`` (one that may be ended)."""
+
+
+REGISTERED: list[Check] = []
+
+
+def check(check_id: str, sentence: str, **fields: Any) -> Callable[[Judge], Judge]:
+    """Register the decorated function as the judge of a check; ``fields`` as in ``Check``."""
+
+    def register(judge: Judge) -> Judge:
+        REGISTERED.append(Check(check_id=check_id, sentence=sentence, judge=judge, **fields))
+        return judge
+
+    return register
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +58,7 @@ class CheckVerdict:
 
 
 def judge(check: Check, exchange: Exchange) -> CheckVerdict:
-    """From the exchange alone, so that a recorded one is judged as a live one is."""
+    """Judge the exchange alone, so that a recorded one is judged as a live one is."""
     if exchange.untestable:
         return CheckVerdict(state=UNTESTABLE, reason=exchange.untestable)
     if exchange.stopped:
@@ -53,5 +66,5 @@ def judge(check: Check, exchange: Exchange) -> CheckVerdict:
     try:
         reason = check.judge(exchange)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        reason = f"an answer has another form: {type(error).__name__}: {error}"
+        reason = f"a reply has another form: {type(error).__name__}: {error}"
     return CheckVerdict(state=MISSED if reason else PASSED, reason=reason)

@@ -1,4 +1,4 @@
-"""How the same wish is put in each dialect, and where each answers what. No client of ours is involved."""
+"""The same request in each dialect, without any client of ours."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def _set_of(words: str) -> frozenset[str]:
 
 
 class ServerDialect(Protocol):
-    """``wants`` of ``body``: max_tokens, temperature, seed, n, logprobs."""
+    """``options`` of ``body``: max_tokens, temperature, seed, n, logprobs."""
 
     name: str
     health_path: str
@@ -44,7 +44,7 @@ class ServerDialect(Protocol):
     """Path, body and the name of the field that it lacks."""
     routes: frozenset[str]
 
-    def body(self, prompts: Sequence[Question], **wants: Any) -> dict[str, Any]: ...
+    def body(self, prompts: Sequence[Question], **options: Any) -> dict[str, Any]: ...
 
     def spoilt(self, prompts: Sequence[Question]) -> dict[str, Any]:
         """As ``body``, but the last prompt cannot be served."""
@@ -62,8 +62,8 @@ class Swift:
         "/reset_prefix_cache/ /update_adapter_flattened_param/ /close_communicator/ /get_engine_type/ "
     )
 
-    def body(self, prompts: Sequence[Question], **wants: Any) -> dict[str, Any]:
-        config = {"max_tokens": 8, "temperature": 0.0, "return_details": True} | wants
+    def body(self, prompts: Sequence[Question], **options: Any) -> dict[str, Any]:
+        config = {"max_tokens": 8, "temperature": 0.0, "return_details": True} | options
         requests = [{"messages": prompt.messages, "uuid": f"q-{i}"} for i, prompt in enumerate(prompts)]
         return {"infer_requests": requests, "request_config": config}
 
@@ -96,11 +96,11 @@ class Trl:
         "/reset_prefix_cache/ /close_communicator/ "
     )
 
-    def body(self, prompts: Sequence[Question], **wants: Any) -> dict[str, Any]:
-        told = {"max_tokens": 8, "temperature": 0.0} | wants
-        further = {"seed": told.pop("seed")} if "seed" in told else {}
-        told["logprobs"] = 0 if told.get("logprobs") else None
-        return {"prompts": [prompt.ids for prompt in prompts], "generation_kwargs": further} | told
+    def body(self, prompts: Sequence[Question], **options: Any) -> dict[str, Any]:
+        fields = {"max_tokens": 8, "temperature": 0.0} | options
+        further = {"seed": fields.pop("seed")} if "seed" in fields else {}
+        fields["logprobs"] = 0 if fields.get("logprobs") else None
+        return {"prompts": [prompt.ids for prompt in prompts], "generation_kwargs": further} | fields
 
     def spoilt(self, prompts: Sequence[Question]) -> dict[str, Any]:
         body = self.body(prompts)
@@ -112,8 +112,8 @@ class Trl:
         each = max(1, len(rows) // max(1, len(prompts)))
         logprobs = call.reply.get("logprobs") or [None] * len(rows)
         return [
-            Generated(prompt_ids=prompts[place // each], ids=row, logprobs=told and [one[0] for one in told])
-            for place, (row, told) in enumerate(zip(rows, logprobs, strict=True))
+            Generated(prompt_ids=prompts[place // each], ids=row, logprobs=fields and [one[0] for one in fields])
+            for place, (row, fields) in enumerate(zip(rows, logprobs, strict=True))
         ]
 
 
@@ -128,10 +128,10 @@ class Vllm:
     )
     model = "policy"
 
-    def body(self, prompts: Sequence[Question], **wants: Any) -> dict[str, Any]:
-        told = {"max_tokens": 8, "temperature": 0.0} | wants
-        told["logprobs"] = 0 if told.get("logprobs") else None
-        return {"model": self.model, "prompt": [prompt.ids for prompt in prompts], "return_token_ids": True} | told
+    def body(self, prompts: Sequence[Question], **options: Any) -> dict[str, Any]:
+        fields = {"max_tokens": 8, "temperature": 0.0} | options
+        fields["logprobs"] = 0 if fields.get("logprobs") else None
+        return {"model": self.model, "prompt": [prompt.ids for prompt in prompts], "return_token_ids": True} | fields
 
     def spoilt(self, prompts: Sequence[Question]) -> dict[str, Any]:
         body = self.body(prompts)
@@ -165,8 +165,8 @@ class Native:
         "/native/communicator/close/ /native/sync/commit/ /native/sync/drop/ "
     )
 
-    def body(self, prompts: Sequence[Question], **wants: Any) -> dict[str, Any]:
-        sampling = {"max_tokens": 8, "temperature": 0.0} | wants
+    def body(self, prompts: Sequence[Question], **options: Any) -> dict[str, Any]:
+        sampling = {"max_tokens": 8, "temperature": 0.0} | options
         seed = sampling.pop("seed", None)
         requests = [
             {"request_id": f"q-{i}", "prompt_token_ids": prompt.ids, "seed": None if seed is None else seed + i}

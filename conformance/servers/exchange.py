@@ -1,15 +1,15 @@
-"""What was sent to a server and what came back, as it is recorded and judged: plain values that survive JSON."""
+"""Requests to a server and its replies, as they are recorded and judged: plain values that survive JSON."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 LONGEST, FEWEST = 24, 3
 """Entries of a list, and of a list of objects, that are kept of what was sent; replies are kept whole."""
 
 
-@dataclass(slots=True, kw_only=True)
-class RecordedCall:
+class RecordedCall(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One thing that was done to a server, in the order in which it ended."""
 
     label: str
@@ -36,18 +36,17 @@ class RecordedCall:
         """Answered with 4xx."""
         return self.status is not None and 400 <= self.status < 500
 
-    def tell(self) -> str:
+    def summary(self) -> str:
         """In a few words."""
         came = self.failure or f"{self.status} {shown(self.reply)}"
         return f"{self.label}: {self.method} {self.path} -> {came}"
 
 
-@dataclass(slots=True, kw_only=True)
-class Exchange:
+class Exchange(msgspec.Struct, kw_only=True, omit_defaults=True):
     """All calls of one check, and what the judge must know besides."""
 
-    calls: list[RecordedCall] = field(default_factory=list)
-    notes: dict[str, Any] = field(default_factory=dict)
+    calls: list[RecordedCall] = []
+    notes: dict[str, Any] = {}
     stopped: str = ""
     """Why the check could not be carried through: that is the server's failure, or the deadline's."""
     untestable: str = ""
@@ -58,27 +57,15 @@ class Exchange:
         found = self.all(label)
         return found[-1] if found else RecordedCall(label=label, method="-", path="-", failure="was never sent")
 
+    def unmet(self, *, refused: Sequence[str] = (), ok: Sequence[str] = ()) -> str:
+        """The calls of these labels that were not refused, or not answered with 2xx; empty where there are none."""
+        wrong = [call for label in refused if not (call := self.one(label)).is_refusal]
+        wrong += [call for label in ok if not (call := self.one(label)).is_ok]
+        return "; ".join(call.summary() for call in wrong)
+
     def all(self, label: str) -> list[RecordedCall]:
         """In the order in which they ended."""
         return [call for call in self.calls if call.label == label]
-
-    def as_json(self) -> dict[str, Any]:
-        """Without what is empty."""
-        fields = asdict(self)
-        fields["calls"] = [{name: value for name, value in call.items() if value not in (None, "")}
-                           for call in fields["calls"]]  # fmt: skip
-        return {name: value for name, value in fields.items() if value not in ("", {}, [])}
-
-
-def read_exchange(fields: Mapping[str, Any]) -> Exchange:
-    """The other way round.
-
-    >>> told = Exchange(calls=[RecordedCall(label="a", method="GET", path="/", status=200, reply=[])], notes={"n": 1})
-    >>> read_exchange(told.as_json()) == told
-    True
-    """
-    calls = [RecordedCall(**call) for call in fields.get("calls", [])]
-    return Exchange(calls=calls, **{name: value for name, value in fields.items() if name != "calls"})
 
 
 def shortened(value: Any) -> Any:

@@ -1,10 +1,9 @@
-"""Known gaps of other people's servers: which check they miss, why, and where that is told."""
+"""Known gaps of servers: the check that is missed, the reason, a link."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
+import msgspec
 
 from conformance.servers.check import MISSED, MUST, PASSED, UNTESTABLE, Check, CheckVerdict
 from conformance.servers.checks import BY_ID
@@ -14,14 +13,13 @@ KNOWN, STALE, ADVICE = "known-gap", "stale-gap", "advice"
 
 
 class GapMalformed(ValueError):
-    """A gap names a check that there is, a reason and a link."""
+    """A gap does not name an existing check, a reason and a link."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
+class Gap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Why a server misses a check."""
 
-    check_id: str
+    check: str
     reason: str
     link: str
 
@@ -30,11 +28,13 @@ def load_gaps(path: Path) -> Mapping[str, Gap]:
     """By check; none where there is no file. Errors: ``GapMalformed``."""
     if not path.exists():
         return {}
-    entries = yaml.safe_load(path.read_text(encoding="utf-8")) or []
-    for entry in entries:
-        if set(entry) != {"check", "reason", "link"} or entry["check"] not in BY_ID:
-            raise GapMalformed(f"{path.name}: {entry}")
-    return {e["check"]: Gap(check_id=e["check"], reason=e["reason"], link=e["link"]) for e in entries}
+    try:
+        gaps = msgspec.yaml.decode(path.read_bytes(), type=list[Gap])
+    except msgspec.ValidationError as error:
+        raise GapMalformed(f"{path.name}: {error}") from None
+    if unknown := {gap.check for gap in gaps} - BY_ID.keys():
+        raise GapMalformed(f"{path.name}: there is no check {sorted(unknown)}")
+    return {gap.check: gap for gap in gaps}
 
 
 def gaps_of(server: str) -> Path:

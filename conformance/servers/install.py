@@ -25,19 +25,21 @@ def interpreter_of(name: str, version: str, packages: Sequence[str]) -> Path:
         return Path(sys.executable)
     folder = folder_of_servers() / f"{name}-{version}"
     python = folder / "bin" / "python"
-    ready, told = folder / _READY, "\n".join(packages) + "\n"
-    if not ready.exists() or ready.read_text() != told:
+    ready, wanted = folder / _READY, "\n".join(packages) + "\n"
+    if not ready.exists() or ready.read_text() != wanted:
         venv.create(folder, with_pip=True, clear=True)
         _put_below(folder)
         _install(python, packages)
-        ready.write_text(told)
+        ready.write_text(wanted)
     return python
 
 
 def folder_of_servers() -> Path:
     """Where environments are kept."""
-    told = os.environ.get(VARIABLE)
-    return Path(told) if told else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rollmatch/servers"
+    wanted = os.environ.get(VARIABLE)
+    return (
+        Path(wanted) if wanted else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rollmatch/servers"
+    )
 
 
 def _put_below(folder: Path) -> None:

@@ -1,99 +1,140 @@
-"""``python -m conformance.servers.judge --all``: install, start, judge and record the servers that people run.
-
-Several are judged at the same time, so that one starts while another waits.
-"""
+"""``python -m conformance.servers.judge --all``: install, start, judge and record the servers that people run."""
 
 import argparse
 import os
+import signal
+import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from conformance.processes import Running
 from conformance.rollout.digits import MODEL
-from conformance.servers.check import Check
+from conformance.servers.check import MISSED, PASSED, Check, judge
 from conformance.servers.checks import checks_for
+from conformance.servers.dialects import DIALECTS
 from conformance.servers.exchange import Exchange
 from conformance.servers.known import BY_NAME, KNOWN, Known
-from conformance.servers.lanes import Judging
-from conformance.servers.launched import running_cpu_s
-from conformance.servers.machine import Machine, servers_that_fit
 from conformance.servers.page import write_page
+from conformance.servers.peers import free_port
 from conformance.servers.policy import Policies
 from conformance.servers.recording import Recording, facts_of_today, path_of, read_recording, write_recording
+from conformance.servers.run import ask, is_well
+from conformance.servers.subject import Subject
 from conformance.servers.verdicts import rows_of, summary
 
-NUM_AT_ONCE = 3
-"""Servers under judgement; with lanes of their own they still share one machine's cores and room."""
+
+class Judging:
+    """One known server: checks on one instance, which is replaced where it is not well after a check."""
+
+    def __init__(self, known: Known, policies: Policies | None, folder: Path) -> None:
+        self.known, self.policies, self.folder = known, policies, folder
+        self.num_starts = 0
+        self._subject: Subject | None = None
+
+    def run(self, checks: Sequence[Check]) -> Iterator[tuple[Check, Exchange, float]]:
+        """Yield check, exchange and seconds; end every instance. Errors: ``AssertionError`` if one cannot start."""
+        passed: set[str] = set()
+        try:
+            for row in rows_to_ask(checks):
+                self._subject = subject = self._subject or self._start()
+                began = time.monotonic()
+                exchange = ask(row[0], subject)
+                seconds = round(time.monotonic() - began, 1)
+                states = {check.check_id: judge(check, exchange).state for check in row}
+                passed |= {name for name, state in states.items() if state == PASSED}
+                yield from ((check, exchange, seconds) for check in row)
+                if (row[0].is_dangerous or MISSED in states.values()) and not is_well(subject, passed):
+                    self.end()
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        if self._subject is not None:
+            self._subject.process.end(grace_s=3.0)
+        self._subject = None
+
+    def _start(self) -> Subject:
+        known, port, dialect = self.known, free_port(), DIALECTS[self.known.dialect]()
+        self.num_starts += 1
+        log, url = self.folder / f"{known.server}-{self.num_starts}.log", f"http://127.0.0.1:{port}"
+        environment = os.environ | known.variables()
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                known.words(port),
+                cwd=self.folder,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        server = Running(process, log)
+        try:
+            server.wait_healthy(url + dialect.health_path)
+        except BaseException:
+            server.end()
+            raise
+        return Subject(
+            name=known.name, version=known.version, url=url, dialect=dialect, transport="gloo",
+            policies=self.policies, process=server,
+        )  # fmt: skip
 
 
-class Court:
-    """All that the judgements of one command share."""
+def rows_to_ask(checks: Sequence[Check]) -> list[list[Check]]:
+    """Group checks with the same calls; dangerous ones last, of the others the timed ones last."""
+    rows: dict[object, list[Check]] = {}
+    for check in checks:
+        rows.setdefault(check.ask, []).append(check)
+    return sorted(rows.values(), key=lambda row: (row[0].is_dangerous, row[0].is_timed))
 
-    def __init__(self, folder: Path, *, only: Sequence[str] = ()) -> None:
-        self.folder, self.only = folder, only
-        self.policies = Policies(MODEL)
-        self.machine = Machine(num_servers=servers_that_fit(), cpu_s=running_cpu_s)
-        self.num_failing = 0
-        self._lock = threading.Lock()
 
-    def judge(self, known: Known) -> Recording:
-        """With ``only``, the other checks of an older recording are kept."""
-        began, path = time.monotonic(), path_of(known.server)
-        facts = facts_of_today(vllm=_vllm_version(), model="fixtures/models/digits", packages=list(known.packages))
-        recording = Recording(server=known.server, dialect=known.dialect, facts=facts)
-        if self.only and path.exists():
-            recording = read_recording(path)
-            recording.facts |= facts
+def judge_known(known: Known, policies: Policies, folder: Path, *, only: Sequence[str] = ()) -> int:
+    """Judge and record one server; with ``only``, keep the other checks of an older recording.
 
-        def keep(check: Check, exchange: Exchange, seconds: float) -> None:
-            recording.keep(check, exchange, seconds)
-            write_recording(recording)  # whatever ends the judge, this much is kept
-            tell(*(f"{known.name:16} {row}" for row in rows_of(recording) if row.check is check))
-
-        judging = Judging(known, self.policies, self.folder, machine=self.machine, keep=keep)
-        judging.run(checks_for(known.dialect, only=self.only))
-        took = {"seconds": round(time.monotonic() - began), "starts": judging.num_starts}
-        took["cpu_seconds"] = round(judging.cpu_s)
-        if not self.only:
-            recording.facts |= took
-        write_recording(recording)
-        self._sum_up(recording, took)
-        return recording
-
-    def _sum_up(self, recording: Recording, took: dict[str, int]) -> None:
-        rows = rows_of(recording)
-        tell(f"{path_of(recording.server).name}: {summary(rows)}; {took}")
-        with self._lock:
-            self.num_failing += sum(row.fails for row in rows)
+    Returns the number of failing checks.
+    """
+    began, path = time.monotonic(), path_of(known.server)
+    facts = facts_of_today(vllm=_vllm_version(), model="fixtures/models/digits", packages=list(known.packages))
+    recording = Recording(server=known.server, dialect=known.dialect, facts=facts)
+    if only and path.exists():
+        recording = read_recording(path)
+        recording.facts |= facts
+    judging = Judging(known, policies, folder)
+    for check, exchange, seconds in judging.run(checks_for(known.dialect, only=only)):
+        recording.keep(check, exchange, seconds)
+        write_recording(recording)  # kept even if the judge is ended
+        say(*(f"{known.name:16} {row}" for row in rows_of(recording) if row.check is check))
+    if not only:
+        recording.facts |= {"seconds": round(time.monotonic() - began), "starts": judging.num_starts}
+    write_recording(recording)
+    rows = rows_of(recording)
+    say(f"{path.name}: {summary(rows)}; {round(time.monotonic() - began)} s")
+    return sum(row.fails for row in rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 1 where a check is missed that no gap explains, or a gap is stale."""
-    options, began = _parse(arguments), time.monotonic()
+    """Returns 1 where a server cannot start, a check is missed that no gap explains, or a gap is stale."""
+    options = _parse(arguments)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    judged = [known for known in slowest_first() if options.all or known.name in options.names]
-    court = Court(Path(tempfile.mkdtemp(prefix="rollmatch-judge-")), only=options.check)
-    tell(f"{', '.join(known.server for known in judged)}; output below {court.folder}")
-    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
-        judgements = [pool.submit(court.judge, known) for known in judged]
-    broken = [error for judgement in judgements if (error := judgement.exception())]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended
+    folder, policies, num_failing = Path(tempfile.mkdtemp(prefix="rollmatch-judge-")), Policies(MODEL), 0
+    judged = [known for known in KNOWN if options.all or known.name in options.names]
+    say(f"{', '.join(known.server for known in judged)}; output below {folder}")
+    for known in judged:
+        try:
+            num_failing += judge_known(known, policies, folder, only=options.check)
+        except AssertionError as error:
+            say(f"{known.server} did not start: {error}")
+            num_failing += 1
     write_page()
-    tell(*broken, f"{round(time.monotonic() - began)} s")
-    os._exit(bool(court.num_failing or broken))  # a thread that a server left hanging may break an ordinary end
+    os._exit(bool(num_failing))  # a thread that a server left hanging may break an ordinary end
 
 
-def slowest_first() -> list[Known]:
-    """The others fill the time in which the slow ones wait."""
-    return sorted(KNOWN, key=lambda known: (-known.num_lanes, not known.plugins))
-
-
-def tell(*lines: object) -> None:
-    """At once."""
+def say(*lines: object) -> None:
+    """Write at once."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 

@@ -8,19 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conformance.rollout.digits import MODEL
+from conformance.server import instance
 from conformance.servers.install import interpreter_of
 
 PLUGGED = Path(__file__).parent / "plugged"
 MAX_MODEL_LEN, NUM_SEQUENCES = 512, 64
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
+IN_ONE_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
+ENVIRONMENT = {name: value for name, value in instance.ENVIRONMENT.items() if name != IN_ONE_PROCESS} | {
     "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
 }
 IMAGES = {"image": 1, "video": 0}
 
@@ -39,8 +36,6 @@ class Known:
     environment: Mapping[str, str] = field(default_factory=dict)
     plugins: str = ""
     """Of ``plugged``, joined by commas, for what cannot take weights on a CPU by itself."""
-    num_lanes: int = 1
-    """Instances on which dangerous checks run at the same time: more for a server that hardly any of them survive."""
     title: str = ""
 
     @property
@@ -57,13 +52,14 @@ class Known:
         return ENVIRONMENT | (plugged if self.plugins else {}) | dict(self.environment)
 
 
+HERE = {"model": str(MODEL), "host": "127.0.0.1"}
+
+
 def _swift(python: Path, port: int) -> list[str]:
-    options = {
-        "model": str(MODEL),
+    options = HERE | {
         "model_type": "qwen3_vl",
         "template": "qwen3_vl",
         "torch_dtype": "float32",
-        "host": "127.0.0.1",
         "port": str(port),
         "vllm_max_model_len": str(MAX_MODEL_LEN),
         "vllm_max_num_seqs": str(NUM_SEQUENCES),
@@ -74,23 +70,14 @@ def _swift(python: Path, port: int) -> list[str]:
 
 
 def _trl(python: Path, port: int) -> list[str]:
-    options = {
-        "model": str(MODEL),
-        "dtype": "float32",
-        "host": "127.0.0.1",
-        "port": str(port),
-        "max_model_len": str(MAX_MODEL_LEN),
-        "enforce_eager": "true",
-    }
-    return [str(python.with_name("trl")), "vllm-serve", *_flags(options)]
+    options = {"dtype": "float32", "port": str(port), "max_model_len": str(MAX_MODEL_LEN), "enforce_eager": "true"}
+    return [str(python.with_name("trl")), "vllm-serve", *_flags(HERE | options)]
 
 
 def _vllm(python: Path, port: int) -> list[str]:
-    options = {
-        "model": str(MODEL),
+    options = HERE | {
         "served-model-name": "policy",
         "dtype": "float32",
-        "host": "127.0.0.1",
         "port": str(port),
         "max-model-len": str(MAX_MODEL_LEN),
         "max-num-seqs": str(NUM_SEQUENCES),
@@ -101,27 +88,14 @@ def _vllm(python: Path, port: int) -> list[str]:
 
 
 def _own(_: Path, port: int) -> list[str]:
-    settings = {
-        "model": str(MODEL),
-        "dtype": "float32",
-        "max_model_len": MAX_MODEL_LEN,
-        "port": port,
-        "drain_s": 0.5,
-        "engine_arguments": {
-            "enforce_eager": True,
-            "kv_cache_memory_bytes": 128 << 20,
-            "max_num_seqs": NUM_SEQUENCES,
-            "limit_mm_per_prompt": IMAGES,
-        },
-    }
-    return [sys.executable, "-m", "rollmatch.cli.server_process", json.dumps(settings)]
+    settings = instance.settings_for(port=port, drain_s=0.5, image_roots=())
+    return [sys.executable, "-m", "rollmatch.cli.server_process", settings.to_json()]
 
 
 def _flags(options: Mapping[str, str]) -> list[str]:
     return [word for name, value in options.items() for word in (f"--{name}", value)]
 
 
-_OWN_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 KNOWN = (
     *(
         Known(
@@ -129,7 +103,7 @@ KNOWN = (
             version="0.1.0",
             dialect=dialect,
             command=_own,
-            environment=_OWN_ENVIRONMENT,
+            environment={IN_ONE_PROCESS: "0"},
             title=f"rollmatch serve, {dialect} dialect",
         )
         for dialect in ("native", "swift", "trl")
@@ -150,7 +124,6 @@ KNOWN = (
         packages=("trl==1.10.0",),
         command=_trl,
         plugins="gloo_for_nccl,fork_engines",
-        num_lanes=4,
         title="trl vllm-serve (the newest TRL that has a server of its own)",
     ),
     Known(

@@ -1,4 +1,4 @@
-"""``docs/servers.md``, from the recordings: which server does what, in plain words."""
+"""``docs/servers.md`` from the recordings."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,10 +32,10 @@ def write_page(path: Path = PAGE) -> None:
     path.write_text(page_text(recordings()), encoding="utf-8")
 
 
-def page_text(told: Sequence[Recording]) -> str:
+def page_text(listed: Sequence[Recording]) -> str:
     """One table, then what each server misses and why."""
     titles = {known.server: known.title for known in KNOWN}
-    columns = [(recording, {row.check.check_id: row for row in rows_of(recording)}) for recording in told]
+    columns = [(recording, {row.check.check_id: row for row in rows_of(recording)}) for recording in listed]
     lines = [HEAD, "| Check | Level | " + " | ".join(r.server for r, _ in columns) + " |"]
     lines.append("|---|---|" + "---|" * len(columns))
     for check in CHECKS:
@@ -55,8 +55,8 @@ def _section(title: str, recording: Recording, rows: Sequence[VerdictRow]) -> li
     lines = ["", f"## {title}: {recording.server}", "", f"Recorded {facts['date']}, {facts.get('vllm', '')}."]
     lines.append(f"{len(rows)} checks: {summary(rows)}.")
     missed = [row for row in rows if row.state != "passed"]
-    return [*lines, *([""] if missed else []), *(f"- {_told(row)}" for row in missed)]
+    return [*lines, *([""] if missed else []), *(f"- {_line(row)}" for row in missed)]
 
 
-def _told(row: VerdictRow) -> str:
+def _line(row: VerdictRow) -> str:
     return f"`{row.check.check_id}` ({row.check.grade}): {' '.join(row.reason.split())[:400]}"

@@ -1,8 +1,8 @@
-"""The learner's end of each dialect's weight transfer, step by step, as the trainers in the field take them."""
+"""The learner's side of each dialect's weight transfer, step by step."""
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
-from conformance.dialects.flat_bucket import flat_metadata
 from conformance.server.calls import RawLearner, Server
 from conformance.server.instance import free_port
 from conformance.servers.exchange import RecordedCall
@@ -34,12 +33,12 @@ def make_peer(talk: Talk) -> "QueuedPeer | VllmPeer | NativePeer":
 
 
 def world_size(talk: Talk) -> int:
-    """Workers that take part, as the server tells; ``Stopped`` where it does not."""
+    """Workers that take part, as the server returns it; ``Stopped`` where it does not."""
     for path in ("/get_world_size/", "/get_world_size"):
         call = talk.get("world-size", path, note=False)
         if call.is_ok and isinstance(call.reply, dict):
             return int(call.reply["world_size"])
-    raise Stopped("the world size is not told")
+    raise Stopped("the server returns no world size")
 
 
 def sync(talk: Talk, number: int, *, peer: Any = None) -> Any:
@@ -63,6 +62,16 @@ def halves(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
     return {n: weights[n] for n in names[::2]}, {n: weights[n] for n in names[1::2]}
 
 
+def flat_metadata(tensors: Mapping[str, Tensor], **fields: Any) -> list[dict[str, Any]]:
+    """Where each tensor lies in a bucket, in bytes, as ms-swift writes it; ``fields`` replace values."""
+    entries, start = [], 0
+    for name, tensor in tensors.items():
+        place = {"start_idx": start, "end_idx": start + tensor.nbytes, "numel": tensor.nbytes}
+        entries.append({"name": name, "dtype": str(tensor.dtype), "shape": list(tensor.shape)} | place | fields)
+        start += tensor.nbytes
+    return entries
+
+
 class QueuedPeer:
     """ms-swift's and TRL's trainers: the last rank of a group that the server's first worker opens."""
 
@@ -75,21 +84,21 @@ class QueuedPeer:
         """The call alone."""
         self.port = fields.get("port") or free_port()
         self.size = world_size(self.talk) + 1
-        wish = {"host": HOST, "port": self.port, "world_size": self.size, "client_device_uuid": "judge"}
-        return self.talk.post(label, "/init_communicator/", wish | fields)
+        request_body = {"host": HOST, "port": self.port, "world_size": self.size, "client_device_uuid": "judge"}
+        return self.talk.post(label, "/init_communicator/", request_body | fields)
 
     def join(self, label: str = "join") -> None:
         address = GroupAddress(
             host=HOST, port=self.port, rank=self.size - 1, world_size=self.size,
             timeout_s=TIMEOUT_S, join_timeout_s=TIMEOUT_S,
         )  # fmt: skip
-        _wait_for_listener(self.port)
+        _wait(lambda: _is_listening(self.port), 5.0)  # the reply may come before the worker listens
         self.talk.collective(label, "JOIN", lambda: setattr(self, "group", StatelessGroup(address)))
 
     def open(self) -> None:
         self.talk.post("close-before", "/close_communicator/", note=False)
         if self.init().is_refusal:
-            raise Stopped(self.talk.exchange.one("init").tell())
+            raise Stopped(self.talk.exchange.one("init").summary())
         self.join()
 
     def pass_on(self, tensor: Tensor, label: str = "broadcast", *, note: bool = False) -> None:
@@ -118,7 +127,7 @@ class SwiftPeer(QueuedPeer):
         """In two buckets; ``Stopped`` where one is refused."""
         for bucket in filter(None, halves(tensors) if len(tensors) > 1 else (tensors,)):
             if not self.announce(bucket, label).is_ok:
-                raise Stopped(self.talk.exchange.one(label).tell())
+                raise Stopped(self.talk.exchange.one(label).summary())
             self.pass_on(torch.cat([bytes_of(tensor) for tensor in bucket.values()]))
 
 
@@ -131,15 +140,15 @@ class TrlPeer(QueuedPeer):
         self, tensors: Mapping[str, Tensor], label: str = "update", *, note: bool = True, **fields: Any
     ) -> RecordedCall:
         [(name, tensor)] = tensors.items()
-        told = {"name": name, "dtype": str(tensor.dtype), "shape": list(tensor.shape)} | fields
-        return self.talk.post(label, "/update_named_param/", told, note=note)
+        body = {"name": name, "dtype": str(tensor.dtype), "shape": list(tensor.shape)} | fields
+        return self.talk.post(label, "/update_named_param/", body, note=note)
 
     def send(self, tensors: Mapping[str, Tensor], label: str = "update") -> None:
         """``Stopped`` where one is refused; of calls that go well, the first is written down."""
         for place, (name, tensor) in enumerate(tensors.items()):
             call = self.announce({name: tensor}, label, note=place == 0)
             if not call.is_ok:
-                raise Stopped(call.tell())
+                raise Stopped(call.summary())
             self.pass_on(tensor)
 
 
@@ -153,17 +162,17 @@ class VllmPeer:
         """The call alone; it ends when all have joined."""
         self.port = fields.pop("port", None) or free_port()
         self.size = world_size(self.talk) + 1
-        told = {"master_address": HOST, "master_port": self.port, "rank_offset": 1, "world_size": self.size}
-        return self.talk.post(label, "/init_weight_transfer_engine", {"init_info": told | fields}, timeout_s=40)
+        body = {"master_address": HOST, "master_port": self.port, "rank_offset": 1, "world_size": self.size}
+        return self.talk.post(label, "/init_weight_transfer_engine", {"init_info": body | fields}, timeout_s=40)
 
     def open(self) -> None:
         call = self.talk.beside(self.init)
         _wait(lambda: call.done() or hasattr(self, "size"))
         if call.done():
-            raise Stopped(call.result().tell())
+            raise Stopped(call.result().summary())
         self.join()
         if not call.result().is_ok:
-            raise Stopped(call.result().tell())
+            raise Stopped(call.result().summary())
 
     def join(self, label: str = "join") -> None:
         address = GroupAddress(
@@ -177,23 +186,23 @@ class VllmPeer:
         return self.talk.post(label, "/start_weight_update", timeout_s=60)
 
     def announce(self, tensors: Mapping[str, Tensor], label: str = "update", **fields: Any) -> "Future[RecordedCall]":
-        told = {
+        body = {
             "names": list(tensors),
             "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
             "shapes": [list(tensor.shape) for tensor in tensors.values()],
         } | fields
-        return self.talk.beside(self.talk.post, label, "/update_weights", {"update_info": told}, timeout_s=60)
+        return self.talk.beside(self.talk.post, label, "/update_weights", {"update_info": body}, timeout_s=60)
 
     def send(self, tensors: Mapping[str, Tensor], label: str = "update", *, pause: bool = True) -> None:
         if not self.begin(pause=pause).is_ok:
-            raise Stopped(self.talk.exchange.one("start").tell())
+            raise Stopped(self.talk.exchange.one("start").summary())
         call = self.announce(tensors, label)
         for tensor in tensors.values():
             if call.done():
                 break
             self.talk.collective("broadcast", "SEND", lambda t=tensor: self._pass_on(t), note=False)
         if not call.result().is_ok:
-            raise Stopped(call.result().tell())
+            raise Stopped(call.result().summary())
 
     def _pass_on(self, tensor: Tensor) -> None:
         self.group.broadcast(tensor.contiguous(), source=0)
@@ -240,7 +249,7 @@ class NativePeer:
 
     def init(self, label: str = "init", **fields: Any) -> RecordedCall:
         self.learner.world_size = world_size(self.talk) + 1
-        return self.talk.post(label, "/native/communicator/", self.learner.wish(**fields), timeout_s=40)
+        return self.talk.post(label, "/native/communicator/", self.learner.request_body(**fields), timeout_s=40)
 
     def open(self) -> None:
         self.talk.post("close-before", "/native/communicator/close/", {"client": "judge", "force": True}, note=False)
@@ -265,7 +274,7 @@ class NativePeer:
         call.seconds = round(time.monotonic() - began, 3)
         self.talk.exchange.calls.append(call)
         if not call.is_ok:
-            raise Stopped(call.tell())
+            raise Stopped(call.summary())
         return call
 
     def finish(self) -> None:
@@ -275,17 +284,12 @@ class NativePeer:
         self.learner.close(force=True)
 
 
-def _wait_for_listener(port: int, limit_s: float = 5.0) -> None:
-    """The server's answer may come before its worker listens."""
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex((HOST, port)) == 0:
-                return
-        time.sleep(0.05)
+def _is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
 
 
-def _wait(condition: Any, limit_s: float = 10.0) -> None:
+def _wait(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
+        time.sleep(0.02)

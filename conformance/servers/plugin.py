@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The live checks with ``--server``, where other rooms are not even entered; all else without."""
+    """The live checks with ``--server``, where other folders are not entered; all else without."""
     if collection_path.is_dir():
         return (config.getoption("server") and collection_path not in LIVE.parents) or None
     return (collection_path != LIVE) if config.getoption("server") else (collection_path == LIVE or None)
@@ -70,12 +70,12 @@ def rows_of_servers(config: pytest.Config) -> list[dict[str, Any]]:
     from conformance.servers.recording import recordings
     from conformance.servers.verdicts import matrix_rows, rows_of
 
-    told = [(each.server, each.facts["date"], rows_of(each)) for each in recordings()]
+    judged = [(each.server, each.facts["date"], rows_of(each)) for each in recordings()]
     if config.stash[ROWS]:
         live = config.stash[RECORDING]
-        told = [entry for entry in told if entry[0] != live.server]
-        told.append((live.server, live.facts["date"], config.stash[ROWS]))
-    return matrix_rows(told)
+        judged = [entry for entry in judged if entry[0] != live.server]
+        judged.append((live.server, live.facts["date"], config.stash[ROWS]))
+    return matrix_rows(judged)
 
 
 def headers() -> Mapping[str, str]:

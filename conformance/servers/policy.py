@@ -52,8 +52,8 @@ class Policies:
     def stop_ids(self) -> set[int]:
         """Any of them ends a response."""
         with self._turn:
-            told = self._model.generation_config.eos_token_id
-        return set(told if isinstance(told, list) else [told])
+            output = self._model.generation_config.eos_token_id
+        return set(output if isinstance(output, list) else [output])
 
     def weights(self, number: int) -> dict[str, Tensor]:
         """By the names under which they lie in the model directory."""
@@ -83,10 +83,10 @@ class Policies:
     def _write(self, prompt_ids: list[int], max_tokens: int) -> list[int]:
         ids = torch.tensor([prompt_ids])
         with torch.no_grad():
-            told = self._model.generate(
+            output = self._model.generate(
                 input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens
             )
-        return told[0, len(prompt_ids) :].tolist()
+        return output[0, len(prompt_ids) :].tolist()
 
     @cached_property
     def _model(self):

@@ -1,4 +1,4 @@
-"""What a server was sent and what came back, kept per server, version and dialect; judged again by everybody's run."""
+"""Recorded exchanges per server, version and dialect; every run of the suite judges them again."""
 
 import json
 import platform
@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from conformance.servers.check import Check, CheckVerdict, judge
 from conformance.servers.checks import BY_ID
-from conformance.servers.exchange import Exchange, read_exchange
+from conformance.servers.exchange import Exchange
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "fixtures" / "exchanges"
@@ -29,7 +31,7 @@ class Recording:
 
     def verdicts(self) -> Mapping[str, CheckVerdict]:
         """Judged now; of checks that there still are."""
-        return {name: judge(BY_ID[name], told) for name, told in self.exchanges.items() if name in BY_ID}
+        return {name: judge(BY_ID[name], data) for name, data in self.exchanges.items() if name in BY_ID}
 
     def keep(self, check: Check, exchange: Exchange, seconds: float) -> None:
         self.exchanges[check.check_id] = exchange
@@ -44,42 +46,42 @@ def write_recording(recording: Recording, folder: Path = FOLDER) -> Path:
     """One check a paragraph, so that a difference can be read."""
     folder.mkdir(parents=True, exist_ok=True)
     verdicts = recording.verdicts()
-    told = {
+    data = {
         "server": recording.server,
         "dialect": recording.dialect,
         "facts": recording.facts,
         "checks": {
             name: {"verdict": verdicts[name].state, "reason": verdicts[name].reason, "seconds": recording.seconds[name]}
-            | recording.exchanges[name].as_json()
+            | msgspec.to_builtins(recording.exchanges[name])
             for name in sorted(recording.exchanges)
         },
     }
     path = path_of(recording.server, folder)
-    path.write_text(_compact(told).replace(f"{ROOT}/", ""), encoding="utf-8")
+    path.write_text(_compact(data).replace(f"{ROOT}/", ""), encoding="utf-8")
     return path
 
 
 def read_recording(path: Path) -> Recording:
     """The verdicts in it are for readers; they are judged anew. Checks that there are no more are left out."""
-    told = json.loads(path.read_text(encoding="utf-8"))
-    told["checks"] = {name: entry for name, entry in told["checks"].items() if name in BY_ID}
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["checks"] = {name: entry for name, entry in data["checks"].items() if name in BY_ID}
     own = {"verdict", "reason", "seconds"}
     return Recording(
-        server=told["server"],
-        dialect=told["dialect"],
-        facts=told["facts"],
+        server=data["server"],
+        dialect=data["dialect"],
+        facts=data["facts"],
         exchanges={
-            name: read_exchange({key: value for key, value in entry.items() if key not in own})
-            for name, entry in told["checks"].items()
+            name: msgspec.convert({key: value for key, value in entry.items() if key not in own}, Exchange)
+            for name, entry in data["checks"].items()
         },
-        seconds={name: entry["seconds"] for name, entry in told["checks"].items()},
+        seconds={name: entry["seconds"] for name, entry in data["checks"].items()},
     )
 
 
 def recorded_verdicts(path: Path) -> dict[str, str]:
     """As they were when it was recorded."""
-    told = json.loads(path.read_text(encoding="utf-8"))
-    return {name: entry["verdict"] for name, entry in told["checks"].items()}
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return {name: entry["verdict"] for name, entry in data["checks"].items()}
 
 
 def recordings(folder: Path = FOLDER) -> list[Recording]:
@@ -96,12 +98,12 @@ def facts_of_today(**further: Any) -> dict[str, Any]:
     } | further
 
 
-def _compact(told: dict[str, Any]) -> str:
+def _compact(data: dict[str, Any]) -> str:
     """Indented to the calls; a call is one line."""
-    lines = ["{", *(f' "{name}": {json.dumps(told[name])},' for name in ("server", "dialect", "facts"))]
+    lines = ["{", *(f' "{name}": {json.dumps(data[name])},' for name in ("server", "dialect", "facts"))]
     lines.append(' "checks": {')
     entries = []
-    for name, entry in told["checks"].items():
+    for name, entry in data["checks"].items():
         head = {key: value for key, value in entry.items() if key != "calls"}
         calls = ",\n   ".join(json.dumps(call) for call in entry.get("calls", []))
         entries.append(f'  "{name}": {json.dumps(head)[:-1]}, "calls": [\n   {calls}\n  ]}}')

@@ -29,12 +29,12 @@ def ask(check: Check, subject: Subject) -> Exchange:
     except (Stopped, RollmatchError, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         kind = "" if isinstance(error, Stopped) else f"{type(error).__name__}: "
         talk.exchange.stopped = f"{kind}{error}"
-    told = Exchange(
+    exchange = Exchange(
         calls=list(talk.exchange.calls), notes=dict(talk.exchange.notes), stopped=talk.exchange.stopped
     )  # a thread that was left behind may still write into the other
     with suppress(Exception):
         in_thread(talk.leave).result(timeout=LEAVE_S)
-    return told
+    return exchange
 
 
 def ask_and_judge(check: Check, subject: Subject) -> tuple[Exchange, CheckVerdict, float]:
@@ -44,14 +44,11 @@ def ask_and_judge(check: Check, subject: Subject) -> tuple[Exchange, CheckVerdic
     return exchange, judge(check, exchange), round(time.monotonic() - began, 1)
 
 
-def answers(subject: Subject) -> bool:
-    """Whether it still generates at all."""
-    return Talk(subject).generate("alive", ["Say one."], timeout_s=ALIVE_S).is_ok
-
-
 def is_well(subject: Subject, passed: Collection[str]) -> bool:
-    """Whether it still generates and takes updates as well as before, by the checks it ``passed``."""
+    """Whether it still generates, and takes updates as before by the checks that it ``passed``."""
     from conformance.servers.checks import BY_ID
 
     asked = [BY_ID[name] for name in SIGNS_OF_LIFE if name in passed]
-    return all(ask_and_judge(check, subject)[1].state == PASSED for check in asked)
+    return Talk(subject).generate("alive", ["Say one."], timeout_s=ALIVE_S).is_ok and all(
+        ask_and_judge(check, subject)[1].state == PASSED for check in asked
+    )

@@ -47,11 +47,11 @@ class Subject:
         return ", ".join(text for need in needs if (text := missing[need]))
 
 
-def find_dialect(url: str, told: str | None, headers: Mapping[str, str]) -> ServerDialect:
-    """The one that was told, or the first whose routes the server lists. Errors: ``DialectUnclear``."""
+def find_dialect(url: str, named: str | None, headers: Mapping[str, str]) -> ServerDialect:
+    """Return the named dialect, or the first whose routes the server lists. Errors: ``DialectUnclear``."""
     listed = requests.get(f"{url}/openapi.json", timeout=FIND_TIMEOUT_S, headers=dict(headers))
     routes = {path.rstrip("/") for path in listed.json().get("paths", {})} if listed.ok else set()
-    name = told or next((name for name, signs in SIGNS.items() if signs <= routes), None)
+    name = named or next((name for name, signs in SIGNS.items() if signs <= routes), None)
     if name is None:
         raise DialectUnclear(f"{url} lists the routes of no dialect; say --dialect {'|'.join(DIALECTS)}")
     return DIALECTS[name]()

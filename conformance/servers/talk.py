@@ -1,4 +1,4 @@
-"""Talking to a server under judgement: every call is written down, none raises because of what the server does."""
+"""Calls to a server under judgement: every call is recorded, none raises because of what the server does."""
 
 import threading
 import time
@@ -19,16 +19,12 @@ class Stopped(Exception):  # an end, not an error of ours
     """The check cannot go on, because of what the server did."""
 
 
-class Untestable(Exception):
-    """The judge lacks something."""
-
-
 class Talk:
     """One check's conversation."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.exchange = Exchange()
+        self.exchange = Exchange(notes={"dialect": subject.dialect.name})
         self.leaving: list[Callable[[], None]] = []
         """What is to be done at the end, however it came."""
 
@@ -59,11 +55,11 @@ class Talk:
             self.exchange.calls.append(call)
         return call
 
-    def generate(self, label: str, prompts: Sequence[str], **wants: Any) -> RecordedCall:
-        """``wants``: max_tokens, temperature, seed, n, logprobs; also ``call``'s keywords."""
-        keywords = {name: wants.pop(name) for name in ("keep", "timeout_s", "session") if name in wants}
+    def generate(self, label: str, prompts: Sequence[str], **options: Any) -> RecordedCall:
+        """``options``: max_tokens, temperature, seed, n, logprobs; also ``call``'s keywords."""
+        keywords = {name: options.pop(name) for name in ("keep", "timeout_s", "session") if name in options}
         dialect = self.subject.dialect
-        body = dialect.body([self.subject.prompt(text) for text in prompts], **wants)
+        body = dialect.body([self.subject.prompt(text) for text in prompts], **options)
         return self.post(label, dialect.generate_path, body, **keywords)
 
     def collective(self, label: str, method: str, work: Callable[[], Any], *, note: bool = True) -> RecordedCall:
@@ -78,7 +74,7 @@ class Talk:
         if note or call.failure:
             self.exchange.calls.append(call)
         if call.failure:
-            raise Stopped(call.tell())
+            raise Stopped(call.summary())
         return call
 
     def beside(self, work: Callable[..., Any], *arguments: Any, **keywords: Any) -> "Future[Any]":

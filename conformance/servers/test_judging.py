@@ -1,108 +1,84 @@
-"""The judge itself: what passes, what is missed, what gaps change; with a server that answers what it is told to."""
+"""The judge of servers: verdicts, known gaps, recordings, instances; over servers that reply as a test wants."""
 
 import json
+import os
 import sys
 import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import psutil
 import pytest
 
 from conformance.cli.started import finish
+from conformance.doubles.http_server import http_server, send
+from conformance.rollout.digits import ROOT
 from conformance.servers.check import MISSED, MUST, PASSED, SHOULD, UNTESTABLE, Check, CheckVerdict, judge
 from conformance.servers.checks import BY_ID, CHECKS
 from conformance.servers.dialects import DIALECTS
 from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.gaps import Gap, GapMalformed, load_gaps, settle
+from conformance.servers.judge import Judging, rows_to_ask
+from conformance.servers.known import Known
 from conformance.servers.recording import Recording, read_recording, write_recording
 from conformance.servers.run import ask, ask_and_judge
 from conformance.servers.subject import DialectUnclear, Subject, find_dialect
 
 HEALTH = BY_ID["health-with-and-without-slash"]
+OK = 200, {"status": "ok", "world_size": 1, "paths": {}}
 
 
 @contextmanager
-def answering(answer, *, closes=False):
-    """``answer``: (method, path) -> (status, JSON); ``closes``: without having said so, after each answer."""
+def replying(status, body, *, closes=False, wait=lambda: None):
+    """URL of a server with one reply to everything; ``closes``: it ends each connection without saying so."""
 
-    class JudgedAnswering(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(handler):
+        handler.rfile.read(int(handler.headers.get("content-length", 0)))
+        wait()
+        handler.close_connection = closes or handler.close_connection
+        send(handler, status, body)
 
-        def reply(self):
-            self.rfile.read(int(self.headers.get("content-length", 0)))
-            status, body = answer(self.command, self.path)
-            self.close_connection = closes or self.close_connection
-            text = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        do_GET = do_POST = reply
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), JudgedAnswering)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
+    with http_server(answer, protocol="HTTP/1.1") as server:
+        yield server.url
 
 
-def subject_at(url, dialect="swift", **fields):
-    return Subject(name="x", version="1", url=url, dialect=DIALECTS[dialect](), **fields)
+def subject_at(url, dialect="swift"):
+    return Subject(name="x", version="1", url=url, dialect=DIALECTS[dialect]())
 
 
-def ok(method, path):
-    return 200, {"status": "ok", "world_size": 1, "paths": {}}
-
-
-def test_nothing_that_always_answers_the_same_passes_what_asks_for_content():
+def test_a_server_with_one_reply_to_everything_passes_no_check_of_content():
     passing = {}
-    for name, answer in (("empty", ok), ("error", lambda *_: (500, {})), ("refusal", lambda *_: (400, {}))):
-        with answering(answer) as url:
+    for name, reply in (("empty", OK), ("error", (500, {})), ("refusal", (400, {}))):
+        with replying(*reply) as url:
             asked = [check for check in CHECKS if "swift" in check.dialects and not check.needs]
             passing[name] = {c.check_id for c in asked if ask_and_judge(c, subject_at(url))[1].state == PASSED}
     assert passing["error"] == set()
     assert passing["empty"] & passing["refusal"] == {"unknown-field-is-harmless"}
     assert passing["empty"] <= {
-        *(
-            "health-with-and-without-slash",
-            "world-size-is-told",
-            "unknown-field-is-harmless",
-        ),
+        *("health-with-and-without-slash", "world-size-is-returned", "unknown-field-is-harmless"),
         *("health-while-generating", "hanging-up-frees-the-engine", "connection-survives-an-error"),
     }
     assert passing["refusal"] <= {"invalid-json-is-4xx", "no-prompts-no-responses", "unknown-field-is-harmless"}
 
 
-def test_a_check_that_needs_what_the_judge_lacks_is_not_testable_and_asks_nothing():
-    check = BY_ID["new-weights-are-served"]
-    exchange, verdict, _ = ask_and_judge(check, subject_at("http://127.0.0.1:1"))
+def test_a_check_without_what_it_needs_is_not_testable_and_calls_nothing():
+    exchange, verdict, _ = ask_and_judge(BY_ID["new-weights-are-served"], subject_at("http://127.0.0.1:1"))
     assert (verdict.state, exchange.calls) == (UNTESTABLE, [])
     assert "--model" in verdict.reason
     assert "--transport" in verdict.reason
 
 
-def test_a_check_that_does_not_end_is_left_behind_and_missed():
-    with answering(lambda *_: threading.Event().wait(20) or ok("", "")) as url:
-        slow = Check(
-            check_id="slow", sentence="", ask=HEALTH.ask, judge=HEALTH.judge, deadline_s=0.3
-        )  # fmt: skip
+def test_a_check_that_does_not_end_is_missed():
+    with replying(*OK, wait=lambda: threading.Event().wait(20)) as url:
+        slow = Check(check_id="slow", sentence="", ask=HEALTH.ask, judge=HEALTH.judge, deadline_s=0.3)
         assert judge(slow, ask(slow, subject_at(url))) == CheckVerdict(state=MISSED, reason="no end within 0.3 s")
 
 
-def test_an_unreachable_server_misses_and_does_not_break_the_judge():
+def test_an_unreachable_server_and_a_reply_of_another_form_are_missed():
     _, verdict, _ = ask_and_judge(HEALTH, subject_at("http://127.0.0.1:1"))
-    assert verdict.state == MISSED
-    assert "ConnectionError" in verdict.reason
-
-
-def test_an_answer_of_another_form_is_missed():
-    told = Exchange(calls=[RecordedCall(label="world-size", method="GET", path="/", status=200, reply=["1"])])
-    verdict = judge(BY_ID["world-size-is-told"], told)
-    assert verdict.state == MISSED
-    assert "another form" in verdict.reason
+    assert (verdict.state, "ConnectionError" in verdict.reason) == (MISSED, True)
+    call = RecordedCall(label="world-size", method="GET", path="/", status=200, reply=["1"])
+    verdict = judge(BY_ID["world-size-is-returned"], Exchange(calls=[call]))
+    assert (verdict.state, "another form" in verdict.reason) == (MISSED, True)
 
 
 @pytest.mark.parametrize(
@@ -118,72 +94,69 @@ def test_an_answer_of_another_form_is_missed():
 )
 def test_gaps_excuse_what_is_missed_and_go_stale(state, grade, has_gap, settled):
     check = Check(check_id="x", sentence="", ask=HEALTH.ask, judge=HEALTH.judge, grade=grade)
-    gaps = {"x": Gap(check_id="x", reason="so", link="there")} if has_gap else {}
+    gaps = {"x": Gap(check="x", reason="so", link="there")} if has_gap else {}
     assert settle(check, CheckVerdict(state=state, reason="r"), gaps)[0] == settled
 
 
 def test_a_gap_names_a_check_a_reason_and_a_link(tmp_path):
     path = tmp_path / "x-1.yaml"
-    path.write_text("- {check: no-such-check, reason: r, link: l}\n")
-    with pytest.raises(GapMalformed, match="no-such-check"):
-        load_gaps(path)
-    path.write_text(f"- {{check: {HEALTH.check_id}, reason: r}}\n")
-    with pytest.raises(GapMalformed, match="reason"):
-        load_gaps(path)
+    for entry, named in (
+        ("no-such-check, reason: r, link: l", "no-such-check"),
+        (f"{HEALTH.check_id}, reason: r", "r"),
+    ):
+        path.write_text(f"- {{check: {entry}}}\n")
+        with pytest.raises(GapMalformed, match=named):
+            load_gaps(path)
     path.write_text(f"- {{check: {HEALTH.check_id}, reason: r, link: l}}\n")
     assert load_gaps(path)[HEALTH.check_id].reason == "r"
 
 
 def test_a_recording_is_judged_as_the_live_exchange_was(tmp_path):
     recording = Recording(server="x-1", dialect="swift", facts={"date": "today"})
-    with answering(ok) as url:
-        for name in ("health-with-and-without-slash", "routes-are-listed"):
+    with replying(*OK) as url:
+        for name in (HEALTH.check_id, "routes-are-listed"):
             exchange, _, seconds = ask_and_judge(BY_ID[name], subject_at(url))
             recording.keep(BY_ID[name], exchange, seconds)
     read = read_recording(write_recording(recording, tmp_path))
     assert read == recording
-    assert {name: verdict.state for name, verdict in read.verdicts().items()} == {
-        "health-with-and-without-slash": PASSED,
-        "routes-are-listed": MISSED,
-    }
+    assert [verdict.state for _, verdict in sorted(read.verdicts().items())] == [PASSED, MISSED]
 
 
 @pytest.mark.parametrize("closes", [False, True])
-def test_a_connection_that_is_closed_after_an_error_is_seen_although_the_next_call_opens_another(closes):
-    with answering(ok, closes=closes) as url:
+def test_a_connection_that_is_closed_after_an_error_is_seen(closes):
+    with replying(*OK, closes=closes) as url:
         exchange, verdict, _ = ask_and_judge(BY_ID["connection-survives-an-error"], subject_at(url))
     assert exchange.one("after").is_ok
     assert verdict.state == (MISSED if closes else PASSED)
 
 
-def test_the_dialect_is_found_by_the_routes_or_told():
-    paths = {route: {} for route in DIALECTS["trl"]().routes}
-    with answering(lambda *_: (200, {"paths": paths})) as url:
+def test_the_dialect_is_found_by_the_routes_or_named():
+    with replying(200, {"paths": {route: {} for route in DIALECTS["trl"]().routes}}) as url:
         assert find_dialect(url, None, {}).name == "trl"
         assert find_dialect(url, "swift", {}).name == "swift"
-    with answering(ok) as url, pytest.raises(DialectUnclear, match="--dialect"):
+    with replying(*OK) as url, pytest.raises(DialectUnclear, match="--dialect"):
         find_dialect(url, None, {})
 
 
-def pytest_ended(folder, *arguments):
+def run_pytest(folder, *arguments):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--no-header", *arguments]
     return finish(command, folder / "log")
 
 
 def test_a_server_is_judged_by_its_url_and_nothing_else_runs(tmp_path):
-    with answering(ok) as url:
-        code, told = pytest_ended(
+    with replying(*OK) as url:
+        code, output = run_pytest(
             tmp_path,
             *("conformance", "--server", url, "--dialect", "swift", "--no-dangerous", "--record", str(tmp_path)),
-            *("--check", HEALTH.check_id, "--check", "routes-are-listed", "--check", "version-is-told"),
+            *("--check", HEALTH.check_id, "--check", "routes-are-listed", "--check", "version-is-returned"),
             *("--check", "greedy-equals-transformers", "--matrix", str(tmp_path / "matrix")),
         )
     assert code == 1
-    assert "passed        MUST   health-with-and-without-slash" in told
-    assert "missed        MUST   routes-are-listed" in told
-    assert "advice        SHOULD version-is-told" in told
-    assert "not-testable  MUST   greedy-equals-transformers" in told
-    assert "1 failed, 3 passed" in told
+    assert "passed        MUST   health-with-and-without-slash" in output
+    assert "missed        MUST   routes-are-listed" in output
+    assert "advice        SHOULD version-is-returned" in output
+    assert "not-testable  MUST   greedy-equals-transformers" in output
+    assert "1 failed, 3 passed" in output
     assert read_recording(tmp_path / "swift-server.json").exchanges.keys() >= {HEALTH.check_id}
     rows = {row["id"]: row["cells"] for row in json.loads((tmp_path / "matrix/matrix.json").read_text())["checks"]}
     assert rows["servers/health-with-and-without-slash"]["swift-server"]["verdict"] == "passed"
@@ -193,8 +166,73 @@ def test_a_server_is_judged_by_its_url_and_nothing_else_runs(tmp_path):
 def test_gpu_tests_without_gpus_are_not_testable_and_fail(tmp_path):
     test = tmp_path / "test_four.py"
     test.write_text("import pytest\n\n@pytest.mark.gpu(4)\ndef test_four():\n    assert True\n")
-    code, told = pytest_ended(
+    code, output = run_pytest(
         *(tmp_path, str(test)), "-m", "gpu", "-p", "conformance.gpus", "--rootdir", str(tmp_path), "-c", "/dev/null"
     )
     assert code == 1
-    assert "not testable: needs 4, has 0" in told
+    assert "not testable: needs 4, has 0" in output
+
+
+SERVER = """
+import os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from conformance.doubles.http_server import read_body, send
+
+class Breakable(BaseHTTPRequestHandler):
+    def do_GET(self):
+        read_body(self)
+        os._exit(1) if self.path == "/break/" else send(self, 200, {"pid": os.getpid()})
+    do_POST = do_GET
+
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Breakable).serve_forever()
+"""
+
+
+def judging(folder, script=SERVER):
+    known = Known(
+        name="x",
+        version="1",
+        dialect="trl",
+        command=lambda _, port: [sys.executable, "-c", script, str(port)],
+        environment={"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])},
+    )
+    return Judging(known, None, folder)
+
+
+def make_check(check_id, *, breaks=False, reason="", **fields):
+    def call_server(talk):
+        talk.get("pid", "/health/")
+        if breaks:
+            talk.get("break", "/break/")
+
+    return Check(check_id=check_id, sentence="", judge=lambda exchange: reason, **{"ask": call_server} | fields)
+
+
+def test_checks_share_an_instance_until_one_breaks_it(tmp_path):
+    judged, dangerous = judging(tmp_path), {"is_dangerous": True}
+    checks = [
+        *(
+            make_check("a"),
+            make_check("b", breaks=True, reason="broken"),
+            make_check("c"),
+            make_check("d", **dangerous),
+        ),
+        *(make_check("e", breaks=True, **dangerous), make_check("f", **dangerous)),
+    ]
+    pids = {check.check_id: exchange.one("pid").reply["pid"] for check, exchange, _ in judged.run(checks)}
+    assert pids["a"] == pids["b"] != pids["c"] == pids["d"] == pids["e"] != pids["f"]
+    assert judged.num_starts == 3
+    assert not any(map(psutil.pid_exists, pids.values()))
+
+
+def test_a_server_that_does_not_start_is_an_error_with_its_output(tmp_path):
+    with pytest.raises(AssertionError, match=r"(?s)ended with 3.*cannot"):
+        list(judging(tmp_path, "print('cannot'); raise SystemExit(3)").run([make_check("a")]))
+
+
+def test_checks_with_the_same_calls_are_one_row_and_timed_and_dangerous_ones_come_last():
+    first = make_check("first")
+    same = make_check("same", ask=first.ask)
+    others = make_check("dangerous", is_dangerous=True), make_check("timed", is_timed=True)
+    rows = rows_to_ask([*others, first, same])
+    assert [[check.check_id for check in row] for row in rows] == [["first", "same"], ["timed"], ["dangerous"]]

@@ -20,7 +20,13 @@ RECORDED_ONLY = {
     *("health-while-generating", "logprobs-fit-the-ids", "alone-as-in-a-batch"),
 }
 OF_LEARNERS = {
-    *("new-weights-are-served", "unknown-tensor-is-told", "second-communicator-is-refused", "weight-version-grows"),
+    *(
+        "same-weights-same-responses",
+        "new-weights-are-served",
+        "unknown-tensor-is-rejected",
+        "second-communicator-is-refused",
+        "weight-version-grows",
+    ),
     *("running-calls-survive-an-update", "update-without-group-is-refused"),
 }
 """What the other dialects are asked here: their ways to take weights differ, the rest is shared."""
@@ -52,7 +58,7 @@ def test_it_passes(instance, policies, dialect, check):
         policies=policies,
     )
     exchange, verdict, _ = ask_and_judge(check, subject)
-    assert verdict.state == "passed", "\n".join([verdict.reason, *(call.tell() for call in exchange.calls)])
+    assert verdict.state == "passed", "\n".join([verdict.reason, *(call.summary() for call in exchange.calls)])
 
 
 def test_its_own_dialect_is_the_first_that_fits(instance):

@@ -20,7 +20,7 @@ def test_what_was_recorded_is_judged_as_it_was(server):
 
 
 @pytest.mark.parametrize("server", RECORDED)
-def test_every_check_of_the_dialect_was_asked(server):
+def test_every_check_of_the_dialect_is_recorded(server):
     recording = RECORDED[server]
     assert {check.check_id for check in checks_for(recording.dialect)} == recording.exchanges.keys()
 
@@ -43,7 +43,7 @@ def test_gaps_belong_to_servers_that_were_recorded():
     assert not any(name.startswith("rollmatch-") for name in files)
 
 
-def test_the_page_tells_what_was_recorded():
+def test_the_page_shows_the_recordings():
     assert PAGE.read_text(encoding="utf-8") == page_text(list(RECORDED.values()))
 
 

@@ -55,9 +55,9 @@ def summary(rows: Sequence[VerdictRow]) -> str:
     return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "no checks"
 
 
-def matrix_rows(told: Iterable[tuple[str, str, Sequence[VerdictRow]]]) -> list[dict[str, Any]]:
-    """One row a check; ``told``: subject, date and rows of each server."""
-    subjects = [(subject, date, {row.check.check_id: row for row in rows}) for subject, date, rows in told]
+def matrix_rows(judged: Iterable[tuple[str, str, Sequence[VerdictRow]]]) -> list[dict[str, Any]]:
+    """One row a check; ``judged``: subject, date and rows of each server."""
+    subjects = [(subject, date, {row.check.check_id: row for row in rows}) for subject, date, rows in judged]
     return [
         {
             "id": f"{CAPABILITY}/{check.check_id}",

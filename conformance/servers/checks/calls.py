@@ -5,8 +5,8 @@ import time
 import requests
 from urllib3.util.connection import is_connection_dropped
 
-from conformance.servers.check import SHOULD, Check
-from conformance.servers.checks.generation import QUESTIONS, note_dialect, read
+from conformance.servers.check import SHOULD, check
+from conformance.servers.checks.generation import QUESTIONS, read
 from conformance.servers.checks.liveness import LONG, judge_all_ok
 from conformance.servers.exchange import Exchange, RecordedCall, shown
 from conformance.servers.talk import Talk, in_thread
@@ -29,51 +29,67 @@ def ask_bad_sampling(talk: Talk) -> None:
     talk.generate("after", QUESTIONS[:1])
 
 
-def judge_bad(told: Exchange) -> str:
-    """Refused, and the next call is served."""
-    bad, after = told.one("bad"), told.one("after")
-    return "; ".join(call.tell() for call, is_fine in ((bad, bad.is_refusal), (after, after.is_ok)) if not is_fine)
-
-
-def ask_spoilt(talk: Talk) -> None:
-    note_dialect(talk)
-    dialect = talk.subject.dialect
-    talk.post("bad", dialect.generate_path, dialect.spoilt([talk.subject.prompt(text) for text in QUESTIONS[:2]]))
-    talk.generate("after", QUESTIONS[:1])
-
-
-def judge_spoilt(told: Exchange) -> str:
-    """The good prompt is answered, or the call is refused."""
-    bad = told.one("bad")
-    if bad.is_ok and len(read(told, "bad")) != 2:
-        return bad.tell()
-    if not (bad.is_ok or bad.is_refusal):
-        return bad.tell()
-    return "" if told.one("after").is_ok else told.one("after").tell()
-
-
 def ask_too_long(talk: Talk) -> None:
     talk.generate("bad", [TOO_LONG])
     talk.generate("after", QUESTIONS[:1])
 
 
+@check("bad-sampling-value-is-4xx", "max_tokens = -1 returns 4xx, and the next call is served.", ask=ask_bad_sampling)
+@check(
+    "too-long-prompt-is-4xx",
+    "A prompt that does not fit returns 4xx, and the next call is served.",
+    ask=ask_too_long,
+    is_dangerous=True,
+)
+def judge_bad(exchange: Exchange) -> str:
+    return exchange.unmet(refused=("bad",), ok=("after",))
+
+
+def ask_spoilt(talk: Talk) -> None:
+    dialect = talk.subject.dialect
+    talk.post("bad", dialect.generate_path, dialect.spoilt([talk.subject.prompt(text) for text in QUESTIONS[:2]]))
+    talk.generate("after", QUESTIONS[:1])
+
+
+@check(
+    "a-bad-prompt-is-reported",
+    "One prompt that cannot be served gives a partial result or 4xx, and the next call is served.",
+    grade=SHOULD,
+    ask=ask_spoilt,
+    is_dangerous=True,
+)
+def judge_spoilt(exchange: Exchange) -> str:
+    """The good prompt is answered, or the call is refused."""
+    bad = exchange.one("bad")
+    is_whole = bad.is_ok and len(read(exchange, "bad")) == 2
+    return exchange.unmet(ok=("after",)) if is_whole or bad.is_refusal else bad.summary()
+
+
 def ask_correlation(talk: Talk) -> None:
     dialect = talk.subject.dialect
     body = dialect.body([talk.subject.prompt(QUESTIONS[0])])
-    told = "judge-4711"
+    name = "judge-4711"
     if dialect.name == "swift":
-        body["infer_requests"][0]["uuid"] = told
+        body["infer_requests"][0]["uuid"] = name
     elif dialect.name == "native":
-        body["requests"][0]["request_id"] = told
+        body["requests"][0]["request_id"] = name
     else:
-        body["request_id"] = told
+        body["request_id"] = name
     talk.post("generate", dialect.generate_path, body)
-    talk.note("name", told)
+    talk.note("name", name)
 
 
-def judge_correlation(told: Exchange) -> str:
-    call = told.one("generate")
-    return "" if call.is_ok and told.notes["name"] in str(call.reply) else "the reply does not hold the request's name"
+@check(
+    "request-name-comes-back",
+    "A reply contains the id of its request.",
+    grade=SHOULD,
+    dialects=("native", "swift", "vllm"),
+    ask=ask_correlation,
+)
+def judge_correlation(exchange: Exchange) -> str:
+    call = exchange.one("generate")
+    is_named = call.is_ok and exchange.notes["name"] in str(call.reply)
+    return "" if is_named else "the reply does not contain the request's name"
 
 
 def ask_overlap(talk: Talk) -> None:
@@ -86,11 +102,19 @@ def ask_overlap(talk: Talk) -> None:
     long.result()
 
 
-def judge_overlap(told: Exchange) -> str:
-    if failed := judge_all_ok(told):
+@check(
+    "short-call-passes-long-one",
+    "A call for one token that arrives during long responses returns before them.",
+    grade=SHOULD,
+    ask=ask_overlap,
+    deadline_s=60,
+    is_timed=True,
+)
+def judge_overlap(exchange: Exchange) -> str:
+    if failed := judge_all_ok(exchange):
         return failed
-    waited, long = told.one("short").seconds, told.one("long").seconds
-    return "" if told.notes["passed_by"] else f"a call for one token waits {waited} s for one that takes {long} s"
+    waited, long = exchange.one("short").seconds, exchange.one("long").seconds
+    return "" if exchange.notes["passed_by"] else f"a call for one token waits {waited} s for one that takes {long} s"
 
 
 def ask_hang_up(talk: Talk) -> None:
@@ -100,11 +124,21 @@ def ask_hang_up(talk: Talk) -> None:
     talk.generate("after", QUESTIONS[:1])
 
 
-def judge_hang_up(told: Exchange) -> str:
-    after = told.one("after")
+@check(
+    "hanging-up-frees-the-engine",
+    "After a caller disconnects, the next call does not wait for the abandoned one.",
+    grade=SHOULD,
+    ask=ask_hang_up,
+    deadline_s=60,
+    is_timed=True,
+)
+def judge_hang_up(exchange: Exchange) -> str:
+    after = exchange.one("after")
     if not after.is_ok:
-        return after.tell()
-    return "" if after.seconds < 1.5 else f"the next call waits {after.seconds} s, not {told.one('short').seconds} s"
+        return after.summary()
+    return (
+        "" if after.seconds < 1.5 else f"the next call waits {after.seconds} s, not {exchange.one('short').seconds} s"
+    )
 
 
 def ask_keep_alive(talk: Talk) -> None:
@@ -122,15 +156,20 @@ def _is_kept(session: requests.Session) -> bool:
     return any(not is_connection_dropped(connection) for connection in kept)
 
 
-def judge_keep_alive(told: Exchange) -> str:
-    if not told.one("after").is_ok:
-        return told.one("after").tell()
-    return "" if told.notes["is_kept"] else "the connection is closed after the error"
+@check(
+    "connection-survives-an-error",
+    "A kept-alive connection serves the next call after an error.",
+    grade=SHOULD,
+    ask=ask_keep_alive,
+)
+def judge_keep_alive(exchange: Exchange) -> str:
+    if failed := exchange.unmet(ok=("after",)):
+        return failed
+    return "" if exchange.notes["is_kept"] else "the connection is closed after the error"
 
 
 def ask_mixed(talk: Talk) -> None:
     """Callers that each know their own answer, beside one who uses another route, for some seconds."""
-    note_dialect(talk)
     began = time.monotonic()
     other = BESIDE[talk.subject.dialect.name]
     wrong: list[str] = []
@@ -174,75 +213,16 @@ def _is_for(talk: Talk, call: RecordedCall, prompt_ids: list[int]) -> bool:
         return False
 
 
-def judge_mixed(told: Exchange) -> str:
-    if told.notes["swapped"]:
-        count = told.notes.get("num_swapped", len(told.notes["swapped"]))
-        return f"{count} of {sum(told.notes['counts'])} replies are somebody else's: {told.notes['swapped'][0]}"
-    return judge_all_ok(told)
-
-
-CHECKS = (
-    Check(
-        check_id="bad-sampling-value-is-4xx",
-        sentence="max_tokens = -1 returns 4xx, and the next call is served.",
-        ask=ask_bad_sampling,
-        judge=judge_bad,
-    ),
-    Check(
-        check_id="a-bad-prompt-is-told",
-        sentence="One prompt that cannot be served gives a partial result or 4xx, and the next call is served.",
-        grade=SHOULD,
-        ask=ask_spoilt,
-        judge=judge_spoilt,
-        is_dangerous=True,
-    ),
-    Check(
-        check_id="too-long-prompt-is-4xx",
-        sentence="A prompt that does not fit returns 4xx, and the next call is served.",
-        ask=ask_too_long,
-        judge=judge_bad,
-        is_dangerous=True,
-    ),
-    Check(
-        check_id="request-name-comes-back",
-        sentence="A reply contains the id of its request.",
-        grade=SHOULD,
-        dialects=("native", "swift", "vllm"),
-        ask=ask_correlation,
-        judge=judge_correlation,
-    ),
-    Check(
-        check_id="short-call-passes-long-one",
-        sentence="A call for one token that arrives during long responses returns before them.",
-        grade=SHOULD,
-        ask=ask_overlap,
-        judge=judge_overlap,
-        deadline_s=60,
-        is_timed=True,
-    ),
-    Check(
-        check_id="hanging-up-frees-the-engine",
-        sentence="After a caller disconnects, the next call does not wait for the abandoned one.",
-        grade=SHOULD,
-        ask=ask_hang_up,
-        judge=judge_hang_up,
-        deadline_s=60,
-        is_timed=True,
-    ),
-    Check(
-        check_id="connection-survives-an-error",
-        sentence="A kept-alive connection serves the next call after an error.",
-        grade=SHOULD,
-        ask=ask_keep_alive,
-        judge=judge_keep_alive,
-    ),
-    Check(
-        check_id="replies-are-never-swapped",
-        sentence="Concurrent calls of several routes each get their own reply, and none fails.",
-        ask=ask_mixed,
-        judge=judge_mixed,
-        needs=("model",),
-        deadline_s=120,
-        is_dangerous=True,
-    ),
+@check(
+    "replies-are-never-swapped",
+    "Concurrent calls of several routes each get their own reply, and none fails.",
+    ask=ask_mixed,
+    needs=("model",),
+    deadline_s=120,
+    is_dangerous=True,
 )
+def judge_mixed(exchange: Exchange) -> str:
+    if exchange.notes["swapped"]:
+        count = exchange.notes.get("num_swapped", len(exchange.notes["swapped"]))
+        return f"{count} of {sum(exchange.notes['counts'])} replies are somebody else's: {exchange.notes['swapped'][0]}"
+    return judge_all_ok(exchange)

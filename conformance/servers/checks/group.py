@@ -1,10 +1,10 @@
-"""How a learner and the server's workers meet."""
+"""Communicators between a learner and the server's workers."""
 
 import socket
 import time
 from typing import Any
 
-from conformance.servers.check import QUEUED, SHOULD, Check
+from conformance.servers.check import QUEUED, SHOULD, check
 from conformance.servers.checks.generation import QUESTIONS
 from conformance.servers.exchange import Exchange
 from conformance.servers.peers import free_port, make_peer, open_peer, sync
@@ -21,9 +21,15 @@ def ask_again(talk: Talk) -> None:
     talk.generate("after", QUESTIONS[:1])
 
 
-def judge_after(told: Exchange) -> str:
-    after = told.one("after")
-    return "" if after.is_ok else after.tell()
+@check(
+    "a-group-opens-again",
+    "A communicator can be closed, opened again at another port, and used for an update.",
+    ask=ask_again,
+    needs=NEEDS,
+    deadline_s=90,
+)
+def judge_after(exchange: Exchange) -> str:
+    return exchange.unmet(ok=("after",))
 
 
 def ask_second(talk: Talk) -> None:
@@ -38,10 +44,16 @@ def ask_second(talk: Talk) -> None:
     talk.generate("after", QUESTIONS[:1])
 
 
-def judge_second(told: Exchange) -> str:
-    """Refused; the first one still carries an update."""
-    second, after = told.one("second"), told.one("after")
-    return "; ".join(c.tell() for c, is_fine in ((second, second.is_refusal), (after, after.is_ok)) if not is_fine)
+@check(
+    "second-communicator-is-refused",
+    "A second communicator is rejected while one is open, and the first one still works.",
+    ask=ask_second,
+    needs=NEEDS,
+    is_dangerous=True,
+    deadline_s=120,
+)
+def judge_second(exchange: Exchange) -> str:
+    return exchange.unmet(refused=("second",), ok=("after",))
 
 
 def ask_nobody(talk: Talk) -> None:
@@ -54,9 +66,17 @@ def ask_nobody(talk: Talk) -> None:
     talk.get("health", talk.subject.dialect.health_path, timeout_s=5)
 
 
-def judge_nobody(told: Exchange) -> str:
-    calls = (told.one("meanwhile"), told.one("health"))
-    return "; ".join(call.tell() for call in calls if not call.is_ok)
+@check(
+    "serves-while-nobody-joins",
+    "While a communicator waits for a learner that never joins, calls are served.",
+    grade=SHOULD,
+    ask=ask_nobody,
+    needs=("group",),
+    is_dangerous=True,
+    deadline_s=70,
+)
+def judge_nobody(exchange: Exchange) -> str:
+    return exchange.unmet(ok=("meanwhile", "health"))
 
 
 def ask_busy_port(talk: Talk) -> None:
@@ -67,11 +87,21 @@ def ask_busy_port(talk: Talk) -> None:
         talk.generate("after", QUESTIONS[:1])
 
 
-def judge_busy_port(told: Exchange) -> str:
-    call, after = told.one("init"), told.one("after")
-    if call.is_ok or str(told.notes["port"]) not in str(call.reply):
-        return f"the taken port is not told: {call.tell()}"
-    return "" if after.is_ok else after.tell()
+@check(
+    "taken-group-port-is-named",
+    "A group port in use is rejected with its number; the server continues.",
+    grade=SHOULD,
+    dialects=("native", *QUEUED),
+    ask=ask_busy_port,
+    needs=("group",),
+    is_dangerous=True,
+    deadline_s=60,
+)
+def judge_busy_port(exchange: Exchange) -> str:
+    call = exchange.one("init")
+    if call.is_ok or str(exchange.notes["port"]) not in str(call.reply):
+        return f"the reply does not name the port: {call.summary()}"
+    return exchange.unmet(ok=("after",))
 
 
 def ask_wrong_size(talk: Talk) -> None:
@@ -80,9 +110,18 @@ def ask_wrong_size(talk: Talk) -> None:
     talk.generate("after", QUESTIONS[:1])
 
 
-def judge_wrong_size(told: Exchange) -> str:
-    call, after = told.one("init"), told.one("after")
-    return "; ".join(c.tell() for c, is_fine in ((call, call.is_refusal), (after, after.is_ok)) if not is_fine)
+@check(
+    "wrong-world-size-is-refused",
+    "A learner that expects another group size is rejected.",
+    grade=SHOULD,
+    dialects=("native", *QUEUED),
+    ask=ask_wrong_size,
+    needs=("group",),
+    is_dangerous=True,
+    deadline_s=60,
+)
+def judge_wrong_size(exchange: Exchange) -> str:
+    return exchange.unmet(refused=("init",), ok=("after",))
 
 
 def ask_dying(talk: Talk) -> None:
@@ -99,7 +138,7 @@ def ask_dying(talk: Talk) -> None:
     else:
         call.result(timeout=RECOVERY_S)
     if hasattr(call, "result") and not call.done():
-        raise Stopped("the announced update is still waited for")
+        raise Stopped("the call of the announced update does not return")
     try:
         _close(talk)
         sync(talk, 0)
@@ -108,12 +147,22 @@ def ask_dying(talk: Talk) -> None:
     talk.generate("after", QUESTIONS[:1])
 
 
-def judge_dying(told: Exchange) -> str:
-    if unserved := [call for call in told.all("recovered") if not call.is_ok]:
-        return f"{RECOVERY_S:g} s later calls are not served: {unserved[0].tell()}"
-    if told.notes.get("second_learner"):
-        return f"the next learner cannot sync: {told.notes['second_learner']}"
-    return judge_after(told)
+@check(
+    "recovers-from-a-dead-learner",
+    "After a learner died during an update, calls are served within 75 s (vllm: after /resume); the next one syncs.",
+    grade=SHOULD,
+    dialects=("swift", "trl", "vllm"),
+    ask=ask_dying,
+    needs=NEEDS,
+    is_dangerous=True,
+    deadline_s=240,
+)
+def judge_dying(exchange: Exchange) -> str:
+    if unserved := [call for call in exchange.all("recovered") if not call.is_ok]:
+        return f"{RECOVERY_S:g} s later calls are not served: {unserved[0].summary()}"
+    if exchange.notes.get("second_learner"):
+        return f"the next learner cannot sync: {exchange.notes['second_learner']}"
+    return judge_after(exchange)
 
 
 def _close(talk: Talk) -> None:
@@ -125,68 +174,3 @@ def _close(talk: Talk) -> None:
 
 def _elsewhere(peer: Any) -> dict[str, Any]:
     return {"master_address": "127.0.0.1", "master_port": free_port(), "rank_offset": 1, "world_size": peer.size}
-
-
-CHECKS = (
-    Check(
-        check_id="a-group-opens-again",
-        sentence="A communicator can be closed, opened again at another port, and used for an update.",
-        ask=ask_again,
-        judge=judge_after,
-        needs=NEEDS,
-        deadline_s=90,
-    ),
-    Check(
-        check_id="taken-group-port-is-named",
-        sentence="A group port in use is rejected with its number; the server continues.",
-        grade=SHOULD,
-        dialects=("native", *QUEUED),
-        ask=ask_busy_port,
-        judge=judge_busy_port,
-        needs=("group",),
-        is_dangerous=True,
-        deadline_s=60,
-    ),
-    Check(
-        check_id="wrong-world-size-is-refused",
-        sentence="A learner that expects another group size is rejected.",
-        grade=SHOULD,
-        dialects=("native", *QUEUED),
-        ask=ask_wrong_size,
-        judge=judge_wrong_size,
-        needs=("group",),
-        is_dangerous=True,
-        deadline_s=60,
-    ),
-    Check(
-        check_id="second-communicator-is-refused",
-        sentence="A second communicator is rejected while one is open, and the first one still works.",
-        ask=ask_second,
-        judge=judge_second,
-        needs=NEEDS,
-        is_dangerous=True,
-        deadline_s=120,
-    ),
-    Check(
-        check_id="serves-while-nobody-joins",
-        sentence="While a communicator waits for a learner that never joins, calls are served.",
-        grade=SHOULD,
-        ask=ask_nobody,
-        judge=judge_nobody,
-        needs=("group",),
-        is_dangerous=True,
-        deadline_s=70,
-    ),
-    Check(
-        check_id="recovers-from-a-dead-learner",
-        sentence="When a learner dies after announcing an update, calls are served again within 75 s (vllm dialect: "
-        "after /resume) and the next learner can sync.",
-        grade=SHOULD,
-        dialects=("swift", "trl", "vllm"),
-        ask=ask_dying,
-        judge=judge_dying,
-        needs=NEEDS,
-        is_dangerous=True,
-        deadline_s=240,
-    ),
-)

@@ -1,10 +1,10 @@
-"""What the process does: only of servers that the judge started, and may end."""
+"""Workers that die, and the end of the server. Only for servers that the judge started."""
 
 import time
 
 import psutil
 
-from conformance.servers.check import SHOULD, Check
+from conformance.servers.check import SHOULD, check
 from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.talk import Talk
 
@@ -26,12 +26,21 @@ def ask_dead_worker(talk: Talk) -> None:
     talk.exchange.calls.append(call)
 
 
-def judge_dead_worker(told: Exchange) -> str:
-    if not told.notes["num_workers"]:
+@check(
+    "health-reports-a-dead-worker",
+    "Within 10 s of the workers' death, health is not 200, or the port is closed; it does not hang.",
+    grade=SHOULD,
+    ask=ask_dead_worker,
+    needs=("process",),
+    is_dangerous=True,
+    deadline_s=40,
+)
+def judge_dead_worker(exchange: Exchange) -> str:
+    if not exchange.notes["num_workers"]:
         return "there is no process of workers"
-    call = told.one("health")
+    call = exchange.one("health")
     if call.failure == "ReadTimeout":
-        return f"health is not answered at all: {call.tell()}"
+        return f"health is not answered at all: {call.summary()}"
     return f"health still answers {call.status}" if call.is_ok else ""
 
 
@@ -49,30 +58,15 @@ def ask_end(talk: Talk) -> None:
     talk.note("left", len(alive))
 
 
-def judge_end(told: Exchange) -> str:
-    left = told.notes["left"]
-    return f"{left} processes are left {END_S:g} s after SIGTERM" if left else ""
-
-
-CHECKS = (
-    Check(
-        check_id="health-tells-a-dead-worker",
-        sentence="Within 10 s of the workers' death, health is not 200, or the port is closed; it does not hang.",
-        grade=SHOULD,
-        ask=ask_dead_worker,
-        judge=judge_dead_worker,
-        needs=("process",),
-        is_dangerous=True,
-        deadline_s=40,
-    ),
-    Check(
-        check_id="a-signal-ends-all",
-        sentence="SIGTERM ends the server and all its processes within 20 s.",
-        grade=SHOULD,
-        ask=ask_end,
-        judge=judge_end,
-        needs=("process",),
-        is_dangerous=True,
-        deadline_s=40,
-    ),
+@check(
+    "a-signal-ends-all",
+    "SIGTERM ends the server and all its processes within 20 s.",
+    grade=SHOULD,
+    ask=ask_end,
+    needs=("process",),
+    is_dangerous=True,
+    deadline_s=40,
 )
+def judge_end(exchange: Exchange) -> str:
+    left = exchange.notes["left"]
+    return f"{left} processes are left {END_S:g} s after SIGTERM" if left else ""

@@ -1,11 +1,12 @@
-"""Updates that cannot be right."""
+"""Wrong updates: unknown tensors, shapes, types, order of calls."""
 
+import time
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from conformance.servers.check import SHOULD, Check
+from conformance.servers.check import SHOULD, check
 from conformance.servers.checks.generation import QUESTIONS
 from conformance.servers.checks.weights import MAX_TOKENS, NEEDS, expect, judge_ok, was, write
 from conformance.servers.exchange import Exchange, RecordedCall
@@ -36,9 +37,9 @@ def offer(talk: Talk, peer: Any, tensors: dict[str, Tensor], label: str) -> None
         peer.finish()  # whatever happened, a learner lets generation go on
 
 
-def answers(told: Exchange, label: str) -> list[RecordedCall]:
-    """What may tell the refusal: the announcement's answer, or that of a call that ends the update."""
-    return [call for call in told.calls if call.label == label or call.label.startswith(("end", "finish"))]
+def answers(exchange: Exchange, label: str) -> list[RecordedCall]:
+    """Calls that may report the refusal: the announcement, or one that ends the update."""
+    return [call for call in exchange.calls if call.label == label or call.label.startswith(("end", "finish"))]
 
 
 def ask_before(talk: Talk) -> None:
@@ -58,11 +59,19 @@ def ask_before(talk: Talk) -> None:
     talk.get("health", talk.subject.dialect.health_path, timeout_s=5)
 
 
-def judge_before(told: Exchange) -> str:
-    update = told.one("update")
-    is_told = update.status is not None and update.status >= 400
-    served = [call for call in (told.one("after"), told.one("health")) if not call.is_ok]
-    return "; ".join(call.tell() for call in ([] if is_told else [update]) + served)
+@check(
+    "update-without-group-is-refused",
+    "An update without a communicator returns an error, and calls are still served.",
+    ask=ask_before,
+    needs=NEEDS,
+    is_dangerous=True,
+    deadline_s=90,
+)
+def judge_before(exchange: Exchange) -> str:
+    update = exchange.one("update")
+    is_refused = update.status is not None and update.status >= 400
+    served = [call for call in (exchange.one("after"), exchange.one("health")) if not call.is_ok]
+    return "; ".join(call.summary() for call in ([] if is_refused else [update]) + served)
 
 
 def ask_unknown(talk: Talk) -> None:
@@ -88,25 +97,49 @@ def _ask_wrong(talk: Talk, tensors: dict[str, Tensor]) -> None:
     expect(talk, "new", BESIDE_EMBEDDINGS)
 
 
-def judge_wrong(told: Exchange) -> str:
-    """Told, old weights served, next update served."""
-    before = Exchange(calls=told.calls[: [call.label for call in told.calls].index("-- next")])
+@check(
+    "unknown-tensor-is-rejected",
+    "An unknown tensor returns an error, the old weights are still served, and the next update works.",
+    ask=ask_unknown,
+    needs=NEEDS,
+    is_dangerous=True,
+    deadline_s=150,
+)
+@check(
+    "wrong-shape-is-rejected",
+    "A tensor of another shape returns an error, the old weights are still served, and the next update works.",
+    ask=ask_shape,
+    needs=NEEDS,
+    is_dangerous=True,
+    deadline_s=150,
+)
+def judge_wrong(exchange: Exchange) -> str:
+    """The error is returned; old weights are served; the next update works."""
+    before = Exchange(calls=exchange.calls[: [call.label for call in exchange.calls].index("-- next")])
     if not any(call.status is not None and call.status >= 400 for call in answers(before, "update")):
-        return f"the update is not refused: {before.one('update').tell()}"
-    if not was(told, "after", 0):
+        return f"the update is not refused: {before.one('update').summary()}"
+    if not was(exchange, "after", 0):
         return "the old weights are not served any more"
-    return judge_next(told)
+    return judge_next(exchange)
 
 
-def judge_next(told: Exchange) -> str:
-    return "" if was(told, "new") else "the next update is not served"
+def judge_next(exchange: Exchange) -> str:
+    return "" if was(exchange, "new") else "the next update is not served"
 
 
-def judge_intact(told: Exchange) -> str:
+@check(
+    "wrong-shape-is-survived",
+    "After a tensor of another shape, with or without an error, old weights are served, then those of the next update.",
+    ask=ask_shape,
+    needs=NEEDS,
+    is_dangerous=True,
+    deadline_s=150,
+)
+def judge_intact(exchange: Exchange) -> str:
     """Whatever it said."""
-    if not was(told, "after", 0):
+    if not was(exchange, "after", 0):
         return "the old weights are not served any more"
-    return judge_next(told)
+    return judge_next(exchange)
 
 
 def ask_cast(talk: Talk) -> None:
@@ -120,8 +153,17 @@ def ask_cast(talk: Talk) -> None:
     expect(talk, "new", BESIDE_EMBEDDINGS)
 
 
-def judge_cast(told: Exchange) -> str:
-    return judge_next(told) if told.one("after").is_ok else told.one("after").tell()
+@check(
+    "another-type-is-cast-or-refused",
+    "A bfloat16 tensor for a float32 model is cast or rejected; the next update works.",
+    grade=SHOULD,
+    ask=ask_cast,
+    needs=NEEDS,
+    is_dangerous=True,
+    deadline_s=150,
+)
+def judge_cast(exchange: Exchange) -> str:
+    return judge_next(exchange) if exchange.one("after").is_ok else exchange.one("after").summary()
 
 
 def ask_version(talk: Talk) -> None:
@@ -132,11 +174,21 @@ def ask_version(talk: Talk) -> None:
         talk.get("version", path)
 
 
-def judge_version(told: Exchange) -> str:
+@check(
+    "weight-version-grows",
+    "The version of the weights can be read, and increases with every update.",
+    grade=SHOULD,
+    ask=ask_version,
+    needs=NEEDS,
+    deadline_s=120,
+)
+def judge_version(exchange: Exchange) -> str:
     names = [name for _, name in VERSIONS.values()]
-    values = [next((call.reply[name] for name in names if name in call.reply), None) for call in told.all("version")]
+    values = [
+        next((call.reply[name] for name in names if name in call.reply), None) for call in exchange.all("version")
+    ]
     if None in values:
-        return "no version of the weights is told"
+        return "no route returns a version of the weights"
     numbers = [int(value) for value in values]
     return "" if numbers == sorted(set(numbers)) else f"versions do not grow: {numbers}"
 
@@ -149,10 +201,19 @@ def ask_order(talk: Talk) -> None:
     talk.get("health", talk.subject.dialect.health_path, timeout_s=5)
 
 
-def judge_order(told: Exchange) -> str:
+@check(
+    "calls-out-of-order-are-refused",
+    "finish without start, and start twice, are rejected, and the server continues.",
+    dialects=("vllm",),
+    ask=ask_order,
+    needs=NEEDS,
+    is_dangerous=True,
+    deadline_s=90,
+)
+def judge_order(exchange: Exchange) -> str:
     refused = ("finish-first", "start-again")
-    wrong = [told.one(label) for label in refused if (told.one(label).status or 0) < 400]
-    return "; ".join(call.tell() for call in [*wrong, *(c for c in (told.one("health"),) if not c.is_ok)])
+    wrong = [exchange.one(label) for label in refused if (exchange.one(label).status or 0) < 400]
+    return "; ".join(call.summary() for call in [*wrong, *(c for c in (exchange.one("health"),) if not c.is_ok)])
 
 
 def ask_unpaused(talk: Talk) -> None:
@@ -160,8 +221,6 @@ def ask_unpaused(talk: Talk) -> None:
     running = talk.beside(
         talk.generate, "running", QUESTIONS, max_tokens=400, temperature=2.0, keep=False, timeout_s=60
     )
-    import time
-
     time.sleep(0.5)
     peer.send(talk.subject.policies.weights(BESIDE_EMBEDDINGS), pause=False)
     peer.finish()
@@ -170,92 +229,19 @@ def ask_unpaused(talk: Talk) -> None:
     expect(talk, "new", BESIDE_EMBEDDINGS)
 
 
-def judge_unpaused(told: Exchange) -> str:
-    return judge_ok(told, ("new", None))
+@check(
+    "update-without-pause-is-survived",
+    "An update during generation, without /pause, is rejected or served; the server continues.",
+    grade=SHOULD,
+    dialects=("vllm",),
+    ask=ask_unpaused,
+    needs=NEEDS,
+    is_dangerous=True,
+    deadline_s=150,
+)
+def judge_unpaused(exchange: Exchange) -> str:
+    return judge_ok(exchange, ("new", None))
 
 
 def _one(talk: Talk) -> tuple[str, Tensor]:
     return next((n, t) for n, t in talk.subject.policies.weights(0).items() if n.endswith("language_model.norm.weight"))
-
-
-CHECKS = (
-    Check(
-        check_id="update-without-group-is-refused",
-        sentence="An update without a communicator returns an error, and calls are still served.",
-        ask=ask_before,
-        judge=judge_before,
-        needs=NEEDS,
-        is_dangerous=True,
-        deadline_s=90,
-    ),
-    Check(
-        check_id="unknown-tensor-is-told",
-        sentence="An update with an unknown tensor returns an error, the old weights are still served, and the next "
-        "update works.",
-        ask=ask_unknown,
-        judge=judge_wrong,
-        needs=NEEDS,
-        is_dangerous=True,
-        deadline_s=150,
-    ),
-    Check(
-        check_id="wrong-shape-is-told",
-        sentence="An update with a tensor of another shape returns an error, the old weights are still served, and "
-        "the next update works.",
-        ask=ask_shape,
-        judge=judge_wrong,
-        needs=NEEDS,
-        is_dangerous=True,
-        deadline_s=150,
-    ),
-    Check(
-        check_id="wrong-shape-is-survived",
-        sentence="After a tensor of another shape, with or without an error, the old weights are served, then those "
-        "of the next update.",
-        ask=ask_shape,
-        judge=judge_intact,
-        needs=NEEDS,
-        is_dangerous=True,
-        deadline_s=150,
-    ),
-    Check(
-        check_id="another-type-is-cast-or-refused",
-        sentence="A bfloat16 tensor for a float32 model is cast or rejected; the next update works.",
-        grade=SHOULD,
-        ask=ask_cast,
-        judge=judge_cast,
-        needs=NEEDS,
-        is_dangerous=True,
-        deadline_s=150,
-    ),
-    Check(
-        check_id="weight-version-grows",
-        sentence="The version of the weights can be read, and increases with every update.",
-        grade=SHOULD,
-        ask=ask_version,
-        judge=judge_version,
-        needs=NEEDS,
-        deadline_s=120,
-    ),
-    Check(
-        check_id="calls-out-of-order-are-refused",
-        sentence="finish without start, and start twice, are rejected, and the server continues.",
-        dialects=("vllm",),
-        ask=ask_order,
-        judge=judge_order,
-        needs=NEEDS,
-        is_dangerous=True,
-        deadline_s=90,
-    ),
-    Check(
-        check_id="update-without-pause-is-survived",
-        sentence="An update during generation, without /pause, is rejected or served; the server continues.",
-        grade=SHOULD,
-        dialects=("vllm",),
-        ask=ask_unpaused,
-        judge=judge_unpaused,
-        needs=NEEDS,
-        is_dangerous=True,
-        deadline_s=150,
-    ),
-)

@@ -1,7 +1,9 @@
-"""Does it serve what it was sent?"""
+"""Served weights after updates."""
 
-from conformance.servers.check import MUST, QUEUED, SHOULD, Check
-from conformance.servers.checks.generation import QUESTIONS, ids_of, note_dialect, read, same_but_stop
+import math
+
+from conformance.servers.check import QUEUED, SHOULD, check
+from conformance.servers.checks.generation import QUESTIONS, ids_of, read, same_but_stop
 from conformance.servers.exchange import Exchange
 from conformance.servers.peers import halves, open_peer, sync
 from conformance.servers.policy import BESIDE_EMBEDDINGS
@@ -15,7 +17,6 @@ LONG_QUESTION = "List every digit with its box, from top to bottom. " * 20
 
 def write(talk: Talk, label: str, questions: tuple[str, ...] = QUESTIONS) -> None:
     """Greedily."""
-    note_dialect(talk)
     talk.generate(label, questions, max_tokens=MAX_TOKENS)
 
 
@@ -28,16 +29,16 @@ def expect(talk: Talk, label: str, number: int, questions: tuple[str, ...] = QUE
         talk.note(f"{label}-{number}", written)
 
 
-def was(told: Exchange, label: str, number: int | None = None) -> bool:
+def was(exchange: Exchange, label: str, number: int | None = None) -> bool:
     """Whether the call's responses are those of policy ``number``, or of the only one that was noted."""
     if number is None:
-        [number] = [int(name.rpartition("-")[2]) for name in told.notes if name.startswith(f"{label}-")]
-    return same_but_stop(ids_of(told, label), told.notes[f"{label}-{number}"])
+        [number] = [int(name.rpartition("-")[2]) for name in exchange.notes if name.startswith(f"{label}-")]
+    return same_but_stop(ids_of(exchange, label), exchange.notes[f"{label}-{number}"])
 
 
-def judge_ok(told: Exchange, *labels: tuple[str, int | None]) -> str:
-    wrong = [f"{label} is not what its policy writes" for label, number in labels if not was(told, label, number)]
-    failed = [call.tell() for call in told.calls if not call.is_ok and not call.label.startswith("close")]
+def judge_ok(exchange: Exchange, *labels: tuple[str, int | None]) -> str:
+    wrong = [f"{label} is not what its policy writes" for label, number in labels if not was(exchange, label, number)]
+    failed = [call.summary() for call in exchange.calls if not call.is_ok and not call.label.startswith("close")]
     return "; ".join(failed + wrong)
 
 
@@ -48,8 +49,15 @@ def ask_same(talk: Talk) -> None:
     write(talk, "after")
 
 
-def judge_same(told: Exchange) -> str:
-    return "" if ids_of(told, "before") == ids_of(told, "after") else "the same weights write something else"
+@check(
+    "same-weights-same-responses",
+    "An update with the current weights changes nothing.",
+    ask=ask_same,
+    needs=NEEDS,
+    deadline_s=120,
+)
+def judge_same(exchange: Exchange) -> str:
+    return "" if ids_of(exchange, "before") == ids_of(exchange, "after") else "the same weights write something else"
 
 
 def ask_new(talk: Talk) -> None:
@@ -59,12 +67,19 @@ def ask_new(talk: Talk) -> None:
         expect(talk, "new", number)
 
 
-def judge_new(told: Exchange) -> str:
-    if told.notes["new-0"] == told.notes["new-1"]:
+@check(
+    "new-weights-are-served",
+    "After an update, greedy responses equal those of transformers with the new weights, token by token.",
+    ask=ask_new,
+    needs=NEEDS,
+    deadline_s=120,
+)
+def judge_new(exchange: Exchange) -> str:
+    if exchange.notes["new-0"] == exchange.notes["new-1"]:
         return "the two policies write the same, so that nothing was seen"
-    if was(told, "new", 0):
+    if was(exchange, "new", 0):
         return "the old weights are still served, although all calls went well"
-    return judge_ok(told, ("new", 1))
+    return judge_ok(exchange, ("new", 1))
 
 
 def ask_back(talk: Talk) -> None:
@@ -76,8 +91,15 @@ def ask_back(talk: Talk) -> None:
     expect(talk, "old", 0)
 
 
-def judge_back(told: Exchange) -> str:
-    return judge_ok(told, ("new", 1), ("old", 0))
+@check(
+    "old-weights-come-back",
+    "A second update with the first weights restores their responses.",
+    ask=ask_back,
+    needs=NEEDS,
+    deadline_s=120,
+)
+def judge_back(exchange: Exchange) -> str:
+    return judge_ok(exchange, ("new", 1), ("old", 0))
 
 
 def ask_half(talk: Talk) -> None:
@@ -93,11 +115,20 @@ def ask_half(talk: Talk) -> None:
     expect(talk, "new", 1)
 
 
-def judge_half(told: Exchange) -> str:
-    between = told.one("between")
-    if not between.is_refusal and not (was(told, "between", 0) or was(told, "between", 1)):
+@check(
+    "no-half-update-is-served",
+    "Between two parts of an update, calls use the old weights or the new ones, or are rejected.",
+    grade=SHOULD,
+    dialects=QUEUED,
+    ask=ask_half,
+    needs=NEEDS,
+    deadline_s=120,
+)
+def judge_half(exchange: Exchange) -> str:
+    between = exchange.one("between")
+    if not between.is_refusal and not (was(exchange, "between", 0) or was(exchange, "between", 1)):
         return "half of the new weights are served together with half of the old ones"
-    return "" if was(told, "new", 1) else "after the second half, the new weights are not served"
+    return "" if was(exchange, "new", 1) else "after the second half, the new weights are not served"
 
 
 def ask_incomplete(talk: Talk) -> None:
@@ -110,11 +141,21 @@ def ask_incomplete(talk: Talk) -> None:
     sync(talk, 0, peer=peer)
 
 
-def judge_incomplete(told: Exchange) -> str:
-    is_told = any(call.is_refusal for call in told.calls if call.label.startswith(("end", "finish", "update")))
-    if not is_told:
-        return "an update that leaves out half of the tensors is not told"
-    return "" if was(told, "after", 0) else "and the old weights are not served any more"
+@check(
+    "an-incomplete-update-is-rejected",
+    "An update with missing tensors is rejected when it ends, and the old weights are still served.",
+    grade=SHOULD,
+    dialects=("swift", "trl", "vllm"),
+    ask=ask_incomplete,
+    needs=NEEDS,
+    deadline_s=120,
+    is_dangerous=True,
+)
+def judge_incomplete(exchange: Exchange) -> str:
+    is_refused = any(call.is_refusal for call in exchange.calls if call.label.startswith(("end", "finish", "update")))
+    if not is_refused:
+        return "an update that leaves out half of the tensors is not refused"
+    return "" if was(exchange, "after", 0) else "and the old weights are not served any more"
 
 
 def ask_cold(talk: Talk) -> None:
@@ -126,10 +167,17 @@ def ask_cold(talk: Talk) -> None:
         expect(talk, "new", number, (LONG_QUESTION,))
 
 
-def judge_cold(told: Exchange) -> str:
-    if told.notes["new-0"] == told.notes["new-1"]:
+@check(
+    "caches-forget-old-weights",
+    "After an update, a long prompt that was seen before is generated with the new weights only (no stale cache).",
+    ask=ask_cold,
+    needs=NEEDS,
+    deadline_s=120,
+)
+def judge_cold(exchange: Exchange) -> str:
+    if exchange.notes["new-0"] == exchange.notes["new-1"]:
         return "the two policies write the same, so that nothing was seen"
-    return judge_ok(told, ("new", 1))
+    return judge_ok(exchange, ("new", 1))
 
 
 def ask_reset(talk: Talk) -> None:
@@ -137,15 +185,21 @@ def ask_reset(talk: Talk) -> None:
     talk.post("reset", path)
 
 
-def judge_reset(told: Exchange) -> str:
-    call = told.one("reset")
-    told_so = isinstance(call.reply, dict) and any(isinstance(value, bool) for value in call.reply.values())
-    return "" if call.is_ok and told_so else f"success is told in words only: {call.tell()}"
+@check(
+    "a-reset-returns-its-success",
+    "A reset of the prefix cache returns a boolean for success.",
+    grade=SHOULD,
+    dialects=("swift", "trl", "vllm"),
+    ask=ask_reset,
+)
+def judge_reset(exchange: Exchange) -> str:
+    call = exchange.one("reset")
+    has_flag = isinstance(call.reply, dict) and any(isinstance(value, bool) for value in call.reply.values())
+    return "" if call.is_ok and has_flag else f"success is not a boolean: {call.summary()}"
 
 
 def ask_in_flight(talk: Talk) -> None:
     """A whole update while long responses are written; for a stock vLLM within ``/pause`` and ``/resume``."""
-    note_dialect(talk)
     peer = open_peer(talk)
     sync(talk, 0, peer=peer)
     running = talk.beside(
@@ -157,102 +211,30 @@ def ask_in_flight(talk: Talk) -> None:
     expect(talk, "new", BESIDE_EMBEDDINGS)
 
 
-def judge_in_flight(told: Exchange) -> str:
-    return judge_ok(told, ("new", None))
+@check(
+    "running-calls-survive-an-update",
+    "An update during long responses fails no call, and is served afterwards.",
+    ask=ask_in_flight,
+    needs=NEEDS,
+    deadline_s=150,
+    is_dangerous=True,
+)
+def judge_in_flight(exchange: Exchange) -> str:
+    return judge_ok(exchange, ("new", None))
 
 
 def ask_finite(talk: Talk) -> None:
     sync(talk, 1)
-    note_dialect(talk)
     talk.generate("new", QUESTIONS, max_tokens=MAX_TOKENS, logprobs=True)
 
 
-def judge_finite(told: Exchange) -> str:
-    import math
-
-    values = [value for one in read(told, "new") for value in one.logprobs or [math.nan]]
-    return "" if all(map(math.isfinite, values)) else "log-probabilities are not finite after an update"
-
-
-CHECKS = (
-    Check(
-        check_id="same-weights-same-responses",
-        sentence="An update with the current weights changes nothing.",
-        ask=ask_same,
-        judge=judge_same,
-        needs=NEEDS,
-        deadline_s=120,
-    ),
-    Check(
-        check_id="new-weights-are-served",
-        sentence="After an update, greedy responses equal those of transformers with the new weights, token by token.",
-        ask=ask_new,
-        judge=judge_new,
-        needs=NEEDS,
-        deadline_s=120,
-    ),
-    Check(
-        check_id="old-weights-come-back",
-        sentence="A second update with the first weights restores their responses.",
-        ask=ask_back,
-        judge=judge_back,
-        needs=NEEDS,
-        deadline_s=120,
-    ),
-    Check(
-        check_id="logprobs-stay-finite",
-        sentence="After an update, all log-probabilities are finite.",
-        ask=ask_finite,
-        judge=judge_finite,
-        needs=NEEDS,
-        deadline_s=90,
-    ),
-    Check(
-        check_id="caches-forget-old-weights",
-        sentence="After an update, a long prompt that was seen before is generated with the new weights only (no "
-        "stale cache).",
-        ask=ask_cold,
-        judge=judge_cold,
-        needs=NEEDS,
-        deadline_s=120,
-    ),
-    Check(
-        check_id="running-calls-survive-an-update",
-        sentence="An update during long responses fails no call, and is served afterwards.",
-        grade=MUST,
-        ask=ask_in_flight,
-        judge=judge_in_flight,
-        needs=NEEDS,
-        deadline_s=150,
-        is_dangerous=True,
-    ),
-    Check(
-        check_id="no-half-update-is-served",
-        sentence="Between two parts of an update, calls use the old weights or the new ones, or are rejected.",
-        grade=SHOULD,
-        dialects=QUEUED,
-        ask=ask_half,
-        judge=judge_half,
-        needs=NEEDS,
-        deadline_s=120,
-    ),
-    Check(
-        check_id="an-incomplete-update-is-told",
-        sentence="An update with missing tensors is rejected when it ends, and the old weights are still served.",
-        grade=SHOULD,
-        dialects=("swift", "trl", "vllm"),
-        ask=ask_incomplete,
-        judge=judge_incomplete,
-        needs=NEEDS,
-        deadline_s=120,
-        is_dangerous=True,
-    ),
-    Check(
-        check_id="a-reset-tells-its-success",
-        sentence="A reset of the prefix cache returns a boolean for success.",
-        grade=SHOULD,
-        dialects=("swift", "trl", "vllm"),
-        ask=ask_reset,
-        judge=judge_reset,
-    ),
+@check(
+    "logprobs-stay-finite",
+    "After an update, all log-probabilities are finite.",
+    ask=ask_finite,
+    needs=NEEDS,
+    deadline_s=90,
 )
+def judge_finite(exchange: Exchange) -> str:
+    values = [value for one in read(exchange, "new") for value in one.logprobs or [math.nan]]
+    return "" if all(map(math.isfinite, values)) else "log-probabilities are not finite after an update"
