@@ -9,23 +9,18 @@ import ast
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import requests
 
 from conformance.harness.watch import HOOK, Watch
 
 ROOT = Path(__file__).parents[1]
 IMPL = ROOT / "impl" / "rollmatch"
-START_TIMEOUT_S = 180
 
 
 def python_files(folder: Path) -> list[Path]:
@@ -81,58 +76,29 @@ def files_of_a_step() -> set[str]:
     return set(watch.last)
 
 
-RENDEZVOUS = {"host": "127.0.0.1", "client": "measure", "timeout_s": 20, "join_timeout_s": 30}
-
-
 def files_of_a_sync() -> set[str]:
     """Of the second sync to a server of one replica: files of learner, server and worker together."""
+    from conformance.dialects.learner_side import native_backend
     from conformance.rollout.digits import load_model
-    from conformance.server.instance import ENVIRONMENT, free_port, settings_for
-    from rollmatch.dialects.native.group import Rendezvous
-    from rollmatch.dialects.native.sender import NativeSender
-    from rollmatch.dialects.session import ClientSettings, RolloutServer
+    from conformance.server.instance import running
     from rollmatch.model.checkpoint import merged_weights
 
-    settings = settings_for()
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch, "sitecustomize.py").write_text(HOOK.format(folder=scratch))
-        paths = {"PYTHONPATH": os.pathsep.join((scratch, str(ROOT / "impl"), str(ROOT)))}
-        command = [sys.executable, "-m", "rollmatch.cli.server_process", settings.to_json()]
-        with (
-            Path(scratch, "log").open("wb") as log,
-            subprocess.Popen(command, env=os.environ | ENVIRONMENT | paths, stdout=log, stderr=log) as process,
-        ):
-            try:
-                wait_ready(f"http://127.0.0.1:{settings.port}/health/", process)
-                server = RolloutServer(f"http://127.0.0.1:{settings.port}", ClientSettings(timeout_s=60))
-                server.connect()
-                sender = NativeSender([server], Rendezvous(port=free_port(), **RENDEZVOUS))
-                weights = dict(merged_weights(load_model()))
-                sender.send(weights.items(), version=1)
-                time.sleep(1)
-                watch, began = Watch(), time.time()
-                watch.start()
-                sender.send(weights.items(), version=2)
-                files = watch.stop()
-                time.sleep(1)
-                for path in Path(scratch).glob("*.json"):
-                    files |= {name for name, last in json.loads(path.read_text()).items() if last > began}
-                sender.close()
-                return files
-            finally:
-                process.terminate()
-
-
-def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a server answers. Errors: ``RuntimeError`` when it ends before, or after three minutes."""
-    for _ in range(START_TIMEOUT_S):
-        time.sleep(1)
-        if process.poll() is not None:
-            break
-        with suppress(requests.ConnectionError):
-            if requests.get(url, timeout=5).ok:
-                return
-    raise RuntimeError(f"{url} did not answer")
+        os.environ["PYTHONPATH"] = os.pathsep.join((scratch, str(ROOT / "impl"), str(ROOT)))
+        with running(Path(scratch, "log"), fork=False) as instance:
+            backend, weights = native_backend(instance.url), dict(merged_weights(load_model()))
+            backend.push(weights.items(), version=1)
+            time.sleep(1)
+            watch, began = Watch(), time.time()
+            watch.start()
+            backend.push(weights.items(), version=2)
+            files = watch.stop()
+            time.sleep(1)
+            for path in Path(scratch).glob("*.json"):
+                files |= {name for name, last in json.loads(path.read_text()).items() if last > began}
+            backend.close()
+            return files
 
 
 def rows(*, quick: bool) -> Iterator[tuple[str, object, str]]:

@@ -1,4 +1,4 @@
-"""Commands in processes of their own; Python commands fork from a ``multiprocessing`` forkserver.
+"""Commands in processes of their own: start, wait, end. Python commands fork from a ``multiprocessing`` forkserver.
 
 It imports ``PRELOAD`` (torch, transformers, vLLM) once for each test process, which saves every command those seconds.
 """
@@ -8,16 +8,21 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.forkserver import set_forkserver_preload
 from pathlib import Path
 from types import ModuleType
 
+import psutil
+import requests
+
 from rollmatch.cli.processes import has_gpu
 
 ROOT = Path(__file__).parents[1]
+START_TIMEOUT_S, END_TIMEOUT_S = 300.0, 20.0
 LEARNER = [
     *("torch.distributed", "peft", "transformers.models.auto.processing_auto"),
     *(f"transformers.models.qwen3_vl.{name}_qwen3_vl" for name in ("modeling", "processing")),
@@ -89,12 +94,80 @@ class Forked(ForkServerProcess):
 
 
 def start(
-    command: Sequence[str], log: Path, *, environment: Mapping[str, str] = os.environ
+    command: Sequence[str], log: Path, *, environment: Mapping[str, str] = os.environ, fork: bool = True
 ) -> Forked | subprocess.Popen[bytes]:
     """Start in a session of its own with its output in ``log``; beside a GPU never by a fork."""
-    if command[0] == sys.executable and not has_gpu():
+    if fork and command[0] == sys.executable and not has_gpu():
         return Forked(command[1:], log, environment)
     with log.open("w") as output:
         return subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
+
+
+class Running:
+    """A running command; ``end`` also ends its children and everything else in its session."""
+
+    def __init__(self, process: Forked | subprocess.Popen[bytes], log: Path) -> None:
+        self.process, self.log = process, log
+        self._seen: set[psutil.Process] = set()
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait while it runs. Errors: ``AssertionError`` with its output when it ends first or takes longer."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.output()[-3000:]}"
+            assert time.monotonic() < deadline, f"waited for {timeout_s} s:\n{self.output()[-3000:]}"
+            time.sleep(0.05)
+
+    def wait_healthy(self, health: str) -> None:
+        """Wait until ``GET health`` returns 200."""
+        self.wait_until(lambda: is_healthy(health))
+        self.members()
+
+    def members(self) -> list[psutil.Process]:
+        """Processes that still run: the session's, and all descendants that were ever seen."""
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
+                if os.getsid(process.pid) == self.process.pid:
+                    self._seen |= {process, *process.children(recursive=True)}
+        return [process for process in self._seen if _is_alive(process)]
+
+    def workers(self) -> list[psutil.Process]:
+        """Descendants that hold an engine; not Python's own trackers."""
+        return [each for each in self.members() if each.pid != self.process.pid and not _is_tracker(each)]
+
+    def end(self, *, grace_s: float = END_TIMEOUT_S) -> None:
+        """Terminate the command; kill what is left after ``grace_s``."""
+        members = self.members()
+        with suppress(ProcessLookupError):
+            self.process.terminate()
+        psutil.wait_procs(members, timeout=grace_s if members else 0)
+        for process in self.members():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait(timeout=END_TIMEOUT_S)
+
+
+def is_healthy(url: str) -> bool:
+    """Whether ``GET url`` returns 200."""
+    try:
+        return requests.get(url, timeout=5).status_code == 200
+    except requests.RequestException:
+        return False
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        return "tracker" in " ".join(process.cmdline())
+    return True

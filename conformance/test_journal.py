@@ -54,7 +54,7 @@ def test_a_killed_process_keeps_what_it_wrote(path):
     assert steps_in(path) == [1]
 
 
-def test_a_journal_opened_again_goes_on_behind_what_is_there(path):
+def test_a_journal_that_is_opened_again_is_appended_to(path):
     for step in (1, 2):
         journal = Journal(path)
         journal.write("step", step=step)
@@ -104,3 +104,8 @@ def test_a_whole_journal_gets_no_empty_lines(path):
         journal.write("step", step=0)
         journal.close()
     assert b"\n\n" not in path.read_bytes()
+
+
+def test_a_journal_is_readable_by_its_owner_only(tmp_path):
+    Journal(tmp_path / "journal.jsonl").close()
+    assert (tmp_path / "journal.jsonl").stat().st_mode & 0o777 == 0o600

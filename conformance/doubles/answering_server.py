@@ -20,30 +20,30 @@ class AnsweringServer(NativeDouble):
         self.answered = {}
 
     def commit(self, body):
-        told = super().commit(body)
+        returned = super().commit(body)
         self.engine.load_weights(self.served.items())
         self.engine.reset_prefix_cache()
         self.engine.reset_encoder_cache()
-        return told
+        return returned
 
     def infer(self, body):
-        told = super().infer(body)
-        for request, response in zip(body["requests"], told["responses"], strict=True):
+        returned = super().infer(body)
+        for request, response in zip(body["requests"], returned["responses"], strict=True):
             prompt, written = self._write(request, body["sampling"])
             self.answered[request["request_id"]] = (prompt, written)
             response |= {"prompt_token_ids": pack_ids(prompt), "response_token_ids": pack_ids(written)}
             response["finish_reason"] = "stop" if written[-1] in body["sampling"]["stop_token_ids"] else "length"
-        return told
+        return returned
 
     def _write(self, request, sampling):
         images = [Image.open(io.BytesIO(raw)).convert("RGB") for raw in request["images"]]
         ids = [int(token_id) for token_id in unpack_ids(request["prompt_token_ids"])]
         prompt = {"prompt_token_ids": ids, "multi_modal_data": {"image": images}}
-        told = SimpleNamespace(
+        returned = SimpleNamespace(
             max_tokens=sampling["max_tokens"],
             temperature=sampling["temperature"],
             logit_bias={int(token_id): bias for token_id, bias in sampling["logit_bias"].items()},
             stop_token_ids=sampling["stop_token_ids"],
         )
-        (answer,) = self.engine.generate([prompt], [told], use_tqdm=False)
+        (answer,) = self.engine.generate([prompt], [returned], use_tqdm=False)
         return answer.prompt_token_ids, answer.outputs[0].token_ids

@@ -50,11 +50,13 @@ class Architecture:
     """Argument of the processor -> (class, settings): its image and video processors."""
     options: Settings = field(default_factory=dict)
     """Further arguments of the processor."""
+    published: dict[str, str] = field(default_factory=dict)
+    """Beginning of a tensor's name -> what it is in published files, where transformers writes another one."""
 
 
 def _qwen(model: str, config: str, *, text: Settings, tower: Settings, parts: tuple[str, str, int]) -> Architecture:
     processor, video, patch = parts
-    told = {"patch_size": patch, "temporal_patch_size": 2, "merge_size": 2}
+    sizes = {"patch_size": patch, "temporal_patch_size": 2, "merge_size": 2}
     side = 2 * patch
     return Architecture(
         model=model,
@@ -74,31 +76,28 @@ def _qwen(model: str, config: str, *, text: Settings, tower: Settings, parts: tu
         parts={
             "image_processor": (
                 "Qwen2VLImageProcessor",
-                told | {"size": {"shortest_edge": side**2, "longest_edge": 16 * side**2}},
+                sizes | {"size": {"shortest_edge": side**2, "longest_edge": 16 * side**2}},
             ),
-            "video_processor": (video, told | {"size": {"shortest_edge": 2048, "longest_edge": 32768}}),
+            "video_processor": (video, sizes | {"size": {"shortest_edge": 2048, "longest_edge": 32768}}),
         },
     )
 
 
 def _glm() -> Architecture:
     kinds = ("image_start", "image_end", "video_start", "video_end", "image", "video")
-    words = (
-        "<|begin_of_image|>",
-        "<|end_of_image|>",
-        "<|begin_of_video|>",
-        "<|end_of_video|>",
-        "<|image|>",
-        "<|video|>",
-    )
-    told = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
+    edges = (f"<|{edge}_of_{kind}|>" for kind in ("image", "video") for edge in ("begin", "end"))
+    words = (*edges, "<|image|>", "<|video|>")
+    sizes = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
     size = {"size": {"shortest_edge": 2 * 28**2, "longest_edge": 32 * 28**2}}
     return Architecture(
         model="Glm4vForConditionalGeneration",
         config="Glm4vConfig",
         settings={
             "text_config": TEXT
-            | {"rope_parameters": MROPE | {"mrope_section": [8, 4, 4], "partial_rotary_factor": 1.0}},
+            | {
+                "attention_bias": True,  # as published: vLLM reads it, transformers has the biases in any case
+                "rope_parameters": MROPE | {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5},
+            },
             "vision_config": QWEN_TOWER
             | {"hidden_size": 64, "intermediate_size": 96, "out_hidden_size": 64, "patch_size": 14, "image_size": 112},
             "tie_word_embeddings": False,
@@ -109,8 +108,8 @@ def _glm() -> Architecture:
         named={"image_token": "<|image|>", "video_token": "<|video|>"},
         processor="Glm4vProcessor",
         parts={
-            "image_processor": ("Glm4vImageProcessor", told | size),
-            "video_processor": ("Glm4vVideoProcessor", told),
+            "image_processor": ("Glm4vImageProcessor", sizes | size),
+            "video_processor": ("Glm4vVideoProcessor", sizes),
         },
     )
 
@@ -213,6 +212,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         words=("<image>", "<video>"),
         image="<image>",
         named={"image_token": "<image>", "video_token": "<video>"},
+        published={"vision_tower.": "vision_tower.vision_model."},
         processor="LlavaOnevisionProcessor",
         parts={
             "image_processor": (
@@ -240,6 +240,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "image_token_id": "<image_soft_token>",
         },
         words=("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+        published={"vision_tower.": "vision_tower.vision_model."},
         image="<start_of_image>",
         named={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
         processor="Gemma3Processor",

@@ -62,13 +62,18 @@ def make_checkpoint(name: str, directory: Path, *, words: tuple[str, ...] = ()) 
     _fill_zeros(model)
     model.generation_config = GenerationConfig(do_sample=False, **ends)
     model.save_pretrained(directory)
-    save_file(dict(merged_weights(model)), directory / "model.safetensors", metadata={"format": "pt"})  # as published
+    written = {_published(key, known.published): weight for key, weight in merged_weights(model)}
+    save_file(written, directory / "model.safetensors", metadata={"format": "pt"})
     tokenizer.save_pretrained(directory)
     if known.processor:
-        parts: dict[str, Any] = {key: getattr(library, kind)(**told) for key, (kind, told) in known.parts.items()}
+        parts: dict[str, Any] = {key: getattr(library, kind)(**fields) for key, (kind, fields) in known.parts.items()}
         options = known.options | {"chat_template": tokenizer.chat_template}
         getattr(library, known.processor)(tokenizer=tokenizer, **parts, **options).save_pretrained(directory)
     return model
+
+
+def _published(name: str, renamed: dict[str, str]) -> str:
+    return next((name.replace(ours, theirs, 1) for ours, theirs in renamed.items() if name.startswith(ours)), name)
 
 
 @torch.no_grad()

@@ -32,9 +32,9 @@ class Table:
     def exchange(self, rank: int, item: Any) -> list[Any]:
         self.items[rank] = item
         self.barrier.wait()
-        told = list(self.items)
+        shared = list(self.items)
         self.barrier.wait()
-        return told
+        return shared
 
 
 def alone() -> Member:

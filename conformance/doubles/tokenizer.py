@@ -42,17 +42,29 @@ FUSED = (
 """Byte strings that are one token each; the last two begin with the second byte of an e with an acute accent."""
 
 
-def make_tokenizer() -> Tokenizer:
+FUSED_NUMBERS = (
+    *(b"]}]}", b"]}, {", b"]},\n\t{", b"}\n]\n```", b", ", b"], ", b"label", b"```json\n[\n\t{", b'": [', b"12"),
+    *(b"7]}]}", b", 3", b'99, "'),
+)
+"""What fuses numbers with each other and with punctuation, as no common tokenizer does."""
+
+
+FUSED_HALVES = ((b"]}", b"]}"),)
+"""Two tokens that are one together; the chains above would leave them apart."""
+
+
+def make_tokenizer(fused_parts: tuple[bytes, ...] = FUSED, halves: tuple[tuple[bytes, bytes], ...] = ()) -> Tokenizer:
     """The tokenizer; ids: 0..255 bytes in GPT-2's order, then merges, control tokens, coordinates."""
     alphabet = _byte_level_alphabet()
     vocab = {character: index for index, character in enumerate(alphabet.values())}
     merges: list[tuple[str, str]] = []
-    for fused in FUSED:
+    for fused in fused_parts:
         spelled = "".join(alphabet[byte] for byte in fused)
         for end in range(2, len(spelled) + 1):
             if spelled[:end] not in vocab:
                 vocab[spelled[:end]] = len(vocab)
                 merges.append((spelled[: end - 1], spelled[end - 1]))
+    merges += [tuple("".join(alphabet[byte] for byte in half) for half in pair) for pair in halves]
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -66,6 +78,12 @@ def make_tokenizer() -> Tokenizer:
 def make_vocabulary() -> Vocabulary:
     """The vocabulary of that tokenizer; shared, because it is read only."""
     return Vocabulary(make_tokenizer())
+
+
+@cache
+def make_fusing_vocabulary() -> Vocabulary:
+    """A vocabulary that fuses what ``FUSED`` says, and numbers besides."""
+    return Vocabulary(make_tokenizer(FUSED + FUSED_NUMBERS, FUSED_HALVES))
 
 
 def ids_of_bytes(raw: bytes) -> tuple[int, ...]:

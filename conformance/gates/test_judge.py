@@ -96,7 +96,7 @@ def ahead(number, *, time, asked=None, version=None, call=None):
         ({"call": (15.0, 20.5)}, "fence"),
     ],
 )
-def test_a_run_that_asks_ahead_is_judged_by_its_staleness(changes, rule):
+def test_a_run_that_requests_ahead_is_judged_by_its_staleness(changes, rule):
     first = [*ahead(0, time=0), *ahead(1, time=10)]
     assert judge([*first, *ahead(2, time=20)], max_staleness=1) == []
     spoiled = [*first, *ahead(2, time=20, **changes)]

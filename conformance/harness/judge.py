@@ -10,6 +10,8 @@ Events are lines of a journal (``rollmatch.journal`` writes them), of all ranks 
 ``requested``  ``step``                                        rollouts were requested
 ``generated``  ``step``, ``policy_version``, ``seconds``       they came back
 ``timeline``   ``step``, ``calls``                             calls beside learning, as [server, begin, end, step]
+``restarted``  nothing                                         a server lost its weights: the step is synced again
+``sync_repeated``  ``version``                                 a push failed; the next one has this version
 =============  ==============================================  ==================================================
 
 With ``max_staleness`` above 0, a step may be requested that many steps ahead, and weights may be that old. Other events
@@ -52,6 +54,10 @@ class _Seen:
     version: int = 0
     step: int | None = None
     asked_since: bool = True
+    may_repeat: bool = False
+    """Whether the step may be synced again."""
+    steps: dict[int, int] = field(default_factory=dict)
+    """Version -> the step whose weights it holds."""
     barriers: int = 0
     spans: list[tuple[float, float, str, int]] = field(default_factory=list)
 
@@ -88,7 +94,8 @@ def _take(event: Event, seen: _Seen, index: int, staleness: int) -> Iterator[tup
     kind = event["event"]
     if kind == "timeline":
         seen.spans += [(begin, end, "generated", index) for _, begin, end, *_ in event["calls"]]
-    if kind == "synced" or (kind == "generated" and not staleness):  # otherwise the timeline has the spans
+    is_repeated = kind == "synced" and seen.may_repeat  # inside the generation that a restart has broken
+    if (kind == "synced" and not is_repeated) or (kind == "generated" and not staleness):  # else: timeline
         seen.spans.append((event["time"] - event["seconds"], event["time"], kind, index))
     if kind == "barrier":
         seen.barriers += 1
@@ -97,17 +104,33 @@ def _take(event: Event, seen: _Seen, index: int, staleness: int) -> Iterator[tup
             seen.first_version = event["version"]
         elif event["version"] != seen.version + 1:
             yield "version", f"version {event['version']} follows version {seen.version}"
-        if event["step"] == seen.step:
+        if event["step"] == seen.step and not seen.may_repeat:
             yield "once-per-step", f"step {event['step']} was synced before"
-        if not seen.asked_since and not staleness:
+        if not seen.asked_since and not staleness and not seen.may_repeat:
             yield "needless-sync", f"nothing was requested since version {seen.version}"
-        seen.version, seen.step, seen.asked_since = event["version"], event["step"], False
+        seen.steps[event["version"]] = event["step"]
+        seen.version, seen.step, seen.asked_since = event["version"], event["step"], is_repeated
+        seen.may_repeat = False
+    elif kind == "restarted":
+        seen.may_repeat = True
+    elif kind == "sync_repeated":
+        seen.version = event["version"] - 1
     elif kind == "requested":
         if seen.step is None or not 0 <= event["step"] - seen.step <= staleness:
             yield "sync-before-request", f"rollouts of step {event['step']} with weights of step {seen.step}"
         seen.asked_since = True
-    elif kind == "generated" and not 0 <= seen.version - event["policy_version"] <= staleness:
+    elif kind == "generated" and not _is_new(seen.steps, event["policy_version"], staleness):
         yield "newest-weights", f"version {event['policy_version']} wrote, version {seen.version} was synced"
+
+
+def _is_new(steps: Mapping[int, int], version: int, staleness: int) -> bool:
+    """Whether at most ``staleness`` steps were synced after the one whose weights ``version`` holds.
+
+    >>> _is_new({1: 0, 2: 0, 3: 1}, 1, 1), _is_new({1: 0, 2: 0, 3: 1}, 2, 0)
+    (True, False)
+    """
+    later = {step for each, step in steps.items() if each > version}
+    return version in steps and len(later - {steps[version]}) <= staleness
 
 
 def _check_first_versions(ranks: Mapping[int, _Seen]) -> Iterator[Breach]:

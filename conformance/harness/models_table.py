@@ -23,7 +23,7 @@ COLUMNS: Mapping[str, str] = {
     "greedy": "greedy responses of transformers and vLLM are equal, log-probabilities to 1e-3 nats, in float32",
     "full": "vLLM generates with weights that a full sync brought, not with those of the files",
     "adapter": "an adapter merged by the server's code is bit-equal to the learner's merge",
-    "freeze": "each part can be frozen alone",
+    "freeze": "each part can be frozen alone; a part that the model lacks is refused",
     "packed": "logits of packed rows equal the unpacked ones to 1e-4",
     "grpo": "one optimizer step of GRPO",
     "matching": "one optimizer step of rollout matching",
@@ -37,15 +37,15 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="architectures (default: all)")
     parser.add_argument("--columns", nargs="*", default=list(COLUMNS), help="columns to try (default: all)")
     parser.add_argument("--one", action="store_true", help="try one architecture here and print its cells")
-    told = parser.parse_args()
-    if told.one:
+    options = parser.parse_args()
+    if options.one:
         from conformance.harness.models_trials import try_columns
 
-        sys.stdout.write(json.dumps(try_columns(told.names[0], told.columns)) + "\n")
+        sys.stdout.write(json.dumps(try_columns(options.names[0], options.columns)) + "\n")
         return 0
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
-    for name in told.names or ARCHITECTURES:
-        cells = _in_process(name, told.columns)
+    for name in options.names or ARCHITECTURES:
+        cells = in_process(name, options.columns)
         sys.stdout.write(f"{name}: {cells}\n")
         known["rows"][name] = known["rows"].get(name, {}) | cells
         known["versions"] = {package: version(package) for package in PACKAGES}
@@ -69,7 +69,7 @@ def render(results: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
     for name, known in ARCHITECTURES.items():
         row = results["rows"].get(name, {})
         cells = " | ".join(row.get(column, "not tried") for column in COLUMNS)
-        lines.append(f"| {name} | `{known.model}` | {cells} |")
+        lines.append(f"| {name} | {known.model} | {cells} |")
     lines += ["", "| column | what is tried |", "|---|---|"]
     lines += [f"| {column} | {what} |" for column, what in COLUMNS.items()]
     lines += ["", "A code in a cell is that of the error with which the run is refused before it starts.", ""]
@@ -89,7 +89,7 @@ def outcome_of(trial: Callable[[], None]) -> str:
     return "yes"
 
 
-def _in_process(name: str, columns: list[str]) -> dict[str, str]:
+def in_process(name: str, columns: list[str]) -> dict[str, str]:
     """A process for each: vLLM keeps what it has opened."""
     command = [sys.executable, "-m", "conformance.harness.models_table", name, "--one", "--columns", *columns]
     with tempfile.TemporaryFile("w+") as errors:

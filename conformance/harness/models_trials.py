@@ -15,6 +15,7 @@ from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.architectures import ARCHITECTURES
 from conformance.doubles.checkpoints import make_checkpoint
 from conformance.harness.models_table import outcome_of
+from conformance.refusals import refused
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.learn.attention import check_packable, use_packed_attention
 from rollmatch.learn.batch import make_model_inputs, make_padded_inputs
@@ -24,12 +25,13 @@ from rollmatch.model.policy import load_policy
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Row, Sample, Segment
-from rollmatch.rollout.backend import Decoding
-from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.backend import Decoding, HfBackend
 from rollmatch.weights.named_weights import named_weights
 
 GREEDY = Decoding(max_new_tokens=6, logprobs=True)
 PROBE_LEN = 600
+MORE_WORDS = {"gemma3": tuple("\n" * count for count in (1, 2, 3, 4))}
+"""Added tokens that vLLM's processor asks for, as published tokenizers have them."""
 
 
 def try_columns(name: str, columns: Sequence[str]) -> dict[str, str]:
@@ -46,7 +48,7 @@ class Trials:
         self.name, self.folder = name, folder
         self.has_images = bool(ARCHITECTURES[name].processor)
         self.directory = folder / "model"
-        make_checkpoint(name, self.directory)
+        make_checkpoint(name, self.directory, words=MORE_WORDS.get(name, ()))
 
     def load(self, **tuner: Any) -> Any:
         """A policy as configured, in evaluation mode."""
@@ -72,6 +74,7 @@ class Trials:
         """Of transformers and of vLLM, by weights that are not those of the files."""
         from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
 
+        self._check_start()
         model = self.load()
         generator = torch.Generator().manual_seed(5)
         with torch.no_grad():
@@ -107,8 +110,7 @@ class Trials:
         sent, held = dict(merged_weights(self.load())), load_file(self.directory / "model.safetensors")
         assert {k: w.shape for k, w in sent.items()} == {k: w.shape for k, w in held.items()}
         assert all(torch.equal(weight, held[name]) for name, weight in sent.items())
-        if self.has_images:
-            self.template.check_expansion(self.samples[0])
+        self._check_start()
 
     def prompt(self) -> None:
         ours, theirs = self.rollouts
@@ -138,7 +140,10 @@ class Trials:
             assert torch.equal(merge_named(merge, base[merge.name], tensors), ours)
 
     def freeze(self) -> None:
-        for part in Part if self.has_images else (Part.VISION,):
+        for part in () if self.has_images else (Part.VISION, Part.PROJECTOR):
+            with refused("nothing-frozen", f"tuner.{part}"):
+                self.load(**{part: True})
+        for part in Part if self.has_images else ():
             model = self.load(**{part: True})
             trained = {which for key, which in parts_of(model) if model.get_parameter(key).requires_grad}
             assert trained == set(Part) - {part}
@@ -174,12 +179,18 @@ class Trials:
         ids = (*prompt, *self.template.vocabulary.encode("ab"), self.template.vocabulary.stop_id)
         return Segment(sample=sample, policy_version=1, token_ids=ids, prompt_len=len(prompt), prefix_len=0)
 
+    def _check_start(self) -> None:
+        """What a run checks before it starts."""
+        if self.has_images:
+            self.template.check_expansion(self.samples[0])
+
     def _step(self, *overrides: str) -> None:
         """One optimizer step, after which every part has weights that changed."""
+        self._check_start()
         from conformance.rollout.digits import scenes, unseen
         from conformance.trainer.small_run import make_trainer
 
-        samples = scenes("train")[:2] if self.has_images or not overrides else unseen(scenes("train")[:2])
+        samples = scenes("train")[:2] if self.has_images else unseen(scenes("train")[:2])
         size = ("training.per_device_train_batch_size=2", "global_max_length=1500", "training.packing=false")
         brief = ("custom.extra.rollout_matching.max_new_tokens=16", "training.learning_rate=0.1")
         model = f"model.model={self.directory}"

@@ -1,141 +1,164 @@
-"""Mutants of function bodies, made by cosmic-ray and judged by the tests that reach the mutated line.
+"""Mutants of ``impl/``, made by cosmic-ray and judged by the tests that reach the mutated line.
 
     python -m conformance.harness.mutants                      # five minutes over all of impl/, seed from the date
     python -m conformance.harness.mutants --module impl/rollmatch/learn/pack.py --sample 100
     python -m conformance.harness.mutants --diff main          # lines that differ from a branch
 
 ``build/coverage`` says which tests reach a line; ``make map`` writes it. A mutant that no test reaches survives.
+Left out is what has no behavior: annotations, protocols, imports for them, ``frozen``, ``slots`` and ``kw_only`` of
+decorators, and what is written into the text of an error or of a line that is printed.
 """
 
 import argparse
 import ast
-import json
 import random
 import re
-import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice, takewhile
 from pathlib import Path
 
-from cosmic_ray.commands.init import _all_work_items
+from cosmic_ray.ast import ast_nodes, get_ast_from_path
 from cosmic_ray.mutating import mutate_code
-from cosmic_ray.plugins import get_operator
-from cosmic_ray.work_item import MutationSpec
-from coverage import CoverageData
+from cosmic_ray.plugins import get_operator, operator_names
+from parso.tree import NodeOrLeaf
 from scipy.stats import binomtest
 
-from conformance.harness.trial import IMPL, ROOT, Trial, run_trials
+from conformance.harness.reach import slow_tests_of, tests_of, tree_of
+from conformance.harness.trial import IMPL, ROOT, Trial, TrialResult, run_trials
 
-MAP, FAILED = ROOT / "build/coverage", ROOT / ".pytest_cache/v/cache/lastfailed"
-MOST_TESTS, BUDGET_S, TIMEOUT_S = 150, 20, 120
-"""Tests of a mutant, processor time after which no further one begins, and time until it counts as killed."""
-LEFT_OUT = ("ReplaceBinaryOperator_BitOr", "ExceptionReplacer")
-"""``int | None`` is an annotation, and fails at import when changed; exceptions with a dotted name stop cosmic-ray."""
+BUDGET_S = 20
+"""Processor time of a mutant's tests after which no further one begins."""
+TIMEOUT_S, SLOW_TIMEOUT_S = 120, 400
+"""Time until a mutant counts as killed; the second one for tests that start engines."""
 CONFIDENCE = 0.998
 """Of the interval around a sample's share: one run in a thousand fails by chance alone."""
 SURVIVED, KILLED = ("passed", "not reached"), ("failed", "timeout")
 """A mutant with which the tests could not run (``broken``) says nothing and does not count."""
+MUTABLE = re.compile(
+    r"[-+*/%<>@]|[=!]=|\b(\d|(and|or|not|if|elif|while|for|is|in|True|False|break|continue|except|assert)\b)"
+)
 Lines = dict[Path, set[int]]
+Span = tuple[tuple[int, int], tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    path: Path
+    line: int
+    operator: str
+    occurrence: int
+    """Number of the operator's place in the file."""
 
 
 @cache
-def read_map() -> tuple[CoverageData, Counter[str]]:
-    """The map, and of each test the number of files it touches. Errors: ``SystemExit`` without a map."""
-    if not MAP.exists():
-        raise SystemExit(f"{MAP.relative_to(ROOT)} is missing: run make map")
-    data = CoverageData(basename=str(MAP))
-    data.read()
-    query = (
-        "SELECT context.context, count(*) FROM line_bits JOIN context ON context_id = context.id GROUP BY context_id"
-    )
-    breadth: Counter[str] = Counter()
-    with sqlite3.connect(MAP) as connection:
-        for context, number in connection.execute(query):
-            breadth[test_of(context)] += number
-    return data, breadth
-
-
-def test_of(context: str) -> str:
-    """The test of a context ``test@group|phase``; the group is there where xdist dealt tests out by groups.
-
-    >>> test_of("conformance/a/test_b.py::test_c[1@2]@conformance/a/test_b.py|run"), test_of("a.py::test_b|setup")
-    ('conformance/a/test_b.py::test_c[1@2]', 'a.py::test_b')
-    """
-    return re.sub(r"@[\w./-]+$", "", context.rpartition("|")[0])
-
-
-@cache
-def contexts_of(path: Path) -> dict[int, list[str]]:
-    """Line -> ``test|phase`` of what reached it."""
-    return read_map()[0].contexts_by_lineno(path.relative_to(ROOT).as_posix())
-
-
-@cache
-def places_of(path: Path) -> dict[int, list[list[MutationSpec]]]:
+def places_of(path: Path) -> dict[int, list[list[Mutation]]]:
     """Line -> mutations of one place and kind together: ``+`` has eleven replacements, but is one place."""
-    places: dict[tuple[int, ...], dict[str, list[MutationSpec]]] = {}
-    for item in _all_work_items([path], {}):
-        (spec,) = item.mutations
-        kind = re.sub(r"_[A-Za-z]+$", "", spec.operator_name.partition("/")[2])
-        if not kind.startswith(LEFT_OUT):
-            places.setdefault(spec.start_pos, {}).setdefault(kind, []).append(spec)
-    lines: dict[int, list[list[MutationSpec]]] = {}
+    places: dict[tuple[int, ...], dict[str, list[Mutation]]] = {}
+    spans, nodes = list(_spans_without_behavior(tree_of(path))), list(ast_nodes(get_ast_from_path(path)))
+    spans += [(node.start_pos, node.end_pos) for node in nodes if _is_star_of_signature(node)]
+    for name in operator_names():
+        kind = re.sub(r"_[A-Za-z]+$", "", name)
+        if get_operator(name).arguments():
+            continue  # names of variables, which nobody has given
+        starts = (start for node in nodes for start, _ in get_operator(name)().mutation_positions(node))
+        for occurrence, start in enumerate(starts):
+            if not any(begin <= start < end for begin, end in spans):
+                mutation = Mutation(path=path, line=start[0], operator=name, occurrence=occurrence)
+                places.setdefault(start, {}).setdefault(kind, []).append(mutation)
+    lines: dict[int, list[list[Mutation]]] = {}
     for (line, _), kinds in places.items():
         lines.setdefault(line, []).extend(kinds.values())
     return lines
 
 
-def bodies_of(path: Path) -> set[int]:
-    """Lines of function bodies."""
-    functions = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.FunctionDef)]
-    return {line for node in functions for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
+def _is_star_of_signature(node: NodeOrLeaf) -> bool:
+    return node.type == "operator" and node.parent is not None and node.parent.type == "parameters"
 
 
-def draw(lines: Lines, chance: random.Random) -> Iterator[MutationSpec]:
-    """Lines in random order, of each one mutation."""
+def _spans_without_behavior(tree: ast.AST) -> Iterator[Span]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.arg(annotation=ast.expr() as part) | ast.AnnAssign(annotation=part):
+                yield _span_of(part)
+            case ast.FunctionDef(returns=ast.expr() as part) | ast.AsyncFunctionDef(returns=ast.expr() as part):
+                yield _span_of(part)
+            case ast.If(test=ast.Name(id="TYPE_CHECKING") as part):
+                yield (part.lineno, part.col_offset), _span_of(part)[1]
+            case ast.ClassDef(bases=[*_, ast.Name(id="Protocol")]):
+                yield (node.lineno, 0), (node.end_lineno or 0, sys.maxsize)
+            case ast.ClassDef(decorator_list=decorators):
+                keywords = [each for call in decorators if isinstance(call, ast.Call) for each in call.keywords]
+                yield from (_span_of(each) for each in keywords if each.arg in ("frozen", "slots", "kw_only"))
+        if _is_message(node):
+            yield from (_span_of(each) for each in ast.walk(node) if isinstance(each, ast.JoinedStr))
+
+
+def _is_message(node: ast.AST) -> bool:
+    """Whether the texts in a node are those of an error, or printed."""
+    match node:
+        case ast.Raise() | ast.Call(func=ast.Name(id="print")):
+            return True
+        case ast.Call(keywords=keywords):
+            return any(each.arg == "remedy" for each in keywords)
+        case ast.Assign(targets=targets):
+            names = {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+            return bool(names & {"problem", "remedy"})
+    return False
+
+
+def _span_of(node: ast.expr | ast.keyword) -> Span:
+    return (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
+
+
+def draw(lines: Lines, chance: random.Random) -> Iterator[Trial]:
+    """Lines in random order, of each one mutation that is Python: ``def f(/, x)`` is not."""
     order = [(path, line) for path in sorted(lines) for line in sorted(lines[path])]
     chance.shuffle(order)
     for path, line in order:
-        if places := places_of(path).get(line):
-            yield chance.choice(chance.choice(places))
+        places = [chance.sample(place, len(place)) for place in places_of(path).get(line, ())]
+        mutations = (mutation for place in chance.sample(places, len(places)) for mutation in place)
+        yield from islice((trial_of(each, source) for each in mutations if (source := _mutated(each))), 1)
 
 
-def trial_of(spec: MutationSpec) -> Trial:
-    path, line = Path(spec.module_path), spec.start_pos[0]
-    source = mutate_code(path.read_text(encoding="utf-8"), get_operator(spec.operator_name)(), spec.occurrence) or ""
-    tests = tests_of(path, line)[:MOST_TESTS]
+def _mutated(mutation: Mutation) -> str | None:
+    """The changed source, if cosmic-ray can make it and Python can read it."""
+    text = mutation.path.read_text(encoding="utf-8")
+    try:
+        source = mutate_code(text, get_operator(mutation.operator)(), mutation.occurrence)
+        ast.parse(source or "")
+    except (SyntaxError, AttributeError):  # cosmic-ray does not replace ``except (a.B, C)``
+        return None
+    return source
+
+
+def trial_of(mutation: Mutation, source: str) -> Trial:
+    path, line = mutation.path, mutation.line
+    tests = tests_of(path, line)
     changed = source.splitlines()[line - 1].strip()
-    name = f"{path.relative_to(ROOT)}:{line} {spec.operator_name.partition('/')[2]}: {changed}"
-    settings = {"timeout_s": TIMEOUT_S, "budget_s": BUDGET_S, "with_doctests": ">>>" in source}
+    name = f"{path.relative_to(ROOT)}:{line} {mutation.operator.partition('/')[2]}: {changed}"
+    timeout_s = SLOW_TIMEOUT_S if slow_tests_of(path) else TIMEOUT_S
+    settings = {"timeout_s": timeout_s, "budget_s": BUDGET_S, "with_doctests": ">>>" in source}
     return Trial(name=name, path=path.relative_to(IMPL), source=source, tests=tests, **settings)
 
 
-def tests_of(path: Path, line: int) -> tuple[str, ...]:
-    """Tests that reach a line. First those that reach a line near it that few tests reach, then narrow ones."""
-    breadth = read_map()[1]
-    near = [{test_of(each) for each in contexts_of(path).get(line + by, [])} for by in range(-10, 11)]
-    rarity = {test: min(len(tests) for tests in near if test in tests) for test in near[10] if can_judge(test)}
-    return tuple(sorted(rarity, key=lambda test: (rarity[test], breadth[test], test)))
-
-
-@cache
-def can_judge(test: str) -> bool:
-    """Whether a test of the map is still there, and passed when the map was made."""
-    file, _, name = test.partition("::")
-    path = ROOT / file
-    is_there = path.is_file() and f"def {name.partition('[')[0]}(" in path.read_text(encoding="utf-8")
-    return is_there and test not in failed_tests()
-
-
-@cache
-def failed_tests() -> frozenset[str]:
-    """Tests that failed when the map was made."""
-    return frozenset(test_of(f"{test}|") for test in json.loads(FAILED.read_text())) if FAILED.exists() else frozenset()
+def lines_to_mutate(path: Path) -> set[int]:
+    """Lines with something like an operator, a number or a condition: cosmic-ray need not read the other files."""
+    texts = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Expr | ast.Constant)]
+    texts = [getattr(node, "value", node) for node in texts]
+    documentation = {
+        line
+        for node in texts
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for line in range(node.lineno, (node.end_lineno or 0))
+    }
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+    return {line for line, text in lines if line not in documentation and MUTABLE.search(text)}
 
 
 def changed_lines(branch: str) -> Lines:
@@ -150,16 +173,48 @@ def changed_lines(branch: str) -> Lines:
     return lines
 
 
-def judge(specs: Iterator[MutationSpec], *, minutes: float, workers: int) -> Counter[str]:
-    """Outcomes of the mutants that the time allows; survivors are printed."""
-    end, outcomes = time.monotonic() + 60 * minutes, Counter[str]()
-    trials = (trial_of(spec) for spec in takewhile(lambda _: time.monotonic() < end, specs))
-    for result in run_trials(trials, num_workers=workers):
-        outcomes[result.outcome] += 1
+def judge(trials: Iterable[Trial], *, minutes: float, workers: int) -> dict[str, Counter[str]]:
+    """Outcomes by package of the mutants that the time allows; survivors are printed."""
+    end, outcomes = time.monotonic() + 60 * minutes, dict[str, Counter[str]]()
+    results = list[TrialResult]()
+    for result in run_trials(takewhile(lambda _: time.monotonic() < end, trials), num_workers=workers):
+        results.append(result)
         if result.outcome in SURVIVED:
             sys.stdout.write(f"survived ({result.outcome}) {result.trial.name}\n")
             sys.stdout.flush()
+    alone = failing_alone({test for result in results for test in failed_in(result)})
+    for result in results:
+        package = result.trial.path.parts[1].removesuffix(".py")
+        outcome = "passed" if result.outcome == "failed" and alone.issuperset(failed_in(result)) else result.outcome
+        outcomes.setdefault(package, Counter())[outcome] += 1
+        if outcome != result.outcome:
+            sys.stdout.write(f"survived (its test fails without it) {result.trial.name}\n")
     return outcomes
+
+
+def failed_in(result: TrialResult) -> set[str]:
+    """Tests that failed in a trial, examples in docstrings with a path of the copy."""
+    return set(re.findall(r"^FAILED (\S+(?: \S+)*?)(?: - |$)", result.log, re.MULTILINE))
+
+
+def failing_alone(tests: set[str]) -> set[str]:
+    """Those of the tests that fail in a trial that changes nothing: they kill no mutant."""
+    path, failing = IMPL / "rollmatch/errors.py", set[str]()
+    left = {test for test in tests if test.startswith("conformance/")}
+    while left:
+        settings = {"timeout_s": SLOW_TIMEOUT_S, "source": path.read_text(encoding="utf-8")}
+        trial = Trial(name="unchanged", path=path.relative_to(IMPL), tests=tuple(sorted(left)), **settings)
+        (result,) = run_trials([trial], num_workers=1)
+        if not (failed := failed_in(result) & left):
+            break
+        failing, left = failing | failed, left - failed
+    return failing
+
+
+def counts_of(outcomes: Counter[str]) -> tuple[int, int]:
+    """Number of killed mutants, and of all that count."""
+    killed = sum(outcomes[each] for each in KILLED)
+    return killed, killed + sum(outcomes[each] for each in SURVIVED)
 
 
 def main() -> int:
@@ -175,13 +230,15 @@ def main() -> int:
     options = parser.parse_args()
     changed = changed_lines(options.diff) if options.diff else {}
     paths = [path.resolve() for path in options.module or ()] or list(changed) or list(IMPL.rglob("*.py"))
-    lines = {path: bodies_of(path) & changed.get(path, bodies_of(path)) for path in paths}
-    specs = islice(draw(lines, random.Random(options.seed)), options.sample)
-    outcomes = judge(specs, minutes=options.minutes, workers=options.workers)
-    killed = sum(outcomes[each] for each in KILLED)
-    total = max(killed + sum(outcomes[each] for each in SURVIVED), 1)
-    likely = 100 * binomtest(killed, total).proportion_ci(CONFIDENCE, method="wilson").high
-    share = f"{100 * killed / total:.1f} %, at most {likely:.0f} % of all"
+    lines = {path: changed.get(path) or lines_to_mutate(path) for path in paths}
+    trials = islice(draw(lines, random.Random(options.seed)), options.sample)
+    packages = judge(trials, minutes=options.minutes, workers=options.workers)
+    for package in sorted(packages):
+        sys.stdout.write("{}: {} of {}\n".format(package, *counts_of(packages[package])))
+    outcomes = sum(packages.values(), Counter[str]())
+    killed, total = counts_of(outcomes)
+    likely = 100 * binomtest(killed, max(total, 1)).proportion_ci(CONFIDENCE, method="wilson").high
+    share = f"{100 * killed / max(total, 1):.1f} %, at most {likely:.0f} % of all"
     sys.stdout.write(f"seed {options.seed}: {killed} of {total} killed, {share} {dict(outcomes)}\n")
     return 1 if likely < options.fail_under or outcomes["broken"] > outcomes.total() / 4 else 0
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -29,7 +30,6 @@ PRELOADED = (
     *("transformers.models.qwen3_vl.modeling_qwen3_vl", "transformers.models.qwen3_vl.processing_qwen3_vl"),
 )
 OPTIONS = (
-    "-x",
     "-q",
     "-m",
     "not gpu",
@@ -104,6 +104,7 @@ def _start(trial: Trial, folder: Path) -> int:
     if child:
         return child
     status = 3
+    sys.modules["__main__"] = ModuleType("__main__")  # or processes that tests start would load the caller's
     try:
         os.setsid()
         signal.alarm(trial.timeout_s)
@@ -126,25 +127,28 @@ def _run(trial: Trial, folder: Path) -> int:
     paths = ["-o", f"pythonpath={impl} {ROOT}", "--basetemp", str(folder / "tmp")]
     doctests = ("--doctest-modules", str(impl / trial.path)) if trial.with_doctests else ()
     status = pytest.main([*OPTIONS, *paths, *doctests, *trial.tests], plugins=[listener])
-    return 1 if listener.failed else 0 if status == pytest.ExitCode.OK or listener.is_spent else 2
+    return 1 if listener.failed else 0 if listener.num_passed or status == pytest.ExitCode.OK else 2
 
 
 class Listener:
-    """A pytest plugin: tests whose own code failed, not their collection or set-up; an end when the budget is spent."""
+    """A pytest plugin: the first test that fails in its own code ends the run, and so does a spent budget.
+
+    A test that fails in its collection or set-up does not: it may need what a fork does not have.
+    """
 
     def __init__(self, budget_s: float) -> None:
         self.failed: list[str] = []
+        self.num_passed = 0
         self.budget_s = budget_s
-        self.is_spent = False
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.failed and report.when == "call":
-            self.failed.append(report.nodeid)
+        if report.when == "call":
+            self.num_passed += report.passed
+            self.failed += [report.nodeid] * report.failed
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
-        if time.process_time() > self.budget_s:
-            self.is_spent = True
-            item.session.shouldstop = "the budget is spent"
+        if self.failed or time.process_time() > self.budget_s:
+            item.session.shouldstop = "a test failed, or the budget is spent"
 
 
 def link_tree(target: Path, path: Path, source: str) -> None:

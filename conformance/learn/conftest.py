@@ -1,7 +1,9 @@
-"""A small random model and segments with 0 to 3 images, made once."""
+"""Small random models and segments with 0 to 3 images, made once."""
 
 import pytest
 
+from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
+from conformance.learn.loss_cases import row_of
 from conformance.learn.models import make_packed_model
 from conformance.learn.segments import make_segment
 
@@ -12,7 +14,18 @@ def model():
 
 
 @pytest.fixture(scope="module")
+def text_model():
+    return make_tiny_qwen3()
+
+
+@pytest.fixture(scope="module")
 def pairs():
     """0 to 3 images; boxes and a polygon of five points."""
     shapes = ((1, 4), (2, 10), (0, 4), (3, 6))
     return [make_segment(seed, num_images=i, num_slots=n) for seed, (i, n) in enumerate(shapes)]
+
+
+@pytest.fixture(scope="module")
+def batch(pairs):
+    """The pairs as a row and its images."""
+    return row_of(pairs)

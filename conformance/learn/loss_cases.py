@@ -4,9 +4,9 @@ import torch
 
 from conformance.doubles.tiny_qwen3_vl import COORD_IDS, VOCAB_LEN, bin_of
 from conformance.learn.models import TOLERANCE
-from conformance.learn.segments import make_row
-from rollmatch.objectives.rollout_matching.loss import LossRules
-from rollmatch.objectives.rollout_matching.supervision import MaskRules
+from conformance.learn.segments import make_row, make_segment
+from rollmatch.objectives.rollout_matching.loss import LossRules, count_totals
+from rollmatch.objectives.rollout_matching.supervision import MaskRules, mask_segment
 
 RULES = LossRules(coord_ids=COORD_IDS, gate_weight=0.5)
 MASK = {"rules": MaskRules(desc_ce_weight=0.3), "bin_of": bin_of}
@@ -26,3 +26,14 @@ def same_terms(ours, theirs):
         torch.testing.assert_close(
             getattr(ours, field), getattr(theirs, field), rtol=TOLERANCE, atol=TOLERANCE, msg=field
         )
+
+
+def scoring_of(supervision, rules=RULES):
+    """Arguments of a loss whose step is this supervision alone."""
+    return {"supervision": supervision, "rules": rules, "totals": count_totals([supervision])}
+
+
+def scored_segment(seed=0, **shape):
+    """Logits of one segment, and arguments of its loss."""
+    segment, _ = make_segment(seed, **shape)
+    return random_logits(segment.encoded_len), scoring_of(mask_segment(segment, **MASK))

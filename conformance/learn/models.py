@@ -1,4 +1,4 @@
-"""Forward passes that the tests of this room compare: packed, one by one, padded."""
+"""Forward passes that tests compare: packed, one by one, padded."""
 
 import torch
 

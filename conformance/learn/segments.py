@@ -1,4 +1,4 @@
-"""Segments for the tests of this room: short, random, whole (prompt, prefix, tail, EOS), with real images."""
+"""Segments for tests: short, random, whole (prompt, prefix, tail, EOS), with real images."""
 
 import random
 

@@ -1,5 +1,7 @@
 """Packed attention: equal to the unpacked forward, sealed between segments, and plain sdpa otherwise."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AttentionInterface
@@ -8,12 +10,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from conformance.doubles.tiny_qwen3_vl import IMAGE_ID, PAD_ID, make_tiny_qwen3, make_tiny_qwen3_vl
 from conformance.learn.models import TOLERANCE, make_packed_model, packed_logits, single_logits
 from conformance.learn.segments import make_row, make_segment
+from conformance.refusals import refused
 from rollmatch.learn import attention
 from rollmatch.learn.attention import (
     PACKED_ATTENTION,
     DeferredMask,
-    PackedBoundsInvalid,
-    SlidingWindowPacked,
     packed_attention,
     packed_mask,
     spans_of,
@@ -21,24 +22,11 @@ from rollmatch.learn.attention import (
 )
 from rollmatch.learn.batch import make_model_inputs
 from rollmatch.model.images import NO_IMAGES
-from rollmatch.records import Segment
-
-
-@pytest.fixture(scope="module")
-def model():
-    return make_packed_model()
 
 
 @pytest.fixture(scope="module")
 def plain_model():
     return make_tiny_qwen3_vl()
-
-
-@pytest.fixture(scope="module")
-def batch():
-    """Segments with 1, 2, 0 and 3 images."""
-    pairs = [make_segment(seed, num_images=count) for seed, count in enumerate((1, 2, 0, 3))]
-    return make_row(*(segment for segment, _ in pairs)), [images for _, images in pairs]
 
 
 def cut(tensor, row):
@@ -68,13 +56,13 @@ def test_packed_logits_are_the_unpacked_ones_in_training_with_checkpointing(plai
     torch.testing.assert_close(cut(packed, row)[1], alone, rtol=0, atol=TOLERANCE)
 
 
-def test_packed_logits_of_a_text_model_are_the_unpacked_ones():
-    segments = [make_segment(seed)[0] for seed in range(3)]
-    row, plain, packed = make_row(*segments), make_tiny_qwen3(), make_tiny_qwen3()
+def test_packed_logits_of_a_text_model_are_the_unpacked_ones(text_model):
+    segments, packed = [make_segment(seed)[0] for seed in range(3)], make_tiny_qwen3()
+    row = make_row(*segments)
     use_packed_attention(packed)
     with torch.no_grad():
         ours = packed(**make_model_inputs(row, images=[NO_IMAGES] * 3, model=packed)).logits[0]
-        singles = [plain(input_ids=torch.tensor([s.token_ids])).logits[0] for s in segments]
+        singles = [text_model(input_ids=torch.tensor([s.token_ids])).logits[0] for s in segments]
     for one, alone in zip(cut(ours, row), singles, strict=True):
         torch.testing.assert_close(one, alone, rtol=0, atol=TOLERANCE)
 
@@ -83,7 +71,8 @@ def test_the_leak_test_sees_a_leak(model, batch):
     """The same comparison, with bounds that make the row one segment."""
     row, images = batch
     first = row.segments[0]
-    changed = make_row(_with_token(first, 1, (first.token_ids[1] + 1) % 256), *row.segments[1:])
+    head, other, *tail = first.token_ids
+    changed = make_row(replace(first, token_ids=(head, (other + 1) % 256, *tail)), *row.segments[1:])
 
     def leaky(some_row):
         inputs = make_model_inputs(some_row, images=images, model=model)
@@ -92,23 +81,6 @@ def test_the_leak_test_sees_a_leak(model, batch):
             return cut(model(**inputs).logits[0], some_row)
 
     assert (leaky(row)[1] - leaky(changed)[1]).abs().max() > 1e-2
-
-
-def _with_token(segment, index, token_id):
-    token_ids = list(segment.token_ids)
-    token_ids[index] = token_id
-    return Segment(
-        sample=segment.sample,
-        policy_version=1,
-        token_ids=tuple(token_ids),
-        prompt_len=segment.prompt_len,
-        prefix_len=segment.prefix_len,
-    )
-
-
-def test_only_the_text_model_is_switched(model):
-    assert model.config.text_config._attn_implementation == PACKED_ATTENTION
-    assert model.config.vision_config._attn_implementation == "sdpa"
 
 
 def test_a_model_is_switched_beneath_its_adapters(batch):
@@ -190,33 +162,26 @@ def test_attention_of_segments_is_sdpa_of_each_with_grouped_heads():
 
 @pytest.mark.parametrize("bounds", [[0, 4], [1, 9], [0, 5, 5, 9], [0, 6, 4, 9], [0]])
 def test_bounds_that_do_not_cut_the_row_are_refused(bounds):
-    with pytest.raises(PackedBoundsInvalid) as caught:
+    with refused("packed-bounds-invalid", "cu_seq_lens_q"):
         spans_of(torch.tensor(bounds), num_tokens=9)
-    assert (caught.value.code, caught.value.key) == ("packed-bounds-invalid", "cu_seq_lens_q")
-    assert spans_of(torch.tensor([0, 5, 9]), num_tokens=9) == ((0, 5), (5, 9))
+    written = torch.tensor([0, 5, 9])
+    assert spans_of(written, num_tokens=9) == ((0, 5), (5, 9))
+    written[1] = 4
+    assert spans_of(written, num_tokens=9) == ((0, 4), (4, 9)), "bounds written anew are read anew"
 
 
-def test_bounds_written_anew_are_read_anew():
-    bounds = torch.tensor([0, 5, 9])
-    assert spans_of(bounds, num_tokens=9) == ((0, 5), (5, 9))
-    bounds[1] = 4
-    assert spans_of(bounds, num_tokens=9) == ((0, 4), (4, 9))
-
-
-@pytest.mark.parametrize(("num_rows", "num_keys"), [(2, 4), (1, 6)])
-def test_a_packed_call_is_one_row_without_cache(num_rows, num_keys):
+@pytest.mark.parametrize(
+    ("num_rows", "num_keys", "window", "code", "key"),
+    [
+        (2, 4, None, "packed-bounds-invalid", "cu_seq_lens_q"),
+        (1, 6, None, "packed-bounds-invalid", "cu_seq_lens_q"),
+        (1, 4, 2, "sliding-window-packed", "training.packing"),
+    ],
+)
+def test_a_packed_call_is_one_row_without_cache_or_window(num_rows, num_keys, window, code, key):
     module, bounds = make_tiny_qwen3().model.layers[0].self_attn, torch.tensor([0, 4])
-    with pytest.raises(PackedBoundsInvalid) as caught:
-        _call(module, num_rows, num_keys, cu_seq_lens_q=bounds)
-    assert (caught.value.code, caught.value.key) == ("packed-bounds-invalid", "cu_seq_lens_q")
-    _call(module, 1, 4, cu_seq_lens_q=bounds)
-
-
-def test_a_sliding_window_is_not_silently_lost():
-    module, bounds = make_tiny_qwen3().model.layers[0].self_attn, torch.tensor([0, 4])
-    with pytest.raises(SlidingWindowPacked) as caught:
-        _call(module, 1, 4, cu_seq_lens_q=bounds, sliding_window=2)
-    assert (caught.value.code, caught.value.key) == ("sliding-window-packed", "training.packing")
+    with refused(code, key):
+        _call(module, num_rows, num_keys, cu_seq_lens_q=bounds, sliding_window=window)
     _call(module, 1, 4, cu_seq_lens_q=bounds, sliding_window=None)
 
 
@@ -230,8 +195,5 @@ def test_a_deferred_mask_is_cooked_once():
     assert isinstance(mask, DeferredMask)
     assert mask.tensor is mask.tensor
     assert torch.equal(mask.tensor[0, 0], torch.ones(4, 4).tril().bool())
-
-
-def test_sdpa_itself_is_left_as_it_was():
-    assert AttentionInterface()["sdpa"] is sdpa_attention_forward
-    assert AttentionInterface()[PACKED_ATTENTION] is packed_attention
+    interface = AttentionInterface()
+    assert (interface["sdpa"], interface[PACKED_ATTENTION]) == (sdpa_attention_forward, packed_attention)

@@ -66,6 +66,19 @@ def test_all_layers_are_kept_where_all_fit(model):
         numbers.append(checkpointing.num_kept)
     assert numbers == [0, 2, 8, 12, 12]
     assert all(kept(model))
+    ids = torch.zeros(1, 400, dtype=torch.int64)
+    with torch.no_grad():
+        model(input_ids=ids)
+    model.eval()(input_ids=ids)
+    assert checkpointing.num_kept == 12, "evaluation and scoring change nothing"
+
+
+def test_closed_it_leaves_the_model_alone(model):
+    checkpointing = AdaptiveCheckpointing(model, model.model.layers, share=0.9, memory=SimulatedMemory(10**9))
+    checkpointing.close()
+    model(input_ids=torch.arange(40)[None]).logits.sum().backward()
+    assert checkpointing.num_kept == 0
+    assert not any(kept(model))
 
 
 @pytest.mark.parametrize("num_fitting", [0, 1, 5, 11])
@@ -91,18 +104,6 @@ def test_a_longer_batch_keeps_fewer_layers(model):
     assert checkpointing.num_kept == 12
 
 
-def test_evaluation_and_scoring_change_nothing(model):
-    memory = SimulatedMemory(10**9)
-    checkpointing = AdaptiveCheckpointing(model, model.model.layers, share=0.9, memory=memory)
-    for _ in range(4):
-        memory.run(checkpointing, model, 40)
-    with torch.no_grad():
-        model(input_ids=torch.zeros(1, 400, dtype=torch.int64))
-    model.eval()
-    model(input_ids=torch.zeros(1, 400, dtype=torch.int64))
-    assert checkpointing.num_kept == 12
-
-
 def test_gradients_are_those_of_a_model_without_checkpointing(model):
     plain, ids = make_tiny_qwen3(num_layers=12).train(), torch.arange(40)[None] % 50
     checkpointing = AdaptiveCheckpointing(model, model.model.layers, share=0.9, memory=SimulatedMemory(10**9))
@@ -110,11 +111,3 @@ def test_gradients_are_those_of_a_model_without_checkpointing(model):
     for one in (plain, model):
         one(input_ids=ids, use_cache=False).logits.pow(2).mean().backward()
     assert_same_gradients(gradients(model), gradients(plain))
-
-
-def test_closed_it_leaves_the_model_alone(model):
-    checkpointing = AdaptiveCheckpointing(model, model.model.layers, share=0.9, memory=SimulatedMemory(10**9))
-    checkpointing.close()
-    model(input_ids=torch.arange(40)[None]).logits.sum().backward()
-    assert checkpointing.num_kept == 0
-    assert not any(kept(model))

@@ -5,37 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conformance.doubles.tiny_qwen3_vl import IMAGE_ID, PAD_ID, VIDEO_ID, make_tiny_qwen3
-from conformance.learn.models import TOLERANCE, make_packed_model, padded_logits, single_logits
+from conformance.doubles.tiny_qwen3_vl import IMAGE_ID, PAD_ID, VIDEO_ID
+from conformance.learn.loss_cases import row_of
+from conformance.learn.models import TOLERANCE, padded_logits, single_logits
 from conformance.learn.segments import features_of, make_row, make_segment
-from rollmatch.learn.batch import (
-    ImagesNotAligned,
-    ImageTokensMismatch,
-    VideoTokens,
-    make_model_inputs,
-    make_padded_inputs,
-    row_metadata,
-)
+from conformance.refusals import refused
+from rollmatch.learn.batch import make_model_inputs, make_padded_inputs, row_metadata
 from rollmatch.model.images import NO_IMAGES
 
 
-@pytest.fixture(scope="module")
-def model():
-    return make_packed_model()
-
-
-@pytest.fixture(scope="module")
-def text_model():
-    return make_tiny_qwen3()
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    return [make_segment(seed, num_images=count) for seed, count in enumerate((1, 2, 0, 3))]
-
-
 def collate(pairs, model):
-    return make_model_inputs(make_row(*(s for s, _ in pairs)), images=[i for _, i in pairs], model=model)
+    row, images = row_of(pairs)
+    return make_model_inputs(row, images=images, model=model)
 
 
 def test_a_row_concatenates_ids_and_restarts_positions(pairs, model):
@@ -70,18 +51,21 @@ def test_images_follow_their_segments(pairs, model):
     assert len(inputs["pixel_values"]) == inputs["image_grid_thw"].prod(-1).sum()
 
 
-def test_a_row_of_text_alone_carries_no_pixels(model):
-    inputs = collate([make_segment(0), make_segment(1)], model)
-    assert "pixel_values" not in inputs
-    assert "image_grid_thw" not in inputs
+def test_a_row_of_text_alone_carries_no_pixels_and_a_text_model_takes_flat_positions(model, text_model):
+    pairs = [make_segment(0), make_segment(2, num_slots=6)]
+    inputs = collate(pairs, model)
+    assert not {"pixel_values", "image_grid_thw"} & inputs.keys()
     assert not inputs["mm_token_type_ids"].any()
-
-
-def test_a_text_model_takes_one_row_of_positions(text_model):
-    pairs = [make_segment(0), make_segment(1)]
     inputs = collate(pairs, text_model)
     assert inputs["position_ids"].tolist() == [[i for segment, _ in pairs for i in range(segment.encoded_len)]]
     assert "mm_token_type_ids" not in inputs
+    segments = [segment for segment, _ in pairs]
+    inputs = make_padded_inputs(segments, images=[NO_IMAGES] * 2, model=text_model, pad_id=PAD_ID)
+    assert inputs["position_ids"].shape == inputs["input_ids"].shape
+    with torch.no_grad():
+        padded = text_model(**inputs).logits
+        alone = text_model(input_ids=torch.tensor([segments[0].token_ids])).logits[0]
+    torch.testing.assert_close(padded[0, : len(alone)], alone, rtol=0, atol=TOLERANCE)
 
 
 def test_padded_inputs_pad_on_the_right_and_mask_it(pairs, model):
@@ -105,24 +89,6 @@ def test_padded_logits_are_the_unpadded_ones(pairs, model):
             torch.testing.assert_close(padded[place, : segment.encoded_len], alone, rtol=0, atol=TOLERANCE)
 
 
-def test_padded_inputs_of_a_text_model_have_flat_positions(text_model):
-    segments = [make_segment(0)[0], make_segment(2, num_slots=6)[0]]
-    inputs = make_padded_inputs(segments, images=[NO_IMAGES] * 2, model=text_model, pad_id=PAD_ID)
-    assert inputs["position_ids"].shape == inputs["input_ids"].shape
-    with torch.no_grad():
-        padded = text_model(**inputs).logits
-        alone = text_model(input_ids=torch.tensor([segments[0].token_ids])).logits[0]
-    torch.testing.assert_close(padded[0, : len(alone)], alone, rtol=0, atol=TOLERANCE)
-
-
-def test_images_come_one_entry_per_segment(pairs, model):
-    row = make_row(*(segment for segment, _ in pairs))
-    with pytest.raises(ImagesNotAligned) as caught:
-        make_model_inputs(row, images=[i for _, i in pairs][:3], model=model)
-    assert (caught.value.code, caught.value.key) == ("images-not-aligned", "images")
-    make_model_inputs(row, images=[i for _, i in pairs], model=model)
-
-
 def drop_last_image(images):
     grid = images.tensors["image_grid_thw"][:-1]
     return features_of(images.tensors["pixel_values"][: int(grid.prod(-1).sum())], grid)
@@ -135,31 +101,29 @@ def swap_images(images):
 @pytest.mark.parametrize("damage", [drop_last_image, swap_images, lambda images: NO_IMAGES])
 def test_images_that_are_not_those_of_the_placeholders_are_refused(damage, model):
     segment, images = make_segment(1, num_images=2)
-    with pytest.raises(ImageTokensMismatch) as caught:
+    with refused("image-tokens-mismatch", "train.jsonl:2"):
         collate([(segment, damage(images))], model)
-    assert (caught.value.code, caught.value.key) == ("image-tokens-mismatch", "train.jsonl:2")
     collate([(segment, images)], model)
 
 
-@pytest.mark.parametrize(
-    ("token_id", "error", "code"),
-    [(IMAGE_ID, ImageTokensMismatch, "image-tokens-mismatch"), (VIDEO_ID, VideoTokens, "video-tokens")],
-)
-def test_a_placeholder_sampled_in_a_rollout_is_refused(token_id, error, code, model):
+def test_images_come_one_entry_per_segment_and_to_a_model_that_takes_them(batch, model, text_model):
+    row, images = batch
+    with refused("images-not-aligned", "images"):
+        make_model_inputs(row, images=images[:3], model=model)
+    make_model_inputs(row, images=images, model=model)
+    segment, images = make_segment(1, num_images=1)
+    with refused("image-tokens-mismatch", "train.jsonl:2"):
+        collate([(segment, images)], text_model)
+    collate([(segment, NO_IMAGES)], text_model)
+
+
+@pytest.mark.parametrize(("token_id", "code"), [(IMAGE_ID, "image-tokens-mismatch"), (VIDEO_ID, "video-tokens")])
+def test_a_placeholder_sampled_in_a_rollout_is_refused(token_id, code, model):
     segment, images = make_segment(1, num_images=1)
     sampled = replace(segment, token_ids=(*segment.token_ids[:-2], token_id, segment.token_ids[-1]))
-    with pytest.raises(error) as caught:
+    with refused(code, "train.jsonl:2"):
         collate([(sampled, images)], model)
-    assert (caught.value.code, caught.value.key) == (code, "train.jsonl:2")
     collate([(segment, images)], model)
-
-
-def test_a_text_model_takes_no_images(text_model):
-    segment, images = make_segment(1, num_images=1)
-    with pytest.raises(ImageTokensMismatch) as caught:
-        collate([(segment, images)], text_model)
-    assert caught.value.key == "train.jsonl:2"
-    collate([(segment, NO_IMAGES)], text_model)
 
 
 @pytest.mark.scenario(
@@ -174,10 +138,7 @@ def test_metadata_describes_each_segment_in_order(pairs):
         assert meta["encoded_len"] == meta["prompt_len"] + meta["train_len"] == segment.encoded_len
         assert ids[offset : offset + meta["prompt_len"]] == meta["prompt_ids"]
         assert meta["prefix_len"] == segment.prefix_len
-        assert (meta["coord_positions"], meta["coord_bins"]) == (
-            list(segment.coord_positions),
-            list(segment.coord_bins),
-        )
-        assert meta["desc_positions"] == list(segment.desc_positions)
+        for name in ("coord_positions", "coord_bins", "desc_positions"):
+            assert meta[name] == list(getattr(segment, name))
         offset += meta["encoded_len"]
     assert offset == row.num_tokens

@@ -9,13 +9,12 @@ from torch.autograd import gradcheck
 from torch.nn import functional
 
 from conformance.doubles.tiny_qwen3_vl import COORD_IDS, VOCAB_LEN
-from conformance.learn.loss_cases import FIELDS, MASK, RULES, row_of, same_terms
+from conformance.learn.loss_cases import FIELDS, MASK, RULES, same_terms, scoring_of
 from conformance.learn.models import TOLERANCE
 from rollmatch.learn import head as head_file
 from rollmatch.learn.head import HeadStates, column_scores, logprobs_of
 from rollmatch.objectives.rollout_matching.loss import (
     coord_losses,
-    count_totals,
     logit_indices,
     masked_loss_from_hidden,
     masked_loss_of_kept,
@@ -43,13 +42,13 @@ def graded(score, hidden):
 @pytest.mark.parametrize("gate_weight", [0.0, 0.5])
 @pytest.mark.parametrize("chunk_bytes", [1, SMALL, 10**9])
 def test_a_head_that_does_not_learn_gives_the_loss_and_gradient_of_whole_logits(
-    chunk_bytes, gate_weight, bias, pairs, monkeypatch
+    chunk_bytes, gate_weight, bias, batch, monkeypatch
 ):
     monkeypatch.setattr(head_file, "CHUNK_BYTES", chunk_bytes)
-    row, _ = row_of(pairs)
+    row, _ = batch
     supervision = mask_row(row, **MASK)
     rules = replace(RULES, gate_weight=gate_weight, temperature_coord=1.3)
-    scoring = {"supervision": supervision, "rules": rules, "totals": count_totals([supervision])}
+    scoring = scoring_of(supervision, rules)
     head, hidden = make_head(bias=bias), torch.randn(row.num_tokens, HIDDEN_LEN)
     terms = []
 
@@ -99,7 +98,7 @@ def test_slopes_of_coordinates_pass_gradcheck(gate_weight, monkeypatch):
     assert gradcheck(scores, (hidden,))
 
 
-def test_logits_exist_for_a_chunk_at_a_time_and_are_made_once(pairs, monkeypatch):
+def test_logits_exist_for_a_chunk_at_a_time_and_are_made_once(batch, monkeypatch):
     monkeypatch.setattr(head_file, "CHUNK_BYTES", SMALL)
     seen, plain = [], functional.linear
 
@@ -108,10 +107,10 @@ def test_logits_exist_for_a_chunk_at_a_time_and_are_made_once(pairs, monkeypatch
         return plain(rows, *others)
 
     monkeypatch.setattr(head_file.functional, "linear", counting)
-    row, _ = row_of(pairs)
+    row, _ = batch
     supervision = mask_row(row, **MASK)
     hidden = torch.randn(row.num_tokens, HIDDEN_LEN, requires_grad=True)
-    scoring = {"supervision": supervision, "rules": RULES, "totals": count_totals([supervision])}
+    scoring = scoring_of(supervision)
     masked_loss_from_hidden(hidden, lm_head=make_head(), **scoring).total.backward()
     assert max(seen) == 9
     assert sum(seen) == len(logit_indices(supervision)) < row.num_tokens
@@ -125,10 +124,10 @@ def test_rows_of_a_chunk_fill_whole_tiles():
 
 
 @pytest.mark.parametrize("rows_step", [1, 4])
-def test_blocks_of_a_chunk_are_scored_like_one(rows_step, pairs, monkeypatch):
-    row, _ = row_of(pairs)
+def test_blocks_of_a_chunk_are_scored_like_one(rows_step, batch, monkeypatch):
+    row, _ = batch
     supervision = mask_row(row, **MASK)
-    scoring = {"supervision": supervision, "rules": RULES, "totals": count_totals([supervision])}
+    scoring = scoring_of(supervision)
     head, hidden = make_head(), torch.randn(row.num_tokens, HIDDEN_LEN)
 
     def scored():
@@ -176,22 +175,14 @@ def test_in_bfloat16_scores_and_slopes_differ_by_rounding(dtype):
 
 
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
-def test_logits_that_are_not_finite_make_scores_that_are_not(odd):
+def test_scores_of_odd_logits_unlikely_tokens_and_no_rows(odd):
     head, hidden = make_head(), torch.randn(2, HIDDEN_LEN)
     hidden[0, 0] = odd
-    scores = logprobs_of(HeadStates.of(hidden, head), torch.tensor([1, 2]))
-    assert scores.isfinite().tolist() == [False, True]
-
-
-def test_a_very_unlikely_token_keeps_its_logprob():
-    head = torch.nn.Linear(1, 3, bias=False).requires_grad_(False)
-    head.weight.copy_(torch.tensor([[0.0], [500.0], [-500.0]]))
-    states = HeadStates.of(torch.ones(1, 1), head)
-    assert logprobs_of(states, torch.tensor([2])).tolist() == [-1000.0]
-
-
-def test_no_rows_have_no_scores_but_a_graph():
-    hidden = torch.zeros(0, HIDDEN_LEN, requires_grad=True)
-    scores = logprobs_of(HeadStates.of(hidden, make_head()), torch.zeros(0, dtype=torch.int64))
+    assert logprobs_of(HeadStates.of(hidden, head), torch.tensor([1, 2])).isfinite().tolist() == [False, True]
+    steep = torch.nn.Linear(1, 3, bias=False).requires_grad_(False)
+    steep.weight.copy_(torch.tensor([[0.0], [500.0], [-500.0]]))
+    assert logprobs_of(HeadStates.of(torch.ones(1, 1), steep), torch.tensor([2])).tolist() == [-1000.0]
+    nothing = torch.zeros(0, HIDDEN_LEN, requires_grad=True)
+    scores = logprobs_of(HeadStates.of(nothing, head), torch.zeros(0, dtype=torch.int64))
     scores.sum().backward()
-    assert (scores.shape, hidden.grad.shape) == ((0,), (0, HIDDEN_LEN))
+    assert (scores.shape, nothing.grad.shape) == ((0,), (0, HIDDEN_LEN)), "a graph, too"

@@ -10,13 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.doubles.tiny_qwen3_vl import COORD_IDS, VOCAB_LEN
-from conformance.learn.loss_cases import FIELDS, MASK, RULES, random_logits, same_terms
-from conformance.learn.segments import make_segment
+from conformance.learn.loss_cases import FIELDS, RULES, random_logits, same_terms, scored_segment, scoring_of
+from conformance.refusals import refused
 from rollmatch.objectives.rollout_matching.loss import (
-    LogitsMisfit,
     LossTotals,
-    TotalsTooSmall,
-    count_totals,
     gaussian_targets,
     logit_indices,
     masked_loss,
@@ -24,7 +21,7 @@ from rollmatch.objectives.rollout_matching.loss import (
     masked_loss_of_kept,
     slot_losses,
 )
-from rollmatch.objectives.rollout_matching.supervision import IGNORED, mask_segment
+from rollmatch.objectives.rollout_matching.supervision import IGNORED
 from rollmatch.records import Supervision
 
 
@@ -55,6 +52,7 @@ def by_hand(logits, supervision, rules):
     return ce, slots, prefix, gates
 
 
+@pytest.mark.scenario(clauses=["supervision/coordinates-are-learnt-as-distributions-over-bins#1"])
 @pytest.mark.parametrize(
     "rules",
     [
@@ -65,12 +63,10 @@ def by_hand(logits, supervision, rules):
     ],
 )
 def test_the_loss_is_what_the_formula_says(rules):
-    segment, _ = make_segment(3, num_slots=6)
-    supervision = mask_segment(segment, **MASK)
-    logits = random_logits(segment.encoded_len)
+    logits, scoring = scored_segment(3, num_slots=6)
     totals = LossTotals(text_weight=40.0, num_slots=30)
-    terms = masked_loss(logits, supervision=supervision, rules=rules, totals=totals)
-    ce, slots, prefix, gates = by_hand(logits, supervision, rules)
+    terms = masked_loss(logits, **scoring | {"rules": rules, "totals": totals})
+    ce, slots, prefix, gates = by_hand(logits, scoring["supervision"], rules)
     expected = {
         "total": ce / 40 + slots / 30,
         "ce": ce / 40,
@@ -124,27 +120,23 @@ def test_only_a_weighted_gate_reaches_logits_outside_the_coordinates(gate_weight
     supervision = Supervision(
         labels=(IGNORED,) * 2, weights=(0.0,) * 2, coord_positions=(1,), coord_bins=(7,), coord_in_prefix=(False,)
     )
-    rules = replace(RULES, gate_weight=gate_weight)
-    terms = masked_loss(logits, supervision=supervision, rules=rules, totals=count_totals([supervision]))
+    terms = masked_loss(logits, **scoring_of(supervision, replace(RULES, gate_weight=gate_weight)))
     terms.total.backward()
     assert bool(logits.grad[0, :256].any()) is pushed
     assert terms.gate > 0
 
 
-def test_only_supervised_logits_have_gradients():
-    segment, _ = make_segment(2)
-    supervision = mask_segment(segment, **MASK)
-    logits = random_logits(segment.encoded_len).requires_grad_()
-    masked_loss(logits, supervision=supervision, rules=RULES, totals=count_totals([supervision])).total.backward()
-    touched = logits.grad.abs().sum(-1).nonzero().flatten().tolist()
-    assert touched == list(logit_indices(supervision))
-
-
-def test_logit_indices_are_one_before_each_supervised_position():
-    segment, _ = make_segment(2)
-    supervision = mask_segment(segment, **MASK)
+def test_only_the_total_has_a_graph_and_only_supervised_logits_have_gradients():
+    logits, scoring = scored_segment(2)
+    supervision = scoring["supervision"]
     positions = {p for p, label in enumerate(supervision.labels) if label != IGNORED} | {*supervision.coord_positions}
     assert logit_indices(supervision) == tuple(sorted(p - 1 for p in positions))
+    terms = masked_loss(logits.requires_grad_(), **scoring)
+    assert [field for field in FIELDS if getattr(terms, field).requires_grad] == ["total"]
+    terms.total.backward()
+    assert logits.grad.abs().sum(-1).nonzero().flatten().tolist() == list(logit_indices(supervision))
+    half = logits.detach().bfloat16()
+    same_terms(masked_loss(half, **scoring), masked_loss(half.float(), **scoring))
 
 
 NOTHING = Supervision(labels=(IGNORED,) * 5, weights=(0.0,) * 5, coord_positions=(), coord_bins=(), coord_in_prefix=())
@@ -172,39 +164,19 @@ def test_nothing_supervised_is_a_zero_loss_with_a_graph(totals):
         assert not head.weight.grad.any()
 
 
-def test_only_the_total_has_a_graph():
-    segment, _ = make_segment(0)
-    supervision = mask_segment(segment, **MASK)
-    logits = random_logits(segment.encoded_len).requires_grad_()
-    terms = masked_loss(logits, supervision=supervision, rules=RULES, totals=count_totals([supervision]))
-    assert [field for field in FIELDS if getattr(terms, field).requires_grad] == ["total"]
-
-
-def test_a_bf16_model_is_scored_in_float32():
-    segment, _ = make_segment(0)
-    supervision = mask_segment(segment, **MASK)
-    scoring = {"supervision": supervision, "rules": RULES, "totals": count_totals([supervision])}
-    logits = random_logits(segment.encoded_len).bfloat16()
-    same_terms(masked_loss(logits, **scoring), masked_loss(logits.float(), **scoring))
-
-
 @pytest.mark.parametrize(
-    ("score", "missing"),
+    "score",
     [
-        (lambda logits, kept, scoring: masked_loss(logits[1:], **scoring), 1),
-        (lambda logits, kept, scoring: masked_loss_of_kept(logits, **scoring), None),
-        (lambda logits, kept, scoring: masked_loss_from_hidden(logits[1:], lm_head=lambda x: x, **scoring), 1),
+        lambda logits, scoring: masked_loss(logits[1:], **scoring),
+        lambda logits, scoring: masked_loss_of_kept(logits, **scoring),
+        lambda logits, scoring: masked_loss_from_hidden(logits[1:], lm_head=lambda x: x, **scoring),
     ],
 )
-def test_logits_that_do_not_fit_the_supervision_are_refused(score, missing):
-    segment, _ = make_segment(0)
-    supervision = mask_segment(segment, **MASK)
-    kept = list(logit_indices(supervision))
-    scoring = {"supervision": supervision, "rules": RULES, "totals": count_totals([supervision])}
-    logits = random_logits(segment.encoded_len)
-    with pytest.raises(LogitsMisfit) as caught:
-        score(logits, kept, scoring)
-    assert (caught.value.code, caught.value.key) == ("logits-misfit", "logits")
+def test_logits_that_do_not_fit_the_supervision_are_refused(score):
+    logits, scoring = scored_segment()
+    kept = list(logit_indices(scoring["supervision"]))
+    with refused("logits-misfit", "logits"):
+        score(logits, scoring)
     masked_loss(logits, **scoring)
     masked_loss_of_kept(logits[kept], **scoring)
     masked_loss_from_hidden(logits, lm_head=lambda x: x, **scoring)
@@ -221,18 +193,14 @@ def test_a_supervised_first_token_is_refused(first):
         totals = LossTotals(text_weight=2.0, num_slots=2)
         return masked_loss(random_logits(2), supervision=supervision, rules=RULES, totals=totals)
 
-    with pytest.raises(LogitsMisfit) as caught:
+    with refused("logits-misfit", "0"):
         score(base | first)
-    assert (caught.value.code, caught.value.key) == ("logits-misfit", "0")
     assert score(base).ce > 0
 
 
 @pytest.mark.parametrize("short", [{"text_weight": 1.0}, {"num_slots": 7}])
 def test_totals_of_less_than_one_row_are_refused(short):
-    segment, _ = make_segment(0)
-    supervision = mask_segment(segment, **MASK)
-    totals, logits = count_totals([supervision]), random_logits(segment.encoded_len)
-    with pytest.raises(TotalsTooSmall) as caught:
-        masked_loss(logits, supervision=supervision, rules=RULES, totals=replace(totals, **short))
-    assert (caught.value.code, caught.value.key) == ("totals-too-small", "totals")
-    masked_loss(logits, supervision=supervision, rules=RULES, totals=totals)
+    logits, scoring = scored_segment()
+    with refused("totals-too-small", "totals"):
+        masked_loss(logits, **scoring | {"totals": replace(scoring["totals"], **short)})
+    masked_loss(logits, **scoring)

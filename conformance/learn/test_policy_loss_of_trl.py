@@ -23,23 +23,23 @@ def name_of(case):
     return " ".join(changed) or "plain"
 
 
-def rules_of(told):
+def rules_of(rules):
     return PolicyRules(
-        epsilon=told["epsilon"],
-        epsilon_high=told["epsilon_high"],
-        ratio_cap=told["delta"],
-        beta=told["beta"],
-        correction_cap=told["vllm_importance_sampling_cap"] if told["vllm_importance_sampling_correction"] else None,
-        normalize=NORMALIZE[told["loss_type"]],
+        epsilon=rules["epsilon"],
+        epsilon_high=rules["epsilon_high"],
+        ratio_cap=rules["delta"],
+        beta=rules["beta"],
+        correction_cap=rules["vllm_importance_sampling_cap"] if rules["vllm_importance_sampling_correction"] else None,
+        normalize=NORMALIZE[rules["loss_type"]],
         max_new_tokens=RECORDED["max_len"],
-        temperature=told["temperature"],
+        temperature=rules["temperature"],
     )
 
 
-def advantages_of(told):
+def advantages_of(rules):
     size, rewards = RECORDED["group_size"], RECORDED["rewards"]
     groups = [rewards[start : start + size] for start in range(0, len(rewards), size)]
-    return [advantage for group in group_advantages(groups, scale=told["scale_rewards"]) for advantage in group]
+    return [advantage for group in group_advantages(groups, scale=rules["scale_rewards"]) for advantage in group]
 
 
 def logprobs_of(name, place, temperature):
@@ -47,14 +47,14 @@ def logprobs_of(name, place, temperature):
     return tuple(head.logprobs_of(torch.tensor(rows), torch.tensor(ids), temperature=temperature).tolist())
 
 
-def segment_of(place, told, advantage):
-    ids, temperature = RECORDED["completions"][place], told["temperature"]
+def segment_of(place, rules, advantage):
+    ids, temperature = RECORDED["completions"][place], rules["temperature"]
     policy = PolicyTarget(
         advantages=(advantage,) * len(ids),
         old_logprobs=logprobs_of("old", place, temperature),
         sampler_logprobs=logprobs_of("sampler", place, temperature),
         reference_logprobs=logprobs_of("reference", place, temperature),
-        is_masked=told["mask_truncated_completions"] and ids[-1] != RECORDED["eos"],
+        is_masked=rules["mask_truncated_completions"] and ids[-1] != RECORDED["eos"],
     )
     prompt = tuple(RECORDED["prompt"])
     return Segment(
@@ -82,8 +82,8 @@ def test_advantages_are_those_of_trl(case):
 @pytest.mark.parametrize("num_parts", [1, 3])
 @pytest.mark.parametrize("case", RECORDED["cases"], ids=name_of)
 def test_loss_and_gradient_are_those_of_trl(case, num_parts):
-    told = case["rules"]
-    segments = [segment_of(place, told, advantage) for place, advantage in enumerate(advantages_of(told))]
+    rules = case["rules"]
+    segments = [segment_of(place, rules, advantage) for place, advantage in enumerate(advantages_of(rules))]
     logits = torch.cat([logits_of(segment, place) for place, segment in enumerate(segments)]).requires_grad_()
     size = len(segments) // num_parts
     supervisions = [
@@ -93,7 +93,7 @@ def test_loss_and_gradient_are_those_of_trl(case, num_parts):
     totals = count_policy_totals(supervisions, list)
     rows = logits.split([supervision.num_places for supervision in supervisions])
     terms = [
-        policy_loss(part, supervision=supervision, rules=rules_of(told), totals=totals, is_kept=False)
+        policy_loss(part, supervision=supervision, rules=rules_of(rules), totals=totals, is_kept=False)
         for part, supervision in zip(rows, supervisions, strict=True)
     ]
     loss = sum(term.total for term in terms)

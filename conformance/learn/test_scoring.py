@@ -62,15 +62,12 @@ def test_scored_in_the_head_a_batch_has_the_loss_and_gradient_of_its_logits(pack
     assert in_head[0] == pytest.approx(plain[0], rel=TOLERANCE)
     assert_same_gradients(in_head[1], plain[1])
     assert model.lm_head(torch.zeros(1, 128)).shape == (1, VOCAB_LEN)
-
-
-def test_no_logits_are_made_where_the_loss_takes_their_place():
-    model = make_packed_model()
     seen = []
-    batch = micro_batch(model, packed=True)
     Scoring(model.lm_head)(model, batch.inputs, lambda logits: seen.append(logits) or logits.hidden.sum())
-    assert [type(one) for one in seen] == [HeadStates]
-    assert seen[0].hidden.shape == (len(logit_indices(batch.supervision)), 128)
+    assert [type(one) for one in seen] == [HeadStates], "no logits are made where the loss takes their place"
+    num_rows = len(logit_indices(batch.supervision)) if packed else batch.inputs["input_ids"].numel()
+    assert seen[0].hidden.shape[-1] == 128
+    assert seen[0].hidden.numel() == 128 * num_rows
 
 
 class Capped(torch.nn.Module):
@@ -88,18 +85,13 @@ class Capped(torch.nn.Module):
 
 def test_a_model_that_does_something_to_its_logits_is_scored_on_them():
     model = Capped()
-    batch = text_batch(model.inner)
+    batcher = Batcher(model.inner, ScoringSupervisor(), packer=None, pad_id=0)
+    (batch,) = batcher.make([make_segment(0)[0]], lambda sample: NO_IMAGES, num_batches=1)
     scoring = Scoring(model.inner.lm_head)
     loss, _ = scoring(model, batch.inputs, score_of(batch))
     plain, _ = Scoring(None)(model, batch.inputs, score_of(batch))
     assert torch.equal(loss, plain)
     assert scoring.head is None
-
-
-def text_batch(model):
-    batcher = Batcher(model, ScoringSupervisor(), packer=None, pad_id=0)
-    (batch,) = batcher.make([make_segment(0)[0]], lambda sample: NO_IMAGES, num_batches=1)
-    return batch
 
 
 def test_the_head_is_itself_again_whatever_happens():
@@ -118,13 +110,6 @@ def test_the_head_is_itself_again_whatever_happens():
     assert model.lm_head.forward is own
 
 
-def test_logits_are_worth_avoiding_where_they_are_large(monkeypatch):
-    model = make_tiny_qwen3()
-    assert head_worth_avoiding(model) is None
-    monkeypatch.setattr(scoring_file, "LARGE_VOCABULARY", VOCAB_LEN)
-    assert head_worth_avoiding(model) is model.lm_head
-
-
 @pytest.mark.parametrize("learns", [True, False])
 def test_log_probabilities_without_gradients_are_those_of_logits(learns, monkeypatch):
     model, pairs = make_tiny_qwen3(), [make_segment(seed, num_images=0)[0] for seed in range(3)]
@@ -136,7 +121,9 @@ def test_log_probabilities_without_gradients_are_those_of_logits(learns, monkeyp
         )
 
     plain = scored()
-    monkeypatch.setattr(scoring_file, "LARGE_VOCABULARY", 0)
+    assert head_worth_avoiding(model) is None
+    monkeypatch.setattr(scoring_file, "LARGE_VOCABULARY", VOCAB_LEN)
+    assert head_worth_avoiding(model) is model.lm_head
     assert [len(one) for one in plain] == [segment.train_len for segment in pairs]
     for ours, theirs in zip(scored(), plain, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from conformance.refusals import refused
 from rollmatch.model.images import NO_IMAGES
-from rollmatch.model.template import ImagesNotSupported, Template, TurnsNotRendered
+from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import CoordTokensMissing, Vocabulary
 from rollmatch.records import Sample
 
@@ -21,29 +23,30 @@ def template():
     return Template(TEXT, system="", user="unused", any_chat=True)
 
 
-def test_a_text_model_needs_no_coordinates(template):
+def test_a_text_model_needs_no_coordinates_and_takes_no_images(template):
     with pytest.raises(CoordTokensMissing):
         Template(TEXT, system="", user="unused")
     assert template.vocabulary.coord_ids == ()
-
-
-def test_a_samples_own_messages_are_what_the_chat_template_writes(template):
-    text = template.vocabulary.text(template.prompt_token_ids(ASKED))
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
-    assert text == template.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-
-
-def test_a_sample_without_images_has_no_features(template):
-    assert template.image_features(ASKED) is NO_IMAGES
     prompt = template.prompt_token_ids(ASKED)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+    written = template.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert template.vocabulary.text(prompt) == written
+    assert template.image_features(ASKED) is NO_IMAGES
     assert template.expand(prompt, NO_IMAGES) == prompt
+    with refused("images-not-supported", "x:7"):
+        template.image_features(replace(ASKED, origin="x:7", images=("a.png",)))
 
 
-def test_images_for_a_text_model_are_refused(template):
-    pictured = Sample(sample_id=0, origin="x:7", images=("a.png",), messages=ASKED.messages)
-    with pytest.raises(ImagesNotSupported) as caught:
-        template.image_features(pictured)
-    assert (caught.value.code, caught.value.key) == ("images-not-supported", "x:7")
+def test_a_samples_system_message_and_tools_reach_the_chat_template():
+    template = Template(TEXT, system="ours", user="2+2?", any_chat=True)
+    content = "{{ m.content if m.content is string else m.content[-1].text }}"
+    template.tokenizer.chat_template = f"{{{{ tools }}}}{{% for m in messages %}}|{content}{{% endfor %}}"
+    configured = replace(ASKED, messages=())
+    cases = (({}, "|ours|2+2?"), ({"system": "own"}, "|own|2+2?"), ({"system": ""}, "|2+2?"))
+    written = [template.vocabulary.text(template.prompt_token_ids(replace(configured, **own))) for own, _ in cases]
+    assert [text.removeprefix("None") for text in written] == [text for _, text in cases]
+    tooled = template.prompt_token_ids(replace(ASKED, tools=({"name": "f"},)))
+    assert template.vocabulary.text(tooled) == "[{'name': 'f'}]|Be brief.|2+2?"
 
 
 def test_a_vision_model_takes_samples_with_and_without_images():
@@ -56,15 +59,10 @@ def test_a_vision_model_takes_samples_with_and_without_images():
     assert len(template.image_features(pictured).expansions) == 1
     assert template.image_features(ASKED) is NO_IMAGES
     assert len(template.vocabulary.coord_ids) == 1000
-
-
-def test_untagged_images_stand_before_the_first_question():
-    template = Template(DIGITS, system="", user="unused", any_chat=True)
-    messages = (("system", "Be brief."), ("user", "Red?"), ("assistant", "No."), ("user", "Blue?"))
-    pictured = Sample(sample_id=0, origin="x:1", images=("a.png",), messages=messages)
-    content = [message["content"] for message in template.messages(pictured)]
-    kinds = [[part["type"] for part in parts] for parts in content]
-    assert kinds == [["text"], ["image", "text"], ["text"], ["text"]]
+    turns = (("system", "Be brief."), ("user", "Red?"), ("assistant", "No."), ("user", "Blue?"))
+    untagged = template.messages(replace(pictured, messages=turns))
+    kinds = [[part["type"] for part in message["content"]] for message in untagged]
+    assert kinds == [["text"], ["image", "text"], ["text"], ["text"]], "before the first question"
 
 
 def test_the_stop_token_is_the_models_own(tmp_path):
@@ -85,17 +83,15 @@ def test_a_reply_between_turns_is_what_the_chat_template_writes_there(name, is_s
     whole = template.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     asked = Sample(sample_id=0, origin="x:1", images=(), messages=(("user", "2+2?"),))
     turn = template.vocabulary.encode("5" + "<|im_end|>" * is_stopped)
-    told = template.vocabulary.text((*template.prompt_token_ids(asked), *turn))
-    told += template.vocabulary.text(template.reply_token_ids("no", is_stopped))
-    assert told == whole
+    written = template.vocabulary.text((*template.prompt_token_ids(asked), *turn))
+    written += template.vocabulary.text(template.reply_token_ids("no", is_stopped))
+    assert written == whole
 
 
 def test_a_template_of_one_turn_is_refused(template):
     single = Template(TEXT, system="", user="unused", any_chat=True)
     single.tokenizer.chat_template = "{{ messages[0].content }}"
-    with pytest.raises(TurnsNotRendered) as caught:
+    with refused("turns-not-rendered", "model.model", remedy="text"):
         single.reply_token_ids("no", True)
-    assert (caught.value.code, caught.value.key) == ("turns-not-rendered", "model.model")
-    assert "text" in caught.value.remedy
     assert single.text_token_ids("no", True) == single.vocabulary.encode("no")
     assert template.reply_token_ids("no", True)

@@ -12,7 +12,7 @@ from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.architectures import ARCHITECTURES
 from conformance.doubles.checkpoints import make_checkpoint
 from rollmatch.config.training import ModelConfig, TunerConfig
-from rollmatch.model.checkpoint import checkpoint_names, merged_weights, model_tensors
+from rollmatch.model.checkpoint import checkpoint_names, checkpoint_tensors, merged_weights, model_tensors
 from rollmatch.model.policy import load_policy
 
 TRANSPOSED = {"qwen3_vl_moe"}
@@ -39,9 +39,16 @@ def load(directory, **tuner):
     return load_policy(ModelConfig(model=str(directory), torch_dtype="float32"), TunerConfig(**tuner))
 
 
-def test_weights_are_those_of_the_files_that_were_loaded(checkpoint):
+def test_weights_are_those_of_the_files_that_were_loaded_and_tied_ones_are_sent_once(checkpoint):
     _, directory, _ = checkpoint
-    assert_equal(dict(merged_weights(load(directory))), files_of(directory))
+    model, files = load(directory), files_of(directory)
+    weights = list(merged_weights(model))
+    assert_equal(dict(weights), files)
+    metas = {name: (meta.shape, meta.dtype) for name, meta in checkpoint_tensors(model)}
+    assert metas == {name: (weight.shape, weight.dtype) for name, weight in files.items()}
+    assert len(weights) == len(dict(weights))
+    if json.loads((directory / "config.json").read_text()).get("tie_word_embeddings"):
+        assert not [name for name, _ in weights if name.endswith("lm_head.weight")]
 
 
 def test_weights_are_those_that_transformers_writes(checkpoint, tmp_path):
@@ -52,15 +59,6 @@ def test_weights_are_those_that_transformers_writes(checkpoint, tmp_path):
         if name in TRANSPOSED:
             written = {k: w.transpose(1, 2) if ".experts." in k else w for k, w in written.items()}
         assert_equal(dict(merged_weights(model)), written)
-
-
-def test_tied_weights_are_sent_once(checkpoint):
-    _, directory, _ = checkpoint
-    described = json.loads((directory / "config.json").read_text())
-    names = [name for name, _ in merged_weights(load(directory))]
-    assert len(names) == len(set(names))
-    if described.get("tie_word_embeddings"):
-        assert not [name for name in names if name.endswith("lm_head.weight")]
 
 
 def test_adapters_are_merged_under_the_same_names(checkpoint):

@@ -11,17 +11,10 @@ from safetensors import safe_open
 from transformers import Qwen3ForCausalLM
 
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3, make_tiny_qwen3_vl
+from conformance.refusals import refused
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.checkpoint import merged_weights, model_key
-from rollmatch.model.policy import (
-    AdapterTargetsNothing,
-    NothingToTrain,
-    TiedHeadAdapted,
-    count_weights,
-    load_policy,
-    prepare,
-    unwrap,
-)
+from rollmatch.model.policy import count_weights, load_policy, prepare, unwrap
 
 DIGITS = Path(__file__).parents[2] / "fixtures/models/digits"
 EVERYWHERE = (
@@ -94,7 +87,7 @@ def logits_of(model):
         ).logits
 
 
-def test_the_directory_says_the_precision_unless_told_otherwise():
+def test_the_directory_says_the_precision_unless_the_configuration_does():
     assert {weight.dtype for weight in load(dtype="auto").parameters()} == {torch.bfloat16}
     assert {weight.dtype for weight in read().parameters()} == {torch.float32}
 
@@ -115,21 +108,14 @@ def test_a_frozen_part_and_no_other_keeps_its_weights(frozen, learning):
     assert parts_that_learn(tiny(train_type="lora", **frozen)) == learning
 
 
-def test_a_policy_is_read_frozen_and_adapted():
+def test_a_policy_is_read_frozen_and_adapted_but_never_as_a_whole():
     assert parts_that_learn(load(train_type="lora", freeze_llm=True, freeze_vit=True)) == {"aligner"}
-
-
-def test_a_deepstack_merger_belongs_to_the_aligner():
-    names = [name for name, weight in tiny(freeze_llm=True, freeze_vit=True).named_parameters() if weight.requires_grad]
+    aligner = tiny(freeze_llm=True, freeze_vit=True)
+    names = [name for name, weight in aligner.named_parameters() if weight.requires_grad]
     assert any("visual.deepstack_merger_list.0." in name for name in names)
     assert any("visual.merger." in name for name in names)
-
-
-def test_a_policy_of_which_nothing_learns_is_refused():
-    with pytest.raises(NothingToTrain) as caught:
+    with refused("nothing-to-train", "tuner"):
         tiny(freeze_llm=True, freeze_vit=True, freeze_aligner=True)
-    assert (caught.value.code, caught.value.key) == ("nothing-to-train", "tuner")
-    assert tiny(freeze_llm=True, freeze_vit=True) is not None
 
 
 @pytest.mark.parametrize(
@@ -142,37 +128,30 @@ def test_a_policy_of_which_nothing_learns_is_refused():
     ],
 )
 def test_an_adapter_without_a_module_is_refused(wrong, repaired):
-    with pytest.raises(AdapterTargetsNothing) as caught:
+    with refused("adapter-targets-nothing", "tuner.target_regex"):
         tiny(train_type="lora", **wrong)
-    assert (caught.value.code, caught.value.key) == ("adapter-targets-nothing", "tuner.target_regex")
     assert isinstance(tiny(train_type="lora", **repaired), PeftModel)
 
 
-def test_an_expression_adapts_the_modules_whose_whole_name_it_matches():
-    model = tiny(train_type="lora", target_regex=r".*(layers\.0\..*up_proj|patch_embed\.proj)")
-    learning = {name.partition(".lora_")[0] for name, weight in model.named_parameters() if weight.requires_grad}
-    assert {model_key(name) for name in learning} == {
-        "model.language_model.layers.0.mlp.up_proj",
-        "model.visual.patch_embed.proj",
-    }
+def test_an_expression_adapts_modules_by_their_whole_name_and_none_all_linear_layers_but_the_head():
+    def adapted_by(**tuner):
+        model = tiny(train_type="lora", **tuner)
+        learning = (name for name, weight in model.named_parameters() if weight.requires_grad)
+        return {model_key(name.partition(".lora_")[0]) for name in learning}
 
-
-def test_without_an_expression_all_linear_layers_but_the_head_get_an_adapter():
-    model = tiny(train_type="lora")
-    learning = {name.partition(".lora_")[0] for name, weight in model.named_parameters() if weight.requires_grad}
+    expression = r".*(layers\.0\..*up_proj|patch_embed\.proj)"
+    matched = {"model.language_model.layers.0.mlp.up_proj", "model.visual.patch_embed.proj"}
+    assert adapted_by(target_regex=expression) == matched
     linear = {name for name, module in tiny_model().named_modules() if isinstance(module, torch.nn.Linear)}
-    assert {model_key(name) for name in learning} == linear - {"lm_head"}
+    assert adapted_by() == linear - {"lm_head"}
 
 
 @pytest.mark.parametrize("expression", ["lm_head", ".*"])
 def test_a_head_that_is_the_embedding_gets_no_adapter(expression):
-    with pytest.raises(TiedHeadAdapted) as caught:
+    with refused("tied-head-adapted", "tuner.target_regex"):
         policy(train_type="lora", target_regex=expression)
-    assert (caught.value.code, caught.value.key) == ("tied-head-adapted", "tuner.target_regex")
-    assert (
-        dict(merged_weights(policy(train_type="lora", target_regex="(?!lm_head$).*"))).keys()
-        == checkpoint_keys(DIGITS).keys()
-    )
+    headless = policy(train_type="lora", target_regex="(?!lm_head$).*")
+    assert dict(merged_weights(headless)).keys() == checkpoint_keys(DIGITS).keys()
 
 
 def test_a_head_of_its_own_is_adapted_where_named(tmp_path):
@@ -201,11 +180,11 @@ def test_weights_bear_the_checkpoints_names_and_shapes(tuner):
     assert {name: list(weight.shape) for name, weight in weights} == checkpoint_keys(DIGITS)
     assert len(weights) == len(dict(weights))
     assert not any(weight.requires_grad for _, weight in weights)
-
-
-def test_without_adapters_the_weights_are_the_models_own():
-    model = policy()
-    assert all(weight.data_ptr() == model.get_parameter(name).data_ptr() for name, weight in merged_weights(model))
+    if tuner:
+        assert unwrap(model) is model.base_model.model
+        return
+    assert unwrap(model) is model
+    assert all(weight.data_ptr() == model.get_parameter(name).data_ptr() for name, weight in weights)
 
 
 @pytest.mark.parametrize("use_dora", [False, True])
@@ -248,9 +227,3 @@ def test_a_plain_model_with_the_merged_weights_answers_as_the_adapted_one(use_do
     expected = logits_of(model)
     assert (logits_of(plain) - expected).abs().max() < CLOSE
     assert (untouched - expected).abs().max() > 100 * CLOSE
-
-
-def test_unwrap_finds_the_model_inside_and_leaves_a_plain_one_alone():
-    model, plain = tiny(train_type="lora"), tiny()
-    assert unwrap(model) is model.base_model.model
-    assert unwrap(plain) is plain

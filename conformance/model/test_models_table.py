@@ -6,7 +6,7 @@ from importlib.metadata import version
 import pytest
 
 from conformance.doubles.architectures import ARCHITECTURES
-from conformance.harness.models_table import COLUMNS, PACKAGES, PAGE, RESULTS, outcome_of, render
+from conformance.harness.models_table import COLUMNS, PACKAGES, PAGE, RESULTS, in_process, outcome_of, render
 from rollmatch.errors import ConfigError
 
 AGAIN = "python -m conformance.harness.models_table"
@@ -29,6 +29,11 @@ def test_it_was_tried_with_the_installed_packages(results):
 
 def test_the_page_is_made_from_the_results(results):
     assert PAGE.read_text() == render(results)
+
+
+@pytest.mark.engine
+def test_experts_of_an_engine_take_the_weights_of_a_sync():
+    assert in_process("qwen3_moe", ["full"]) == {"full": "yes"}
 
 
 def test_a_trial_that_raises_anything_else_is_no_refusal():

@@ -4,8 +4,8 @@ import pytest
 
 from conformance.doubles.architectures import ARCHITECTURES
 from conformance.doubles.checkpoints import make_checkpoint
+from conformance.refusals import refused
 from rollmatch.config.training import ModelConfig, TunerConfig
-from rollmatch.errors import ConfigError
 from rollmatch.model.parts import NAMES, Part, count_parts, parts_of
 from rollmatch.model.policy import AdapterTargetsNothing, load_policy, prepare, unwrap
 
@@ -54,9 +54,8 @@ def test_adapters_are_counted_with_the_part_they_are_on(directory_of, name):
 @pytest.mark.parametrize("part", [Part.VISION, Part.PROJECTOR])
 @pytest.mark.parametrize("name", TEXTUAL)
 def test_freezing_nothing_is_refused(directory_of, name, part):
-    with pytest.raises(ConfigError) as caught:
+    with refused("nothing-frozen", f"tuner.{part}") as caught:
         load(directory_of(name), **{part: True})
-    assert (caught.value.code, caught.value.key) == ("nothing-frozen", f"tuner.{part}")
     assert NAMES[part] in caught.value.problem
 
 
@@ -64,10 +63,8 @@ def test_a_weight_of_no_known_part_is_refused_where_parts_are_frozen(directory_o
     model = load(directory_of("llava_onevision"))
     model.model.register_parameter("strange", model.model.image_newline)
     del model.model.image_newline
-    with pytest.raises(ConfigError) as caught:
+    with refused("part-unknown", "tuner.freeze_vit", problem="model.strange"):
         prepare(model, TunerConfig(freeze_vit=True))
-    assert (caught.value.code, caught.value.key) == ("part-unknown", "tuner.freeze_vit")
-    assert "model.strange" in caught.value.problem
     assert prepare(model, TunerConfig()) is model
 
 
@@ -92,6 +89,15 @@ def test_options_of_peft_have_their_effect(directory_of):
         "norm.modules_to_save.default.weight",
         "embed_tokens.token_adapter.trainable_tokens_delta.default",
     }
+
+
+@pytest.mark.parametrize(("name", "parts"), [("llama", {"embed_tokens", "lm_head"}), ("gemma3_text", {"embed_tokens"})])
+def test_new_coordinate_tokens_learn_beside_adapters_in_every_matrix(directory_of, name, parts):
+    model = load(directory_of(name), train_type="lora", trainable_token_indices="coord_tokens")
+    deltas = {key.split(".token_adapter")[0]: weight for key, weight in model.named_parameters() if "delta" in key}
+    rows = {key.rpartition(".")[2]: weight for key, weight in deltas.items()}
+    assert {part for part, weight in rows.items() if weight.requires_grad} >= parts
+    assert {weight.shape[0] for weight in rows.values()} == {1000}
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from rollmatch.model.template import (
-    ImagesNotSupported,
-    PlaceholdersMisfit,
-    PromptMismatch,
-    Template,
-    expand_placeholders,
-)
+from conformance.refusals import refused
+from rollmatch.model.template import PlaceholdersMisfit, Template, expand_placeholders
 from rollmatch.records import Rollout, Sample
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -45,30 +40,23 @@ def sample_of(*images):
     return Sample(sample_id=0, origin="train.jsonl:7", images=images, objects=(), width=128, height=128)
 
 
-def rollout_of(*prompt_token_ids):
-    return Rollout(
-        request_id="0.0.0",
-        prompt_token_ids=prompt_token_ids,
-        response_token_ids=(),
-        finish_reason="stop",
-        policy_version=1,
-    )
-
-
-def test_a_prompt_is_system_images_question_and_the_opening_of_the_answer(template, images):
+@pytest.mark.parametrize("system", [SYSTEM, ""])
+def test_a_prompt_is_system_images_question_and_the_opening_of_the_answer(images, system):
+    template = Template(DIGITS, system=system, user=USER)
     ids = template.prompt_token_ids(sample_of(*images[:2]))
-    assert template.vocabulary.text(ids) == (
-        f"<|im_start|>system\n{SYSTEM}<|im_end|>\n"
-        f"<|im_start|>user\n{IMAGE_TEXT}{IMAGE_TEXT}{USER}<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
+    head = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
+    question = f"<|im_start|>user\n{IMAGE_TEXT}{IMAGE_TEXT}{USER}<|im_end|>\n<|im_start|>assistant\n"
+    assert template.vocabulary.text(ids) == head + question
     assert ids.count(template.image_id) == 2
+    placeholders = {template.vocabulary.encode(text)[0] for text in ("<|image_pad|>", "<|video_pad|>")}
+    assert template.banned_ids == tuple(sorted(placeholders)), "a response may hold everything else"
 
 
-def test_an_empty_system_message_is_left_out(images):
-    template = Template(DIGITS, system="", user=USER)
-    text = template.vocabulary.text(template.prompt_token_ids(sample_of(images[0])))
-    assert text == f"<|im_start|>user\n{IMAGE_TEXT}{USER}<|im_end|>\n<|im_start|>assistant\n"
+def test_images_come_in_three_channels_and_one_of_128_pixels_takes_16_placeholders(template, images):
+    assert [image.mode for image in template.load_images(sample_of(*images))] == ["RGB"] * 3
+    sample = sample_of(images[0])
+    expanded = template.expand(template.prompt_token_ids(sample), template.image_features(sample))
+    assert expanded.count(template.image_id) == (128 // 32) ** 2
 
 
 @pytest.mark.parametrize("chosen", [(0,), (1,), (2,), (0, 1, 2), (2, 0)])
@@ -83,21 +71,6 @@ def test_an_expanded_prompt_is_what_the_real_processor_makes_of_text_and_images(
     assert torch.equal(features.tensors["image_grid_thw"], expected["image_grid_thw"])
 
 
-def test_a_scene_of_128_pixels_takes_16_placeholders(template, images):
-    sample = sample_of(images[0])
-    expanded = template.expand(template.prompt_token_ids(sample), template.image_features(sample))
-    assert expanded.count(template.image_id) == (128 // 32) ** 2
-
-
-def test_grey_images_come_in_three_channels(template, images):
-    assert [image.mode for image in template.load_images(sample_of(*images))] == ["RGB"] * 3
-
-
-def test_a_response_may_hold_everything_but_image_and_video_placeholders(template):
-    placeholders = {template.vocabulary.encode(text)[0] for text in ("<|image_pad|>", "<|video_pad|>")}
-    assert template.banned_ids == tuple(sorted(placeholders))
-
-
 @pytest.mark.parametrize("lost", ["preprocessor_config.json", "text only"])
 def test_a_directory_that_does_not_say_how_images_are_prepared_is_refused(tmp_path, lost):
     folder = tmp_path / "model"
@@ -105,16 +78,17 @@ def test_a_directory_that_does_not_say_how_images_are_prepared_is_refused(tmp_pa
     shutil.copytree(DIGITS, folder, ignore=ignored)
     if lost == "text only":
         (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    with pytest.raises(ImagesNotSupported) as caught:
+    with refused("images-not-supported", "model.model"):
         Template(folder, system="", user=USER)
-    assert (caught.value.code, caught.value.key) == ("images-not-supported", "model.model")
     for name in ("config.json", "preprocessor_config.json", "video_preprocessor_config.json"):
         shutil.copy(DIGITS / name, folder)
     assert Template(folder, system="", user=USER).images is not None
 
 
 def check(template, learner, engine):
-    template.check_alignment(sample_of("a.png"), learner, rollout_of(*engine))
+    ids = {"prompt_token_ids": tuple(engine), "response_token_ids": ()}
+    rollout = Rollout(request_id="0.0.0", **ids, finish_reason="stop", policy_version=1)
+    template.check_alignment(sample_of("a.png"), learner, rollout)
 
 
 @pytest.mark.scenario(
@@ -141,12 +115,11 @@ def test_another_prompt_is_refused_by_its_first_difference(template, learner, en
     learner, engine = (
         tuple(template.image_id if each == "image" else each for each in side) for side in (learner, engine)
     )
-    with pytest.raises(PromptMismatch) as caught:
+    with refused(
+        "prompt-mismatch", "train.jsonl:7", problem=f"position {place}: {ids.format(image=template.image_id)} "
+    ) as caught:
         check(template, learner, engine)
-    assert (caught.value.code, caught.value.key) == ("prompt-mismatch", "train.jsonl:7")
-    assert f"position {place}: {ids.format(image=template.image_id)} " in caught.value.problem
     assert f"(lengths {len(learner)} and {len(engine)})" in caught.value.problem
-    assert cause in caught.value.remedy
     check(template, learner, learner)
     check(template, list(engine), engine)
 
@@ -154,10 +127,8 @@ def test_another_prompt_is_refused_by_its_first_difference(template, learner, en
 def test_a_prompt_that_spells_a_placeholder_is_refused(images):
     template = Template(DIGITS, system=SYSTEM, user="What is <|image_pad|>?")
     sample = sample_of(images[0])
-    with pytest.raises(PlaceholdersMisfit) as caught:
+    with refused("placeholders-misfit", "custom.prompts", problem="2 image placeholders for 1 images"):
         template.expand(template.prompt_token_ids(sample), template.image_features(sample))
-    assert (caught.value.code, caught.value.key) == ("placeholders-misfit", "custom.prompts")
-    assert "2 image placeholders for 1 images" in caught.value.problem
 
 
 @pytest.mark.parametrize("counts", [[], [1], [1, 2, 3]])

@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from conformance.doubles.tokenizer import CONTROL_TOKENS, make_tokenizer, make_vocabulary
-from rollmatch.model.vocabulary import (
-    CoordTokensMissing,
-    StopTokenMissing,
-    TokenizerMissing,
-    TokenizerNotByteLevel,
-    Vocabulary,
-    coord_token,
-    trim_stop,
-)
+from conformance.refusals import refused
+from rollmatch.model.vocabulary import Vocabulary, coord_token, trim_stop
 from rollmatch.records import NUM_BINS
 
 DIGITS = Path(__file__).parents[2] / "fixtures/models/digits"
@@ -41,51 +34,36 @@ def tokenizer_of(*, pieces=(), without=(), num_coords=NUM_BINS):
     return tokenizer
 
 
-def refusal(error, tokenizer, **options):
-    with pytest.raises(error) as caught:
-        Vocabulary(tokenizer, **options)
-    assert caught.value.key == "model.model"
-    assert caught.value.problem
-    return caught.value
-
-
 def test_a_directory_without_tokenizer_is_refused_and_with_one_is_read(tmp_path):
-    with pytest.raises(TokenizerMissing) as caught:
+    with refused("tokenizer-missing", "model.model"):
         Vocabulary.load(tmp_path)
-    assert (caught.value.code, caught.value.key) == ("tokenizer-missing", "model.model")
     make_tokenizer().save(str(tmp_path / "tokenizer.json"))
     assert Vocabulary.load(tmp_path).stop_id == make_vocabulary().stop_id
-
-
-def test_a_piece_outside_the_byte_alphabet_is_refused():
-    error = refusal(TokenizerNotByteLevel, tokenizer_of(pieces=["\u2581a"]))
-    assert error.code == "tokenizer-not-byte-level"
-    assert "'\u2581a'" in error.problem
-    accepted = Vocabulary(tokenizer_of(pieces=["\u0120a"]))
-    assert accepted.piece(accepted.tokenizer.token_to_id("\u0120a")) == b" a"
-
-
-def test_a_tokenizer_that_lacks_a_byte_is_refused_though_its_pieces_are_plain_ascii():
-    error = refusal(TokenizerNotByteLevel, tokenizer_of(pieces=["##ing", "hello"], without=["\u0120"]))
-    assert error.code == "tokenizer-not-byte-level"
-    assert "0x20" in error.problem
-    assert len(Vocabulary(tokenizer_of(pieces=["##ing", "hello"]))) == 256 + 2 + 1 + NUM_BINS
 
 
 @pytest.mark.scenario(
     "parsing/a-tokenizer-without-coordinate-tokens-is-refused", clauses=["parsing/an-answer-is-one-line-of-json#4"]
 )
-def test_a_tokenizer_that_lacks_a_coordinate_is_refused():
-    error = refusal(CoordTokensMissing, tokenizer_of(num_coords=998))
-    assert error.code == "coord-tokens-missing"
-    assert "2 of 1000" in error.problem
-    assert "<|coord_998|>" in error.problem
-    assert len(Vocabulary(tokenizer_of(num_coords=1000)).coord_ids) == NUM_BINS
+@pytest.mark.parametrize(
+    ("tokenizer", "code", "problem"),
+    [
+        ({"pieces": ["\u2581a"]}, "tokenizer-not-byte-level", "'\u2581a'"),
+        ({"pieces": ["##ing", "hello"], "without": ["\u0120"]}, "tokenizer-not-byte-level", "0x20"),
+        ({"num_coords": 998}, "coord-tokens-missing", "2 of 1000"),
+        ({"num_coords": 998}, "coord-tokens-missing", "<|coord_998|>"),
+    ],
+)
+def test_a_tokenizer_of_other_pieces_or_without_coordinates_is_refused(tokenizer, code, problem):
+    with refused(code, "model.model", problem=problem):
+        Vocabulary(tokenizer_of(**tokenizer))
+    accepted = Vocabulary(tokenizer_of(pieces=["\u0120a", "##ing", "hello"]))
+    assert accepted.piece(accepted.tokenizer.token_to_id("\u0120a")) == b" a"
+    assert (len(accepted), len(accepted.coord_ids)) == (256 + 3 + 1 + NUM_BINS, NUM_BINS)
 
 
 def test_an_unknown_stop_token_is_refused():
-    error = refusal(StopTokenMissing, make_tokenizer(), stop_token="<|im_stop|>")
-    assert error.code == "stop-token-missing"
+    with refused("stop-token-missing", "model.model"):
+        Vocabulary(make_tokenizer(), stop_token="<|im_stop|>")
     accepted = Vocabulary(make_tokenizer(), stop_token="<|endoftext|>")
     assert accepted.piece(accepted.stop_id) == b"<|endoftext|>"
 
@@ -94,21 +72,12 @@ def test_an_unknown_stop_token_is_refused():
 def test_bins_and_coordinate_ids_are_each_others_inverse(make):
     vocabulary = make()
     assert [vocabulary.bin_of(token_id) for token_id in vocabulary.coord_ids] == list(range(NUM_BINS))
-    assert [vocabulary.piece(vocabulary.coord_ids[k]) for k in (0, 7, 999)] == [
-        *(b"<|coord_0|>", b"<|coord_7|>", b"<|coord_999|>")
-    ]
+    assert [vocabulary.piece(vocabulary.coord_ids[k]) for k in (0, 999)] == [b"<|coord_0|>", b"<|coord_999|>"]
     others = set(range(len(vocabulary) + 9)) - set(vocabulary.coord_ids)
     assert {vocabulary.bin_of(token_id) for token_id in others} == {None}
-
-
-@pytest.mark.parametrize("make", [make_vocabulary, digits])
-def test_added_tokens_but_coordinates_are_control(make):
-    vocabulary = make()
     added = set(vocabulary.tokenizer.get_added_tokens_decoder())
-    assert vocabulary.control_ids == added - set(vocabulary.coord_ids)
-    assert {
-        token_id for token_id in range(len(vocabulary)) if vocabulary.is_control(token_id)
-    } == vocabulary.control_ids
+    assert vocabulary.control_ids == added - set(vocabulary.coord_ids), "other added tokens are control"
+    assert set(filter(vocabulary.is_control, range(len(vocabulary)))) == vocabulary.control_ids
     assert vocabulary.is_control(vocabulary.stop_id)
 
 
@@ -145,12 +114,8 @@ def test_bytes_in_mid_character_come_first_and_the_rest_is_tokenised_as_ever():
     ids = make_vocabulary().encode_bytes(leading + rest.encode())
     assert [make_vocabulary().piece(token_id) for token_id in ids[:2]] == [b"\x82", b"\xac"]
     assert ids[2:] == make_vocabulary().encode(rest)
-
-
-def test_a_cut_character_survives_as_bytes_and_shows_as_replacement():
     ids = make_vocabulary().encode_bytes(b"\xa9!")
-    assert make_vocabulary().decode(ids) == b"\xa9!"
-    assert make_vocabulary().text(ids) == "\ufffd!"
+    assert (make_vocabulary().decode(ids), make_vocabulary().text(ids)) == (b"\xa9!", "\ufffd!")
 
 
 @given(st.lists(st.integers(0, 9)), st.sets(st.integers(0, 9), max_size=3))

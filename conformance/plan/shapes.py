@@ -17,7 +17,7 @@ QWEN3_30B = QWEN3_8B | {
 }  # fmt: skip
 
 
-def model_directory(folder, told):
+def model_directory(folder, settings):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(told))
+    (folder / "config.json").write_text(json.dumps(settings))
     return str(folder)

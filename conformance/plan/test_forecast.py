@@ -10,6 +10,7 @@ from benchmarks.gpu.six_and_two import BIG
 from conformance.cli.division import GRPO
 from conformance.gpu.big_model import config_of
 from conformance.plan.shapes import QWEN3_8B, model_directory
+from conformance.refusals import refused
 from conformance.rollout.digits import MODEL, ROOT, absolute
 from rollmatch.config import load_config
 from rollmatch.plan.forecast import SYNC_LATENCY_S, Forecaster, Site
@@ -60,56 +61,50 @@ ROUND = {
 def test_seconds_by_hand(forecaster):
     """64 rollouts of 1500 + 1000 tokens; one engine decodes 100 tokens a second whatever it is asked."""
     one = forecaster(rates=Rates.model_validate(ROUND), gpu="G")
-    told = one.forecast(split(1, 1))
+    forecast = one.forecast(split(1, 1))
     weights = 6.946e9
     attention = 2 * 2500 * 36 * 32 * 128
     learn = 64 * (2500 * 3 * (2 * weights + attention) + 3 * 2 * 1000 * 151_936 * 4096) / 5e14
-    assert told.learn_s == pytest.approx(learn, rel=1e-3)
+    assert forecast.learn_s == pytest.approx(learn, rel=1e-3)
     merge, carry = 2 * 2 * 8.19e9 / 1e12, 2 * 8.19e9 / 1e11
-    assert told.sync_s == pytest.approx(SYNC_LATENCY_S + merge + carry, rel=1e-3)
-    at_once = min(64, told.server.num_requests)
+    assert forecast.sync_s == pytest.approx(SYNC_LATENCY_S + merge + carry, rel=1e-3)
+    at_once = min(64, forecast.server.num_requests)
     context_ours = (weights + 151_936 * 4096) * 2 + at_once * 2000 * 147_456
     theirs = 16.38e9 + at_once * 2000 * 147_456
     rollout = 64 * 1000 / (100 * theirs / context_ours) + 64 * 1500 * 2 * weights / 5e14
-    assert told.rollout_s == pytest.approx(rollout, rel=1e-3)
-    assert told.step_s == pytest.approx(told.rollout_s + told.learn_s + told.sync_s)
-    assert told.rollouts_per_s == pytest.approx(64 / told.step_s)
+    assert forecast.rollout_s == pytest.approx(rollout, rel=1e-3)
+    assert forecast.step_s == pytest.approx(forecast.rollout_s + forecast.learn_s + forecast.sync_s)
+    assert forecast.rollouts_per_s == pytest.approx(64 / forecast.step_s)
 
 
 def test_memory_by_hand(forecaster):
-    told = forecaster().forecast(split(3, 1))
-    assert told.learner.weights == pytest.approx(2 * 8.19e9, rel=1e-3)
+    forecast = forecaster().forecast(split(3, 1))
+    assert forecast.learner.weights == pytest.approx(2 * 8.19e9, rel=1e-3)
     per_layer = 16 * ((4096 + 4096) * 2 + 2 * (4096 + 1024) + 3 * (4096 + 12_288))
-    assert told.learner.learning == 36 * per_layer * (4 + 4 + 8)
+    assert forecast.learner.learning == 36 * per_layer * (4 + 4 + 8)
     layer = 2 * 12_000 * (8 * 4096 + 4 * 12_288 + (3 * 32 + 4 * 8) * 128)
-    assert told.learner.activations == pytest.approx(2 * 12_000 * 4096 * 36 + 2 * layer)
-    assert told.server.cache == pytest.approx(0.9 * 150.1e9 - told.learner.weights - 4e9)
-    assert told.server.num_requests == 256
+    assert forecast.learner.activations == pytest.approx(2 * 12_000 * 4096 * 36 + 2 * layer)
+    assert forecast.server.cache == pytest.approx(0.9 * 150.1e9 - forecast.learner.weights - 4e9)
+    assert forecast.server.num_requests == 256
 
 
-@pytest.mark.parametrize(
-    "heavier",
-    [
-        ("tuner.train_type=full",),
-        ("tuner.lora_rank=64",),
-        ("training.gradient_checkpointing=false",),
-        ("model.torch_dtype=float32",),
-        ("global_max_length=24000",),
-    ],
-)
-def test_what_takes_more_memory_is_forecast_to(forecaster, heavier):
-    plain, more = (forecaster(*overrides).forecast(split(3, 1)).learner.total for overrides in ((), heavier))
-    assert more > plain
+HEAVIER = ("tuner.train_type=full", "tuner.lora_rank=64", "model.torch_dtype=float32", "global_max_length=24000")
 
 
-def test_several_learners_keep_a_second_copy_of_gradients_and_exchange_them(forecaster):
+def test_what_takes_more_memory_is_forecast_to(forecaster):
+    plain = forecaster().forecast(split(3, 1)).learner.total
+    for heavier in (*HEAVIER, "training.gradient_checkpointing=false"):
+        assert forecaster(heavier).forecast(split(3, 1)).learner.total > plain, heavier
+
+
+def test_learners_engines_and_nodes_change_what_they_should(forecaster):
     alone, two = (forecaster("tuner.train_type=full").forecast(split(2, number)) for number in (1, 2))
-    assert two.learner.learning == pytest.approx(alone.learner.learning * 4 / 3, rel=1e-3)
+    assert two.learner.learning == pytest.approx(alone.learner.learning * 4 / 3, rel=1e-3), "a copy of the gradients"
     assert two.learn_s > alone.learn_s
     assert two.num_rollouts == 2 * alone.num_rollouts
-
-
-def test_more_engines_generate_faster_and_nodes_slow_the_sync(forecaster):
+    whole, half = (forecaster().forecast(split(2, 2, tp=tp)) for tp in (1, 2))
+    assert half.server.weights == pytest.approx(whole.server.weights / 2)
+    assert half.split.num_engines == 1
     one, three = (forecaster().forecast(split(number, 1)) for number in (1, 3))
     assert three.rollout_s < one.rollout_s
     assert forecaster(num_nodes=2).forecast(split(3, 1)).sync_s > three.sync_s
@@ -146,19 +141,12 @@ def test_a_split_that_does_not_fit_is_never_proposed(forecaster):
     assert (caught.value.code, caught.value.key) == ("nothing-fits", "--gpus")
     assert propose(forecaster(num_gpus=2)).best.problem == ""
     crowded = forecaster("custom.extra.rollout_server.vllm_gpu_memory_utilization=0.12")
-    assert "no room for one request" in crowded.forecast(split(1, 1)).problem
-
-
-def test_engines_of_several_gpus_hold_a_share_each(forecaster):
-    one, two = (forecaster().forecast(split(2, 2, tp=tp)) for tp in (1, 2))
-    assert two.server.weights == pytest.approx(one.server.weights / 2)
-    assert two.split.num_engines == 1
+    assert "no memory for one request" in crowded.forecast(split(1, 1)).problem
 
 
 def test_gpus_that_cannot_be_split_are_refused(forecaster):
-    with pytest.raises(TooFewGpus) as caught:
+    with refused("too-few-gpus", "--gpus"):
         propose(forecaster(num_gpus=1))
-    assert (caught.value.code, caught.value.key) == ("too-few-gpus", "--gpus")
     propose(forecaster(num_gpus=2))
     with pytest.raises(TooFewGpus):
         propose(forecaster("custom.extra.rollout_server.vllm_tensor_parallel_size=2", num_gpus=2))
@@ -174,9 +162,9 @@ def test_an_engine_in_the_learners_process_leaves_it_what_it_does_not_take(forec
 
 
 def test_assumptions_say_what_was_not_measured_and_more_nodes(forecaster):
-    told = propose(forecaster(num_nodes=2)).assumptions
-    assert any("more than one node" in line and "45 GB/s" in line for line in told)
-    assert any("1500 tokens of prompt, 1000 of response" in line for line in told)
+    assumptions = propose(forecaster(num_nodes=2)).assumptions
+    assert any("more than one node" in line and "45 GB/s" in line for line in assumptions)
+    assert any("1500 tokens of prompt, 1000 of response" in line for line in assumptions)
     assert not any("more than one node" in line for line in propose(forecaster()).assumptions)
 
 
@@ -191,16 +179,16 @@ def test_splits_use_every_gpu_once():
 
 def test_a_measured_pass_is_forecast_within_a_quarter(forecaster):
     """Seconds (from which the rate was taken) and, by formulas alone, the memory beside the weights."""
-    told = json.loads((ROOT / "benchmarks/results/packed_pass.json").read_text())
-    assert "H200" in told["on"]["gpu"]["name"]
-    overrides = (f"global_max_length={told['num_tokens']}", "training.gradient_accumulation_steps=1")
+    results = json.loads((ROOT / "benchmarks/results/packed_pass.json").read_text())
+    assert "H200" in results["on"]["gpu"]["name"]
+    overrides = (f"global_max_length={results['num_tokens']}", "training.gradient_accumulation_steps=1")
     one = forecaster(*overrides, "training.per_device_train_batch_size=5")
     work = replace(one.work, prompt_len=1862, response_len=466)  # five segments of 2,328 tokens on average
     forecast = replace(one, work=work).forecast(split(3, 1))
-    measured = told["measured"]["packed"]
-    assert work.num_tokens == told["num_tokens"]
+    measured = results["measured"]["packed"]
+    assert work.num_tokens == results["num_tokens"]
     assert forecast.learn_s == pytest.approx(measured["median_s"], rel=0.25)
-    gradients = 4 * told["num_weights"] - 4 * 8.19e9
+    gradients = 4 * results["num_weights"] - 4 * 8.19e9
     beside = forecast.learner.activations + forecast.learner.head + gradients
     assert beside == pytest.approx(measured["peak_bytes"], rel=0.25)
 
@@ -214,10 +202,10 @@ SCORING = [
 ]
 
 
-@pytest.mark.parametrize(("told", "passes"), SCORING)
-def test_log_probabilities_are_scored_by_the_passes_that_a_run_makes(told, passes):
+@pytest.mark.parametrize(("settings", "passes"), SCORING)
+def test_log_probabilities_are_scored_by_the_passes_that_a_run_makes(settings, passes):
     """Old ones by the learner cost a pass only where it learns from rollouts more than once."""
-    config = load_config(str(GRPO), absolute("custom.extra.grpo.beta=0", *(f"custom.extra.{one}" for one in told)))
+    config = load_config(str(GRPO), absolute("custom.extra.grpo.beta=0", *(f"custom.extra.{one}" for one in settings)))
     shape, work = read_shape(MODEL, dtype="float32"), make_workload(config, prompt_len=100, response_len=50)
     site, rates = Site(gpu="H200", num_gpus=4), load_rates().model_copy(update={"dora_share": 1.0})
     one = Forecaster(config=config, shape=shape, work=work, rates=rates, site=site).forecast(split(3, 1))
@@ -228,7 +216,7 @@ def test_log_probabilities_are_scored_by_the_passes_that_a_run_makes(told, passe
 
 
 def test_dora_takes_its_measured_share_of_the_speed(forecaster):
-    plain, dora = (forecaster("tuner.train_type=lora", f"tuner.use_dora={told}") for told in ("false", "true"))
+    plain, dora = (forecaster("tuner.train_type=lora", f"tuner.use_dora={used}") for used in ("false", "true"))
     ratio = dora.forecast(split(3, 1)).learn_s / plain.forecast(split(3, 1)).learn_s
     assert ratio == pytest.approx(1 / plain.rates.dora_share)
     assert any("DoRA" in line for line in propose(dora).assumptions)
@@ -240,7 +228,7 @@ def test_a_measured_step_of_servers_and_a_learner_is_forecast_within_a_quarter(s
     """GRPO with DoRA; only the speed of learning was taken from the run on two GPUs."""
     num_gpus = sum(sizes)
     run = json.loads((ROOT / f"benchmarks/results/six_and_two-{num_gpus}.json").read_text())
-    told = run["big"]
+    big = run["big"]
     assert run["machine"]["gpus"] == ["NVIDIA H200"] * num_gpus
     shutil.copytree(MODEL, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     (tmp_path / "model/config.json").write_text(json.dumps(config_of() | {"dtype": "bfloat16"}))
@@ -248,13 +236,13 @@ def test_a_measured_step_of_servers_and_a_learner_is_forecast_within_a_quarter(s
     one = Forecaster(
         config=config,
         shape=read_shape(tmp_path / "model", dtype="bfloat16"),
-        work=make_workload(config, prompt_len=round(told["prompt_len"]), response_len=round(told["response_len"])),
+        work=make_workload(config, prompt_len=round(big["prompt_len"]), response_len=round(big["response_len"])),
         rates=load_rates(),
         site=Site(gpu="H200", num_gpus=num_gpus),
     ).forecast(split(*sizes))
-    measured = told["phase_s"]
+    measured = big["phase_s"]
     assert one.rollout_s == pytest.approx(measured["rollout"], rel=0.25)
     assert one.score_s == pytest.approx(measured["target"], rel=0.25), "rewards take next to nothing"
     assert one.learn_s == pytest.approx(measured["learn"], rel=0.25)
     assert one.sync_s == pytest.approx(measured["sync"], rel=0.25)
-    assert one.step_s == pytest.approx(told["step_s"], rel=0.25)
+    assert one.step_s == pytest.approx(big["step_s"], rel=0.25)

@@ -1,16 +1,15 @@
-"""Rates as measured, between measured points, and of one's own."""
+"""Rates as measured, between measured points and of one's own; ``rollmatch plan`` as it is typed."""
+
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.refusals import refused
+from conformance.rollout.digits import ROOT
+from rollmatch.cli.main import main
 from rollmatch.plan.rates import MEASURED, RatesInvalid, decode_source, decode_tok_s, gpu_of, load_rates
-
-
-def test_measured_points_are_met():
-    rates = load_rates()
-    for number, speed in gpu_of(rates, "H100").decode_tok_s.items():
-        assert decode_tok_s(rates, "H100", num_requests=number) == pytest.approx(speed)
 
 
 @given(st.integers(1, 400))
@@ -21,7 +20,10 @@ def test_more_requests_are_never_slower_together_nor_faster_each(number):
     assert more / (number + 1) <= some / number * (1 + 1e-9)
 
 
-def test_a_gpu_that_was_not_measured_goes_by_memory_speed(tmp_path):
+def test_measured_points_are_met_and_a_gpu_that_was_not_measured_goes_by_memory_speed(tmp_path):
+    rates = load_rates()
+    for number, speed in gpu_of(rates, "H100").decode_tok_s.items():
+        assert decode_tok_s(rates, "H100", num_requests=number) == pytest.approx(speed)
     file = tmp_path / "rates.yaml"
     text = MEASURED.read_text()
     file.write_text(text.replace("memory_bytes: 150.7e9", "memory_bytes: 150.7e9\n    decode_tok_s: null", 1))
@@ -49,9 +51,8 @@ def test_a_malformed_file_is_refused_with_its_place(old, new, where, tmp_path):
     file = tmp_path / "rates.yaml"
     assert old in MEASURED.read_text()
     file.write_text(MEASURED.read_text().replace(old, new, 1))
-    with pytest.raises(RatesInvalid) as caught:
+    with refused("rates-invalid", f"{file}:{where}" if where else str(file)):
         load_rates(file)
-    assert (caught.value.code, caught.value.key) == ("rates-invalid", f"{file}:{where}" if where else str(file))
     file.write_text(MEASURED.read_text())
     assert load_rates(file) == load_rates()
 
@@ -64,3 +65,38 @@ def test_a_file_that_is_not_there_and_a_gpu_that_is_not_known_are_refused(tmp_pa
         gpu_of(load_rates(), "B200")
     assert (caught.value.code, caught.value.key) == ("rates-invalid", "--gpu")
     assert gpu_of(load_rates(), "H200").memory_bytes > 1e11
+
+
+CONFIG = str(ROOT / "fixtures/digits/3v1.yaml")
+
+
+def test_a_plan_is_a_table_a_choice_and_its_assumptions(capsys):
+    assert main(["plan", CONFIG, "--gpus", "4"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("1v3", "2v2", "3v1", "best: ", "assumed:", "learner: weights"))
+    assert main(["plan", CONFIG, "--gpus", "2", "--nodes", "2", "--gpu", "H100", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in shown["forecasts"]] == ["1v3", "2v2", "3v1"]
+    assert shown["best"] in ("1v3", "2v2", "3v1")
+    assert {"rollout_s", "learn_s", "sync_s", "step_s", "learner", "server"} <= set(shown["forecasts"][0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["--gpus", "1"], "[too-few-gpus] --gpus"),
+        (["--gpus", "4", "--gpu", "B200"], "[rates-invalid] --gpu"),
+        (["--gpus", "4", "--rates", "/none.yaml"], "[rates-invalid] /none.yaml"),
+        (["--gpus", "4", "--set", "model.model=/none"], "[shape-unknown] model.model"),
+    ],
+)
+def test_what_is_wrong_is_shown_with_its_key_and_exit_1(arguments, shown, capsys):
+    assert main(["plan", CONFIG, *arguments]) == 1
+    assert shown in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [[], ["--gpus", "0"], ["--gpus", "4", "--nodes", "-1"]])
+def test_wrong_usage_is_exit_2(wrong, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", CONFIG, *wrong])
+    assert caught.value.code == 2

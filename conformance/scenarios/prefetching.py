@@ -5,10 +5,11 @@ import threading
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+from conformance.doubles.records import make_reply
 from conformance.harness.schedule import as_rank, do, when
 from conformance.scenarios.fences import NoJournal
 from rollmatch.ranks import Ranks
-from rollmatch.records import Rollout, RolloutRequest, Sample
+from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
@@ -28,16 +29,7 @@ def requests_of(step, num_requests):
 
 def rollouts_of(requests, version):
     """Answers, whose only token is the sample's id."""
-    return [
-        Rollout(
-            request_id=request.request_id,
-            prompt_token_ids=request.prompt_token_ids,
-            response_token_ids=(request.sample.sample_id,),
-            finish_reason="stop",
-            policy_version=version,
-        )
-        for request in requests
-    ]
+    return [make_reply(request, (request.sample.sample_id,), version=version) for request in requests]
 
 
 class ScheduledMonitor:
@@ -81,6 +73,7 @@ class ScheduledServers:
 
     monitor: ScheduledMonitor
     num_servers: int = 1
+    lost: tuple = ()
     policy_version: int = 0
     pushing: bool = False
     writing: list = field(default_factory=list)

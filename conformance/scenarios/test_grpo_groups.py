@@ -3,14 +3,14 @@
 import pytest
 import torch
 
+from conformance.doubles.records import make_rollout
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.scenarios.configs import config_with
 from rollmatch.cli.objectives import make_objective
 from rollmatch.learn.batch import MicroBatch
-from rollmatch.objectives.grpo.objective import GrpoObjective
 from rollmatch.objectives.protocol import ObjectiveContext
 from rollmatch.ranks import Ranks
-from rollmatch.records import Rollout, Sample
+from rollmatch.records import Sample
 from rollmatch.rollout.backend import Decoding, make_requests
 
 SECTION = "custom.extra.grpo."
@@ -35,20 +35,14 @@ class OfVocabulary:
     banned_ids = ()
 
 
-def objective_with(*overrides: str) -> GrpoObjective:
+def objective_with(*overrides):
     return make_objective(config_with(*GRPO, *overrides), OfVocabulary())
 
 
 def rollout(reward, *, finish_reason="stop"):
     response = VOCABULARY.encode(str(reward))
-    return Rollout(
-        request_id="0.0.0",
-        prompt_token_ids=(1, 2),
-        response_token_ids=response,
-        finish_reason=finish_reason,
-        policy_version=1,
-        response_logprobs=(-1.0,) * (len(response) + (finish_reason == "stop")),
-    )
+    logprobs = (-1.0,) * (len(response) + (finish_reason == "stop"))
+    return make_rollout(response, prompt_token_ids=(1, 2), finish_reason=finish_reason, response_logprobs=logprobs)
 
 
 def segments_of(objective, *rollouts):
@@ -57,43 +51,43 @@ def segments_of(objective, *rollouts):
         ranks=Ranks(),
         decoding=Decoding(max_new_tokens=8, temperature=1.0),
         generate=None,
-        score=None,
+        score=lambda segments, reference=False: [(-2.0,) * segment.train_len for segment in segments],
         log=lambda *event, **fields: None,
     )
     (segments,) = objective.make_segments([SAMPLE], rollouts, context).segments
     return segments
 
 
-def advantages(*rewards, scale):
-    objective = objective_with(f"{SECTION}num_generations={len(rewards)}", f"{SECTION}scale_rewards={scale}")
-    segments = segments_of(objective, *map(rollout, rewards))
-    for segment in segments:
-        assert set(segment.policy.advantages) == {segment.policy.advantages[0]}
-    return [segment.policy.advantages[0] for segment in segments]
+@pytest.mark.parametrize(
+    ("start", "cap", "old", "engine"),
+    [("recomputed", "2.0", -2.0, -1.0), ("recomputed", "null", -2.0, None), ("server", "2.0", -1.0, None)],
+)
+def test_the_engine_corrects_where_the_ratio_starts_from_the_learner(start, cap, old, engine):
+    rules = (f"{SECTION}old_logprobs={start}", f"{SECTION}correction_cap={cap}", f"{SECTION}num_iterations=2")
+    segment = segments_of(objective_with(f"{SECTION}num_generations=2", *rules), rollout(1), rollout(0))[0]
+    assert set(segment.policy.old_logprobs) == {old}
+    assert set(segment.policy.sampler_logprobs or [None]) == {engine}
 
 
 @pytest.mark.scenario(
     "grpo-server-mode/four-rewards-of-one-group",
-    clauses=["grpo-server-mode/a-group-of-completions-competes-with-itself#3"],
-)
-def test_four_rewards_of_one_group():
-    assert advantages(1, 0, 0, 1, scale="none") == [0.5, -0.5, -0.5, 0.5]
-
-
-@pytest.mark.scenario(
     "grpo-server-mode/four-rewards-of-one-group-scaled",
-    clauses=["grpo-server-mode/a-group-of-completions-competes-with-itself#3"],
-)
-def test_four_rewards_of_one_group_scaled():
-    assert advantages(1, 0, 0, 1, scale="group") == pytest.approx([0.8659, -0.8659, -0.8659, 0.8659], abs=1e-4)
-
-
-@pytest.mark.scenario(
     "grpo-server-mode/equal-rewards-teach-nothing",
-    clauses=["grpo-server-mode/a-group-of-completions-competes-with-itself#4"],
+    clauses=["grpo-server-mode/a-group-of-completions-competes-with-itself#3,4"],
 )
-def test_equal_rewards_teach_nothing():
-    assert advantages(1, 1, 1, 1, scale="group") == [0, 0, 0, 0]
+@pytest.mark.parametrize(
+    ("rewards", "scale", "expected"),
+    [
+        ((1, 0, 0, 1), "none", [0.5, -0.5, -0.5, 0.5]),
+        ((1, 0, 0, 1), "group", [0.8659, -0.8659, -0.8659, 0.8659]),
+        ((1, 1, 1, 1), "group", [0, 0, 0, 0]),
+    ],
+)
+def test_four_rewards_of_one_group(rewards, scale, expected):
+    objective = objective_with(f"{SECTION}num_generations=4", f"{SECTION}scale_rewards={scale}")
+    columns = [segment.policy.advantages for segment in segments_of(objective, *map(rollout, rewards))]
+    assert all(len(set(column)) == 1 for column in columns)
+    assert [column[0] for column in columns] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.scenario(
@@ -103,8 +97,8 @@ def test_equal_rewards_teach_nothing():
 def test_completions_of_one_prompt_differ():
     objective = objective_with(f"{SECTION}num_generations=8")
     assert objective.reuse.num_rollouts == 8
-    asked = [SAMPLE] * objective.reuse.num_rollouts
-    requests = make_requests(asked, prompt_of=lambda sample: (1, 2), run_seed=42, step=3, rank=0)
+    samples = [SAMPLE] * objective.reuse.num_rollouts
+    requests = make_requests(samples, prompt_of=lambda sample: (1, 2), run_seed=42, step=3, rank=0)
     assert len({request.seed for request in requests}) == 8
     assert {request.prompt_token_ids for request in requests} == {(1, 2)}
 

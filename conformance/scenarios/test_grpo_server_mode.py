@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from conformance.doubles.engine import install
+from conformance.refusals import refused
 from conformance.rollout.digits import MODEL, load_model, template_of
 from conformance.scenarios.configs import LONG, config_with, not_refused, refusal_of
 from conformance.server.instance import free_port
@@ -22,7 +23,6 @@ from rollmatch.cli.server_checks import WaitPolicy, wait_for_servers
 from rollmatch.config import RunConfig
 from rollmatch.config.servers import server_section
 from rollmatch.dialects.native import group as gloo
-from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
@@ -40,11 +40,11 @@ ALONE = Ranks(rank=0, learner_world_size=1)
 
 
 def settings_of(*overrides: str) -> dict:
-    """What the server launcher would tell our own server."""
+    """What the server launcher would pass to our own server."""
     return dataclasses.asdict(make_settings(config_with(*NAMED, *overrides), port=8080, replicas=1, on_gpu=True))
 
 
-def refused(*overrides: str) -> tuple[str, str]:
+def launch_refusal(*overrides: str) -> tuple[str, str]:
     code, key = refusal_of(*NAMED, *overrides)
     return code, key.removeprefix(LAUNCHED)
 
@@ -65,7 +65,7 @@ def job(url: str, *, group_port: int, out: str = "runs/one") -> RunConfig:
 @contextmanager
 def connected(config: RunConfig):
     journal = Journal(Path(config.training.output_dir) / "journal.jsonl")
-    backend = make_backend(config, torch.nn.Linear(1, 1), template_of(), ranks=ALONE, journal=journal)
+    backend = make_backend(config, torch.nn.Linear(1, 1, bias=False), template_of(), ranks=ALONE, journal=journal)
     try:
         yield backend
     finally:
@@ -77,23 +77,20 @@ def connected(config: RunConfig):
 def test_grpo_takes_its_rollouts_from_the_named_server(tmp_path, monkeypatch):
     install(load_model(), template_of(), monkeypatch)  # an engine beside it would be found, and need not be a real one
     with (
-        serving(NativeDouble({"a": torch.zeros(2)})) as (url,),
-        connected(job(url, group_port=1, out=tmp_path)) as asked,
+        serving(NativeDouble({"weight": torch.zeros(1, 1)})) as (url,),
+        connected(job(url, group_port=1, out=tmp_path)) as backend,
     ):
-        assert [server.base_url for server in getattr(asked, "servers", ())] == [url]
+        assert [server.base_url for server in getattr(backend, "servers", ())] == [url]
 
 
 @pytest.mark.scenario(clauses=["grpo-server-mode/grpo-names-its-server-by-lists-of-hosts-and-ports#4"])
 def test_the_wait_for_the_server_is_limited():
     assert server_section(config_with(*NAMED)).timeout_s == 240
     nobody = f"rlhf.vllm_server_port=[{free_port()}]"
-    began, config = (
-        time.monotonic(),
-        config_with(*NAMED, nobody, "rlhf.vllm_server_timeout=1", "~.vllm.server.timeout_s=7"),
-    )
-    with pytest.raises(RollmatchError) as caught:
+    config = config_with(*NAMED, nobody, "rlhf.vllm_server_timeout=1", "~.vllm.server.timeout_s=7")
+    began = time.monotonic()
+    with refused("server-unreachable"):
         wait_for_servers(config, WaitPolicy())
-    assert caught.value.code == "server-unreachable"
     assert 0.9 <= time.monotonic() - began <= 5
 
 
@@ -101,22 +98,22 @@ def test_the_wait_for_the_server_is_limited():
 def test_the_share_of_memory_is_above_0_and_at_most_1():
     for share in ("0", "1.1"):
         key = "vllm_gpu_memory_utilization"
-        assert refused(f"{LAUNCHED}{key}={share}") == ("out-of-range", key)
+        assert launch_refusal(f"{LAUNCHED}{key}={share}") == ("out-of-range", key)
     assert settings_of()["engine_arguments"]["gpu_memory_utilization"] == 0.6
-    told = settings_of(f"{LAUNCHED}vllm_gpu_memory_utilization=1.0")
-    assert told["engine_arguments"]["gpu_memory_utilization"] == 1.0
+    settings = settings_of(f"{LAUNCHED}vllm_gpu_memory_utilization=1.0")
+    assert settings["engine_arguments"]["gpu_memory_utilization"] == 1.0
 
 
 @pytest.mark.scenario(clauses=["grpo-server-mode/the-rollout-server-of-grpo-has-a-section-of-its-own#1"])
 def test_settings_of_the_server_stand_in_its_section():
-    told = settings_of(
+    settings = settings_of(
         f"{LAUNCHED}vllm_tensor_parallel_size=2",
         f"{LAUNCHED}vllm_max_model_len=2048",
         f"{LAUNCHED}vllm_engine_kwargs={json.dumps({'block_size': 32})}",
     )
-    assert (told["tensor_parallel_size"], told["max_model_len"]) == (2, 2048)
-    assert told["engine_arguments"]["block_size"] == 32
-    assert settings_of()["max_model_len"] == 1024, "that of the longest segment, unless told"
+    assert (settings["tensor_parallel_size"], settings["max_model_len"]) == (2, 2048)
+    assert settings["engine_arguments"]["block_size"] == 32
+    assert settings_of()["max_model_len"] == 1024, "that of the longest segment by default"
 
 
 @pytest.mark.scenario(clauses=["grpo-server-mode/grpo-syncs-merged-weights-only#3"])
@@ -143,15 +140,13 @@ def test_adapters_on_all_three_parts_are_merged_into_what_is_sent():
 )
 def test_a_taken_group_port_is_told_apart_from_a_taken_server_port(tmp_path, monkeypatch):
     monkeypatch.setattr(gloo, "wait_until_free", partial(gloo.wait_until_free, within_s=0.3))
-    taken, weights = free_port(), {"a": torch.zeros(2)}
+    taken, weights = free_port(), {"weight": torch.zeros(1, 1)}
     out, other = tmp_path / "first", tmp_path / "second"
     with serving(NativeDouble(weights), NativeDouble(weights)) as (first_url, second_url), ExitStack() as jobs:
         jobs.enter_context(connected(job(first_url, group_port=taken, out=out))).push(weights.items(), version=1)
         second = jobs.enter_context(connected(job(second_url, group_port=taken, out=other)))
-        with pytest.raises(RollmatchError) as caught:
+        with refused("group-port-in-use", problem=str(taken)) as caught:
             second.push(weights.items(), version=1)
-        assert caught.value.code == "group-port-in-use"
-        assert str(taken) in caught.value.problem
         assert second_url.rpartition(":")[2] not in caught.value.problem
         elsewhere = jobs.enter_context(connected(job(second_url, group_port=free_port(), out=other)))
         elsewhere.push(weights.items(), version=1)

@@ -37,16 +37,15 @@ class FenceWithoutWaitBefore(Fence):
         return 0.0
 
 
-def problems_of(**options):
-    """What goes wrong in some order, and how many times ranks generated where nothing did."""
+def explored(**options):
+    """Problems of all orders, and the worlds that were tried."""
     worlds = []
 
     def make():
         worlds.append(FencedWorld(**options))
         return worlds[-1]
 
-    found = explore(make)
-    return {trouble.problem for trouble in found.troubles}, max(world.generated for world in worlds)
+    return {trouble.problem for trouble in explore(make).troubles}, worlds
 
 
 @pytest.mark.scenario(
@@ -58,9 +57,9 @@ def problems_of(**options):
 )
 @pytest.mark.parametrize(("num_ranks", "num_steps"), [(1, 2), (2, 2), (3, 1)])
 def test_every_interleaving_ends(num_ranks, num_steps):
-    problems, generated = problems_of(num_ranks=num_ranks, num_steps=num_steps)
+    problems, worlds = explored(num_ranks=num_ranks, num_steps=num_steps)
     assert problems == set()
-    assert generated == num_ranks * num_steps
+    assert max(world.generated for world in worlds) == num_ranks * num_steps
 
 
 @pytest.mark.scenario(
@@ -69,13 +68,8 @@ def test_every_interleaving_ends(num_ranks, num_steps):
 )
 @pytest.mark.parametrize("synced", [(0, None), (None, 0), (5, 0, 0), (0, 0, None)])
 def test_ranks_that_disagree_after_a_resume(synced):
-    worlds = []
-
-    def make():
-        worlds.append(FencedWorld(num_ranks=len(synced), synced=synced))
-        return worlds[-1]
-
-    assert explore(make).troubles == ()
+    problems, worlds = explored(num_ranks=len(synced), synced=synced)
+    assert problems == set()
     done = [world for world in worlds if world.generated == len(synced)]
     assert done
     assert all(backend.policy_version == 2 for world in done for backend in world.backends)
@@ -84,13 +78,8 @@ def test_ranks_that_disagree_after_a_resume(synced):
 @pytest.mark.scenario(clauses=["learner-ranks/a-failed-sync-fails-on-every-rank#1"])
 @pytest.mark.parametrize("broken", [(0,), (1,), (0, 1)])
 def test_no_rank_generates_after_a_failed_sync(broken):
-    worlds = []
-
-    def make():
-        worlds.append(FencedWorld(num_ranks=2, broken=broken))
-        return worlds[-1]
-
-    assert explore(make).troubles == ()
+    problems, worlds = explored(num_ranks=2, broken=broken)
+    assert problems == set()
     assert max(world.generated for world in worlds) == 0
     assert max((world.failed for world in worlds), key=len) == dict.fromkeys((0, 1), "push-failed")
 
@@ -105,4 +94,4 @@ def test_no_rank_generates_after_a_failed_sync(broken):
     ],
 )
 def test_a_broken_fence_is_found(options, problem):
-    assert problem in problems_of(num_ranks=2, **options)[0]
+    assert problem in explored(num_ranks=2, **options)[0]

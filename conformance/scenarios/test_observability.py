@@ -2,11 +2,15 @@
 
 import io
 import json
+import signal
+from types import SimpleNamespace
 
 import pytest
 from torch import nn
+from transformers import TrainerControl
 
 from conformance.doubles.engine import make_remembering_backend
+from conformance.doubles.records import make_rollout
 from conformance.learn.segments import make_row, plain_segments
 from conformance.rollout.digits import load_digits, load_model, template_of
 from conformance.trainer.small_run import events, make_trainer
@@ -20,12 +24,12 @@ from rollmatch.learn.pack import Packer
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.objectives.protocol import TrainingTargets
 from rollmatch.ranks import Ranks
-from rollmatch.records import Rollout
 from rollmatch.report.console import StepConsole
 from rollmatch.rollout.fence import Fence
 from rollmatch.step_report import PHASES
 from rollmatch.streaming import PartTargets
 
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 SAMPLING = {"max_new_tokens", "temperature", "top_p", "top_k"}
 
 
@@ -40,11 +44,21 @@ def trained(tmp_path_factory):
     return trainer
 
 
-@pytest.mark.scenario("observability/the-events-of-one-step", clauses=["observability/a-run-keeps-a-journal#1,2,3"])
+@pytest.mark.scenario(
+    "observability/the-events-of-one-step",
+    clauses=[
+        "observability/a-run-keeps-a-journal#1,2,3",
+        "observability/quality-is-measured-by-counts#4",
+        "packing/packing-happens-after-the-rollouts#1",
+    ],
+)
 def test_the_events_of_one_step(trained):
     lines = [json.loads(line) for line in trained.source.journal.path.read_text().splitlines()]
     assert [line["event"] for line in lines][:5] == ["synced", "requested", "generated", "packed", "step"]
     assert all({"event", "time", "rank"} <= line.keys() for line in lines)
+    for event in events(trained, "packed"):
+        assert event["fill"] == pytest.approx(event["tokens"] / load_digits().global_max_length, abs=1e-3)
+        assert event["segments"] == 4
 
 
 @pytest.mark.scenario("observability/a-sync-is-written-down", clauses=["observability/rollouts-can-be-audited#1,2,4"])
@@ -77,40 +91,47 @@ def test_the_phases_of_a_step_add_up(trained):
 
 
 def warnings_of(fills):
-    overrides = io.StringIO()
-    watcher = RunWatcher(StepConsole(100, overrides), min_fill=0.65)
+    printed = io.StringIO()
+    watcher = RunWatcher(StepConsole(100, printed), min_fill=0.65)
     for fill in fills:
         watcher._tell_if_underfull(fill)
-    return overrides.getvalue()
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_rank_ends_the_run_after_the_step_with_a_checkpoint(number):
+    output, control, before = io.StringIO(), TrainerControl(), [signal.getsignal(each) for each in STOPPING]
+    hit, other = RunWatcher(StepConsole(100, output), min_fill=None), RunWatcher(None, min_fill=None)
+    try:
+        hit.listen()
+        if number is not None:
+            hit._on_signal(number, None)
+            assert signal.getsignal(number) == {signal.SIGINT: signal.default_int_handler}.get(number, signal.SIG_DFL)
+    finally:
+        for each, handler in zip(STOPPING, before, strict=True):
+            signal.signal(each, handler)
+    ranks = SimpleNamespace(gather=lambda own: [own, hit.stop_signal])
+    other.trainer = SimpleNamespace(source=SimpleNamespace(ranks=ranks))
+    other.on_step_end(None, None, control)
+    is_stopped = number is not None
+    assert (control.should_save, control.should_training_stop, other.stop_signal) == (is_stopped, is_stopped, number)
+    assert ("with a checkpoint" in output.getvalue()) == is_stopped
 
 
 @pytest.mark.scenario(
     "observability/a-poorly-filled-row-warns",
+    "observability/a-well-filled-row-does-not-warn",
     clauses=["observability/quality-is-measured-by-counts#6", "packing/the-waiting-list-is-bounded#3"],
 )
-def test_poorly_filled_rows_warn():
+def test_poorly_filled_rows_warn_and_well_filled_ones_do_not():
     row = type(make_row())(segments=make_row(*plain_segments(6)).segments, capacity=10)
     assert row.fill == 0.6
     assert Packer(10, max_buffered=8, min_fill_ratio=0.65).is_underfull(row)
-    overrides = warnings_of([row.fill] * UNDERFULL_STEPS)
-    assert overrides.count("65%") == 1
-    assert f"{UNDERFULL_STEPS} steps" in overrides
+    warning = warnings_of([row.fill] * UNDERFULL_STEPS)
+    assert warning.count("65%") == 1
+    assert f"{UNDERFULL_STEPS} steps" in warning
     assert UNDERFULL_STEPS == 10
-
-
-@pytest.mark.scenario("observability/a-well-filled-row-does-not-warn")
-def test_well_filled_rows_do_not_warn():
-    assert warnings_of([0.6] * 9 + [0.7]) == ""
-    assert warnings_of([0.6] * 9 + [0.7, 0.6]) == ""
-
-
-@pytest.mark.scenario(
-    clauses=["observability/quality-is-measured-by-counts#4", "packing/packing-happens-after-the-rollouts#1"]
-)
-def test_the_fill_is_written_down(trained):
-    for event in events(trained, "packed"):
-        assert event["fill"] == pytest.approx(event["tokens"] / load_digits().global_max_length, abs=1e-3)
-        assert event["segments"] == 4
+    assert warnings_of([0.6] * 9 + [0.7]) == warnings_of([0.6] * 9 + [0.7, 0.6]) == ""
 
 
 @pytest.mark.scenario("observability/the-servers-are-written-down", clauses=["observability/rollouts-can-be-audited#3"])
@@ -131,7 +152,7 @@ class OfTwo(Ranks):
 
 
 @pytest.mark.scenario(clauses=["observability/time-is-measured-by-phase#3"])
-def test_a_step_tells_how_long_each_rank_waited_for_its_rollouts(tmp_path):
+def test_a_step_records_how_long_each_rank_waited_for_its_rollouts(tmp_path):
     trainer = make_trainer(tmp_path)
     object.__setattr__(trainer.source, "ranks", OfTwo(rank=0, learner_world_size=2))
     trainer.report.phase_s["rollout"] = 1.25
@@ -145,9 +166,13 @@ def test_a_step_tells_how_long_each_rank_waited_for_its_rollouts(tmp_path):
 def test_the_resolved_config_is_kept_in_the_run_directory(tmp_path, resumed, capsys):
     config = load_digits(f"training.output_dir={tmp_path}", "training.learning_rate=0.5")
     (tmp_path / RESOLVED).write_text("training: {learning_rate: 0.25}\n")
-    _announce({"event": "run"} | describe(config, nn.Linear(2, 2), Ranks()), config, resumed=resumed)
+    prompts = {"train": {"limit": 90, "num_skipped": 3, "num_truncated": 0}}
+    event = {"event": "run", "prompts": prompts} | describe(config, nn.Linear(2, 2), Ranks())
+    _announce(event, config, resumed=resumed)
     assert load_config(tmp_path / RESOLVED) == config
-    assert ("learning_rate" in capsys.readouterr().out) == resumed
+    out = capsys.readouterr().out
+    assert ("learning_rate" in out) == resumed
+    assert "train prompts of more than 90 tokens: 3 skipped, 0 truncated" in out
 
 
 @pytest.mark.scenario(
@@ -159,9 +184,7 @@ def test_the_age_of_carried_segments_is_seen(tmp_path):
     template = trainer.source.template
     prompts = [template.expand(template.prompt_token_ids(s), template.image_features(s)) for s in samples]
     rollouts = [
-        Rollout(
-            request_id=str(v), prompt_token_ids=prompt, response_token_ids=(), finish_reason="stop", policy_version=v
-        )
+        make_rollout((), request_id=str(v), prompt_token_ids=prompt, policy_version=v)
         for v, prompt in zip((3, 5), prompts, strict=True)
     ]
     segments, _ = trainer.learner.objective.target.make_segments(samples, rollouts)

@@ -1,14 +1,17 @@
 """Capability ``packing``, scenario by scenario."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from conformance.learn.models import make_packed_model, packed_logits
 from conformance.learn.segments import make_row, make_segment, plain_segments
+from conformance.refusals import refused
+from conformance.rollout.digits import load_digits
 from conformance.scenarios.configs import refusal_of
-from conformance.trainer.small_run import make_trainer
+from rollmatch.cli.prompts import check_packing
 from rollmatch.learn.pack import Packer
-from rollmatch.records import Segment
 
 
 def packer_with(*lengths, capacity=10, max_buffered=512):
@@ -38,45 +41,29 @@ def test_no_row_of_a_step_stays_empty():
     assert [ids_of(packer.pop_row().segments) for _ in range(packer.buffered)] == [[2]]
 
 
-@pytest.mark.scenario("packing/a-resumed-run-packs-on", clauses=["packing/the-waiting-list-is-bounded#6"])
-def test_a_resumed_run_packs_on(tmp_path):
-    overrides = ("training.packing=true", "training.max_steps=1", "training.save_steps=1")
-    trainer = make_trainer(tmp_path / "one", *overrides)
-    sample_ids = [5, 2, 7]
-    samples = {sample.sample_id: sample for sample in trainer.train_dataset}
-    waiting = [
-        Segment(sample=samples[i], policy_version=1, token_ids=(7, 8, 9 + i), prompt_len=1, prefix_len=0)
-        for i in sample_ids
-    ]
-    trainer.learner.batcher.packer.restore(waiting)
-    trainer.create_optimizer_and_scheduler(num_training_steps=1)
-    trainer._save_checkpoint(trainer.model, None)
-    resumed = make_trainer(tmp_path / "two", *overrides)
-    resumed.restore_packer_state(tmp_path / "one" / "checkpoint-0")
-    assert resumed.learner.batcher.packer.state() == waiting
-    assert resumed.learner.batcher.packer.pop_row().segments[0] == waiting[0]
+@pytest.mark.scenario("packing/a-buffer-that-must-overflow", clauses=["packing/the-waiting-list-is-bounded#7"])
+def test_a_buffer_that_must_overflow():
+    rollout, training = "custom.extra.rollout_matching", "training.per_device_train_batch_size=4"
+    narrow = ("global_max_length=10", f"{rollout}.max_new_tokens=1", f"{rollout}.vllm.max_model_len=null", training)
+    narrow = (*narrow, "training.gradient_accumulation_steps=1", "training.packing=true", "training.packing_buffer=8")
 
+    def start(steps, lengths):
+        check_packing(load_digits(*narrow, f"training.max_steps={steps}"), lengths, learner_world_size=1)
 
-@pytest.fixture(scope="module")
-def packed_model():
-    return make_packed_model()
+    with refused("packing-buffer-full", "training.packing_buffer"):
+        start(3, [5, 5])
+    start(2, [5, 5])
+    start(1000, [1, 2])
 
 
 @pytest.mark.scenario(
     "packing/a-change-in-one-segment-leaves-the-other-alone",
     clauses=["packing/segments-of-a-row-do-not-see-each-other#1"],
 )
-def test_a_change_in_one_segment_leaves_the_other_alone(packed_model):
+def test_a_change_in_one_segment_leaves_the_other_alone():
     (first, images), (second, others) = make_segment(0), make_segment(1)
-    ids = list(first.token_ids)
-    ids[1] = (ids[1] + 1) % 256
-    changed = Segment(
-        sample=first.sample,
-        policy_version=1,
-        token_ids=tuple(ids),
-        prompt_len=first.prompt_len,
-        prefix_len=first.prefix_len,
-    )
+    head, other, *tail = first.token_ids
+    packed_model, changed = make_packed_model(), replace(first, token_ids=(head, (other + 1) % 256, *tail))
     with torch.no_grad():
         before, after = (packed_logits(packed_model, make_row(s, second), [images, others]) for s in (first, changed))
     cut = first.encoded_len

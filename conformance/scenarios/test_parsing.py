@@ -1,15 +1,19 @@
-"""Capability ``parsing``, scenario by scenario."""
+"""Capabilities ``parsing`` and ``target``, scenario by scenario."""
+
+from dataclasses import replace
 
 import pytest
 
+from conformance.doubles.records import make_rollout, make_sample
 from conformance.doubles.tokenizer import ids_of_bytes, make_vocabulary
 from conformance.objectives.answers import answer, box, element, ids
-from rollmatch.objectives.rollout_matching.elements import OPENING
+from conformance.refusals import refused
+from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS
+from rollmatch.objectives.rollout_matching.elements import append_missed
 from rollmatch.objectives.rollout_matching.match import MatchRules
-from rollmatch.objectives.rollout_matching.objective import RolloutMatching
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.objectives.rollout_matching.supervision import TransportRules
-from rollmatch.records import Rollout, Sample
+from rollmatch.objectives.rollout_matching.target import RolloutMatching
 
 OTHER = (500, 500, 700, 700)
 
@@ -20,14 +24,7 @@ def parse(text):
 
 def target_of(text, *objects):
     """The report and the decoded target of one response."""
-    sample = Sample(sample_id=0, origin="x:1", images=(), objects=objects, width=8, height=8)
-    rollout = Rollout(
-        request_id="0.0.0",
-        prompt_token_ids=(0,),
-        response_token_ids=ids(text),
-        finish_reason="stop",
-        policy_version=1,
-    )
+    sample, rollout = make_sample(*objects), make_rollout(ids(text), prompt_token_ids=(0,))
     matching = RolloutMatching(make_vocabulary(), MatchRules(), TransportRules())
     (segment,), (report,) = matching.make_segments([sample], [rollout])
     return report, make_vocabulary().text(segment.token_ids[1:-1])
@@ -66,7 +63,16 @@ def test_a_letter_of_two_bytes_in_two_tokens_survives():
 def test_leading_prose_makes_a_response_invalid():
     text = 'Here you are: {"objects": []}'
     assert parse(text).invalid
-    assert (parse(text).prefix_text, parse(text).cut_head) == (OPENING, OPENING.encode())
+    assert (parse(text).prefix_text, parse(text).cut_head) == (COORD_TOKENS.opening, COORD_TOKENS.opening.encode())
     report, target = target_of(text, box(), box(*OTHER, desc="two"))
     assert (report.invalid, report.appended) == (True, 2)
     assert target == answer(element(), element(*OTHER, desc="two"))
+
+
+@pytest.mark.scenario(clauses=["target/the-target-is-the-prefix-the-missed-objects-and-the-end#7"])
+def test_a_cut_head_that_the_tokenizer_rewrites_is_refused(monkeypatch):
+    parsed = parse_rollout(ids(answer(element())), make_vocabulary())
+    changed = replace(parsed, cut_head="e\u0301".encode())
+    with refused("cut-head-not-encodable"):
+        append_missed(changed, [], make_vocabulary())
+    assert append_missed(parsed, [], make_vocabulary()).text == "]}"

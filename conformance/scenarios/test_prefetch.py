@@ -2,17 +2,19 @@
 
 import time
 from collections import deque
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from conformance.harness.schedule import explore
+from conformance.refusals import refused
 from conformance.scenarios.configs import config_with, not_refused, refusal_of
 from conformance.scenarios.prefetching import GREEDY, AheadWorld, requests_of, rollouts_of
 from rollmatch.cli.assemble import make_overlap
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.phase import Ahead, RequestedWindow
-from rollmatch.rollout.prefetch import Prefetch, PrefetchOverfull, PrefetchRules
+from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 
 OVERLAP, STALENESS = "~.overlap", "~.max_staleness"
 SERVED = ("~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000", "~.vllm.server.group_port=51216")
@@ -28,66 +30,53 @@ WINDOW_OF_FOUR = (
 )
 
 
-@pytest.mark.scenario("prefetch/an-unknown-mode-is-refused", clauses=["prefetch/overlap-is-chosen-in-yaml#1"])
-def test_an_unknown_mode_is_refused_and_the_three_are_taken():
-    assert refusal_of(f"{OVERLAP}=async", *SERVED) == ("not-a-choice", f"{LONG}.overlap")
-    with not_refused():
-        for mode in ("off", "stream", "ahead"):
-            assert config_with(f"{OVERLAP}={mode}", *SERVED).custom.extra.rollout_matching.overlap == mode
+HERE = ("~.rollout_backend=hf", "~.vllm.max_model_len=null")
+STREAM, AHEAD, PACKED = f"{OVERLAP}=stream", f"{OVERLAP}=ahead", "training.packing=true"
 
 
 @pytest.mark.scenario(
+    "prefetch/an-unknown-mode-is-refused",
     "prefetch/a-staleness-of-zero-is-refused",
     "prefetch/a-staleness-of-one-is-accepted",
-    clauses=["prefetch/overlap-is-chosen-in-yaml#6"],
+    clauses=["prefetch/overlap-is-chosen-in-yaml#1,5,6"],
 )
-def test_a_staleness_is_a_whole_number_from_one():
-    for value, code in (("0", "out-of-range"), ("-1", "out-of-range"), ("1.5", "wrong-type"), ("true", "wrong-type")):
-        found = refusal_of(f"{OVERLAP}=ahead", f"{STALENESS}={value}", *SERVED)
-        assert found == (code, f"{LONG}.max_staleness")
+@pytest.mark.parametrize(
+    ("bad", "code", "key"),
+    [
+        ((f"{OVERLAP}=async", *SERVED), "not-a-choice", "overlap"),
+        *(((mode, *where), "overlap-needs-servers", "overlap") for mode in (STREAM, AHEAD) for where in ((), HERE)),
+        ((STREAM, PACKED, *SERVED), "stream-needs-padded-batches", "overlap"),  # rows are chosen from a whole step
+        ((AHEAD, PACKED, *SERVED), "carry-needs-staleness", "max_staleness"),  # a segment may wait for a row
+        *(((AHEAD, f"{STALENESS}={value}", *SERVED), "out-of-range", "max_staleness") for value in ("0", "-1")),
+        *(((AHEAD, f"{STALENESS}={value}", *SERVED), "wrong-type", "max_staleness") for value in ("1.5", "true")),
+    ],
+)
+def test_what_cannot_overlap_is_refused(bad, code, key):
+    assert refusal_of(*bad) == (code, f"{LONG}.{key}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "overlap", "staleness"),
+    [
+        ((), "off", 1),
+        (SERVED, "off", 1),
+        ((f"{OVERLAP}=off", *HERE), "off", 1),
+        ((STREAM, "training.packing=false", *SERVED), "stream", 1),
+        ((AHEAD, *SERVED), "ahead", 1),
+        ((AHEAD, PACKED, f"{STALENESS}=2", *SERVED), "ahead", 2),
+        ((AHEAD, f"{STALENESS}=7", *SERVED), "ahead", 7),
+    ],
+)
+def test_what_can_overlap_is_accepted(overrides, overlap, staleness):
     with not_refused():
-        for value in (1, 2, 7):
-            config = config_with(f"{OVERLAP}=ahead", f"{STALENESS}={value}", *SERVED)
-            assert config.custom.extra.rollout_matching.max_staleness == value
-
-
-@pytest.mark.parametrize("mode", ["stream", "ahead"])
-@pytest.mark.parametrize("where", [(), ("~.rollout_backend=hf", "~.vllm.max_model_len=null")])
-def test_nothing_overlaps_inside_one_process(mode, where):
-    assert refusal_of(f"{OVERLAP}={mode}", *where) == ("overlap-needs-servers", f"{LONG}.overlap")
-    with not_refused():
-        config_with(f"{OVERLAP}={mode}", *SERVED)
-        config_with(f"{OVERLAP}=off", *where)
-
-
-def test_rows_that_are_chosen_from_a_whole_step_cannot_stream():
-    assert refusal_of(f"{OVERLAP}=stream", "training.packing=true", *SERVED) == (
-        *("stream-needs-padded-batches", f"{LONG}.overlap"),
-    )
-    with not_refused():
-        config_with(f"{OVERLAP}=stream", "training.packing=false", *SERVED)
-        config_with(f"{OVERLAP}=ahead", f"{STALENESS}=2", "training.packing=true", *SERVED)
-
-
-def test_a_segment_that_waits_for_a_row_needs_a_step_of_the_staleness():
-    packed = (f"{OVERLAP}=ahead", "training.packing=true", *SERVED)
-    assert refusal_of(*packed) == ("carry-needs-staleness", f"{LONG}.max_staleness")
-    with not_refused():
-        config_with(*packed, f"{STALENESS}=2")
-        config_with(f"{OVERLAP}=ahead", *SERVED)
-
-
-@pytest.mark.scenario(clauses=["prefetch/overlap-is-chosen-in-yaml#5"])
-def test_who_says_nothing_never_learns_from_old_rollouts():
-    with not_refused():
-        assert config_with().custom.extra.rollout_matching.overlap == "off"
-        assert config_with(*SERVED).custom.extra.rollout_matching.overlap == "off"
+        matching = config_with(*overrides).custom.extra.rollout_matching
+    assert (matching.overlap, matching.max_staleness) == (overlap, staleness)
 
 
 class AnsweringServers:
     """Two servers that answer at once, by the version that is set."""
 
-    num_servers, policy_version = 2, 3
+    num_servers, policy_version, lost = 2, 3, ()
 
     def __init__(self):
         self.asked = []
@@ -99,7 +88,7 @@ class AnsweringServers:
 
 @pytest.mark.scenario("prefetch/an-old-rollout-is-made-anew", clauses=["prefetch/staleness-is-known-and-bounded#2,3"])
 @pytest.mark.parametrize(
-    ("step_of", "times_asked", "age"),
+    ("step_of", "num_times", "age"),
     [
         ({3: 5, 4: 6, 5: 7}, 2, {0: 4}),
         ({3: 6, 4: 7}, 1, {1: 4}),
@@ -108,7 +97,7 @@ class AnsweringServers:
         ({2: 3, 3: 5, 4: 7}, 2, {0: 4}),  # two optimizer steps between two syncs
     ],
 )
-def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_asked_for_again(step_of, times_asked, age):
+def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_requested_again(step_of, num_times, age):
     version = max(step_of)
     servers = AnsweringServers()
     prefetch = Prefetch(servers, GREEDY, PrefetchRules(max_windows=2, callers_per_server=1))
@@ -122,9 +111,9 @@ def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_asked_for_again(ste
     wanted = [RequestedWindow(7, [request.sample for request in requests_of(0, 4)])]
     collected = ahead.collect(wanted, None, step_of=step_of)
     prefetch.close()
-    assert sorted(servers.asked) == sorted([0, 1, 2, 3] * times_asked)
+    assert sorted(servers.asked) == sorted([0, 1, 2, 3] * num_times)
     assert [rollout.response_token_ids for rollout in collected.rollouts] == [(0,), (1,), (2,), (3,)]
-    assert collected.num_regenerated == 4 * (times_asked - 1)
+    assert collected.num_regenerated == 4 * (num_times - 1)
     assert collected.staleness == age
 
 
@@ -136,11 +125,18 @@ def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_asked_for_again(ste
         (("~.max_staleness=7", *WINDOW_OF_FOUR), 1, 4),
     ],
 )
-def test_the_staleness_is_told_in_optimizer_steps_and_counts_to_the_last_of_a_window(overrides, lead, oldest):
+def test_the_staleness_counts_optimizer_steps_to_the_last_of_a_window(overrides, lead, oldest):
     source = SimpleNamespace(fence=SimpleNamespace(backend=AnsweringServers()), decoding=GREEDY, ranks=Ranks())
     ahead = make_overlap(config_with(*SERVED, f"{OVERLAP}=ahead", *overrides), source)
     ahead.prefetch.close()
     assert (ahead.lead, ahead.max_staleness) == (lead, oldest)
+    stream = make_overlap(config_with(*SERVED, f"{OVERLAP}=stream"), source)
+    stream.prefetch.close()
+    one_window = stream.prefetch.rules
+    assert one_window.max_windows == 1 <= one_window.callers_per_server
+    assert ahead.prefetch.rules == replace(
+        one_window, max_windows=lead + 1, callers_per_server=lead * one_window.callers_per_server
+    )
 
 
 @pytest.mark.scenario(clauses=["prefetch/a-stuck-prefetcher-is-an-error#2"])
@@ -152,15 +148,29 @@ def test_what_waits_to_be_learnt_is_bounded_in_number_and_in_bytes():
         pass
     for step in (0, 1):
         prefetch.ask(step, requests_of(step, 4), (1, 1, 1, 1))
-    with pytest.raises(PrefetchOverfull) as caught:
+    with refused("prefetch-overfull", "2"):
         prefetch.ask(2, requests_of(2, 4), (4,))
-    assert (caught.value.code, caught.value.key) == ("prefetch-overfull", "2")
     prefetch.wait_for(0)
     time.sleep(0.2)
-    assert sorted(servers.asked) == [0, 1, 2, 3], "of the second window nothing is asked for while the first waits"
+    assert sorted(servers.asked) == [0, 1, 2, 3], "of the second window nothing is requested while the first waits"
     assert len(prefetch.collect(0, min_version=3)[0]) == len(prefetch.collect(1, min_version=3)[0]) == 4
     prefetch.ask(2, requests_of(2, 4), (4,))
     assert len(prefetch.collect(2, min_version=3)[0]) == 4
+    prefetch.close()
+
+
+def test_the_times_of_finished_calls_are_handed_out_once_by_server():
+    prefetch = Prefetch(AnsweringServers(), GREEDY, PrefetchRules(max_windows=1, callers_per_server=1))
+    with prefetch.quiet():
+        pass
+    prefetch.ask(0, requests_of(0, 4), (4,))
+    prefetch.collect(0, min_version=0)
+    calls = prefetch.take_calls()
+    servers = range(prefetch.backend.num_servers)
+    expected = [[(call.began, call.ended) for call in calls if call.lot.server_index == each] for each in servers]
+    assert all(len(spans) == 1 for spans in expected)
+    assert prefetch.spans_of(calls, now=0.0) == expected
+    assert prefetch.take_calls() == []
     prefetch.close()
 
 
@@ -216,7 +226,7 @@ class ForgetfulPrefetch(Prefetch):
 LATE = {"num_steps": 1, "num_servers": 2, "size": 2, "pieces": 2}
 
 
-def test_late_work_moves_in_every_order_and_is_asked_for_once():
+def test_late_work_moves_in_every_order_and_is_requested_once():
     found = explore(lambda: AheadWorld(**LATE))
     assert [(trouble.problem, trouble.order) for trouble in found.troubles] == []
     assert found.num_orders > 100

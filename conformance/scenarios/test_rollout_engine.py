@@ -11,8 +11,7 @@ from conformance.scenarios.configs import config_with, not_refused
 from conformance.trainer.small_run import make_trainer
 from rollmatch.ranks import Ranks
 from rollmatch.rollout import vllm_colocate
-from rollmatch.rollout.backend import Decoding
-from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.backend import Decoding, HfBackend
 
 SHORT = Decoding(max_new_tokens=2)
 
@@ -96,14 +95,14 @@ def test_an_unset_mode_means_colocate(model, monkeypatch, tmp_path):
     """The engine is a double; a real one trains in conformance/cli/test_colocate_run.py."""
     with not_refused():
         assert config_with().custom.extra.rollout_matching.vllm.mode == "colocate"
-    told = "training.per_device_train_batch_size=2", "custom.extra.rollout_matching.max_new_tokens=4"
-    trainer = make_trainer(tmp_path, *told, is_shallow=True)
+    overrides = "training.per_device_train_batch_size=2", "custom.extra.rollout_matching.max_new_tokens=4"
+    trainer = make_trainer(tmp_path, *overrides, is_shallow=True)
     fence = trainer.source.fence
     fence.backend = make_remembering_backend(trainer.model, trainer.source.template, Ranks(), monkeypatch)
     compared, before = [], {name: weight.clone() for name, weight in trainer.model.named_parameters()}
     check_alignment = trainer.source.template.check_alignment
     monkeypatch.setattr(
-        trainer.source.template, "check_alignment", lambda *told: compared.append(told[0]) or check_alignment(*told)
+        trainer.source.template, "check_alignment", lambda *call: compared.append(call[0]) or check_alignment(*call)
     )
     trainer.train()
     assert fence.backend._engine.runs == [2]

@@ -15,7 +15,6 @@ from conformance.scenarios.configs import not_refused
 from conformance.server.instance import free_port
 from conformance.trainer.small_run import events, make_trainer
 from conformance.weights.native_double import serving
-from rollmatch.model.template import PromptMismatch
 from rollmatch.rollout.vllm_server import VllmServerBackend
 
 VLLM = "custom.extra.rollout_matching.vllm"
@@ -49,9 +48,9 @@ def runs(tmp_path_factory):
         (url,) = stack.enter_context(serving(server))
         colocate = make(tmp_path_factory.mktemp("colocate"), f"{VLLM}.mode=colocate")
         served = make(tmp_path_factory.mktemp("served"), *server_overrides(url))
-        tell = served.source.fence.backend.generate
+        generate = served.source.fence.backend.generate
         monkeypatch.setattr(
-            served.source.fence.backend, "generate", lambda *asked: given.append(tell(*asked)) or given[-1]
+            served.source.fence.backend, "generate", lambda *each: given.append(generate(*each)) or given[-1]
         )
         with not_refused():
             colocate.train()
@@ -70,16 +69,16 @@ def found(trainer, event, *fields):
 )
 def test_both_modes_see_the_same_samples(runs):
     colocate, served, *_ = runs
-    asked = found(served, "requested", "step", "sample_ids", "seeds", "decoding")
-    assert asked == found(colocate, "requested", "step", "sample_ids", "seeds", "decoding")
-    assert [step for step, *_ in asked] == list(range(STEPS))
+    requested = found(served, "requested", "step", "sample_ids", "seeds", "decoding")
+    assert requested == found(colocate, "requested", "step", "sample_ids", "seeds", "decoding")
+    assert [step for step, *_ in requested] == list(range(STEPS))
     learnt = found(served, "packed", "step", "sample_ids")
     assert learnt == found(colocate, "packed", "step", "sample_ids")
-    assert [sorted(chain(*rows)) for _, rows in learnt] == [sorted(ids) for _, ids, *_ in asked]
+    assert [sorted(chain(*rows)) for _, rows in learnt] == [sorted(ids) for _, ids, *_ in requested]
 
 
 @pytest.mark.scenario("rollout-backends/server-mode-hands-on-what-the-servers-said")
-def test_what_the_server_said_is_what_is_learnt_from_as_in_colocate_mode(runs, monkeypatch):
+def test_what_the_server_answered_is_what_is_learnt_from_as_in_colocate_mode(runs, monkeypatch):
     colocate, served, server, given = runs
     stop_id = served.source.template.vocabulary.stop_id
     for rollout in (rollout for step in given for rollout in step):
@@ -94,17 +93,3 @@ def test_what_the_server_said_is_what_is_learnt_from_as_in_colocate_mode(runs, m
     )
     assert served.state.log_history[-1]["train_loss"] == pytest.approx(colocate.state.log_history[-1]["train_loss"])
     assert isinstance(served.source.fence.backend, VllmServerBackend)
-
-
-def test_a_prompt_that_the_server_read_otherwise_stops_the_run(tmp_path):
-    server = AnsweringServer(cut(load_model()), template_of())
-    say = server._write
-    server._write = lambda *asked: ([5, *say(*asked)[0][1:]], say(*asked)[1])
-    with serving(server) as (url,):
-        trainer = make(tmp_path, *server_overrides(url))
-        with pytest.raises(PromptMismatch) as caught:
-            trainer.train()
-        trainer.close()
-    assert caught.value.code == "prompt-mismatch"
-    assert "position 0" in caught.value.problem
-    assert events(trainer, "packed") == []

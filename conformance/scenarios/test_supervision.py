@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from conformance.doubles.tiny_qwen3_vl import COORD_IDS, VOCAB_LEN, bin_of
+from conformance.doubles.records import make_rollout, make_sample
+from conformance.doubles.tiny_qwen3_vl import COORD_IDS, VOCAB_LEN
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.learn.loss_cases import MASK, RULES, random_logits
 from conformance.learn.segments import make_row, make_segment
@@ -12,22 +13,12 @@ from conformance.scenarios.configs import config_with
 from rollmatch.cli.objectives import loss_rules_of
 from rollmatch.objectives.rollout_matching.loss import LossRules, count_totals, masked_loss, slot_losses
 from rollmatch.objectives.rollout_matching.match import MatchRules
-from rollmatch.objectives.rollout_matching.objective import RolloutMatching
-from rollmatch.objectives.rollout_matching.supervision import (
-    IGNORED,
-    MaskRules,
-    TransportRules,
-    mask_row,
-    mask_segment,
-)
-from rollmatch.records import Rollout, Sample
+from rollmatch.objectives.rollout_matching.supervision import IGNORED, MaskRules, TransportRules, mask_row, mask_segment
+from rollmatch.objectives.rollout_matching.target import RolloutMatching
 
 
 def segment_of(text, *objects):
-    sample = Sample(sample_id=0, origin="x:1", images=(), objects=objects, width=8, height=8)
-    rollout = Rollout(
-        request_id="0.0.0", prompt_token_ids=(0,), response_token_ids=ids(text), finish_reason="stop", policy_version=1
-    )
+    sample, rollout = make_sample(*objects), make_rollout(ids(text), prompt_token_ids=(0,))
     made, _ = RolloutMatching(make_vocabulary(), MatchRules(), TransportRules()).make_segments([sample], [rollout])
     return made[0]
 
@@ -54,42 +45,19 @@ def test_descriptions_can_be_left_out():
     assert {half.weights[place] for place in touched} == {0.5}
 
 
-@pytest.mark.scenario(clauses=["supervision/coordinates-are-learnt-as-distributions-over-bins#1"])
-def test_a_slot_costs_the_weighted_sum_of_three_terms():
-    logits, bins = random_logits(3), torch.tensor([0, 500, 999])
-
-    def slots(**weights):
-        zero = {"soft_ce_weight": 0.0, "w1_weight": 0.0, "gate_weight": 0.0}
-        rules = LossRules(coord_ids=COORD_IDS, **(zero | weights))
-        return slot_losses(logits, bins=bins, rules=rules)[0]
-
-    parts = [slots(soft_ce_weight=1.0), slots(w1_weight=1.0), slots(gate_weight=1.0)]
-    whole = slots(soft_ce_weight=0.5, w1_weight=2.0, gate_weight=3.0)
-    assert all(float(part.min()) > 0 for part in parts)
-    assert torch.allclose(whole, 0.5 * parts[0] + 2.0 * parts[1] + 3.0 * parts[2])
-    coordinates = logits[:, list(COORD_IDS)]
-    assert torch.allclose(parts[2], logits.logsumexp(-1) - coordinates.logsumexp(-1), atol=1e-5)
-    rules = config_with("~.gate_weight=0.25").custom.extra.rollout_matching
-    template = type("T", (), {"vocabulary": make_vocabulary()})
-    assert loss_rules_of(rules, template).gate_weight == 0.25
-
-
-def slot_loss(logits, true_bin, **weights):
-    """Of one slot whose logits are given; the layout is that of the tiny model."""
-    zero = {"soft_ce_weight": 0.0, "w1_weight": 0.0, "gate_weight": 0.0}
-    rules = LossRules(coord_ids=COORD_IDS, **(zero | weights))
-    return float(slot_losses(logits[None], bins=torch.tensor([true_bin]), rules=rules)[0])
-
-
 @pytest.mark.scenario(
     "supervision/every-bin-is-equally-likely",
     clauses=["supervision/coordinates-are-learnt-as-distributions-over-bins#3"],
 )
 def test_every_bin_is_equally_likely():
-    logits = torch.full((VOCAB_LEN,), -1e4)
-    logits[list(COORD_IDS)] = 0.0
-    assert slot_loss(logits, 500, soft_ce_weight=1.0) == pytest.approx(6.9078, abs=1e-4)
-    assert config_with().custom.extra.rollout_matching.target_sigma == 2.0
+    logits = torch.full((1, VOCAB_LEN), -1e4)
+    logits[:, list(COORD_IDS)] = 0.0
+    rules = LossRules(coord_ids=COORD_IDS, soft_ce_weight=1.0, w1_weight=0.0, gate_weight=0.0)
+    assert float(slot_losses(logits, bins=torch.tensor([500]), rules=rules)[0]) == pytest.approx(6.9078, abs=1e-4)
+    configured = config_with("~.gate_weight=0.25").custom.extra.rollout_matching
+    assert configured.target_sigma == 2.0
+    template = type("T", (), {"vocabulary": make_vocabulary()})
+    assert loss_rules_of(configured, template).gate_weight == 0.25
 
 
 @pytest.mark.scenario(
@@ -113,7 +81,3 @@ def test_four_rows_at_once_or_one_after_the_other():
     once, several = learn([segments]), learn([segments[i : i + 2] for i in range(0, 8, 2)])
     assert once[0] == pytest.approx(several[0], abs=1e-5)
     assert float((once[1] - several[1]).abs().max()) < 1e-5
-
-
-def test_the_layout_has_coordinates():
-    assert bin_of(COORD_IDS[3]) == 3

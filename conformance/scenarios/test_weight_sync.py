@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from conformance.doubles.engine import make_remembering_backend
+from conformance.refusals import refused
 from conformance.rollout.digits import load_model, perturb, requests_for, scenes, template_of
 from conformance.scenarios.configs import LONG, config_with, refusal_of
 from conformance.trainer.small_run import events, make_trainer
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.backend import Decoding, RolloutBeforeSync
-from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.backend import Decoding, HfBackend
 
 SHORT = Decoding(max_new_tokens=7)
 
@@ -22,10 +22,6 @@ SHORT = Decoding(max_new_tokens=7)
 def model():
     """Not to be changed."""
     return load_model()
-
-
-def vllm_of(*overrides):
-    return config_with(*overrides).custom.extra.rollout_matching.vllm
 
 
 def ids_of(rollouts):
@@ -59,16 +55,18 @@ def test_two_steps_with_accumulation(tmp_path):
 
 @pytest.mark.scenario(
     "weight-sync/a-colocated-engine-is-not-older-than-the-model",
-    clauses=["weight-sync/fresh-rollouts-come-from-the-newest-weights#1", "weight-sync/weights-travel-in-memory#1"],
+    "weight-sync/an-engine-without-weights-refuses",
+    clauses=["weight-sync/fresh-rollouts-come-from-the-newest-weights#1,5", "weight-sync/weights-travel-in-memory#1"],
 )
 def test_an_engine_that_remembers_is_not_older_than_the_model(model, monkeypatch):
     """The engine is a double; the real one answers in conformance/rollout/test_vllm_colocate.py."""
     requests = requests_for(scenes()[:2])
     backend = make_remembering_backend(model, template_of(), Ranks(), monkeypatch)
-    with pytest.raises(RolloutBeforeSync):
+    with refused("rollout-before-sync"):
         backend.generate(requests, SHORT)
     backend.push(merged_weights(model), version=1)
     before = backend.generate(requests, SHORT)
+    assert [rollout.policy_version for rollout in before] == [1, 1]
     changed = copy.deepcopy(model)
     perturb(changed, seed=1, scale=0.3)
     expected = HfBackend(changed, template_of(), batch_size=2).generate(requests, SHORT)
@@ -105,21 +103,7 @@ def test_full_sync_carries_the_merged_weights_and_leaves_the_model(model, use_do
     assert refusal_of("~.vllm.sync.mode=half") == ("not-a-choice", f"{LONG}vllm.sync.mode")
 
 
-@pytest.mark.scenario(
-    "weight-sync/an-engine-without-weights-refuses",
-    clauses=["weight-sync/fresh-rollouts-come-from-the-newest-weights#5"],
-)
-def test_an_engine_without_weights_refuses(model, monkeypatch):
-    requests = requests_for(scenes()[:1])
-    backend = make_remembering_backend(model, template_of(), Ranks(), monkeypatch)
-    with pytest.raises(RolloutBeforeSync) as caught:
-        backend.generate(requests, SHORT)
-    assert caught.value.code == "rollout-before-sync"
-    backend.push(merged_weights(model), version=1)
-    assert [rollout.policy_version for rollout in backend.generate(requests, SHORT)] == [1]
-
-
 @pytest.mark.scenario(clauses=["weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#1"])
-def test_the_fallback_is_on_unless_told_otherwise():
-    assert vllm_of().sync.fallback_to_full is True
-    assert vllm_of("~.vllm.sync.fallback_to_full=false").sync.fallback_to_full is False
+@pytest.mark.parametrize(("overrides", "is_on"), [((), True), (("~.vllm.sync.fallback_to_full=false",), False)])
+def test_the_fallback_is_on_unless_switched_off(overrides, is_on):
+    assert config_with(*overrides).custom.extra.rollout_matching.vllm.sync.fallback_to_full is is_on

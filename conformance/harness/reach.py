@@ -1,0 +1,167 @@
+"""Which tests can judge a changed line of ``impl/``, by the map of coverage that ``make map`` writes."""
+
+import ast
+import json
+import re
+import sqlite3
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+from coverage import CoverageData
+
+from conformance.harness.trial import IMPL, ROOT
+
+MAP, FAILED = ROOT / "build/coverage", ROOT / ".pytest_cache/v/cache/lastfailed"
+SERVER = "conformance/server/test_engine"
+SLOW_TESTS = {
+    "weights/worker/stock_engine.py": (f"{SERVER}_stock.py",),
+    "weights/worker/": (f"{SERVER}_direct.py", f"{SERVER}_sync.py"),
+    "weights/nccl.py": (f"{SERVER}_direct.py",),
+    "server/replica.py": (f"{SERVER}_generation.py",),
+    "cli/serving.py": (f"{SERVER}_generation.py",),
+    "cli/server_process.py": (f"{SERVER}_generation.py",),
+    "dialects/native/routes.py": (f"{SERVER}_generation.py",),
+    "cli/processes.py": ("conformance/cli/test_learner_launcher.py",),
+    "cli/learner.py": ("conformance/cli/test_learner_launcher.py",),
+    "cli/watch.py": ("conformance/cli/test_train_resume.py",),
+    "cli/run.py": ("conformance/cli/test_train_resume.py",),
+    "startup.py": ("conformance/test_startup.py",),
+    "ranks.py": ("conformance/test_ranks.py",),
+    "rollout/vllm_colocate.py": ("conformance/rollout/test_vllm_colocate.py", "conformance/cli/test_colocate_run.py"),
+    "_kernel.py": ("conformance/test_kernels.py",),
+    "model/merge.py": ("conformance/test_kernels.py", f"{SERVER}_sync.py"),
+}
+"""Part of a module's path -> tests in which it runs in a process of its own, which the map does not see."""
+MOST_TESTS = 150
+"""Of the map, for one line."""
+START_PROCESSES = ("cli", "dialects", "servers", "trainer")
+"""Folders whose tests take long: they judge last."""
+REFERENCE = "conformance/docs/test_reference.py"
+"""The reference pages show the default and the bounds of every configuration key."""
+Place = tuple[Path, int]
+
+
+@cache
+def read_map() -> tuple[CoverageData, Counter[str]]:
+    """The map, and of each test the number of files it touches. Errors: ``SystemExit`` without a map."""
+    if not MAP.exists():
+        raise SystemExit(f"{MAP.relative_to(ROOT)} is missing: run make map")
+    data = CoverageData(basename=str(MAP))
+    data.read()
+    query = (
+        "SELECT context.context, count(*) FROM line_bits JOIN context ON context_id = context.id GROUP BY context_id"
+    )
+    breadth: Counter[str] = Counter()
+    with sqlite3.connect(MAP) as connection:
+        for context, number in connection.execute(query):
+            breadth[test_of(context)] += number
+    return data, breadth
+
+
+def test_of(context: str) -> str:
+    """The test of a context ``test@group|phase``; the group is there where xdist dealt tests out by groups.
+
+    >>> test_of("conformance/a/test_b.py::test_c[1@2]@conformance/a/test_b.py|run"), test_of("a.py::test_b|setup")
+    ('conformance/a/test_b.py::test_c[1@2]', 'a.py::test_b')
+    """
+    return re.sub(r"@[\w./-]+$", "", context.rpartition("|")[0])
+
+
+@cache
+def contexts_of(path: Path) -> dict[int, set[str]]:
+    """Line -> tests that reached it and can judge it."""
+    contexts = read_map()[0].contexts_by_lineno(path.relative_to(ROOT).as_posix())
+    return {line: {test for each in reached if can_judge(test := test_of(each))} for line, reached in contexts.items()}
+
+
+@cache
+def can_judge(test: str) -> bool:
+    """Whether a test of the map is still there, and passed when the map was made."""
+    file, _, name = test.partition("::")
+    path = ROOT / file
+    is_there = path.is_file() and f"def {name.partition('[')[0]}(" in path.read_text(encoding="utf-8")
+    return is_there and test not in failed_tests()
+
+
+@cache
+def failed_tests() -> frozenset[str]:
+    """Tests that failed when the map was made."""
+    return frozenset(test_of(f"{test}|") for test in json.loads(FAILED.read_text())) if FAILED.exists() else frozenset()
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes())
+
+
+@cache
+def bodies_of(path: Path) -> frozenset[int]:
+    """Lines of function bodies; the others run when the module is imported."""
+    functions = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return frozenset(line for node in functions for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1))
+
+
+@cache
+def lines_of_words() -> dict[str, list[Place]]:
+    """Word -> lines with it."""
+    places: dict[str, list[Place]] = {}
+    for path in sorted(IMPL.rglob("*.py")):
+        for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            for word in set(re.findall(r"\w+", text)):
+                places.setdefault(word, []).append((path, line))
+    return places
+
+
+@cache
+def places_that_show(path: Path, line: int, depth: int = 2) -> frozenset[Place]:
+    """The line itself, if it is in a function body; otherwise lines of bodies that use what it defines.
+
+    Of a default or a decorator these are the function's; of a type that other types name, those that use these.
+    """
+    if line in bodies_of(path):
+        return frozenset({(path, line)})
+    around = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.stmt) and _first(node) <= line]
+    node = max((each for each in around if line <= (each.end_lineno or 0)), key=_first, default=None)
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return frozenset((path, each) for each in range(node.body[0].lineno, (node.end_lineno or 0) + 1))
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+    names = {each.id for target in targets for each in ast.walk(target or ast.Pass()) if isinstance(each, ast.Name)}
+    if isinstance(node, ast.ClassDef):
+        names = {node.name}
+    uses = {use for name in names for use in lines_of_words()[name] if use != (path, line)}
+    shown = {use for use in uses if use[1] in bodies_of(use[0])}
+    if shown or not depth:
+        return frozenset(shown)
+    return frozenset(place for use in uses for place in places_that_show(*use, depth - 1))
+
+
+def _first(node: ast.stmt) -> int:
+    """First line, decorators included."""
+    return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+
+
+def tests_of(path: Path, line: int) -> tuple[str, ...]:
+    """Tests that reach a line. First those that reach a line near it that few tests reach, then narrow ones.
+
+    Tests that start processes come last.
+    """
+    breadth, rarity = read_map()[1], dict[str, int]()
+    for file, place in places_that_show(path, line):
+        contexts = contexts_of(file)
+        near = [contexts.get(place + by, set()) for by in range(-10, 11)]
+        for test in near[10]:
+            number = min(len(tests) for tests in near if test in tests)
+            rarity[test] = min(number, rarity.get(test, number))
+    tests = tuple(sorted(rarity, key=lambda test: (_starts_processes(test), rarity[test], breadth[test], test)))
+    first = (REFERENCE,) if line not in bodies_of(path) and "/config/" in path.as_posix() else ()
+    return (*first, *tests[:MOST_TESTS], *slow_tests_of(path))
+
+
+def _starts_processes(test: str) -> bool:
+    return test.split("/")[1] in START_PROCESSES
+
+
+def slow_tests_of(path: Path) -> tuple[str, ...]:
+    """Test files that judge after the tests of the map."""
+    return next((tests for part, tests in SLOW_TESTS.items() if part in path.as_posix()), ())
