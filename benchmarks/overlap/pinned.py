@@ -55,7 +55,7 @@ class PinnedServer:
         command = cli_command("train", CONFIG, *self.overrides, f"training.output_dir={out}", *overrides)
         command.append("--resume" if resume else "--overwrite")
         with started(pinned(cores()[1], command), out.with_suffix(".txt")) as learner:
-            assert learner.process.wait() == 0, learner.told()[-3000:]
+            assert learner.process.wait() == 0, learner.output()[-3000:]
         return journal_of(out, None)
 
 

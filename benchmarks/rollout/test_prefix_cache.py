@@ -32,7 +32,7 @@ def measure(caching):
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))[len("RESULT") :])
 
 
-def test_nine_continuations_cost_one_prefill(benchmark):
+def test_nine_continuations_cost_one_prefill(benchmark, check_bar):
     told = benchmark.pedantic(lambda: {caching: measure(caching) for caching in ("on", "off")}, rounds=1)
     on, off = told["on"], told["off"]
     benchmark.extra_info |= told
@@ -47,5 +47,6 @@ def test_nine_continuations_cost_one_prefill(benchmark):
     for name in ("one state", "all states"):
         assert on[f"{name}: computed"] == on[f"{name}: least"]
     assert benchmark.extra_info["one state: prefill over unique"] <= MOST_RECOMPUTED
-    assert benchmark.extra_info["one state: speedup"] >= LEAST_SPEEDUP
-    assert benchmark.extra_info["all states: speedup"] >= LEAST_SPEEDUP
+    for name in ("one state", "all states"):
+        speedup = benchmark.extra_info[f"{name}: speedup"]
+        check_bar(f"prefix cache, {name}: {speedup:.2f} x without (bar {LEAST_SPEEDUP})", speedup >= LEAST_SPEEDUP)

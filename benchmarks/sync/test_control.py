@@ -1,12 +1,13 @@
 """What announcing weights costs: a native sync of many tiny tensors beside one call per tensor, as TRL has it."""
 
 import itertools
+from datetime import timedelta
 
 import pytest
 import requests
+import torch.distributed as dist
 
 from benchmarks.sync.receiving_server import TIMEOUT_S, native_sender, receiving, weights_of
-from conformance.dialects.queued_learner import QueuedLearner
 from conformance.server.instance import free_port
 
 NUM_TENSORS, NUM_FLOATS = 399, 1
@@ -22,6 +23,36 @@ class KeptConnection:
     def post(self, route, body=None):
         reply = self.session.post(self.url + route, json=body, timeout=TIMEOUT_S)
         return reply.status_code, reply.json()
+
+
+class QueuedLearner:
+    """TRL's trainer: one call, one broadcast and one barrier per tensor, in vLLM's own group; gloo for NCCL."""
+
+    def __init__(self, server, *, port):
+        self.server, self.port = server, port
+
+    def open(self):
+        from vllm.distributed.utils import StatelessProcessGroup
+
+        body = {"host": "127.0.0.1", "port": self.port, "world_size": 2, "client_device_uuid": "cpu"}
+        reply = self.server.post("/init_communicator/", body)
+        self.group = StatelessProcessGroup.create("127.0.0.1", self.port, 1, 2, store_timeout=20)
+        store = dist.PrefixStore("gloo", self.group.store)
+        self.gloo = dist.ProcessGroupGloo(store, 1, 2, timedelta(seconds=20))
+        return reply
+
+    def close(self):
+        self.group = self.gloo = None
+        return self.server.post("/close_communicator/")
+
+    def update_named(self, name, tensor):
+        body = {"name": name, "dtype": str(tensor.dtype), "shape": list(tensor.shape)}
+        status, _ = self.server.post("/update_named_param/", body)
+        assert status == 200
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 1, 0
+        self.gloo.broadcast([tensor.contiguous()], options).wait()
+        self.group.barrier()
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +78,13 @@ def sync_natively(urls):
 @pytest.fixture
 def sync_as_trl(urls):
     """One call, one broadcast and one barrier per tensor; the last reset waits for the commit."""
-    learner = QueuedLearner(KeptConnection(urls[1]), port=free_port(), num_workers=1)
+    learner = QueuedLearner(KeptConnection(urls[1]), port=free_port())
     assert learner.open()[0] == 200
     weights, num_syncs = weights_of(NUM_TENSORS, NUM_FLOATS), itertools.count(1)
 
     def sync():
         for name, tensor in weights:
-            assert learner.update_named(name, tensor) is None
+            learner.update_named(name, tensor)
         assert learner.server.post("/reset_prefix_cache/")[0] == 200
         next(num_syncs)
 

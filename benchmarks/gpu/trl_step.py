@@ -1,0 +1,86 @@
+"""TRL's GRPO trainer on a server of TRL's, timed step by step; the peer of ``grpo_step``.
+
+torchrun --standalone --nproc_per_node 1 -m benchmarks.gpu.trl_step SETTINGS_JSON
+
+The file of settings names model, prompts, sizes and where to write the samples.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+
+class StepClock(TrainerCallback):
+    """Seconds from the end of one step to the end of the next, and of those in some methods."""
+
+    def __init__(self):
+        self.steps, self.phases, self.began = [], {}, None
+
+    def on_step_end(self, args, state, control, **_):
+        now = time.perf_counter()
+        if self.began is not None:
+            self.steps.append({"step_s": now - self.began, **self.phases})
+        self.began = now
+        self.phases = dict.fromkeys(self.phases, 0.0)
+
+    def watch(self, owner, name, phase):
+        """Add the seconds of a method to a phase."""
+        method = getattr(owner, name)
+
+        def timed(*args, **kwargs):
+            began = time.perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - began
+
+        setattr(owner, name, timed)
+
+
+def config_of(settings):
+    return GRPOConfig(
+        output_dir=settings["out"],
+        max_steps=settings["steps"],
+        per_device_train_batch_size=settings["micro_batch"],
+        gradient_accumulation_steps=settings["num_prompts"] * settings["num_generations"] // settings["micro_batch"],
+        num_generations=settings["num_generations"],
+        max_completion_length=settings["response_len"],
+        learning_rate=1e-5,
+        bf16=True,
+        gradient_checkpointing=True,
+        use_vllm=True,
+        vllm_mode="server",
+        vllm_server_base_url=settings["url"],
+        vllm_group_port=settings["group_port"],
+        save_strategy="no",
+        report_to="none",
+        model_init_kwargs={"dtype": "bfloat16"},
+    )
+
+
+def train(settings):
+    clock = StepClock()
+    trainer = GRPOTrainer(
+        model=settings["model"],
+        args=config_of(settings),
+        reward_funcs=lambda completions, **_: [float(place % 2) for place in range(len(completions))],
+        train_dataset=Dataset.from_dict({"prompt": settings["prompts"]}),
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if settings["lora"] else None,
+        callbacks=[clock],
+    )
+    clock.watch(trainer.vllm_generation.vllm_client, "generate", "rollout")
+    clock.watch(trainer.vllm_generation, "sync_weights", "sync")
+    trainer.train()
+    told = {"steps": clock.steps, "peak_bytes": torch.cuda.max_memory_allocated()}
+    Path(settings["samples"]).write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    train(json.loads(Path(sys.argv[1]).read_text()))
