@@ -6,11 +6,12 @@ It imports ``PRELOAD`` (torch, transformers, vLLM) once for each test process, w
 import atexit
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.forkserver import set_forkserver_preload
 from pathlib import Path
@@ -150,6 +151,19 @@ class Running:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self.process.wait(timeout=END_TIMEOUT_S)
+
+
+@contextmanager
+def stopped(*running: psutil.Process) -> Iterator[None]:
+    """They do nothing inside; one that was killed there is not woken."""
+    for process in running:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in running:
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
 
 
 def is_healthy(url: str) -> bool:

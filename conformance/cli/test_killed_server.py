@@ -12,6 +12,7 @@ import pytest
 from conformance.cli.division import MATCHING, SMALL, named, typed
 from conformance.cli.started import is_healthy, journal_of, started
 from conformance.harness.judge import judge
+from conformance.processes import stopped
 from conformance.server.instance import free_port
 from rollmatch.data import LearnerOrder, load_samples
 
@@ -33,19 +34,6 @@ def server_of(run, gpus="0"):
 
 def steps_of(run):
     return [event["step"] for event in journal_of(run.out, "step")]
-
-
-@contextmanager
-def stopped(*processes):
-    """They do nothing inside; who was killed there is not woken."""
-    for process in processes:
-        process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for process in processes:
-            with suppress(psutil.NoSuchProcess, ProcessLookupError):
-                process.send_signal(signal.SIGCONT)
 
 
 def kill_between(run, learner):

@@ -3,11 +3,13 @@
 from contextlib import ExitStack
 
 import pytest
+import requests
 from starlette.testclient import TestClient
 
 from conformance.dialects.learner_side import native_backend
+from conformance.processes import stopped
 from conformance.rollout.digits import BRIEF, load_model, perturb, requests_for, scenes, template_of
-from conformance.server.calls import RawLearner, text_batch
+from conformance.server.calls import RawLearner, in_thread, text_batch
 from conformance.server.instance import free_port
 from conformance.server.stand_in import make_stand_in
 from rollmatch.config.limits import LimitsConfig
@@ -142,6 +144,12 @@ def policies(scene_requests):
     return made
 
 
+def num_restarted(server):
+    """Responses that commits have ended since the server's start."""
+    text = requests.get(f"{server.url}/metrics/", timeout=60).text
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("rollmatch_restarted_requests"))
+
+
 class LongResponses:
     """What some prompts are answered at length, greedily: much longer than a sync takes."""
 
@@ -157,6 +165,22 @@ class LongResponses:
         if policy not in self._by_policy:
             self._by_policy[policy], _ = self.write(server)
         return self._by_policy[policy]
+
+    def interrupted_by(self, update, instance):
+        """Begin the responses, and hold the engines in the middle of them until ``update`` has ended them all.
+
+        Returns the call and the result of ``update``. However slow the machine is, the update meets unfinished work.
+        """
+        server = instance.server
+        begun, restarted = server.health()["progress"], num_restarted(server)
+        call = in_thread(self.write, server)
+        while server.health()["progress"] == begun:
+            assert not call.done(), call.result()
+        with stopped(*instance.workers()):
+            updating = in_thread(update)
+            while num_restarted(server) == restarted:
+                assert server.health()["running"], "all responses ended before the engines stood still"
+        return call, updating.result()
 
     def check_whole(self, call, before, after, server):
         """Each response of a call that ran during a sync is one policy's, under the version that it names."""

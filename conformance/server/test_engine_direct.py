@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conformance.dialects.learner_side import connected, rendezvous
-from conformance.server.calls import in_thread, text_batch
+from conformance.server.calls import text_batch
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.errors import RollmatchError
 from rollmatch.weights.nccl import DirectGroup
@@ -74,13 +74,10 @@ def test_what_was_broken_off_is_refused_until_a_full_sync(sender, server, polici
     assert policies[1].wrote(server.infer(scene_batch, **greedy)[0])
 
 
-def test_what_runs_is_written_whole_under_one_version(sender, server, policies, long_responses):
+def test_what_runs_is_written_whole_under_one_version(instance, sender, server, policies, long_responses):
     push(sender, server, policies[1].weights)
     long_responses.of(policies[1], server)
-    call = in_thread(long_responses.write, server)
-    while not server.health()["running"]:
-        pass
-    push(sender, server, policies[2].weights)
+    call, _ = long_responses.interrupted_by(lambda: push(sender, server, policies[2].weights), instance)
     long_responses.check_whole(call, policies[1], policies[2], server)
 
 

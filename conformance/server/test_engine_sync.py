@@ -5,7 +5,6 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from conformance.server.calls import in_thread
 from conformance.server.test_client_engine import adapted
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.weights.digest import digest_of
@@ -41,19 +40,18 @@ def test_a_tied_head_may_be_sent_too_if_it_is_equal(learner, policies, scene_bat
     assert policies[2].wrote(learner.server.infer(scene_batch, **greedy)[0])
 
 
-def test_what_runs_during_a_commit_is_written_whole_under_the_version_it_names(learner, policies, long_responses):
+def test_what_runs_during_a_commit_is_written_whole_under_the_version_it_names(
+    instance, learner, policies, long_responses
+):
     """Greedy over identical prompts, so that a mixture would show as a third response."""
     server = learner.server
-    for _ in range(5):  # on a busy machine all responses may end before the commit
-        sync(learner, policies[1])
-        long_responses.of(policies[1], server)
-        call = in_thread(long_responses.write, server)
-        while not server.health()["running"] and not call.done():
-            pass
-        restarted = sync(learner, policies[2])["restarted"]
-        if restarted:
-            break
-    assert restarted > 0
+    sync(learner, policies[1])
+    long_responses.of(policies[1], server)
+    version, choice = server.version + 1, {"client": "learner", "sync_id": "staged"}
+    assert learner.sync(policies[2].weights, version=version, sync_id="staged", commit=False)[0] == 200
+    call, (status, body) = long_responses.interrupted_by(lambda: server.post("/native/sync/commit/", choice), instance)
+    assert (status, body["policy_version"]) == (200, version)
+    assert body["restarted"] > 0
     long_responses.check_whole(call, policies[1], policies[2], server)
 
 
