@@ -83,15 +83,15 @@ def in_thread(call, *arguments, **keywords):
 class RawLearner:
     """A learner in the native dialect, step by step."""
 
-    def __init__(self, server, *, port, client="learner", timeout_s=20.0, num_workers=2):
-        self.server, self.client, self.port, self.timeout_s = server, client, port, timeout_s
+    def __init__(self, server, *, port, client="learner", timeout_s=20.0, num_workers=2, host="127.0.0.1"):
+        self.server, self.client, self.port, self.timeout_s, self.host = server, client, port, timeout_s, host
         self.world_size = num_workers + 1
         self.group = None
 
     def request_body(self, **fields):
         request_body = {
             "client": self.client,
-            "host": "127.0.0.1",
+            "host": self.host,
             "port": self.port,
             "world_size": self.world_size,
             "secret": SECRET,
@@ -103,7 +103,7 @@ class RawLearner:
     def open(self, **fields):
         call = in_thread(self.server.post, "/native/communicator/", self.request_body(**fields))
         address = GroupAddress(
-            host="127.0.0.1", port=self.port, rank=self.world_size - 1, world_size=self.world_size, secret=SECRET,
+            host=self.host, port=self.port, rank=self.world_size - 1, world_size=self.world_size, secret=SECRET,
             timeout_s=self.timeout_s, join_timeout_s=20.0,
         )  # fmt: skip
         try:

@@ -1,12 +1,11 @@
 """Our rollout server as a process of its own, and free ports."""
 
 import os
-import random
-import socket
 import sys
 import time
 from contextlib import contextmanager
 
+from conformance.ports import free_port
 from conformance.processes import END_TIMEOUT_S, Running, start
 from conformance.rollout.digits import MODEL, ROOT
 from conformance.server.calls import Server
@@ -27,21 +26,6 @@ ENGINE = {
     "max_num_seqs": 64,
     "limit_mm_per_prompt": {"image": 1, "video": 0},
 }
-_GIVEN = set()
-
-
-def free_port():
-    """Outside the range from which outgoing connections take theirs, never twice, and no other test worker's.
-
-    Not drawn from ``random``: a trainer seeds it, and two workers with one seed would draw the same ports.
-    """
-    worker, num_workers = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
-    while True:
-        port = 20000 + random.SystemRandom().randrange(10000 // int(num_workers)) * int(num_workers) + int(worker[2:])
-        with socket.socket() as probe:
-            if port not in _GIVEN and probe.connect_ex(("127.0.0.1", port)):
-                _GIVEN.add(port)
-                return port
 
 
 def settings_for(**fields):

@@ -40,6 +40,8 @@ class ServerDialect(Protocol):
     name: str
     health_path: str
     generate_path: str
+    signs: frozenset[str]
+    """Routes that only its servers have, without a slash at the end."""
     incomplete: tuple[str, dict[str, Any], str]
     """Path, body and the name of the field that it lacks."""
     routes: frozenset[str]
@@ -56,6 +58,7 @@ class Swift:
     """``swift rollout``."""
 
     name, health_path, generate_path = "swift", "/health/", "/infer/"
+    signs = _set_of("/infer /init_communicator /update_flattened_params")
     incomplete = ("/init_communicator/", {"host": "127.0.0.1", "port": 1}, "world_size")
     routes = _set_of(
         "/health/ /infer/ /get_world_size/ /init_communicator/ /update_flattened_params/ "
@@ -90,6 +93,7 @@ class Trl:
     """``trl vllm-serve``, up to 1.10."""
 
     name, health_path, generate_path = "trl", "/health/", "/generate/"
+    signs = _set_of("/generate /init_communicator /update_named_param")
     incomplete = ("/init_communicator/", {"host": "127.0.0.1", "port": 1, "client_device_uuid": "no"}, "world_size")
     routes = _set_of(
         "/health/ /generate/ /get_world_size/ /init_communicator/ /update_named_param/ "
@@ -121,17 +125,20 @@ class Vllm:
     """A stock ``vllm serve`` with its routes for training."""
 
     name, health_path, generate_path = "vllm", "/health", "/v1/completions"
+    signs = _set_of("/v1/chat/completions /init_weight_transfer_engine /update_weights")
     incomplete = ("/init_weight_transfer_engine", {}, "init_info")
     routes = _set_of(
         "/health /v1/completions /v1/chat/completions /get_world_size /init_weight_transfer_engine "
         "/start_weight_update /update_weights /finish_weight_update /pause /resume /reset_prefix_cache "
     )
-    model = "policy"
+    model: str | None = None
+    """As the server calls it; None leaves it to the server, which most take for the only one they serve."""
 
     def body(self, prompts: Sequence[Question], **options: Any) -> dict[str, Any]:
         fields = {"max_tokens": 8, "temperature": 0.0} | options
         fields["logprobs"] = 0 if fields.get("logprobs") else None
-        return {"model": self.model, "prompt": [prompt.ids for prompt in prompts], "return_token_ids": True} | fields
+        named = {"model": self.model} if self.model else {}
+        return named | {"prompt": [prompt.ids for prompt in prompts], "return_token_ids": True} | fields
 
     def spoilt(self, prompts: Sequence[Question]) -> dict[str, Any]:
         body = self.body(prompts)
@@ -155,6 +162,7 @@ class Native:
     """``rollmatch serve``'s own."""
 
     name, health_path, generate_path = "native", "/health/", "/native/infer/"
+    signs = _set_of("/native/infer /native/sync /native/communicator")
     incomplete = (
         "/native/communicator/",
         {"client": "judge", "port": 1, "world_size": 2, "secret": "of the judge's group"},
@@ -192,3 +200,4 @@ class Native:
 
 
 DIALECTS: Mapping[str, type[Any]] = {"native": Native, "swift": Swift, "trl": Trl, "vllm": Vllm}
+"""In this order: a server may speak several, and the first one whose signs it shows is used."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from conformance.ports import free_port
 from conformance.processes import Running
 from conformance.rollout.digits import MODEL
 from conformance.servers.check import MISSED, PASSED, Check, judge
@@ -19,11 +20,10 @@ from conformance.servers.dialects import DIALECTS
 from conformance.servers.exchange import Exchange
 from conformance.servers.known import BY_NAME, KNOWN, Known
 from conformance.servers.page import write_page
-from conformance.servers.peers import free_port
 from conformance.servers.policy import Policies
 from conformance.servers.recording import Recording, facts_of_today, path_of, read_recording, write_recording
 from conformance.servers.run import ask, is_well
-from conformance.servers.subject import Subject
+from conformance.servers.subject import Subject, find_dialect
 from conformance.servers.verdicts import rows_of, summary
 
 
@@ -78,7 +78,7 @@ class Judging:
             server.end()
             raise
         return Subject(
-            name=known.name, version=known.version, url=url, dialect=dialect, transport="gloo",
+            name=known.name, version=known.version, url=url, dialect=find_dialect(url, known.dialect), transport="gloo",
             policies=self.policies, process=server,
         )  # fmt: skip
 

@@ -8,16 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from conformance.servers.peers import BESIDE_EMBEDDINGS
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.model.policy import load_policy
 
 SPREAD = 0.05
 """How far each weight of a changed policy lies off, in standard deviations of its tensor."""
-BESIDE_EMBEDDINGS = 2
-"""A policy with the embeddings, and a head that is tied to them, as they were: for checks that ask after other things
-than whether every weight has arrived.
-"""
 
 
 class Policies:

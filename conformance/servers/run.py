@@ -9,7 +9,6 @@ from conformance.servers.check import PASSED, Check, CheckVerdict, judge
 from conformance.servers.exchange import Exchange
 from conformance.servers.subject import Subject
 from conformance.servers.talk import Stopped, Talk, in_thread
-from rollmatch.errors import RollmatchError
 
 LEAVE_S, ALIVE_S = 15.0, 8.0
 SIGNS_OF_LIFE = ("greedy-repeats", "same-weights-same-responses", "caches-forget-old-weights")
@@ -26,7 +25,7 @@ def ask(check: Check, subject: Subject) -> Exchange:
         asking.result(timeout=check.deadline_s)
     except StillRunning:
         talk.exchange.stopped = f"no end within {check.deadline_s:g} s"
-    except (Stopped, RollmatchError, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (Stopped, RuntimeError, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         kind = "" if isinstance(error, Stopped) else f"{type(error).__name__}: "
         talk.exchange.stopped = f"{kind}{error}"
     exchange = Exchange(

@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import requests
 
-from conformance.servers.dialects import DIALECTS, Question, ServerDialect
-from conformance.servers.policy import Policies
-from rollmatch.dialects.session import SIGNS
+from conformance.servers.dialects import DIALECTS, Question, ServerDialect, Vllm
+
+if TYPE_CHECKING:  # loads torch, which calls over HTTP do not need
+    from conformance.servers.policy import Policies
 
 FIND_TIMEOUT_S = 20.0
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class DialectUnclear(Exception):
@@ -27,8 +30,10 @@ class Subject:
     dialect: ServerDialect
     transport: str | None = None
     """``gloo``, or None where no group can be opened with the server's workers."""
-    policies: Policies | None = None
+    policies: "Policies | None" = None
     """None: without the model's directory, prompts are texts and there is nothing to compare with."""
+    group_host: str = "127.0.0.1"
+    """Where the server's workers and the judge meet to transfer weights."""
     headers: Mapping[str, str] = field(default_factory=dict)
     process: Any = None
     """A ``Launched``, where the judge started the server; may be ended."""
@@ -47,11 +52,25 @@ class Subject:
         return ", ".join(text for need in needs if (text := missing[need]))
 
 
-def find_dialect(url: str, named: str | None, headers: Mapping[str, str]) -> ServerDialect:
+def find_dialect(url: str, named: str | None = None, headers: Mapping[str, str] = NO_HEADERS) -> ServerDialect:
     """Return the named dialect, or the first whose routes the server lists. Errors: ``DialectUnclear``."""
-    listed = requests.get(f"{url}/openapi.json", timeout=FIND_TIMEOUT_S, headers=dict(headers))
-    routes = {path.rstrip("/") for path in listed.json().get("paths", {})} if listed.ok else set()
-    name = named or next((name for name, signs in SIGNS.items() if signs <= routes), None)
+    routes = set() if named else _routes(url, headers)
+    name = named or next((name for name, kind in DIALECTS.items() if kind.signs <= routes), None)
     if name is None:
         raise DialectUnclear(f"{url} lists the routes of no dialect; say --dialect {'|'.join(DIALECTS)}")
-    return DIALECTS[name]()
+    dialect: ServerDialect = DIALECTS[name]()
+    if isinstance(dialect, Vllm):
+        dialect.model = name_of_model(url, headers)
+    return dialect
+
+
+def _routes(url: str, headers: Mapping[str, str]) -> set[str]:
+    listed = requests.get(f"{url}/openapi.json", timeout=FIND_TIMEOUT_S, headers=dict(headers))
+    return {path.rstrip("/") for path in listed.json().get("paths", {})} if listed.ok else set()
+
+
+def name_of_model(url: str, headers: Mapping[str, str]) -> str | None:
+    """Return the first model that ``/v1/models`` lists and that is no adapter; None where it lists none."""
+    listed = requests.get(f"{url}/v1/models", timeout=FIND_TIMEOUT_S, headers=dict(headers))
+    entries = listed.json().get("data", []) if listed.ok else []
+    return next((str(entry["id"]) for entry in entries if not entry.get("parent")), None)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import threading
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from conformance.servers.known import Known
 from conformance.servers.recording import Recording, read_recording, write_recording
 from conformance.servers.run import ask, ask_and_judge
 from conformance.servers.subject import DialectUnclear, Subject, find_dialect
+from rollmatch.dialects.session import SIGNS
 
 HEALTH = BY_ID["health-with-and-without-slash"]
 OK = 200, {"status": "ok", "world_size": 1, "paths": {}}
@@ -132,10 +134,39 @@ def test_a_connection_that_is_closed_after_an_error_is_seen(closes):
 
 def test_the_dialect_is_found_by_the_routes_or_named():
     with replying(200, {"paths": {route: {} for route in DIALECTS["trl"]().routes}}) as url:
-        assert find_dialect(url, None, {}).name == "trl"
-        assert find_dialect(url, "swift", {}).name == "swift"
+        assert find_dialect(url).name == "trl"
+        assert find_dialect(url, "swift").name == "swift"
     with replying(*OK) as url, pytest.raises(DialectUnclear, match="--dialect"):
-        find_dialect(url, None, {})
+        find_dialect(url)
+
+
+def test_what_judges_over_http_loads_neither_torch_nor_the_implementation():
+    names = [f"conformance.servers.{name}" for name in ("checks", "run", "subject", "plugin", "verdicts")]
+    code = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
+    code += "print([name for name in ('torch', 'transformers', 'rollmatch', 'psutil') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_signs_of_a_dialect_are_those_by_which_the_client_finds_it():
+    assert {name: kind.signs for name, kind in DIALECTS.items()} == SIGNS
+    assert list(DIALECTS) == list(SIGNS)
+
+
+@pytest.mark.parametrize(
+    ("listed", "name"),
+    [
+        (
+            [{"id": "adapter", "parent": "Qwen/Qwen3-VL-4B"}, {"id": "Qwen/Qwen3-VL-4B", "parent": None}],
+            "Qwen/Qwen3-VL-4B",
+        ),
+        ([], None),
+    ],
+)
+def test_a_model_is_called_as_the_server_calls_it(listed, name):
+    with replying(200, {"data": listed}) as url:
+        dialect = find_dialect(url, "vllm")
+    assert dialect.body([], max_tokens=1).get("model") == name
 
 
 def run_pytest(folder, *arguments):

@@ -62,4 +62,4 @@ def test_it_passes(instance, policies, dialect, check):
 
 
 def test_its_own_dialect_is_the_first_that_fits(instance):
-    assert find_dialect(instance.url, None, {}).name == "native"
+    assert find_dialect(instance.url).name == "native"

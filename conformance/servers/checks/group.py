@@ -4,10 +4,11 @@ import socket
 import time
 from typing import Any
 
+from conformance.ports import free_port
 from conformance.servers.check import QUEUED, SHOULD, check
 from conformance.servers.checks.generation import QUESTIONS
 from conformance.servers.exchange import Exchange
-from conformance.servers.peers import free_port, make_peer, open_peer, sync
+from conformance.servers.peers import make_peer, open_peer, sync
 from conformance.servers.talk import Stopped, Talk
 
 NEEDS = ("model", "group")

@@ -1,18 +1,17 @@
 """Wrong updates: unknown tensors, shapes, types, order of calls."""
 
 import time
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from conformance.servers.check import SHOULD, check
 from conformance.servers.checks.generation import QUESTIONS
 from conformance.servers.checks.weights import MAX_TOKENS, NEEDS, expect, judge_ok, was, write
 from conformance.servers.exchange import Exchange, RecordedCall
-from conformance.servers.peers import make_peer, open_peer, sync
-from conformance.servers.policy import BESIDE_EMBEDDINGS
+from conformance.servers.peers import BESIDE_EMBEDDINGS, make_peer, open_peer, sync
 from conformance.servers.talk import Stopped, Talk
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VERSIONS = {
     "vllm": ("/weight_info", "weight_version"),
@@ -22,15 +21,14 @@ VERSIONS = {
 }
 
 
-def offer(talk: Talk, peer: Any, tensors: dict[str, Tensor], label: str) -> None:
+def offer(talk: Talk, peer: Any, tensors: "dict[str, Tensor]", label: str) -> None:
     """Announce, and send what was announced unless it was refused; the server's answer stands under ``label``."""
     try:
         if talk.subject.dialect.name in ("vllm", "native"):
             peer.send(tensors, label)
             peer.finish()
         elif peer.announce(tensors, label).is_ok:
-            peer.pass_on(torch.cat([t.reshape(-1).view(torch.uint8) for t in tensors.values()])
-                         if talk.subject.dialect.name == "swift" else next(iter(tensors.values())))  # fmt: skip
+            peer.pass_on(next(iter(tensors.values())))
             peer.finish()
     except Stopped as stop:
         talk.note(f"{label}-stopped", str(stop))
@@ -75,15 +73,15 @@ def judge_before(exchange: Exchange) -> str:
 
 
 def ask_unknown(talk: Talk) -> None:
-    _ask_wrong(talk, {"model.no_such.weight": torch.zeros(4)})
+    _ask_wrong(talk, {"model.no_such.weight": _one(talk)[1].new_zeros(4)})
 
 
 def ask_shape(talk: Talk) -> None:
     name, tensor = _one(talk)
-    _ask_wrong(talk, {name: torch.zeros(tensor.shape[0] + 8, *tensor.shape[1:])})
+    _ask_wrong(talk, {name: tensor.new_zeros(tensor.shape[0] + 8, *tensor.shape[1:])})
 
 
-def _ask_wrong(talk: Talk, tensors: dict[str, Tensor]) -> None:
+def _ask_wrong(talk: Talk, tensors: "dict[str, Tensor]") -> None:
     """Then whether the old weights are still served, and whether a whole update still works."""
     peer = sync(talk, 0)
     talk.exchange.calls.clear()
@@ -145,7 +143,7 @@ def judge_intact(exchange: Exchange) -> str:
 def ask_cast(talk: Talk) -> None:
     name, tensor = _one(talk)
     peer = sync(talk, 0)
-    offer(talk, peer, {name: tensor.to(torch.bfloat16)}, "update")
+    offer(talk, peer, {name: tensor.bfloat16()}, "update")
     talk.generate("after", QUESTIONS[:1], max_tokens=MAX_TOKENS)
     peer.close()
     sync(talk, BESIDE_EMBEDDINGS)
@@ -243,5 +241,5 @@ def judge_unpaused(exchange: Exchange) -> str:
     return judge_ok(exchange, ("new", None))
 
 
-def _one(talk: Talk) -> tuple[str, Tensor]:
+def _one(talk: Talk) -> "tuple[str, Tensor]":
     return next((n, t) for n, t in talk.subject.policies.weights(0).items() if n.endswith("language_model.norm.weight"))

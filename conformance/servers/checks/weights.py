@@ -5,8 +5,7 @@ import math
 from conformance.servers.check import QUEUED, SHOULD, check
 from conformance.servers.checks.generation import QUESTIONS, ids_of, read, same_but_stop
 from conformance.servers.exchange import Exchange
-from conformance.servers.peers import halves, open_peer, sync
-from conformance.servers.policy import BESIDE_EMBEDDINGS
+from conformance.servers.peers import BESIDE_EMBEDDINGS, halves, open_peer, sync
 from conformance.servers.talk import Talk
 
 NEEDS = ("model", "group")
