@@ -51,12 +51,12 @@ class Steps:
 
     def write(self, step, requests):
         began = time.perf_counter()
-        self.prefetch.ask(step, requests, (len(requests),))
+        self.prefetch.submit(step, requests, (len(requests),))
         rollouts, _ = self.prefetch.collect(step, min_version=1)
         self.took_s.append(time.perf_counter() - began)
         calls = self.prefetch.take_calls()
-        by_server = [[call for call in calls if call.lot.server_index == place] for place in range(2)]
-        self.shares.append([sum(call.lot.stop - call.lot.start for call in each) for each in by_server])
+        by_server = [[call for call in calls if call.item.server_index == place] for place in range(2)]
+        self.shares.append([sum(call.item.stop - call.item.start for call in each) for each in by_server])
         self.busy_s.append([max(call.ended for call in each) - min(call.began for call in each) for each in by_server])
         return [rollout.request_id for rollout in rollouts]
 

@@ -80,8 +80,8 @@ class TurnSide(RolloutSide):
     def answer(self, samples, *, num=2, decoding=None):
         return super().answer(samples, num=num, decoding=decoding or self.decoding)
 
-    def context(self, company=None):
-        return replace(super().context(company), decoding=self.decoding)
+    def context(self, ranks=None):
+        return replace(super().context(ranks), decoding=self.decoding)
 
 
 def reply(text, is_stopped):

@@ -5,8 +5,8 @@ from random import Random
 from typing import Any
 
 import torch
+from conformance.doubles.ranks import alone
 
-from conformance.doubles.company import alone
 from conformance.doubles.records import make_reply
 from conformance.doubles.tokenizer import ids_of_bytes, make_vocabulary
 from rollmatch.data import Reuse
@@ -68,8 +68,8 @@ class RolloutSide:
         self.scored.append(len(segments))
         return [(-1.0,) * segment.train_len for segment in segments]
 
-    def context(self, company=None) -> ObjectiveContext:
-        ranks: Any = company or alone()
+    def context(self, ranks=None) -> ObjectiveContext:
+        ranks: Any = ranks or alone()
 
         def note(event, **fields):
             self.notes.append((event, fields))
@@ -85,14 +85,16 @@ def prompt_of(sample):
 
 def objective(**fields) -> VinePpoObjective:
     reward = Reward.of(fields.pop("reward", second_is_b), name="lock")
-    pay = RewardRules(rewards=(reward,), vocabulary=VOCABULARY, unfinished_return=fields.pop("unfinished_return", 0.0))
+    rewards = RewardRules(
+        rewards=(reward,), vocabulary=VOCABULARY, unfinished_return=fields.pop("unfinished_return", 0.0)
+    )
     made = VinePpoObjective(
         reuse=Reuse(num_rollouts=2, num_iterations=2),
         policy_rules=PolicyRules(max_new_tokens=6),
         reads_logprobs=False,
         logprob_rules=LogprobRules(old="recomputed", corrects=False),
         vocabulary=VOCABULARY,
-        pay=pay,
+        rewards=rewards,
         splitter=FixedTokens(num_tokens=1),
         valuer=ContinuationValues(ValueRules(num_continuations=fields.pop("num_continuations", 8))),
         normalization="none",
@@ -102,8 +104,8 @@ def objective(**fields) -> VinePpoObjective:
     return replace(made, **fields)
 
 
-def segments_of(harvest):
-    return [segment for group in harvest.segments for segment in group]
+def segments_of(targets):
+    return [segment for group in targets.segments for segment in group]
 
 
 def gradient_of(segments):

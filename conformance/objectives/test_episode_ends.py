@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from conformance.doubles.ranks import together
 
-from conformance.doubles.company import together
 from conformance.objectives.ladders import Ladder, TurnSide, climbing, grouped, played, reply, searching, world
 from conformance.objectives.locks import VOCABULARY, A, B, sample_of
 from conformance.refusals import refused
@@ -91,14 +91,14 @@ def test_in_mid_turn_the_rest_of_the_turn_is_left():
 
 def test_ranks_take_part_in_waves_that_have_nothing_of_theirs():
     one = played(TurnSide(letters=(B,)))[0].trajectory
-    wishes = [[ContinuationRequest(state=state_at(one, 0), seed=5)], []]
+    requests = [[ContinuationRequest(state=state_at(one, 0), seed=5)], []]
 
-    def go_on(member):
+    def continue_all(member):
         side = TurnSide(letters=(B,))
-        made = MultiTurn(world(), side.context(member), logprobs=False).go_on(wishes[member.rank])
+        made = MultiTurn(world(), side.context(member), logprobs=False).continue_states(requests[member.rank])
         return [len(requests) for requests, _ in side.calls], len(made), member.gather("after")
 
-    (first, num_first, _), (second, num_second, after) = together(2, go_on)
+    (first, num_first, _), (second, num_second, after) = together(2, continue_all)
     assert first == [1] * 5
     assert second == [0] * 5
     assert (num_first, num_second, after) == (1, 0, ["after"] * 2)

@@ -4,10 +4,10 @@ from dataclasses import replace
 from itertools import accumulate
 
 import pytest
+from conformance.doubles.ranks import together
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.doubles.company import together
 from conformance.objectives.ladders import (
     MAX_TURNS,
     STOP,
@@ -34,12 +34,12 @@ SAMPLES = [sample_of(0), sample_of(1)]
 LONG = Decoding(max_new_tokens=2, temperature=1.0)
 
 
-def harvest_of(side, made=None, *, samples=SAMPLES, company=None):
-    return (made or climbing()).make_segments(samples, side.answer(samples), side.context(company))
+def targets_of(side, made=None, *, samples=SAMPLES, ranks=None):
+    return (made or climbing()).make_segments(samples, side.answer(samples), side.context(ranks))
 
 
-def reports_of(harvest):
-    return [report for report in harvest.reports if isinstance(report, TrajectoryReport)]
+def reports_of(targets):
+    return [report for report in targets.reports if isinstance(report, TrajectoryReport)]
 
 
 @pytest.mark.scenario(
@@ -101,17 +101,17 @@ def test_prefixes_are_true_prefixes_and_limits_hold(num_turns, turn_len, most, s
     made = climbing(in_world=in_world, splitter=FixedTokens(num_tokens=2), num_continuations=1)
     trajectories = [one.trajectory for one in played(side, in_world)]
     side.calls.clear()
-    harvest = harvest_of(side, made)
-    for segment in segments_of(harvest):
+    targets = targets_of(side, made)
+    for segment in segments_of(targets):
         target, mask = segment.token_ids[segment.prompt_len :], segment.policy.is_written
         assert len(target) == len(mask) <= most
         assert mask[0]
         assert mask[-1]
         assert {target[i] for i in range(len(target)) if mask[i]} <= {A, B, STOP}
         assert all(advantage == 0 for advantage, mine in zip(segment.policy.advantages, mask, strict=True) if not mine)
-    wholes = {segment.token_ids for segment in segments_of(harvest)}
+    wholes = {segment.token_ids for segment in segments_of(targets)}
     continued = next(requests for requests, _ in side.calls if ".c" in requests[0].request_id)
-    assert len(continued) == harvest.reports[-1].num_continuations
+    assert len(continued) == targets.reports[-1].num_continuations
     for request in continued:
         assert any(whole[: len(request.token_ids)] == request.token_ids for whole in wholes)
     for one in trajectories:
@@ -127,19 +127,19 @@ def test_prefixes_are_true_prefixes_and_limits_hold(num_turns, turn_len, most, s
 def test_rollout_tokens_are_those_of_all_turns(decoding):
     side = TurnSide(decoding=decoding)
     for made in (climbing(num_continuations=1), grouped()):
-        harvest = harvest_of(side, made)
-        targets = [segment.token_ids[segment.prompt_len :] for segment in segments_of(harvest)]
-        assert harvest.num_rollout_tokens == sum(target.count(A) + target.count(B) for target in targets)
+        targets = targets_of(side, made)
+        written = [segment.token_ids[segment.prompt_len :] for segment in segments_of(targets)]
+        assert targets.num_rollout_tokens == sum(ids.count(A) + ids.count(B) for ids in written)
 
 
 @pytest.mark.scenario(clauses=["environments/continuations-go-on-from-a-clone#3"])
 def test_a_continuation_has_the_turns_that_are_left():
     side = TurnSide(letters=(B,))
-    harvest_of(side, climbing(num_continuations=2))
+    targets_of(side, climbing(num_continuations=2))
     waves = [requests for requests, _ in side.calls[MAX_TURNS - 1 :]]
     assert [len(wave) // (2 * len(SAMPLES)) for wave in waves] == [5, 4, 3, 2, 1]
     assert {len(request.prefix_token_ids) for request in waves[-1]} == {4 * len((B, *reply("<0>", False)))}
-    cost = harvest_of(side, climbing(num_continuations=3)).reports[-1]
+    cost = targets_of(side, climbing(num_continuations=3)).reports[-1]
     assert cost.num_states == 4 * MAX_TURNS
     assert cost.num_continuations == 3 * len(SAMPLES) * MAX_TURNS, "equal states are valued once"
 
@@ -147,10 +147,10 @@ def test_a_continuation_has_the_turns_that_are_left():
 @pytest.mark.scenario(clauses=["environments/episodes-can-be-played-again#2"])
 def test_values_are_those_of_dynamic_programming():
     side = TurnSide()
-    harvest = harvest_of(side, climbing(num_continuations=400))
-    reports = reports_of(harvest)
+    targets = targets_of(side, climbing(num_continuations=400))
+    reports = reports_of(targets)
     assert reports
-    for segment, report in zip(segments_of(harvest), reports, strict=True):
+    for segment, report in zip(segments_of(targets), reports, strict=True):
         target = segment.token_ids[segment.prompt_len :]
         rungs = [0, *(int(part[0]) for part in VOCABULARY.text(target).split("<")[1:])]
         exact = [value_of(rung, MAX_TURNS - turn) for turn, rung in enumerate(rungs)]
@@ -162,8 +162,8 @@ def test_values_are_those_of_dynamic_programming():
 )
 def test_a_world_without_chance_goes_on_from_where_it_was():
     side = TurnSide(letters=(A,))
-    harvest = harvest_of(side, climbing(in_world=world(lambda: Ladder(slip=0.0)), num_continuations=2))
-    for report in reports_of(harvest):
+    targets = targets_of(side, climbing(in_world=world(lambda: Ladder(slip=0.0)), num_continuations=2))
+    for report in reports_of(targets):
         assert report.values == pytest.approx((1.75, 1.5, 1.25))
         assert report.step_advantages == pytest.approx((0.0, 0.0, 0.0))
         assert report.num_turns == TOP
@@ -172,7 +172,7 @@ def test_a_world_without_chance_goes_on_from_where_it_was():
 def test_advantages_with_step_rewards_telescope_and_a_tree_counts_what_was_paid():
     valuer = TreeValues(SearchRules(), SearchBudget(num_rounds=6, num_per_round=16, num_least=3), Turns())
     for made in (climbing(), searching(), replace(climbing(), valuer=valuer)):
-        for report in reports_of(harvest_of(TurnSide(), made)):
+        for report in reports_of(targets_of(TurnSide(), made)):
             assert sum(report.step_advantages) == pytest.approx(report.total_return - report.values[0])
     for tree in valuer.forest._trees.values():
         assert 0.0 <= tree.root.total / tree.root.visits <= 1.75
@@ -185,7 +185,7 @@ def test_advantages_with_step_rewards_telescope_and_a_tree_counts_what_was_paid(
 )
 def test_observations_get_no_gradient_and_turns_do():
     side = TurnSide()
-    segments = segments_of(harvest_of(side, climbing(num_continuations=4)))
+    segments = segments_of(targets_of(side, climbing(num_continuations=4)))
     gradient, supervision, totals = gradient_of(segments)
     starts = accumulate((segment.encoded_len for segment in segments), initial=0)
     written = [
@@ -203,8 +203,8 @@ def test_observations_get_no_gradient_and_turns_do():
 
 def test_two_ranks_value_what_one_would():
     sides = [TurnSide(), TurnSide()]
-    halves = together(2, lambda member: harvest_of(sides[member.rank], company=member))
-    whole = harvest_of(TurnSide())
+    halves = together(2, lambda member: targets_of(sides[member.rank], ranks=member))
+    whole = targets_of(TurnSide())
     assert [h.segments for h in halves] == [whole.segments] * 2
     assert len(sides[0].calls) == len(sides[1].calls)
 
@@ -225,17 +225,17 @@ def test_an_evaluation_is_shared_among_ranks():
 def test_grpo_learns_from_the_same_episodes(old):
     side = TurnSide(has_logprobs=True)
     made = grouped(old=old)
-    harvest = made.make_segments(SAMPLES, side.answer(SAMPLES), side.context())
+    targets = made.make_segments(SAMPLES, side.answer(SAMPLES), side.context())
     episodes = [one.trajectory for one in played(TurnSide(has_logprobs=True))]
-    for segment, episode in zip(segments_of(harvest), episodes, strict=True):
+    for segment, episode in zip(segments_of(targets), episodes, strict=True):
         assert segment.token_ids[segment.prompt_len :] == episode.token_ids
         assert segment.policy.is_written == episode.written
         assert len(set(segment.policy.advantages)) == 1
-    first, second = (one.policy.advantages[0] for one in harvest.segments[0])
+    first, second = (one.policy.advantages[0] for one in targets.segments[0])
     assert first - second == pytest.approx(episodes[0].total_return - episodes[1].total_return)
-    figures = made.summarize(harvest.reports)
+    figures = made.summarize(targets.reports)
     assert figures["reward"] == pytest.approx(sum(one.total_return for one in episodes) / 4)
     assert figures["truncated_rate"] == pytest.approx(sum(not one.is_finished for one in episodes) / 4)
     if old == "server":
-        supervision = supervise_policy(segments_of(harvest)[:1], starts=[0], num_tokens=200)
+        supervision = supervise_policy(segments_of(targets)[:1], starts=[0], num_tokens=200)
         assert set(supervision.old_logprobs) == {-0.7}

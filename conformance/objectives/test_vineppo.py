@@ -1,8 +1,8 @@
 """VinePPO as an objective: what it requests, what it learns from, and what it refuses."""
 
 import pytest
+from conformance.doubles.ranks import together
 
-from conformance.doubles.company import together
 from conformance.objectives.locks import (
     DECODING,
     VOCABULARY,
@@ -23,15 +23,15 @@ from rollmatch.objectives.vineppo.tree import SearchRules
 SAMPLES = [sample_of(0), sample_of(1)]
 
 
-def harvest_of(side, made=None, *, samples=SAMPLES, company=None):
+def targets_of(side, made=None, *, samples=SAMPLES, ranks=None):
     rollouts = side.answer(samples)
-    return (made or objective()).make_segments(samples, rollouts, side.context(company)), rollouts
+    return (made or objective()).make_segments(samples, rollouts, side.context(ranks)), rollouts
 
 
 @pytest.mark.scenario(clauses=["vineppo/a-value-is-the-plain-mean-of-fresh-continuations#3"])
 def test_continuations_are_requested_by_the_rule_that_sampled_the_response():
     side = RolloutSide()
-    harvest_of(side)
+    targets_of(side)
     ((requests, decoding),) = side.calls
     fields = ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty")
     assert [getattr(decoding, name) for name in fields] == [getattr(DECODING, name) for name in fields]
@@ -44,9 +44,9 @@ def test_continuations_are_requested_by_the_rule_that_sampled_the_response():
 @pytest.mark.scenario(clauses=["vineppo/a-value-is-the-plain-mean-of-fresh-continuations#5"])
 def test_only_responses_are_learnt_from():
     side = RolloutSide()
-    harvest, rollouts = harvest_of(side)
-    segments = segments_of(harvest)
-    assert [len(group) for group in harvest.segments] == [2, 2]
+    targets, rollouts = targets_of(side)
+    segments = segments_of(targets)
+    assert [len(group) for group in targets.segments] == [2, 2]
     assert [segment.token_ids for segment in segments] == [
         (*rollout.prompt_token_ids, *rollout.response_token_ids, VOCABULARY.stop_id) for rollout in rollouts
     ]
@@ -63,8 +63,8 @@ SEARCH = TreeValues(SearchRules(), SearchBudget(num_rounds=3, num_per_round=8, n
 )
 def test_the_letter_that_decides_gets_the_credit(made, tolerance, num_calls):
     side = RolloutSide()
-    harvest, rollouts = harvest_of(side, made)
-    for segment, rollout in zip(segments_of(harvest), rollouts, strict=True):
+    targets, rollouts = targets_of(side, made)
+    for segment, rollout in zip(segments_of(targets), rollouts, strict=True):
         advantages, right = segment.policy.advantages, rollout.response_token_ids[1] == B
         assert advantages[1] == pytest.approx(0.5 if right else -0.5, abs=tolerance)
         assert advantages[2:] == pytest.approx((0.0, 0.0, 0.0), abs=1e-9)
@@ -74,17 +74,17 @@ def test_the_letter_that_decides_gets_the_credit(made, tolerance, num_calls):
 
 def test_a_response_that_ran_into_its_limit_gets_nothing_unless_set():
     side = RolloutSide(length=9)
-    harvest, _ = harvest_of(side, objective(reward=lambda answer, sample: 1.0))
-    reports = [report for report in harvest.reports if hasattr(report, "total_return")]
+    targets, _ = targets_of(side, objective(reward=lambda answer, sample: 1.0))
+    reports = [report for report in targets.reports if hasattr(report, "total_return")]
     assert {(report.total_return, report.is_truncated) for report in reports} == {(0.0, True)}
-    harvest, _ = harvest_of(side, objective(reward=lambda answer, sample: 1.0, unfinished_return=None))
-    assert {report.total_return for report in harvest.reports if hasattr(report, "total_return")} == {1.0}
+    targets, _ = targets_of(side, objective(reward=lambda answer, sample: 1.0, unfinished_return=None))
+    assert {report.total_return for report in targets.reports if hasattr(report, "total_return")} == {1.0}
 
 
 def test_advantages_of_zero_make_a_gradient_of_zero():
     side = RolloutSide()
-    harvest, _ = harvest_of(side, objective(reward=lambda answer, sample: 1.0, normalization="whiten"))
-    gradient, _, _ = gradient_of(segments_of(harvest))
+    targets, _ = targets_of(side, objective(reward=lambda answer, sample: 1.0, normalization="whiten"))
+    gradient, _, _ = gradient_of(segments_of(targets))
     assert float(gradient.abs().max()) == 0.0
 
 
@@ -118,26 +118,26 @@ def test_a_reward_that_fails_for_one_response_is_an_error():
 
     side = RolloutSide()
     with refused("reward-missing") as caught:
-        harvest_of(side, objective(reward=picky))
+        targets_of(side, objective(reward=picky))
     assert caught.value.key in ("x:1", "x:2")
-    harvest_of(side)
+    targets_of(side)
 
 
 def test_two_ranks_share_their_requests():
     sides = [RolloutSide(), RolloutSide()]
-    harvests = together(2, lambda member: harvest_of(sides[member.rank], samples=SAMPLES, company=member)[0])
+    targets_by_rank = together(2, lambda member: targets_of(sides[member.rank], samples=SAMPLES, ranks=member)[0])
     alone_side = RolloutSide()
-    harvest, _ = harvest_of(alone_side)
+    targets, _ = targets_of(alone_side)
     counts = [len(side.calls[0][0]) for side in sides]
     assert sum(counts) == len(alone_side.calls[0][0])
-    assert [h.segments for h in harvests] == [harvest.segments] * 2
+    assert [h.segments for h in targets_by_rank] == [targets.segments] * 2
 
 
 def test_figures_of_what_values_cost():
     side = RolloutSide()
     made = objective()
-    harvest, _ = harvest_of(side, made)
-    figures = made.summarize(harvest.reports)
+    targets, _ = targets_of(side, made)
+    figures = made.summarize(targets.reports)
     assert figures["continuations"] == len(side.calls[0][0])
     assert figures["steps"] == 5
     assert 0 <= figures["reward"] <= 1

@@ -35,22 +35,22 @@ LOTS = st.lists(
 @pytest.mark.scenario(clauses=["request-distribution/late-work-moves-only-where-it-may#4"])
 @given(st.lists(LOTS, min_size=1, max_size=3))
 def test_a_server_without_own_work_of_the_earliest_step_takes_the_end_of_the_longest_queue(drawn):
-    queues = [deque(lot._replace(server_index=place) for lot in sorted(lots)) for place, lots in enumerate(drawn)]
-    waiting = [lot for queue in queues for lot in queue]
-    earliest = min((lot.step for lot in waiting), default=None)
+    queues = [deque(item._replace(server_index=place) for item in sorted(items)) for place, items in enumerate(drawn)]
+    waiting = [item for queue in queues for item in queue]
+    earliest = min((item.step for item in waiting), default=None)
     for server, own in enumerate(queues):
         assert next_work_item(queues, server, moves=False) == (own[0] if own else None)
-        lot = next_work_item(queues, server, moves=True)
-        assert (lot is None) == (not waiting)
-        if lot is None:
+        item = next_work_item(queues, server, moves=True)
+        assert (item is None) == (not waiting)
+        if item is None:
             continue
-        assert lot.step == earliest, "what is learnt next comes first"
+        assert item.step == earliest, "what is learnt next comes first"
         mine = [each for each in own if each.step == earliest]
-        assert lot == mine[0] if mine else lot.server_index != server
+        assert item == mine[0] if mine else item.server_index != server
         if not mine:
             longest = max(sum(each.stop - each.start for each in q if each.step == earliest) for q in queues)
-            its = [each for each in queues[lot.server_index] if each.step == earliest]
-            assert lot == its[-1]
+            its = [each for each in queues[item.server_index] if each.step == earliest]
+            assert item == its[-1]
             assert sum(each.stop - each.start for each in its) == longest
 
 
@@ -59,12 +59,12 @@ def test_a_server_without_own_work_of_the_earliest_step_takes_the_end_of_the_lon
     parts=st.lists(st.integers(1, 5), min_size=1, max_size=5), num_servers=st.integers(1, 4), pieces=st.integers(1, 6)
 )
 def test_pieces_cut_the_chunks_further_and_evenly(parts, num_servers, pieces):
-    whole, lots = (cut_work_items(0, parts, num_servers, pieces=number) for number in (1, pieces))
-    assert [i for lot in lots for i in range(lot.start, lot.stop)] == list(range(sum(parts)))
-    server_of = {i: lot.server_index for lot in whole for i in range(lot.start, lot.stop)}
-    assert all({server_of[i] for i in range(lot.start, lot.stop)} == {lot.server_index} for lot in lots)
+    whole, items = (cut_work_items(0, parts, num_servers, pieces=number) for number in (1, pieces))
+    assert [i for item in items for i in range(item.start, item.stop)] == list(range(sum(parts)))
+    server_of = {i: item.server_index for item in whole for i in range(item.start, item.stop)}
+    assert all({server_of[i] for i in range(item.start, item.stop)} == {item.server_index} for item in items)
     (only,) = [cut_work_items(0, (sum(parts),), 1, pieces=pieces)]
-    sizes = [lot.stop - lot.start for lot in only]
+    sizes = [item.stop - item.start for item in only]
     assert len(sizes) == min(pieces, sum(parts))
     assert max(sizes) - min(sizes) <= 1
 
@@ -99,7 +99,7 @@ def make_run(tmp_path):
         opened.append(prefetch.close)
         with prefetch.quiet():
             pass
-        prefetch.ask(0, requests_of(0, NUM_REQUESTS), parts)
+        prefetch.submit(0, requests_of(0, NUM_REQUESTS), parts)
         return SimpleNamespace(prefetch=prefetch, urls=[server.base_url for server in servers], journal=path)
 
     yield make

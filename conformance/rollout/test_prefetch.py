@@ -69,13 +69,13 @@ def until(condition):
 
 @given(parts=st.lists(st.integers(1, 5), min_size=1, max_size=6), num_servers=st.integers(1, 5))
 def test_lots_keep_the_servers_of_the_chunks_and_the_borders_of_the_parts(parts, num_servers):
-    lots, whole = cut_work_items(7, parts, num_servers), cut_work_items(7, [sum(parts)], num_servers)
-    assert [i for lot in lots for i in range(lot.start, lot.stop)] == list(range(sum(parts)))
-    server_of = {i: lot.server_index for lot in whole for i in range(lot.start, lot.stop)}
+    items, whole = cut_work_items(7, parts, num_servers), cut_work_items(7, [sum(parts)], num_servers)
+    assert [i for item in items for i in range(item.start, item.stop)] == list(range(sum(parts)))
+    server_of = {i: item.server_index for item in whole for i in range(item.start, item.stop)}
     part_of = [part for part, size in enumerate(parts) for _ in range(size)]
-    for lot in lots:
-        assert {server_of[i] for i in range(lot.start, lot.stop)} == {lot.server_index}
-        assert len({part_of[i] for i in range(lot.start, lot.stop)}) == 1
+    for item in items:
+        assert {server_of[i] for i in range(item.start, item.stop)} == {item.server_index}
+        assert len({part_of[i] for i in range(item.start, item.stop)}) == 1
 
 
 @settings(max_examples=15, deadline=None)
@@ -83,7 +83,7 @@ def test_lots_keep_the_servers_of_the_chunks_and_the_borders_of_the_parts(parts,
 def test_windows_come_back_whole_and_in_order(parts, num_servers):
     with opened(Servers(num_servers)) as prefetch:
         for step in range(3):
-            prefetch.ask(step, requests_of(step, sum(parts)), parts)
+            prefetch.submit(step, requests_of(step, sum(parts)), parts)
         for step in range(3):
             rollouts, num_dropped = prefetch.collect(step, min_version=1)
             assert ids_of(rollouts) == list(range(step * sum(parts), (step + 1) * sum(parts)))
@@ -93,7 +93,7 @@ def test_windows_come_back_whole_and_in_order(parts, num_servers):
 def test_nothing_is_requested_while_it_is_held():
     servers = Servers()
     with opened(servers, is_open=False) as prefetch:
-        prefetch.ask(0, requests_of(0, 4), (4,))
+        prefetch.submit(0, requests_of(0, 4), (4,))
         time.sleep(0.1)
         assert servers.asked == []
         with prefetch.quiet():
@@ -106,7 +106,7 @@ def test_quiet_waits_for_calls_under_way_and_lets_none_begin():
     servers = Servers(1)
     with opened(servers, callers_per_server=1) as prefetch:
         servers.gate.clear()
-        prefetch.ask(0, requests_of(0, 4), (2, 2))
+        prefetch.submit(0, requests_of(0, 4), (2, 2))
         until(lambda: servers.under_way == 1)
         threading.Timer(0.1, servers.gate.set).start()
         with prefetch.quiet():
@@ -125,7 +125,7 @@ def test_quiet_waits_for_calls_under_way_and_lets_none_begin():
 def test_what_has_become_too_old_is_requested_again_and_nothing_else(old, again):
     servers = Servers()
     with opened(servers) as prefetch:
-        prefetch.ask(0, requests_of(0, 6), (6,))
+        prefetch.submit(0, requests_of(0, 6), (6,))
         until(lambda: prefetch.is_complete(0))
         window = prefetch.windows[0]
         for place in old:
@@ -140,14 +140,14 @@ def test_what_has_become_too_old_is_requested_again_and_nothing_else(old, again)
 def test_a_server_that_continues_with_old_weights_is_an_error():
     servers = Servers()
     with opened(servers) as prefetch:
-        prefetch.ask(3, requests_of(3, 2), (2,))
+        prefetch.submit(3, requests_of(3, 2), (2,))
         with refused("rollout-too-old", "3"):
             prefetch.collect(3, min_version=2)
         assert len(servers.asked) == 4
     servers = Servers()
     servers.version = 2
     with opened(servers) as prefetch:
-        prefetch.ask(3, requests_of(3, 2), (2,))
+        prefetch.submit(3, requests_of(3, 2), (2,))
         assert len(prefetch.collect(3, min_version=2)[0]) == 2
 
 
@@ -156,9 +156,9 @@ def test_an_error_of_a_caller_reaches_the_learner_wherever_it_is(error):
     servers = Servers(1)
     servers.broken = {2: error}
     with opened(servers, callers_per_server=1) as prefetch:
-        prefetch.ask(0, requests_of(0, 1), (1,))
+        prefetch.submit(0, requests_of(0, 1), (1,))
         prefetch.collect(0, min_version=1)
-        prefetch.ask(1, requests_of(1, 1), (1,))
+        prefetch.submit(1, requests_of(1, 1), (1,))
         with pytest.raises(type(error)) as caught:
             prefetch.collect(1, min_version=1)
         assert caught.value is error
@@ -176,7 +176,7 @@ def test_a_caller_that_dies_of_something_unheard_of_is_an_error_of_the_run(monke
     servers = Servers(1)
     servers.broken = {1: Unheard()}
     with opened(servers) as prefetch:
-        prefetch.ask(0, requests_of(0, 1), (1,))
+        prefetch.submit(0, requests_of(0, 1), (1,))
         with refused("prefetch-died", "server 0"):
             prefetch.collect(0, min_version=1)
 
@@ -194,7 +194,7 @@ def test_calls_that_nobody_begins_are_an_error_after_a_stated_time(monkeypatch):
     prefetch = Sleepy(servers, GREEDY, PrefetchRules(max_windows=2, callers_per_server=1, stuck_after_s=0.2))
     with prefetch.quiet():
         pass
-    prefetch.ask(0, requests_of(0, 1), (1,))
+    prefetch.submit(0, requests_of(0, 1), (1,))
     began = time.monotonic()
     with refused("prefetch-stuck", "prefetch"):
         prefetch.collect(0, min_version=1)
@@ -205,7 +205,7 @@ def test_calls_that_nobody_begins_are_an_error_after_a_stated_time(monkeypatch):
 def test_a_learner_that_waits_before_the_first_sync_is_an_error(monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.02)
     with opened(Servers(), is_open=False, stuck_after_s=0.1) as prefetch:
-        prefetch.ask(0, requests_of(0, 2), (2,))
+        prefetch.submit(0, requests_of(0, 2), (2,))
         with pytest.raises(PrefetchStuck) as caught:
             prefetch.collect(0, min_version=1)
         assert "no sync has let them" in caught.value.problem
@@ -219,14 +219,14 @@ def test_a_call_that_takes_longer_than_that_is_none(monkeypatch):
     servers = Servers(1)
     servers.pause_s = 0.4
     with opened(servers, stuck_after_s=0.1) as prefetch:
-        prefetch.ask(0, requests_of(0, 1), (1,))
+        prefetch.submit(0, requests_of(0, 1), (1,))
         assert ids_of(prefetch.collect(0, min_version=1)[0]) == [0]
 
 
 def test_parts_are_handed_out_as_they_come_each_once():
     servers = Servers(2)
     with opened(servers, callers_per_server=3) as prefetch:
-        prefetch.ask(0, requests_of(0, 6), (2, 2, 2))
+        prefetch.submit(0, requests_of(0, 6), (2, 2, 2))
         taken = []
         while len(taken) < 3:
             part, rollouts = prefetch.next_part(0, taken=taken)
@@ -240,10 +240,10 @@ def test_every_call_is_recorded_once_with_its_time_server_and_version():
     servers = Servers(2)
     servers.pause_s = 0.02
     with opened(servers) as prefetch:
-        prefetch.ask(0, requests_of(0, 3), (3,))
+        prefetch.submit(0, requests_of(0, 3), (3,))
         prefetch.collect(0, min_version=1)
-        calls = sorted(prefetch.take_calls(), key=lambda call: call.lot)
-        assert [(call.lot.server_index, call.lot.start, call.lot.stop) for call in calls] == [(0, 0, 2), (1, 2, 3)]
+        calls = sorted(prefetch.take_calls(), key=lambda call: call.item)
+        assert [(call.item.server_index, call.item.start, call.item.stop) for call in calls] == [(0, 0, 2), (1, 2, 3)]
         assert [(call.policy_version, call.num_tokens) for call in calls] == [(1, 2), (1, 1)]
         assert all(0.02 <= call.ended - call.began < 5 for call in calls)
         assert prefetch.take_calls() == []

@@ -53,7 +53,7 @@ class ScheduledMonitor:
             self.act(when("wait", condition))
         return True
 
-    def tell(self):
+    def notify(self):
         pass
 
     def start(self, work, *, name):
@@ -138,7 +138,7 @@ class AheadWorld:
         for step in range(self.num_steps):
             self.fence.sync_if_due(step, lambda: iter(()))
             while asked < min(self.num_steps, step + self.max_staleness + 1):
-                self.prefetch.ask(asked, requests_of(asked, self.size), (self.size,))
+                self.prefetch.submit(asked, requests_of(asked, self.size), (self.size,))
                 asked += 1
             rollouts, _ = self.prefetch.collect(step, min_version=self.servers.policy_version - self.max_staleness)
             self.monitor.act(do("learn"))

@@ -104,7 +104,7 @@ def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_requested_again(ste
     ahead = Ahead(None, prefetch, max_staleness=1, lead=1)
     with prefetch.quiet():
         pass
-    prefetch.ask(7, requests_of(0, 4), (4,))
+    prefetch.submit(7, requests_of(0, 4), (4,))
     prefetch.wait_for(7)
     with prefetch.quiet():
         servers.policy_version = version
@@ -147,14 +147,14 @@ def test_what_waits_to_be_learnt_is_bounded_in_number_and_in_bytes():
     with prefetch.quiet():
         pass
     for step in (0, 1):
-        prefetch.ask(step, requests_of(step, 4), (1, 1, 1, 1))
+        prefetch.submit(step, requests_of(step, 4), (1, 1, 1, 1))
     with refused("prefetch-overfull", "2"):
-        prefetch.ask(2, requests_of(2, 4), (4,))
+        prefetch.submit(2, requests_of(2, 4), (4,))
     prefetch.wait_for(0)
     time.sleep(0.2)
     assert sorted(servers.asked) == [0, 1, 2, 3], "of the second window nothing is requested while the first waits"
     assert len(prefetch.collect(0, min_version=3)[0]) == len(prefetch.collect(1, min_version=3)[0]) == 4
-    prefetch.ask(2, requests_of(2, 4), (4,))
+    prefetch.submit(2, requests_of(2, 4), (4,))
     assert len(prefetch.collect(2, min_version=3)[0]) == 4
     prefetch.close()
 
@@ -163,11 +163,11 @@ def test_the_times_of_finished_calls_are_handed_out_once_by_server():
     prefetch = Prefetch(AnsweringServers(), GREEDY, PrefetchRules(max_windows=1, callers_per_server=1))
     with prefetch.quiet():
         pass
-    prefetch.ask(0, requests_of(0, 4), (4,))
+    prefetch.submit(0, requests_of(0, 4), (4,))
     prefetch.collect(0, min_version=0)
     calls = prefetch.take_calls()
     servers = range(prefetch.backend.num_servers)
-    expected = [[(call.began, call.ended) for call in calls if call.lot.server_index == each] for each in servers]
+    expected = [[(call.began, call.ended) for call in calls if call.item.server_index == each] for each in servers]
     assert all(len(spans) == 1 for spans in expected)
     assert prefetch.spans_of(calls, now=0.0) == expected
     assert prefetch.take_calls() == []
@@ -185,18 +185,18 @@ class Hasty(Prefetch):
 class Early(Prefetch):
     """Calls begin before the first sync."""
 
-    def ask(self, step, requests, parts):
+    def submit(self, step, requests, parts):
         self._held = False
-        super().ask(step, requests, parts)
+        super().submit(step, requests, parts)
 
 
 class Guarded(Prefetch):
     """The guard covers all of a caller's work, and the call inside waits for it once more."""
 
-    def _answer(self, lot):
+    def _answer(self, item):
         with self.monitor:
             self.monitor.wait(lambda: not self._held)
-        super()._answer(lot)
+        super()._answer(item)
 
 
 @pytest.mark.scenario(
@@ -217,10 +217,10 @@ class ForgetfulPrefetch(Prefetch):
 
     def _begin(self, server):
         before = [deque(queue) for queue in self._queues]
-        lot = super()._begin(server)
-        if lot is not None and all(lot not in queue for queue in before):
-            self._queues[1 - server].append(lot._replace(server_index=1 - server))
-        return lot
+        item = super()._begin(server)
+        if item is not None and all(item not in queue for queue in before):
+            self._queues[1 - server].append(item._replace(server_index=1 - server))
+        return item
 
 
 LATE = {"num_steps": 1, "num_servers": 2, "size": 2, "pieces": 2}

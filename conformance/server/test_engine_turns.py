@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from conformance.doubles.company import alone
+from conformance.doubles.ranks import alone
 from conformance.objectives.locks import objective, segments_of
 from conformance.rollout.digits import load_model, scenes, template_of
 from rollmatch.model.checkpoint import merged_weights
@@ -75,7 +75,7 @@ class Side:
     def play(self):
         return [one.trajectory for one in world_of(template_of()).play(*self.first_turns(num=1), self.context())]
 
-    def harvest(self, **fields):
+    def targets(self, **fields):
         template = template_of()
         made = objective(num_continuations=2)
         made = replace(
@@ -107,13 +107,13 @@ def test_an_episode_on_a_server_is_the_one_of_generate(served):
 def test_greedy_continuations_of_any_turn_return_what_the_episode_was_paid(served):
     """Two continuations of each state give its return to come, exactly: they went on from the same ids."""
     side = Side(served)
-    harvest = side.harvest()
-    reports = [report for report in harvest.reports if isinstance(report, TrajectoryReport)]
+    targets = side.targets()
+    reports = [report for report in targets.reports if isinstance(report, TrajectoryReport)]
     assert {report.num_turns for report in reports} == {NUM_TURNS}
     assert sum(report.total_return for report in reports) > 0
     for report in reports:
         assert report.values[0] == report.total_return
         assert report.step_advantages == (0.0,) * NUM_TURNS
-    targets = {segment.token_ids[segment.prompt_len :] for segment in segments_of(harvest)}
+    targets = {segment.token_ids[segment.prompt_len :] for segment in segments_of(targets)}
     for prefix in {request.prefix_token_ids for request in side.asked}:
         assert any(target[: len(prefix)] == prefix for target in targets)

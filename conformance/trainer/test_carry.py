@@ -123,7 +123,7 @@ def test_a_checkpoint_brings_the_waiting_segments_back(narrow, checkpoint_of, tm
 @pytest.mark.parametrize("wrong", ["missing", "cut", "of another data set"])
 def test_a_carry_that_does_not_fit_is_refused(wrong, narrow, checkpoint_of, tmp_path):
     """Segments that waited are part of the run: without them it does not go on."""
-    file = checkpoint_of / "carry-rank0.json"
+    file = checkpoint_of / "packer-rank0.json"
     if wrong == "missing":
         file.unlink()
     if wrong == "cut":

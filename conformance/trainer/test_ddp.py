@@ -112,6 +112,6 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(tm
     assert stops[1][0]["step"] == step >= 2
     checkpoint = last_checkpoint(out)
     assert checkpoint == out / f"checkpoint-{step}"
-    assert sorted(path.name for path in checkpoint.glob("carry-rank*")) == ["carry-rank0.json", "carry-rank1.json"]
+    assert sorted(path.name for path in checkpoint.glob("packer-rank*")) == ["packer-rank0.json", "packer-rank1.json"]
     assert [event["learner_world_size"] for event in journal_of(out, "run")] == [2]
     assert "with a checkpoint; continue with the same command and --resume" in ranks[0].output()

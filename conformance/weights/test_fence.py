@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.doubles.company import together
+from conformance.doubles.ranks import together
 from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks

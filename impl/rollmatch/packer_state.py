@@ -19,7 +19,7 @@ from rollmatch.records import PolicyTarget, Sample, Segment
 from rollmatch.rollout.phase import AGE_UNKNOWN, Overlap
 from rollmatch.rollout.source import RolloutSource
 
-PACKER_STATE_FILE = "carry-rank{rank}.json"
+PACKER_STATE_FILE = "packer-rank{rank}.json"
 
 
 class PackerStateUnfit(LaunchError):

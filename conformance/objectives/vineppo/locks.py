@@ -4,7 +4,8 @@ from dataclasses import replace
 from math import log
 from random import Random
 
-from conformance.doubles.company import alone
+from conformance.doubles.ranks import alone
+
 from fixtures.tasks.lock import SYMBOLS, Lock
 from rollmatch.objectives.vineppo.continuation import ContinuationRequest, Waves
 from rollmatch.objectives.vineppo.trajectory import Trajectory, state_at
@@ -47,15 +48,15 @@ class LockPolicy:
         self.probabilities, self.version = probabilities, version
         self.requested = []
 
-    def go_on(self, wishes):
-        self.requested.append(list(wishes))
-        return [self._write(wish) for wish in wishes]
+    def continue_states(self, requests):
+        self.requested.append(list(requests))
+        return [self._write(request) for request in requests]
 
-    def _write(self, wish):
-        rng, ids = Random(wish.seed), list(wish.state.prefix_token_ids)
+    def _write(self, request):
+        rng, ids = Random(request.seed), list(request.state.prefix_token_ids)
         for place in range(len(ids), LOCK.length):
             ids += rng.choices(range(len(SYMBOLS)), self.probabilities[place])
-        made = trajectory_of((*ids, STOP), sample_id=wish.state.sample_id, version=self.version)
+        made = trajectory_of((*ids, STOP), sample_id=request.state.sample_id, version=self.version)
         chances = [max(self.probabilities[place][token_id], 1e-9) for place, token_id in enumerate(ids)]
         return replace(made, logprobs=(*map(log, chances), 0.0))
 
@@ -69,8 +70,8 @@ class LockPolicy:
         return sum(map(len, self.requested))
 
 
-def waves_of(policy, company=None, *, run_seed=1, step=1):
-    return Waves(policy, company or alone(), run_seed=run_seed, step=step)
+def waves_of(policy, ranks=None, *, run_seed=1, step=1):
+    return Waves(policy, ranks or alone(), run_seed=run_seed, step=step)
 
 
 def value_of(prefix_ids):

@@ -4,8 +4,8 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
+from conformance.doubles.ranks import together
 
-from conformance.doubles.company import together
 from conformance.objectives.vineppo.locks import STOP, LockPolicy, trajectory_of, value_of, waves_of
 from conformance.refusals import refused
 from rollmatch.objectives.vineppo.search import Forest, SearchBudget, TreeValues
@@ -101,10 +101,10 @@ def test_a_newer_version_empties_the_forest():
         forest.tree_of(trajectory_of(RIGHT, version=4)).add(trajectory_of(RIGHT, version=4), (0, 7))
 
 
-def searched(policy, trajectories, *, company=None, run_seed=1, **budget):
+def searched(policy, trajectories, *, ranks=None, run_seed=1, **budget):
     valuer = TreeValues(SearchRules(), SearchBudget(**budget), PAIRS)
     cuts = [PAIRS.cuts(one) for one in trajectories]
-    return valuer.values_of(trajectories, cuts, waves_of(policy, company, run_seed=run_seed))
+    return valuer.values_of(trajectories, cuts, waves_of(policy, ranks, run_seed=run_seed))
 
 
 def test_values_of_the_search_come_near_the_truth():
@@ -125,11 +125,11 @@ def test_one_rank_grows_a_sample_s_tree_for_all():
     policies = [LockPolicy(), LockPolicy()]
 
     def rank(member):
-        return searched(policies[member.rank], flat[member.rank :: 2], company=member, num_rounds=2)
+        return searched(policies[member.rank], flat[member.rank :: 2], ranks=member, num_rounds=2)
 
     halves = together(2, rank)
     assert [len(half) for half in halves] == [6, 6]
-    owners = [{wish.state.sample_id for wave in policy.requested for wish in wave} for policy in policies]
+    owners = [{request.state.sample_id for wave in policy.requested for request in wave} for policy in policies]
     assert owners == [{0, 2}, {1}] or owners == [{0, 1}, {2}] or owners[0].isdisjoint(owners[1])
     assert len(policies[0].requested) == len(policies[1].requested) == 3
 
@@ -141,5 +141,5 @@ def test_values_have_as_many_returns_as_wished_and_continuations_have_seeds_of_t
     assert len(policy.requested) == 2
     policy = LockPolicy()
     searched(policy, policy.answer(1, 2), num_rounds=5, num_per_round=6)
-    wishes = [wish for wave in policy.requested for wish in wave]
-    assert len({(wish.state, wish.seed) for wish in wishes}) == len(wishes)
+    requests = [request for wave in policy.requested for request in wave]
+    assert len({(request.state, request.seed) for request in requests}) == len(requests)

@@ -4,8 +4,8 @@ from dataclasses import replace
 from math import sqrt
 
 import pytest
+from conformance.doubles.ranks import together
 
-from conformance.doubles.company import together
 from conformance.objectives.vineppo.locks import STOP, LockPolicy, trajectory_of, value_of, waves_of
 from conformance.refusals import refused
 from rollmatch.objectives.vineppo.continuation import seed_of
@@ -17,9 +17,9 @@ EVERY = FixedTokens(num_tokens=1)
 MISALIGNED = "continuation-misaligned"
 
 
-def values_of(trajectories, rules=None, *, policy=None, company=None, **seeds):
+def values_of(trajectories, rules=None, *, policy=None, ranks=None, **seeds):
     cuts = [EVERY.cuts(trajectory) for trajectory in trajectories]
-    waves = waves_of(policy or LockPolicy(), company, **seeds)
+    waves = waves_of(policy or LockPolicy(), ranks, **seeds)
     return ContinuationValues(rules or ValueRules()).values_of(trajectories, cuts, waves)
 
 
@@ -62,7 +62,7 @@ def test_states_are_valued_once_for_all_ranks():
     policies, single = [LockPolicy(), LockPolicy()], LockPolicy()
 
     def rank(member):
-        return values_of(siblings[member.rank :: 2], policy=policies[member.rank], company=member)
+        return values_of(siblings[member.rank :: 2], policy=policies[member.rank], ranks=member)
 
     halves = together(2, rank)
     whole = values_of(siblings, policy=single)
@@ -71,9 +71,9 @@ def test_states_are_valued_once_for_all_ranks():
     counts = [policy.num_continuations for policy in policies]
     assert sum(counts) == single.num_continuations == 9 * (3 + 4 * 4)
     assert abs(counts[0] - counts[1]) <= 1
-    prefixes = [wish.state.prefix_token_ids for wish in single.requested[0]]
+    prefixes = [request.state.prefix_token_ids for request in single.requested[0]]
     assert prefixes == sorted(prefixes), "requests with one prefix stand together"
-    assert len({wish.seed for wish in single.requested[0]}) == len(prefixes)
+    assert len({request.seed for request in single.requested[0]}) == len(prefixes)
 
 
 def test_states_are_equal_by_sample_and_ids_and_seeds_belong_to_them():
@@ -94,10 +94,11 @@ def test_states_are_equal_by_sample_and_ids_and_seeds_belong_to_them():
 def test_nothing_is_asked_of_a_finished_response_and_budgets_shrink():
     policy = LockPolicy()
     values_of([trajectory_of((0, 0, 0, 0, 2, 0, STOP))], policy=policy)
-    (wishes,) = policy.requested
-    assert sorted({wish.state.position for wish in wishes}) == list(range(7))
+    (requests,) = policy.requested
+    assert sorted({request.state.position for request in requests}) == list(range(7))
     assert all(
-        wish.state.budget_left(policy.max_new_tokens) == policy.max_new_tokens - wish.state.position for wish in wishes
+        request.state.budget_left(policy.max_new_tokens) == policy.max_new_tokens - request.state.position
+        for request in requests
     )
 
 
@@ -109,7 +110,7 @@ def test_siblings_stand_in_for_continuations_but_never_for_themselves():
     valued = values_of(siblings, ValueRules(num_continuations=2, siblings="prompt"), policy=policy)
     assert [one.values[0] for one in valued] == [0.0, 0.5, 0.5]
     assert [one.counts for one in valued] == [(2,) * 7] * 3
-    assert 0 not in {wish.state.position for wish in policy.requested[0]}
+    assert 0 not in {request.state.position for request in policy.requested[0]}
     policy = LockPolicy()
     siblings = [trajectory_of(ids) for ids in (right, (0, 0, 1, 0, 2, 0, STOP))]
     valued = values_of(siblings, ValueRules(num_continuations=3, siblings="all"), policy=policy)
@@ -135,8 +136,8 @@ class Disobedient(LockPolicy):
         super().__init__()
         self.change = change
 
-    def go_on(self, wishes):
-        return self.change(super().go_on(wishes))
+    def continue_states(self, requests):
+        return self.change(super().continue_states(requests))
 
 
 @pytest.mark.scenario(clauses=["vineppo/states-are-prefixes-of-token-ids#4"])

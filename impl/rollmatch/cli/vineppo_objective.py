@@ -33,7 +33,7 @@ def make_vineppo(
         policy_rules=policy_rules,
         logprob_rules=logprob_rules,
         vocabulary=template.vocabulary,
-        pay=RewardRules(
+        rewards=RewardRules(
             rewards=load_rewards(config), vocabulary=template.vocabulary, unfinished_return=rules.unfinished_return
         ),
         splitter=splitter,

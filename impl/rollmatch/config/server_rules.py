@@ -83,17 +83,17 @@ def _distinct(config: RunConfig) -> Iterator[ConfigError]:
     urls = Counter(address.base_url for address in addresses)
     ports = Counter((address.host, address.group_port) for address in addresses)
     if twice := [url for url, count in urls.items() if count > 1]:
-        problem, key = f"{twice[0]} is named {urls[twice[0]]} times", f"{SERVER}.{_told(server, 'base_url')}"
+        problem, key = f"{twice[0]} is named {urls[twice[0]]} times", f"{SERVER}.{_given_key(server, 'base_url')}"
         yield ConfigError(problem, code="server-named-twice", key=key, remedy="Name each server once.")
     elif shared := [place for place, count in ports.items() if count > 1]:
         problem = f"{ports[shared[0]]} servers of {shared[0][0]} have port {shared[0][1]}"
         remedy = "Give each server of one machine a port of its own."
         yield ConfigError(
-            problem, code="group-port-shared", key=f"{SERVER}.{_told(server, 'group_port')}", remedy=remedy
+            problem, code="group-port-shared", key=f"{SERVER}.{_given_key(server, 'group_port')}", remedy=remedy
         )
 
 
-def _told(server: ServerConfig, name: str) -> str:
+def _given_key(server: ServerConfig, name: str) -> str:
     """The key that the user wrote."""
     return name if server.servers is None else "servers"
 

@@ -21,7 +21,7 @@ ReadSample = Callable[[int], Sample]
 
 
 class LazySamples(Sequence[Sample]):
-    """A sequence whose samples are made anew at each use, in the order of ``places``.
+    """A sequence whose samples are made again at each use, in the order of ``places``.
 
     ``read`` makes the sample at a place of the data set. A slice is lazy, too.
 

@@ -131,8 +131,8 @@ def column_scores(
         scores, figures = _in_chunks(of_logits, logits.hidden, truth)
         return scores, figures
     hidden, weight, bias = _as_computed(logits)
-    told = (columns, truth, score, temperature)
-    scores, figures = _ColumnScores.apply(hidden, (weight, bias), told)  # type: ignore[no-untyped-call]
+    settings = (columns, truth, score, temperature)
+    scores, figures = _ColumnScores.apply(hidden, (weight, bias), settings)  # type: ignore[no-untyped-call]
     return scores, figures
 
 
@@ -178,9 +178,9 @@ class _Logprobs(torch.autograd.Function):
         return (grad[:, None] * grad_hidden).to(grad_hidden.dtype), None, None, None
 
 
-def _logprobs_of_chunk(rows: Tensor, linear: Any, told: Any, grad_hidden: Tensor) -> Tensor:
+def _logprobs_of_chunk(rows: Tensor, linear: Any, settings: Any, grad_hidden: Tensor) -> Tensor:
     """Scores; their gradients are written to ``grad_hidden``."""
-    (weight, bias), (ids, temperature, excluded_ids) = linear, told
+    (weight, bias), (ids, temperature, excluded_ids) = linear, settings
     logits, ids = _without(functional.linear(rows, weight, bias), excluded_ids), ids[:, None]
     everything = logsumexps(logits, temperature)
     scores: Tensor = widened(logits.gather(-1, ids)) / temperature - everything[:, None]
@@ -195,16 +195,16 @@ class _ColumnScores(torch.autograd.Function):
     """Scores of some columns and the logsumexp of all, with their gradients by the hidden states."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, linear: Any, told: Any) -> tuple[Tensor, Tensor]:
-        columns, truth, *rest = told
+    def forward(ctx: Any, hidden: Tensor, linear: Any, settings: Any) -> tuple[Tensor, Tensor]:
+        columns, truth, *rest = settings
         scores: list[Tensor] = []
         figures: list[Tensor] = []
         grad_hidden = torch.empty_like(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
             for rows, some, place in _chunks(hidden, linear[0], truth, grad_hidden):
-                score, told_beside = _columns_of_chunk(rows, linear, (columns, some, *rest), place)
+                score, figure = _columns_of_chunk(rows, linear, (columns, some, *rest), place)
                 scores.append(score)
-                figures.append(told_beside)
+                figures.append(figure)
         figure = torch.cat(figures)
         ctx.save_for_backward(grad_hidden)
         ctx.mark_non_differentiable(figure)
@@ -217,9 +217,9 @@ class _ColumnScores(torch.autograd.Function):
         return (grad[:, None] * grad_hidden).to(grad_hidden.dtype), None, None
 
 
-def _columns_of_chunk(rows: Tensor, linear: Any, told: Any, grad_hidden: Tensor) -> tuple[Tensor, Tensor]:
+def _columns_of_chunk(rows: Tensor, linear: Any, settings: Any, grad_hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Scores and figures; the gradients of scores are written to ``grad_hidden``."""
-    (weight, bias), (columns, truth, score, temperature) = linear, told
+    (weight, bias), (columns, truth, score, temperature) = linear, settings
     logits = functional.linear(rows, weight, bias)
     chosen = (widened(logits[:, columns]) / temperature).requires_grad_()
     everything = logsumexps(logits, temperature).requires_grad_()

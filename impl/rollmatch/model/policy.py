@@ -165,9 +165,9 @@ def _adapt(model: nn.Module, tuner: TunerConfig) -> "PeftModel":
 
 def _trained_tokens(model: nn.Module, tuner: TunerConfig) -> list[int] | dict[str, list[int]] | None:
     """As peft takes it: a head that is not the embedding has rows of its own for the coordinate tokens."""
-    told = tuner.trainable_token_indices
-    if told != "coord_tokens":
-        return told or None
+    indices = tuner.trainable_token_indices
+    if indices != "coord_tokens":
+        return indices or None
     ids = list(Vocabulary.load(model.name_or_path).coord_ids)  # type: ignore[arg-type]
     embedding, head = model.get_input_embeddings(), _head_of(model)  # type: ignore[operator]
     if head is None or _is_tied(model):

@@ -159,10 +159,10 @@ class Vocabulary:
 def _eos_token_of(directory: Path) -> str:
     """What the model's own configuration ends a sequence with; ``<|im_end|>`` where it says nothing."""
     try:
-        told = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
+        eos = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
     except (OSError, ValueError, AttributeError):
         return CHAT_STOP
-    named = told.get("content") if isinstance(told, dict) else told
+    named = eos.get("content") if isinstance(eos, dict) else eos
     return named if isinstance(named, str) else CHAT_STOP
 
 

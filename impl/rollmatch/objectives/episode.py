@@ -57,7 +57,7 @@ class Episode:
         self._begin_turn(0)
 
     @property
-    def room(self) -> int:
+    def remaining_tokens(self) -> int:
         """Tokens that the turn may still have."""
         written = len(self.token_ids) - self.turn.start
         return min(self.rules.max_turn_tokens - written, self.rules.max_response_tokens - len(self.token_ids))

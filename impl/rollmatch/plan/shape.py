@@ -108,7 +108,7 @@ def read_shape(directory: str, *, dtype: str = "auto") -> ModelShape:
     text = fields.get("text_config", fields)
     hidden, layers, heads = (_size(text, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     groups, head_len = text.get("num_key_value_heads") or heads, text.get("head_dim") or hidden // heads
-    told_dtype = str(fields.get("dtype") or fields.get("torch_dtype") or text.get("dtype") or "float32")
+    own_dtype = str(fields.get("dtype") or fields.get("torch_dtype") or text.get("dtype") or "float32")
     return ModelShape(
         hidden_len=hidden,
         inner_len=_size(text, "intermediate_size"),
@@ -120,7 +120,7 @@ def read_shape(directory: str, *, dtype: str = "auto") -> ModelShape:
         is_tied=bool(fields.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         text=(*_attention(hidden, heads * head_len, groups * head_len, layers), *_mlp(text, hidden, layers)),
         vision=_vision(fields.get("vision_config")),
-        dtype=told_dtype if dtype == "auto" else dtype,
+        dtype=own_dtype if dtype == "auto" else dtype,
     )
 
 

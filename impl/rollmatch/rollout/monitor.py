@@ -18,7 +18,7 @@ class Monitor(Protocol):
     def wait(self, condition: Callable[[], bool], *, timeout_s: float | None = None) -> bool:
         """Inside: step out until ``condition`` holds; False if the time was up first."""
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Inside: those who wait look again."""
 
     def start(self, work: Callable[[], None], *, name: str) -> None:
@@ -43,7 +43,7 @@ class ThreadMonitor:
         """As ``Monitor``."""
         return self._condition.wait_for(condition, timeout=timeout_s)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """As ``Monitor``."""
         self._condition.notify_all()
 

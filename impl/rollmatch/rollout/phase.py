@@ -125,7 +125,7 @@ class Stream:
         """As ``Overlap``. Errors: those of ``Prefetch.collect``."""
         window = windows[0]
         self._step, self._taken = window.step, []
-        self.prefetch.ask(window.step, self.source.make_requests(window.samples, window.step), window.parts)
+        self.prefetch.submit(window.step, self.source.make_requests(window.samples, window.step), window.parts)
         return self._parts(window)
 
     def has_part(self) -> bool:
@@ -216,7 +216,7 @@ class Ahead:
         for window in windows:
             if window.step not in self.prefetch.windows:
                 requests = make_requests(window.samples, window.step)
-                self.prefetch.ask(window.step, requests, (len(requests),))
+                self.prefetch.submit(window.step, requests, (len(requests),))
         step = windows[0].step
         rollouts, num_again = self.prefetch.collect(step, min_version=self.min_version(step, step_of), keep=True)
         ages = Counter(step - step_of[rollout.policy_version] for rollout in rollouts)

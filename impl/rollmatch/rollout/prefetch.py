@@ -5,7 +5,7 @@ The learner (main thread) requests windows, collects them in order and holds all
 one call at a time. States of a caller::
 
     waiting --(an item, not held, buffer not full)--> calling --(reply)--> waiting
-                                              \\--(server restarted or lost)--> the lot waits again
+                                              \\--(server restarted or lost)--> the item waits again
                                               \\--(error)--> the learner raises it at its next word with us
 
 and of the whole: held (before the first sync, and while weights move) or open. ``hold`` lets no call begin and waits
@@ -68,16 +68,16 @@ class Prefetch:
             for _ in range(rules.callers_per_server):
                 self.monitor.start(partial(self._call, server), name=f"rollout-caller-{server}")
 
-    def ask(self, step: int, requests: Sequence[RolloutRequest], parts: Sequence[int]) -> None:
+    def submit(self, step: int, requests: Sequence[RolloutRequest], parts: Sequence[int]) -> None:
         """Put a window behind those that are on their way. Errors: ``PrefetchOverfull``."""
         with self.monitor:
             if len(self.windows) >= self.rules.max_windows:
                 problem = f"step {step} is requested while steps {sorted(self.windows)} are on their way"
                 raise PrefetchOverfull(problem, key=str(step), remedy="This is a bug; report it.")
             self.windows[step] = PendingWindow(step, tuple(requests), tuple(parts))
-            for lot in cut_work_items(step, parts, self.backend.num_servers, pieces=self.rules.pieces_per_server):
-                self._queues[lot.server_index].append(lot)
-            self.monitor.tell()
+            for item in cut_work_items(step, parts, self.backend.num_servers, pieces=self.rules.pieces_per_server):
+                self._queues[item.server_index].append(item)
+            self.monitor.notify()
 
     def collect(self, step: int, *, min_version: int, keep: bool = False) -> tuple[list[Rollout], int]:
         """All rollouts of a window, in order, none older than ``min_version``; and how many were requested again.
@@ -106,7 +106,7 @@ class Prefetch:
 
     def _forget(self, step: int) -> None:
         del self.windows[step]
-        self.monitor.tell()
+        self.monitor.notify()
 
     def wait_for(self, step: int) -> None:
         """Until every call of a window was answered; at once where it was not requested. Errors: as ``collect``."""
@@ -154,7 +154,7 @@ class Prefetch:
         yield
         with self.monitor:
             self._held, self._restarted = False, None
-            self.monitor.tell()
+            self.monitor.notify()
 
     def take_calls(self) -> list[FinishedCall]:
         """Calls that were answered since the last time."""
@@ -166,27 +166,27 @@ class Prefetch:
         """When each server was writing: in ``calls``, and in those under way."""
         spans: list[list[tuple[float, float]]] = [[] for _ in range(self.backend.num_servers)]
         for call in calls:
-            spans[call.lot.server_index].append((call.began, call.ended))
+            spans[call.item.server_index].append((call.began, call.ended))
         with self.monitor:
-            for lot, began in self._in_flight.items():
-                spans[lot.server_index].append((began, now))
+            for item, began in self._in_flight.items():
+                spans[item.server_index].append((began, now))
         return spans
 
     def close(self) -> None:
         """Let callers end after their call; waits for none."""
         with self.monitor:
             self._closed = True
-            self.monitor.tell()
+            self.monitor.notify()
 
     def _ask_again(self, window: PendingWindow, indices: Sequence[int]) -> None:
         """One item per run of neighbours of one server, before everything else."""
         servers = [0] * len(window.requests)
-        for lot in cut_work_items(window.step, window.parts, self.backend.num_servers):
-            servers[lot.start : lot.stop] = [lot.server_index] * (lot.stop - lot.start)
+        for item in cut_work_items(window.step, window.parts, self.backend.num_servers):
+            servers[item.start : item.stop] = [item.server_index] * (item.stop - item.start)
         for _, group in groupby(enumerate(indices), key=lambda pair: (pair[1] - pair[0], servers[pair[1]])):
             run = [index for _, index in group]
             self._queues[servers[run[0]]].appendleft(WorkItem(window.step, servers[run[0]], run[0], run[-1] + 1))
-        self.monitor.tell()
+        self.monitor.notify()
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         """The learner's wait: ends with the condition, a caller's error, or when nothing moves any more.
@@ -221,11 +221,11 @@ class Prefetch:
         problem = f"a thread that called server {server} has ended; its trace stands above"
         error: BaseException | None = PrefetchDied(problem, key=f"server {server}", remedy="Resume the run.")
         try:
-            while (lot := self._begin(server)) is not None:
+            while (item := self._begin(server)) is not None:
                 try:
-                    self._answer(lot)
-                except (ServerRestarted, ServerLost) as told:
-                    self._put_back(lot, told)
+                    self._answer(item)
+                except (ServerRestarted, ServerLost) as lost:
+                    self._put_back(item, lost)
             error = None
         except FAILURES as caught:
             error = caught
@@ -237,13 +237,13 @@ class Prefetch:
         """The next item, as soon as it may be requested; None at the end."""
         with self.monitor:
             self.monitor.wait(lambda: self._ends or self._may_begin(server))
-            lot = None if self._ends else self._next(server)
-            if lot is None:
+            item = None if self._ends else self._next(server)
+            if item is None:
                 return None
-            self._queues[lot.server_index].remove(lot)
-            lot = lot._replace(server_index=server)
-            self._in_flight[lot] = self.clock()
-            return lot
+            self._queues[item.server_index].remove(item)
+            item = item._replace(server_index=server)
+            self._in_flight[item] = self.clock()
+            return item
 
     def _next(self, server: int) -> WorkItem | None:
         lost = self.backend.lost
@@ -253,46 +253,46 @@ class Prefetch:
         own = next_work_item(self._queues, server, moves=self.rules.pieces_per_server > 1)
         return own if left is None or (own is not None and own.step <= left.step) else left
 
-    def _put_back(self, lot: WorkItem, error: RolloutError) -> None:
-        """Let a lot wait again, before all others of its server."""
+    def _put_back(self, item: WorkItem, error: RolloutError) -> None:
+        """Let a item wait again, before all others of its server."""
         with self.monitor:
-            del self._in_flight[lot]
-            self._queues[lot.server_index].appendleft(lot)
+            del self._in_flight[item]
+            self._queues[item.server_index].appendleft(item)
             if isinstance(error, ServerRestarted):
                 self._restarted = error
-            self.monitor.tell()
+            self.monitor.notify()
 
     @property
     def _ends(self) -> bool:
         return self._closed or self._failure is not None
 
     def _may_begin(self, server: int) -> bool:
-        lot = None if self._held or self._restarted is not None else self._next(server)
-        if lot is None:
+        item = None if self._held or self._restarted is not None else self._next(server)
+        if item is None:
             return False
-        is_next = lot.step == min(self.windows)
+        is_next = item.step == min(self.windows)
         return is_next or sum(window.num_bytes for window in self.windows.values()) < self.rules.max_bytes
 
-    def _answer(self, lot: WorkItem) -> None:
-        window = self.windows[lot.step]
-        requests = lot.of(window.requests)
-        rollouts = self.backend.generate_on(lot.server_index, requests, self.decoding, start=lot.start)
+    def _answer(self, item: WorkItem) -> None:
+        window = self.windows[item.step]
+        requests = item.of(window.requests)
+        rollouts = self.backend.generate_on(item.server_index, requests, self.decoding, start=item.start)
         with self.monitor:
-            began = self._in_flight.pop(lot, self.clock())
-            window.put(lot, rollouts)
+            began = self._in_flight.pop(item, self.clock())
+            window.put(item, rollouts)
             self.calls.append(
                 FinishedCall(
-                    lot=lot,
+                    item=item,
                     began=began,
                     ended=self.clock(),
                     policy_version=min(rollout.policy_version for rollout in rollouts),
                     num_tokens=sum(len(rollout.response_token_ids) for rollout in rollouts),
                 )
             )
-            self.monitor.tell()
+            self.monitor.notify()
 
     def _fail(self, error: BaseException) -> None:
         with self.monitor:
             self._failure = self._failure or error
             self._in_flight.clear()
-            self.monitor.tell()
+            self.monitor.notify()

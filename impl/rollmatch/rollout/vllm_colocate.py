@@ -159,10 +159,12 @@ class VllmColocateBackend:
 
     def _make_rollout(self, request: RolloutRequest, output: "RequestOutput") -> Rollout:
         answer = output.outputs[0]
-        token_ids, told = list(answer.token_ids), getattr(answer, "logprobs", None)
+        token_ids, returned = list(answer.token_ids), getattr(answer, "logprobs", None)
         trimmed = trim_stop(token_ids, {self.template.vocabulary.stop_id})
         finish_reason = "length" if answer.finish_reason == "length" else "stop"
-        logprobs = [place[token_id].logprob for place, token_id in zip(told, token_ids, strict=True)] if told else None
+        logprobs = (
+            [place[token_id].logprob for place, token_id in zip(returned, token_ids, strict=True)] if returned else None
+        )
         return Rollout(
             request_id=request.request_id,
             prompt_token_ids=tuple(output.prompt_token_ids),

@@ -186,7 +186,7 @@ class VllmServerBackend:
             raise RolloutBeforeSync("the servers have not been given the learner's weights", key="policy_version")
 
     def _sender_for_present(self) -> WeightSender:
-        """The sender, made anew where other servers take part than before."""
+        """The sender, made again if other servers take part than before."""
         assert self.sender is not None
         present = self.members.present
         if present != self._sent_to:
@@ -197,8 +197,8 @@ class VllmServerBackend:
 
     def _note_taken(self, version: int) -> None:
         """A sync has ended: its version, and the processes that took it."""
-        told = self.sender.instances if self.sender else None
-        known = None if told is None else dict(zip(self.members.present, told, strict=True))
+        instances = self.sender.instances if self.sender else None
+        known = None if instances is None else dict(zip(self.members.present, instances, strict=True))
         self.members.instances = self.members.read_instances() if known is None else known
         self.policy_version = version
 

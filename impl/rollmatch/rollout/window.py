@@ -12,7 +12,7 @@ from rollmatch.rollout.work_items import WorkItem
 class FinishedCall:
     """One call that was answered; times are unix seconds."""
 
-    lot: WorkItem
+    item: WorkItem
     began: float
     ended: float
     policy_version: int
@@ -20,8 +20,8 @@ class FinishedCall:
 
     def as_list(self) -> list[float]:
         """For the journal: server, begin, end, optimizer step, first request and the one after the last."""
-        lot = self.lot
-        return [lot.server_index, round(self.began, 3), round(self.ended, 3), lot.step, lot.start, lot.stop]
+        item = self.item
+        return [item.server_index, round(self.began, 3), round(self.ended, 3), item.step, item.start, item.stop]
 
 
 BYTES_PER_ID = 8
@@ -58,9 +58,9 @@ class PendingWindow:
             if rollout is not None
         )
 
-    def put(self, lot: WorkItem, rollouts: Sequence[Rollout]) -> None:
+    def put(self, item: WorkItem, rollouts: Sequence[Rollout]) -> None:
         """Store the rollouts of one item."""
-        self.rollouts[lot.start : lot.stop] = list(rollouts)
+        self.rollouts[item.start : item.stop] = list(rollouts)
 
     def complete_parts(self) -> list[int]:
         """Indices of the parts whose every request has been answered.

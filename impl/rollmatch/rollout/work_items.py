@@ -72,21 +72,21 @@ def cut_work_items(step: int, parts: Sequence[int], num_servers: int, *, pieces:
     Which server writes a rollout depends on the chunk alone, so that every mode requests from the same server the same
     sample; smaller parts only come back earlier. Six requests in parts of 2 over 2 servers:
 
-    >>> [(lot.server_index, lot.start, lot.stop) for lot in cut_work_items(0, (2, 2, 2), 2)]
+    >>> [(item.server_index, item.start, item.stop) for item in cut_work_items(0, (2, 2, 2), 2)]
     [(0, 0, 2), (0, 2, 3), (1, 3, 4), (1, 4, 6)]
-    >>> [(lot.server_index, lot.start, lot.stop) for lot in cut_work_items(0, (6,), 2)]
+    >>> [(item.server_index, item.start, item.stop) for item in cut_work_items(0, (6,), 2)]
     [(0, 0, 3), (1, 3, 6)]
-    >>> [(lot.server_index, lot.start, lot.stop) for lot in cut_work_items(0, (6,), 2, pieces=2)]
+    >>> [(item.server_index, item.start, item.stop) for item in cut_work_items(0, (6,), 2, pieces=2)]
     [(0, 0, 2), (0, 2, 3), (1, 3, 5), (1, 5, 6)]
     """
     ends = list(accumulate(parts, initial=0))
-    lots = []
+    work_items = []
     for chunk in cut_chunks(ends[-1], num_servers):
         evenly = [chunk.start - (-chunk.num_requests * place // pieces) for place in range(pieces + 1)]
         inside = [end for end in ends if chunk.start < end < chunk.stop]
         for start, stop in pairwise(sorted({*evenly, *inside})):
-            lots.append(WorkItem(step, chunk.server_index, start, stop))
-    return lots
+            work_items.append(WorkItem(step, chunk.server_index, start, stop))
+    return work_items
 
 
 def next_work_item(queues: Sequence[deque[WorkItem]], server_index: int, *, moves: bool) -> WorkItem | None:
@@ -103,13 +103,13 @@ def next_work_item(queues: Sequence[deque[WorkItem]], server_index: int, *, move
     own = queues[server_index]
     if not moves:
         return own[0] if own else None
-    waiting = [lot for queue in queues for lot in queue]
-    step = min((lot.step for lot in waiting), default=0)
-    mine = [lot for lot in own if lot.step == step]
+    waiting = [item for queue in queues for item in queue]
+    step = min((item.step for item in waiting), default=0)
+    mine = [item for item in own if item.step == step]
     if mine or not waiting:
         return mine[0] if mine else None
-    return max(([lot for lot in queue if lot.step == step] for queue in queues), key=_num_requests)[-1]
+    return max(([item for item in queue if item.step == step] for queue in queues), key=_num_requests)[-1]
 
 
-def _num_requests(lots: Sequence[WorkItem]) -> int:
-    return sum(lot.stop - lot.start for lot in lots)
+def _num_requests(work_items: Sequence[WorkItem]) -> int:
+    return sum(item.stop - item.start for item in work_items)

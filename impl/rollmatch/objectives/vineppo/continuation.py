@@ -44,7 +44,7 @@ class Continuer(Protocol):
     max_new_tokens: int
     """Longest whole response."""
 
-    def go_on(self, wishes: Sequence[ContinuationRequest]) -> list[Trajectory]:
+    def continue_states(self, requests: Sequence[ContinuationRequest]) -> list[Trajectory]:
         """One whole trajectory per request, in order, from its state's first id on. Called by all ranks, also empty."""
 
 
@@ -78,13 +78,13 @@ class ContinuationResult:
 
 
 class Waves:
-    """Continuations of an iteration: wished by any rank, sampled once, known to all.
+    """Continuations of an iteration: requested by any rank, sampled once, known to all.
 
     ``run_seed`` and ``step`` make the seeds; a state's are the same on every rank.
     """
 
-    def __init__(self, continuer: Continuer, company: RankGroup, *, run_seed: int, step: int) -> None:
-        self.continuer, self.company = continuer, company
+    def __init__(self, continuer: Continuer, ranks: RankGroup, *, run_seed: int, step: int) -> None:
+        self.continuer, self.ranks = continuer, ranks
         self.run_seed, self.step = run_seed, step
         self.drawn: dict[State, list[ContinuationResult]] = {}
 
@@ -94,31 +94,31 @@ class Waves:
         Errors: ``ContinuationOutdated``, ``ContinuationMisaligned``, ``ContinuationTooLong``.
         """
         wanted: dict[State, int] = {}
-        for part in self.company.gather(list(num_wanted.items())):
+        for part in self.ranks.gather(list(num_wanted.items())):
             for state, num in part:
                 wanted[state] = max(num, wanted.get(state, 0))
-        wishes = [
-            self.wish(state, index)
+        requests = [
+            self.request(state, index)
             for state in sorted(wanted, key=lambda state: state.sort_key)
             for index in range(len(self.drawn.get(state, ())), wanted[state])
         ]
-        mine = wishes[self._share(len(wishes))]
-        made = self.go_on(mine)
-        results = [_draw_of(wish, trajectory) for wish, trajectory in zip(mine, made, strict=True)]
-        parts = self.company.gather(results)
-        for wish, draw in zip(wishes, (draw for part in parts for draw in part), strict=True):
-            self.drawn.setdefault(wish.state, []).append(draw)
+        mine = requests[self._share(len(requests))]
+        made = self.continue_states(mine)
+        results = [_draw_of(request, trajectory) for request, trajectory in zip(mine, made, strict=True)]
+        parts = self.ranks.gather(results)
+        for request, draw in zip(requests, (draw for part in parts for draw in part), strict=True):
+            self.drawn.setdefault(request.state, []).append(draw)
 
-    def go_on(self, wishes: Sequence[ContinuationRequest]) -> list[Trajectory]:
+    def continue_states(self, requests: Sequence[ContinuationRequest]) -> list[Trajectory]:
         """Continuations of this rank's own requests, checked."""
-        made = self.continuer.go_on(wishes)
-        if len(made) != len(wishes):
-            raise ContinuationMisaligned(f"{len(made)} for {len(wishes)} requests", key="continuations")
-        for wish, trajectory in zip(wishes, made, strict=True):
-            check_continuation(wish.state, trajectory, max_new_tokens=self.continuer.max_new_tokens)
+        made = self.continuer.continue_states(requests)
+        if len(made) != len(requests):
+            raise ContinuationMisaligned(f"{len(made)} for {len(requests)} requests", key="continuations")
+        for request, trajectory in zip(requests, made, strict=True):
+            check_continuation(request.state, trajectory, max_new_tokens=self.continuer.max_new_tokens)
         return made
 
-    def wish(self, state: State, index: int) -> ContinuationRequest:
+    def request(self, state: State, index: int) -> ContinuationRequest:
         """The ``index``-th continuation of a state."""
         return ContinuationRequest(
             state=state, seed=seed_of(state, index=index, run_seed=self.run_seed, step=self.step)
@@ -126,7 +126,7 @@ class Waves:
 
     def _share(self, num: int) -> slice:
         """This rank's contiguous part, so that states that share a prefix stay together."""
-        rank, world_size = self.company.rank, self.company.learner_world_size
+        rank, world_size = self.ranks.rank, self.ranks.learner_world_size
         return slice(rank * num // world_size, (rank + 1) * num // world_size)
 
 
@@ -135,7 +135,7 @@ def check_continuation(state: State, made: Trajectory, *, max_new_tokens: int) -
     key = state.sample.origin
     if made.policy_version != state.policy_version:
         raise ContinuationOutdated(
-            f"version {made.policy_version} went on where version {state.policy_version} had written",
+            f"version {made.policy_version} continued a response of version {state.policy_version}",
             key=key,
             remedy="Nothing may sync between a response and its values.",
         )
@@ -160,8 +160,8 @@ def seed_from(*values: object) -> int:
     return (word & 0x7FFFFFFF) or 1
 
 
-def _draw_of(wish: ContinuationRequest, trajectory: Trajectory) -> ContinuationResult:
-    position = wish.state.position
+def _draw_of(request: ContinuationRequest, trajectory: Trajectory) -> ContinuationResult:
+    position = request.state.position
     return ContinuationResult(
         value=trajectory.return_from(position),
         num_tokens=trajectory.num_written(position),

@@ -62,7 +62,7 @@ class EpisodeRunner:
         episodes = [self._begin(*pair, rules) for pair in zip(samples, rollouts, strict=True)]
         for episode, rollout in zip(episodes, rollouts, strict=True):
             episode.take(rollout)
-        go_on(episodes, context, context.decoding, name=f"{context.step}.{context.ranks.rank}.t")
+        play_episodes(episodes, context, context.decoding, name=f"{context.step}.{context.ranks.rank}.t")
         played = [_played(*pair) for pair in zip(episodes, rollouts, strict=True)]
         unparsable = [one.unparsable for one in played if one.unparsable]
         context.log(
@@ -107,15 +107,15 @@ class MultiTurn:
         self.max_new_tokens = world.max_response_tokens
         self._calls = count()
 
-    def go_on(self, wishes: Sequence[ContinuationRequest]) -> list[Trajectory]:
+    def continue_states(self, requests: Sequence[ContinuationRequest]) -> list[Trajectory]:
         """As the protocol: one call of the rollout side per turn, for all."""
-        episodes = [resume(wish.state, self.rules, seed=wish.seed) for wish in wishes]
+        episodes = [resume(request.state, self.rules, seed=request.seed) for request in requests]
         name = f"{self.context.step}.{self.context.ranks.rank}.c{next(self._calls)}"
-        go_on(episodes, self.context, self.decoding, name=name)
+        play_episodes(episodes, self.context, self.decoding, name=name)
         return [episode.trajectory() for episode in episodes]
 
 
-def go_on(episodes: Sequence[Episode], context: ObjectiveContext, decoding: Decoding, *, name: str) -> None:
+def play_episodes(episodes: Sequence[Episode], context: ObjectiveContext, decoding: Decoding, *, name: str) -> None:
     """Play all to their ends: a wave per turn."""
     request_of = partial(_request, name=name)
     while any(context.ranks.gather(any(not episode.is_over for episode in episodes))):
@@ -132,7 +132,7 @@ def _request(place: int, episode: Episode, *, name: str) -> RolloutRequest:
         sample=episode.sample,
         prompt_token_ids=episode.prompt_token_ids,
         prefix_token_ids=tuple(episode.token_ids),
-        max_new_tokens=episode.room,
+        max_new_tokens=episode.remaining_tokens,
         seed=seed_from(episode.seed, number),
     )
 

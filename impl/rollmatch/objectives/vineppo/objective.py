@@ -59,14 +59,14 @@ class VinePpoObjective(PolicyGradient):
     policy_rules: PolicyRules
     logprob_rules: LogprobRules
     vocabulary: Vocabulary
-    pay: RewardRules
+    rewards: RewardRules
     splitter: Splitter
     valuer: Valuer
     normalization: Normalization
     run_seed: int
     prompt_of: Callable[[Sample], tuple[int, ...]]
     world: EpisodeRunner | None = None
-    """Where responses have several turns; it pays them, then, and not ``pay``."""
+    """Where responses have several turns; its steps give the rewards then, and ``rewards`` are unused."""
     reads_logprobs: bool
     """Whether steps or the search go by log-probabilities."""
 
@@ -129,13 +129,13 @@ class VinePpoObjective(PolicyGradient):
         """Whole responses, paid; in an environment, with the turns that follow the first."""
         if self.world is not None:
             return self.world.play(samples, rollouts, context)
-        made = self.pay.trajectories(starts(samples, rollouts, self.prompt_of), rollouts)
+        made = self.rewards.trajectories(starts(samples, rollouts, self.prompt_of), rollouts)
         return [Played(trajectory=one, rollout=rollout) for one, rollout in zip(made, rollouts, strict=True)]
 
     def _continuer(self, context: ObjectiveContext) -> Continuer:
         if self.world is not None:
             return MultiTurn(self.world, context, logprobs=self.reads_logprobs)
-        return SingleTurn(self.pay, context, logprobs=self.reads_logprobs)
+        return SingleTurn(self.rewards, context, logprobs=self.reads_logprobs)
 
     def _advantages(
         self,
@@ -182,12 +182,12 @@ class CostedValues:
         self.max_new_tokens = continuer.max_new_tokens
         self.num_continuations = self.num_tokens = self.num_unfinished = 0
 
-    def go_on(self, wishes: Sequence[ContinuationRequest]) -> list[Trajectory]:
+    def continue_states(self, requests: Sequence[ContinuationRequest]) -> list[Trajectory]:
         """As the protocol."""
-        made = self.continuer.go_on(wishes)
+        made = self.continuer.continue_states(requests)
         self.num_continuations += len(made)
-        for wish, one in zip(wishes, made, strict=True):
-            self.num_tokens += one.num_written(wish.state.position)
+        for request, one in zip(requests, made, strict=True):
+            self.num_tokens += one.num_written(request.state.position)
             self.num_unfinished += not one.is_finished
         return made
 

@@ -65,18 +65,18 @@ class TreeValues:
 
     def values_of(self, trajectories: Sequence[Trajectory], cuts: Sequence[Cuts], waves: Waves) -> list[Valued]:
         """As the contract."""
-        company = waves.company
+        ranks = waves.ranks
         mine = [
-            _Walk(owner=(company.rank, i), trajectory=t, cuts=c)
+            _Walk(owner=(ranks.rank, i), trajectory=t, cuts=c)
             for i, (t, c) in enumerate(zip(trajectories, cuts, strict=True))
         ]
-        walks = [walk for part in company.gather(mine) for walk in part]
-        trees, paths = self._plant(walks, company.rank, company.learner_world_size)
+        walks = [walk for part in ranks.gather(mine) for walk in part]
+        trees, paths = self._plant(walks, ranks.rank, ranks.learner_world_size)
         for _ in range(self.budget.num_rounds):
             self._grow(list(trees.values()), waves)
         self._top_up(paths, trees, waves)
         known = {own: make_valued([node.returns_without(own) for node in path]) for own, path in paths.items()}
-        values = {owner: valued for part in company.gather(known) for owner, valued in part.items()}
+        values = {owner: valued for part in ranks.gather(known) for owner, valued in part.items()}
         return [values[walk.owner] for walk in mine]
 
     def _plant(
@@ -96,14 +96,14 @@ class TreeValues:
     def _grow(self, trees: Sequence[Tree], waves: Waves) -> None:
         """One wave: what each tree selects, sampled and backed up."""
         chosen = [(tree, _begin(tree)) for tree in trees for _ in range(self.budget.num_per_round)]
-        wishes = []
+        requests = []
         num_asked: dict[State, int] = {}
         for _, node in chosen:
             assert node.state is not None
             index = len(node.returns) + num_asked.get(node.state, 0)
             num_asked[node.state] = num_asked.get(node.state, 0) + 1
-            wishes.append(waves.wish(node.state, index))
-        for (tree, node), made in zip(chosen, waves.go_on(wishes), strict=True):
+            requests.append(waves.request(node.state, index))
+        for (tree, node), made in zip(chosen, waves.continue_states(requests), strict=True):
             for above in node.lineage():
                 above.pending -= 1
             tree.add(made, self._cuts_from(node, made), start=node)
@@ -115,12 +115,12 @@ class TreeValues:
             for node in path:
                 lack = self.budget.num_least - len(node.returns_without(owner))
                 missing[node] = max(lack, missing.get(node, 0))
-        wishes, places = [], []
+        requests, places = [], []
         for node, num in missing.items():
             assert node.state is not None
-            wishes += [waves.wish(node.state, len(node.returns) + extra) for extra in range(num)]
+            requests += [waves.request(node.state, len(node.returns) + extra) for extra in range(num)]
             places += [node] * num
-        for node, made in zip(places, waves.go_on(wishes), strict=True):
+        for node, made in zip(places, waves.continue_states(requests), strict=True):
             tree = trees[made.sample.sample_id]
             tree.add(made, self._cuts_from(node, made), start=node)
 

@@ -41,7 +41,7 @@ class RewardRules:
     def trajectories(
         self, states: Sequence[State], rollouts: Sequence[Rollout], timing: Timing | None = None
     ) -> list[Trajectory]:
-        """What rollouts made of the states they went on from. Errors: as ``totals``."""
+        """The trajectories that rollouts continued from their states. Errors: as ``totals``."""
         pairs = zip(states, rollouts, strict=True)
         whole = [state.prefix_token_ids + rollout.response_token_ids for state, rollout in pairs]
         totals = self.totals(whole, [state.sample for state in states], timing or Timing())
@@ -52,7 +52,7 @@ class RewardRules:
         ids = state.prefix_token_ids + rollout.response_token_ids + ((self.vocabulary.stop_id,) if is_finished else ())
         if not is_finished and self.unfinished_return is not None:
             total = self.unfinished_return
-        told = rollout.response_logprobs
+        logprobs = rollout.response_logprobs
         return Trajectory(
             sample=state.sample,
             prompt_token_ids=state.prompt_token_ids,
@@ -60,35 +60,34 @@ class RewardRules:
             rewards=((len(ids), total),),
             policy_version=rollout.policy_version,
             is_finished=is_finished,
-            logprobs=None if told is None else (0.0,) * state.position + told,
+            logprobs=None if logprobs is None else (0.0,) * state.position + logprobs,
         )
 
 
 class SingleTurn:
     """Continues from the middle of a response, by the rule that sampled it; a ``Continuer``."""
 
-    def __init__(self, pay: RewardRules, context: ObjectiveContext, *, logprobs: bool) -> None:
-        self.pay, self.context = pay, context
+    def __init__(self, rewards: RewardRules, context: ObjectiveContext, *, logprobs: bool) -> None:
+        self.rewards, self.context = rewards, context
         self.decoding = replace(context.decoding, logprobs=logprobs)
         self.max_new_tokens = context.decoding.max_new_tokens
         self._numbers = count()
         self.timing = Timing()
 
-    def go_on(self, wishes: Sequence[ContinuationRequest]) -> list[Trajectory]:
+    def continue_states(self, requests: Sequence[ContinuationRequest]) -> list[Trajectory]:
         """As the protocol: one call of the rollout side for all."""
-        requests = [self._request(wish) for wish in wishes]
-        rollouts = self.context.generate(requests, self.decoding)
-        return self.pay.trajectories([wish.state for wish in wishes], rollouts, self.timing)
+        rollouts = self.context.generate([self._request(request) for request in requests], self.decoding)
+        return self.rewards.trajectories([request.state for request in requests], rollouts, self.timing)
 
-    def _request(self, wish: ContinuationRequest) -> RolloutRequest:
-        state = wish.state
+    def _request(self, request: ContinuationRequest) -> RolloutRequest:
+        state = request.state
         return RolloutRequest(
             request_id=f"{self.context.step}.{self.context.ranks.rank}.c{next(self._numbers)}",
             sample=state.sample,
             prompt_token_ids=state.prompt_token_ids,
             prefix_token_ids=state.prefix_token_ids,
             max_new_tokens=state.budget_left(self.max_new_tokens),
-            seed=wish.seed,
+            seed=request.seed,
         )
 
 
