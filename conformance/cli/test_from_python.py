@@ -7,7 +7,7 @@ import pytest
 
 from conformance.refusals import refused
 from conformance.rollout.digits import ROOT
-from rollmatch import train
+from rollmatch import GRPOTrainer, VinePPOMCTSTrainer, VinePPOTrainer, train
 from rollmatch.journal import read_journal
 
 DATA = [{"prompt": f"{one} + 5 =", "metadata": {"sum": one + 5}} for one in range(10, 14)]
@@ -60,3 +60,26 @@ def test_a_run_without_a_directory_is_refused(tmp_path):
     told = {name: value for name, value in keys(tmp_path).items() if name != "training.output_dir"}
     with refused("missing-key", "training.output_dir"):
         train(told, train_data=DATA, rewards=[right])
+
+
+@pytest.mark.parametrize("trainer", [GRPOTrainer, VinePPOTrainer, VinePPOMCTSTrainer])
+def test_a_trainer_takes_the_arguments_of_trl(tmp_path, trainer):
+    """Chats below ``prompt`` and columns beside it, as in data sets for TRL."""
+    rows = [{"prompt": [{"role": "user", "content": row["prompt"]}], **row["metadata"]} for row in DATA]
+    model = keys(tmp_path)["model"]["model"]
+    config = keys(tmp_path) | {"custom.extra.vineppo.num_continuations": 2, "model": {"torch_dtype": "float32"}}
+    out = trainer(model, [lengths, (right, 0.5)], train_dataset=rows, config=config).train()
+    [step] = [event for event in read_journal(out / "journal.jsonl") if event["event"] == "step"]
+    assert step["segments"] == 4
+    assert any("continuation" in name for name in step) == (trainer is not GRPOTrainer)
+
+
+def test_a_model_is_named_once(tmp_path):
+    with refused("given-twice", "model.model"):
+        GRPOTrainer("other", right, train_dataset=DATA, config=keys(tmp_path))
+    GRPOTrainer(keys(tmp_path)["model"]["model"], right, train_dataset=DATA, config=keys(tmp_path))
+
+
+def test_a_picture_in_a_record_is_refused_by_row(tmp_path):
+    with refused("record-not-json", "train_data[1]"):
+        train(keys(tmp_path), train_data=[DATA[0], {"prompt": "?", "images": [object()]}], rewards=[right])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conformance.learn.segments import plain_segment, plain_segments
 from conformance.refusals import refused
-from rollmatch.learn.pack import Packer, fullest_subset
+from rollmatch.learn.pack import Packer, fullest_subset, pack
 
 lengths_and_capacity = st.tuples(st.lists(st.integers(1, 12), max_size=10), st.integers(0, 40))
 
@@ -153,3 +153,17 @@ def test_packing_and_masking_need_no_torch():
     modules = "rollmatch.learn.pack, rollmatch.objectives.rollout_matching.supervision"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@given(st.lists(st.integers(1, 10), max_size=12))
+def test_rows_of_lengths_are_the_rows_of_a_packer(lengths):
+    packer, rows = make_packer(*lengths), []
+    while packer.buffered:
+        rows.append(ids_of(packer.pop_row().segments))
+    names = ids_of(plain_segments(*lengths))
+    assert [[names[index] for index in row] for row in pack(lengths, capacity=10)] == rows
+
+
+def test_a_sequence_longer_than_a_row_is_an_error():
+    with pytest.raises(ValueError, match="11 tokens does not fit a row of 10"):
+        pack([3, 11], capacity=10)

@@ -5,8 +5,8 @@ from random import Random
 from typing import Any
 
 import torch
-from conformance.doubles.ranks import alone
 
+from conformance.doubles.ranks import alone
 from conformance.doubles.records import make_reply
 from conformance.doubles.tokenizer import ids_of_bytes, make_vocabulary
 from rollmatch.data import Reuse

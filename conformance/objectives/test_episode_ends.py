@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from conformance.doubles.ranks import together
 
+from conformance.doubles.ranks import together
 from conformance.objectives.ladders import Ladder, TurnSide, climbing, grouped, played, reply, searching, world
 from conformance.objectives.locks import VOCABULARY, A, B, sample_of
 from conformance.refusals import refused

@@ -4,10 +4,10 @@ from dataclasses import replace
 from itertools import accumulate
 
 import pytest
-from conformance.doubles.ranks import together
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conformance.doubles.ranks import together
 from conformance.objectives.ladders import (
     MAX_TURNS,
     STOP,

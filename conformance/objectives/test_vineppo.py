@@ -1,8 +1,8 @@
 """VinePPO as an objective: what it requests, what it learns from, and what it refuses."""
 
 import pytest
-from conformance.doubles.ranks import together
 
+from conformance.doubles.ranks import together
 from conformance.objectives.locks import (
     DECODING,
     VOCABULARY,

@@ -17,13 +17,14 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _MODULES = {
-    "cli.from_python": ("train",),
+    "cli.from_python": ("GRPOTrainer", "VinePPOMCTSTrainer", "VinePPOTrainer", "train"),
     "config": ("RunConfig",),
     "config.load": ("load_config",),
     "data": ("load_samples",),
+    "dialects.session": ("ClientSettings", "RolloutServer"),
     "dialects.trl.vllm_client": ("VLLMClient",),
     "errors": ("ErrorList", "RollmatchError"),
-    "learn.pack": ("Packer",),
+    "learn.pack": ("Packer", "pack"),
     "model.vocabulary": ("Vocabulary",),
     "objectives.environment": ("ActionUnparsable", "Environment"),
     "objectives.grpo.advantage": ("group_advantages",),

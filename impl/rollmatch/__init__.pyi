@@ -1,11 +1,17 @@
+from rollmatch.cli.from_python import GRPOTrainer as GRPOTrainer
+from rollmatch.cli.from_python import VinePPOMCTSTrainer as VinePPOMCTSTrainer
+from rollmatch.cli.from_python import VinePPOTrainer as VinePPOTrainer
 from rollmatch.cli.from_python import train as train
 from rollmatch.config import RunConfig as RunConfig
 from rollmatch.config.load import load_config as load_config
 from rollmatch.data import load_samples as load_samples
+from rollmatch.dialects.session import ClientSettings as ClientSettings
+from rollmatch.dialects.session import RolloutServer as RolloutServer
 from rollmatch.dialects.trl.vllm_client import VLLMClient as VLLMClient
 from rollmatch.errors import ErrorList as ErrorList
 from rollmatch.errors import RollmatchError as RollmatchError
 from rollmatch.learn.pack import Packer as Packer
+from rollmatch.learn.pack import pack as pack
 from rollmatch.model.vocabulary import Vocabulary as Vocabulary
 from rollmatch.objectives.environment import ActionUnparsable as ActionUnparsable
 from rollmatch.objectives.environment import Environment as Environment

@@ -5,7 +5,6 @@ from math import log
 from random import Random
 
 from conformance.doubles.ranks import alone
-
 from fixtures.tasks.lock import SYMBOLS, Lock
 from rollmatch.objectives.vineppo.continuation import ContinuationRequest, Waves
 from rollmatch.objectives.vineppo.trajectory import Trajectory, state_at

@@ -3,10 +3,10 @@
 from math import isclose
 
 import pytest
-from conformance.doubles.ranks import alone, together
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.doubles.ranks import alone, together
 from rollmatch.objectives.vineppo.advantage import normalize, spread, step_advantages
 
 NUMBERS = st.floats(-10, 10)

@@ -4,8 +4,8 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from conformance.doubles.ranks import together
 
+from conformance.doubles.ranks import together
 from conformance.objectives.vineppo.locks import STOP, LockPolicy, trajectory_of, value_of, waves_of
 from conformance.refusals import refused
 from rollmatch.objectives.vineppo.search import Forest, SearchBudget, TreeValues

@@ -1,16 +1,19 @@
-"""``rollmatch.train``: a run from a script or notebook, with records and reward functions in place of files and names.
+"""A run from a script or notebook, with records and reward functions in place of files and names.
 
-from rollmatch import train
+``train`` takes keys; ``GRPOTrainer``, ``VinePPOTrainer`` and ``VinePPOMCTSTrainer`` take arguments of TRL's trainers.
 
-def right(answer, sample):
-    return float(answer.strip() == sample.metadata["answer"])
+    from rollmatch import GRPOTrainer
 
-train(
-    {"model.model": "Qwen/Qwen3-0.6B", "training.output_dir": "runs/first", "training.max_steps": 100,
-     "global_max_length": 1024, "custom.extra.rollout_matching.decoding.temperature": 1.0},
-    train_data=[{"prompt": "What is 2 + 2?", "metadata": {"answer": "4"}}],
-    rewards=[right],
-)
+    def right(answer, sample):
+        return float(answer.strip() == sample.metadata["answer"])
+
+    GRPOTrainer(
+        "Qwen/Qwen3-0.6B",
+        reward_funcs=right,
+        train_dataset=[{"prompt": "What is 2 + 2?", "answer": "4"}],
+        config={"training.output_dir": "runs/first", "training.max_steps": 100, "global_max_length": 1024,
+                "custom.extra.rollout_matching.decoding.temperature": 1.0},
+    ).train()
 """
 
 import importlib
@@ -24,11 +27,15 @@ from rollmatch.cli.learner import train_config
 from rollmatch.config.layers import merge, read_tree
 from rollmatch.config.load import make
 from rollmatch.config.yaml_dialect import Tree
-from rollmatch.errors import ConfigError
+from rollmatch.errors import ConfigError, DataError
 
 Records = Iterable[Mapping[str, object]] | str | Path
-"""Records of the JSONL format, or the path of such a file."""
+"""Records (also a ``datasets.Dataset``; see ``record_of``), or the path of a JSONL file."""
 WeightedReward = Callable[..., object] | tuple[Callable[..., object], float]
+Config = Mapping[str, object] | str | Path
+"""Keys, nested or dotted, or a YAML file."""
+Existing = Literal["refuse", "resume", "overwrite"]
+FIELDS = ("images", "objects", "width", "height", "metadata", "messages", "prompt", "system", "tools")
 
 
 class RewardNotImportable(ConfigError):
@@ -37,13 +44,65 @@ class RewardNotImportable(ConfigError):
     code = "reward-not-importable"
 
 
+class RecordNotJson(DataError):
+    """Records hold texts, numbers, lists and mappings; images are paths."""
+
+    code = "record-not-json"
+
+
+class GRPOTrainer:
+    """A GRPO run by the arguments of TRL's ``GRPOTrainer``; files and ranks are those of ``rollmatch train``."""
+
+    variant = "grpo"
+
+    def __init__(
+        self,
+        model: str | Path,
+        reward_funcs: Callable[..., object] | Sequence[WeightedReward] = (),
+        *,
+        train_dataset: Records,
+        eval_dataset: Records | None = None,
+        config: Config,
+    ) -> None:
+        """Nothing is loaded yet. ``model``: a directory or hub id. ``reward_funcs``: one, or ``rewards`` of ``train``.
+
+        ``config``: all other keys. Errors: ``ConfigError`` with ``given-twice``.
+        """
+        tree = read_tree(config) if isinstance(config, str | Path) else nested(config)
+        self.config = _with_arguments(tree, {"model.model": str(model), "custom.trainer_variant": self.variant})
+        self.rewards = [reward_funcs] if callable(reward_funcs) else reward_funcs
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+
+    def train(self, *, existing: Existing = "refuse") -> Path:
+        """Train, and return the run directory. Errors: those of ``rollmatch.train``."""
+        return train(
+            self.config,
+            train_data=self.train_dataset,
+            val_data=self.eval_dataset,
+            rewards=self.rewards,
+            existing=existing,
+        )
+
+
+class VinePPOTrainer(GRPOTrainer):
+    """A VinePPO run: values of steps by new continuations; keys below ``custom.extra.vineppo``."""
+
+    variant = "vineppo"
+
+
+class VinePPOMCTSTrainer(GRPOTrainer):
+    """A VinePPO run whose continuations a search tree places; keys below ``custom.extra.vineppo``."""
+
+    variant = "vineppo_mcts"
+
+
 def train(
-    config: Mapping[str, object] | str | Path,
+    config: Config,
     *,
     train_data: Records | None = None,
     val_data: Records | None = None,
     rewards: Sequence[WeightedReward] = (),
-    existing: Literal["refuse", "resume", "overwrite"] = "refuse",
+    existing: Existing = "refuse",
 ) -> Path:
     """Train, and return the run directory.
 
@@ -112,9 +171,45 @@ def _file_of(data: Records, split: str, tree: Tree) -> str:
     path = directory / f"{split}.jsonl"
     unfinished = path.with_suffix(f".{os.getpid()}")
     with unfinished.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in data)
+        file.writelines(_line_of(record, f"{split}_data[{place}]") + "\n" for place, record in enumerate(data))
     unfinished.replace(path)
     return str(path)
+
+
+def record_of(row: Mapping[str, object]) -> dict[str, object]:
+    """A row of a data set as a record: a chat below ``prompt`` is ``messages``, unknown columns are metadata.
+
+    >>> record_of({"prompt": "1 + 1?", "answer": "2"})
+    {'prompt': '1 + 1?', 'metadata': {'answer': '2'}}
+    >>> record_of({"prompt": [{"role": "user", "content": "1 + 1?"}], "metadata": {"level": 3}})
+    {'messages': [{'role': 'user', 'content': '1 + 1?'}], 'metadata': {'level': 3}}
+    """
+    record = {name: value for name, value in row.items() if name in FIELDS}
+    columns = {name: value for name, value in row.items() if name not in FIELDS}
+    if isinstance(record.get("prompt"), list):
+        record = {("messages" if name == "prompt" else name): value for name, value in record.items()}
+    given = record.get("metadata", {})
+    return record | {"metadata": given | columns} if columns and isinstance(given, dict) else record
+
+
+def _line_of(row: Mapping[str, object], key: str) -> str:
+    try:
+        return json.dumps(record_of(row), ensure_ascii=False)
+    except TypeError as error:
+        remedy = "Give images as paths, or name the data set in custom.dataset, which reads images of a data set."
+        raise RecordNotJson(str(error), key=key, remedy=remedy) from error
+
+
+def _with_arguments(tree: Tree, arguments: Mapping[str, str]) -> Tree:
+    """The tree with the arguments of a trainer. Errors: ``ConfigError`` with ``given-twice``."""
+    for key, value in arguments.items():
+        given: object = tree
+        for name in key.split("."):
+            given = given.get(name) if isinstance(given, dict) else None
+        if given not in (None, value):
+            problem, remedy = f"is {given}, the trainer's argument is {value}", "Leave the key out of config."
+            raise ConfigError(problem, code="given-twice", key=key, remedy=remedy)
+    return merge(tree, nested(arguments))
 
 
 def output_dir_of(tree: Tree) -> str:

@@ -52,6 +52,25 @@ def fullest_subset(lengths: Sequence[int], *, capacity: int) -> tuple[int, ...]:
     return tuple(chosen)
 
 
+def pack(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
+    """Indices of the sequences of each row, by the rule of ``Packer``; ``lengths`` and ``capacity`` in tokens.
+
+    Errors: ``ValueError`` for a sequence that is longer than a row.
+
+    >>> pack([5, 3, 2, 2, 7], capacity=7)
+    [[0, 2], [1, 3], [4]]
+    """
+    if max(lengths, default=0) > capacity:
+        raise ValueError(f"a sequence of {max(lengths)} tokens does not fit a row of {capacity}")
+    rows, waiting = [], list(range(len(lengths)))
+    while waiting:
+        oldest, *younger = waiting
+        chosen = fullest_subset([lengths[index] for index in younger], capacity=capacity - lengths[oldest])
+        rows.append([oldest, *(younger[place] for place in chosen)])
+        waiting = [index for place, index in enumerate(younger) if place not in set(chosen)]
+    return rows
+
+
 class Packer:
     """Rank-local buffer of segments that hands out rows; the buffer outlives optimizer steps.
 
