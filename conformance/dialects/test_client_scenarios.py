@@ -95,7 +95,7 @@ def test_nobody_listens():
 def make_parts_with_server(config, ranks):
     """All parts of a trainer; making the backend is the first that touches a server."""
     model = torch.nn.Linear(1, 1)
-    template = SimpleNamespace(**vars(TEMPLATE), pad_id=0, image_id=-1)
+    template = SimpleNamespace(**vars(TEMPLATE), pad_id=0, image_id=-1, image_size=None)
     template.vocabulary.bin_of, template.vocabulary.coord_ids, template.vocabulary.is_control = {}, (), bool
     return make_parts(config, model, template, journal=SimpleNamespace(write=lambda *_, **__: {}), ranks=ranks)
 

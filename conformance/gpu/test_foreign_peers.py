@@ -5,7 +5,6 @@ import os
 import sys
 
 import pytest
-import requests
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -44,21 +43,14 @@ def test_a_server_of_others_answers_by_the_weights_of_every_step(tmp_path, monke
     port = free_port()
     variables = {"CUDA_VISIBLE_DEVICES": "0", "VLLM_SERVER_DEV_MODE": "1"}
     with started(make_command(port), tmp_path / "server.txt", **variables) as server:
-        server.wait_until(lambda: answers_health(f"http://127.0.0.1:{port}"))
+        # Stock servers know the route without a slash only.
+        server.wait_until(lambda: any(is_healthy(f"http://127.0.0.1:{port}/health{end}") for end in ("/", "")))
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
         overrides = ("custom.extra.grpo.eval_temperature=0", "training.lr_scheduler_type=constant")
         try:
             take_steps(ARITHMETIC, f"http://127.0.0.1:{port}", tmp_path, *overrides, num_steps=3)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{server.output()[-3000:]}") from error
-
-
-def answers_health(url):
-    """Stock servers know the route without a slash only."""
-    try:
-        return any(requests.get(url + route, timeout=5).status_code == 200 for route in ("/health/", "/health"))
-    except requests.RequestException:
-        return False
 
 
 @pytest.mark.gpu(2)

@@ -24,7 +24,7 @@ OF_OTHER_KEYS = {"num_rollouts", "maskiou_gate", "max_new_tokens", "weight", "re
 
 
 class AsTemplate(OfVocabulary):
-    prompt_token_ids = None
+    prompt_token_ids = image_size = None
 
 
 def with_defaults(thing):

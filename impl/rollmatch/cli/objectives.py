@@ -83,7 +83,7 @@ def _policy_rules(config: RunConfig, template: Template) -> PolicyRules:
 def _rollout_matching(config: RunConfig, template: Template) -> RolloutMatchingObjective:
     rules, vocabulary = config.custom.extra.rollout_matching, template.vocabulary
     transport = TransportRules(ot_cost=rules.ot_cost, ot_epsilon=rules.ot_epsilon, ot_iters=rules.ot_iters)
-    format_of = fitted_format(load_configured_format(config), lambda sample: template.image_size(sample))
+    format_of = fitted_format(load_configured_format(config), template.image_size)
     made = RolloutMatchingObjective if config.custom.learns_from_rollouts else SupervisedObjective
     return made(
         target=RolloutMatching(vocabulary, match_rules_of(rules, gate=rules.maskiou_gate), transport, format_of),
