@@ -2,7 +2,10 @@
 
 import asyncio
 import math
+import multiprocessing
+import os
 import statistics
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 from conformance.refusals import refused
 from rollmatch.objectives.grpo.advantage import STD_FLOOR, group_advantages
-from rollmatch.objectives.grpo.reward import Reward, Timing, judge_all, load_rewards_of
+from rollmatch.objectives.grpo.reward import CallLimits, Reward, Timing, judge_all, load_rewards_of
 from rollmatch.records import Sample
 
 SAMPLES = [
@@ -62,14 +65,14 @@ def test_functions_that_always_fail_stop_the_run():
 @pytest.mark.parametrize("name", ["math", ":isqrt", "math:", "no_such_module:f", "math:no_such", "math:pi"])
 def test_a_name_that_is_no_function_is_refused(name):
     with refused("reward-unknown", "k"):
-        load_rewards_of(name, key="k", shown="it", weight=1.0, timeout_s=None)
+        load_rewards_of(name, key="k", shown="it")
 
 
 def test_modules_of_the_working_directory_are_found(tmp_path, monkeypatch):
     (tmp_path / "my_rewards_of_this_test.py").write_text("def one(answer, sample): return 1.0\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["/nowhere", *__import__("sys").path])
-    [one] = load_rewards_of("my_rewards_of_this_test:one", key="k", shown="it", weight=1.0, timeout_s=None)
+    [one] = load_rewards_of("my_rewards_of_this_test:one", key="k", shown="it")
     assert one.call(["a"], SAMPLES[:1]) == [1.0]
 
 
@@ -135,9 +138,7 @@ def test_a_list_of_another_length_fails_for_all():
 
 
 def load(name, **fields):
-    return load_rewards_of(
-        f"{__name__}:{name}", **({"key": "k", "shown": name, "weight": 2.0, "timeout_s": None} | fields)
-    )
+    return load_rewards_of(f"{__name__}:{name}", key="k", shown=name, weight=2.0, limits=CallLimits(**fields))
 
 
 @pytest.mark.scenario("grpo-server-mode/a-rubric-of-verifiers-is-a-reward-per-function")
@@ -163,6 +164,31 @@ def test_a_call_that_takes_too_long_costs_its_completion_only():
     assert [each.total for each in judged] == [2.0, None]
     with refused("reward-timeout", "k"):
         load("trl_text", timeout_s=1.0)
+    with refused("reward-processes", "k"):
+        load("slow", processes=1)
+
+
+def in_a_worker(answer, sample):
+    """What a worker returns, or how it fails."""
+    if answer == "hang":
+        threading.Event().wait()
+    if answer == "crash":
+        os._exit(3)
+    return float(multiprocessing.parent_process() is not None)
+
+
+@pytest.mark.scenario(
+    "grpo-server-mode/a-reward-in-worker-processes-may-hang-or-crash",
+    clauses=["grpo-server-mode/rewards-may-be-functions-of-other-libraries#3"],
+)
+def test_a_call_that_hangs_or_crashes_in_a_worker_costs_its_completion_only():
+    rewards, samples = load("in_a_worker", timeout_s=5.0, processes=2), SAMPLES[:1] * 4
+    judged = judge_all(["a", "hang", "crash", "b"], samples, rewards, Timing())
+    assert [each.total for each in judged] == [2.0, None, None, 2.0]
+    assert ["RewardTimeout" in judged[1].failures[0], "ProcessExpired" in judged[2].failures[0]] == [True, True]
+    assert [each.total for each in judge_all(["c"] * 4, samples, rewards, Timing())] == [2.0] * 4
+    [batched] = load("trl_text", processes=1)
+    assert batched.call(["4", "?"], TEXTS) == [1.0, 0.0]
 
 
 def needs_ids(completions, completion_ids):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rollmatch.config import RunConfig
 from rollmatch.errors import ConfigError, ErrorList, RollmatchError, TargetError
 from rollmatch.objectives.environment import MakeEnvironment, load_environment, show
-from rollmatch.objectives.grpo.reward import Reward, load_rewards_of
+from rollmatch.objectives.grpo.reward import CallLimits, Reward, load_rewards_of
 from rollmatch.objectives.rollout_matching.answer_format import AnswerFormat, load_answer_format
 from rollmatch.records import Sample
 
@@ -25,8 +25,9 @@ def load_rewards(config: RunConfig) -> tuple[Reward, ...]:
     for place, entry in enumerate(config.custom.extra.grpo.rewards):
         try:
             key = f"custom.extra.grpo.rewards.{place}.function"
+            limits = CallLimits(timeout_s=entry.timeout_s, processes=entry.processes)
             rewards += load_rewards_of(
-                entry.function, key=key, shown=entry.shown_name, weight=entry.weight, timeout_s=entry.timeout_s
+                entry.function, key=key, shown=entry.shown_name, weight=entry.weight, limits=limits
             )
         except ConfigError as error:
             errors.append(error)

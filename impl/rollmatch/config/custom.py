@@ -54,7 +54,11 @@ class RewardConfig(Section):
     name: Text | None = None
     """Name in logs; null uses the function's name."""
     timeout_s: Positive | None = None
-    """Longest call of an async function; a completion whose call takes longer is excluded. Unit: seconds."""
+    """Longest call of a function that is async or has processes; a completion whose call takes longer is excluded.
+    Unit: seconds."""
+    processes: Annotated[int, Field(ge=0)] = 0
+    """Worker processes of each learner rank for this function, which run several completions at a time and survive a
+    call that hangs or crashes; 0 calls it in the learner. Unit: processes."""
 
     @property
     def shown_name(self) -> str:

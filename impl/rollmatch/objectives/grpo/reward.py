@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from rollmatch.errors import ConfigError, TargetError
 from rollmatch.objectives.grpo.reward_calls import RewardCall, Value, form_of
+from rollmatch.objectives.grpo.reward_processes import RewardProcesses
 from rollmatch.objectives.named import load_named
 from rollmatch.records import Sample
 
@@ -79,12 +80,24 @@ class Timing:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
 
-def load_rewards_of(name: str, *, key: str, shown: str, weight: float, timeout_s: float | None) -> list[Reward]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLimits:
+    """Where calls of a function run, and for how long."""
+
+    timeout_s: float | None = None
+    """Of one call; only of one that can be ended, a coroutine or in a worker process."""
+    processes: int = 0
+    """Worker processes; 0: this process."""
+
+
+def load_rewards_of(
+    name: str, *, key: str, shown: str, weight: float = 1.0, limits: CallLimits = CallLimits()
+) -> list[Reward]:
     """Import ``module:name``: a function, or a rubric of verifiers, each of whose functions is a reward.
 
-    Errors: ``RewardUnknown``, ``ConfigError`` with ``reward-signature``.
+    Errors: ``RewardUnknown``, ``ConfigError`` with ``reward-signature``, ``reward-timeout`` or ``reward-processes``.
 
-    >>> [one.name for one in load_rewards_of("math:isqrt", key="x", shown="root", weight=1.0, timeout_s=None)]
+    >>> [one.name for one in load_rewards_of("math:isqrt", key="x", shown="root")]
     Traceback (most recent call last):
     rollmatch.errors.ConfigError: [reward-signature] x: math:isqrt(n, /) cannot be called: too many positional ...
     """
@@ -101,15 +114,22 @@ def load_rewards_of(name: str, *, key: str, shown: str, weight: float, timeout_s
         raise RewardUnknown(f"{name} is no function", key=key, remedy=remedy)
     rewards = []
     for own_name, function, own_weight in named:
-        if timeout_s is not None and not inspect.iscoroutinefunction(function):
-            problem = f"{own_name} is not async: a call that runs in this process cannot be ended"
-            raise ConfigError(
-                problem, code="reward-timeout", key=key, remedy="Write it as async def, or set no timeout_s."
-            )
+        _check_limits(own_name, limits, key=key, is_async=inspect.iscoroutinefunction(function))
         form = form_of(function, name if function is found else f"{name}.{own_name}", key=key, objects=[*objects])
-        call = RewardCall(function=function, form=form, objects=objects, timeout_s=timeout_s)
+        workers = RewardProcesses(limits.processes, timeout_s=limits.timeout_s) if limits.processes else None
+        call = RewardCall(function=function, form=form, objects=objects, timeout_s=limits.timeout_s, processes=workers)
         rewards.append(Reward(name=own_name, call=call, weight=own_weight))
     return rewards
+
+
+def _check_limits(name: str, limits: CallLimits, *, key: str, is_async: bool) -> None:
+    if is_async and limits.processes:
+        problem, remedy = f"{name} is async: its calls run at the same time in this process", "Leave processes out."
+        raise ConfigError(problem, code="reward-processes", key=key, remedy=remedy)
+    if limits.timeout_s is not None and not is_async and not limits.processes:
+        problem = f"{name} is not async: a call that runs in this process cannot be ended"
+        remedy = "Set processes: 1 or more, write it as async def, or set no timeout_s."
+        raise ConfigError(problem, code="reward-timeout", key=key, remedy=remedy)
 
 
 def judge_all(

@@ -7,7 +7,8 @@
 | verifiers' | any of ``prompt, completion, answer, state, task, info``, by name | once per completion |
 
 Columns are the keys of the samples' metadata. Completions are texts for samples with a ``prompt``, and lists of one
-message for samples with ``messages``, as in TRL. Coroutine functions run for all completions at the same time.
+message for samples with ``messages``, as in TRL. Coroutine functions run for all completions at the same time, others
+one after the other in this process, or in worker processes.
 Sources: TRL 1.10 ``trainer/grpo_trainer.py``, verifiers 0.1.9 ``rubrics/rubric.py``.
 """
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rollmatch.errors import ConfigError, TargetError
+from rollmatch.objectives.grpo.reward_processes import Arguments, RewardProcesses
 from rollmatch.records import Sample
 
 Form = Literal["ours", "trl", "verifiers"]
@@ -45,28 +47,30 @@ class RewardCall:
     """Further arguments by name, such as the parser of a rubric."""
     timeout_s: float | None = None
     """Of one call of a coroutine function."""
+    processes: RewardProcesses | None = None
 
     def __call__(self, answers: Sequence[str], samples: Sequence[Sample]) -> list[Value]:
         """[N] a value or the exception of each completion."""
         if self.form == "trl":
             return self._call_once(answers, samples)
         pairs = zip(answers, samples, strict=True)
-        calls = [self._arguments(answer, sample) for answer, sample in pairs]
+        return self._run([self._arguments(answer, sample) for answer, sample in pairs])  # type: ignore[return-value]
+
+    def _run(self, calls: Sequence[Arguments]) -> list[object]:
         if inspect.iscoroutinefunction(self.function):
             return asyncio.run(self._gather(calls))
+        if self.processes is not None:
+            return self.processes.map(self.function, calls)
         return [self._try(arguments, named) for arguments, named in calls]
 
-    def _arguments(self, answer: str, sample: Sample) -> tuple[tuple[object, ...], dict[str, object]]:
+    def _arguments(self, answer: str, sample: Sample) -> Arguments:
         if self.form == "ours":
             return (answer, sample), {}
         return (), accepted_by(self.function, {**state_of(answer, sample), **self.objects})
 
     def _call_once(self, answers: Sequence[str], samples: Sequence[Sample]) -> list[Value]:
         arguments = accepted_by(self.function, {**columns_of(answers, samples), **self.objects})
-        if inspect.iscoroutinefunction(self.function):
-            [found] = asyncio.run(self._gather([((), arguments)]))
-        else:
-            found = self._try((), arguments)
+        [found] = self._run([((), arguments)])
         if isinstance(found, Exception):
             return [found] * len(answers)
         values = list(found) if isinstance(found, Sequence) else None
@@ -75,8 +79,8 @@ class RewardCall:
             return [RewardCountWrong(problem, remedy="Return a list with one number each.")] * len(answers)
         return values
 
-    async def _gather(self, calls: Sequence[tuple[tuple[object, ...], dict[str, object]]]) -> list[Value]:
-        async def run(arguments: tuple[object, ...], named: dict[str, object]) -> Value:
+    async def _gather(self, calls: Sequence[Arguments]) -> list[object]:
+        async def run(arguments: Sequence[object], named: Mapping[str, object]) -> object:
             made = self.function(*arguments, **named)
             assert isinstance(made, Awaitable)
             return await asyncio.wait_for(made, self.timeout_s)
@@ -85,11 +89,11 @@ class RewardCall:
         for each in found:
             if isinstance(each, BaseException) and not isinstance(each, Exception):
                 raise each
-        return found  # type: ignore[return-value]
+        return found
 
-    def _try(self, arguments: tuple[object, ...], named: Mapping[str, object]) -> Value:
+    def _try(self, arguments: Sequence[object], named: Mapping[str, object]) -> object:
         try:
-            return self.function(*arguments, **named)  # type: ignore[return-value]
+            return self.function(*arguments, **named)
         except Exception as error:  # noqa: BLE001  # the user's code may raise anything; it costs this call only
             return error
 
