@@ -58,22 +58,25 @@ def render(results: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
     """The page."""
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
     lines = [
-        "# Models",
-        "",
+        *("---", "hide: [toc]", "---", "# Models", ""),
         "Tiny random checkpoints, made by the classes of transformers, tried in every column on a CPU",
         f"({versions}). `python -m conformance.harness.models_table` writes this page.",
         "",
-        f"| architecture | class | {' | '.join(COLUMNS)} |",
-        f"|{'---|' * (len(COLUMNS) + 2)}",
+        f"| architecture | {' | '.join(COLUMNS)} |",
+        f"|{'---|' * (len(COLUMNS) + 1)}",
     ]
+    refusals: dict[str, str] = {}
     for name, known in ARCHITECTURES.items():
         row = results["rows"].get(name, {})
-        cells = " | ".join(row.get(column, "not tried") for column in COLUMNS)
-        lines.append(f"| {name} | {known.model} | {cells} |")
+        cells = [row.get(column, "not tried") for column in COLUMNS]
+        for cell in cells:
+            if cell.startswith("refused: "):
+                refusals.setdefault(cell, f"no ({len(refusals) + 1})")
+        lines.append(f"| {known.model} | {' | '.join(refusals.get(cell, cell) for cell in cells)} |")
+    lines += [""] + [f"{mark}: {cell.replace(': ', ' before the start: `')}`  " for cell, mark in refusals.items()]
     lines += ["", "| column | what is tried |", "|---|---|"]
     lines += [f"| {column} | {what} |" for column, what in COLUMNS.items()]
-    lines += ["", "A code in a cell is that of the error with which the run is refused before it starts.", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
 
 
 def outcome_of(trial: Callable[[], None]) -> str:
