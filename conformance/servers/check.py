@@ -1,4 +1,8 @@
-"""Checks of rollout servers: ``ask`` calls the server, ``judge`` needs nothing but the recorded exchange."""
+"""Checks of rollout servers: ``ask`` calls the server, ``judge`` needs nothing but the recorded exchange.
+
+An ``ask`` ends by ``Stopped`` where the server keeps it from going on, and reads replies by its dialect's ``read``. Any
+other exception that leaves it is the judge's own fault, and is reported as such.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +14,7 @@ if TYPE_CHECKING:
     from conformance.servers.talk import Talk
 
 MUST, SHOULD = "MUST", "SHOULD"
-PASSED, MISSED, UNTESTABLE = "passed", "missed", "not-testable"
+PASSED, MISSED, UNTESTABLE, FAULTY = "passed", "missed", "not-testable", "harness-error"
 QUEUED = ("swift", "trl")
 ALL = ("native", "swift", "trl", "vllm")
 Judge = Callable[[Exchange], str]
@@ -34,6 +38,8 @@ class Check:
     """Judges how fast a reply comes: runs after the other checks that are not dangerous."""
     needs: tuple[str, ...] = ()
     """Of ``model`` (its directory), ``group`` (a transport) and ``process`` (one that may be ended)."""
+    requires: tuple[str, ...] = ()
+    """Checks without which this one shows nothing: where one of them is missed, this one is not asked."""
 
 
 REGISTERED: list[Check] = []
@@ -61,6 +67,8 @@ def judge(check: Check, exchange: Exchange) -> CheckVerdict:
     """Judge the exchange alone, so that a recorded one is judged as a live one is."""
     if exchange.untestable:
         return CheckVerdict(state=UNTESTABLE, reason=exchange.untestable)
+    if exchange.fault:
+        return CheckVerdict(state=FAULTY, reason=exchange.fault)
     if exchange.stopped:
         return CheckVerdict(state=MISSED, reason=exchange.stopped)
     try:

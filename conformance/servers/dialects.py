@@ -1,7 +1,8 @@
 """The same request in each dialect, without any client of ours."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Protocol
 
 from conformance.servers.exchange import RecordedCall
@@ -28,6 +29,24 @@ class Generated:
     logprobs: list[float] | None
     text: str | None = None
     finish_reason: str | None = None
+
+
+class ReplyMalformed(ValueError):
+    """A reply has the form that its dialect gives it."""
+
+
+def _reading(read: Callable[[Any, RecordedCall], list[Generated]]) -> Callable[[Any, RecordedCall], list[Generated]]:
+    """``read``, for which a reply of another form is ``ReplyMalformed``."""
+
+    @wraps(read)
+    def guarded(self: Any, call: RecordedCall) -> list[Generated]:
+        try:
+            return read(self, call)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            problem = f"the reply has another form: {type(error).__name__}: {error}: {call.summary()}"
+            raise ReplyMalformed(problem) from error
+
+    return guarded
 
 
 def _set_of(words: str) -> frozenset[str]:
@@ -75,6 +94,7 @@ class Swift:
         body["infer_requests"][-1]["messages"] = [{"role": "user"}]
         return body
 
+    @_reading
     def read(self, call: RecordedCall) -> list[Generated]:
         return [
             Generated(
@@ -111,6 +131,7 @@ class Trl:
         body["prompts"][-1] = [10**6]
         return body
 
+    @_reading
     def read(self, call: RecordedCall) -> list[Generated]:
         rows, prompts = call.reply["completion_ids"], call.reply["prompt_ids"]
         each = max(1, len(rows) // max(1, len(prompts)))
@@ -145,6 +166,7 @@ class Vllm:
         body["prompt"][-1] = [10**6]
         return body
 
+    @_reading
     def read(self, call: RecordedCall) -> list[Generated]:
         return [
             Generated(
@@ -187,6 +209,7 @@ class Native:
         body["requests"][-1]["prompt_token_ids"] = [10**6]
         return body
 
+    @_reading
     def read(self, call: RecordedCall) -> list[Generated]:
         return [
             Generated(

@@ -51,6 +51,8 @@ class Exchange(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Why the check could not be carried through: that is the server's failure, or the deadline's."""
     untestable: str = ""
     """What the judge lacked: no failure, and no evidence either."""
+    fault: str = ""
+    """What went wrong in the judge itself."""
 
     def one(self, label: str) -> RecordedCall:
         """The last call of this label; one that never answered where there is none."""

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import msgspec
 
-from conformance.servers.check import MISSED, MUST, PASSED, UNTESTABLE, Check, CheckVerdict
+from conformance.servers.check import FAULTY, MUST, PASSED, UNTESTABLE, Check, CheckVerdict
 from conformance.servers.checks import BY_ID
 
 FOLDER = Path(__file__).parent / "gaps"
-KNOWN, STALE, ADVICE = "known-gap", "stale-gap", "advice"
+PASS, MISSES_MUST, MISSES_SHOULD, BLOCKED = "pass", "must", "should", "blocked-by"
+KNOWN, STALE = "known-gap", "stale-gap"
+"""Verdicts, beside ``not-testable`` and ``harness-error``."""
 
 
 class GapMalformed(ValueError):
@@ -43,19 +45,18 @@ def gaps_of(server: str) -> Path:
 
 
 def settle(check: Check, verdict: CheckVerdict, gaps: Mapping[str, Gap]) -> tuple[str, str]:
-    """State and reason once the known gaps are taken into account: passed, missed, known-gap, stale-gap, advice,
-    not-testable.
+    """Verdict and reason once the known gaps are taken into account.
 
-    A gap that passes is stale. A SHOULD that nobody excuses is advice, a MUST is missed.
+    A gap that passes is stale. A missed MUST that nobody excuses is ``must``, a missed SHOULD ``should``.
     """
     gap = gaps.get(check.check_id)
-    if verdict.state == UNTESTABLE:
-        return UNTESTABLE, verdict.reason
+    if verdict.state in (UNTESTABLE, FAULTY):
+        return verdict.state, verdict.reason
     if verdict.state == PASSED:
-        return (STALE, f"passes, but is listed as a gap: {gap.reason}") if gap else (PASSED, "")
+        return (STALE, f"passes, but is listed as a gap: {gap.reason}") if gap else (PASS, verdict.reason)
     if gap:
         return KNOWN, f"{gap.reason} ({verdict.reason})"
-    return (MISSED if check.grade == MUST else ADVICE), verdict.reason
+    return (MISSES_MUST if check.grade == MUST else MISSES_SHOULD), verdict.reason
 
 
-FAILING = (MISSED, STALE)
+FAILING = (MISSES_MUST, STALE)

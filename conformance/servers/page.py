@@ -10,11 +10,12 @@ from conformance.servers.verdicts import VerdictRow, rows_of, summary
 
 PAGE = Path(__file__).parents[2] / "docs" / "servers.md"
 MARKS = {
-    "passed": "yes",
-    "missed": "**no**",
+    "pass": "yes",
+    "must": "**no**",
     "known-gap": "no",
-    "advice": "no",
+    "should": "no",
     "not-testable": "?",
+    "harness-error": "?",
     "stale-gap": "yes",
 }
 HEAD = """# What rollout servers do
@@ -54,7 +55,7 @@ def _section(title: str, recording: Recording, rows: Sequence[VerdictRow]) -> li
     facts = recording.facts
     lines = ["", f"## {title}: {recording.server}", "", f"Recorded {facts['date']}, {facts.get('vllm', '')}."]
     lines.append(f"{len(rows)} checks: {summary(rows)}.")
-    missed = [row for row in rows if row.state != "passed"]
+    missed = [row for row in rows if row.state != "pass"]
     return [*lines, *([""] if missed else []), *(f"- {_line(row)}" for row in missed)]
 
 

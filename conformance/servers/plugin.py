@@ -1,36 +1,48 @@
-"""``pytest conformance --server URL``: the checks of one running server, and nothing else."""
+"""``pytest conformance --server URL``: the checks of one running server, and nothing else; also the judge's engine."""
 
+import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import requests
 
-if TYPE_CHECKING:  # they load torch: only where a server is judged
-    from conformance.servers.recording import Recording
-    from conformance.servers.verdicts import VerdictRow
+if TYPE_CHECKING:  # other runs need not load them
+    from conformance.servers.check import Check
+    from conformance.servers.judgement import Judgement
+    from conformance.servers.subject import Subject
 
 LIVE = Path(__file__).parent / "test_server.py"
-ROWS = pytest.StashKey[list["VerdictRow"]]()
-RECORDING = pytest.StashKey["Recording"]()
+JUDGEMENT = pytest.StashKey["Judgement"]()
+CHECKS = pytest.StashKey[list["Check"]]()
 KEY_VARIABLE = "ROLLMATCH_API_KEY"
+DIALECT_NAMES = ("native", "swift", "trl", "vllm")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rollout servers")
     group.addoption("--server", metavar="URL", help="judge this running server, and run nothing else")
-    group.addoption("--dialect", choices=["swift", "trl", "native", "vllm"], help="else by its routes")
-    group.addoption("--model", metavar="DIR", help="the directory that it serves; without it, no weights are compared")
+    group.addoption(
+        "--profile", choices=["http", "weights", "full"], default="full", help="which checks; default: full"
+    )
+    group.addoption("--dialect", choices=["auto", *DIALECT_NAMES], default="auto", help="default: by its routes")
+    group.addoption(
+        "--model", metavar="DIR", help="model directory or hub id that it serves; needed to compare numbers"
+    )
     group.addoption("--transport", choices=["gloo"], help="how weights reach its workers; else none are sent")
+    group.addoption("--group-host", metavar="HOST", help="where its workers and the judge meet to transfer weights")
     group.addoption("--server-name", metavar="NAME-VERSION", default="", help="for its known gaps and the record")
+    group.addoption("--gaps", type=Path, metavar="FILE", help="known gaps: YAML list of check, reason, link")
     group.addoption("--record", type=Path, metavar="DIR", help="write what was sent and what came back")
     group.addoption("--check", action="append", default=[], metavar="ID", help="only this one; several times")
-    group.addoption("--no-dangerous", action="store_true", help="leave out what may stop the server")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[ROWS] = []
+    group.addoption("--minutes", type=float, default=15.0, help="start no check after so many; default: 15")
+    group.addoption(
+        "--dangerous", action=argparse.BooleanOptionalAction, default=True, help="checks that may stop the server"
+    )
+    for name, text in (("json", "everything as JSON"), ("junit", "JUnit"), ("page", "an HTML page")):
+        group.addoption(f"--report-{name}", type=Path, metavar="FILE", help=f"write {text}")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -40,29 +52,124 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return (collection_path != LIVE) if config.getoption("server") else (collection_path == LIVE or None)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Find out whether it can be judged. Errors: ``pytest.UsageError``, which ends pytest with 4."""
+    config = session.config
+    if not config.getoption("server"):
+        return
+    from conformance.servers.gaps import GapMalformed, gaps_of, load_gaps
+    from conformance.servers.judgement import Judgement, Terms
+    from conformance.servers.profiles import UnknownCheck, checks_of
+    from conformance.servers.subject import DialectUnclear
+
+    dangerous, named = config.getoption("dangerous"), config.getoption("server_name")
+    try:
+        subject = subject_of(config)
+        config.stash[CHECKS] = checks_of(
+            subject.dialect.name,
+            profile=config.getoption("profile"),
+            has_model=subject.policies is not None,
+            dangerous=dangerous,
+            only=config.getoption("check"),
+        )
+        gaps = load_gaps(config.getoption("gaps") or gaps_of(named))
+    except (DialectUnclear, UnknownCheck, GapMalformed) as error:
+        raise pytest.UsageError(str(error)) from None
+    except (requests.RequestException, ValueError) as error:
+        raise pytest.UsageError(f"{config.getoption('server')} cannot be judged: {error}") from None
+    terms = Terms(dangerous=dangerous, budget_s=60 * config.getoption("minutes"), gaps=gaps)
+    config.stash[JUDGEMENT] = Judgement(subject, terms)
+
+
+def subject_of(config: pytest.Config) -> "Subject":
+    """As the options describe it. Errors: ``DialectUnclear``, ``requests.RequestException``."""
+    from conformance.servers.subject import Subject, find_dialect, meeting_place
+
+    url, directory = config.getoption("server").rstrip("/"), config.getoption("model")
+    wanted = config.getoption("dialect")
+    dialect = find_dialect(url, None if wanted == "auto" else wanted, headers())
+    name, _, version = config.getoption("server_name").rpartition("-")
+    return Subject(
+        name=name or dialect.name,
+        version=version,
+        url=url,
+        dialect=dialect,
+        transport=config.getoption("transport"),
+        policies=_policies(directory) if directory else None,
+        group_host=config.getoption("group_host") or meeting_place(url, dialect),
+        headers=headers(),
+    )
+
+
+def _policies(directory: str) -> Any:
+    from conformance.servers.policy import Policies
+
+    return Policies(directory)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if JUDGEMENT in session.config.stash:
+        judgement_of(session.config).num_planned = len(session.items)
+
+
+def judgement_of(config: pytest.Config) -> "Judgement":
+    """Of this run."""
+    return config.stash[JUDGEMENT]
+
+
+def checks_of_run(config: pytest.Config) -> list["Check"]:
+    """What is asked, in order; dangerous checks are left out where nobody named them and they are not wanted."""
+    return config.stash[CHECKS]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """First weights, reports, exit code; also after an error or Ctrl-C."""
+    config = session.config
+    if JUDGEMENT not in config.stash:
+        return
+    from conformance.servers.reports import write_json, write_junit
+    from conformance.servers.sheet import write_sheet
+
+    judgement = judgement_of(config)
+    judgement.close()
+    for name, write in (("json", write_json), ("junit", write_junit), ("page", write_sheet)):
+        if (path := config.getoption(f"report_{name}")) is not None:
+            write(judgement, path)
+    if session.exitstatus not in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR):
+        session.exitstatus = judgement.exit_code
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    rows = config.stash[ROWS]
-    if not rows:
+    if JUDGEMENT not in config.stash or not judgement_of(config).rows:
         return
     from conformance.servers.recording import write_recording
     from conformance.servers.verdicts import summary
 
+    judgement = judgement_of(config)
     terminalreporter.section(f"{config.getoption('server')}")
-    for row in rows:
-        terminalreporter.write_line(str(row), red=row.fails, yellow=row.state in ("advice", "not-testable"))
-    terminalreporter.write_line(summary(rows))
+    for row in judgement.rows:
+        is_open = row.state in ("should", "not-testable", "blocked-by")
+        terminalreporter.write_line(str(row), red=row.fails, yellow=is_open)
+    terminalreporter.write_line(summary(judgement.rows))
+    if judgement.not_restored:
+        terminalreporter.write_line(judgement.not_restored, red=True)
     if (folder := config.getoption("record")) is not None:
-        terminalreporter.write_line(f"recorded in {write_recording(config.stash[RECORDING], folder)}")
+        terminalreporter.write_line(f"recorded in {write_recording(recording_of(config), folder)}")
 
 
-def start_recording(config: pytest.Config, dialect: str) -> "Recording":
-    """Empty, with the facts of today."""
+def recording_of(config: pytest.Config) -> Any:
+    """What was asked, with the facts of today."""
     from conformance.servers.recording import Recording, facts_of_today
 
+    judgement = judgement_of(config)
+    dialect = judgement.subject.dialect.name
     name = config.getoption("server_name") or f"{dialect}-server"
-    facts = facts_of_today(url=config.getoption("server"))
-    config.stash[RECORDING] = Recording(server=name, dialect=dialect, facts=facts)
-    return config.stash[RECORDING]
+    recording = Recording(server=name, dialect=dialect, facts=facts_of_today(url=judgement.subject.url))
+    for row in judgement.rows:
+        if row.exchange is not None:
+            recording.keep(row.check, row.exchange, row.seconds)
+    return recording
 
 
 def rows_of_servers(config: pytest.Config) -> list[dict[str, Any]]:
@@ -71,10 +178,10 @@ def rows_of_servers(config: pytest.Config) -> list[dict[str, Any]]:
     from conformance.servers.verdicts import matrix_rows, rows_of
 
     judged = [(each.server, each.facts["date"], rows_of(each)) for each in recordings()]
-    if config.stash[ROWS]:
-        live = config.stash[RECORDING]
+    if JUDGEMENT in config.stash:
+        live = recording_of(config)
         judged = [entry for entry in judged if entry[0] != live.server]
-        judged.append((live.server, live.facts["date"], config.stash[ROWS]))
+        judged.append((live.server, live.facts["date"], judgement_of(config).rows))
     return matrix_rows(judged)
 
 

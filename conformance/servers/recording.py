@@ -12,7 +12,7 @@ import msgspec
 
 from conformance.servers.check import Check, CheckVerdict, judge
 from conformance.servers.checks import BY_ID
-from conformance.servers.exchange import Exchange
+from conformance.servers.exchange import Exchange, shortened
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "fixtures" / "exchanges"
@@ -52,13 +52,24 @@ def write_recording(recording: Recording, folder: Path = FOLDER) -> Path:
         "facts": recording.facts,
         "checks": {
             name: {"verdict": verdicts[name].state, "reason": verdicts[name].reason, "seconds": recording.seconds[name]}
-            | msgspec.to_builtins(recording.exchanges[name])
+            | _kept(recording.exchanges[name])
             for name in sorted(recording.exchanges)
         },
     }
     path = path_of(recording.server, folder)
     path.write_text(_compact(data).replace(f"{ROOT}/", ""), encoding="utf-8")
     return path
+
+
+def _kept(exchange: Exchange) -> dict[str, Any]:
+    """As plain values; what was sent, and replies that are no JSON, are cut."""
+    entry: dict[str, Any] = msgspec.to_builtins(exchange)
+    for call in entry.get("calls", ()):
+        if "sent" in call:
+            call["sent"] = shortened(call["sent"])
+        if isinstance(call.get("reply"), str):
+            call["reply"] = call["reply"][:500]
+    return entry
 
 
 def read_recording(path: Path) -> Recording:

@@ -1,11 +1,13 @@
 """Asking one check of one server, within its deadline."""
 
 import time
+import traceback
 from collections.abc import Collection
 from concurrent.futures import TimeoutError as StillRunning
 from contextlib import suppress
 
 from conformance.servers.check import PASSED, Check, CheckVerdict, judge
+from conformance.servers.dialects import ReplyMalformed
 from conformance.servers.exchange import Exchange
 from conformance.servers.subject import Subject
 from conformance.servers.talk import Stopped, Talk, in_thread
@@ -25,12 +27,15 @@ def ask(check: Check, subject: Subject) -> Exchange:
         asking.result(timeout=check.deadline_s)
     except StillRunning:
         talk.exchange.stopped = f"no end within {check.deadline_s:g} s"
-    except (Stopped, RuntimeError, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        kind = "" if isinstance(error, Stopped) else f"{type(error).__name__}: "
-        talk.exchange.stopped = f"{kind}{error}"
+    except (Stopped, ReplyMalformed) as error:
+        talk.exchange.stopped = str(error)
+    except Exception as error:  # noqa: BLE001  # anything else is the judge's own fault, and becomes its verdict
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        talk.exchange.fault = f"{type(error).__name__}: {error} ({place.name}, line {place.lineno})"
     exchange = Exchange(
-        calls=list(talk.exchange.calls), notes=dict(talk.exchange.notes), stopped=talk.exchange.stopped
-    )  # a thread that was left behind may still write into the other
+        calls=list(talk.exchange.calls), notes=dict(talk.exchange.notes),
+        stopped=talk.exchange.stopped, fault=talk.exchange.fault,
+    )  # a thread that was left behind may still write into the other  # fmt: skip
     with suppress(Exception):
         in_thread(talk.leave).result(timeout=LEAVE_S)
     return exchange

@@ -1,9 +1,11 @@
 """A server under judgement, and what the judge knows of it."""
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import requests
 
@@ -67,6 +69,17 @@ def find_dialect(url: str, named: str | None = None, headers: Mapping[str, str] 
 def _routes(url: str, headers: Mapping[str, str]) -> set[str]:
     listed = requests.get(f"{url}/openapi.json", timeout=FIND_TIMEOUT_S, headers=dict(headers))
     return {path.rstrip("/") for path in listed.json().get("paths", {})} if listed.ok else set()
+
+
+def meeting_place(url: str, dialect: ServerDialect) -> str:
+    """Host of a weight group: the server's; for ``vllm``, where the learner listens, this machine's towards it."""
+    parts = urlsplit(url)
+    host = "127.0.0.1" if parts.hostname in (None, "localhost") else str(parts.hostname)
+    if not isinstance(dialect, Vllm):
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+        probe.connect((host, parts.port or 80))
+        return str(probe.getsockname()[0])
 
 
 def name_of_model(url: str, headers: Mapping[str, str]) -> str | None:

@@ -1,5 +1,6 @@
 """Calls to a server under judgement: every call is recorded, none raises because of what the server does."""
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -8,10 +9,12 @@ from typing import Any
 
 import requests
 
-from conformance.servers.exchange import Exchange, RecordedCall, shortened
+from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.subject import Subject
 
 CALL_TIMEOUT_S = 30.0
+NOT_HERE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+"""An address of a group that this machine cannot listen at: nothing that the server did."""
 
 
 class Stopped(Exception):  # an end, not an error of ours
@@ -37,7 +40,7 @@ class Talk:
         """``keep`` False leaves the reply out of the record, ``note`` False the whole call unless it failed."""
         keep, note, timeout = (keywords.pop(*pair) for pair in (("keep", True), ("note", True), ("timeout_s", None)))
         session = keywords.pop("session", requests)
-        call = RecordedCall(label=label, method=method, path=path, sent=_sent(keywords))
+        call = RecordedCall(label=label, method=method, path=path, sent=keywords.get("json", keywords.get("data")))
         began = time.monotonic()
         try:
             answer = session.request(
@@ -68,6 +71,8 @@ class Talk:
         try:
             work()
         except (RuntimeError, OSError, ValueError) as error:
+            if getattr(error, "errno", None) in NOT_HERE or getattr(error, "code", "") == "group-port-in-use":
+                raise
             call.status, call.failure = None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
         call.seconds = round(time.monotonic() - began, 3)
         if note or call.failure:
@@ -104,12 +109,8 @@ def in_thread(work: Callable[..., Any], *arguments: Any, **keywords: Any) -> "Fu
     return future
 
 
-def _sent(keywords: dict[str, Any]) -> Any:
-    return shortened(keywords["json"]) if "json" in keywords else shortened(keywords.get("data"))
-
-
 def _decoded(answer: requests.Response) -> Any:
     try:
         return answer.json()
     except ValueError:
-        return answer.text[:500]
+        return answer.text

@@ -23,6 +23,7 @@ from conformance.servers.known import Known
 from conformance.servers.recording import Recording, read_recording, write_recording
 from conformance.servers.run import ask, ask_and_judge
 from conformance.servers.subject import DialectUnclear, Subject, find_dialect
+from conformance.servers.test_judgement import small_server
 from rollmatch.dialects.session import SIGNS
 
 HEALTH = BY_ID["health-with-and-without-slash"]
@@ -86,10 +87,10 @@ def test_an_unreachable_server_and_a_reply_of_another_form_are_missed():
 @pytest.mark.parametrize(
     ("state", "grade", "has_gap", "settled"),
     [
-        (PASSED, MUST, False, "passed"),
+        (PASSED, MUST, False, "pass"),
         (PASSED, MUST, True, "stale-gap"),
-        (MISSED, MUST, False, "missed"),
-        (MISSED, SHOULD, False, "advice"),
+        (MISSED, MUST, False, "must"),
+        (MISSED, SHOULD, False, "should"),
         (MISSED, MUST, True, "known-gap"),
         (UNTESTABLE, MUST, True, "not-testable"),
     ],
@@ -153,6 +154,7 @@ def test_the_signs_of_a_dialect_are_those_by_which_the_client_finds_it():
     assert list(DIALECTS) == list(SIGNS)
 
 
+@pytest.mark.scenario(clauses=["judging/a-server-is-judged-by-its-url-alone#2"])
 @pytest.mark.parametrize(
     ("listed", "name"),
     [
@@ -175,23 +177,23 @@ def run_pytest(folder, *arguments):
 
 
 def test_a_server_is_judged_by_its_url_and_nothing_else_runs(tmp_path):
-    with replying(*OK) as url:
+    with small_server() as server:
         code, output = run_pytest(
             tmp_path,
-            *("conformance", "--server", url, "--dialect", "swift", "--no-dangerous", "--record", str(tmp_path)),
-            *("--check", HEALTH.check_id, "--check", "routes-are-listed", "--check", "version-is-returned"),
+            *("conformance", "--server", server.url, "--no-dangerous", "--record", str(tmp_path)),
+            *("--check", HEALTH.check_id, "--check", "wrong-method-is-405", "--check", "copies-of-a-prompt-differ"),
             *("--check", "greedy-equals-transformers", "--matrix", str(tmp_path / "matrix")),
         )
     assert code == 1
-    assert "passed        MUST   health-with-and-without-slash" in output
-    assert "missed        MUST   routes-are-listed" in output
-    assert "advice        SHOULD version-is-returned" in output
+    assert "pass          MUST   health-with-and-without-slash" in output
+    assert "must          MUST   wrong-method-is-405" in output
+    assert "should        SHOULD copies-of-a-prompt-differ" in output
     assert "not-testable  MUST   greedy-equals-transformers" in output
-    assert "1 failed, 3 passed" in output
-    assert read_recording(tmp_path / "swift-server.json").exchanges.keys() >= {HEALTH.check_id}
+    assert "1 failed, 2 passed, 1 skipped" in output
+    assert read_recording(tmp_path / "trl-server.json").exchanges.keys() >= {HEALTH.check_id}
     rows = {row["id"]: row["cells"] for row in json.loads((tmp_path / "matrix/matrix.json").read_text())["checks"]}
-    assert rows["servers/health-with-and-without-slash"]["swift-server"]["verdict"] == "passed"
-    assert rows["servers/routes-are-listed"]["swift-server"]["verdict"] == "failed"
+    assert rows["servers/health-with-and-without-slash"]["trl-server"]["verdict"] == "passed"
+    assert rows["servers/wrong-method-is-405"]["trl-server"]["verdict"] == "failed"
 
 
 def test_gpu_tests_without_gpus_are_not_testable_and_fail(tmp_path):

@@ -3,11 +3,16 @@
 import pytest
 
 from conformance.rollout.digits import MODEL
+from conformance.servers.check import Check
 from conformance.servers.checks import checks_for
 from conformance.servers.dialects import DIALECTS
+from conformance.servers.judgement import Judgement, Terms
+from conformance.servers.peers import sync
 from conformance.servers.policy import Policies
+from conformance.servers.preflight import answers_of
 from conformance.servers.run import ask_and_judge
 from conformance.servers.subject import Subject, find_dialect
+from conformance.servers.talk import Talk
 
 pytestmark = pytest.mark.engine
 RECORDED_ONLY = {
@@ -59,6 +64,26 @@ def test_it_passes(instance, policies, dialect, check):
     )
     exchange, verdict, _ = ask_and_judge(check, subject)
     assert verdict.state == "passed", "\n".join([verdict.reason, *(call.summary() for call in exchange.calls)])
+
+
+@pytest.mark.scenario("judging/the-first-weights-come-back", clauses=["judging/the-server-is-left-as-it-was-found#2"])
+def test_the_first_weights_are_back_after_a_check_that_fails_on_others(instance, policies):
+    def ask_and_fail(talk):
+        sync(talk, 1)
+        changed.extend(answers_of(talk))
+        raise ValueError("a fault of the judge")
+
+    changed = []
+    dialect = DIALECTS["native"]()
+    subject = Subject(name="x", version="", url=instance.url, dialect=dialect, transport="gloo", policies=policies)
+    sync(Talk(subject), 0).close()
+    judgement = Judgement(subject, Terms())
+    row = judgement.verdict_of(Check(check_id="x", sentence="", ask=ask_and_fail, judge=str, needs=("model", "group")))
+    assert len(changed) == len(judgement.preflight.first_ids)
+    assert changed != judgement.preflight.first_ids
+    judgement.close()
+    assert (row.state, judgement.not_restored) == ("harness-error", "")
+    assert answers_of(Talk(subject)) == judgement.preflight.first_ids
 
 
 def test_its_own_dialect_is_the_first_that_fits(instance):

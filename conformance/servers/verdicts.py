@@ -5,14 +5,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.servers.check import Check
+from conformance.servers.check import FAULTY, MUST, UNTESTABLE, Check
 from conformance.servers.checks import CHECKS
-from conformance.servers.gaps import FAILING, gaps_of, load_gaps, settle
+from conformance.servers.exchange import Exchange, shown
+from conformance.servers.gaps import BLOCKED, FAILING, gaps_of, load_gaps, settle
 from conformance.servers.recording import Recording
 
 CAPABILITY = "servers"
-MATRIX_VERDICTS = {"passed": "passed", "missed": "failed", "stale-gap": "failed", "known-gap": "known-gap"}
+MATRIX_VERDICTS = {"pass": "passed", "must": "failed", "should": "advice", "stale-gap": "failed"} | dict.fromkeys(
+    ("blocked-by", "harness-error"), "not-testable"
+)
 """State -> the matrix's word; what is left stays as it is."""
+CONFORMS, MISSES, INCOMPLETE, NOT_JUDGED, JUDGE_FAILED = 0, 1, 3, 4, 5
+"""Exit codes; 2 is wrong usage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +28,9 @@ class VerdictRow:
     state: str
     reason: str
     seconds: float
+    exchange: Exchange | None = None
+    """What the verdict was made from; None where nothing was asked now."""
+    num_asked: int = 1
 
     @property
     def fails(self) -> bool:
@@ -30,7 +38,7 @@ class VerdictRow:
 
     def __str__(self) -> str:
         return (
-            f"{self.state:13} {self.check.grade:6} {self.check.check_id:36} {self.seconds:6.1f} s  {self.reason[:300]}"
+            f"{self.state:13} {self.check.grade:6} {self.check.check_id:36} {self.seconds:6.1f} s  {shown(self.reason)}"
         )
 
 
@@ -53,6 +61,24 @@ def summary(rows: Sequence[VerdictRow]) -> str:
     """
     states = [row.state for row in rows]
     return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "no checks"
+
+
+def exit_code(
+    rows: Sequence[VerdictRow], *, problem: str = "", is_restored: bool = True, is_finished: bool = True
+) -> int:
+    """What a run ends with; ``problem``: why the server could not be judged at all.
+
+    >>> exit_code([], problem="nobody listens"), exit_code([]), exit_code([], is_restored=False)
+    (4, 0, 5)
+    """
+    if problem:
+        return NOT_JUDGED
+    if any(row.fails for row in rows):
+        return MISSES
+    if not is_restored or any(row.state == FAULTY for row in rows):
+        return JUDGE_FAILED
+    is_whole = not any(row.state in (UNTESTABLE, BLOCKED) and row.check.grade == MUST for row in rows)
+    return CONFORMS if is_whole and is_finished else INCOMPLETE
 
 
 def matrix_rows(judged: Iterable[tuple[str, str, Sequence[VerdictRow]]]) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ def ask_again(talk: Talk) -> None:
     "A communicator can be closed, opened again at another port, and used for an update.",
     ask=ask_again,
     needs=NEEDS,
+    requires=("world-size-is-returned",),
     deadline_s=90,
 )
 def judge_after(exchange: Exchange) -> str:

@@ -67,7 +67,8 @@ def judge_world_size(exchange: Exchange) -> str:
 
 def ask_routes(talk: Talk) -> None:
     call = talk.get("routes", "/openapi.json")
-    call.reply = sorted(call.reply["paths"]) if call.is_ok else call.reply
+    if call.is_ok and isinstance(call.reply, dict):
+        call.reply = sorted(call.reply.get("paths", {}))
     talk.note("wanted", sorted(talk.subject.dialect.routes))
 
 

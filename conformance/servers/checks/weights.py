@@ -95,6 +95,7 @@ def ask_back(talk: Talk) -> None:
     "A second update with the first weights restores their responses.",
     ask=ask_back,
     needs=NEEDS,
+    requires=("new-weights-are-served",),
     deadline_s=120,
 )
 def judge_back(exchange: Exchange) -> str:
@@ -121,6 +122,7 @@ def ask_half(talk: Talk) -> None:
     dialects=QUEUED,
     ask=ask_half,
     needs=NEEDS,
+    requires=("new-weights-are-served",),
     deadline_s=120,
 )
 def judge_half(exchange: Exchange) -> str:
@@ -171,6 +173,7 @@ def ask_cold(talk: Talk) -> None:
     "After an update, a long prompt that was seen before is generated with the new weights only (no stale cache).",
     ask=ask_cold,
     needs=NEEDS,
+    requires=("new-weights-are-served",),
     deadline_s=120,
 )
 def judge_cold(exchange: Exchange) -> str:
@@ -232,6 +235,7 @@ def ask_finite(talk: Talk) -> None:
     "After an update, all log-probabilities are finite.",
     ask=ask_finite,
     needs=NEEDS,
+    requires=("logprobs-fit-the-ids",),
     deadline_s=90,
 )
 def judge_finite(exchange: Exchange) -> str:

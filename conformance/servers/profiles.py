@@ -1,0 +1,56 @@
+"""Which checks a run asks, in which order."""
+
+from collections.abc import Sequence
+
+from conformance.servers.check import Check
+from conformance.servers.checks import BY_ID, checks_for
+
+PROFILES = ("http", "weights", "full")
+
+
+class UnknownCheck(ValueError):
+    """A check that is named exists for the dialect."""
+
+
+def checks_of(
+    dialect: str, *, profile: str = "full", has_model: bool = False, dangerous: bool = False, only: Sequence[str] = ()
+) -> list[Check]:
+    """``http``: calls alone, and answers beside transformers where there is a model. ``weights``: updates, too.
+
+    ``full``: also what may stop the server, which the others add with ``dangerous``. ``only`` names checks of any
+    profile. Errors: ``UnknownCheck``.
+    """
+    listed = checks_for(dialect, only=only)
+    if missing := set(only) - {check.check_id for check in listed}:
+        raise UnknownCheck(f"the {dialect} dialect has no check {', '.join(sorted(missing))}")
+    if only:
+        return in_order(listed)
+    asked = [check for check in listed if "process" not in check.needs]
+    if profile != "full":
+        asked = [check for check in asked if dangerous or not check.is_dangerous]
+    if profile == "http":
+        asked = [check for check in asked if "group" not in check.needs and (has_model or not check.needs)]
+    return in_order(asked)
+
+
+def in_order(checks: Sequence[Check]) -> list[Check]:
+    """Dangerous ones last; calls before updates; timed ones later; what a check requires before it."""
+
+    def place(check: Check) -> tuple[int, ...]:
+        return (check.is_dangerous, "process" in check.needs, "group" in check.needs, check.is_timed, depth(check))
+
+    return sorted(checks, key=place)
+
+
+def required_by(check: Check) -> tuple[str, ...]:
+    """Also what every weight transfer builds on."""
+    is_on_root = "group" in check.needs and check.check_id != ROOT_OF_TRANSFERS and "model" in check.needs
+    return check.requires + ((ROOT_OF_TRANSFERS,) if is_on_root else ())
+
+
+def depth(check: Check) -> int:
+    """How many checks come before it at least."""
+    return max((1 + depth(BY_ID[name]) for name in required_by(check)), default=0)
+
+
+ROOT_OF_TRANSFERS = "a-group-opens-again"

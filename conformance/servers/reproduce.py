@@ -1,0 +1,46 @@
+"""How to see a verdict again: one command of the judge, and one ``curl`` per call."""
+
+import json
+import shlex
+from collections.abc import Sequence
+
+from conformance.servers.check import Check
+from conformance.servers.exchange import Exchange, RecordedCall
+from conformance.servers.subject import Subject
+
+COMMAND, KEY_VARIABLE = "rollmatch-judge", "ROLLMATCH_API_KEY"
+
+
+def command_for(check: Check, subject: Subject) -> str:
+    """The judge, asked for this check alone."""
+    words = [COMMAND, subject.url, "--dialect", subject.dialect.name, "--check", check.check_id]
+    if subject.policies is not None:
+        words += ["--model", subject.policies.directory]
+    if subject.transport is not None:
+        words += ["--transport", subject.transport, "--group-host", subject.group_host]
+    return shlex.join(words + ["--dangerous"] * check.is_dangerous)
+
+
+def curl_for(call: RecordedCall, subject: Subject) -> str:
+    """Empty for what is no call over HTTP. A key is named by its variable, never written."""
+    if call.method not in ("GET", "POST"):
+        return ""
+    words = ["curl", "-sS", "-i", "-X", call.method, subject.url + call.path]
+    if call.method == "POST":
+        body = call.sent if isinstance(call.sent, str) else json.dumps(call.sent)
+        words += ["-H", "Content-Type: application/json", "-d", body]
+    line = shlex.join(words)
+    return f'{line} -H "Authorization: Bearer ${KEY_VARIABLE}"' if subject.headers else line
+
+
+def decisive(calls: Sequence[RecordedCall]) -> RecordedCall | None:
+    """The call that most likely shows a miss: the last one that failed, else the first one of the check."""
+    sent = [call for call in calls if call.method in ("GET", "POST")]
+    failed = [call for call in sent if not call.is_ok]
+    return failed[-1] if failed else next(iter(sent), None)
+
+
+def curl_of(exchange: Exchange | None, subject: Subject) -> str:
+    """Of the decisive call; empty without one."""
+    call = decisive(exchange.calls) if exchange else None
+    return curl_for(call, subject) if call else ""

@@ -1,0 +1,154 @@
+"""``rollmatch-judge`` as people run it: from its wheel, without torch, in a directory of their own."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import zipfile
+from xml.etree import ElementTree
+
+import pytest
+
+from conformance.rollout.digits import ROOT
+from conformance.servers.test_judgement import REPLY, small_server
+from rollmatch.cli.main import main as rollmatch
+
+GOOD = ("health-with-and-without-slash", "world-size-is-returned", "routes-are-listed", "one-prompt-one-response")
+BLOCKER = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers", "rollmatch", "psutil", "vllm"):
+            raise ModuleNotFoundError(f"{name} is not here", name=name)
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The wheel, unpacked; built from a copy, because a build leaves folders behind."""
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT / "conformance", folder / "source", ignore=shutil.ignore_patterns("__pycache__", "build"))
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "./source"]
+    subprocess.run([*command, "--wheel-dir", "."], cwd=folder, check=True, capture_output=True)
+    [wheel] = folder.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "site")
+    (folder / "site" / "sitecustomize.py").write_text(BLOCKER)
+    return folder / "site"
+
+
+def start_judge(site, folder, *words):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    code = "from conformance.servers.command import run; run()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words], cwd=folder, env=environment | {"PYTHONPATH": str(site)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def judge(site, folder, *words):
+    process = start_judge(site, folder, *words)
+    output, _ = process.communicate(timeout=240)
+    return process.returncode, output
+
+
+def named(*checks):
+    return [word for check in checks for word in ("--check", check)]
+
+
+@pytest.mark.scenario("judging/a-bare-url", clauses=["judging/a-server-is-judged-by-its-url-alone#1"])
+def test_a_bare_url_is_judged_without_torch_and_without_the_implementation(installed, tmp_path):
+    with small_server() as server:
+        code, output = judge(installed, tmp_path, server.url, "--minutes", "0.5", "--json", "all.json")
+    report = json.loads((tmp_path / "all.json").read_text())
+    verdicts = {entry["id"].partition("/")[2]: entry["verdict"] for entry in report["checks"]}
+    assert (code, report["exit_code"]) == (1, 1), output
+    assert {name: verdicts[name] for name in GOOD} == dict.fromkeys(GOOD, "pass")
+    assert verdicts["logprobs-fit-the-ids"] == "must"
+    assert not {"not-testable", "harness-error"} & {*verdicts.values()}, verdicts
+    assert not [path for path in tmp_path.iterdir() if path.name != "all.json"]
+
+
+def test_reports_say_the_same(installed, tmp_path):
+    paths = {name: tmp_path / f"r.{name}" for name in ("json", "junit", "page")}
+    words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
+    wrong = ("wrong-method-is-405", "too-long-prompt-is-4xx", "version-is-returned")
+    with small_server() as server:
+        code, output = judge(installed, tmp_path, server.url, *words, *named(*GOOD, *wrong))
+    entries = {entry["id"]: entry for entry in json.loads(paths["json"].read_text())["checks"]}
+    assert (code, entries["servers/wrong-method-is-405"]["verdict"]) == (1, "must"), output
+    assert entries["servers/too-long-prompt-is-4xx"]["verdict"] == "not-testable"
+    suite = ElementTree.parse(paths["junit"]).getroot()
+    assert [suite.get(name) for name in ("tests", "failures", "skipped", "errors")] == ["7", "1", "1", "0"]
+    assert suite.find("testcase/failure").text.startswith("A route that is called with another method returns 405.")
+    page = paths["page"].read_text()
+    for text in ("servers/wrong-method-is-405", "1 must", "curl -sS -i -X GET"):
+        assert text in page
+        assert text in output
+    assert "http://" not in page.replace(server.url, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "named_key"),
+    [
+        (["ftp://x"], "URL"),
+        (["http://x", "--transport", "gloo"], "--transport"),
+        (["http://x", "--group-host", "h"], "--group-host"),
+        (["http://x", "--model", "m"], "--model"),
+        (["http://x", "--json", "no/such/folder/r.json"], "--json"),
+        (["http://x", "--gaps", "none.yaml"], "--gaps"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_called(installed, tmp_path, words, named_key):
+    code, output = judge(installed, tmp_path, *words)
+    assert (code, f"error: {named_key}" in output) == (2, True), output
+
+
+def test_an_unreachable_server_and_an_unknown_check_are_named(installed, tmp_path):
+    code, output = judge(installed, tmp_path, "http://127.0.0.1:9")
+    assert (code, "cannot be judged" in output) == (4, True), output
+    with small_server() as server:
+        code, output = judge(installed, tmp_path, server.url, "--check", "no-such-check")
+    assert (code, "no-such-check" in output) == (4, True), output
+
+
+def test_gaps_come_from_a_file(installed, tmp_path):
+    gap = "- {check: wrong-method-is-405, reason: not yet, link: https://example.org}\n"
+    (tmp_path / "gaps.yaml").write_text(gap)
+    with small_server() as server:
+        code, output = judge(installed, tmp_path, server.url, "--gaps", "gaps.yaml", *named("wrong-method-is-405"))
+    assert (code, "1 known-gap" in output) == (0, True), output
+
+
+def test_a_judge_that_is_ended_still_writes_its_report(installed, tmp_path):
+    asked, ended = threading.Event(), threading.Event()
+
+    def generate(body):
+        if body["max_tokens"] == 8 and asked.num_calls > 0:
+            asked.set()
+            ended.wait(60)
+        asked.num_calls += 1
+        return 200, REPLY
+
+    asked.num_calls = 0
+    with small_server(generate=generate) as server:
+        checks = named("one-prompt-one-response")
+        process = start_judge(installed, tmp_path, server.url, "--json", "r.json", *checks)
+        assert asked.wait(60)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+        ended.set()
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (process.returncode, "not finished" in output) == (130, True), output
+    assert (report["checks"], report["exit_code"]) == ([], 3)
+
+
+def test_the_main_command_hands_over_or_names_the_package(monkeypatch, capsys):
+    assert rollmatch(["judge", "http://127.0.0.1:9"]) == 4
+    capsys.readouterr()
+    monkeypatch.setitem(sys.modules, "conformance.servers.command", None)
+    assert rollmatch(["judge", "http://127.0.0.1:9"]) == 1
+    assert "pip install rollmatch-conformance" in capsys.readouterr().err
