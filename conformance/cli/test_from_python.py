@@ -28,7 +28,6 @@ def keys(folder):
         "training.output_dir": str(folder / "run"),
         "training": {"max_steps": 1, "per_device_train_batch_size": 2, "report_to": "none"},
         "global_max_length": 64,
-        "custom.prompts.system": "",
         "custom.extra.grpo.num_generations": 2,
         "custom.extra.rollout_matching": {
             "rollout_backend": "hf",

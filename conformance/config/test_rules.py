@@ -88,6 +88,17 @@ def test_each_answer_format_brings_its_own_question_unless_one_is_set(make_with)
     assert (own.system, own.user) == ("", "Where?")
 
 
+def test_a_variant_with_rewards_has_no_system_message_unless_one_is_set(make_with):
+    rewarded = (
+        "custom.trainer_variant=grpo",
+        "custom.extra.grpo.rewards=[{function: 'builtins:len'}]",
+        "~.decoding.temperature=1",
+    )
+    assert make_with(*rewarded).custom.chat_system == ""
+    assert make_with(*rewarded, "custom.prompts.system=Be brief.").custom.chat_system == "Be brief."
+    assert "JSON" in make_with().custom.prompts.system
+
+
 def test_rules_are_judged_although_other_keys_are_wrong(problems_with):
     assert problems_with("training.seed=x", "tuner.use_dora=true") == [
         ("wrong-type", "training.seed"),

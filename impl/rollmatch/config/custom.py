@@ -188,7 +188,8 @@ class PromptsConfig(Section):
     coord_tokens."""
 
     system: str = SYSTEM_PROMPT
-    """System message; empty omits it."""
+    """System message; empty omits it. Variants with rewards have none unless it is set, and then samples with their own
+    question have it, too."""
     user: Text = USER_PROMPT
     """Text after the images in the user message."""
 
@@ -236,8 +237,10 @@ class CustomConfig(Section):
 
     @model_validator(mode="after")
     def _ask_for_the_format(self) -> Self:
-        """Prompts that are not set request the configured answer format."""
+        """Prompts that are not set request the configured answer format; with rewards, no format is wanted."""
         texts = PROMPTS_OF_FORMAT.get(self.extra.rollout_matching.answer_format, {})
+        if self.learns_from_rewards:
+            texts = texts | {"system": ""}
         unset = {name: text for name, text in texts.items() if name not in self.prompts.model_fields_set}
         return self.model_copy(update={"prompts": self.prompts.model_copy(update=unset)}) if unset else self
 
