@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pycocotools import mask as coco_mask
 
 from conformance.objectives.answers import BOX, FAR_BOX, box, boxes, poly, polys
-from rollmatch.objectives.rollout_matching.match import MatchRules, match_objects, outline
+from rollmatch.objectives.rollout_matching.match import MatchRules, match_objects, outline, score_pairs
 from rollmatch.objectives.rollout_matching.supervision import TransportRules, coordinate_targets
 from rollmatch.records import Geometry, Matching, PredictedObject
 
@@ -70,6 +70,15 @@ def small_boxes():
     """Boxes from so few that ties, duplicates and gate rejections are common."""
     side = st.sampled_from([(100, 300), (100, 340), (180, 380), (600, 800)])
     return st.builds(lambda x, y: box(x[0], y[0], x[1], y[1]), side, side)
+
+
+@given(st.lists(boxes(), min_size=1, max_size=4), st.lists(boxes(), min_size=1, max_size=4))
+def test_scores_of_one_gate_serve_every_other(predicted, truth):
+    shapes = [found(each) for each in predicted], truth
+    scores = score_pairs(*shapes, MatchRules())
+    for gate in (0.0, 0.5, 0.9):
+        rules = MatchRules(maskiou_gate=gate)
+        assert match_objects(*shapes, rules, scores) == match_objects(*shapes, rules)
 
 
 @pytest.mark.scenario(

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from rollmatch.data.formats.native import to_pixels
 from rollmatch.objectives.rollout_matching.average_precision import (
     Box,
@@ -12,8 +14,8 @@ from rollmatch.objectives.rollout_matching.average_precision import (
     TrueBox,
     average_precision,
 )
-from rollmatch.objectives.rollout_matching.match import MatchRules, match_objects, outline
-from rollmatch.records import GroundTruth, ParsedRollout, PredictedObject, Sample
+from rollmatch.objectives.rollout_matching.match import MatchRules, box_ious, match_objects, outline, score_pairs
+from rollmatch.records import GroundTruth, Matching, ParsedRollout, PredictedObject, Sample
 
 F1_IOUS = (0.5, 0.75, 0.9)
 CROWD_COVERS = 0.5
@@ -51,7 +53,7 @@ def judge_detection(answers: Sequence[Answered], rules: MatchRules) -> Detection
     detected = [box for image, one in enumerate(answers) for box in _detected_boxes(image, one)]
     scored = average_precision(truth, detected, len(answers))
     constant = average_precision(truth, [replace(box, score=1.0) for box in detected], len(answers))
-    counts = {iou: _count(answers, replace(rules, maskiou_gate=iou)) for iou in F1_IOUS}
+    counts = _count(answers, rules)
     known = {box.desc for box in truth}
     metrics: dict[str, float | None] = {
         **scored.summary,
@@ -77,6 +79,16 @@ class Counts:
         """Matched, and described as the true object is."""
         self.num_matched = 0
 
+    def add(self, one: Answered, matching: Matching) -> None:
+        """Count one answer."""
+        objects, truth, crowds = one.parsed.objects, one.sample.objects, _crowds(one.sample)
+        ignored = {index for index in matching.false_positives if _is_in_crowd(objects[index], crowds)}
+        right = [truth[true].desc for mine, true in matching.pairs if objects[mine].desc == truth[true].desc]
+        self.truth.update(each.desc for each in truth)
+        self.predicted.update(each.desc for index, each in enumerate(objects) if index not in ignored)
+        self.correct.update(right)
+        self.num_matched += len(matching.pairs)
+
     def figures(self, iou: float) -> dict[str, float]:
         """Precision and recall count places alone; ``f1_desc`` wants the right description, too."""
         num_truth, num_predicted = self.truth.total(), self.predicted.total()
@@ -94,19 +106,14 @@ class Counts:
         return {"F1": f1, "num_truth": num_truth, "num_predicted": num_predicted}
 
 
-def _count(answers: Sequence[Answered], rules: MatchRules) -> Counts:
-    counts = Counts()
+def _count(answers: Sequence[Answered], rules: MatchRules) -> dict[float, Counts]:
+    """By IoU; the pairs of an answer are compared once."""
+    counts = {iou: Counts() for iou in F1_IOUS}
     for one in answers:
         objects, truth = one.parsed.objects, one.sample.objects
-        matching = match_objects(objects, truth, rules)
-        crowds = _crowds(one.sample)
-        ignored = {index for index in matching.false_positives if _is_in_crowd(objects[index], crowds)}
-        counts.truth.update(each.desc for each in truth)
-        counts.predicted.update(each.desc for index, each in enumerate(objects) if index not in ignored)
-        counts.num_matched += len(matching.pairs)
-        counts.correct.update(
-            truth[true].desc for mine, true in matching.pairs if objects[mine].desc == truth[true].desc
-        )
+        scores = score_pairs(objects, truth, rules) if objects and truth else None
+        for iou, so_far in counts.items():
+            so_far.add(one, match_objects(objects, truth, replace(rules, maskiou_gate=iou), scores))
     return counts
 
 
@@ -146,11 +153,12 @@ def _is_in_crowd(each: PredictedObject, crowds: Sequence[tuple[str, tuple[int, .
 
 def _num_duplicates(one: Answered) -> int:
     """Predictions that repeat an earlier one."""
-    boxes = [(each.desc, around(each)) for each in one.parsed.objects]
-    return sum(
-        any(desc == other and iou_of(box, earlier) >= SAME_BOX for other, earlier in boxes[:place])
-        for place, (desc, box) in enumerate(boxes)
-    )
+    if not one.parsed.objects:
+        return 0
+    boxes = np.array([around(each) for each in one.parsed.objects])
+    descs = np.array([each.desc for each in one.parsed.objects])
+    repeats = (box_ious(boxes, boxes) >= SAME_BOX) & (descs[:, None] == descs[None, :])
+    return int(np.tril(repeats, -1).any(axis=1).sum())
 
 
 def around(each: PredictedObject | GroundTruth) -> tuple[int, ...]:
@@ -177,13 +185,3 @@ def _shared(one: Sequence[float], other: Sequence[float]) -> float:
     width = min(one[2], other[2]) - max(one[0], other[0])
     height = min(one[3], other[3]) - max(one[1], other[1])
     return max(0, width) * max(0, height)
-
-
-def iou_of(one: Sequence[float], other: Sequence[float]) -> float:
-    """Intersection over union of two boxes.
-
-    >>> iou_of((0, 0, 4, 4), (0, 0, 4, 2))
-    0.5
-    """
-    shared = _shared(one, other)
-    return _ratio(shared, _area(one) + _area(other) - shared)

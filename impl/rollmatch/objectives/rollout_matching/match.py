@@ -15,6 +15,7 @@ last), then prediction 1, and so on.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +54,24 @@ class MatchRules:
         assert 0 <= self.fn_cost <= _COST_LIMIT
 
 
-def match_objects(predicted: Sequence[PredictedObject], truth: Sequence[GroundTruth], rules: MatchRules) -> Matching:
+class PairScores(NamedTuple):
+    """What a match compares; the same for every gate."""
+
+    candidates: Bools
+    """[P, G] which pairs are considered."""
+    ious: Floats
+    """[P, G] mask IoU."""
+
+
+def match_objects(
+    predicted: Sequence[PredictedObject],
+    truth: Sequence[GroundTruth],
+    rules: MatchRules,
+    scores: PairScores | None = None,
+) -> Matching:
     """Assign predictions to ground truth at minimum cost (rules: top of this file).
+
+    ``scores``: of the same objects, where ``score_pairs`` has computed them for another gate.
 
     Two equal predictions and one true object: the first gets it, the second is a false positive.
 
@@ -67,7 +84,7 @@ def match_objects(predicted: Sequence[PredictedObject], truth: Sequence[GroundTr
     ious: Floats = np.zeros((len(predicted), len(truth)))
     rejected = 0
     if predicted and truth:
-        candidates, ious = _score(predicted, truth, rules)
+        candidates, ious = scores or score_pairs(predicted, truth, rules)
         allowed = candidates & (ious >= rules.maskiou_gate)
         rejected = int(np.count_nonzero(candidates & ~allowed))
         partners = _assign(_costs(allowed, ious, rules), len(predicted), len(truth))
@@ -94,13 +111,13 @@ def outline(shape: Shape) -> tuple[int, ...]:
     return (left, top, right, top, right, bottom, left, bottom)
 
 
-def _score(predicted: Sequence[Shape], truth: Sequence[Shape], rules: MatchRules) -> tuple[Bools, Floats]:
-    """[P, G] which pairs are candidates, and every pair's mask IoU."""
+def score_pairs(predicted: Sequence[Shape], truth: Sequence[Shape], rules: MatchRules) -> PairScores:
+    """Candidates and IoU of all pairs, of at least one prediction and one true object; the gate plays no part."""
     boxes, true_boxes = _boxes(predicted), _boxes(truth)
-    overlaps = _box_ious(boxes, true_boxes)
+    overlaps = box_ious(boxes, true_boxes)
     candidates = _candidates(overlaps, _centre_distances(boxes, true_boxes), rules.candidate_top_k)
     ious, drawn = _mask_ious(predicted, truth, rules.maskiou_resolution)
-    return candidates, np.where(drawn, ious, overlaps)
+    return PairScores(candidates, np.where(drawn, ious, overlaps))
 
 
 def _boxes(shapes: Sequence[Shape]) -> Ints:
@@ -109,10 +126,10 @@ def _boxes(shapes: Sequence[Shape]) -> Ints:
     return np.array([(min(xs), min(ys), max(xs), max(ys)) for xs, ys in sides], dtype=np.int64)
 
 
-def _box_ious(boxes: Ints, true_boxes: Ints) -> Floats:
-    """[P, G]; 0 where both boxes are empty.
+def box_ious(boxes: Ints, true_boxes: Ints) -> Floats:
+    """[P, G] of [P, 4] and [G, 4]; 0 where both boxes are empty.
 
-    >>> _box_ious(np.array([[0, 0, 2, 4], [5, 5, 5, 5]]), np.array([[1, 0, 3, 4], [5, 5, 5, 5]])).round(2).tolist()
+    >>> box_ious(np.array([[0, 0, 2, 4], [5, 5, 5, 5]]), np.array([[1, 0, 3, 4], [5, 5, 5, 5]])).round(2).tolist()
     [[0.33, 0.0], [0.0, 0.0]]
     """
     low = np.maximum(boxes[:, None, :2], true_boxes[None, :, :2])
@@ -182,18 +199,20 @@ def _assign(costs: Ints, num_predicted: int, num_truth: int) -> list[int]:
     >>> _assign(np.array([[5, 5, 9, 9], [5, 5, 9, 9], [9, 9, 0, 0], [9, 9, 0, 0]]), 2, 2)
     [0, 1]
     """
-    columns = _solve(costs)
+    columns, costs = _solve(costs), costs.copy()
     least = _total(costs, columns)
     tight = _slack(costs, columns) == 0
     for row in range(num_predicted):
         lower = tight[row, : min(int(columns[row]), num_truth)].copy()
         lower[[column for column in columns[:row] if column < len(lower)]] = False
+        own = costs[row].copy()
         for column in np.flatnonzero(lower):
-            trial = _solve(_fix(costs, row, column=int(column), forbidden=least + 1))
-            if _total(costs, trial) == least and trial[row] == column:
+            _fix(costs, row, column=column, own=own, forbidden=least + 1)
+            trial = _solve(costs)
+            if _total(costs, trial) == least:  # so the row has this column
                 columns = trial
                 break
-        costs = _fix(costs, row, column=int(columns[row]), forbidden=least + 1)
+        _fix(costs, row, column=columns[row], own=own, forbidden=least + 1)
     return [int(column) for column in columns[:num_predicted]]
 
 
@@ -206,12 +225,10 @@ def _total(costs: Ints, columns: Ints) -> int:
     return int(costs[np.arange(len(columns)), columns].sum())
 
 
-def _fix(costs: Ints, row: int, *, column: int, forbidden: int) -> Ints:
-    """The same costs, but with every other column out of the row's reach."""
-    fixed = costs.copy()
-    fixed[row] = forbidden
-    fixed[row, column] = costs[row, column]
-    return fixed
+def _fix(costs: Ints, row: int, *, column: int, own: Ints, forbidden: int) -> None:
+    """Put every column but one out of the row's reach; ``own``: its costs."""
+    costs[row] = forbidden
+    costs[row, column] = own[column]
 
 
 def _slack(costs: Ints, columns: Ints) -> Ints:
