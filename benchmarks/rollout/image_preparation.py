@@ -1,69 +1,129 @@
-"""Seconds that a step spends on the tensors of its images: one after the other, as the learner does, and in processes.
+"""Seconds that a step spends on the images of its groups, before and after they were shared; all in one run.
 
-    python benchmarks/rollout/image_preparation.py MODEL [--images 128] [--size 1280 960] [--group 8] [--processes 2]
+    python benchmarks/rollout/image_preparation.py MODEL [--images 128] [--size 1280 960] [--group 8] [--generation 10]
 
-MODEL is a directory with a processor of the Qwen family. Images are JPEG files of noise, and are not made smaller. Both
-ways prepare an image once, however many completions its group has; ``serial_per_completion_s`` is what it would cost to
-prepare it for each of them.
+MODEL is a directory with a processor of the Qwen family. Images are JPEG files of noise, and are not made smaller.
+
+=========================  =======================================================================================
+``per_completion_s``       tensors made for every completion (extrapolated from one per image)
+``serial_s``               once per image, one after the other, when the rollouts are there
+``threads_s``              once per image, by threads, when the rollouts are there
+``after_generation_s``     what is left of it when the rollouts are there, begun before a generation of so many seconds
+``call_mb``, ``decode_s``  a call of all completions on its way to a server: its size, and decoding its images there
+=========================  =======================================================================================
 """
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
-from multiprocessing import get_context
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from PIL import Image
 from transformers import AutoProcessor
 
+from rollmatch.dialects.native.client import encode
+from rollmatch.dialects.prompt import Prompt, SamplingRules
 from rollmatch.model.images import ImageProcessing
+from rollmatch.model.preparation import ImagePreparation
+from rollmatch.records import Sample
+from rollmatch.server.images import ImageReader
+
+RULES = SamplingRules(
+    max_tokens=512,
+    temperature=1.0,
+    top_p=1.0,
+    top_k=-1,
+    repetition_penalty=1.0,
+    stop_token_ids=(2,),
+    banned_token_ids=(),
+)
 
 
-@cache
-def processing(directory: str, most_pixels: int) -> ImageProcessing:
-    """The model's, once per process."""
-    torch.set_num_threads(1)
-    processor = AutoProcessor.from_pretrained(directory)
-    processor.image_processor.size["longest_edge"] = most_pixels  # Qwen's name of the largest area
-    return ImageProcessing(processor, directory)
-
-
-def prepare(directory: str, most_pixels: int, path: str) -> dict[str, np.ndarray]:
-    """Decode an image and run the processor; arrays, because they travel to the learner's process."""
-    with Image.open(path) as image:
-        features = processing(directory, most_pixels).process([image.convert("RGB")])
-    return {name: tensor.numpy() for name, tensor in features.tensors.items()}
-
-
-def decode(path: str) -> None:
-    """Read an image alone."""
-    with Image.open(path) as image:
-        image.convert("RGB")
-
-
-def make_images(folder: Path, number: int, size: Sequence[int]) -> list[str]:
-    """JPEG files of smooth noise."""
+def make_images(folder: Path, number: int, size: Sequence[int]) -> list[Path]:
+    """JPEG files."""
     random, paths = np.random.default_rng(0), []
     for place in range(number):
         coarse = Image.fromarray(random.integers(0, 256, (size[1] // 4, size[0] // 4, 3), dtype=np.uint8))
-        path = folder / f"{place}.jpg"
-        coarse.resize(tuple(size)).save(path, quality=90)
-        paths.append(str(path))
+        coarse.resize(tuple(size)).save(folder / f"{place}.jpg", quality=90)
+        paths.append(folder / f"{place}.jpg")
     return paths
 
 
-def seconds(work: object) -> float:
+def seconds(work: Callable[[], object]) -> float:
     """Wall time of a call."""
     began = time.perf_counter()
-    work()  # type: ignore[operator]
+    work()
     return time.perf_counter() - began
+
+
+def measure_learner(directory: str, paths: Sequence[Path], *, group: int, generation_s: float) -> dict[str, float]:
+    """The learner's tensors."""
+    processor = AutoProcessor.from_pretrained(directory)
+    processor.image_processor.size["longest_edge"] = 2**24  # Qwen's name of the largest area
+    processing = ImageProcessing(processor, directory)
+    samples = [
+        Sample(sample_id=place, origin="", images=(str(path),), objects=(), width=1, height=1)
+        for place, path in enumerate(paths)
+    ]
+
+    def prepare(sample: Sample) -> object:
+        with Image.open(sample.images[0]) as image:
+            return processing.process([image.convert("RGB")])
+
+    preparation = ImagePreparation(prepare)  # type: ignore[arg-type]
+    tensors = preparation.collect(samples[:1])[0].tensors  # also starts a thread
+    serial = seconds(lambda: [prepare(sample) for sample in samples])
+    threads = seconds(lambda: preparation.collect(samples))
+    preparation.begin(samples)
+    time.sleep(generation_s)  # a learner of its own waits for servers
+    return {
+        "tensor_mb_per_image": sum(tensor.nbytes for tensor in tensors.values()) / 1e6,
+        "per_completion_s": serial * group,
+        "serial_s": serial,
+        "threads_s": threads,
+        "generation_s": generation_s,
+        "after_generation_s": seconds(lambda: preparation.collect(samples)),
+    }
+
+
+def measure_call(paths: Sequence[Path], group: int) -> dict[str, dict[str, float]]:
+    """One call to one server, images in every request and once."""
+    prompts = [
+        Prompt(request_id=f"{path}{i}", prompt_token_ids=(5,), messages=(), images=(path.read_bytes(),), seed=1)
+        for path in paths
+        for i in range(group)
+    ]
+    once = encode(prompts, RULES)
+    held = once | {"requests": [{"images": list(prompt.images)} for prompt in prompts], "images": []}
+    reader = ImageReader(())
+
+    def decode_all(shared: bool) -> None:
+        budget = reader.budget()
+        for prompt in prompts:
+            budget.left = 2**62  # not what is measured
+            reader.read(prompt.images[0], budget if shared else reader.budget(), item=0, key="")
+
+    return {
+        "per_completion": {"call_mb": _megabytes(held), "decode_s": seconds(lambda: decode_all(False))},
+        "once": {"call_mb": _megabytes(once), "decode_s": seconds(lambda: decode_all(True))},
+    }
+
+
+def _megabytes(body: object) -> float:
+    return len(msgspec.msgpack.encode(body)) / 1e6
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def main() -> None:
@@ -73,30 +133,15 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=128)
     parser.add_argument("--size", type=int, nargs=2, default=(1280, 960))
     parser.add_argument("--group", type=int, default=8, help="completions per image")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--generation", type=float, default=10, help="seconds")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         paths = make_images(Path(folder), options.images, options.size)
-        one = partial(prepare, options.model, options.size[0] * options.size[1])
-        arrays = one(paths[0])
-        decoded = seconds(lambda: [decode(path) for path in paths])
-        serial = seconds(lambda: [one(path) for path in paths])
-        with ProcessPoolExecutor(options.processes, mp_context=get_context("forkserver")) as pool:
-            list(pool.map(one, paths[: options.processes]))  # start, import
-            pooled = seconds(lambda: list(pool.map(one, paths)))
-    figures = {
-        "images": options.images,
-        "size": list(options.size),
-        "tensor_mb_per_image": sum(array.nbytes for array in arrays.values()) / 1e6,
-        "decode_s": decoded,
-        "serial_s": serial,
-        "serial_ms_per_image": 1000 * serial / options.images,
-        "serial_per_completion_s": serial * options.group,
-        "processes": options.processes,
-        "pooled_s": pooled,
-    }
-    rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in figures.items()}
-    sys.stdout.write(json.dumps(rounded) + "\n")
+        learner = measure_learner(options.model, paths, group=options.group, generation_s=options.generation)
+        call = measure_call(paths[: max(1, options.images // options.group)], options.group)
+    figures = {"images": options.images, "size": list(options.size), "cores": os.cpu_count(), "group": options.group}
+    sys.stdout.write(json.dumps(_rounded(figures | {"learner": learner, "call": call})) + "\n")
 
 
 if __name__ == "__main__":

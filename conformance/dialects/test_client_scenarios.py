@@ -255,7 +255,7 @@ def test_the_bodies_of_a_step():
         backend.close()
     bodies = {name: body for name, body in double.calls if body is not None}
     assert bodies.keys() == {"communicator", "sync", "infer", "close_communicator"}
-    assert bodies["infer"].keys() == {"requests", "sampling"}
+    assert bodies["infer"].keys() == {"requests", "sampling", "images"}
     for request in bodies["infer"]["requests"]:
         assert request.keys() == {"request_id", "prompt_token_ids", "images", "seed"}
     described = {"client", "sync_id", "version", "tensors", "buckets", "digests", "commit", "adapter"}

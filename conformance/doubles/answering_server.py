@@ -29,14 +29,15 @@ class AnsweringServer(NativeDouble):
     def infer(self, body):
         returned = super().infer(body)
         for request, response in zip(body["requests"], returned["responses"], strict=True):
-            prompt, written = self._write(request, body["sampling"])
+            images = [body["images"][place] for place in request["images"]]
+            prompt, written = self._write(request, images, body["sampling"])
             self.answered[request["request_id"]] = (prompt, written)
             response |= {"prompt_token_ids": pack_ids(prompt), "response_token_ids": pack_ids(written)}
             response["finish_reason"] = "stop" if written[-1] in body["sampling"]["stop_token_ids"] else "length"
         return returned
 
-    def _write(self, request, sampling):
-        images = [Image.open(io.BytesIO(raw)).convert("RGB") for raw in request["images"]]
+    def _write(self, request, images, sampling):
+        images = [Image.open(io.BytesIO(raw)).convert("RGB") for raw in images]
         ids = [int(token_id) for token_id in unpack_ids(request["prompt_token_ids"])]
         prompt = {"prompt_token_ids": ids, "multi_modal_data": {"image": images}}
         returned = SimpleNamespace(

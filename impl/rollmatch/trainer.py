@@ -217,6 +217,7 @@ class RolloutTrainer(ResumableTrainer):
         """Leave the servers, or stop the engine."""
         if self.overlap.prefetch is not None:
             self.overlap.prefetch.close()
+        self.source.template.preparation.close()
         self.source.fence.backend.close()
 
     def _requested(self, window: Window, num_batches: int) -> Iterator[RequestedWindow]:

@@ -25,6 +25,7 @@ from rollmatch.model.images import (
     placeholder_ids,
 )
 from rollmatch.model.overlong import cut_left
+from rollmatch.model.preparation import ImagePreparation
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.records import Rollout, Sample
 
@@ -96,6 +97,7 @@ class Template:
         self.system, self.user = system, user
         has_images = hasattr(self.processor, "image_processor")
         self.images = ImageProcessing(self.processor, directory) if has_images else None
+        self.preparation = ImagePreparation(self.image_features)
         self.image_id = self.images.image_id if self.images else NO_ID
         self.pad_id: int = self._find_pad_id()
         self.banned_ids = placeholder_ids(directory, self.processor)

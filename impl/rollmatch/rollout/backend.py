@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from functools import lru_cache
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from rollmatch.model.images import ImageFeatures, image_arguments
 from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import trim_stop
 from rollmatch.records import Rollout, RolloutRequest, Sample
+
+Prepared = TypeVar("Prepared")
 
 
 class RolloutsMissing(RolloutError):
@@ -120,6 +123,19 @@ def derive_seed(run_seed: int, *, step: int, rank: int, index: int) -> int:
     return (int(word) & 0x7FFFFFFF) or 1
 
 
+def once_per_images(prepare: Callable[[Sample], Prepared], *, kept: int | None = None) -> Callable[[Sample], Prepared]:
+    """``prepare``, run once for the requests that share their images; ``kept``: results at a time, None: all."""
+    samples: dict[tuple[str, ...], Sample] = {}
+    known = lru_cache(kept)(lambda images: prepare(samples[images]))
+
+    def of(sample: Sample) -> Prepared:
+        samples[sample.images] = sample
+        prepared: Prepared = known(sample.images)
+        return prepared
+
+    return of
+
+
 def make_requests(
     samples: Sequence[Sample],
     *,
@@ -164,9 +180,11 @@ class HfBackend:
     def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
         """As the contract; a microbatch samples from its first request's seed."""
         rollouts: list[Rollout] = []
+        features_of = once_per_images(self.template.image_features, kept=self.batch_size)
         with _inference(self.model):
             for start in range(0, len(requests), self.batch_size):
-                rollouts += self._generate_batch(requests[start : start + self.batch_size], decoding)
+                part = requests[start : start + self.batch_size]
+                rollouts += self._generate_batch(part, [features_of(r.sample) for r in part], decoding)
         check_answers(requests, rollouts)
         return rollouts
 
@@ -176,8 +194,9 @@ class HfBackend:
     def close(self) -> None:
         """Nothing to free."""
 
-    def _generate_batch(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
-        features = [self.template.image_features(request.sample) for request in requests]
+    def _generate_batch(
+        self, requests: Sequence[RolloutRequest], features: list[ImageFeatures], decoding: Decoding
+    ) -> list[Rollout]:
         prompts = [self.template.expand(r.token_ids, f) for r, f in zip(requests, features, strict=True)]
         inputs = self._padded_inputs(prompts, features)
         with _seeded(requests[0].seed, sampling=decoding.temperature > 0):

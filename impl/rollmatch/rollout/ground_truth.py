@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 
-from rollmatch.model.images import ImageFeatures
 from rollmatch.records import Rollout
 from rollmatch.rollout.phase import RequestedWindow, RolloutPart
 from rollmatch.rollout.source import RolloutSource
 
 
 class WithoutRollouts:
-    """An ``Overlap`` without a rollout side: weights are sent for evaluations only."""
+    """An ``Overlap`` without a rollout side: weights are sent for evaluations only.
 
-    prefetch, lead, streams, needs_weights = None, 0, False, False
+    The images of the next window are prepared while this one is learnt.
+    """
+
+    prefetch, lead, streams, needs_weights = None, 1, False, False
 
     def __init__(self, source: RolloutSource) -> None:
         self.source = source
@@ -19,11 +21,11 @@ class WithoutRollouts:
     def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
         """As ``Overlap``: one part, of empty responses."""
         window, template = windows[0], self.source.template
-        features: dict[int, ImageFeatures] = {}
+        features = template.preparation.collect(window.samples)
+        for coming in windows[1:]:
+            template.preparation.begin(coming.samples)
         rollouts = []
         for index, sample in enumerate(window.samples):
-            if sample.sample_id not in features:
-                features[sample.sample_id] = template.image_features(sample)
             prompt = template.expand(template.prompt_token_ids(sample), features[sample.sample_id])
             rollouts.append(
                 Rollout(

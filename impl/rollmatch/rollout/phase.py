@@ -97,6 +97,7 @@ class Lockstep:
     def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
         """As ``Overlap``: one part."""
         window = windows[0]
+        self.source.template.preparation.begin(window.samples)
         yield RolloutPart(index=0, rollouts=self.source.roll_out(window.samples, window.step, purpose="train"))
 
     def has_part(self) -> bool:
@@ -125,6 +126,7 @@ class Stream:
         """As ``Overlap``. Errors: those of ``Prefetch.collect``."""
         window = windows[0]
         self._step, self._taken = window.step, []
+        self.source.template.preparation.begin(window.samples)
         self.prefetch.submit(window.step, self.source.make_requests(window.samples, window.step), window.parts)
         return self._parts(window)
 
@@ -170,6 +172,7 @@ class Ahead:
     def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
         """As ``Overlap``: one part. Errors: those of ``Prefetch.collect``."""
         source, parts, step = self.source, list[RolloutPart](), windows[0].step
+        source.template.preparation.begin(windows[0].samples)
 
         def attempt() -> int:
             parts[:] = [self.collect(windows, source.make_requests, step_of=source.fence.step_of)]

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from rollmatch.dialects.http import ServerRefused
@@ -63,7 +64,7 @@ class ServerCalls:
         """
         server = self.members.servers[chunk.server_index]
         check_prefixes(server, requests)
-        prompts = [self._make_prompt(request) for request in requests]
+        prompts = self._make_prompts(requests)
 
         def call() -> list[Reply]:
             replies = server.infer(prompts, sampling, start=chunk.start, log=log)
@@ -131,15 +132,20 @@ class ServerCalls:
         LOG.warning("%s: its share moves to the %d other servers", error.problem, present)
         return ServerLost(error.problem, key=server.base_url, remedy="Restart it; a later sync readmits it.")
 
-    def _make_prompt(self, request: RolloutRequest) -> Prompt:
-        return Prompt(
-            request_id=request.request_id,
-            prompt_token_ids=request.token_ids,
-            messages=tuple(self.template.messages(request.sample)),
-            images=tuple(Path(path).read_bytes() for path in request.sample.images),
-            seed=request.seed,
-            max_tokens=request.max_new_tokens,
-        )
+    def _make_prompts(self, requests: Sequence[RolloutRequest]) -> list[Prompt]:
+        """Each image file is read once: the requests of a group share it."""
+        read = cache(lambda path: Path(path).read_bytes())
+        return [
+            Prompt(
+                request_id=request.request_id,
+                prompt_token_ids=request.token_ids,
+                messages=tuple(self.template.messages(request.sample)),
+                images=tuple(read(path) for path in request.sample.images),
+                seed=request.seed,
+                max_tokens=request.max_new_tokens,
+            )
+            for request in requests
+        ]
 
 
 def _check_version(server: RolloutServer, reply: Reply, version: int) -> None:

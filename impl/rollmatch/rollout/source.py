@@ -114,10 +114,8 @@ class RolloutSource:
     def check_alignment(self, samples: Sequence[Sample], rollouts: Sequence[Rollout]) -> dict[int, ImageFeatures]:
         """Features of each sample's images, by sample id, after checking that the engine saw the learner's prompt."""
         template = self.template
-        features: dict[int, ImageFeatures] = {}
+        features = template.preparation.collect(samples)
         for sample, rollout in zip(samples, rollouts, strict=True):
-            if sample.sample_id not in features:
-                features[sample.sample_id] = template.image_features(sample)
             prompt = template.expand(template.prompt_token_ids(sample), features[sample.sample_id])
             template.check_alignment(sample, prompt, rollout)
         return features

@@ -24,7 +24,7 @@ from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import trim_stop
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
-from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs
+from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs, once_per_images
 from rollmatch.startup import loading
 from rollmatch.weights.worker.loading import keep_weights_loadable
 
@@ -117,13 +117,13 @@ class VllmColocateBackend:
         return slice(first, first + len(requests)), [request for part in parts for request in part]
 
     def _run(self, requests: list[RolloutRequest], decoding: Decoding) -> list[Rollout]:
-        prompts = [self._make_prompt(request, decoding) for request in requests]
+        images_of = once_per_images(self.template.load_images)
+        prompts = [self._make_prompt(request, images_of(request.sample), decoding) for request in requests]
         sampling = [self._make_sampling(request, decoding) for request in requests]
         outputs = self._engine.generate(prompts, sampling, use_tqdm=False) if prompts else []
         return [self._make_rollout(r, output) for r, output in zip(requests, outputs, strict=True)]
 
-    def _make_prompt(self, request: RolloutRequest, decoding: Decoding) -> dict[str, object]:
-        images = self.template.load_images(request.sample)
+    def _make_prompt(self, request: RolloutRequest, images: list[Image.Image], decoding: Decoding) -> dict[str, object]:
         self._check_room(request, images, decoding)
         prompt: dict[str, object] = {"prompt_token_ids": list(request.token_ids)}
         if images:

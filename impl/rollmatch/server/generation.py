@@ -28,7 +28,7 @@ class ResponseGenerator:
             GenerateRequest(
                 token_ids=request.prompt_token_ids,
                 messages=request.messages,
-                images=request.images,
+                images=_images_of(request, batch, item=item),
                 sampling=_sampling_of(request, batch, item=item),
                 seeds=(request.seed,),
             )
@@ -135,6 +135,16 @@ def _check_ids(requests: Sequence[InferRequest]) -> None:
             problem, key = f"{request.request_id} names two requests", f"requests[{item}].request_id"
             raise Refusal(problem, code="request-id-repeated", key=key, remedy="Number the requests.", item=item)
         seen.add(request.request_id)
+
+
+def _images_of(request: InferRequest, batch: InferBatch, *, item: int) -> tuple[str | bytes, ...]:
+    """A request's own, and the batch's where it names their places. Errors: ``Refusal``."""
+    missing = [value for value in request.images if isinstance(value, int) and value >= len(batch.images)]
+    if missing:
+        problem, key = f"names image {missing[0]} of {len(batch.images)}", f"requests[{item}].images"
+        remedy = "Send each image in images, and name its place, from 0."
+        raise Refusal(problem, code="images-misfit", key=key, remedy=remedy, item=item)
+    return tuple(batch.images[value] if isinstance(value, int) else value for value in request.images)
 
 
 def _sampling_of(request: InferRequest, batch: InferBatch, *, item: int) -> Sampling:

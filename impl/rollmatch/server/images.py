@@ -4,7 +4,7 @@ import base64
 import binascii
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from PIL import Image
@@ -21,9 +21,11 @@ _LONGEST_PATH = 4096
 
 @dataclass(slots=True)
 class PixelBudget:
-    """Pixels that the images of one call may still have together."""
+    """Pixels that the images of one call may still have together, and what has been decoded of them."""
 
     left: int
+    decoded: dict[str | bytes, Image.Image] = field(default_factory=dict)
+    """The responses of a group share their images: each is decoded once, and counted as often as it is used."""
 
 
 class ImageReader:
@@ -38,10 +40,18 @@ class ImageReader:
         return PixelBudget(self.limits.max_pixels_per_call)
 
     def read(self, value: str | bytes, budget: PixelBudget, *, item: int, key: str) -> Image.Image:
-        """Decode a path, a ``file://`` or data URL, base64 text or encoded bytes.
+        """Decode a path, a ``file://`` or data URL, base64 text or encoded bytes; once per call.
 
         Pixels are counted before any is decoded. Errors: ``Refusal`` with one of the ``image-`` codes.
         """
+        known = budget.decoded.get(value)
+        if known is not None:
+            self._count(known.width * known.height, budget, item=item, key=key)
+            return known
+        budget.decoded[value] = self._decode(value, budget, item=item, key=key)
+        return budget.decoded[value]
+
+    def _decode(self, value: str | bytes, budget: PixelBudget, *, item: int, key: str) -> Image.Image:
         encoded = self._bytes_of(value, item=item, key=key)
         try:
             with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:

@@ -10,11 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from rollmatch.data.ids import PackedIds, unpack_ids
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised when a message changes in a way that an older side cannot read."""
 
 
 TimeLimit = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+ImageIndex = Annotated[int, Field(ge=0, strict=True)]
 Shape = tuple[Annotated[int, Field(ge=0)], ...]
 MIN_SECRET, MAX_WORLD_SIZE = 16, 4096
 
@@ -62,8 +63,8 @@ class InferRequest(Payload):
     request_id: str
     prompt_token_ids: PackedIds | None = None
     messages: tuple[dict[str, Any], ...] | None = None
-    images: tuple[str | bytes, ...] = ()
-    """Paths, data URLs, base64 text or encoded bytes."""
+    images: tuple[str | bytes | ImageIndex, ...] = ()
+    """Paths, data URLs, base64 text or encoded bytes; or places in the batch's ``images``."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     sampling: Sampling | None = None
     """Instead of the batch's."""
@@ -74,6 +75,8 @@ class InferBatch(Payload):
 
     requests: tuple[InferRequest, ...]
     sampling: Sampling | None = None
+    images: tuple[str | bytes, ...] = ()
+    """Those of the requests, each once: the responses of a group share theirs."""
 
 
 class InferResponse(Payload):

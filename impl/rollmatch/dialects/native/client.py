@@ -67,19 +67,21 @@ class NativeDialect:
 
 
 def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, object]:
-    """The body of a call."""
+    """The body of a call; an image of several prompts is in it once."""
+    places: dict[bytes, int] = {}
     return {
         "requests": [
             {
                 "request_id": prompt.request_id,
                 "prompt_token_ids": pack_ids(prompt.prompt_token_ids),
-                "images": list(prompt.images),
+                "images": [places.setdefault(image, len(places)) for image in prompt.images],
                 "seed": prompt.seed,
             }
             | ({} if prompt.max_tokens is None else {"sampling": _values(sampling, prompt.max_tokens)})
             for prompt in prompts
         ],
         "sampling": _values(sampling, sampling.max_tokens),
+        "images": list(places),
     }
 
 

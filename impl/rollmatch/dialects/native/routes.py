@@ -65,7 +65,8 @@ def _add_generation(router: APIRouter, server: ServerState) -> None:
 
     @router.post("/infer/")
     async def infer(request: Request) -> Response:
-        longest = {"requests": server.settings.limits.max_prompts_per_call}
+        limits = server.settings.limits
+        longest = {"requests": limits.max_prompts_per_call, "images": limits.max_images_per_call}
         batch = await read_body(request, InferBatch, longest=longest)
         reply = await unless_gone(request, server.generator.infer(batch, instance=server.instance))
         return reply if isinstance(reply, Response) else answer(request, reply)
