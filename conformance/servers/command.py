@@ -39,8 +39,13 @@ class VerdictLines:
         """Failures of pytest itself."""
         self.config: pytest.Config | None = None
 
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
-        self.config = session.config
+    @property
+    def judgement(self) -> Judgement | None:
+        """None where the server could not be looked at."""
+        return self.config.stash.get(plugin.JUDGEMENT, None) if self.config else None
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        self.config = config
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         judgement = plugin.judgement_of(session.config)
@@ -73,19 +78,16 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge
     os.environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
     lines = VerdictLines()
     code = int(pytest.main(_words(options), plugins=[plugin, lines]))
-    for problem in lines.problems:
-        say(problem)
-    if lines.config is None or plugin.JUDGEMENT not in lines.config.stash:
-        return code
-    judgement = plugin.judgement_of(lines.config)
-    if judgement.not_restored:
-        say(f"the server may hold other weights than at the beginning: {judgement.not_restored}")
-    say(*_explained(judgement), f"{summary(judgement.rows)}; {judgement.seconds:g} s")
-    if lines.problems or code == pytest.ExitCode.INTERRUPTED:
-        say("not finished")
-        return JUDGE_FAILED if lines.problems else 128 + signal.SIGINT
-    say(f"{code}: {judgement.preflight.problem or MEANINGS[code]}")
-    return code
+    say(*lines.problems)
+    judgement = lines.judgement
+    if judgement is not None:
+        if judgement.not_restored:
+            say(f"the server may hold other weights than at the beginning: {judgement.not_restored}")
+        say(*_explained(judgement), f"\n{summary(judgement.rows)}; {judgement.seconds:g} s")
+        is_ended = code == pytest.ExitCode.INTERRUPTED
+        say("not finished" if is_ended else f"{code}: {judgement.preflight.problem or MEANINGS[judgement.exit_code]}")
+        code = 128 + signal.SIGINT if is_ended else code
+    return JUDGE_FAILED if lines.problems else code
 
 
 def run() -> NoReturn:
@@ -173,11 +175,12 @@ def _words(options: argparse.Namespace) -> list[str]:
 
 
 def _explained(judgement: Judgement) -> Iterator[str]:
-    for row in judgement.rows:
-        if row.state not in QUIET or (row.state == "pass" and row.reason):
-            yield from _about(row, judgement)
+    """The worst comes last, where one looks first."""
     blamed = [row.reason for row in judgement.rows if row.state == "blocked-by"]
     yield from (f"\n{blamed.count(name)} blocked-by {name}" for name in dict.fromkeys(blamed))
+    told = [row for row in judgement.rows if row.state not in QUIET or (row.state == "pass" and row.reason)]
+    for row in sorted(told, key=lambda row: row.fails):
+        yield from _about(row, judgement)
 
 
 def _about(row: VerdictRow, judgement: Judgement) -> Iterator[str]:
@@ -185,8 +188,9 @@ def _about(row: VerdictRow, judgement: Judgement) -> Iterator[str]:
     yield textwrap.indent(textwrap.fill(f"{row.check.grade}: {row.check.sentence}", 112), "    ")
     yield textwrap.indent(textwrap.fill(shown(row.reason), 112), "    ")
     if row.state != "not-testable":
-        curl = curl_of(row.exchange, judgement.subject)
         yield f"    {command_for(row.check, judgement.subject)}"
+    if row.fails:
+        curl = curl_of(row.exchange, judgement.subject)
         yield from ([f"    {curl}"] if 0 < len(curl) <= LONGEST else [])
 
 

@@ -73,10 +73,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             only=config.getoption("check"),
         )
         gaps = load_gaps(config.getoption("gaps") or gaps_of(named))
-    except (DialectUnclear, UnknownCheck, GapMalformed) as error:
-        raise pytest.UsageError(str(error)) from None
-    except (requests.RequestException, ValueError) as error:
+    except requests.RequestException as error:  # before ValueError, which a reply that is no JSON is, too
         raise pytest.UsageError(f"{config.getoption('server')} cannot be judged: {error}") from None
+    except (DialectUnclear, UnknownCheck, GapMalformed, ValueError) as error:
+        raise pytest.UsageError(str(error)) from None
     terms = Terms(dangerous=dangerous, budget_s=60 * config.getoption("minutes"), gaps=gaps)
     config.stash[JUDGEMENT] = Judgement(subject, terms)
 
@@ -95,16 +95,22 @@ def subject_of(config: pytest.Config) -> "Subject":
         url=url,
         dialect=dialect,
         transport=config.getoption("transport"),
-        policies=_policies(directory) if directory else None,
+        policies=policies_of(directory) if directory else None,
         group_host=config.getoption("group_host") or meeting_place(url, dialect),
         headers=headers(),
     )
 
 
-def _policies(directory: str) -> Any:
+def policies_of(directory: str) -> Any:
+    """Errors: ``ValueError`` where there is no such model."""
+    from rollmatch.model.source import local_directory
+
+    found = local_directory(directory, revision=None, key="--model")
+    if not (Path(found) / "config.json").is_file():
+        raise ValueError(f"--model: {directory} is neither the directory of a model nor a hub id")
     from conformance.servers.policy import Policies
 
-    return Policies(directory)
+    return Policies(found)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -27,7 +27,7 @@ def curl_for(call: RecordedCall, subject: Subject) -> str:
         return ""
     words = ["curl", "-sS", "-i", "-X", call.method, subject.url + call.path]
     if call.method == "POST":
-        body = call.sent if isinstance(call.sent, str) else json.dumps(call.sent)
+        body = call.sent if isinstance(call.sent, str) else json.dumps(call.sent, separators=(",", ":"))
         words += ["-H", "Content-Type: application/json", "-d", body]
     line = shlex.join(words)
     return f'{line} -H "Authorization: Bearer ${KEY_VARIABLE}"' if subject.headers else line

@@ -20,6 +20,7 @@ from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.gaps import Gap, GapMalformed, load_gaps, settle
 from conformance.servers.judge import Judging, rows_to_ask
 from conformance.servers.known import Known
+from conformance.servers.plugin import policies_of
 from conformance.servers.recording import Recording, read_recording, write_recording
 from conformance.servers.run import ask, ask_and_judge
 from conformance.servers.subject import DialectUnclear, Subject, find_dialect
@@ -169,6 +170,11 @@ def test_a_model_is_called_as_the_server_calls_it(listed, name):
     with replying(200, {"data": listed}) as url:
         dialect = find_dialect(url, "vllm")
     assert dialect.body([], max_tokens=1).get("model") == name
+
+
+def test_a_model_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match="nowhere"):
+        policies_of("nowhere")
 
 
 def run_pytest(folder, *arguments):
