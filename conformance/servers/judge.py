@@ -98,6 +98,8 @@ def judge_known(known: Known, policies: Policies, folder: Path, *, only: Sequenc
     """
     began, path = time.monotonic(), path_of(known.server)
     facts = facts_of_today(vllm=_vllm_version(), model="fixtures/models/digits", packages=list(known.packages))
+    facts["outside"] = known.outside()
+    say(*(f"{known.name:16} {line}" for line in facts["outside"]))
     recording = Recording(server=known.server, dialect=known.dialect, facts=facts)
     if only and path.exists():
         recording = read_recording(path)

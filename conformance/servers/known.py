@@ -9,6 +9,7 @@ from pathlib import Path
 
 from conformance.rollout.digits import MODEL
 from conformance.server import instance
+from conformance.servers.declared import outside_declared
 from conformance.servers.install import interpreter_of
 
 PLUGGED = Path(__file__).parent / "plugged"
@@ -44,6 +45,11 @@ class Known:
 
     def words(self, port: int) -> list[str]:
         return self.command(interpreter_of(self.name, self.version, self.packages), port)
+
+    def outside(self) -> list[str]:
+        """Packages outside the ranges that it declares, where it has an environment of its own."""
+        python = interpreter_of(self.name, self.version, self.packages)
+        return outside_declared(python, self.name) if self.packages else []
 
     def variables(self) -> dict[str, str]:
         """Ours, its own, and the plugins that are to be loaded."""

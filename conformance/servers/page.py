@@ -55,6 +55,7 @@ def _section(title: str, recording: Recording, rows: Sequence[VerdictRow]) -> li
     facts = recording.facts
     lines = ["", f"## {title}: {recording.server}", "", f"Recorded {facts['date']}, {facts.get('vllm', '')}."]
     lines.append(f"{len(rows)} checks: {summary(rows)}.")
+    lines += [f"Its environment: **{line}**." for line in facts.get("outside", ())]
     missed = [row for row in rows if row.state != "pass"]
     return [*lines, *([""] if missed else []), *(f"- {_line(row)}" for row in missed)]
 

