@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tomllib
 import zipfile
 from xml.etree import ElementTree
 
@@ -70,6 +71,15 @@ def test_a_bare_url_is_judged_without_torch_and_without_the_implementation(insta
     assert verdicts["logprobs-fit-the-ids"] == "must"
     assert not {"not-testable", "harness-error"} & {*verdicts.values()}, verdicts
     assert not [path for path in tmp_path.iterdir() if path.name != "all.json"]
+
+
+def test_both_wheels_have_one_version():
+    projects = [
+        tomllib.loads((ROOT / path).read_text())["project"] for path in ("pyproject.toml", "conformance/pyproject.toml")
+    ]
+    version = projects[0]["version"]
+    assert projects[1]["version"] == version
+    assert projects[1]["optional-dependencies"]["weights"] == [f"rollmatch=={version}"]
 
 
 def test_reports_say_the_same(installed, tmp_path):
