@@ -1,12 +1,12 @@
 """A generate call outlives a busy, a silent and a restarted server; what cannot be repaired is an error with a name."""
 
+import dataclasses
 from itertools import chain, repeat
 
 import numpy as np
 import pytest
 import torch
 
-from conformance.refusals import refused
 from conformance.rollout.attached import WEIGHTS, dying, ids_of, restarting, told_by
 from conformance.rollout.digits import load_digits
 from conformance.rollout.test_vllm_server import GREEDY, STOP, requests_of
@@ -178,6 +178,16 @@ def test_a_dead_server_that_came_back_is_not_asked_before_it_has_the_weights(att
     assert source.policy_version == 2
 
 
+def test_a_pause_ends_when_a_server_that_was_gone_is_well_again(attach, monkeypatch):
+    monkeypatch.setattr("rollmatch.rollout.retry.FIRST_WAIT_S", 600.0)
+    _, backend, source = attach(budget_s=3600.0)
+    looks = iter([False, True])
+    backend.members.is_well = lambda server_index: next(looks)
+    dying(backend)
+    assert len(source.generate(requests_of(3), GREEDY)) == 3
+    assert list(looks) == []
+
+
 def test_a_server_that_has_died_is_asked_nothing_when_nothing_is_repeated(attached):
     _, backend, source = attached
     backend.call_rules = CallRules()
@@ -188,11 +198,13 @@ def test_a_server_that_has_died_is_asked_nothing_when_nothing_is_repeated(attach
 
 
 @pytest.mark.scenario(clauses=["server-connection/a-call-outlives-a-busy-server#5"])
-def test_a_restart_in_a_call_that_one_of_several_ranks_makes_by_itself_is_an_error(attach):
-    (double,), backend, source = attach(learner_world_size=2)
+@pytest.mark.parametrize(("begun", "named"), [(None, 2), (1, 1), (7, 2)])
+def test_what_continues_a_response_keeps_its_version_if_the_weights_are_the_same(attached, begun, named):
+    double, _, source = attached
     restarting(double)
-    with refused("server-restarted", backend.servers[0].base_url):
-        source.generate(requests_of(3), GREEDY)
+    requests = [dataclasses.replace(request, policy_version=begun) for request in requests_of(3)]
+    assert {rollout.policy_version for rollout in source.generate(requests, GREEDY)} == {named}
+    assert source.policy_version == 2
 
 
 @pytest.mark.scenario(clauses=["server-connection/a-call-outlives-a-busy-server#6"])

@@ -24,6 +24,11 @@ def main(task: str, folder: Path, *overrides: str) -> None:
     save_file(weights_of(trainer.model), folder / f"rank{rank}.safetensors")
     log = {"losses": [line["loss"] for line in trainer.state.log_history if "loss" in line], "metrics": metrics}
     (folder / f"rank{rank}.json").write_text(json.dumps(log))
+    restarts = {"calm": (), "restarted": (2, 11)} if task == "turns" else {}  # in a turn, and in a continuation's
+    for name, numbers in restarts.items():
+        trainer = turns.with_servers(turns.make_trainer(folder / name, *overrides), restarts=numbers)
+        trainer.train()
+        save_file(weights_of(trainer.model), folder / f"{name}/rank{rank}.safetensors")
 
 
 if __name__ == "__main__":

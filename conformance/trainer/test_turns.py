@@ -54,6 +54,21 @@ def test_both_ranks_hold_the_same_weights_bit_for_bit(two_ranks):
     assert all(torch.equal(weight, second[name]) for name, weight in first.items())
 
 
+@pytest.mark.scenario(
+    "server-connection/a-server-is-restarted-while-one-of-two-learner-ranks-plays-episodes",
+    clauses=["server-connection/a-call-outlives-a-busy-server#5"],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_restart_between_turns_of_one_rank_changes_nothing_that_is_learnt(two_ranks, rank):
+    held, restarted = (load_file(two_ranks / name / f"rank{rank}.safetensors") for name in ("calm", "restarted"))
+    assert all(torch.equal(weight, restarted[name]) for name, weight in held.items())
+    events = journals_of(two_ranks / "restarted", num_ranks=2)[rank]
+    assert [(event["step"], event["version"]) for event in events if event["event"] == "synced"] == [
+        (0, 1), (0, 2), (0, 3), (4, 4)
+    ]  # fmt: skip
+    assert len([event for event in events if event["event"] == "restarted"]) == 2
+
+
 def test_each_rank_plays_and_learns_its_own_half(two_ranks, tmp_path):
     alone = make_trainer(tmp_path)
     alone.train()

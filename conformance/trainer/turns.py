@@ -1,11 +1,17 @@
 """A trainer of episodes of several turns in this process: two treasures, with the learner's own generate()."""
 
+import dataclasses
+from itertools import count
 from pathlib import Path
 
 from conformance.rollout.digits import ROOT
+from conformance.trainer.overlapped import CopyServers
 from conformance.trainer.small_run import assembled
 from rollmatch.cli.preflight import load_checked
 from rollmatch.config import load_config
+from rollmatch.rollout.fence import Fence
+from rollmatch.rollout.phase import Lockstep
+from rollmatch.rollout.retry import ServerRestarted
 from rollmatch.trainer import RolloutTrainer
 
 SMALL = (
@@ -32,3 +38,19 @@ def make_trainer(folder: Path, *overrides: str) -> RolloutTrainer:
     """Writes below ``folder``."""
     config = load_config(ROOT / "fixtures/tasks/treasures.yaml", [f"training.output_dir={folder}", *SMALL, *overrides])
     return assembled(config, *load_checked(config))
+
+
+def with_servers(trainer: RolloutTrainer, *, restarts: tuple[int, ...]) -> RolloutTrainer:
+    """Servers in this process, which lose their weights under rank 1 in the calls of these numbers."""
+    servers, calls = CopyServers(trainer), count()
+
+    def before_call(_server: int, _ids: list[int]) -> None:
+        if trainer.source.ranks.rank == 1 and next(calls) in restarts:
+            servers.is_well = lambda: False
+            raise ServerRestarted("was restarted")
+
+    servers.before_call = before_call
+    fence = Fence(servers, trainer.source.ranks, trainer.source.journal)
+    trainer.source = dataclasses.replace(trainer.source, fence=fence)
+    trainer.overlap = Lockstep(trainer.source)
+    return trainer

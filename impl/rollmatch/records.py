@@ -71,6 +71,8 @@ class RolloutRequest:
     """Response prefix to continue; the rollout then holds what follows it."""
     max_new_tokens: int | None = None
     """Longest rollout in tokens; None: that of the decoding."""
+    policy_version: int | None = None
+    """Version that wrote the response prefix; None where nothing is continued."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:

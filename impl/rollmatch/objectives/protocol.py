@@ -38,7 +38,7 @@ class ObjectiveContext:
     decoding: Decoding
     """Of the rollouts at hand."""
     generate: Callable[[Sequence[RolloutRequest], Decoding], list[Rollout]]
-    """More rollouts by the same weights, in order; never a sync."""
+    """More rollouts by the same weights, in order. All ranks call it equally often, also without requests."""
     score: ScoreSegments
     log: LogEvent
 

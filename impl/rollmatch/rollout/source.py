@@ -5,7 +5,7 @@ Where a server is restarted meanwhile, every rank learns the outcome.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar, cast
 
 import torch
@@ -54,16 +54,20 @@ class RolloutSource:
             return self.fence.sync_if_due(step, weights)
 
     def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
-        """Rollouts by the weights of the last sync, one per request, in order. Ranks call it independently.
+        """Rollouts by the weights of the last sync, one per request, in order. All ranks call it, equally often.
 
-        With one learner rank, a server that is restarted meanwhile gets the weights again, and all requests are
-        generated again. Errors: with several ranks, which would all have to take part in that sync,
-        ``ServerRestarted``.
+        A rollout that continues a prefix names the version of its prefix, also where a restarted server got the same
+        weights again, as a newer version. Errors: as ``settle``.
         """
-        with Threads(self.num_threads):
-            if self.ranks.learner_world_size > 1:
-                return self.fence.backend.generate(requests, decoding)
-            return self.settle(lambda: self.fence.backend.generate(requests, decoding))[0]
+        step_of = self.fence.step_of
+
+        def as_begun(request: RolloutRequest, rollout: Rollout) -> Rollout:
+            begun = request.policy_version
+            is_same = begun in step_of and step_of[begun] == step_of.get(rollout.policy_version)
+            return replace(rollout, policy_version=begun) if begun is not None and is_same else rollout
+
+        rollouts = self._generate(requests, decoding)
+        return [as_begun(*pair) for pair in zip(requests, rollouts, strict=True)]
 
     def settle(self, attempt: Callable[[], Result], *, step: int | None = None) -> list[Result]:
         """``attempt`` on all ranks together, again after a restart of a server. Errors: as ``recovery.settle``."""
@@ -74,7 +78,13 @@ class RolloutSource:
 
         ``purpose`` is train, eval, or again (segments that became too old). Errors: as ``settle``.
         """
-        requests, decoding = self.make_requests(samples, step, purpose=purpose), self.decoding_of(purpose)
+        requests = self.make_requests(samples, step, purpose=purpose)
+        return self._generate(requests, self.decoding_of(purpose), step=step)
+
+    def _generate(
+        self, requests: Sequence[RolloutRequest], decoding: Decoding, *, step: int | None = None
+    ) -> list[Rollout]:
+        """One rollout per request; on all ranks together, which keep their own."""
         rollouts: list[Rollout] = []
 
         def attempt() -> None:

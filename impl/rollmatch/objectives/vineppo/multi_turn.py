@@ -134,6 +134,7 @@ def _request(place: int, episode: Episode, *, name: str) -> RolloutRequest:
         prefix_token_ids=tuple(episode.token_ids),
         max_new_tokens=episode.remaining_tokens,
         seed=seed_from(episode.seed, number),
+        policy_version=episode.policy_version,
     )
 
 

@@ -88,6 +88,7 @@ class SingleTurn:
             prefix_token_ids=state.prefix_token_ids,
             max_new_tokens=state.budget_left(self.max_new_tokens),
             seed=request.seed,
+            policy_version=state.policy_version,
         )
 
 
