@@ -74,6 +74,10 @@ class ServerMembers:
             time.sleep(POLL_S)
         return True
 
+    def is_well(self, server_index: int) -> bool:
+        """Whether a server's health is good now."""
+        return not self._problem_of(server_index)
+
     def cut(self, num_requests: int, *, start: int = 0) -> list[Chunk]:
         """Contiguous chunks for the present servers; ``start``: index of the first request."""
         present = self.present

@@ -1,7 +1,8 @@
 """Generate calls of a learner rank: one chunk to one server, repeated, checked and written down."""
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rollmatch.errors import RollmatchError, RolloutError
 from rollmatch.journal import Journal
 from rollmatch.model.template import Template
 from rollmatch.records import RolloutRequest
-from rollmatch.rollout.members import ServerLost, ServerMembers
+from rollmatch.rollout.members import POLL_S, ServerLost, ServerMembers
 from rollmatch.rollout.retry import CallRules, Pause, ServerRestarted, call_with_retries
 from rollmatch.rollout.work_items import Chunk
 
@@ -48,6 +49,26 @@ def check_prefixes(server: RolloutServer, requests: Sequence[RolloutRequest]) ->
         raise RolloutError(problem, code="tools-not-spoken", key=server.base_url, remedy=remedy)
 
 
+class _Pauses:
+    """Time between two attempts of a call; a pause for a server that is gone ends when it is well again."""
+
+    def __init__(self, is_well: Callable[[], bool]) -> None:
+        self.is_well = is_well
+        self.is_gone = False
+
+    def monotonic(self) -> float:
+        """As ``WaitClock``."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float, /) -> None:
+        """As ``WaitClock``."""
+        deadline = time.monotonic() + seconds
+        while (left_s := deadline - time.monotonic()) > 0:
+            time.sleep(min(left_s, POLL_S))
+            if self.is_gone and self.is_well():
+                return
+
+
 class ServerCalls:
     """How this rank calls its servers. Methods may run in several threads."""
 
@@ -65,6 +86,7 @@ class ServerCalls:
         server = self.members.servers[chunk.server_index]
         check_prefixes(server, requests)
         prompts = self._make_prompts(requests)
+        pauses = _Pauses(lambda: self.members.is_well(chunk.server_index))
 
         def call() -> list[Reply]:
             replies = server.infer(prompts, sampling, start=chunk.start, log=log)
@@ -75,10 +97,9 @@ class ServerCalls:
             return replies
 
         def failed(error: RolloutError, pause: Pause | None) -> None:
-            place = error.item - chunk.start if isinstance(error, ServerRefused) and error.item is not None else -1
-            if 0 <= place < len(requests):
-                error.remedy = f"It is the sample {requests[place].sample.origin}. {error.remedy}".strip()
-            if not isinstance(error, ServerDied):  # which would not answer, perhaps only after a long wait
+            _name_sample(error, chunk, requests)
+            pauses.is_gone = isinstance(error, ServerDied)
+            if not pauses.is_gone:  # a dead server would not answer, perhaps only after a long wait
                 self._check_instance(chunk.server_index, error)
             if pause is not None:
                 self._announce(server, error, pause)
@@ -88,7 +109,8 @@ class ServerCalls:
             log.num_retries += 1
 
         try:
-            return call_with_retries(call, budget_s=self.rules.retry_budget_s, failed=failed, repeating=repeating)
+            budget_s = self.rules.retry_budget_s
+            return call_with_retries(call, budget_s=budget_s, failed=failed, repeating=repeating, clock=pauses)
         except (ServerDied, ServerUnreachable) as error:
             if self.members.leave_out(chunk.server_index):
                 raise self._lost(server, error) from error
@@ -146,6 +168,13 @@ class ServerCalls:
             )
             for request in requests
         ]
+
+
+def _name_sample(error: RolloutError, chunk: Chunk, requests: Sequence[RolloutRequest]) -> None:
+    """Say in the remedy which sample was refused, where the server named its place in the call."""
+    place = error.item - chunk.start if isinstance(error, ServerRefused) and error.item is not None else -1
+    if 0 <= place < len(requests):
+        error.remedy = f"It is the sample {requests[place].sample.origin}. {error.remedy}".strip()
 
 
 def _check_version(server: RolloutServer, reply: Reply, version: int) -> None:
