@@ -42,7 +42,7 @@ class SwiftDouble:
     def __init__(self):
         self.num_connections, self.bodies, self.calls = 0, [], []
         self.health_status, self.is_silent = 200, False
-        self.infer, self.progress = self.echo, lambda: None
+        self.infer, self.progress, self.idle_s, self.call_ids = self.echo, lambda: None, dict, []
 
     @property
     def asked(self):
@@ -69,12 +69,13 @@ class SwiftDouble:
         self.num_connections += 1
         self.calls.append(path)
         if path == "/infer":
+            self.call_ids.append(handler.headers.get("x-call-id"))
             self.bodies.append(body)
             self.infer(handler, [r["messages"][0]["content"] for r in body["infer_requests"]])
         elif path == "/health":
             while self.is_silent:
                 time.sleep(0.05)
-            send(handler, self.health_status, {"status": "ok", "progress": self.progress()})
+            send(handler, self.health_status, {"status": "ok", "progress": self.progress(), "calls": self.idle_s()})
         elif path == "/openapi.json":
             send(handler, 200, {"paths": {route: {} for route in SWIFT_ROUTES}})
         else:

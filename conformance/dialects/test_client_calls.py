@@ -166,14 +166,27 @@ def test_the_innermost_cause_is_found_in_a_circle_too():
     "server-connection/a-reply-that-stopped",
     clauses=["server-connection/a-dead-server-is-noticed-without-a-timeout#3,5"],
 )
-@pytest.mark.parametrize(("counts", "code"), [(lambda: 5, "call-stalled"), (itertools.count().__next__, None)])
-def test_a_reply_that_stopped_is_noticed_by_the_tokens_that_the_server_counts(double, counts, code):
+@pytest.mark.parametrize(
+    ("counts", "idle_s", "code"),
+    [
+        (lambda: 5, None, "call-stalled"),
+        (itertools.count().__next__, None, None),
+        (itertools.count().__next__, 60.0, "call-stalled"),
+        (itertools.count().__next__, 0.1, None),
+    ],
+)
+def test_a_reply_that_stopped_is_noticed_by_the_tokens_that_the_server_counts(double, counts, idle_s, code):
+    """``idle_s``: of the call, as the server tells it; another call of the same server stands still throughout."""
+    is_over = threading.Event()
+
     def slow(handler, said):
-        time.sleep(1.5)
+        is_over.wait(60 if code else 1.5)
         double.echo(handler, said)
 
     double.infer, double.progress = slow, counts
-    watch = dataclasses.replace(QUICK, stall_s=0.6)
+    known = [] if idle_s is None else double.call_ids
+    double.idle_s = lambda: {"another": 60.0} | dict.fromkeys(known, idle_s)
+    watch = dataclasses.replace(QUICK, stall_s=0.6 if code else 30.0)
     server = RolloutServer(double.url, ClientSettings(timeout_s=3, watch=watch))
     server.connect()
     server.watch = watch
@@ -181,5 +194,6 @@ def test_a_reply_that_stopped_is_noticed_by_the_tokens_that_the_server_counts(do
         assert len(server.infer(prompts(2), RULES)) == 2
         return
     error = error_of(lambda: server.infer(prompts(2), RULES))
+    is_over.set()
     assert (error.code, error.key, "stall_timeout_s" in error.remedy) == (code, double.url, True)
     assert is_transient(error)

@@ -29,6 +29,7 @@ class PretendingReplica:
         self.index, self.delay_s = index, delay_s
         self.is_gone = False
         self.generated, self.calls, self.ended = [], [], 0
+        self.unfinished = {}
         self.plans, self.answers = {}, {}
         """Method -> what a worker answers, in place of the usual."""
 
@@ -80,8 +81,8 @@ class PretendingReplica:
     async def reset_caches(self):
         return True
 
-    def num_unfinished_tokens(self):
-        return 0
+    def unfinished_tokens(self):
+        return self.unfinished
 
     def is_dead(self):
         return self.is_gone

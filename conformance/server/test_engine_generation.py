@@ -1,14 +1,23 @@
 """What the server owes to callers of its generate routes, on a real engine with two replicas."""
 
 import base64
+import contextlib
+import dataclasses
+import http.client
+import json
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
-import requests as http
 
+from conformance.dialects.learner_side import connected
+from conformance.dialects.swift_double import RULES, prompts
+from conformance.processes import stopped
 from conformance.rollout.digits import load_digits, template_of
 from conformance.server.calls import data_url, in_thread, text_batch
+from rollmatch.dialects.calls import BackgroundCall
+from rollmatch.dialects.watch import CallStalled
 
 pytestmark = pytest.mark.engine
 LONG = {"max_tokens": 200, "ignore_eos": True}
@@ -57,16 +66,16 @@ def test_swift_renders_messages_to_the_learners_prompt_and_takes_three_forms_of_
     clauses=["rollout-server/a-bad-request-costs-nobody-else-anything#5"],
 )
 def test_a_caller_that_hangs_up_frees_the_engine(server):
-    batch = {"requests": text_batch([[5]] * 64), "sampling": {"max_tokens": 500, "ignore_eos": True}}
-    call = in_thread(server.post_packed, "/native/infer/", batch, timeout=2)
-    while not server.health()["running"]:
-        time.sleep(0.02)
-    with pytest.raises(http.exceptions.RequestException):
-        call.result()
-    deadline = time.monotonic() + 5
+    batch = {"requests": [{"request_id": f"{i}", "prompt_token_ids": [5]} for i in range(64)]}
+    body = json.dumps(batch | {"sampling": {"max_tokens": 500, "ignore_eos": True}})
+    begun = server.health()["progress"]
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", urlsplit(server.url).port)) as call:
+        call.request("POST", "/native/infer/", body, {"Content-Type": "application/json"})
+        while not server.health()["running"]:
+            time.sleep(0.02)
     while server.health()["running"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.02)
+    assert server.health()["progress"] < begun + 64 * 500
     assert server.infer(text_batch([[5]]), max_tokens=2)[0]
 
 
@@ -83,3 +92,25 @@ def test_a_bad_item_costs_only_its_own_call(server):
     assert body["item"] == 1
     assert [len(ids) for ids in good.result()[0]] == [200] * 4
     assert len(server.infer(text_batch([[5], [6] * 40, [7]]), max_tokens=8)[0]) == 3
+
+
+@pytest.mark.scenario(
+    "server-connection/a-reply-that-stopped-beside-others",
+    clauses=["server-connection/a-dead-server-is-noticed-without-a-timeout#6"],
+)
+def test_a_reply_that_stopped_is_noticed_while_another_replica_writes(instance):
+    server, client = instance.server, connected(instance.server.url)
+    client.watch = dataclasses.replace(client.watch, stall_s=3.0)
+    first = min(instance.workers(), key=lambda each: each.create_time())  # its replica gets the first of two calls
+    with stopped(first):
+        lost = BackgroundCall(lambda: client.infer(prompts(1), RULES))
+        while not server.health()["calls"]:
+            time.sleep(0.02)
+        while not lost.is_done():
+            assert len(server.infer(text_batch([[8]]), max_tokens=100, ignore_eos=True)[0][0]) == 100
+        with pytest.raises(CallStalled):
+            lost.result()
+    assert len(client.infer(prompts(1), RULES)) == 1
+    while server.health()["running"]:  # what was stopped ends by itself
+        time.sleep(0.02)
+    assert server.health()["calls"] == {}

@@ -1,6 +1,7 @@
 """Placement, versions and ends: the pool over pretending replicas."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from conformance.server.stand_in import PretendingReplica
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.failures import Refusal, WorkerDead
 from rollmatch.server.payloads import Sampling
+from rollmatch.server.progress import CallProgress
 from rollmatch.server.prompts import EnginePrompt
 from rollmatch.server.replica import EngineRequest
 
@@ -53,6 +55,26 @@ def test_six_replicas_share_what_two_ranks_ask():
         assert [len(replica.generated) for replica in pool.replicas] == [4] * 6
 
     asyncio.run(run())
+
+
+def test_a_call_is_as_idle_as_the_response_that_stands_still_for_longest(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("rollmatch.server.progress.time", SimpleNamespace(monotonic=lambda: clock.now))
+    progress = CallProgress()
+    for request_id, call_id, replica in (("0", "a", 0), ("1", "a", 1), ("2", "b", 0), ("3", "", 0)):
+        progress.begin(request_id, call_id, replica)
+
+    def look(*unfinished, finished=(0, 0)):
+        progress.look(unfinished, finished)
+        clock.now += 1.0
+        return progress.idle_s()
+
+    assert look({"0": 1, "2": 0}, {"1": 1}) == {"a": 0.0, "b": 0.0}
+    assert look({"0": 2, "2": 0}, {"1": 1}) == {"a": 1.0, "b": 0.0}  # 2 waits for its turn behind 0
+    assert look({"2": 0}, {"1": 1}, finished=(2, 0)) == {"a": 2.0, "b": 1.0}
+    assert look({"2": 1}, {"1": 2}, finished=(2, 0)) == {"a": 2.0, "b": 0.0}  # 0 is gone, and nobody was told
+    progress.end("0")
+    assert look({"2": 1}, {"1": 3}, finished=(2, 0)) == {"a": 0.0, "b": 1.0}
 
 
 def test_results_come_in_order_and_one_bad_item_ends_the_others():

@@ -6,6 +6,7 @@ each other; calls that are only sent (``begin``) delay the last server less than
 """
 
 import base64
+import copy
 import http.client
 import json
 import select
@@ -26,6 +27,8 @@ from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.errors import RolloutError
 
 CONNECT_TIMEOUT_S = 10.0
+CALL_HEADER = "x-call-id"
+"""By which our server tells the progress of a call; the caller chooses it."""
 JSON, MSGPACK = "application/json", "application/msgpack"
 REMEDY = "Look at the server's own output; start it again and resume the run."
 _LONGEST_TEXT = 300
@@ -113,6 +116,12 @@ class HttpServer:
             self._headers = {"Authorization": f"Basic {base64.b64encode(unquote(user).encode()).decode()}"}
         if api_key:
             self._headers = {"Authorization": f"Bearer {api_key}"}
+
+    def naming(self, call_id: str) -> "HttpServer":
+        """The same server, for the calls of this id."""
+        named = copy.copy(self)
+        named._headers = self._headers | {CALL_HEADER: call_id}
+        return named
 
     def get(self, path: str, *, timeout_s: float) -> HttpReply:
         """Errors: ``TransportFailed``, ``CallTimeout``, ``ServerRefused``, ``ReplyMalformed``."""

@@ -5,6 +5,7 @@ then the call is halved until the request that breaks it stands alone. A control
 """
 
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -173,16 +174,17 @@ class RolloutServer:
             return self._ask(prompts, sampling)
 
     def _ask(self, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
-        limit = self.settings.infer_timeout_s
+        limit, call_id = self.settings.infer_timeout_s, uuid.uuid4().hex
+        http = self.http.naming(call_id)
 
         def post(route: str, body: object, content_type: str) -> HttpReply:
             path = self.path_of(route)
-            return self.http.post(path, body, timeout_s=limit or None, content_type=content_type)
+            return http.post(path, body, timeout_s=limit or None, content_type=content_type)
 
         def call() -> list[Reply]:
             return self.dialect.exchange(post, prompts, sampling)
 
-        return call() if limit else watched(call, self.http, self.path_of("/health"), self.watch)
+        return call() if limit else watched(call, self.http, self.path_of("/health"), self.watch, call_id=call_id)
 
 
 def connect_all(servers: Sequence[RolloutServer]) -> None:

@@ -1,8 +1,9 @@
 """A look at a server's health beside every call that may take long, so that a dead server never becomes a hang."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from rollmatch.dialects.calls import BackgroundCall
@@ -20,7 +21,7 @@ class ServerDied(RolloutError):
 
 
 class CallStalled(RolloutError):
-    """A server makes progress while a call to it waits."""
+    """Every response of a call grows while the call waits for it."""
 
     code = "call-stalled"
 
@@ -37,7 +38,7 @@ class WatchRules:
     silence_s: float | None = 8.0
     """Time without an answer; None for servers that answer nothing else while they generate."""
     stall_s: float | None = None
-    """Time without progress of a server that counts it, and is well otherwise; None: no limit."""
+    """Time without progress of a call whose server counts it, and is well otherwise; None: no limit."""
 
 
 class Look(NamedTuple):
@@ -49,13 +50,15 @@ class Look(NamedTuple):
     """The server accepted the connection and did not answer in time."""
     progress: object = None
     """Changes while the server generates; None where it is not counted."""
+    idle_s: Mapping[str, float] = MappingProxyType({})
+    """Call id -> time for which one of the call's responses has not grown; the calls that the server knows."""
 
 
 class _Stall:
-    """Raises ``CallStalled`` when a server's progress has not changed for too long."""
+    """Raises ``CallStalled`` when a call has made no progress for too long, or its server where it counts no calls."""
 
-    def __init__(self, base_url: str, stall_s: float | None) -> None:
-        self.base_url, self.stall_s = base_url, stall_s
+    def __init__(self, base_url: str, stall_s: float | None, *, call_id: str = "") -> None:
+        self.base_url, self.stall_s, self.call_id = base_url, stall_s, call_id
         self._progress: object = None
         self._changed_at = time.monotonic()
 
@@ -64,21 +67,25 @@ class _Stall:
         now = time.monotonic()
         if found.progress is None or found.progress != self._progress:
             self._progress, self._changed_at = found.progress, now
-        elif self.stall_s is not None and now - self._changed_at >= self.stall_s:
-            problem = f"{self.base_url} is well, but has not generated a token for {now - self._changed_at:.0f} s"
+        idle_s = max(now - self._changed_at, found.idle_s.get(self.call_id, 0.0))
+        if self.stall_s is not None and idle_s >= self.stall_s:
+            problem = f"{self.base_url} is well, but has not generated a token of a response for {idle_s:.0f} s"
             remedy = "If it was only slow, raise vllm.server.stall_timeout_s."
             raise CallStalled(problem, key=self.base_url, remedy=remedy)
 
 
-def watched(call: Callable[[], Result], server: HttpServer, path: str, rules: WatchRules) -> Result:
+def watched(
+    call: Callable[[], Result], server: HttpServer, path: str, rules: WatchRules, *, call_id: str = ""
+) -> Result:
     """The call's result or error; ``ServerDied`` as soon as the server's health (at ``path``) is gone.
 
-    ``CallStalled`` when the server is well, but generates nothing for ``stall_s``.
+    ``CallStalled`` when the server is well, but a response of the call does not grow for ``stall_s``: one of
+    ``call_id`` where the server counts by call, else any.
 
     The call runs in a thread that is left behind when its server hangs; it cannot keep the process from ending.
     """
     pending, num_failures, answered_at = BackgroundCall(call), 0, time.monotonic()
-    stall = _Stall(server.base_url, rules.stall_s)
+    stall = _Stall(server.base_url, rules.stall_s, call_id=call_id)
     while not pending.is_done(within_s=rules.poll_s):
         silent_s = time.monotonic() - answered_at
         found = look(server, path, rules, silent_s=silent_s)
@@ -110,4 +117,7 @@ def look(server: HttpServer, path: str, rules: WatchRules, *, silent_s: float = 
         return Look(f"is gone: {error.problem}")
     except ServerRefused as error:
         return Look(f"is not well: {error.problem}")
-    return Look(progress=body.get("progress") if isinstance(body, dict) else None)
+    if not isinstance(body, dict):
+        return Look()
+    calls = body.get("calls")
+    return Look(progress=body.get("progress"), idle_s=calls if isinstance(calls, dict) else {})

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from rollmatch.server.failures import Refusal, WorkerFailure
+from rollmatch.server.progress import CallProgress
 from rollmatch.server.replica import EngineOutput, EngineRequest, Replica, dead
 
 SERVING, NOT_SET, BROKEN, UPDATING = "serving", "weights-not-set", "weights-broken", "updating"
@@ -28,6 +29,7 @@ class EnginePool:
         self.tokens_by_replica = [0] * len(self.replicas)
         """Response tokens that each has written since the start."""
         self.num_restarted = 0
+        self.progress = CallProgress()
         self.turned_at = time.monotonic()
         """When the event loop last ran ``watch``."""
         self._loads = [0] * len(self.replicas)
@@ -45,7 +47,7 @@ class EnginePool:
     @property
     def num_unfinished_tokens(self) -> int:
         """Of responses that are being written. Any thread may read it."""
-        return sum(replica.num_unfinished_tokens() for replica in self.replicas)
+        return sum(sum(replica.unfinished_tokens().values()) for replica in self.replicas)
 
     @property
     def num_running(self) -> int:
@@ -71,14 +73,19 @@ class EnginePool:
             problem = "an update failed while it was being loaded"
             raise Refusal(problem, code="weights-broken", key="weights", remedy="Run a full sync.")
 
-    async def generate_all(self, requests: Sequence[EngineRequest]) -> list[tuple[EngineOutput, int]]:
-        """Each response with the version that wrote it, in order; all or none. Errors also: ``Refusal``."""
+    async def generate_all(
+        self, requests: Sequence[EngineRequest], *, call_id: str = ""
+    ) -> list[tuple[EngineOutput, int]]:
+        """Each response with the version that wrote it, in order; all or none. Errors also: ``Refusal``.
+
+        ``call_id``: under which ``progress`` follows the responses.
+        """
         self.check()
         places = self.place(len(requests))
         tasks: list[asyncio.Task[tuple[EngineOutput, int]]] = []
         try:
             for pair in zip(requests, places, strict=True):
-                tasks.append(asyncio.create_task(self._generate_under_one_version(*pair)))
+                tasks.append(asyncio.create_task(self._generate_under_one_version(*pair, call_id)))
                 await asyncio.sleep(0)  # vLLM prepares a request on the event loop: others get a turn between two
             if tasks:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -138,21 +145,28 @@ class EnginePool:
         """Runs beside the server: a dead replica ends all that waits for it."""
         while not any(replica.is_dead() for replica in self.replicas):
             self.turned_at = time.monotonic()
+            self.progress.look([replica.unfinished_tokens() for replica in self.replicas], self.tokens_by_replica)
             await asyncio.sleep(_WATCH_S)
         self.is_dead = True
         for task in list(self._running):
             task.cancel()
 
-    async def _generate_under_one_version(self, request: EngineRequest, index: int) -> tuple[EngineOutput, int]:
+    async def _generate_under_one_version(
+        self, request: EngineRequest, index: int, call_id: str
+    ) -> tuple[EngineOutput, int]:
         """Generate until a response was written under one version."""
         self._loads[index] += 1
         try:
             while True:
                 await self._gate.wait()
                 self.check()
-                version = self.policy_version
-                task = asyncio.create_task(self.replicas[index].generate(request, f"{next(self._counter)}"))
-                output = await self._kept(task)
+                version, request_id = self.policy_version, f"{next(self._counter)}"
+                self.progress.begin(request_id, call_id, index)
+                task = asyncio.create_task(self.replicas[index].generate(request, request_id))
+                try:
+                    output = await self._kept(task)
+                finally:
+                    self.progress.end(request_id)
                 if output is not None:
                     self.tokens_by_replica[index] += len(output.response_token_ids)
                     return output, version

@@ -21,8 +21,11 @@ class ResponseGenerator:
         self.pool, self.prompts, self.max_model_len = pool, prompts, max_model_len
         self.limits = prompts.reader.limits
 
-    async def infer(self, batch: InferBatch, *, instance: str) -> InferReply:
-        """The native dialect's call. Errors: ``Refusal``, ``WorkerDead``."""
+    async def infer(self, batch: InferBatch, *, instance: str, call_id: str = "") -> InferReply:
+        """The native dialect's call; ``call_id``: as ``EnginePool.generate_all``.
+
+        Errors: ``Refusal``, ``WorkerDead``.
+        """
         _check_ids(batch.requests)
         requests = [
             GenerateRequest(
@@ -34,12 +37,12 @@ class ResponseGenerator:
             )
             for item, request in enumerate(batch.requests)
         ]
-        outputs = await self.generate(requests)
+        outputs = await self.generate(requests, call_id=call_id)
         responses = [_response(request, *pair) for request, pair in zip(batch.requests, outputs, strict=True)]
         return InferReply(instance=instance, policy_version=self.pool.policy_version, responses=tuple(responses))
 
     async def generate(
-        self, requests: Sequence[GenerateRequest], *, where: str = "requests", clamp: bool = False
+        self, requests: Sequence[GenerateRequest], *, where: str = "requests", clamp: bool = False, call_id: str = ""
     ) -> list[tuple[EngineOutput, int]]:
         """Every response and its policy version: those of the first request, then those of the second, and so on.
 
@@ -52,7 +55,7 @@ class ResponseGenerator:
         self._check_limits(requests, where)
         engine_requests = await asyncio.to_thread(self._engine_requests, requests, where, clamp)
         try:
-            return await self.pool.generate_all(engine_requests)
+            return await self.pool.generate_all(engine_requests, call_id=call_id)
         except Refusal as error:
             error.item = None if error.item is None else _owner(requests, error.item)
             raise

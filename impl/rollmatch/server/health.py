@@ -22,6 +22,7 @@ def health_of(server: ServerState) -> tuple[int, dict[str, object]]:
         "world_size": server.settings.world_size,
         "running": pool.num_running,
         "progress": pool.num_generated_tokens + pool.num_unfinished_tokens,
+        "calls": pool.progress.idle_s(),
         "lag_s": round(lag_s, 3),
         "instance": server.instance,
         "gpus": list(server.settings.gpus),

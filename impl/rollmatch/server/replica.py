@@ -60,8 +60,8 @@ class Replica(Protocol):
     async def reset_caches(self) -> bool:
         """Forget everything computed with older weights; no request may run."""
 
-    def num_unfinished_tokens(self) -> int:
-        """Response tokens, so far, of the requests under way. Any thread may ask."""
+    def unfinished_tokens(self) -> dict[str, int]:
+        """Response tokens, so far, of the requests under way, by request id. Any thread may ask."""
 
     def is_dead(self) -> bool:
         """Whether a worker of it died."""
@@ -136,10 +136,14 @@ class VllmReplica:
                 await asyncio.sleep(_RESET_PAUSE_S)
         return False
 
-    def num_unfinished_tokens(self) -> int:
+    def unfinished_tokens(self) -> dict[str, int]:
         """As the protocol: vLLM hands out whole responses only, but collects their tokens in this process."""
         states = list(self._engine.output_processor.request_states.values())
-        return sum(state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None)
+        return {
+            state.external_req_id: state.detokenizer.num_output_tokens()
+            for state in states
+            if state.detokenizer is not None
+        }
 
     def is_dead(self) -> bool:
         """As the protocol."""

@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from rollmatch.dialects.http import CALL_HEADER
 from rollmatch.server.http import answer, read_body, unless_gone
 from rollmatch.server.payloads import (
     CommunicatorClose,
@@ -21,6 +22,8 @@ from rollmatch.server.state import ServerState
 from rollmatch.server.update import Committed, Staged
 from rollmatch.weights.digest import DIGEST_KINDS, DIRECT, GLOO
 from rollmatch.weights.group_address import GroupAddress, GroupAddressInvalid
+
+_LONGEST_CALL_ID = 64
 
 
 def native_routes(server: ServerState) -> APIRouter:
@@ -68,7 +71,9 @@ def _add_generation(router: APIRouter, server: ServerState) -> None:
         limits = server.settings.limits
         longest = {"requests": limits.max_prompts_per_call, "images": limits.max_images_per_call}
         batch = await read_body(request, InferBatch, longest=longest)
-        reply = await unless_gone(request, server.generator.infer(batch, instance=server.instance))
+        call_id = request.headers.get(CALL_HEADER, "")[:_LONGEST_CALL_ID]
+        work = server.generator.infer(batch, instance=server.instance, call_id=call_id)
+        reply = await unless_gone(request, work)
         return reply if isinstance(reply, Response) else answer(request, reply)
 
 
