@@ -1,8 +1,12 @@
-"""A real server under bodies that are wrong, too large or too slow: no 5xx, no lost engine, no memory, no silence."""
+"""A real server under bodies that are wrong, too large or too slow: no 5xx, no lost engine, no memory, no silence.
+
+``ROLLMATCH_BODIES`` sets how many bodies each dialect gets (default 300).
+"""
 
 import base64
 import contextlib
 import io
+import os
 import socket
 import threading
 import time
@@ -20,7 +24,8 @@ from conformance.server.calls import in_thread, text_batch
 from conformance.server.test_fuzz import BODIES, calls, encoded
 
 pytestmark = pytest.mark.engine
-NUM_BODIES, SLOW_CALLERS, MAX_GROWTH_MIB = 300, 300, 200
+NUM_BODIES = int(os.environ.get("ROLLMATCH_BODIES", "300"))
+SLOW_CALLERS, MAX_GROWTH_MIB = 300, 200
 IMAGE = 414
 OF_GROUPS = ("communicator", "sync", "update")
 """Routes that wait for a learner, or whose weights others need; they are fuzzed over pretending engines."""

@@ -1,0 +1,69 @@
+"""Groups that are opened and closed leave nothing behind: no thread, no descriptor, on either side."""
+
+import gc
+import os
+import time
+
+import pytest
+
+from conformance.dialects.learner_side import connected, rendezvous
+from conformance.server.calls import RawLearner
+from conformance.server.instance import free_port
+from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.dialects.trl.sender import TrlSender
+
+pytestmark = pytest.mark.engine
+MAX_GROWTH = 2
+"""Connections that happen to be open while descriptors are counted."""
+
+
+def open_and_close(server, _weights):
+    learner = RawLearner(server, port=free_port())
+    assert learner.open()[0] == 200
+    assert learner.close()[0] == 200
+
+
+def wait_in_vain(server, _weights):
+    """Nobody joins."""
+    body = RawLearner(server, port=free_port()).request_body(join_timeout_s=0.05)
+    assert server.post("/native/communicator/", body)[1]["code"] == "communicator-timeout"
+
+
+def sync_by(make_sender):
+    def sync(server, weights):
+        sender = make_sender([connected(server.url)])
+        try:
+            sender.send(weights.items(), version=server.version + 1)
+        finally:
+            sender.close()
+
+    return sync
+
+
+USES = {
+    "opened": (30, open_and_close),
+    "in vain": (30, wait_in_vain),
+    "direct": (4, sync_by(lambda servers: NativeSender(servers, rendezvous(), transport="direct"))),
+    "trl": (4, sync_by(lambda servers: TrlSender(servers, [free_port()], rendezvous()))),
+}
+"""How many groups, and what is done with each."""
+
+
+def held(pids):
+    """Descriptors and threads of all processes."""
+    gc.collect()
+    return [len(os.listdir(f"/proc/{pid}/{kind}")) for pid in pids for kind in ("fd", "task")]
+
+
+@pytest.mark.scenario(clauses=["weight-sync/weights-travel-in-memory#5"])
+@pytest.mark.parametrize("use", USES)
+def test_groups_leave_no_threads_and_no_descriptors(instance, server, policies, use):
+    num_groups, use_group = USES[use]
+    pids = [os.getpid(), instance.process.pid, *(worker.pid for worker in instance.workers())]
+    use_group(server, policies[0].weights)
+    before, deadline = held(pids), time.monotonic() + 60
+    for _ in range(num_groups):
+        use_group(server, policies[0].weights)
+    while any(now > then + MAX_GROWTH for now, then in zip(held(pids), before, strict=True)):
+        assert time.monotonic() < deadline, (before, held(pids))
+        time.sleep(0.1)
