@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import AutoModelForImageTextToText
 
@@ -16,7 +17,9 @@ from rollmatch.cli.main import main, make_parser
 from rollmatch.model.coordinates import ordered_rows
 from rollmatch.model.vocabulary import Vocabulary
 
-MAKE = Path(__file__).parents[2] / "fixtures/detector/make_model.py"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+MAKE, DIGITS = FIXTURES / "detector/make_model.py", FIXTURES / "models/digits"
+EMBEDDING = "model.language_model.embed_tokens.weight"
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +45,15 @@ def test_the_model_keeps_its_rows_and_gets_a_thousand_ordered_ones(made):
     digits = [vocabulary.encode(str(digit))[0] for digit in range(10)]
     assert torch.allclose(new[list(vocabulary.coord_ids)], ordered_rows(old[digits]), atol=1e-6)
     assert vocabulary.encode("<|coord_7|>") == (vocabulary.coord_ids[7],)
+
+
+def test_bins_between_the_pixels_of_the_digits_model_lie_between_their_embeddings(tmp_path):
+    subprocess.run([sys.executable, str(MAKE), str(tmp_path), "--seeing"], check=True)
+    before, after = (load_file(folder / "model.safetensors")[EMBEDDING].float() for folder in (DIGITS, tmp_path))
+    ids = Vocabulary.load(tmp_path).coord_ids
+    changed = [place for place, row in enumerate(ids) if not torch.equal(before[row], after[row])]
+    assert set(range(1000)) - set(changed) == {round(pixel * 999 / 127) for pixel in range(128)}
+    assert torch.allclose(after[ids[4]], (before[ids[0]] * 4 + before[ids[8]] * 4) / 8, atol=1e-2)
 
 
 def test_neighbours_are_near():

@@ -47,3 +47,20 @@ def test_the_set_has_what_a_real_one_has(made):
     annotations = document["annotations"]
     assert {one["iscrowd"] for one in annotations} == {0, 1}
     assert min(one["area"] for one in annotations) < 32**2 < 96**2 < max(one["area"] for one in annotations)
+
+
+def test_digits_are_apart_inside_square_images_and_named(tmp_path):
+    command = [sys.executable, SCRIPT, tmp_path, "--digits", "--images", "4", "--val", "1", "--workers", "1"]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    document = json.loads((tmp_path / "train.json").read_text())
+    assert [one["name"] for one in document["categories"]][:3] == ["zero", "one", "two"]
+    by_image = {image["id"]: (image["width"], []) for image in document["images"]}
+    assert all(image["width"] == image["height"] >= 640 for image in document["images"])
+    for one in document["annotations"]:
+        side, boxes = by_image[one["image_id"]]
+        left, top, width, height = one["bbox"]
+        assert left >= 0 <= top
+        assert max(left + width, top + height) <= side
+        assert all(left > x2 or top > y2 or left + width < x1 or top + height < y1 for x1, y1, x2, y2 in boxes)
+        boxes.append((left, top, left + width, top + height))
+    assert all(boxes for _, boxes in by_image.values())
