@@ -163,13 +163,28 @@ def test_check_counts_the_tokens_of_prompts(place, capsys, backend):
     assert "Did you mean overlong?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/journal.jsonl"), SAFETENSORS])
-def test_a_full_disk_is_a_named_error(heavy_command, capsys, error):
-    heavy_command("learner", error)
+def error_of_torch():
+    """What torch raises where a disk is full."""
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError) as caught:
+        torch.save({"a": torch.zeros(100_000)}, "/dev/full")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/journal.jsonl"), "No space left on device"),
+        (lambda: SAFETENSORS, "No space left on device"),
+        (error_of_torch, "full disk"),
+    ],
+)
+def test_a_full_disk_is_a_named_error(heavy_command, capsys, make, reason):
+    heavy_command("learner", make())
     assert main(["train", "run.yaml"]) == 1
     printed = capsys.readouterr().err
     assert "[storage-failed]" in printed
-    assert "No space left on device" in printed
+    assert reason in printed
 
 
 def test_errors_have_no_traceback_unless_it_is_wished_or_nobody_named_them(place, capsys, monkeypatch, heavy_command):
