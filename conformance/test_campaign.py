@@ -2,7 +2,9 @@
 
 from conformance.campaign.__main__ import on_doubles
 from conformance.campaign.doubles import OF_LEARNER, OF_SERVER, TrialShape, draw, judged
+from conformance.campaign.observe import JournalTail, judge_story, name_of_end
 from conformance.campaign.small_learner import STEPS, plan_of
+from rollmatch.data import StepShape, WindowPlan
 
 LOCKSTEP = TrialShape(mode="off", num_ranks=1, num_servers=1, min_servers=1)
 
@@ -46,3 +48,40 @@ def test_the_campaign_finds_what_is_wrong():
     assert wrong(*whole[:-1], old, shape=ahead) == []
     mixed = learned(3, sent=[3] * 3, read=[[3, 100 + index] for index in learned(3)["sample_ids"]])
     assert wrong(*whole[:-1], mixed, shape=ahead) == ["step 3,"] * 3
+
+
+def test_a_journal_is_followed_and_lines_that_were_cut_are_passed_over(tmp_path):
+    tail = JournalTail(tmp_path / "journal.jsonl")
+    assert tail.read() == []
+    tail.path.write_text('{"event": "step", "step": 1}\n{"event": "st')
+    assert [event["step"] for event in tail.read()] == [1]
+    tail.path.write_text('{"event": "step", "step": 1}\n{"event": "run"}\n{"event": "step", "step": 2}\n')
+    assert (len(tail.read()), tail.num_steps, tail.last_step) == (2, 2, 2)
+
+
+def test_the_ends_of_processes_have_names():
+    error = "rollmatch: 1 problem\n  1. [storage-failed] out: cannot be written\n"
+    assert name_of_end(1, error) == "storage-failed"
+    assert [name_of_end(code, "") for code in (-9, None, 130)] == ["killed", "killed", "interrupted"]
+    unnamed = [(1, ""), (1, error.replace("storage", "strange")), (0, ""), (-11, ""), (3, error)]
+    unnamed.append((1, f"Traceback (most recent call last)\n{error}"))
+    assert all("UNNAMED" in name_of_end(*end) for end in unnamed)
+
+
+def test_a_real_run_is_judged_by_its_journal():
+    shape = StepShape(batch_size=1, accumulation=3, learner_world_size=1)
+    ids = [list(WindowPlan(60, seed=42, shape=shape).at(step).sample_indices) for step in range(4)]
+
+    def wrong(*steps, resumed_from=None):
+        events = [{"event": "saved", "step": step} for step in (1, 2, 3)] if resumed_from else []
+        events.append({"event": "run", "resumed_from": resumed_from})
+        events += [{"event": "packed", "step": step, "sample_ids": [[i] for i in ids[step]]} for step in steps]
+        timed = [{"time": float(place), "rank": 0} | event for place, event in enumerate(events)]
+        return judge_story([timed], mode="off", num_samples=60, accumulation=3)
+
+    assert wrong(0, 1, 2) == []
+    assert wrong(2, 3, resumed_from=2) == []
+    assert len(wrong(0, 2)) == 1
+    assert len(wrong(1, 2, resumed_from=1)) == 1
+    ids[1] = ids[0]
+    assert len(wrong(0, 1)) == 1

@@ -21,8 +21,8 @@ import torch
 
 from conformance.campaign.small_learner import STEPS, LearnerKilled, SmallLearner, plan_of
 from conformance.cli.started import in_time, journals_of
-from conformance.doubles.company import Member, Table
 from conformance.doubles.http_server import MSGPACK, http_server, is_packed, send
+from conformance.doubles.ranks import Member, Table
 from conformance.harness.judge import judge
 from conformance.weights.native_double import ROUTES, NativeDouble
 from rollmatch.cli.main import _storage_error
