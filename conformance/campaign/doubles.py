@@ -25,7 +25,7 @@ from conformance.doubles.http_server import MSGPACK, http_server, is_packed, sen
 from conformance.doubles.ranks import Member, Table
 from conformance.harness.judge import judge
 from conformance.weights.native_double import ROUTES, NativeDouble
-from rollmatch.cli.main import _storage_error
+from rollmatch.cli.storage import storage_error
 from rollmatch.data.ids import pack_ids, unpack_ids
 from rollmatch.errors import RollmatchError
 
@@ -181,7 +181,7 @@ def attempt(learners):
         except threading.BrokenBarrierError:
             pass
         except Exception as error:  # noqa: BLE001  # an error of any kind that has no name is what is looked for
-            known = error if isinstance(error, RollmatchError) else _storage_error(error)
+            known = error if isinstance(error, RollmatchError) else storage_error(error)
             ends.append(known.code if known else f"UNNAMED {type(error).__name__}: {error}")
         learner.ranks.table.barrier.abort()
 

@@ -15,6 +15,7 @@ from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.watch import WatchRules
 from rollmatch.journal import Journal
 from rollmatch.learn.batch import split_evenly
+from rollmatch.model.preparation import ImagePreparation
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.phase import Ahead, Lockstep, RequestedWindow, Stream
 from rollmatch.rollout.prefetch import Prefetch
@@ -29,7 +30,11 @@ STEPS, PARTS, BUDGET_S = 4, 3, 3.0
 """A part is one sample."""
 STATES = ("model.safetensors", "optimizer.pt", "scheduler.pt")
 SETTINGS = ClientSettings(timeout_s=3, watch=WatchRules(poll_s=0.05, look_timeout_s=0.3, silence_s=0.6, stall_s=2.0))
-PROMPTS = SimpleNamespace(**vars(TEMPLATE), prompt_token_ids=lambda sample: (100 + sample.sample_id, 5, 9, 6))
+PROMPTS = SimpleNamespace(
+    **vars(TEMPLATE),
+    prompt_token_ids=lambda sample: (100 + sample.sample_id, 5, 9, 6),
+    preparation=ImagePreparation(lambda sample: None),
+)
 OBJECTIVE = SimpleNamespace(total_of=lambda batches, add: add([len(batches)]))
 KEEPS_NOTHING = SimpleNamespace(num_kept=0, spend_oldest=lambda: False)
 

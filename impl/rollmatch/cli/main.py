@@ -1,7 +1,6 @@
 """``rollmatch``: check, plan, train, serve, schema, doctor. Heavy packages are imported only by what needs them."""
 
 import argparse
-import errno
 import importlib.util
 import json
 import os
@@ -19,6 +18,7 @@ from rollmatch.cli import import_config as importing
 from rollmatch.cli import judging, planning, server_arguments
 from rollmatch.cli import vllm_serve as vllm_serving
 from rollmatch.cli.processes import parse_gpus, visible
+from rollmatch.cli.storage import storage_error
 from rollmatch.config import RunConfig, json_schema, load_config, resolved_yaml
 from rollmatch.config.effective import max_model_len, tensor_parallel_rule
 from rollmatch.data import BadSamples, LazySamples
@@ -29,9 +29,6 @@ from rollmatch.startup import leave, loading
 
 TRACEBACK_VARIABLE = "ROLLMATCH_TRACEBACK"
 """Set to 1, it shows where in the code an error was raised."""
-STORAGE_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-TORCH_WRITES = ("PytorchStreamWriter", "unexpected pos", "iostream error")
-"""Parts of torch's messages about a file that it could not write."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,24 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = make_parser().parse_args(words)
         return int(options.command(options) or 0)
     except Exception as error:
-        named = error if isinstance(error, RollmatchError) else _storage_error(error)
+        named = error if isinstance(error, RollmatchError) else storage_error(error)
         if named is None or os.environ.get(TRACEBACK_VARIABLE) == "1":
             raise
         print(format_error(named), file=sys.stderr)
         return 1
-
-
-def _storage_error(error: BaseException) -> LaunchError | None:
-    """A full or read-only disk as an error with a remedy; torch and safetensors quote the system, or not even that."""
-    text = str(error)
-    reasons = [os.strerror(n) for n in STORAGE_FAULTS if getattr(error, "errno", None) == n or os.strerror(n) in text]
-    if isinstance(error, RuntimeError) and any(part in text for part in TORCH_WRITES):
-        reasons.append("torch could not write a file to its end, as on a full disk")
-    if not reasons:
-        return None
-    where = str(getattr(error, "filename", None) or "training.output_dir")
-    remedy = "Free space or name another disk; then continue from the last checkpoint with --resume."
-    return LaunchError(f"cannot be written: {reasons[0]}", code="storage-failed", key=where, remedy=remedy)
 
 
 def run() -> NoReturn:
