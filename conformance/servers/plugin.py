@@ -68,7 +68,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         config.stash[CHECKS] = checks_of(
             subject.dialect.name,
             profile=config.getoption("profile"),
-            has_model=subject.policies is not None,
+            lacks=subject.lacks,
             dangerous=dangerous,
             only=config.getoption("check"),
         )

@@ -1,6 +1,6 @@
 """Which checks a run asks, in which order."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from conformance.servers.check import Check
 from conformance.servers.checks import BY_ID, checks_for
@@ -12,25 +12,42 @@ class UnknownCheck(ValueError):
     """A check that is named exists for the dialect."""
 
 
+Lacks = Callable[[tuple[str, ...]], str]
+"""What of a check's needs there is not; empty where all is there."""
+BY_OPTIONS = {"model", "group", "process"}
+"""Needs that a user can meet; others are of the model's kind."""
+
+
 def checks_of(
-    dialect: str, *, profile: str = "full", has_model: bool = False, dangerous: bool = False, only: Sequence[str] = ()
+    dialect: str,
+    *,
+    profile: str = "full",
+    lacks: Lacks = lambda needs: "",
+    dangerous: bool = False,
+    only: Sequence[str] = (),
 ) -> list[Check]:
     """``http``: calls alone, and answers beside transformers where there is a model. ``weights``: updates, too.
 
-    ``full``: also what may stop the server, which the others add with ``dangerous``. ``only`` names checks of any
-    profile. Errors: ``UnknownCheck``.
+    ``full``: also what may stop the server, which the others add with ``dangerous``. What the model is not made for is
+    left out. ``only`` names checks of any profile. Errors: ``UnknownCheck``.
     """
     listed = checks_for(dialect, only=only)
     if missing := set(only) - {check.check_id for check in listed}:
         raise UnknownCheck(f"the {dialect} dialect has no check {', '.join(sorted(missing))}")
     if only:
         return in_order(listed)
-    asked = [check for check in listed if "process" not in check.needs]
+    asked = [check for check in listed if "process" not in check.needs and not _is_foreign(check, lacks)]
     if profile != "full":
         asked = [check for check in asked if dangerous or not check.is_dangerous]
     if profile == "http":
-        asked = [check for check in asked if "group" not in check.needs and (has_model or not check.needs)]
+        asked = [check for check in asked if "group" not in check.needs and not lacks(check.needs)]
     return in_order(asked)
+
+
+def _is_foreign(check: Check, lacks: Lacks) -> bool:
+    """Whether there is a model, of a kind that the check is not for."""
+    kinds = tuple(need for need in check.needs if need not in BY_OPTIONS)
+    return bool(kinds and not lacks(("model",)) and lacks(kinds))
 
 
 def in_order(checks: Sequence[Check]) -> list[Check]:

@@ -224,16 +224,25 @@ def test_a_package_outside_the_declared_range_is_told(told, count):
 
 
 def test_profiles_hold_what_can_be_tested_by_their_means():
-    bare = checks_of("trl", profile="http")
+    bare = checks_of("trl", profile="http", lacks=lambda needs: ", ".join(needs))
     assert bare
     assert not any(check.needs or check.is_dangerous for check in bare)
-    with_model = {check.check_id for check in checks_of("trl", profile="http", has_model=True)}
-    weights = {check.check_id for check in checks_of("trl", profile="weights", has_model=True)}
+    with_model = {check.check_id for check in checks_of("trl", profile="http")}
+    weights = {check.check_id for check in checks_of("trl", profile="weights")}
     full = {check.check_id for check in checks_of("trl", profile="full")}
     assert {check.check_id for check in bare} < with_model < weights < full
     assert full == {check.check_id for check in CHECKS if "trl" in check.dialects and "process" not in check.needs}
     with pytest.raises(UnknownCheck, match="no-such"):
         checks_of("trl", only=["no-such"])
+
+
+@pytest.mark.parametrize(("missing", "is_asked"), [((), True), (("pictures",), False), (("model", "pictures"), True)])
+def test_what_the_model_is_not_made_for_is_no_part_of_a_profile(monkeypatch, missing, is_asked):
+    """Without any model nobody knows its kind: then it is asked for, as not testable."""
+    sees = make_check("sees", needs=("model", "pictures"))
+    monkeypatch.setattr("conformance.servers.profiles.checks_for", lambda dialect, only: [sees])
+    asked = checks_of("trl", profile="weights", lacks=lambda needs: ", ".join({*needs} & {*missing}))
+    assert asked == [sees] * is_asked
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
