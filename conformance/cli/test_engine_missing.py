@@ -55,7 +55,7 @@ def test_a_sliding_window_is_not_concatenated():
         ((), True, 10**8, False),
         ((), False, 2 * 10**9, False),
         (("tuner.train_type=lora", "tuner.lora_dropout=0.1"), True, 2 * 10**9, False),
-        (("training.extra_arguments={fsdp: full_shard}",), True, 2 * 10**9, False),
+        (("training.strategy=fsdp2",), True, 2 * 10**9, False),
         (("training.compile_layers=true",), False, 10**8, True),
         (("training.compile_layers=false",), True, 2 * 10**9, False),
     ],

@@ -145,9 +145,9 @@ def test_an_unknown_key_names_the_nearest_known_one(make_with, override, meant):
 
 def test_a_key_that_only_transformers_knows_is_shown_its_section(make_with):
     with pytest.raises(ErrorList) as caught:
-        make_with("training.deepspeed=zero2.json", "training.zzz=1", "model.zzz=1")
-    model, deepspeed, other = caught.value.errors
-    assert deepspeed.remedy == "Move it to training.extra_arguments.deepspeed."
+        make_with("training.fp16=true", "training.zzz=1", "model.zzz=1")
+    model, half, other = caught.value.errors
+    assert half.remedy == "Move it to training.extra_arguments.fp16."
     assert "training.extra_arguments" in other.remedy
     assert model.remedy == "Remove it; rollmatch schema lists all keys."
 

@@ -5,6 +5,7 @@ from itertools import chain
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from conformance.rollout.digits import cut, load_digits, scenes
@@ -106,8 +107,12 @@ def events(trainer: RolloutTrainer, name: str) -> list[dict]:
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A copy."""
-    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    """A copy, whole also where ranks share the weights; then all ranks call it."""
+    return {name: whole(weight.detach()) for name, weight in model.named_parameters()}
+
+
+def whole(weight: torch.Tensor) -> torch.Tensor:
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight.clone()
 
 
 def step_between(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> torch.Tensor:

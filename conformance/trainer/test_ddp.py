@@ -1,4 +1,4 @@
-"""Two learner ranks on gloo: they learn what one rank learns from the same samples, and stop together."""
+"""Two learner ranks on gloo, whole or split by FSDP2: they learn what one rank learns, and stop together."""
 
 import json
 import signal
@@ -23,11 +23,11 @@ TOLERANCE = 1e-4
 """Of the length of both steps: float32, sums in another order, a second forward pass on the first's weights."""
 
 
-@pytest.fixture(scope="module")
-def pair_of_ranks(tmp_path_factory):
+@pytest.fixture(scope="module", params=["ddp", "fsdp2"])
+def pair_of_ranks(request, tmp_path_factory):
     """Two ranks of two samples each."""
     folder = tmp_path_factory.mktemp("two_ranks")
-    overrides = (*TWO_STEPS, "training.per_device_train_batch_size=2")
+    overrides = (*TWO_STEPS, "training.per_device_train_batch_size=2", f"training.strategy={request.param}")
     finish_two_ranks(folder, sys.executable, *WORKER, "digits", str(folder), *overrides)
     return folder
 

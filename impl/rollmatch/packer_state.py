@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import Trainer, TrainerControl
+from transformers import Trainer, TrainerControl, TrainingArguments
 
 from rollmatch.checkpoint import sealing
 from rollmatch.data import Window, WindowPlan
 from rollmatch.errors import LaunchError
 from rollmatch.learn.pack import Packer
 from rollmatch.model.images import ImageFeatures
+from rollmatch.model.sharding import check_split, not_engaged, sharded_units
 from rollmatch.objectives.protocol import Learner
 from rollmatch.records import PolicyTarget, Sample, Segment
 from rollmatch.rollout.phase import AGE_UNKNOWN, Overlap
@@ -121,6 +122,40 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
     learner: Learner
     plan: WindowPlan
     window_targets: WindowTargets | None
+
+    def __init__(self, *, model: nn.Module, args: TrainingArguments, **arguments: object) -> None:
+        if args.fsdp:
+            args.fsdp_plugin_args.setdefault("transformer_cls_names_to_wrap", sharded_units(model))
+        super().__init__(model=model, args=args, **arguments)
+        self._is_split = False
+
+    def split(self) -> None:
+        """Split the policy over ranks before it is first used, where FSDP2 does. Errors: ``strategy-not-engaged``."""
+        if self.args.fsdp and not self._is_split:
+            if not self.is_fsdp_enabled:
+                raise not_engaged("fsdp2")
+            loader = self.get_train_dataloader()
+            num_steps = self.set_initial_training_values(self.args, loader)[-1]
+            super()._prepare_for_training(num_steps, loader, None)
+            check_split(self.model, "fsdp2")
+            self._is_split = True
+        if self.args.deepspeed and not self.is_deepspeed_enabled:
+            raise not_engaged("deepspeed")
+
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: object, resume_from_checkpoint: str | None
+    ) -> tuple[nn.Module, object]:
+        """As transformers'; a policy that is split already only reads the checkpoint."""
+        self.split()
+        if not self._is_split:
+            prepared: tuple[nn.Module, object] = super()._prepare_for_training(
+                max_steps, train_dataloader, resume_from_checkpoint
+            )
+            return prepared
+        if resume_from_checkpoint is not None:
+            self._load_from_checkpoint(resume_from_checkpoint, self.model_wrapped)
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+        return self.model_wrapped, train_dataloader
 
     @property
     def _has_packer_state(self) -> bool:

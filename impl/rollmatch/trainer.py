@@ -196,6 +196,7 @@ class RolloutTrainer(ResumableTrainer):
         """One rollout per held-out sample; metrics get the prefix, the record goes to the run directory."""
         samples: Sequence[Sample] = self.eval_dataset if eval_dataset is None else eval_dataset
         report, began = StepReport(step=self.state.global_step, objective=self.learner.objective), time.perf_counter()
+        self.split()
         self.sync(report)
         context = self._context(report, {}, purpose="eval")
         record, metrics = evaluate_policy(self.source, self.learner.objective, samples, context)
@@ -261,6 +262,7 @@ class RolloutTrainer(ResumableTrainer):
             features_of=partial(self._features_of, known=features),
             logprobs=partial(logprobs_of, temperature=temperature, excluded_ids=source.template.banned_ids),
             batch_size=self.args.per_device_train_batch_size * self.learner.objective.reuse.num_rollouts,
+            ranks=source.ranks,
         )
         return ObjectiveContext(
             step=report.step,

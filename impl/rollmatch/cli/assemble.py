@@ -11,12 +11,14 @@ from transformers import TrainingArguments
 
 from rollmatch.cli.computing import is_padding_free, recomputes
 from rollmatch.cli.connect import connect_servers, try_out
+from rollmatch.cli.distribution import complete, strategy_arguments
 from rollmatch.cli.objectives import make_objective
 from rollmatch.cli.plugins import needs_coord_tokens
 from rollmatch.cli.preflight import check_training_arguments
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.config.servers import uses_servers
+from rollmatch.config.strategy import read_strategy
 from rollmatch.config.training import TRAINER_KEYS
 from rollmatch.journal import Journal
 from rollmatch.learn.attention import PACKED_ATTENTION, check_packable
@@ -55,7 +57,9 @@ def make_arguments(config: RunConfig) -> TrainingArguments:
     }
     check_training_arguments(training)
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(Path(training.output_dir) / "tensorboard"))
-    return TrainingArguments(**(named | training.extra_arguments))
+    strategy = read_strategy(training.strategy)
+    arguments = TrainingArguments(**(named | strategy_arguments(strategy) | training.extra_arguments))
+    return complete(arguments, strategy)
 
 
 def attention_of(config: RunConfig) -> str | dict[str, str]:
@@ -177,7 +181,7 @@ def make_backend(
     """The configured rollout backend, ready."""
     rules = config.custom.extra.rollout_matching
     if effective.rollout_backend(config) == "hf":
-        return HfBackend(model, template, batch_size=rules.rollout_generate_batch_size)
+        return HfBackend(model, template, batch_size=rules.rollout_generate_batch_size, ranks=ranks)
     if uses_servers(config):
         return connect_servers(config, template, ranks=ranks, journal=journal, model=model)
     from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend

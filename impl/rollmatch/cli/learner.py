@@ -13,6 +13,7 @@ from rollmatch.cli.preflight import load_checked
 from rollmatch.cli.processes import end_with_parent, has_gpu, run_child, shell_line, visible
 from rollmatch.cli.run_directory import open_run_directory
 from rollmatch.cli.server_checks import WaitPolicy, wait_for_servers
+from rollmatch.cli.strategy_check import check_strategy
 from rollmatch.config import RunConfig, load_config
 from rollmatch.config.effective import enforce_eager, rollout_backend, sync_mode, tensor_parallel_size
 from rollmatch.config.servers import uses_servers
@@ -72,6 +73,7 @@ def train_config(
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if "LOCAL_RANK" in os.environ:
         end_with_parent()  # torchrun gives each rank a session of its own: killed itself, it would leave them running
+    check_strategy(config, learner_world_size=world_size)
     sync_mode(config, learner_world_size=world_size)
     if uses_servers(config):
         shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -149,6 +151,7 @@ def launch(
     """Check and wait here, once, then start the ranks. Returns the learner's exit code."""
     config = with_local_model(load_config(path, overrides))
     load_checked(config)
+    check_strategy(config, learner_world_size=len(gpus))
     if uses_servers(config):
         wait_for_servers(config, wait, gpus=gpus)
     environment = dict(visible(gpus))

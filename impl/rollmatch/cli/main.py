@@ -188,10 +188,12 @@ def _add_config(parser: argparse.ArgumentParser, command: object) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     from rollmatch.cli.preflight import load_checked
+    from rollmatch.cli.strategy_check import check_strategy
     from rollmatch.model.source import with_local_model
 
     config = with_local_model(load_config(options.config, options.overrides))
     train, val = load_checked(config)
+    check_strategy(config)
     prompts = _prompts(config, train, val)
     print(resolved_yaml(config))
     print(f"train: {_count(train)}  ({origin_of(config.custom, 'train')})")

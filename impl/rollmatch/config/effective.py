@@ -106,14 +106,14 @@ COMPILED_FROM = 1_000_000_000
 
 
 def compiles_layers(config: RunConfig, *, on_gpu: bool, num_parameters: int) -> bool:
-    """Whether decoder layers are compiled. peft's dropout does not compile under checkpointing; FSDP and DeepSpeed
-    wrap layers themselves.
+    """Whether decoder layers are compiled. peft's dropout does not compile under checkpointing; not measured where a
+    strategy splits layers.
     """
     configured = config.training.compile_layers
     if configured != "auto":
         return configured
-    wrapped = {"fsdp", "deepspeed"} & config.training.extra_arguments.keys()
-    return on_gpu and num_parameters >= COMPILED_FROM and not config.tuner.lora_dropout and not wrapped
+    is_whole = config.training.strategy == "ddp"
+    return on_gpu and num_parameters >= COMPILED_FROM and not config.tuner.lora_dropout and is_whole
 
 
 def chunked_prefill(config: RunConfig, *, on_gpu: bool, max_model_len: int) -> bool | None:

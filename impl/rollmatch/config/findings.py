@@ -51,6 +51,7 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("reward_func", "reward_model"), f"{GRPO}.rewards"),
         **dict.fromkeys(("truncation_strategy", "truncation_side", "max_prompt_length"), "overlong"),
         "attn_implementation": "model.attn_impl",
+        **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config", "zero_stage"), "training.strategy"),
         "delta": f"{GRPO}.ratio_cap",
         "epochs": "training.num_train_epochs",
         "gradient_clipping": "training.max_grad_norm",
@@ -64,9 +65,7 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
 )
 """A key's name in TRL, ms-swift or other trainers -> our key."""
 TRANSFORMERS = "training.extra_arguments"
-_TRANSFORMERS_NAMES = frozenset(
-    {"deepspeed", "fsdp", "fsdp_config", "fp16", "run_name", "torch_compile", "save_strategy"}
-)
+_TRANSFORMERS_NAMES = frozenset({"fp16", "run_name", "torch_compile", "save_strategy"})
 """Fields of ``transformers.TrainingArguments`` that people write outside ``training.extra_arguments``."""
 
 
@@ -103,7 +102,7 @@ def nearest(key: str) -> str | None:
     >>> nearest("training.packing_bufer"), nearest("rlhf.num_generations"), nearest("training.zzz")
     ('training.packing_buffer', 'custom.extra.grpo.num_generations', None)
     >>> nearest("training.deepspeed"), nearest("rlhf.reward_funcs")
-    ('training.extra_arguments.deepspeed', 'custom.extra.grpo.rewards')
+    ('training.strategy', 'custom.extra.grpo.rewards')
     """
     section, _, name = key.rpartition(".")
     homes = {path: path.rpartition(".")[2] for path in fields()}

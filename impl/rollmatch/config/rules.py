@@ -9,6 +9,7 @@ from rollmatch.config.objective_rules import ENVIRONMENT_RULES, GRPO_RULES, OVER
 from rollmatch.config.rollout_matching import ANSWER_FORMATS, RolloutMatchingConfig
 from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.config.server_rules import RLHF_RULES, SERVER_RULES
+from rollmatch.config.strategy_rules import STRATEGY_RULES
 from rollmatch.config.training import TrainingConfig
 from rollmatch.errors import ConfigError
 
@@ -273,6 +274,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reads=("custom.dataset",), check=_box),
     Rule(reads=("custom.dataset", "custom.trainer_variant"), check=_questions),
     Rule(reads=("custom.dataset",), check=_stream),
+    *STRATEGY_RULES,
     *SERVER_RULES,
     *OVERLAP_RULES,
     *RLHF_RULES,

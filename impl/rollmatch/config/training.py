@@ -190,6 +190,10 @@ class TrainingConfig(Section):
         BeforeValidator(_as_reporters, json_schema_input_type=Reporter | list[Reporter]),
     ] = ("tensorboard",)
     """Where metrics go besides the run's own journal: one name or a list."""
+    strategy: Text = "ddp"
+    """How learner ranks share the policy. ddp: every rank holds all of it. fsdp2: a rank holds parts of weights,
+    gradients and optimizer state (torch, by accelerate). deepspeed_zero2, deepspeed_zero3: the same by DeepSpeed, on
+    GPUs; zero2 leaves weights whole. Or a file: a DeepSpeed JSON, or settings of fsdp2."""
     packing: bool = False
     """Pack segments into rows of up to global_max_length tokens (one forward pass each)."""
     padding_free: Literal["auto"] | bool = "auto"

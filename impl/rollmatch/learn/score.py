@@ -1,7 +1,7 @@
 """Log-probabilities of segments' target tokens by a forward pass without gradients."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
@@ -11,6 +11,8 @@ from rollmatch.learn.batch import make_padded_inputs
 from rollmatch.learn.head import Logits, Scoring, head_worth_avoiding, to_device
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.policy import unwrap, without_adapters
+from rollmatch.model.sharding import is_sharded, run_idle
+from rollmatch.ranks import Ranks
 from rollmatch.records import Sample, Segment
 
 LogprobsOf = Callable[[Logits, Tensor], Tensor]
@@ -84,15 +86,25 @@ class SegmentScorer:
     features_of: Callable[[Sample], ImageFeatures]
     logprobs: LogprobsOf
     batch_size: int
+    ranks: Ranks = field(default_factory=Ranks)
 
     def __call__(self, segments: Sequence[Segment], *, reference: bool = False) -> list[tuple[float, ...]]:
-        """As ``score_segments``."""
+        """As ``score_segments``. Called by all ranks, which run as many passes where they share the weights."""
         kept = self.reference if reference else None
+        num_idle = self._count_idle(len(segments)) if kept is None and is_sharded(self.model) else 0
         with without_adapters(self.model, wanted=reference and kept is None):
-            return score_segments(
+            scores = score_segments(
                 self.model if kept is None else kept,
                 segments,
                 self.features_of,
                 logprobs=self.logprobs,
                 batch_size=self.batch_size,
             )
+            for _ in range(num_idle):
+                run_idle(self.model)
+        return scores
+
+    def _count_idle(self, num_segments: int) -> int:
+        """Passes that other ranks run more than this one."""
+        num_batches = -(-num_segments // self.batch_size)
+        return max(self.ranks.gather(num_batches)) - num_batches

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.servers import memory_share
+from rollmatch.config.strategy import read_strategy
 from rollmatch.plan.memory import LearnerMemory, ServerMemory, learner_memory, learning_weights, server_memory
 from rollmatch.plan.rates import GpuRates, Rates, decode_tok_s, gpu_of
 from rollmatch.plan.shape import ModelShape
@@ -165,11 +166,15 @@ class Forecaster:
         return self.flops_s * (self.rates.dora_share if tuner.train_type == "lora" and tuner.use_dora else 1.0)
 
     def _exchange_s(self, split: Split) -> float:
-        """Gradients among learner ranks, in a ring."""
+        """Gradients among learner ranks, in a ring; where weights are split, they are gathered twice a micro-batch."""
         if split.num_learning == 1:
             return 0.0
         size = 4 if self.config.tuner.train_type == "lora" else self.shape.weight_bytes
-        return 2 * size * learning_weights(self.config, self.shape) / self.link_bytes_s
+        carried = 2 * size * learning_weights(self.config, self.shape)
+        if read_strategy(self.config.training.strategy).splits_weights:
+            compute = 2 if self.config.training.bf16 else self.shape.weight_bytes
+            carried += 2 * compute * self.shape.num_weights * self.config.training.gradient_accumulation_steps
+        return carried / self.link_bytes_s
 
     def _sync_s(self, split: Split) -> float:
         """Adapters are merged on either side; all weights, or the adapters, once through the slowest link."""

@@ -9,6 +9,7 @@ inner width 4 times; as transformers' decoders with a flash kernel do.
 from dataclasses import dataclass
 
 from rollmatch.config import RunConfig
+from rollmatch.config.strategy import read_strategy
 from rollmatch.plan.shape import ModelShape
 from rollmatch.plan.workload import Workload
 
@@ -51,18 +52,31 @@ class ServerMemory:
 
 
 def learner_memory(config: RunConfig, shape: ModelShape, work: Workload, *, num_learners: int) -> LearnerMemory:
-    """Of one rank; several ranks keep a second copy of gradients, to exchange them."""
-    size = shape.weight_bytes
-    copies = 1 + (num_learners > 1)
+    """Of one rank. Ranks that hold all of the policy keep a second copy of gradients, to exchange them; others hold a
+    part of weights and of what learns, and whole what ``gathered_bytes`` counts.
+    """
+    size, strategy = shape.weight_bytes, read_strategy(config.training.strategy)
+    shares = 1 if strategy.engine == "ddp" else num_learners
+    copies = 1 + (num_learners > 1 and shares == 1)
     if config.tuner.train_type == "lora":
         learning = learning_weights(config, shape) * (4 + 4 * copies + ADAM_BYTES)
     else:
         learning = learning_weights(config, shape) * size * (copies + 2)
+    weights = float(shape.num_weights * size)
+    if strategy.splits_weights and num_learners > 1:
+        weights = weights / num_learners + gathered_bytes(config, shape)
     return LearnerMemory(
-        weights=shape.num_weights * size,
-        learning=learning,
+        weights=weights,
+        learning=learning / shares,
         activations=_activations(config, shape, work.row_len),
     )
+
+
+def gathered_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """What a rank gathers at a time: two decoder layers with their gradients, and embedding, head and vision tower."""
+    size = 2 if config.training.bf16 else shape.weight_bytes
+    layer = (shape.text_weights - shape.embedding_weights) // shape.num_layers
+    return size * (2 * 2 * layer + shape.embedding_weights + shape.vision_weights)
 
 
 def learning_weights(config: RunConfig, shape: ModelShape) -> int:

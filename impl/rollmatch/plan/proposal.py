@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollmatch.config.servers import uses_servers
+from rollmatch.config.strategy import read_strategy
 from rollmatch.errors import LaunchError
 from rollmatch.plan.forecast import SHORTEST_STEP_S, SYNC_LATENCY_S, Forecast, Forecaster
 from rollmatch.plan.memory import ENGINE_BYTES, HEAD_BYTES, OVERHEAD_BYTES
@@ -39,14 +40,19 @@ def propose(forecaster: Forecaster) -> Proposal:
     size = config.custom.extra.rollout_matching.vllm.tensor_parallel_size
     tp = (size or 1) if colocated else config.custom.extra.rollout_server.vllm_tensor_parallel_size
     num_gpus = site.num_gpus * site.num_nodes
-    forecasts = [forecaster.forecast(split) for split in splits_of(num_gpus, tp=tp, colocated=colocated)]
+    fewest = 2 if read_strategy(config.training.strategy).engine == "fsdp2" else 1
+    splits = [one for one in splits_of(num_gpus, tp=tp, colocated=colocated) if one.num_learning >= fewest]
+    forecasts = [forecaster.forecast(split) for split in splits]
     if not forecasts:
         remedy = "Give more GPUs, or set vllm.mode to colocate." if not colocated else "Choose a divisor for tp."
         problem = f"{num_gpus} GPUs cannot be split into engines of {tp} and learners"
         raise TooFewGpus(problem, key="--gpus", remedy=remedy)
     fitting = [forecast for forecast in forecasts if not forecast.problem]
     if not fitting:
-        remedy = "Train adapters, compute activations again (training.gradient_checkpointing), or shorten rows."
+        remedy = (
+            "Train adapters, split the policy (training.strategy: fsdp2), compute activations again "
+            "(training.gradient_checkpointing), or shorten rows."
+        )
         raise NothingFits(f"{forecasts[-1].split}: {forecasts[-1].problem}", key="--gpus", remedy=remedy)
     best = max(fitting, key=lambda forecast: forecast.rollouts_per_s)
     return Proposal(forecasts=forecasts, best=best, assumptions=list(_assumptions(forecaster)))
@@ -76,6 +82,9 @@ def _assumptions(forecaster: Forecaster) -> list[str]:
     ]
     if forecaster.config.tuner.use_dora:
         lines.append(f"DoRA: learning at {rates.dora_share:.0%} of that speed, as measured once, on every matrix of 8B")
+    strategy = forecaster.config.training.strategy
+    if strategy != "ddp":
+        lines.append(f"{strategy}: by arithmetic, not measured; a reference of full fine-tuning is not counted")
     if site.num_nodes > 1:
         between = rates.links.between_nodes_bytes_s / 1e9
         lines.append(

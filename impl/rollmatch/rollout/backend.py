@@ -13,8 +13,10 @@ from transformers import GenerationConfig
 
 from rollmatch.errors import RolloutError
 from rollmatch.model.images import ImageFeatures, image_arguments
+from rollmatch.model.sharding import is_sharded
 from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import trim_stop
+from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample
 
 Prepared = TypeVar("Prepared")
@@ -164,13 +166,15 @@ class HfBackend:
 
     Slow, and the yardstick for the others.
     The policy is what it is: ``push`` only counts the version. Padding side and packing never leak: the batch is
-    built here, and the packed attention falls back to a masked one.
+    built here, and the packed attention falls back to a masked one. Where ranks share the weights they generate
+    together: each runs as many microbatches, and as many tokens, as the longest needs.
     """
 
-    def __init__(self, model: nn.Module, template: Template, *, batch_size: int) -> None:
+    def __init__(self, model: nn.Module, template: Template, *, batch_size: int, ranks: Ranks | None = None) -> None:
         self.model = model
         self.template = template
         self.batch_size = batch_size
+        self.ranks = ranks or Ranks()
         self.policy_version = 0
 
     def push(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
@@ -181,10 +185,15 @@ class HfBackend:
         """As the contract; a microbatch samples from its first request's seed."""
         rollouts: list[Rollout] = []
         features_of = once_per_images(self.template.image_features, kept=self.batch_size)
+        starts = range(0, len(requests), self.batch_size)
+        num_idle = max(self.ranks.gather(len(starts))) - len(starts) if is_sharded(self.model) else 0
         with _inference(self.model):
-            for start in range(0, len(requests), self.batch_size):
+            for start in starts:
                 part = requests[start : start + self.batch_size]
                 rollouts += self._generate_batch(part, [features_of(r.sample) for r in part], decoding)
+            for _ in range(num_idle):
+                ids = torch.full((1, 1), self.template.pad_id, device=next(self.model.parameters()).device)
+                self.model.generate(ids, max_new_tokens=1, synced_gpus=True)  # type: ignore[operator]
         check_answers(requests, rollouts)
         return rollouts
 
@@ -201,7 +210,7 @@ class HfBackend:
         inputs = self._padded_inputs(prompts, features)
         with _seeded(requests[0].seed, sampling=decoding.temperature > 0):
             output = self.model.generate(  # type: ignore[operator]
-                **inputs, generation_config=self._settings(requests, decoding)
+                **inputs, generation_config=self._settings(requests, decoding), synced_gpus=is_sharded(self.model)
             )
         sampled = output.sequences[:, inputs["input_ids"].shape[1] :]
         logprobs = _logprobs_of(sampled, output.scores) if decoding.logprobs else [None] * len(requests)

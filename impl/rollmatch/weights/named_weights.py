@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rollmatch.errors import SyncError
 from rollmatch.model.checkpoint import checkpoint_names, merged_weights, model_key
+from rollmatch.model.sharding import is_sharded
 from rollmatch.weights.plan import Merge
 
 _FULL = "Set sync.mode to full."
@@ -57,8 +58,7 @@ class NamedWeights:
     @property
     def is_sharded(self) -> bool:
         """Whether ranks hold parts, so that all of them must iterate."""
-        is_split = any(isinstance(module, FSDPModule) for module in self.model.modules())
-        return is_split or any(hasattr(weight, "ds_id") for weight in self.model.parameters())
+        return is_sharded(self.model)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         is_sharded = self.is_sharded

@@ -1,0 +1,102 @@
+"""``training.strategy``: names, files, and what does not go with it."""
+
+import json
+
+import pytest
+
+from conformance.refusals import refused
+from rollmatch.cli import strategy_check
+from rollmatch.config.strategy import read_strategy
+
+ROLLOUT = "custom.extra.rollout_matching"
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(settings):
+        path = tmp_path / "strategy.json"
+        path.write_text(json.dumps(settings))
+        return str(path)
+
+    return write
+
+
+def test_names_stand_for_settings():
+    assert read_strategy("ddp").settings == {}
+    assert read_strategy("fsdp2").settings == {"version": 2, "state_dict_type": "SHARDED_STATE_DICT"}
+    assert [read_strategy(f"deepspeed_zero{stage}").stage for stage in (2, 3)] == [2, 3]
+    assert [read_strategy(f"deepspeed_zero{stage}").splits_weights for stage in (2, 3)] == [False, True]
+
+
+def test_a_file_is_deepspeeds_or_that_of_fsdp2(file):
+    deepspeed = read_strategy(file({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}))
+    assert (deepspeed.engine, deepspeed.stage) == ("deepspeed", 3)
+    assert deepspeed.settings == {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
+    fsdp = read_strategy(file({"fsdp_version": 2, "fsdp_reshard_after_forward": False, "cpu_offload": True}))
+    assert fsdp.engine == "fsdp2"
+    assert fsdp.settings["reshard_after_forward"] is False
+    assert fsdp.settings["cpu_offload"] is True
+
+
+@pytest.mark.scenario(clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#1"])
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [({"fsdp_sync_module_states": True}, "strategy-key-unused"), ({"version": 1}, "strategy-key-unused")],
+)
+def test_settings_that_have_no_effect_are_refused(settings, code, file, make_with):
+    with refused(code, key="training.strategy"):
+        make_with(f"training.strategy={file(settings)}")
+
+
+def test_a_name_that_is_neither_a_strategy_nor_a_file_is_refused(make_with, tmp_path):
+    with refused("strategy-unknown", key="training.strategy", remedy="fsdp2"):
+        make_with("training.strategy=fsdp")
+    with refused("strategy-unknown", key="training.strategy"):
+        make_with(f"training.strategy={tmp_path}")
+
+
+@pytest.mark.scenario(
+    "learner-ranks/a-strategy-in-the-arguments-of-transformers-is-refused",
+    clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#2"],
+)
+@pytest.mark.parametrize("name", ["fsdp", "fsdp_config", "deepspeed"])
+def test_the_fields_of_transformers_are_refused(name, make_with):
+    with refused("argument-has-own-key", key=f"training.extra_arguments.{name}", remedy="training.strategy"):
+        make_with(f"training.extra_arguments={{{name}: full_shard}}")
+
+
+def test_streaming_and_deepspeed_with_the_policys_own_generate_are_refused(make_with):
+    servers = (f"{ROLLOUT}.vllm.mode=server", "custom.extra.rollout_server.base_url=http://127.0.0.1:8000")
+    with refused("strategy-with-stream", key=f"{ROLLOUT}.overlap"):
+        make_with(*servers, f"{ROLLOUT}.overlap=stream", "training.strategy=fsdp2")
+    with refused("strategy-needs-vllm", key=f"{ROLLOUT}.rollout_backend"):
+        make_with(f"{ROLLOUT}.rollout_backend=hf", "training.strategy=deepspeed_zero3")
+
+
+@pytest.mark.scenario(
+    "learner-ranks/one-rank-cannot-share", clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#3"]
+)
+def test_one_rank_cannot_share(make_with):
+    config = make_with("training.strategy=fsdp2")
+    with refused("strategy-needs-ranks", key="training.strategy", remedy="--gpus"):
+        strategy_check.check_strategy(config, learner_world_size=1)
+    strategy_check.check_strategy(config, learner_world_size=2)
+    strategy_check.check_strategy(config)
+
+
+def test_deepspeed_needs_gpus_and_its_package(make_with, monkeypatch):
+    config = make_with("training.strategy=deepspeed_zero2")
+    monkeypatch.setattr(strategy_check, "has_gpu", lambda: False)
+    with refused("strategy-needs-gpu", key="training.strategy", remedy="fsdp2"):
+        strategy_check.check_strategy(config, learner_world_size=2)
+    monkeypatch.setattr(strategy_check, "has_gpu", lambda: True)
+    monkeypatch.setattr(strategy_check.importlib.util, "find_spec", lambda name: None)
+    with refused("deepspeed-missing", key="training.strategy", remedy="pip install deepspeed"):
+        strategy_check.check_strategy(config, learner_world_size=2)
+
+
+def test_a_launcher_that_sets_another_strategy_is_refused(make_with, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with refused("strategy-contradicted", key="training.strategy", remedy="fsdp2"):
+        strategy_check.check_strategy(make_with("training.strategy=ddp"), learner_world_size=2)
+    strategy_check.check_strategy(make_with("training.strategy=fsdp2"), learner_world_size=2)

@@ -1,0 +1,40 @@
+"""Whether ranks, machine and launcher fit ``training.strategy``. Imports no torch."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+
+from rollmatch.cli.processes import has_gpu
+from rollmatch.config import RunConfig
+from rollmatch.config.strategy import KEY, Strategy, read_strategy
+from rollmatch.errors import ErrorList, LaunchError
+
+LAUNCHER_VARIABLES = {"ACCELERATE_USE_FSDP": "fsdp2", "ACCELERATE_USE_DEEPSPEED": "deepspeed"}
+"""Set by ``accelerate launch``, and obeyed by accelerate whatever else is set."""
+
+
+def check_strategy(config: RunConfig, *, learner_world_size: int | None = None) -> None:
+    """Check that this machine fits ``training.strategy``, and the learner's ranks where they are known.
+
+    Errors: ``ErrorList`` of ``strategy-needs-ranks``, ``strategy-needs-gpu``, ``deepspeed-missing``,
+    ``strategy-contradicted``.
+    """
+    errors = [*_unfit(read_strategy(config.training.strategy), config.training.strategy, learner_world_size)]
+    if errors:
+        raise ErrorList(errors)
+
+
+def _unfit(strategy: Strategy, name: str, learner_world_size: int | None) -> Iterator[LaunchError]:
+    if strategy.engine == "fsdp2" and learner_world_size == 1:
+        problem, remedy = f"{name} needs two learner ranks or more", "Add --gpus 0,1, or set it to ddp."
+        yield LaunchError(problem, code="strategy-needs-ranks", key=KEY, remedy=remedy)
+    if strategy.engine == "deepspeed" and learner_world_size is not None and not has_gpu():
+        problem = f"{name} runs on GPUs only: accelerate leaves DeepSpeed out on a CPU"
+        yield LaunchError(problem, code="strategy-needs-gpu", key=KEY, remedy="Set it to fsdp2 or ddp.")
+    elif strategy.engine == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
+        remedy = "Run pip install deepspeed, or set it to fsdp2."
+        yield LaunchError(f"{name} needs deepspeed", code="deepspeed-missing", key=KEY, remedy=remedy)
+    for variable, engine in LAUNCHER_VARIABLES.items():
+        if os.environ.get(variable, "").lower() == "true" and engine != strategy.engine:
+            problem, remedy = f"is {name}, but {variable} is set", f"Remove the variable, or set it to {engine}."
+            yield LaunchError(problem, code="strategy-contradicted", key=KEY, remedy=remedy)

@@ -1,0 +1,46 @@
+"""What does not go together with ``training.strategy``."""
+
+from collections.abc import Iterator
+
+from rollmatch.config import effective
+from rollmatch.config.findings import ROLLOUT_MATCHING
+from rollmatch.config.schema import Rule, RunConfig
+from rollmatch.config.strategy import KEY, read_strategy
+from rollmatch.errors import ConfigError
+
+OWN = ("fsdp", "fsdp_config", "deepspeed")
+"""Fields of transformers that ``training.strategy`` sets."""
+
+
+def _own_key(config: RunConfig) -> Iterator[ConfigError]:
+    for name in OWN:
+        if name in config.training.extra_arguments:
+            problem, key = "is set by training.strategy", f"training.extra_arguments.{name}"
+            remedy = "Set training.strategy to fsdp2, deepspeed_zero2, deepspeed_zero3 or a file."
+            yield ConfigError(problem, code="argument-has-own-key", key=key, remedy=remedy)
+
+
+def _readable(config: RunConfig) -> Iterator[ConfigError]:
+    try:
+        strategy = read_strategy(config.training.strategy)
+    except ConfigError as error:
+        yield error
+        return
+    rules = config.custom.extra.rollout_matching
+    if strategy.engine == "ddp":
+        return
+    if rules.overlap == "stream":
+        problem = f"is stream, but {config.training.strategy} adds up gradients once a micro-batch"
+        remedy = f"Set it to ahead or off, or {KEY} to ddp."
+        yield ConfigError(problem, code="strategy-with-stream", key=f"{ROLLOUT_MATCHING}.overlap", remedy=remedy)
+    if strategy.engine == "deepspeed" and effective.rollout_backend(config) == "hf":
+        problem = f"is hf, but {config.training.strategy} generates with no policy of its own"
+        key, remedy = f"{ROLLOUT_MATCHING}.rollout_backend", f"Set it to vllm, or {KEY} to fsdp2 or ddp."
+        yield ConfigError(problem, code="strategy-needs-vllm", key=key, remedy=remedy)
+
+
+_READ = ("overlap", "rollout_backend", "vllm.mode")
+STRATEGY_RULES: tuple[Rule, ...] = (
+    Rule(reads=("training.extra_arguments",), check=_own_key),
+    Rule(reads=(KEY, *(f"{ROLLOUT_MATCHING}.{name}" for name in _READ)), check=_readable),
+)
