@@ -66,9 +66,10 @@ def test_the_fields_of_transformers_are_refused(name, make_with):
 
 
 def test_streaming_and_deepspeed_with_the_policys_own_generate_are_refused(make_with):
-    servers = (f"{ROLLOUT}.vllm.mode=server", "custom.extra.rollout_server.base_url=http://127.0.0.1:8000")
+    servers = ("~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000")
+    streams = ("~.vllm.server.group_port=51216", "~.overlap=stream", "training.packing=false")
     with refused("strategy-with-stream", key=f"{ROLLOUT}.overlap"):
-        make_with(*servers, f"{ROLLOUT}.overlap=stream", "training.strategy=fsdp2")
+        make_with(*servers, *streams, "training.strategy=fsdp2")
     with refused("strategy-needs-vllm", key=f"{ROLLOUT}.rollout_backend"):
         make_with(f"{ROLLOUT}.rollout_backend=hf", "training.strategy=deepspeed_zero3")
 

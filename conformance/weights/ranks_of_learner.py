@@ -1,24 +1,30 @@
 """A learner rank with sharded weights and no engine: ``torchrun ... ranks_of_learner.py URL PORT FOLDER``.
 
 Syncs and asks for rollouts at step 0 and again (no sync due), trains a step, does both at step 1; at step 2 the server
-refuses. Writes what it saw to FOLDER/rankR.json and the gathered weights of step 1 beside it.
+refuses. Writes what it saw to FOLDER/rankR.json and the gathered weights of step 1 beside it. ``peak_bytes`` is the
+most memory in gathered and merged weights at a time.
 """
 
 import json
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
-from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from conformance.dialects.learner_side import TEMPLATE, connected, rendezvous
+from conformance.doubles.adapters import perturb_adapters
+from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal
+from rollmatch.model import checkpoint
 from rollmatch.ranks import Ranks
 from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
@@ -30,20 +36,53 @@ SAMPLE = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, heigh
 REFUSE_AT = 2
 
 
+BUCKET_BYTES = 2**16
+
+
 def make_model():
+    """Eight layers with adapters on every linear layer, which learn."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3), nn.Linear(3, 2, bias=False))
+    model = get_peft_model(make_tiny_qwen3(num_layers=8), LoraConfig(r=2, target_modules="all-linear"))
+    return perturb_adapters(model)
+
+
+def split(model):
+    for layer in model.get_base_model().model.layers:
+        fully_shard(layer)
+    return fully_shard(model)
 
 
 def train(model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model(torch.ones(2, 6)).square().sum().backward()
+    optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=0.1)
+    ids = torch.arange(20, 36)[None]
+    model(input_ids=ids, labels=ids).loss.backward()
     optimizer.step()
+
+
+class LiveBytes:
+    """Memory of what functions return, as long as anybody holds it."""
+
+    def __init__(self):
+        self.now = self.peak = 0
+
+    def counting(self, make):
+        def counted(*args, **kwargs):
+            made = make(*args, **kwargs)
+            storage = made.untyped_storage()
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._free, storage.nbytes())
+            return made
+
+        return counted
+
+    def _free(self, num_bytes):
+        self.now -= num_bytes
 
 
 def make_fence(url, port, folder, ranks):
     server = connected(url)
-    sender = NativeSender([server], rendezvous(port=port), bucket_bytes=40) if ranks.is_primary else None
+    sender = NativeSender([server], rendezvous(port=port), bucket_bytes=BUCKET_BYTES) if ranks.is_primary else None
     backend = VllmServerBackend([server], TEMPLATE, ranks, sender=sender)
     return Fence(backend, ranks, Journal(folder / f"journal-rank{ranks.rank}.jsonl", rank=ranks.rank))
 
@@ -61,15 +100,15 @@ def roll_out(fence, model, step):
 def main(url, port, folder):
     dist.init_process_group("gloo")
     ranks = Ranks.from_environment()
-    model = make_model()
-    for layer in model:
-        fully_shard(layer)
-    fully_shard(model)
+    model, live = split(make_model()), LiveBytes()
+    DTensor.full_tensor = live.counting(DTensor.full_tensor)
+    checkpoint._merged = live.counting(checkpoint._merged)
     fence, saw = make_fence(url, int(port), folder, ranks), {"events": []}
     for step in (0, 0, 1):
         if step == 1:
             train(model)
         saw["events"].append(roll_out(fence, model, step))
+    saw["peak_bytes"], saw["left_bytes"] = live.peak, live.now
     save_file(dict(named_weights(model)), folder / f"rank{ranks.rank}.safetensors")
     (folder / f"ready{ranks.rank}").touch()
     while not (folder / "go").exists():

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from conformance.cli.started import two_ranks
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
-from conformance.weights.ranks_of_learner import make_model, train
+from conformance.weights.ranks_of_learner import BUCKET_BYTES, make_model, train
 from rollmatch.journal import read_journal
+from rollmatch.model.checkpoint import merged_weights
 
 SCRIPT = Path(__file__).with_name("ranks_of_learner.py")
 
@@ -20,7 +21,7 @@ SCRIPT = Path(__file__).with_name("ranks_of_learner.py")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    double = NativeDouble({name: weight.detach() * 0 for name, weight in make_model().named_parameters()})
+    double = NativeDouble({name: weight * 0 for name, weight in merged_weights(make_model())})
     with serving(double) as (url,):
         with two_ranks(folder, sys.executable, str(SCRIPT), url, str(free_port()), str(folder)) as ranks:
             ranks[0].wait_until(lambda: all((folder / f"ready{rank}").exists() for rank in (0, 1)))
@@ -50,12 +51,26 @@ def test_sharded_weights_arrive_whole_and_equal_those_of_one_rank(run):
     folder, double = run
     model = make_model()
     train(model)
-    expected = {name: weight.detach() for name, weight in model.named_parameters()}
+    expected = dict(merged_weights(model))
     for held in (double.served, load_file(folder / "rank0.safetensors"), load_file(folder / "rank1.safetensors")):
         assert held.keys() == expected.keys()
         assert all(torch.allclose(held[name], weight, atol=1e-6) for name, weight in expected.items())
     both = [load_file(folder / f"rank{rank}.safetensors") for rank in (0, 1)]
     assert all(torch.equal(double.served[name], held[name]) for held in both for name in expected)
+
+
+@pytest.mark.scenario(
+    "learner-ranks/split-weights-pass-by",
+    clauses=["learner-ranks/only-the-main-process-sends-weights#5"],
+)
+def test_no_rank_holds_more_than_two_buckets_of_gathered_weights(run):
+    folder, double = run
+    sizes = [weight.numel() * weight.element_size() for weight in double.served.values()]
+    bucket = max(BUCKET_BYTES, *sizes)
+    assert sum(sizes) > 4 * bucket
+    for rank in (0, 1):
+        assert 0 < saw(folder, rank)["peak_bytes"] <= 2 * bucket
+        assert saw(folder, rank)["left_bytes"] == 0
 
 
 @pytest.mark.scenario(

@@ -123,7 +123,7 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
     plan: WindowPlan
     window_targets: WindowTargets | None
 
-    def __init__(self, *, model: nn.Module, args: TrainingArguments, **arguments: object) -> None:
+    def __init__(self, *, model: nn.Module, args: TrainingArguments, **arguments: Any) -> None:
         if args.fsdp:
             args.fsdp_plugin_args.setdefault("transformer_cls_names_to_wrap", sharded_units(model))
         super().__init__(model=model, args=args, **arguments)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ from rollmatch.weights.named_weights import named_weights
 class RolloutTrainer(ResumableTrainer):
     """A ``transformers.Trainer`` whose batches are made from the policy's own rollouts."""
 
-    def __init__(self, *, source: RolloutSource, overlap: Overlap, learner: Learner, **arguments: object) -> None:
+    def __init__(self, *, source: RolloutSource, overlap: Overlap, learner: Learner, **arguments: Any) -> None:
         super().__init__(data_collator=list, **arguments)
         self.source, self.overlap, self.learner = source, overlap, learner
         reuse, num_samples = learner.objective.reuse, len(self.train_dataset)

@@ -67,7 +67,8 @@ class HeadStates:
     def of(cls, hidden: Tensor, head: Head, *, forward: Head | None = None) -> "HeadStates":
         """``forward``: how to call the head, where that is not the head itself."""
         learns = isinstance(head, nn.Module) and any(part.requires_grad for part in head.parameters())
-        linear = head if type(head) is nn.Linear and not learns else None
+        plain = nn.Linear.forward  # of classes that FSDP2 derives, too
+        linear = head if isinstance(head, nn.Linear) and type(head).forward is plain and not learns else None
         weight, bias = (linear.weight, linear.bias) if linear is not None else (None, None)
         return cls(hidden=hidden, head=forward or head, weight=weight, bias=bias)
 

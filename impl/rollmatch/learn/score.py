@@ -11,7 +11,8 @@ from rollmatch.learn.batch import make_padded_inputs
 from rollmatch.learn.head import Logits, Scoring, head_worth_avoiding, to_device
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.policy import unwrap, without_adapters
-from rollmatch.model.sharding import is_sharded, run_idle
+from rollmatch.model.sharding import run_idle
+from rollmatch.model.split_weights import is_sharded
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample, Segment
 

@@ -6,7 +6,8 @@ The model stays as it is: merging in place and unmerging would drift the base we
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rollmatch.model.merge import LoraFactors, merge_weight, merges_by_kernel
+from rollmatch.model.split_weights import gathered, meta_of, whole
 
 if TYPE_CHECKING:  # seconds to load
     from peft.tuners.lora import LoraLayer
@@ -22,6 +24,8 @@ if TYPE_CHECKING:  # seconds to load
     from transformers import PreTrainedModel
 
 Shapes = tuple[tuple[str, torch.Size], ...]
+Source = tuple[str, Tensor, Callable[[], Tensor]]
+"""Key in the plain model, the tensor without memory, what makes it."""
 _OF_ADAPTERS = (".modules_to_save.", "lora_", "trainable_tokens_")
 """Parts of the names of peft's own tensors."""
 
@@ -62,6 +66,7 @@ class CheckpointNames:
                 yield from (self._laid_out(*made) for made in self._revert({key: tensor}).items())
             else:
                 waiting[key] = tensor
+            del tensor  # not kept while the next one is gathered
         if waiting:
             yield from (self._laid_out(*made) for made in self._revert(waiting).items())
 
@@ -119,7 +124,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, tuple[Shapes, CheckpointNames]] = WeakKeyDi
 def checkpoint_names(model: nn.Module) -> CheckpointNames:
     """The names of a policy's weights, in or without an adapter wrapper, as its shapes are now."""
     base = _base_of(model)
-    tensors = dict(model_tensors(model))
+    tensors = {key: meta_of(tensor) for key, tensor in model_tensors(model)}
     shapes = tuple((key, tensor.shape) for key, tensor in tensors.items())
     known = _KNOWN.get(base)
     if known is None or known[0] != shapes:
@@ -132,9 +137,10 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(checkpoint name, tensor) of every weight, adapters merged; tied weights appear once.
 
     Those with LoRA come first. Bit-equal to what peft's ``merge_adapter`` leaves behind (LoRA and DoRA), except in half
-    precision on a GPU, where ``merge`` states the difference.
+    precision on a GPU, where ``merge`` states the difference. Where ranks hold parts, each weight is gathered when its
+    turn comes: all ranks iterate to the end.
     """
-    yield from checkpoint_names(model).convert(_merged_tensors(model))
+    yield from checkpoint_names(model).convert((key, make()) for key, _, make in _sources(model))
 
 
 def model_key(name: str) -> str:
@@ -152,13 +158,12 @@ def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, weight in (*model.named_parameters(), *_saved_buffers(model)):
         key = model_key(name).replace(".original_module.", ".")
         if key not in ignored and not any(part in name for part in _OF_ADAPTERS):
-            yield key, weight.detach()
+            yield key, weight
 
 
 def checkpoint_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(checkpoint name, tensor without memory) of every weight: what ``merged_weights`` will yield, in any order."""
-    metas = ((key, torch.empty_like(tensor, device="meta")) for key, tensor in model_tensors(model))
-    yield from checkpoint_names(model).convert(metas)
+    """(checkpoint name, tensor without memory) of every weight: what ``merged_weights`` will yield, in its order."""
+    yield from checkpoint_names(model).convert((key, meta) for key, meta, _ in _sources(model))
 
 
 def is_adapted(model: nn.Module) -> bool:
@@ -179,31 +184,36 @@ def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{prefix}.{name}" if prefix else name, buffer
 
 
-def _merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(key in the plain model, tensor): what adapters replace, then everything else."""
-    replaced: dict[str, Tensor] = {}
-    if is_adapted(model):
-        for key, tensor in _adapted_tensors(model):
-            replaced[key] = tensor
-            yield key, tensor
-    yield from ((key, weight) for key, weight in model_tensors(model) if key not in replaced)
+def _sources(model: nn.Module) -> Iterator[Source]:
+    """What adapters replace, then everything else."""
+    kept, replaced = dict(model_tensors(model)), set[str]()
+    for source in _adapted_sources(model, kept) if is_adapted(model) else ():
+        replaced.add(source[0])
+        yield source
+    yield from ((key, meta_of(weight), partial(whole, weight)) for key, weight in kept.items() if key not in replaced)
 
 
-def _adapted_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _adapted_sources(model: nn.Module, kept: Mapping[str, Tensor]) -> Iterator[Source]:
+    """Of the weights in ``kept``: a tied head is not among them."""
     from peft.tuners.lora import LoraLayer
     from peft.tuners.trainable_tokens import TrainableTokensLayer
     from peft.utils import ModulesToSaveWrapper
 
-    kept = {key for key, _ in model_tensors(model)}  # a tied head is not among them
     modules = [(model_key(name), module) for name, module in model.named_modules()]
     for key, module in modules:
         if isinstance(module, LoraLayer):
-            yield f"{key}.weight", _merged(module)
+            yield f"{key}.weight", meta_of(module.get_base_layer().weight), partial(_made_whole, _merged, module)
     for key, module in modules:
-        if isinstance(module, TrainableTokensLayer) and f"{key}.weight" in kept:
-            yield f"{key}.weight", _with_trained_rows(module)
+        if isinstance(module, TrainableTokensLayer) and (name := f"{key}.weight") in kept:
+            yield name, meta_of(kept[name]), partial(_made_whole, _with_trained_rows, module)
         elif isinstance(module, ModulesToSaveWrapper):
-            yield from ((f"{key}.{name}", weight) for name, weight in _trained_copy(module) if f"{key}.{name}" in kept)
+            copies = ((f"{key}.{name}", weight) for name, weight in _trained_copy(module))
+            yield from ((name, meta_of(copy), partial(whole, copy)) for name, copy in copies if name in kept)
+
+
+def _made_whole(make: Callable[[Any], Tensor], layer: nn.Module) -> Tensor:
+    with gathered(layer):
+        return make(layer)
 
 
 def _with_trained_rows(layer: "TrainableTokensLayer") -> Tensor:
@@ -212,8 +222,7 @@ def _with_trained_rows(layer: "TrainableTokensLayer") -> Tensor:
 
 
 def _trained_copy(wrapper: "ModulesToSaveWrapper") -> Iterator[tuple[str, Tensor]]:
-    active = wrapper.modules_to_save[wrapper.active_adapters[0]]
-    return ((name, weight.detach()) for name, weight in active.named_parameters())
+    yield from wrapper.modules_to_save[wrapper.active_adapters[0]].named_parameters()
 
 
 def _merged(layer: "LoraLayer") -> Tensor:

@@ -1,26 +1,14 @@
-"""Weights that learner ranks hold in parts: FSDP2's ``DTensor`` and DeepSpeed's ZeRO-3.
-
-Every forward pass of such a model gathers weights, so all ranks run the same number of passes.
+"""A policy that learner ranks share in parts, as a whole: every forward pass gathers weights, so that all ranks run the
+same number of passes.
 """
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rollmatch.errors import LaunchError
 from rollmatch.model.compiled_layers import decoder_layers
 from rollmatch.model.policy import unwrap
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether ranks hold parts of the weights.
-
-    >>> is_sharded(nn.Linear(2, 2))
-    False
-    """
-    is_split = any(isinstance(module, FSDPModule) for module in model.modules())
-    return is_split or any(hasattr(weight, "ds_id") for weight in model.parameters())
 
 
 def sharded_units(model: nn.Module) -> str:

@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from rollmatch.errors import RolloutError
 from rollmatch.model.images import ImageFeatures, image_arguments
-from rollmatch.model.sharding import is_sharded
+from rollmatch.model.split_weights import is_sharded
 from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import trim_stop
 from rollmatch.ranks import Ranks

@@ -14,7 +14,7 @@ broke because servers were gone for a while is repeated as a newer version.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -26,6 +26,8 @@ from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import RolloutBackend
 from rollmatch.rollout.members import ServerMembers
 from rollmatch.weights.named_weights import Adapter, NamedWeights
+from rollmatch.weights.plan import Spec
+from rollmatch.weights.stream import ListedWeights
 
 LOG = logging.getLogger("rollmatch.sync")
 MAX_PUSHES = 3
@@ -271,6 +273,11 @@ class Counted:
         """As of the weights; sharded by default, because that is safe."""
         return bool(getattr(self._weights(), "is_sharded", True))
 
+    def specs(self) -> Sequence[Spec] | None:
+        """As of the weights."""
+        weights: object = self._weights()
+        return weights.specs() if isinstance(weights, ListedWeights) else None
+
     def adapter(self) -> Adapter:
         """The adapter alone, counted."""
         adapter = self._weights().adapter()
@@ -284,6 +291,7 @@ class Counted:
         for name, tensor in self._weights():
             self._count(tensor)
             yield name, tensor
+            del tensor  # not kept while the next one is gathered
 
     def _count(self, tensor: Tensor) -> None:
         self.num_tensors += 1

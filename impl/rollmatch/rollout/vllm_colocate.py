@@ -71,7 +71,12 @@ class VllmColocateBackend:
     def push(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """Load the learner's weights in place, then forget everything computed with the old ones."""
         self._wake("weights")  # the cache comes last: loading may need what it takes
-        self._engine.apply_model(lambda model: _load(model, weights))
+        passing = iter(weights)
+        try:
+            self._engine.apply_model(lambda model: _load(model, passing))
+        finally:
+            for _ in passing if getattr(weights, "is_sharded", False) else ():  # other ranks wait in the same gathers
+                pass
         self._wake("kv_cache")
         self._engine.reset_prefix_cache()
         # Not part of LLM: without it, stale vision embeddings answer for images seen before.

@@ -23,6 +23,7 @@ from rollmatch.rollout.server_calls import ServerCalls
 from rollmatch.rollout.weight_sender import WeightSender
 from rollmatch.rollout.work_items import Chunk
 from rollmatch.weights.named_weights import Adapter
+from rollmatch.weights.stream import ListedWeights, WeightStream
 
 
 class VllmServerBackend:
@@ -69,13 +70,15 @@ class VllmServerBackend:
 
         Errors: those of the sender.
         """
-        passing = iter(weights)
+        passing, is_sharded = iter(weights), getattr(weights, "is_sharded", True)
         self.members.instances = None
         try:
             if self.sender:
-                self._sender_for_present().send(passing, version=version)
+                specs = weights.specs() if is_sharded and isinstance(weights, ListedWeights) else None
+                sent = passing if specs is None else WeightStream(specs, passing)
+                self._sender_for_present().send(sent, version=version)
         finally:
-            if getattr(weights, "is_sharded", True):
+            if is_sharded:
                 for _ in passing:  # other ranks wait inside the same collectives, also when sending has failed
                     pass
         self._note_taken(version)

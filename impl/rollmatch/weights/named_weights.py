@@ -1,25 +1,22 @@
 """All weights of the policy by checkpoint name, or its adapter alone, however the learner's ranks share them.
 
-DDP: every rank has them all. FSDP2: shards are gathered for the time of the iteration, all units at once. DeepSpeed
-ZeRO-3: gathered by DeepSpeed's own context. Every rank must iterate over sharded weights, because ranks wait for each
-other in the gathers.
+DDP: every rank has them all. FSDP2 and DeepSpeed ZeRO-3: each weight is gathered when its turn comes, and nobody keeps
+it. Every rank must iterate over sharded weights, because ranks wait for each other in the gathers.
 """
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from rollmatch.errors import SyncError
-from rollmatch.model.checkpoint import checkpoint_names, merged_weights, model_key
-from rollmatch.model.sharding import is_sharded
-from rollmatch.weights.plan import Merge
+from rollmatch.model.checkpoint import checkpoint_names, checkpoint_tensors, merged_weights, model_key
+from rollmatch.model.split_weights import is_sharded
+from rollmatch.weights.plan import Merge, Spec, spec_of
 
 _FULL = "Set sync.mode to full."
 
@@ -48,8 +45,7 @@ class Adapter:
 class NamedWeights:
     """Iterates over (checkpoint name, tensor), adapters merged.
 
-    Tensors of a sharded model are copies, because what was gathered is gone when the iteration ends; others may be the
-    policy's own.
+    Tensors of a sharded model are copies; others may be the policy's own.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -61,10 +57,11 @@ class NamedWeights:
         return is_sharded(self.model)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        is_sharded = self.is_sharded
-        with gathered(self.model):
-            for name, weight in merged_weights(self.model):
-                yield name, weight.clone() if is_sharded else weight
+        return merged_weights(self.model)
+
+    def specs(self) -> list[Spec]:
+        """Name, type and shape of each, in order; nothing is gathered."""
+        return [spec_of(*pair) for pair in checkpoint_tensors(self.model)]
 
     def adapter(self) -> Adapter:
         """The adapter alone. Errors: ``AdapterNotSendable``."""
@@ -126,19 +123,3 @@ def _without_wrapper(model: nn.Module) -> nn.Module:
     deepspeed: Any = sys.modules.get("deepspeed")
     wrappers = (DistributedDataParallel, *([deepspeed.DeepSpeedEngine] if deepspeed else []))
     return cast(nn.Module, model.module) if isinstance(model, wrappers) else model
-
-
-@contextmanager
-def gathered(model: nn.Module) -> Iterator[None]:
-    """Whole weights on every rank while this lasts; a model that is not sharded stays as it is."""
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.unshard()
-                stack.callback(module.reshard)
-        spread = [weight for weight in model.parameters() if hasattr(weight, "ds_id")]
-        if spread:
-            import deepspeed  # type: ignore[import-not-found, unused-ignore]
-
-            stack.enter_context(deepspeed.zero.GatheredParameters(spread, modifier_rank=None))
-        yield

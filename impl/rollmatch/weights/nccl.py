@@ -152,9 +152,10 @@ class DirectGroup:
                     add_mixed([bytes_of(part) for part in parts], sums[bucket.start : bucket.stop])
                 kept.append(parts)
                 points.append(self.mark())
-                if len(kept) > 2:
-                    self.wait(points[-3], check)
-                    kept[-3] = []
+                done = len(kept) - (1 if transfer.is_streamed else 3)  # a gather beside a broadcast may lock up NCCL
+                if done >= 0:
+                    self.wait(points[done], check)
+                    kept[done] = []
             self.follow(work=True)
             self.broadcast_group([sums])
             self.wait(self.mark(), check)

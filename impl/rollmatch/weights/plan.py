@@ -110,11 +110,17 @@ class WeightTransfer:
     """One sync of the learner: tensors in the order of the plan."""
 
     plan: Plan
-    tensors: tuple[Tensor, ...]
+    tensors: Sequence[Tensor]
+    """[len(plan.specs)], each requested once, bucket by bucket."""
     merges: tuple[Merge, ...] = ()
     """What servers merge, where the tensors are an adapter's."""
     merged_digests: Mapping[str, str] | None = None
     """Digests of the learner's own merge, by weight."""
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether tensors are gathered as they are sent."""
+        return not isinstance(self.tensors, tuple)
 
     @property
     def is_adapter(self) -> bool:
@@ -168,11 +174,12 @@ def from_wire(raw: bytes, kind: type[_Message]) -> _Message:
     return msgspec.msgpack.decode(raw, type=kind)
 
 
-def make_plan(specs: Sequence[Spec], *, bucket_bytes: int, tail_bytes: int = 0) -> Plan:
+def make_plan(specs: Sequence[Spec], *, bucket_bytes: int, tail_bytes: int = 0, in_order: bool = False) -> Plan:
     """Tensors grouped by dtype (in order of first appearance), cut wherever a bucket would pass ``bucket_bytes``.
 
     A tensor larger than that has a bucket of its own. With ``tail_bytes`` the largest of a dtype come first, and what
     is left of so many bytes makes the last bucket: work on it is all that remains when everything has arrived.
+    ``in_order``: as the learner lists them, because they are gathered in that order.
 
     >>> plan = make_plan([Spec("a", "float32", (2,)), Spec("b", "bfloat16", (3,)), Spec("c", "float32", (1,))],
     ...                  bucket_bytes=100)
@@ -186,6 +193,8 @@ def make_plan(specs: Sequence[Spec], *, bucket_bytes: int, tail_bytes: int = 0) 
     dtypes = list(dict.fromkeys(spec.dtype for spec in specs))
     sizes = [spec.num_bytes if tail_bytes else 0 for spec in specs]
     order = sorted(range(len(specs)), key=lambda index: (dtypes.index(specs[index].dtype), -sizes[index]))
+    if in_order:
+        order, tail_bytes = list(range(len(specs))), 0
     ordered = tuple(specs[index] for index in order)
     buckets = tuple(_with_tail(list(_cut(ordered, bucket_bytes)), ordered, tail_bytes))
     return Plan(specs=ordered, order=tuple(order), buckets=buckets)

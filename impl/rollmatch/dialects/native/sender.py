@@ -32,6 +32,7 @@ from rollmatch.weights.group_address import TransferFailed
 from rollmatch.weights.group_store import DROP, GO
 from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.plan import Plan, Spec, WeightTransfer, fit, make_plan, spec_of
+from rollmatch.weights.stream import WeightStream
 
 SYNC, AGAIN = "/native/sync", "/native/sync/again"
 COMMIT, DROP_STAGED = "/native/sync/commit", "/native/sync/drop"
@@ -90,7 +91,10 @@ class NativeSender:
 
     def send(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """All weights, as one version. Errors: those of ``plan``, ``gloo`` and ``digest``, and the servers' own."""
-        self._send(list(weights), None, version)
+        if isinstance(weights, WeightStream):
+            self._send_stream(weights, version)
+        else:
+            self._send(list(weights), None, version)
 
     def send_adapter(self, adapter: Adapter, *, version: int) -> None:
         """An adapter, merged by the servers and proven by the digests of the learner's own merge. Errors as above."""
@@ -112,6 +116,13 @@ class NativeSender:
                 raise
             self._transfer(named, adapter, version)
 
+    def _send_stream(self, weights: WeightStream, version: int) -> None:
+        """Once: what has been gathered is gone. So a server that was started again is noticed before."""
+        known = self.instances
+        if self._group is not None and known is not None and self._is_changed(known):
+            self.close()
+        self._transfer(weights, None, version)
+
     def _open(self, named: _Named) -> LearnerGroup:
         """The open group, or a new one."""
         if self._group is None:
@@ -128,24 +139,27 @@ class NativeSender:
         except RollmatchError:
             return False
 
-    def _plan(self, group: LearnerGroup, named: _Named, *, whole: bool) -> Plan:
+    def _plan(self, group: LearnerGroup, named: _Named | WeightStream, *, whole: bool) -> Plan:
         """Made once for the same tensors; ``whole`` compares them with what each server holds."""
-        kind = tuple((name, tensor.dtype, tensor.shape) for name, tensor in named)
-        found = self._plans.get(kind)
+        streams = isinstance(named, WeightStream)
+        specs = named.specs if isinstance(named, WeightStream) else tuple(spec_of(*pair) for pair in named)
+        found = self._plans.get(specs)
         if found is None:
-            fitted = [spec_of(*pair) for pair in named]
+            fitted = list(specs)
             for server, identity in zip(self.servers if whole else (), self._identities, strict=False):
                 fitted = fit(fitted, identity.tensors, identity.aliases, server=server.base_url)
             size, tail = self.bucket_bytes or group.transport.bucket_bytes, group.transport.tail_bytes
-            found = self._plans[kind] = make_plan(fitted, bucket_bytes=size, tail_bytes=tail)
+            found = self._plans[specs] = make_plan(fitted, bucket_bytes=size, tail_bytes=tail, in_order=streams)
         return found
 
-    def _transfer(self, named: _Named, adapter: Adapter | None, version: int) -> None:
-        group = self._open(named)
+    def _transfer(self, named: _Named | WeightStream, adapter: Adapter | None, version: int) -> None:
+        group = self._open(() if isinstance(named, WeightStream) else named)
         plan = self._plan(group, named, whole=adapter is None)
         transfer = WeightTransfer(
             plan=plan,
-            tensors=tuple(named[index][1] for index in plan.order),
+            tensors=named.tensors()
+            if isinstance(named, WeightStream)
+            else tuple(named[index][1] for index in plan.order),
             merges=() if adapter is None else adapter.merges,
             merged_digests=None if adapter is None else _merged_digests(adapter, group),
         )

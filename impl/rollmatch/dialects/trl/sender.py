@@ -6,6 +6,7 @@ loading fails. So all weights are sent, never an adapter alone, and every chunk 
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +20,9 @@ from rollmatch.weights.gloo import Buffer
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.nccl import device_of
-from rollmatch.weights.plan import Plan, Spec, make_plan, spec_of
+from rollmatch.weights.plan import Spec
 from rollmatch.weights.stateless import StatelessGroup
+from rollmatch.weights.stream import outgoing
 
 BUCKET_BYTES = 512 * 2**20
 """ms-swift's own."""
@@ -54,18 +56,23 @@ class TrlSender:
 
     def send(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """All weights, to all servers at the same time; the servers count versions themselves, if they do."""
-        named = list(weights)
-        plan = make_plan([spec_of(*pair) for pair in named], bucket_bytes=BUCKET_BYTES)
-        tensors = [named[place][1] for place in plan.order]
+        transfer = outgoing(weights, bucket_bytes=BUCKET_BYTES)
         if not self._groups:
-            places, device = zip(self.servers, self.ports, strict=True), device_of(named)
+            held = () if transfer.is_streamed else (("", tensor) for tensor in transfer.tensors)
+            places, device = zip(self.servers, self.ports, strict=True), device_of(held)
             self._groups = tuple(_all(partial(join, *place, self.rendezvous, device) for place in places))
         if self._groups[0].device.type == "cuda":
             torch.cuda.synchronize(self._groups[0].device)  # what computes the weights may run on another stream
-        pairs = zip(self.servers, self._groups, strict=True)
+        receivers = [
+            _Receiver(server, group, Buffer(group.device))
+            for server, group in zip(self.servers, self._groups, strict=True)
+        ]
         try:
-            with torch.no_grad():
-                _all(partial(_send_to, server, group, plan, tensors) for server, group in pairs)
+            for bucket in transfer.plan.buckets:
+                specs = transfer.plan.specs[bucket.start : bucket.stop]
+                tensors = transfer.tensors[bucket.start : bucket.stop]
+                _all(partial(_send_bucket, receiver, specs, tensors) for receiver in receivers)
+            _all(partial(_finish, server) for server in self.servers)
         except RollmatchError:
             self.close()
             raise
@@ -129,17 +136,27 @@ def _all(calls: Iterable[Callable[[], Result]]) -> list[Result]:
     return [pending.result() for pending in [BackgroundCall(call) for call in calls]]
 
 
-def _send_to(server: RolloutServer, group: StatelessGroup, plan: Plan, tensors: Sequence[Tensor]) -> None:
+class _Receiver(NamedTuple):
+    """A server with its group, and the memory that a bucket goes through."""
+
+    server: RolloutServer
+    group: StatelessGroup
+    buffer: Buffer
+
+
+@torch.no_grad()
+def _send_bucket(receiver: _Receiver, specs: Sequence[Spec], tensors: Sequence[Tensor]) -> None:
+    """Consecutive tensors: one broadcast for a server of swift, one each for others."""
+    server, group, buffer = receiver
     if server.dialect.name == "swift":
-        buffer = Buffer(group.device)
-        for bucket in plan.buckets:
-            specs = plan.specs[bucket.start : bucket.stop]
-            server.control("/update_flattened_params", {"metadatas": flat_metadata(specs)})
-            parts = [bytes_of(tensor.to(group.device)) for tensor in tensors[bucket.start : bucket.stop]]
-            group.broadcast(buffer.fill(parts))
+        server.control("/update_flattened_params", {"metadatas": flat_metadata(specs)})
+        group.broadcast(buffer.fill([bytes_of(tensor.to(group.device)) for tensor in tensors]))
     else:
-        for spec, tensor in zip(plan.specs, tensors, strict=True):
+        for spec, tensor in zip(specs, tensors, strict=True):
             send_named(server, group, spec, tensor)
+
+
+def _finish(server: RolloutServer) -> None:
     if AFTER_LOADING in server.routes:
         server.control(AFTER_LOADING)
     server.empty_caches()

@@ -22,7 +22,8 @@ from rollmatch.weights.gloo import BUCKET_BYTES
 from rollmatch.weights.group_address import GroupAddress, not_joined, own_address
 from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.nccl import device_of
-from rollmatch.weights.plan import Plan, Spec, WeightTransfer, make_plan, spec_of
+from rollmatch.weights.plan import Plan, Spec, WeightTransfer
+from rollmatch.weights.stream import outgoing
 
 SECRET_BYTES = 32
 PAUSE, RESUME, CLOSE = "/pause", "/resume", "/shutdown_weight_transfer_engine"
@@ -66,13 +67,12 @@ class StockSender:
 
     def send(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """All weights, to all servers at the same time. Errors: ``TransferFailed``, and the servers' own."""
-        named = list(weights)
-        plan = make_plan([spec_of(*pair) for pair in named], bucket_bytes=BUCKET_BYTES)
+        transfer = outgoing(weights, bucket_bytes=BUCKET_BYTES)
         self._open()
         try:
             self._everywhere(lambda server: server.control(PAUSE, query="mode=wait&clear_cache=true"))
             self._everywhere(lambda server: server.control(START))
-            self._update(plan, tuple(named[index][1] for index in plan.order))
+            self._update(transfer)
             self._everywhere(lambda server: _finish(server, f"rollmatch-{version}"))
         except RollmatchError:
             self._transport.close()
@@ -126,13 +126,14 @@ class StockSender:
         _first_of(joining, calls, partial(_check_joined, address, deadline))
         self._is_open = True
 
-    def _update(self, plan: Plan, tensors: tuple[Tensor, ...]) -> None:
+    def _update(self, transfer: WeightTransfer) -> None:
+        plan = transfer.plan
         body = {"update_info": _described(plan) | self._transport.update_info(plan)}
         calls = [
             BackgroundCall(partial(server.control, UPDATE, body, timeout_s=_UPDATE_TIMEOUT_S))
             for server in self.servers
         ]
-        sending = BackgroundCall(partial(self._transport.send, WeightTransfer(plan=plan, tensors=tensors)))
+        sending = BackgroundCall(partial(self._transport.send, transfer))
         _first_of(sending, calls)
 
     def _everywhere(self, call: Callable[[RolloutServer], Result]) -> list[Result]:

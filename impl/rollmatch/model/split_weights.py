@@ -1,0 +1,62 @@
+"""Weights that learner ranks hold in parts: FSDP2's ``DTensor`` and DeepSpeed's ZeRO-3, gathered one by one."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ranks hold parts of the weights.
+
+    >>> is_sharded(nn.Linear(2, 2))
+    False
+    """
+    is_split = any(isinstance(module, FSDPModule) for module in model.modules())
+    return is_split or any(hasattr(weight, "ds_id") for weight in model.parameters())
+
+
+@torch.no_grad()
+def whole(weight: Tensor) -> Tensor:
+    """All of a weight, detached: a copy where ranks hold parts of it, which all of them then call for; else itself."""
+    if isinstance(weight, DTensor):
+        gathered_weight: Tensor = weight.full_tensor().detach()
+        return gathered_weight
+    if not hasattr(weight, "ds_id"):
+        return weight.detach()
+    with _deepspeed().zero.GatheredParameters([weight], modifier_rank=None):
+        return weight.detach().clone()
+
+
+def meta_of(weight: Tensor) -> Tensor:
+    """A tensor without memory, of the type and the shape of the whole weight.
+
+    >>> meta_of(torch.ones(2, 3, dtype=torch.bfloat16))
+    tensor(..., device='meta', size=(2, 3), dtype=torch.bfloat16)
+    """
+    return torch.empty(tuple(getattr(weight, "ds_shape", weight.shape)), dtype=weight.dtype, device="meta")
+
+
+@contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """Whole weights in a module while this lasts; all ranks call it. One that is not split stays as it is."""
+    spread = [weight for weight in module.parameters() if hasattr(weight, "ds_id")]
+    parts: list[dict[str, Any]] = [part._parameters for part in module.modules()]
+    split = [(part, name, weight) for part in parts for name, weight in part.items() if isinstance(weight, DTensor)]
+    for held, name, weight in split:
+        held[name] = nn.Parameter(whole(weight), requires_grad=False)
+    try:
+        with _deepspeed().zero.GatheredParameters(spread, modifier_rank=None) if spread else nullcontext():
+            yield
+    finally:
+        for held, name, weight in split:
+            held[name] = weight
+
+
+def _deepspeed() -> Any:
+    return sys.modules["deepspeed"]
