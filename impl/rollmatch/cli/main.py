@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -16,14 +15,15 @@ from rollmatch.cli import evaluate as evaluating
 from rollmatch.cli import export as exporting
 from rollmatch.cli import import_config as importing
 from rollmatch.cli import judging, planning, server_arguments
+from rollmatch.cli import schema as schemas
 from rollmatch.cli import vllm_serve as vllm_serving
 from rollmatch.cli.processes import parse_gpus, visible
 from rollmatch.cli.storage import storage_error
-from rollmatch.config import RunConfig, json_schema, load_config, resolved_yaml
+from rollmatch.config import RunConfig, load_config, resolved_yaml
 from rollmatch.config.effective import max_model_len, tensor_parallel_rule
 from rollmatch.data import BadSamples, LazySamples
 from rollmatch.data.splits import origin_of
-from rollmatch.errors import ErrorList, LaunchError, RollmatchError
+from rollmatch.errors import ErrorList, RollmatchError
 from rollmatch.records import Sample
 from rollmatch.startup import leave, loading
 
@@ -109,8 +109,8 @@ def make_parser() -> argparse.ArgumentParser:
     judged = commands.add_parser("judge", help="judge a running rollout server (package rollmatch-conformance)")
     judged.add_argument("words", nargs="...", metavar="URL ...", help="options: see rollmatch judge --help")
     schema = commands.add_parser("schema", help="print the JSON Schema of the YAML, for editors")
-    schema.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of stdout")
-    schema.set_defaults(command=_schema)
+    schemas.add_arguments(schema)
+    schema.set_defaults(command=schemas.write_schema)
     doctor = commands.add_parser("doctor", help="check this machine and its packages")
     doctor.add_argument("--fix", action="store_true", help="repair problems that can be repaired")
     doctor.set_defaults(command=_doctor)
@@ -226,20 +226,6 @@ def _count(samples: Sequence[Sample]) -> str:
         objects = "" if samples.num_objects is None else f", {samples.num_objects} objects"
         return f"{len(samples)} samples{objects}, read when they are used"
     return f"{len(samples)} samples, {sum(len(sample.objects) for sample in samples)} objects"
-
-
-def _schema(options: argparse.Namespace) -> None:
-    text = json.dumps(json_schema(), indent=2) + "\n"
-    if options.out is None:
-        print(text, end="")
-        return
-    try:
-        options.out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        remedy = "Name a file in a directory that exists."
-        raise LaunchError(
-            str(error.strerror), code="output-not-writable", key=str(options.out), remedy=remedy
-        ) from error
 
 
 def _train(options: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from rollmatch.errors import RolloutError
+from rollmatch.model.compiled_layers import eager
 from rollmatch.model.images import ImageFeatures, image_arguments
 from rollmatch.model.split_weights import is_sharded
 from rollmatch.model.template import Template
@@ -290,17 +291,3 @@ def _seeded(seed: int, *, sampling: bool) -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
-
-
-@contextmanager
-def eager(model: nn.Module) -> Iterator[None]:
-    """Run compiled layers eagerly, for instance in ``generate()``, whose cache would need a graph per length."""
-    compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
-    calls = [module._compiled_call_impl for module in compiled]
-    for module in compiled:
-        module._compiled_call_impl = None
-    try:
-        yield
-    finally:
-        for module, call in zip(compiled, calls, strict=True):
-            module._compiled_call_impl = call
