@@ -40,6 +40,20 @@ def exported(request, tmp_path_factory):
     return folder
 
 
+def test_files_of_training_are_not_copied(tmp_path):
+    from rollmatch.cli.export import copy_described
+
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "out").mkdir()
+    training = ("manifest.json", "trainer_state.json", "packer-rank0.json", "optimizer.pt", "training_args.bin")
+    for name in (*training, "config.json", "tokenizer.json", "chat_template.jinja"):
+        (tmp_path / "checkpoint" / name).write_text("{}")
+    copy_described(tmp_path / "checkpoint", tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "config.json", "tokenizer.json", "chat_template.jinja"
+    }  # fmt: skip
+
+
 def test_transformers_loads_it_with_the_weights_that_servers_get(exported):
     from rollmatch.cli.export import load_trained
     from rollmatch.config import load_config

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|gguf|h5|msgpack)(\.index\.json)?")
 """Files of a model directory that hold weights, or say where they are."""
+OF_TRAINING = re.compile(r"README\.md|manifest\.json|trainer_state\.json|packer-rank\d+\.json")
+"""Files of a checkpoint, or of the model that a run began with, that say nothing about this one."""
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -83,7 +85,7 @@ def _directory_of(config: RunConfig) -> Path:
 def copy_described(base: Path, out: Path) -> None:
     """Everything but weights: config, tokenizer, processor, chat template."""
     for path in base.iterdir():
-        if path.is_file() and not WEIGHTS.fullmatch(path.name) and path.name != "README.md":
+        if path.is_file() and not WEIGHTS.fullmatch(path.name) and not OF_TRAINING.fullmatch(path.name):
             shutil.copy(path, out / path.name)
 
 
