@@ -75,4 +75,6 @@ def judge(check: Check, exchange: Exchange) -> CheckVerdict:
         reason = check.judge(exchange)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         reason = f"a reply has another form: {type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001  # the judge's own fault, and its verdict
+        return CheckVerdict(state=FAULTY, reason=f"{type(error).__name__}: {error}")
     return CheckVerdict(state=MISSED if reason else PASSED, reason=reason)

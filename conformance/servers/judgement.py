@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as StillRunning
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from conformance.servers.check import MISSED, PASSED, UNTESTABLE, Check, CheckVerdict, judge
@@ -14,7 +15,7 @@ from conformance.servers.preflight import QUESTIONS, Preflight, answers_of, look
 from conformance.servers.profiles import required_by
 from conformance.servers.run import ALIVE_S, LEAVE_S, ask
 from conformance.servers.subject import Subject
-from conformance.servers.talk import Stopped, Talk, in_thread
+from conformance.servers.talk import Talk, in_thread
 from conformance.servers.verdicts import VerdictRow, exit_code
 
 QUIET_S, RESTORE_S, PAUSE_S = 30.0, 120.0, 0.2
@@ -158,10 +159,11 @@ class Judgement:
             sending.result(timeout=RESTORE_S)
         except StillRunning:
             return f"the first weights were not taken within {RESTORE_S:g} s"
-        except (Stopped, RuntimeError, OSError, ValueError) as error:
-            return f"the first weights were not taken: {error}"
+        except Exception as error:  # noqa: BLE001  # whatever it is, reports are written, and they tell it
+            return f"the first weights were not taken: {type(error).__name__}: {error}"
         finally:
-            in_thread(talk.leave).exception(timeout=LEAVE_S)
+            with suppress(StillRunning):
+                in_thread(talk.leave).exception(timeout=LEAVE_S)
         if failed := [call.summary() for call in talk.exchange.calls if not call.is_ok]:
             return f"the first weights were not taken: {failed[0]}"
         try:

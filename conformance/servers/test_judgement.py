@@ -4,6 +4,8 @@ import json
 import shlex
 import time
 from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,6 +129,24 @@ def test_a_fault_of_the_judge_is_not_the_servers():
         judgement = judgement_of(server)
         row = judgement.verdict_of(make_check("faulty", ask=lambda talk: 1 / 0))
     assert (row.state, "ZeroDivisionError" in row.reason, judgement.exit_code) == ("harness-error", True, 5)
+
+
+def test_a_fault_while_judging_is_not_the_servers():
+    check = replace(make_check("faulty"), judge=lambda exchange: 1 / 0)
+    with small_server() as server:
+        row = judgement_of(server).verdict_of(check)
+    assert (row.state, "ZeroDivisionError" in row.reason) == ("harness-error", True)
+
+
+def test_first_weights_that_do_not_come_back_are_told(monkeypatch):
+    monkeypatch.setattr("conformance.servers.judgement.sync", lambda talk, number: {}["no such sender"])
+    with small_server() as server:
+        judgement = judgement_of(server)
+        judgement.subject.transport = "gloo"
+        judgement.subject.policies = SimpleNamespace(encode=lambda text: [1, 2])
+        judgement.verdict_of(make_check("update", needs=("model", "group"), ask=lambda talk: talk.post("a", "/a/")))
+        judgement.close()
+    assert ("no such sender" in judgement.not_restored, judgement.exit_code) == (True, 5)
 
 
 def test_a_reply_of_another_form_is_the_servers_fault_wherever_it_is_read():
