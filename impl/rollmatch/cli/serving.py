@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,17 @@ from rollmatch.server.identity import load_model_identity
 from rollmatch.server.images import ImageReader
 from rollmatch.server.payloads import Sampling
 from rollmatch.server.prompts import EnginePrompt, PromptMaker
-from rollmatch.server.replica import EngineRequest, VllmReplica
+from rollmatch.server.replica import EngineRequest, VllmReplica, dead
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.state import ServerState, assemble
 
+DEAD_GRACE_S = 5.0
+"""How long a server without one of its workers still says so."""
+_DEAD_POLL_S, _LONGEST_END_S = 0.5, 30.0
+
 
 def serve(settings: ServerSettings, listener: socket.socket) -> None:
-    """Start all replicas, then serve until a signal. Errors: ``CheckpointMissing``."""
+    """Start all replicas, then serve until a signal. Errors: ``CheckpointMissing``, ``WorkerDead``."""
     os.register_at_fork(
         after_in_child=listener.close
     )  # an engine that outlives the server process must not hold its port
@@ -33,7 +38,32 @@ def serve(settings: ServerSettings, listener: socket.socket) -> None:
         state = runner.run(_start(settings))
         where = f"http://{settings.host}:{settings.port}"
         print(f"rollout server ready: {where} ({settings.data_parallel_size} replicas)", file=sys.stderr, flush=True)
-        runner.run(listen(make_app(state), listener, settings.limits, health=partial(health_of, state)))
+        try:
+            runner.run(_listen(state, listener, settings))
+        except SystemExit:
+            if state.pool.is_dead:
+                raise dead() from None
+            raise
+
+
+async def _listen(state: ServerState, listener: socket.socket, settings: ServerSettings) -> None:
+    """Serve until a signal, or until a worker has died."""
+    ending = asyncio.create_task(_end_when_dead(state.pool))
+    try:
+        await listen(make_app(state), listener, settings.limits, health=partial(health_of, state))
+    finally:
+        ending.cancel()
+
+
+async def _end_when_dead(pool: EnginePool) -> None:
+    """End a server that cannot generate any more, as a signal would, after its callers could learn why."""
+    while not pool.is_dead:
+        await asyncio.sleep(_DEAD_POLL_S)
+    await asyncio.sleep(DEAD_GRACE_S)
+    at_last = threading.Timer(_LONGEST_END_S, os._exit, (1,))  # what closes engines may wait for the dead one
+    at_last.daemon = True
+    at_last.start()
+    signal.raise_signal(signal.SIGTERM)
 
 
 async def _start(settings: ServerSettings) -> ServerState:
