@@ -1,8 +1,10 @@
 """A real rollout server that is killed, twice, under a real run: between two steps, and in the middle of a sync."""
 
 import os
+import re
 import signal
 import time
+from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 
@@ -45,19 +47,41 @@ def kill_between(run, learner):
 
 
 def kill_in_sync(run, learner):
-    """The workers stand still, so that the sync that was begun cannot end before the kill."""
+    """SIGKILL to the front alone. The engines stand still, so that the sync that was begun cannot end before."""
     learner.wait_until(lambda: len(journal_of(run.out, "packed")) >= KILLED_IN_SYNC)
-    workers = psutil.Process(run.second.process.pid).children(recursive=True)
-    assert workers
-    with stopped(*workers):
-        learner.wait_until(lambda: KILLED_IN_SYNC in steps_of(run))
-        time.sleep(1.0)
+    front, engines = parts_of(run.second)
+    with stopped(*engines):
+        wait_for_sync(run, learner, KILLED_IN_SYNC)
         assert [event["step"] for event in journal_of(run.out, "synced")][-1] == KILLED_IN_SYNC - 1
         assert learner.process.poll() is None
-        run.second.end()
+        front.kill()
+    run.second.end()
 
 
-def make_run(folder, stack):
+def parts_of(server):
+    """The process that answers HTTP, and those of its engines."""
+    front = psutil.Process(server.process.pid)
+    engines = front.children(recursive=True)
+    assert engines
+    return front, engines
+
+
+def wait_for_sync(run, learner, step):
+    """Until a call to the server is open for long, after ``step`` steps; its engines stand still."""
+    learner.wait_until(lambda: step in steps_of(run))
+    seen = Counter()
+
+    def is_waiting():
+        with suppress(psutil.NoSuchProcess):
+            for each in psutil.Process(learner.process.pid).net_connections("tcp"):
+                if each.raddr and run.url.endswith(f":{each.raddr.port}") and each.status == psutil.CONN_ESTABLISHED:
+                    seen[each.laddr.port] += 1
+        return any(times >= 10 for times in seen.values())
+
+    learner.wait_until(is_waiting)
+
+
+def make_run(folder, stack, *fields):
     http, out = free_port(), folder / "run"
     overrides = (
         *named(MATCHING, http, free_port()),
@@ -65,6 +89,7 @@ def make_run(folder, stack):
         *(f"training.output_dir={out}", f"training.max_steps={STEPS}", f"training.save_steps={SAVED_AT}"),
         "custom.extra.rollout_server.vllm_data_parallel_size=null",
         "custom.extra.rollout_matching.vllm.server.retry_budget_s=5",
+        *fields,
     )
     url = f"http://127.0.0.1:{http}"
     return SimpleNamespace(folder=folder, out=out, url=url, overrides=overrides, num_servers=0, stack=stack)
@@ -124,6 +149,7 @@ def test_a_server_killed_in_a_sync_is_an_error_that_names_it(run):
     assert run.code == 1, run.output[-3000:]
     assert run.ended_s < 30
     assert run.url in run.output
+    assert re.search(r"\[(transport-failed|transfer-failed|server-unreachable|server-died)\]", run.output)
     assert "Traceback" not in run.output
 
 
