@@ -7,8 +7,9 @@ import random
 import sys
 import time
 from collections import Counter
-from functools import partial
-from itertools import count
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from itertools import count, islice
 
 from conformance import processes
 from conformance.campaign.doubles import trial
@@ -18,29 +19,41 @@ from conformance.campaign.real import story
 FAULTS_OF_STORY = 20
 
 
-def numbered(number, seed):
-    return number, *trial(number, seed)
-
-
 def on_doubles(seed, *, num_faults, minutes, workers, show=print):
     """Trials in processes until enough faults have struck; returns their number and that of findings."""
     began, struck, findings, ends, num_trials = time.monotonic(), [], 0, Counter(), 0
     logging.getLogger("rollmatch").setLevel(logging.CRITICAL)
-    with multiprocessing.get_context("fork").Pool(workers, maxtasksperchild=20) as pool:
-        for number, faults, outcomes, wrong in pool.imap_unordered(partial(numbered, seed=seed), range(10**6)):
-            struck += faults
-            ends.update(outcomes)
-            num_trials, findings = num_trials + 1, findings + len(wrong)
-            for problem in wrong:
-                show(f"seed {seed}, trial {number}: {problem}\n    {faults}\n    {outcomes}")
-            if len(struck) >= num_faults or time.monotonic() > began + 60 * minutes:
-                break
-        pool.terminate()
+    for number, (faults, outcomes, wrong) in in_processes(seed, workers, show=show):
+        struck += faults
+        ends.update(outcomes)
+        num_trials, findings = num_trials + 1, findings + len(wrong)
+        for problem in wrong:
+            show(f"seed {seed}, trial {number}: {problem}\n    {faults}\n    {outcomes}")
+        if len(struck) >= num_faults or time.monotonic() > began + 60 * minutes:
+            break
     show(f"doubles, seed {seed}: {len(struck)} faults in {num_trials} runs, {findings} findings")
     show(f"  {(time.monotonic() - began) / 60:.1f} minutes")
     show(f"  faults: {dict(Counter(f'{fault.phase} {fault.kind}' for fault in struck).most_common())}")
     show(f"  ends of processes: {dict(ends.most_common())}")
     return len(struck), findings
+
+
+def in_processes(seed, workers, *, show):
+    """(number, result) of trials as they end; a process that crashes is a finding and ends them."""
+    numbers = count()
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
+        running = {pool.submit(trial, number, seed): number for number in islice(numbers, 2 * workers)}
+        try:
+            while True:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result()
+                    following = next(numbers)
+                    running[pool.submit(trial, following, seed)] = following
+        except BrokenProcessPool:
+            show(f"seed {seed}: one of the trials {sorted(running.values())} crashed its process")
+            yield -1, ([], ["crashed"], ["UNNAMED: a process crashed"])
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def on_processes(seed, *, num_faults, minutes, show=print):

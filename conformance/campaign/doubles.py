@@ -24,7 +24,7 @@ from conformance.cli.started import in_time, journals_of
 from conformance.doubles.http_server import MSGPACK, http_server, is_packed, send
 from conformance.doubles.ranks import Member, Table
 from conformance.harness.judge import judge
-from conformance.weights.native_double import ROUTES, NativeDouble
+from conformance.weights.native_double import ROUTES, NativeDouble, Refused
 from rollmatch.cli.storage import storage_error
 from rollmatch.data.ids import pack_ids, unpack_ids
 from rollmatch.errors import RollmatchError
@@ -94,6 +94,13 @@ class FaultyDouble(NativeDouble):
             first = int(unpack_ids(request["prompt_token_ids"])[0])
             response["response_token_ids"] = pack_ids([int(self.served["a"][0]), first])
         return told | {"responses": told["responses"][:: -1 if self.call.kind == "reorder" else 1]}
+
+    def sync(self, body):
+        if self.staged is not None or body["version"] <= self.policy_version:
+            raise Refused(
+                "version-not-newer"
+            )  # or a call that came twice would wait for bytes that are none of its own
+        return super().sync(body)
 
     def answer(self, handler):
         kind = self.call.kind = self.strike(ROUTES.get(handler.path.rstrip("/")))

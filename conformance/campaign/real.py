@@ -256,6 +256,7 @@ def story(number, seed, num_faults, looks, show):
             run.start_server()
             run.start_learner()
             run.recover()
+            run.tail.wait_for(lambda event: event["event"] == "saved", run.is_running, BOUND_S)
             while len(struck) < num_faults:
                 kind, place = chance.choice(FAULTS)
                 if run.strike(kind, place):
