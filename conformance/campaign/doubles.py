@@ -97,9 +97,7 @@ class FaultyDouble(NativeDouble):
 
     def sync(self, body):
         if self.staged is not None or body["version"] <= self.policy_version:
-            raise Refused(
-                "version-not-newer"
-            )  # or a call that came twice would wait for bytes that are none of its own
+            raise Refused("version-not-newer")  # else a call that came twice would wait for another one's bytes
         return super().sync(body)
 
     def answer(self, handler):
