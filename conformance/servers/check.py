@@ -37,7 +37,11 @@ class Check:
     is_timed: bool = False
     """Judges how fast a reply comes: runs after the other checks that are not dangerous."""
     needs: tuple[str, ...] = ()
-    """Of ``model`` (its directory), ``group`` (a transport) and ``process`` (one that may be ended)."""
+    """Of ``model`` (its directory), ``pictures`` (a model that takes them), ``group`` (a transport) and ``process``
+    (one that may be ended).
+    """
+    since: str = ""
+    """Day on which it was added; recordings of an earlier day lack it."""
     requires: tuple[str, ...] = ()
     """Checks without which this one shows nothing: where one of them is missed, this one is not asked."""
 
@@ -49,6 +53,8 @@ def check(check_id: str, sentence: str, **fields: Any) -> Callable[[Judge], Judg
     """Register the decorated function as the judge of a check; ``fields`` as in ``Check``."""
 
     def register(judge: Judge) -> Judge:
+        if "group" in fields.get("needs", ()):
+            fields["requires"] = ("world-size-is-returned", *fields.get("requires", ()))
         REGISTERED.append(Check(check_id=check_id, sentence=sentence, judge=judge, **fields))
         return judge
 

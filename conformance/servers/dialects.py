@@ -1,11 +1,14 @@
 """The same request in each dialect, without any client of ours."""
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Protocol
 
 from conformance.servers.exchange import RecordedCall
+
+DATA_URL = "data:image/png;base64,"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,10 +17,25 @@ class Question:
 
     text: str
     ids: list[int]
+    """With one placeholder where there is a picture."""
+    picture: bytes | None = None
+    """A PNG file; it stands before the text."""
 
     @property
-    def messages(self) -> list[dict[str, str]]:
-        return [{"role": "user", "content": self.text}]
+    def messages(self) -> list[dict[str, Any]]:
+        """A picture as the tag that ms-swift reads."""
+        return [{"role": "user", "content": "<image>" * (self.picture is not None) + self.text}]
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """As OpenAI's chat has it."""
+        shown = [{"type": "image_url", "image_url": {"url": f"{DATA_URL}{one}"}} for one in self.pictures]
+        return [{"role": "user", "content": [*shown, {"type": "text", "text": self.text}]}]
+
+    @property
+    def pictures(self) -> list[str]:
+        """Base64; one or none."""
+        return [] if self.picture is None else [base64.b64encode(self.picture).decode("ascii")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +72,15 @@ def _set_of(words: str) -> frozenset[str]:
 
 
 class ServerDialect(Protocol):
-    """``options`` of ``body``: max_tokens, temperature, seed, n, logprobs."""
+    """``options`` of ``body``: max_tokens, temperature, seed, n, logprobs, top_k, top_p, min_p, stop."""
 
     name: str
     health_path: str
     generate_path: str
     signs: frozenset[str]
     """Routes that only its servers have, without a slash at the end."""
+    picture_path: str
+    """Where a prompt with a picture goes; for ``vllm`` one at a time."""
     incomplete: tuple[str, dict[str, Any], str]
     """Path, body and the name of the field that it lacks."""
     routes: frozenset[str]
@@ -78,6 +98,7 @@ class Swift:
 
     name, health_path, generate_path = "swift", "/health/", "/infer/"
     signs = _set_of("/infer /init_communicator /update_flattened_params")
+    picture_path = generate_path
     incomplete = ("/init_communicator/", {"host": "127.0.0.1", "port": 1}, "world_size")
     routes = _set_of(
         "/health/ /infer/ /get_world_size/ /init_communicator/ /update_flattened_params/ "
@@ -86,7 +107,11 @@ class Swift:
 
     def body(self, prompts: Sequence[Question], **options: Any) -> dict[str, Any]:
         config = {"max_tokens": 8, "temperature": 0.0, "return_details": True} | options
-        requests = [{"messages": prompt.messages, "uuid": f"q-{i}"} for i, prompt in enumerate(prompts)]
+        requests = [
+            {"messages": prompt.messages, "uuid": f"q-{i}"}
+            | ({"images": [DATA_URL + one for one in prompt.pictures]} if prompt.picture else {})
+            for i, prompt in enumerate(prompts)
+        ]
         return {"infer_requests": requests, "request_config": config}
 
     def spoilt(self, prompts: Sequence[Question]) -> dict[str, Any]:
@@ -97,13 +122,7 @@ class Swift:
     @_reading
     def read(self, call: RecordedCall) -> list[Generated]:
         return [
-            Generated(
-                prompt_ids=response["prompt_token_ids"],
-                ids=choice["token_ids"],
-                logprobs=choice.get("logprobs") and [one["logprob"] for one in choice["logprobs"]["content"]],
-                text=choice["message"]["content"],
-                finish_reason=choice["finish_reason"],
-            )
+            _chat_choice(response["prompt_token_ids"], choice)
             for response in (entry.get("response") or entry for entry in call.reply)
             for choice in response["choices"]
         ]
@@ -114,6 +133,7 @@ class Trl:
 
     name, health_path, generate_path = "trl", "/health/", "/generate/"
     signs = _set_of("/generate /init_communicator /update_named_param")
+    picture_path = generate_path
     incomplete = ("/init_communicator/", {"host": "127.0.0.1", "port": 1, "client_device_uuid": "no"}, "world_size")
     routes = _set_of(
         "/health/ /generate/ /get_world_size/ /init_communicator/ /update_named_param/ "
@@ -122,8 +142,10 @@ class Trl:
 
     def body(self, prompts: Sequence[Question], **options: Any) -> dict[str, Any]:
         fields = {"max_tokens": 8, "temperature": 0.0} | options
-        further = {"seed": fields.pop("seed")} if "seed" in fields else {}
+        further = {name: fields.pop(name) for name in ("seed", "stop") if name in fields}
         fields["logprobs"] = 0 if fields.get("logprobs") else None
+        if any(prompt.picture for prompt in prompts):
+            fields["images"] = [prompt.pictures or None for prompt in prompts]
         return {"prompts": [prompt.ids for prompt in prompts], "generation_kwargs": further} | fields
 
     def spoilt(self, prompts: Sequence[Question]) -> dict[str, Any]:
@@ -147,6 +169,7 @@ class Vllm:
 
     name, health_path, generate_path = "vllm", "/health", "/v1/completions"
     signs = _set_of("/v1/chat/completions /init_weight_transfer_engine /update_weights")
+    picture_path = "/v1/chat/completions"
     incomplete = ("/init_weight_transfer_engine", {}, "init_info")
     routes = _set_of(
         "/health /v1/completions /v1/chat/completions /get_world_size /init_weight_transfer_engine "
@@ -156,9 +179,13 @@ class Vllm:
     """As the server calls it; None leaves it to the server, which most take for the only one they serve."""
 
     def body(self, prompts: Sequence[Question], **options: Any) -> dict[str, Any]:
+        """A picture needs a chat, which takes one prompt."""
         fields = {"max_tokens": 8, "temperature": 0.0} | options
-        fields["logprobs"] = 0 if fields.get("logprobs") else None
         named = {"model": self.model} if self.model else {}
+        if any(prompt.picture for prompt in prompts):
+            [prompt] = prompts
+            return named | {"messages": prompt.parts, "return_token_ids": True} | fields
+        fields["logprobs"] = 0 if fields.get("logprobs") else None
         return named | {"prompt": [prompt.ids for prompt in prompts], "return_token_ids": True} | fields
 
     def spoilt(self, prompts: Sequence[Question]) -> dict[str, Any]:
@@ -168,6 +195,8 @@ class Vllm:
 
     @_reading
     def read(self, call: RecordedCall) -> list[Generated]:
+        if call.path == self.picture_path:
+            return [_chat_choice(call.reply["prompt_token_ids"], choice) for choice in call.reply["choices"]]
         return [
             Generated(
                 prompt_ids=choice["prompt_token_ids"],
@@ -185,6 +214,7 @@ class Native:
 
     name, health_path, generate_path = "native", "/health/", "/native/infer/"
     signs = _set_of("/native/infer /native/sync /native/communicator")
+    picture_path = generate_path
     incomplete = (
         "/native/communicator/",
         {"client": "judge", "port": 1, "world_size": 2, "secret": "of the judge's group"},
@@ -199,7 +229,12 @@ class Native:
         sampling = {"max_tokens": 8, "temperature": 0.0} | options
         seed = sampling.pop("seed", None)
         requests = [
-            {"request_id": f"q-{i}", "prompt_token_ids": prompt.ids, "seed": None if seed is None else seed + i}
+            {
+                "request_id": f"q-{i}",
+                "prompt_token_ids": prompt.ids,
+                "seed": None if seed is None else seed + i,
+                "images": prompt.pictures,
+            }
             for i, prompt in enumerate(prompts)
         ]
         return {"requests": requests, "sampling": sampling}
@@ -220,6 +255,17 @@ class Native:
             )
             for one in call.reply["responses"]
         ]
+
+
+def _chat_choice(prompt_ids: list[int], choice: Mapping[str, Any]) -> Generated:
+    logprobs = choice.get("logprobs") and [one["logprob"] for one in choice["logprobs"]["content"]]
+    return Generated(
+        prompt_ids=prompt_ids,
+        ids=choice["token_ids"],
+        logprobs=logprobs,
+        text=choice["message"]["content"],
+        finish_reason=choice["finish_reason"],
+    )
 
 
 DIALECTS: Mapping[str, type[Any]] = {"native": Native, "swift": Swift, "trl": Trl, "vllm": Vllm}

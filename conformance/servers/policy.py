@@ -4,15 +4,22 @@ import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from conformance.servers.dialects import Question
 from conformance.servers.peers import BESIDE_EMBEDDINGS
+from conformance.servers.pictures import PROBED, picture
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.model.policy import load_policy
 
+if TYPE_CHECKING:
+    from conformance.servers.scoring import Scorer
+
+TEXT = "List every digit with its box."
 SPREAD = 0.05
 """How far each weight of a changed policy lies off, in standard deviations of its tensor."""
 
@@ -33,9 +40,11 @@ class Policies:
 
         return AutoTokenizer.from_pretrained(self.directory)
 
-    def encode(self, text: str) -> list[int]:
-        """A user's question, by the model's own chat template."""
+    def encode(self, text: str, *, has_picture: bool = False) -> list[int]:
+        """A user's question, by the model's own chat template; a picture before it is one placeholder."""
         messages = [{"role": "user", "content": text}]
+        if has_picture:
+            messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
         with self._turn:
             rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             return self.tokenizer.encode(rendered, add_special_tokens=False)
@@ -46,20 +55,39 @@ class Policies:
             return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     @property
+    def takes_pictures(self) -> bool:
+        return (Path(self.directory) / "preprocessor_config.json").exists()
+
+    @cached_property
+    def scorer(self) -> "Scorer":
+        from conformance.servers.scoring import Scorer
+
+        return Scorer(self, [self.question(TEXT)] + [self.question(TEXT, picture(PROBED))] * self.takes_pictures)
+
+    def question(self, text: str, shown: bytes | None = None) -> Question:
+        """As the dialects take one."""
+        return Question(text=text, ids=self.encode(text, has_picture=shown is not None), picture=shown)
+
+    @property
     def stop_ids(self) -> set[int]:
         """Any of them ends a response."""
         with self._turn:
-            output = self._model.generation_config.eos_token_id
+            output = self.model.generation_config.eos_token_id
         return set(output if isinstance(output, list) else [output])
 
     def weights(self, number: int) -> dict[str, Tensor]:
         """By the names under which they lie in the model directory."""
         with self._turn:
             if not self._weights:
-                self._weights[0] = {name: tensor.clone() for name, tensor in merged_weights(self._model)}
+                self._weights[0] = {name: tensor.clone() for name, tensor in merged_weights(self.model)}
             if number not in self._weights:
                 self._weights[number] = self._changed(number)
             return self._weights[number]
+
+    def set_weights(self, number: int, weights: dict[str, Tensor]) -> None:
+        """A further policy; of the names and shapes of policy 0."""
+        with self._turn:
+            self._weights[number], self._loaded = weights, -1
 
     def _changed(self, number: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(number)
@@ -80,18 +108,18 @@ class Policies:
     def _write(self, prompt_ids: list[int], max_tokens: int) -> list[int]:
         ids = torch.tensor([prompt_ids])
         with torch.no_grad():
-            output = self._model.generate(
+            output = self.model.generate(
                 input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens
             )
         return output[0, len(prompt_ids) :].tolist()
 
     @cached_property
-    def _model(self):
+    def model(self):
         return load_policy(ModelConfig(model=self.directory, torch_dtype="float32"), TunerConfig()).eval()
 
     def _load(self, number: int) -> None:
         if self._loaded != number:
-            self._model.load_state_dict(self.weights(number), strict=False)
+            self.model.load_state_dict(self.weights(number), strict=False)
             self._loaded = number
 
 

@@ -40,14 +40,17 @@ class Subject:
     process: Any = None
     """A ``Launched``, where the judge started the server; may be ended."""
 
-    def prompt(self, text: str) -> Question:
+    def prompt(self, text: str, picture: bytes | None = None) -> Question:
         """As the dialects take one: a user's question."""
-        return Question(text=text, ids=self.policies.encode(text) if self.policies else list(text.encode()))
+        if self.policies:
+            return self.policies.question(text, picture)
+        return Question(text=text, ids=list(text.encode()), picture=picture)
 
     def lacks(self, needs: tuple[str, ...]) -> str:
         """What of this there is not, for people; empty where all is there."""
         missing = {
             "model": None if self.policies else "the model's directory (--model)",
+            "pictures": None if self.policies and self.policies.takes_pictures else "a model that takes pictures",
             "group": None if self.transport else "a transport to the server's workers (--transport gloo)",
             "process": None if self.process else "a server that the judge started and may end",
         }

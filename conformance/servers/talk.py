@@ -9,6 +9,7 @@ from typing import Any
 
 import requests
 
+from conformance.servers.dialects import Question
 from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.subject import Subject
 
@@ -57,12 +58,14 @@ class Talk:
             self.exchange.calls.append(call)
         return call
 
-    def generate(self, label: str, prompts: Sequence[str], **options: Any) -> RecordedCall:
-        """``options``: max_tokens, temperature, seed, n, logprobs; also ``call``'s keywords."""
+    def generate(self, label: str, prompts: Sequence[str | Question], **options: Any) -> RecordedCall:
+        """``options`` as in ``ServerDialect``; also ``call``'s keywords."""
         keywords = {name: options.pop(name) for name in ("keep", "timeout_s", "session") if name in options}
         dialect = self.subject.dialect
-        body = dialect.body([self.subject.prompt(text) for text in prompts], **options)
-        return self.post(label, dialect.generate_path, body, **keywords)
+        questions = [self.subject.prompt(one) if isinstance(one, str) else one for one in prompts]
+        is_seen = any(question.picture for question in questions)
+        path = dialect.picture_path if is_seen else dialect.generate_path
+        return self.post(label, path, dialect.body(questions, **options), **keywords)
 
     def collective(self, label: str, method: str, work: Callable[[], Any], *, note: bool = True) -> RecordedCall:
         """What passes the group; ``Stopped`` where it fails."""

@@ -269,7 +269,8 @@ def test_what_the_model_is_not_made_for_is_no_part_of_a_profile(monkeypatch, mis
 def test_what_a_check_requires_comes_before_it_and_danger_last(dialect):
     order = [check.check_id for check in checks_of(dialect)]
     for check in checks_of(dialect):
-        assert all(order.index(name) < order.index(check.check_id) for name in required_by(check)), check.check_id
+        required = [name for name in required_by(check) if name in order]  # some are not of every dialect
+        assert all(order.index(name) < order.index(check.check_id) for name in required), check.check_id
     assert all(name in BY_ID for check in CHECKS for name in check.requires)
     flags = [BY_ID[name].is_dangerous for name in order]
     assert flags == sorted(flags)

@@ -23,6 +23,7 @@ RECORDED_ONLY = {
         "stop-token-is-kept-or-not",
     ),
     *("health-while-generating", "logprobs-fit-the-ids", "alone-as-in-a-batch"),
+    *("order-holds-when-responses-end-out-of-order", "finish-reason-says-how-it-ended"),
 }
 OF_LEARNERS = {
     *(

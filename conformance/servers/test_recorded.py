@@ -21,8 +21,10 @@ def test_what_was_recorded_is_judged_as_it_was(server):
 
 @pytest.mark.parametrize("server", RECORDED)
 def test_every_check_of_the_dialect_is_recorded(server):
+    """Checks of a later day are shown as not tested until it is recorded again."""
     recording = RECORDED[server]
-    assert {check.check_id for check in checks_for(recording.dialect)} == recording.exchanges.keys()
+    due = {check.check_id for check in checks_for(recording.dialect) if check.since <= recording.facts["date"]}
+    assert due == recording.exchanges.keys()
 
 
 @pytest.mark.parametrize("server", RECORDED)

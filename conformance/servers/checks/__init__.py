@@ -3,7 +3,18 @@
 from collections.abc import Sequence
 
 from conformance.servers.check import REGISTERED, Check
-from conformance.servers.checks import calls, generation, group, liveness, process, updates, weights  # noqa: F401
+from conformance.servers.checks import (  # noqa: F401
+    calls,
+    generation,
+    group,
+    liveness,
+    numeric,
+    process,
+    sampling,
+    tensors,
+    updates,
+    weights,
+)
 
 CHECKS: tuple[Check, ...] = tuple(sorted(REGISTERED, key=lambda each: (each.is_dangerous, "process" in each.needs)))
 BY_ID = {each.check_id: each for each in CHECKS}

@@ -220,6 +220,7 @@ def _is_for(talk: Talk, call: RecordedCall, prompt_ids: list[int]) -> bool:
     needs=("model",),
     deadline_s=120,
     is_dangerous=True,
+    requires=("one-prompt-one-response",),
 )
 def judge_mixed(exchange: Exchange) -> str:
     if exchange.notes["swapped"]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.servers.check import SHOULD, check
 from conformance.servers.checks.generation import QUESTIONS
+from conformance.servers.checks.liveness import LONG
 from conformance.servers.checks.weights import MAX_TOKENS, NEEDS, expect, judge_ok, was, write
 from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.peers import BESIDE_EMBEDDINGS, make_peer, open_peer, sync
@@ -98,6 +99,7 @@ def _ask_wrong(talk: Talk, tensors: "dict[str, Tensor]") -> None:
 @check(
     "unknown-tensor-is-rejected",
     "An unknown tensor returns an error, the old weights are still served, and the next update works.",
+    requires=("new-weights-are-served",),
     ask=ask_unknown,
     needs=NEEDS,
     is_dangerous=True,
@@ -106,6 +108,7 @@ def _ask_wrong(talk: Talk, tensors: "dict[str, Tensor]") -> None:
 @check(
     "wrong-shape-is-rejected",
     "A tensor of another shape returns an error, the old weights are still served, and the next update works.",
+    requires=("wrong-shape-is-survived",),
     ask=ask_shape,
     needs=NEEDS,
     is_dangerous=True,
@@ -132,6 +135,7 @@ def judge_next(exchange: Exchange) -> str:
     needs=NEEDS,
     is_dangerous=True,
     deadline_s=150,
+    requires=("new-weights-are-served",),
 )
 def judge_intact(exchange: Exchange) -> str:
     """Whatever it said."""
@@ -159,6 +163,7 @@ def ask_cast(talk: Talk) -> None:
     needs=NEEDS,
     is_dangerous=True,
     deadline_s=150,
+    requires=("new-weights-are-served",),
 )
 def judge_cast(exchange: Exchange) -> str:
     return judge_next(exchange) if exchange.one("after").is_ok else exchange.one("after").summary()
@@ -207,6 +212,7 @@ def ask_order(talk: Talk) -> None:
     needs=NEEDS,
     is_dangerous=True,
     deadline_s=90,
+    requires=("health-with-and-without-slash",),
 )
 def judge_order(exchange: Exchange) -> str:
     refused = ("finish-first", "start-again")
@@ -216,9 +222,7 @@ def judge_order(exchange: Exchange) -> str:
 
 def ask_unpaused(talk: Talk) -> None:
     peer = open_peer(talk)
-    running = talk.beside(
-        talk.generate, "running", QUESTIONS, max_tokens=400, temperature=2.0, keep=False, timeout_s=60
-    )
+    running = talk.beside(talk.generate, "running", QUESTIONS, **LONG)
     time.sleep(0.5)
     peer.send(talk.subject.policies.weights(BESIDE_EMBEDDINGS), pause=False)
     peer.finish()
@@ -236,6 +240,7 @@ def ask_unpaused(talk: Talk) -> None:
     needs=NEEDS,
     is_dangerous=True,
     deadline_s=150,
+    requires=("new-weights-are-served", "running-calls-survive-an-update"),
 )
 def judge_unpaused(exchange: Exchange) -> str:
     return judge_ok(exchange, ("new", None))

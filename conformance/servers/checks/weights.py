@@ -4,6 +4,7 @@ import math
 
 from conformance.servers.check import QUEUED, SHOULD, check
 from conformance.servers.checks.generation import QUESTIONS, ids_of, read, same_but_stop
+from conformance.servers.checks.liveness import LONG
 from conformance.servers.exchange import Exchange
 from conformance.servers.peers import BESIDE_EMBEDDINGS, halves, open_peer, sync
 from conformance.servers.talk import Talk
@@ -42,9 +43,9 @@ def judge_ok(exchange: Exchange, *labels: tuple[str, int | None]) -> str:
 
 
 def ask_same(talk: Talk) -> None:
-    sync(talk, 0)
+    peer = sync(talk, 0)
     write(talk, "before")
-    sync(talk, 0)
+    sync(talk, 0, peer=peer)
     write(talk, "after")
 
 
@@ -151,6 +152,7 @@ def ask_incomplete(talk: Talk) -> None:
     needs=NEEDS,
     deadline_s=120,
     is_dangerous=True,
+    requires=("new-weights-are-served", "no-half-update-is-served"),
 )
 def judge_incomplete(exchange: Exchange) -> str:
     is_refused = any(call.is_refusal for call in exchange.calls if call.label.startswith(("end", "finish", "update")))
@@ -204,9 +206,7 @@ def ask_in_flight(talk: Talk) -> None:
     """A whole update while long responses are written; for a stock vLLM within ``/pause`` and ``/resume``."""
     peer = open_peer(talk)
     sync(talk, 0, peer=peer)
-    running = talk.beside(
-        talk.generate, "running", QUESTIONS, max_tokens=400, temperature=2.0, keep=False, timeout_s=90
-    )
+    running = talk.beside(talk.generate, "running", QUESTIONS, **LONG | {"timeout_s": 90})
     sync(talk, BESIDE_EMBEDDINGS, peer=peer)
     running.result()
     write(talk, "new")
@@ -220,6 +220,7 @@ def ask_in_flight(talk: Talk) -> None:
     needs=NEEDS,
     deadline_s=150,
     is_dangerous=True,
+    requires=("new-weights-are-served",),
 )
 def judge_in_flight(exchange: Exchange) -> str:
     return judge_ok(exchange, ("new", None))

@@ -1,0 +1,187 @@
+"""Ids and log-probabilities of responses against ``transformers`` with the same weights."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from conformance.servers.check import check
+from conformance.servers.checks.generation import QUESTIONS
+from conformance.servers.dialects import Question
+from conformance.servers.exchange import Exchange
+from conformance.servers.numbers import SEEN, distance, off
+from conformance.servers.pictures import SHOWN, picture
+from conformance.servers.talk import Talk
+
+ADDED = "2026-11-23"
+LONG_RESPONSE, DIGITS = 200, 5
+REPEATS = (1, 9, 39, 73, 97)
+"""How often a prompt says the same; for the digits model, prompts of 12 to 300 ids."""
+SIZES = (1, 8, 9, 64, 257)
+
+
+def compare(talk: Talk, label: str, questions: Sequence[Question], *, number: int = 0) -> list[dict[str, Any]]:
+    """Of each response of this call: log-probabilities, those it must have, how far its ids are from the likeliest."""
+    call, rows = talk.exchange.one(label), []
+    if call.is_ok:
+        for question, one in zip(questions, talk.subject.dialect.read(call), strict=False):
+            expected, gaps = talk.subject.policies.scorer.score(number, question, one.ids)
+            told = None if one.logprobs is None else _rounded(one.logprobs)
+            rows.append({"logprobs": told, "expected": _rounded(expected), "gaps": _rounded(gaps)})
+    talk.note(label, rows)
+    return rows
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(float(value), DIGITS) for value in values]
+
+
+def judge_rows(exchange: Exchange, *labels: str, wanted: str = "gaps logprobs") -> str:
+    """Every call went well, and its responses have the numbers of their policy."""
+    if failed := exchange.unmet(ok=labels):
+        return failed
+    for label in labels:
+        if not exchange.notes[label]:
+            return f"{label}: no responses"
+        if wrong := off(exchange.notes[label], wanted=wanted):
+            return f"{label}: {wrong}"
+    return ""
+
+
+def ask_long(talk: Talk) -> None:
+    questions = [talk.subject.prompt(QUESTIONS[0])]
+    talk.generate("long", questions, max_tokens=LONG_RESPONSE)
+    compare(talk, "long", questions)
+
+
+@check(
+    "long-responses-stay-greedy",
+    "Each id of a greedy response of up to 200 ids is the likeliest by transformers, given those before it.",
+    ask=ask_long,
+    since=ADDED,
+    needs=("model",),
+    deadline_s=90,
+    requires=("greedy-equals-transformers", "replies-in-order"),
+)
+def judge_long(exchange: Exchange) -> str:
+    return judge_rows(exchange, "long", wanted="gaps")
+
+
+def ask_logprobs(talk: Talk) -> None:
+    questions = [talk.subject.prompt(text) for text in QUESTIONS]
+    talk.generate("greedy", questions, max_tokens=24, logprobs=True)
+    talk.generate("sampled", questions, max_tokens=24, logprobs=True, temperature=1.0, top_p=1.0, top_k=-1)
+    for label in ("greedy", "sampled"):
+        compare(talk, label, questions)
+
+
+@check(
+    "logprobs-equal-transformers",
+    "Log-probabilities, greedy and at temperature 1, are those of transformers, within 0.001.",
+    ask=ask_logprobs,
+    since=ADDED,
+    needs=("model",),
+    deadline_s=90,
+    requires=("logprobs-fit-the-ids", "replies-in-order"),
+)
+def judge_logprobs(exchange: Exchange) -> str:
+    return judge_rows(exchange, "greedy", "sampled", wanted="logprobs")
+
+
+def ask_lengths(talk: Talk) -> None:
+    questions = [talk.subject.prompt("one two three " * times) for times in REPEATS]
+    talk.generate("lengths", questions, max_tokens=4)
+    compare(talk, "lengths", questions)
+
+
+@check(
+    "prompts-of-other-lengths-are-read-whole",
+    "Prompts of 12 to 300 ids in one call are each continued greedily from their last id.",
+    ask=ask_lengths,
+    since=ADDED,
+    needs=("model",),
+    deadline_s=90,
+    requires=("greedy-equals-transformers", "replies-in-order"),
+)
+def judge_lengths(exchange: Exchange) -> str:
+    return judge_rows(exchange, "lengths", wanted="gaps")
+
+
+def ask_sizes(talk: Talk) -> None:
+    """What came back is noted in short: it would fill the record."""
+    questions = [talk.subject.prompt(f"Say {place}.") for place in range(max(SIZES))]
+    for size in SIZES:
+        label = f"size-{size}"
+        call = talk.generate(label, questions[:size], max_tokens=1)
+        if call.is_ok:
+            came = talk.subject.dialect.read(call)
+            wrong = [i for i, one in enumerate(came) if i >= size or one.prompt_ids != questions[i].ids]
+            note = {
+                "num": len(came),
+                "elsewhere": wrong[:5],
+                "wrong": off(compare(talk, label, questions), wanted="gaps"),
+            }
+            talk.note(label, note)
+            call.reply = f"{len(came)} responses"
+
+
+@check(
+    "every-prompt-of-a-call-is-answered",
+    "Calls of 1, 8, 9, 64 and 257 prompts get as many responses, in order, each to its own prompt.",
+    ask=ask_sizes,
+    since=ADDED,
+    needs=("model",),
+    deadline_s=150,
+    requires=(
+        "greedy-equals-transformers",
+        "replies-in-order",
+        "greedy-repeats",
+        "alone-as-in-a-batch",
+        "max-tokens-is-the-limit",
+    ),
+)
+def judge_sizes(exchange: Exchange) -> str:
+    for size in SIZES:
+        label = f"size-{size}"
+        if failed := exchange.unmet(ok=(label,)):
+            return failed
+        note = exchange.notes[label]
+        if note["num"] != size:
+            return f"{note['num']} responses to {size} prompts"
+        if note["elsewhere"]:
+            return f"of {size} prompts, responses {note['elsewhere']} belong to others"
+        if note["wrong"]:
+            return f"of {size} prompts, {note['wrong']}"
+    return ""
+
+
+def ask_pictures(talk: Talk) -> None:
+    """A prompt without a picture stands between; a stock vLLM takes one chat a call."""
+    asked = [talk.subject.prompt(QUESTIONS[0], picture(number)) for number in SHOWN]
+    questions = [asked[0], talk.subject.prompt(QUESTIONS[1]), asked[1]]
+    calls = [[one] for one in questions] if talk.subject.dialect.name == "vllm" else [questions]
+    rows = []
+    for place, prompts in enumerate(calls):
+        talk.generate(f"shown-{place}", prompts, max_tokens=12, logprobs=True)
+        rows += compare(talk, f"shown-{place}", prompts)
+    talk.note("num", (len(calls), len(rows), len(questions)))
+    if len(rows) == len(questions):
+        scorer, ids = talk.subject.policies.scorer, talk.subject.policies.scorer.write(0, asked[0], 12)
+        talk.note("power", distance(*(scorer.score(0, one, ids)[0] for one in asked)))
+
+
+@check(
+    "pictures-are-seen",
+    "Responses to prompts with different pictures have each the ids and log-probabilities of transformers.",
+    ask=ask_pictures,
+    since=ADDED,
+    needs=("model", "pictures"),
+    deadline_s=90,
+    requires=("logprobs-equal-transformers", "greedy-equals-transformers"),
+)
+def judge_pictures(exchange: Exchange) -> str:
+    num_calls, num_rows, num_wanted = exchange.notes["num"]
+    labels = [f"shown-{place}" for place in range(num_calls)]
+    if wrong := judge_rows(exchange, *labels):
+        return wrong
+    if num_rows != num_wanted:
+        return f"{num_rows} responses to {num_wanted} prompts"
+    return "" if exchange.notes["power"] > SEEN else "both pictures give the same numbers, so that nothing was seen"

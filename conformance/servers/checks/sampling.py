@@ -1,0 +1,268 @@
+"""Sampling: distributions of one id against those of transformers, seeds, several responses, ends."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from conformance.servers.check import check
+from conformance.servers.checks.generation import ENDING_TOKENS, QUESTIONS, ask_stop, ids_of, read_call
+from conformance.servers.checks.numeric import ADDED
+from conformance.servers.exchange import Exchange
+from conformance.servers.numbers import FALSE_ALARM, chance_at_most
+from conformance.servers.talk import Talk
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OPEN_PROMPT = "?"
+"""Its first id is uncertain: 0.32, 0.15, then many below 0.03, for the digits model."""
+NUM_CALLS, PER_CALL, LEAST_EXPECTED = 4, 128, 12
+NUM_DRAWN = NUM_CALLS * PER_CALL
+WHOLE = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+"""Nothing is cut off, whatever the model's generation config says."""
+TEMPERATURES = {"cold": 0.5, "hot": 2.0}
+TOP_K, TOP_P, MIN_P = 2, 0.4, 0.05
+WITH_N = ("swift", "trl", "vllm")
+
+
+def draw(talk: Talk, label: str, options: dict[str, Any], probabilities: "Tensor") -> None:
+    """Copies of one prompt, without a seed; noted are how many came of each bin, and of what cannot come."""
+    question, came = talk.subject.prompt(OPEN_PROMPT), Counter[int]()
+    for _ in range(NUM_CALLS):
+        call = talk.generate(label, [question] * PER_CALL, max_tokens=1, **options)
+        if not call.is_ok:
+            return
+        came += Counter(one.ids[0] for one in talk.subject.dialect.read(call) if one.ids)
+        call.reply = f"{came.total()} ids so far"
+    bins = binned(probabilities)
+    cells = [(float(probabilities[ids].sum()), sum(came[i] for i in ids)) for ids in bins]
+    talk.note(label, [*cells, (0.0, came.total() - sum(count for _, count in cells))])
+
+
+def binned(probabilities: "Tensor") -> list[list[int]]:
+    """Ids from the likeliest on, alone or with the next ones, so that ``LEAST_EXPECTED`` of the draws are due."""
+    bins: list[list[int]] = [[]]
+    due = 0.0
+    for i in probabilities.argsort(descending=True).tolist():
+        if not probabilities[i]:
+            break
+        bins[-1].append(i)
+        due += float(probabilities[i]) * NUM_DRAWN
+        if due >= LEAST_EXPECTED:
+            bins.append([])
+            due = 0.0
+    return [ids for ids in bins if ids]
+
+
+def distribution(talk: Talk, temperature: float = 1.0) -> "Tensor":
+    """[V] of the first id, nothing cut off."""
+    question = talk.subject.prompt(OPEN_PROMPT)
+    return (talk.subject.policies.scorer.logits(0, question) / temperature).softmax(-1)
+
+
+def kept(probabilities: "Tensor", num_kept: int) -> "Tensor":
+    """Those of the likeliest ids, with sum 1; 0 for the others."""
+    order = probabilities.argsort(descending=True)[:num_kept]
+    cut = probabilities.new_zeros(probabilities.shape)
+    cut[order] = probabilities[order]
+    return cut / cut.sum()
+
+
+def judge_drawn(exchange: Exchange, *labels: str) -> str:
+    """By the label of the calls; ``drawn`` unless others are named."""
+    for label in labels or ("drawn",):
+        if failed := "; ".join(call.summary() for call in exchange.all(label) if not call.is_ok):
+            return failed
+        cells = exchange.notes[label]
+        if (drawn := sum(count for _, count in cells)) != NUM_DRAWN:
+            return f"{drawn} ids of {NUM_DRAWN} responses"
+        if (chance := chance_at_most(cells)) <= FALSE_ALARM:
+            shown = ", ".join(f"{count} for {NUM_DRAWN * p:.0f}" for p, count in cells)
+            return f"{label}: so often came what was due so often: {shown}; chance at most {chance:.1g}"
+    return ""
+
+
+def ask_whole(talk: Talk) -> None:
+    draw(talk, "drawn", WHOLE, distribution(talk))
+
+
+def ask_temperatures(talk: Talk) -> None:
+    for label, temperature in TEMPERATURES.items():
+        draw(talk, label, WHOLE | {"temperature": temperature}, distribution(talk, temperature))
+
+
+def ask_top_k(talk: Talk) -> None:
+    draw(talk, "drawn", WHOLE | {"top_k": TOP_K}, kept(distribution(talk), TOP_K))
+
+
+def ask_top_p(talk: Talk) -> None:
+    """The threshold lies between two sums, so that rounding does not decide."""
+    probabilities = distribution(talk)
+    sums = probabilities.sort(descending=True).values.cumsum(0)
+    num_kept = int((sums < TOP_P).sum()) + 1
+    options = WHOLE | {"top_p": round(float(sums[num_kept - 2] + sums[num_kept - 1]) / 2, 4)}
+    draw(talk, "drawn", options, kept(probabilities, num_kept))
+
+
+def ask_min_p(talk: Talk) -> None:
+    """Also between two."""
+    probabilities = distribution(talk)
+    ratios = (probabilities / probabilities.max()).sort(descending=True).values
+    num_kept = int((ratios > MIN_P).sum())
+    options = WHOLE | {"min_p": round(float(ratios[num_kept - 1] + ratios[num_kept]) / 2, 5)}
+    draw(talk, "drawn", options, kept(probabilities, num_kept))
+
+
+def judge_temperatures(exchange: Exchange) -> str:
+    return judge_drawn(exchange, *TEMPERATURES)
+
+
+WHOLE_ID = "sampling-is-from-the-whole-distribution"
+DRAWN = (
+    (WHOLE_ID, "Without limits, sampled ids follow the model's distribution", ask_whole, judge_drawn),
+    (
+        "temperature-is-applied",
+        "At temperatures 0.5 and 2, sampled ids follow the sharpened and the flattened distribution",
+        *(ask_temperatures, judge_temperatures),
+    ),
+    ("top-k-is-applied", "With top_k, sampled ids follow the distribution of so many", ask_top_k, judge_drawn),
+    (
+        "top-p-is-applied",
+        "With top_p, sampled ids follow the distribution of the likeliest ones up to that sum",
+        *(ask_top_p, judge_drawn),
+    ),
+    ("min-p-is-applied", "With min_p, sampled ids follow the distribution of those above it", ask_min_p, judge_drawn),
+)
+for name, sentence, ask, judge in DRAWN:
+    check(
+        name,
+        f"{sentence} ({NUM_DRAWN} draws, false alarm {FALSE_ALARM:g}).",
+        ask=ask,
+        since=ADDED,
+        needs=("model",),
+        deadline_s=120,
+        requires=("every-prompt-of-a-call-is-answered", *((WHOLE_ID,) if name != WHOLE_ID else ())),
+    )(judge)
+
+
+def ask_seeds(talk: Talk) -> None:
+    for seed in (11, 12):
+        talk.generate(f"seed-{seed}", QUESTIONS[:2], max_tokens=24, temperature=2.0, seed=seed)
+
+
+@check(
+    "another-seed-differs", "The same call with another seed gives other sampled responses.", ask=ask_seeds, since=ADDED
+)
+def judge_seeds(exchange: Exchange) -> str:
+    return "" if ids_of(exchange, "seed-11") != ids_of(exchange, "seed-12") else "seeds 11 and 12 give the same"
+
+
+def ask_several(talk: Talk) -> None:
+    talk.generate("several", QUESTIONS[:1], n=4, max_tokens=24, temperature=2.0)
+
+
+@check(
+    "n-responses-differ",
+    "With n = 4 and temperature 2, the responses of 24 ids to a prompt are four different ones.",
+    ask=ask_several,
+    since=ADDED,
+    dialects=WITH_N,
+    requires=("n-responses-of-a-prompt",),
+)
+def judge_several(exchange: Exchange) -> str:
+    came = ids_of(exchange, "several")
+    if len(came) != 4:
+        return f"{len(came)} responses with n = 4"
+    num_kinds = len({tuple(ids) for ids in came})
+    return "" if num_kinds == 4 else f"only {num_kinds} of 4 responses are different"
+
+
+def ask_brief(talk: Talk) -> None:
+    for limit in (1, 5):
+        call = talk.generate(f"limit-{limit}", QUESTIONS[:2], max_tokens=limit)
+        if call.is_ok:
+            prompts = [one.prompt_ids for one in talk.subject.dialect.read(call)]
+            written = [talk.subject.policies.writes(0, ids, max_tokens=limit) for ids in prompts]
+            talk.note(f"limit-{limit}", [len(ids) for ids in written])
+
+
+@check(
+    "max-tokens-is-the-limit",
+    "With max_tokens 1 and 5, greedy responses have so many ids, unless they stop before.",
+    ask=ask_brief,
+    since=ADDED,
+    needs=("model",),
+)
+def judge_brief(exchange: Exchange) -> str:
+    for limit in (1, 5):
+        came, due = [len(ids) for ids in ids_of(exchange, f"limit-{limit}")], exchange.notes[f"limit-{limit}"]
+        if any(length not in (wanted, wanted - (wanted < limit)) for length, wanted in zip(came, due, strict=True)):
+            return f"responses of {came} ids with max_tokens {limit}"
+    return ""
+
+
+def ask_stop_text(talk: Talk) -> None:
+    """The text is one that transformers' own greedy response comes to, but not at once."""
+    policies = talk.subject.policies
+    written = policies.writes(0, policies.encode(QUESTIONS[0]), max_tokens=24)
+    for place in range(2, len(written)):
+        text, before = policies.decode(written[place : place + 1]).strip(), policies.decode(written[:place])
+        if text and text not in before:
+            talk.note("wanted", written[: place + 1])
+            talk.generate("stopped", QUESTIONS[:1], max_tokens=24, stop=[text])
+            return
+    talk.exchange.untestable = "the greedy response has no text to stop at"
+
+
+@check(
+    "a-stop-text-ends-the-response",
+    "A response ends with the id that completes a text of stop, or before that text.",
+    ask=ask_stop_text,
+    since=ADDED,
+    needs=("model",),
+    dialects=WITH_N,
+)
+def judge_stop_text(exchange: Exchange) -> str:
+    [ids], wanted = ids_of(exchange, "stopped"), exchange.notes["wanted"]
+    return "" if ids in (wanted, wanted[:-1]) else f"wrote {ids} instead of {wanted}"
+
+
+@check(
+    "order-holds-when-responses-end-out-of-order",
+    "Responses of one call that end at different times are returned in the order of their prompts.",
+    ask=ask_stop,
+    since=ADDED,
+    needs=("model",),
+    deadline_s=120,
+    requires=("replies-in-order", "stop-token-is-kept-or-not"),
+)
+def judge_order(exchange: Exchange) -> str:
+    lengths = []
+    for call in exchange.all("generate"):
+        came = read_call(exchange, call)
+        if [one.prompt_ids for one in came] != exchange.notes["prompts"]:
+            return "responses come in another order than their prompts"
+        lengths.append([len(one.ids) for one in came])
+    if all(one == sorted(one) for one in lengths):
+        return "all responses ended in order, so that nothing was seen"
+    return ""
+
+
+@check(
+    "finish-reason-says-how-it-ended",
+    "The finish reason is stop after a stop token, and length where max_tokens ended the response.",
+    ask=ask_stop,
+    since=ADDED,
+    needs=("model",),
+    dialects=("native", "swift", "vllm"),
+    deadline_s=120,
+    requires=("stop-token-is-kept-or-not",),
+)
+def judge_reason(exchange: Exchange) -> str:
+    """Some servers leave the stop token out, some stop at padding; then a response is shorter than asked."""
+    ends, seen = {*exchange.notes["stop_ids"], exchange.notes["pad_id"]}, set()
+    for one in [one for call in exchange.all("generate") for one in read_call(exchange, call)]:
+        due = "stop" if len(one.ids) < ENDING_TOKENS or one.ids[-1] in ends else "length"
+        seen.add(due)
+        if one.finish_reason != due:
+            return f"{one.finish_reason} for {len(one.ids)} of {ENDING_TOKENS} ids, the last of them {one.ids[-1:]}"
+    return "" if len(seen) == 2 else f"every response ended by {seen}, so that nothing was seen of the other end"
