@@ -88,6 +88,7 @@ def instance(tmp_path_factory):
     """A rollout server with two replicas, a process of its own; hand it weights before use."""
     from conformance.server.instance import running
 
-    with running(tmp_path_factory.mktemp("server") / "log", data_parallel_size=2, drain_s=0.1) as started:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with running(log, data_parallel_size=2, drain_s=0.1, tool_call_parser="hermes") as started:
         yield started
         started.leave()

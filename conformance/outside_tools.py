@@ -1,4 +1,4 @@
-"""Tests that need a browser, the openspec tool, DeepSpeed, ms-swift or TRL: left out, and told, where that is missing.
+"""Tests that need a browser, openspec, DeepSpeed, ms-swift, TRL or verifiers: left out, and told, where these lack.
 
 With ``ROLLMATCH_STRICT=1``, as in CI, those of the first two run everywhere and fail where their tool is missing.
 ms-swift is large: what it says about itself is recorded, and ``swift`` tests compare with the installed one.
@@ -52,6 +52,15 @@ def trl_command() -> str | None:
     return os.environ.get("TRL_COMMAND") or (str(installed) if installed.exists() else None)
 
 
+def verifiers_python() -> str | None:
+    """A Python that has verifiers 0.1.x: ``VERIFIERS_PYTHON``, or this one."""
+    try:
+        is_old = version("verifiers").startswith("0.1.")
+    except PackageNotFoundError:
+        is_old = False
+    return os.environ.get("VERIFIERS_PYTHON") or (sys.executable if is_old else None)
+
+
 TOOLS: dict[str, tuple[Callable[[], object], str]] = {
     "browser": (has_browser, "install Chromium or set CHROMIUM"),
     "openspec": (has_openspec, "run python -m conformance.harness.openspec_tool (needs Node and npm)"),
@@ -60,9 +69,10 @@ TOOLS: dict[str, tuple[Callable[[], object], str]] = {
         "pip install deepspeed (DS_BUILD_OPS=0 without a GPU), or set DEEPSPEED_PYTHON to a Python that has it",
     ),
     "swift": (swift_python, "install rollmatch[swift], or set SWIFT_PYTHON to a Python that has ms-swift"),
+    "verifiers": (verifiers_python, "set VERIFIERS_PYTHON to a Python that has verifiers 0.1.9 and datasets"),
     "trl": (trl_command, "run python -m conformance.servers.judge trl, or set TRL_COMMAND to the trl of TRL 1.10"),
 }
-OPTIONAL = ("deepspeed", "swift", "trl")
+OPTIONAL = ("deepspeed", "swift", "trl", "verifiers")
 """Tools that CI goes without."""
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
 

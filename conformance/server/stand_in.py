@@ -25,6 +25,8 @@ STOP = 410
 class PretendingReplica:
     """Answers each prompt with its own last id, up to ``max_tokens`` times; remembers what it was asked."""
 
+    engine = None
+
     def __init__(self, index, *, delay_s=0.0):
         self.index, self.delay_s = index, delay_s
         self.is_gone = False

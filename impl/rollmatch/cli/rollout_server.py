@@ -47,9 +47,10 @@ def serve(
     On a machine without GPUs ``gpus`` counts replicas. Errors: the configuration's, ``gpu-count-mismatch``,
     ``server-not-named``, ``PortInUse``, ``swift-missing``.
     """
-    config = with_local_model(load_config(path, overrides))
+    typed = load_config(path, overrides)
+    config = with_local_model(typed)
     check_model(config)
-    command = make_command(config, gpus=gpus, server_index=server_index, on_gpu=has_gpu())
+    command = make_command(config, gpus=gpus, server_index=server_index, on_gpu=has_gpu(), name=typed.model.model)
     if not dry_run:
         address = _address(config, server_index)
         bind_http(config.custom.extra.rollout_server.host, _port(address)).close()
@@ -58,8 +59,13 @@ def serve(
     return 0
 
 
-def make_command(config: RunConfig, *, gpus: Sequence[str] | None, server_index: int | None, on_gpu: bool) -> Command:
-    """The command line and environment. Errors: ``gpu-count-mismatch``, ``server-not-named``."""
+def make_command(
+    config: RunConfig, *, gpus: Sequence[str] | None, server_index: int | None, on_gpu: bool, name: str | None = None
+) -> Command:
+    """The command line and environment; ``name`` is the model's as the user wrote it.
+
+    Errors: ``gpu-count-mismatch``, ``server-not-named``.
+    """
     section = config.custom.extra.rollout_server
     size = section.vllm_tensor_parallel_size
     devices = tuple(gpus) if gpus is not None else _default_devices(config)
@@ -80,6 +86,8 @@ def make_command(config: RunConfig, *, gpus: Sequence[str] | None, server_index:
     else:
         settings = make_settings(config, port=port, replicas=replicas, on_gpu=on_gpu)
         check_exposure(settings)
+        if name is not None:
+            settings = dataclasses.replace(settings, served_model_names=(*settings.served_model_names, name))
         words = server_words(settings, gpus=devices if on_gpu else ())
     return Command(words=words, environment=environment)
 
@@ -114,6 +122,9 @@ def make_settings(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) 
         allow_no_key=section.allow_no_key,
         allowed_hosts=section.allowed_hosts,
         limits=section.limits,
+        served_model_names=section.served_model_names,
+        tool_call_parser=section.tool_call_parser,
+        reasoning_parser=section.reasoning_parser,
         engine_arguments=_engine_arguments(config, on_gpu=on_gpu) | section.vllm_engine_kwargs,
     )
 

@@ -34,6 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         dashed = name.replace("_", "-")
         parser.add_argument(f"--{name}", f"--{dashed}", dest=name, type=kind, default=default, help=text)
+    names = "name of the model on the OpenAI routes, beside its directory; may be given several"
+    parser.add_argument("--served-model-name", "--served_model_name", nargs="+", default=[], metavar="NAME", help=names)
+    for name, text in (
+        ("tool_call_parser", "vLLM's parser for tool calls on the OpenAI routes (hermes, llama3_json, ...)"),
+        ("reasoning_parser", "vLLM's parser for reasoning on the OpenAI routes (qwen3, deepseek_r1, ...)"),
+    ):
+        parser.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name, metavar="NAME", help=text)
     parser.add_argument("--dtype", default="auto", help="precision of the engine, as vLLM names it")
     text = "listen on an address other than loopback without a bearer key in ROLLMATCH_API_KEY"
     parser.add_argument("--allow-no-key", "--allow_no_key", action="store_true", help=text)
@@ -90,6 +97,9 @@ def make_settings(options: argparse.Namespace, *, on_gpu: bool) -> ServerSetting
         port=options.port,
         tensor_parallel_size=options.tensor_parallel_size,
         data_parallel_size=options.data_parallel_size,
+        served_model_names=tuple(options.served_model_name),
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
         engine_arguments={name: value for name, value in arguments.items() if value is not None},
     )
 

@@ -206,6 +206,12 @@ class RolloutServerConfig(Section):
     """Reuse the KV cache of equal prompt prefixes; null uses rollout_matching.vllm.enable_prefix_caching."""
     vllm_engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further vLLM engine arguments, by vLLM's names."""
+    served_model_names: Texts = ()
+    """Names of the model on the OpenAI routes, beside model.model and its directory."""
+    tool_call_parser: Text | None = None
+    """vLLM's parser of tool calls on the OpenAI routes (hermes, llama3_json, ...); null: none are parsed."""
+    reasoning_parser: Text | None = None
+    """vLLM's parser (qwen3, deepseek_r1, ...) that tells reasoning from answers on the OpenAI routes."""
     image_roots: Texts = ()
     """Directories from which requests may name image files by path. Empty: requests must contain the image."""
     allow_no_key: bool = False

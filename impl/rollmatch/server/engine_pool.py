@@ -3,13 +3,13 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 from rollmatch.server.failures import Refusal, WorkerFailure
 from rollmatch.server.progress import CallProgress
-from rollmatch.server.replica import EngineOutput, EngineRequest, Replica, dead
+from rollmatch.server.replica import EngineCall, EngineOutput, EnginePart, EngineRequest, Replica, dead
 
 SERVING, NOT_SET, BROKEN, UPDATING = "serving", "weights-not-set", "weights-broken", "updating"
 WRITING = "update-in-progress"
@@ -97,6 +97,30 @@ class EnginePool:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def stream(self, call: EngineCall, *, num_responses: int) -> AsyncGenerator[tuple[EnginePart, int]]:
+        """Parts of a call as they are written, and the version that wrote them, which is one for all.
+
+        A call that a commit ends is begun again, unless a part of it was already taken.
+
+        Errors: ``WorkerDead``; ``Refusal``, then with ``policy-changed``.
+        """
+        (index,) = self.place(1)
+        self._loads[index] += num_responses
+        try:
+            is_whole = has_begun = False
+            while not is_whole:
+                if has_begun:
+                    raise _policy_changed(self.policy_version)
+                await self._gate.wait()
+                self.check()
+                version = self.policy_version
+                async with aclosing(self._parts(call, index)) as parts:
+                    async for part in parts:
+                        has_begun, is_whole = True, part.is_last
+                        yield part, version
+        finally:
+            self._loads[index] -= num_responses
+
     def place(self, num_requests: int) -> list[int]:
         """Replica of each request: even contiguous blocks, the first ones to the replicas with the least to do.
 
@@ -173,7 +197,30 @@ class EnginePool:
         finally:
             self._loads[index] -= 1
 
-    async def _kept(self, task: asyncio.Task[EngineOutput]) -> EngineOutput | None:
+    async def _parts(self, call: EngineCall, index: int) -> AsyncGenerator[EnginePart]:
+        """Parts as the engine writes them, however slowly they are taken; fewer where a commit ends the call."""
+        parts: asyncio.Queue[EnginePart | None] = asyncio.Queue()
+
+        async def write() -> None:
+            num_tokens = 0
+            async for part in self.replicas[index].stream(call, f"{next(self._counter)}"):
+                num_tokens += part.num_tokens
+                parts.put_nowait(part)
+            self.tokens_by_replica[index] += num_tokens
+
+        task = asyncio.create_task(write())
+        self._running.add(task)
+        task.add_done_callback(lambda _: parts.put_nowait(None))
+        try:
+            while (part := await parts.get()) is not None:
+                yield part
+            await self._kept(task)
+        finally:
+            task.cancel()
+            self._running.discard(task)
+            self._restarted.discard(task)
+
+    async def _kept(self, task: asyncio.Task[_T]) -> _T | None:
         """The task's result; None where a commit ended it. Errors: ``WorkerDead``."""
         self._running.add(task)
         try:
@@ -201,6 +248,12 @@ class EnginePool:
             return task.result()
         finally:
             task.cancel()
+
+
+def _policy_changed(version: int) -> Refusal:
+    problem = f"weights of version {version} were committed while it was being written"
+    remedy = "Send the request again, without stream: true, or raise custom.extra.rollout_server.drain_s."
+    return Refusal(problem, code="policy-changed", key="stream", remedy=remedy)
 
 
 def _checked(replies: Any) -> list[dict[str, Any]]:

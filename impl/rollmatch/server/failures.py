@@ -43,10 +43,19 @@ REFUSALS: Mapping[str, tuple[int, str]] = MappingProxyType(
         "method-not-allowed": (405, "A route is called by its method."),
         "weights-not-set": (409, "A server that was started with placeholder weights is synced before it generates."),
         "weights-broken": (409, "After an update that failed half way, a full sync precedes generation."),
+        "policy-changed": (409, "A stream ends under the policy version that it began with."),
+        "model-unknown": (404, "An OpenAI request names a model that the server has, or none."),
+        "openai-unavailable": (
+            501,
+            "The OpenAI routes need a vLLM whose serving classes can be imported, as 0.26 and 0.32.",
+        ),
         "update-in-progress": (409, "Nothing is generated while weights are written in place."),
     }
 )
 """Code -> HTTP status and the rule that was broken."""
+
+
+_SERVER_ERROR = 500
 
 
 class Refusal(RolloutError):
@@ -94,6 +103,12 @@ def failure_of(error: RollmatchError) -> Failure:
         remedy=error.remedy,
         detail=str(error),
     )
+
+
+def openai_failure_of(error: RollmatchError) -> dict[str, object]:
+    """The same as OpenAI's clients read it."""
+    kind = "invalid_request_error" if status_of(error) < _SERVER_ERROR else "server_error"
+    return {"message": str(error), "type": kind, "param": error.key or None, "code": error.code}
 
 
 def bad_body(error: ValidationError, *, sampling_at: tuple[str, ...] = ("sampling",)) -> Refusal:

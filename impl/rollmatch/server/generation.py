@@ -71,40 +71,45 @@ class ResponseGenerator:
             (sum(len(request.token_ids or b"") // 4 for request in requests), "max_tokens_per_call", where),
         ):
             check_count(count, name, limits, key=key)
-        waiting = self.pool.num_running
+        self.check_waiting(num_responses, key=where)
+
+    def check_waiting(self, num_responses: int, *, key: str) -> None:
+        """Raise ``server-busy`` where the queue has no room for so many responses."""
+        limits, waiting = self.limits, self.pool.num_running
         if waiting + num_responses > limits.max_waiting_responses:
             problem = f"{waiting} responses are waiting, and the call requests {num_responses}"
             remedy = f"Try again later, or raise {_LIMITS}.max_waiting_responses."
-            raise Refusal(problem, code="server-busy", key=where, remedy=remedy)
+            raise Refusal(problem, code="server-busy", key=key, remedy=remedy)
 
     def _engine_requests(self, requests: Sequence[GenerateRequest], where: str, clamp: bool) -> list[EngineRequest]:
         made: list[EngineRequest] = []
         budget, num_tokens = self.prompts.reader.budget(), 0
         for item, request in enumerate(requests):
-            self._check_length(len(request.token_ids or b"") // 4, item=item, where=where)
+            self.check_length(len(request.token_ids or b"") // 4, item=item, where=where)
             prompt = self.prompts.make(request, budget, item=item, where=where)
             num_tokens += len(prompt.token_ids)
             check_count(num_tokens, "max_tokens_per_call", self.limits, key=where)
             sampling = request.sampling
             if clamp:
-                self._check_length(prompt.expanded_len, item=item, where=where)
+                self.check_length(prompt.expanded_len, item=item, where=where)
                 tokens_left = self.max_model_len - prompt.expanded_len
                 sampling = sampling.model_copy(update={"max_tokens": min(sampling.max_tokens, tokens_left)})
             check_room(prompt, sampling.max_tokens, max_model_len=self.max_model_len, item=item)
-            self._check_sampled_ids(sampling, item=item)
+            self.check_sampled_ids(sampling, item=item)
             made += [
                 EngineRequest(prompt=prompt, sampling=sampling, seed=seed, stop=request.stop) for seed in request.seeds
             ]
         return made
 
-    def _check_length(self, num_tokens: int, *, item: int, where: str) -> None:
+    def check_length(self, num_tokens: int, *, item: int, where: str) -> None:
+        """Raise ``prompt-too-long`` where a prompt leaves no room for a response."""
         if num_tokens >= self.max_model_len:
             problem = f"{num_tokens} prompt tokens leave none for a response in {self.max_model_len}"
             raise Refusal(
                 problem, code="prompt-too-long", key=f"{where}[{item}]", remedy="Shorten the prompt.", item=item
             )
 
-    def _check_sampled_ids(self, sampling: Sampling, *, item: int) -> None:
+    def check_sampled_ids(self, sampling: Sampling, *, item: int | None = None) -> None:
         """Ids outside the vocabulary would be written outside an engine's tensors."""
         size = self.prompts.vocabulary_size
         for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):

@@ -23,12 +23,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rollmatch.config.connection import is_loopback
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.errors import RollmatchError
-from rollmatch.server.failures import Refusal, bad_body, failure_of, status_of
+from rollmatch.server.failures import Refusal, bad_body, failure_of, openai_failure_of, status_of
 from rollmatch.server.payloads import InferReply
 from rollmatch.server.state import ServerState
 
 MSGPACK = "application/msgpack"
 CONTENT_TYPES = ("application/json", MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
+OPENAI = "/v1/"
+"""Routes whose callers read errors as OpenAI's clients do, beside our form."""
 _OPEN = ("/health/",)
 """Routes that are answered without the key."""
 _LIMITS = "custom.extra.rollout_server.limits"
@@ -249,6 +251,8 @@ def refuse(request: Request, error: RollmatchError) -> Response:
     if status in (408, 413, 415):
         headers = headers | {"connection": "close"}
     fields = failure_of(error).model_dump()
+    if request.url.path.startswith(OPENAI):
+        fields["error"] = openai_failure_of(error)
     if is_msgpack(request):
         return Response(_encoder.encode(fields), media_type=MSGPACK, status_code=status, headers=headers)
     return JSONResponse(fields, status_code=status, headers=headers)

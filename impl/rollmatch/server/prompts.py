@@ -72,11 +72,19 @@ class PromptMaker:
             token_ids = self._tokenise(request.text, item=item, key=key, add_special_tokens=True)
         else:
             token_ids = unpack_ids(request.token_ids or b"").tolist()
-        self._check_ids(token_ids, item=item, key=f"{key}.prompt_token_ids")
-        self._check_placeholders(token_ids, values, item=item, key=f"{key}.images")
+        self.check(token_ids, len(values), item=item, key=key)
         images = [
             self.reader.read(value, budget, item=item, key=f"{key}.images[{i}]") for i, value in enumerate(values)
         ]
+        return self.measure(token_ids, images, item=item, key=key)
+
+    def check(self, token_ids: list[int], num_images: int, *, item: int, key: str) -> None:
+        """Raise ``Refusal`` unless every id is one of the vocabulary's, and there is a placeholder for each image."""
+        self._check_ids(token_ids, item=item, key=f"{key}.prompt_token_ids")
+        self._check_placeholders(token_ids, num_images, item=item, key=f"{key}.images")
+
+    def measure(self, token_ids: list[int], images: list[Image.Image], *, item: int, key: str) -> EnginePrompt:
+        """The engine's prompt, and how long it gets. Errors: ``Refusal``."""
         growth = self._growth(images, item=item, key=f"{key}.images") if images else 0
         return EnginePrompt(token_ids=token_ids, images=images, expanded_len=len(token_ids) + growth)
 
@@ -144,10 +152,10 @@ class PromptMaker:
                 problem, code="token-id-invalid", key=key, remedy="Send images; videos are not served.", item=item
             )
 
-    def _check_placeholders(self, token_ids: list[int], images: Sequence[str | bytes], *, item: int, key: str) -> None:
+    def _check_placeholders(self, token_ids: list[int], num_images: int, *, item: int, key: str) -> None:
         placeholders = 0 if self._images is None else token_ids.count(self._images.placeholder_id)
-        if placeholders != len(images):
-            problem = f"the prompt has {placeholders} image placeholders for {len(images)} images"
+        if placeholders != num_images:
+            problem = f"the prompt has {placeholders} image placeholders for {num_images} images"
             remedy = "Send one image per placeholder, unexpanded."
             raise Refusal(problem, code="images-misfit", key=key, remedy=remedy, item=item)
 

@@ -3,8 +3,8 @@
 import asyncio
 import inspect
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +20,7 @@ from rollmatch.weights.nccl import forbid_multicast
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
     from vllm.logprobs import SampleLogprobs
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 EXTENSION = "rollmatch.weights.worker.extension.WorkerExtension"
 _RESET_TRIES, _RESET_PAUSE_S, _END_S = 200, 0.02, 0.5
@@ -48,8 +49,34 @@ class EngineOutput:
     """float32, one per response token."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCall:
+    """All responses to one prompt, sampled as vLLM's own parameters say."""
+
+    prompt: EnginePrompt
+    params: "SamplingParams"
+    options: Mapping[str, object]
+    """Further keyword arguments of ``AsyncLLM.generate``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePart:
+    """What an engine hands out of an ``EngineCall`` at a time: all of it, or what was written since the part before."""
+
+    output: "RequestOutput"
+    num_tokens: int
+    """Response tokens in it."""
+    is_last: bool
+
+
 class Replica(Protocol):
     """What the pool needs of an engine."""
+
+    engine: "AsyncLLM | None"
+    """For vLLM's own serving classes, which read its configuration and renderer; None where it is not vLLM's."""
+
+    def stream(self, call: EngineCall, request_id: str) -> AsyncGenerator[EnginePart]:
+        """Parts of a call as they are written; closing frees its place. Errors: ``Refusal``, ``WorkerDead``."""
 
     async def generate(self, request: EngineRequest, request_id: str) -> EngineOutput:
         """Sample one response; cancelling frees its place. Errors: ``Refusal``, ``WorkerDead``."""
@@ -97,48 +124,56 @@ class VllmReplica:
         if not settings.gpus:
             # vLLM has just set "spawn" for CPUs; a fork finds torch and vLLM loaded: 1 s of CPU in place of 8.
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-        self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+        self.engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
 
     async def generate(self, request: EngineRequest, request_id: str) -> EngineOutput:
         """As the protocol."""
-        prompt: dict[str, object] = {"prompt_token_ids": request.prompt.token_ids}
-        if request.prompt.images:
-            prompt["multi_modal_data"] = {"image": request.prompt.images}
+        call = EngineCall(prompt=request.prompt, params=_sampling_params(request), options={})
+        last = None
+        async for part in self.stream(call, request_id):
+            last = part
+        assert last is not None
+        return _output_of(last.output)
+
+    async def stream(self, call: EngineCall, request_id: str) -> AsyncGenerator[EnginePart]:
+        """As the protocol."""
+        prompt: dict[str, object] = {"prompt_token_ids": call.prompt.token_ids}
+        if call.prompt.images:
+            prompt["multi_modal_data"] = {"image": call.prompt.images}
         from vllm import exceptions
         from vllm.v1.engine.exceptions import EngineGenerateError
 
         refused = getattr(exceptions, "VLLMClientError", exceptions.VLLMValidationError)  # vLLM 0.26 has no common base
 
-        last = None
         try:
             with _engine_death_as_ours():
-                async for output in self._engine.generate(prompt, _sampling_params(request), request_id):
-                    last = output
+                async with aclosing(self.engine.generate(prompt, call.params, request_id, **call.options)) as outputs:
+                    async for output in outputs:
+                        num_tokens = sum(len(answer.token_ids) for answer in output.outputs)
+                        yield EnginePart(output=output, num_tokens=num_tokens, is_last=output.finished)
         except (ValueError, TypeError, OverflowError, refused, EngineGenerateError) as error:
             cause = error.__cause__ if isinstance(error, EngineGenerateError) else error
             raise Refusal(f"{type(cause).__name__}: {cause}", code="engine-refused", key="requests") from error
-        assert last is not None
-        return _output_of(last)
 
     async def call(self, method: str, *arguments: object) -> list[dict[str, object]]:
         """As the protocol."""
         with _engine_death_as_ours():
-            replies: list[dict[str, object]] = await self._engine.collective_rpc(method, args=arguments)
+            replies: list[dict[str, object]] = await self.engine.collective_rpc(method, args=arguments)
             return replies
 
     async def reset_caches(self) -> bool:
         """As the protocol; blocks of requests that just ended are given back an engine step later."""
         with _engine_death_as_ours():
             for _ in range(_RESET_TRIES):
-                if await self._engine.reset_prefix_cache():
-                    await self._engine.reset_encoder_cache()
+                if await self.engine.reset_prefix_cache():
+                    await self.engine.reset_encoder_cache()
                     return True
                 await asyncio.sleep(_RESET_PAUSE_S)
         return False
 
     def unfinished_tokens(self) -> dict[str, int]:
         """As the protocol: vLLM hands out whole responses only, but collects their tokens in this process."""
-        states = list(self._engine.output_processor.request_states.values())
+        states = list(self.engine.output_processor.request_states.values())
         return {
             state.external_req_id: state.detokenizer.num_output_tokens()
             for state in states
@@ -147,13 +182,13 @@ class VllmReplica:
 
     def is_dead(self) -> bool:
         """As the protocol."""
-        return bool(self._engine.errored)
+        return bool(self.engine.errored)
 
     def close(self) -> None:
         """As the protocol. An idle engine core does not end on SIGTERM (vLLM 0.32), and it has nothing to save."""
-        known = inspect.signature(self._engine.shutdown).parameters
-        self._engine.shutdown(**({"timeout": _END_S} if "timeout" in known else {}))
-        del self._engine  # else it shuts down once more while Python ends, when half of it is gone
+        known = inspect.signature(self.engine.shutdown).parameters
+        self.engine.shutdown(**({"timeout": _END_S} if "timeout" in known else {}))
+        del self.engine  # else it shuts down once more while Python ends, when half of it is gone
 
 
 def dead() -> WorkerDead:

@@ -44,6 +44,12 @@ class ServerSettings:
     """Seconds that running requests get to finish before a commit; the rest is generated again after it."""
     gpus: tuple[str, ...] = ()
     """Devices of all replicas in order; empty on a CPU."""
+    served_model_names: tuple[str, ...] = ()
+    """Names of the model on the OpenAI routes, beside its directory."""
+    tool_call_parser: str | None = None
+    """vLLM's parser for tool calls on the OpenAI routes; None: responses call no tools."""
+    reasoning_parser: str | None = None
+    """vLLM's parser for reasoning on the OpenAI routes."""
     engine_arguments: dict[str, object] = field(default_factory=dict)
     """Further vLLM engine arguments, by vLLM's names."""
 

@@ -1,0 +1,61 @@
+"""Environments of an unmodified verifiers 0.1.x roll out against the OpenAI routes, with ids and log-probabilities."""
+
+import json
+import subprocess
+
+import pytest
+
+from conformance.outside_tools import verifiers_python
+from conformance.rollout.digits import MODEL
+
+pytestmark = [pytest.mark.engine, pytest.mark.verifiers]
+
+ROLLOUTS = """
+import json, sys
+import verifiers as vf
+from datasets import Dataset
+from openai import OpenAI
+
+def length(completion, **kwargs) -> float:
+    return float(len(completion[-1]["content"]))
+
+class Twice(vf.MultiTurnEnv):
+    async def env_response(self, messages, state, **kwargs):
+        return [{"role": "user", "content": "Again."}]
+
+url, model = sys.argv[1:]
+questions = [{"question": f"{i} + 2?", "answer": "4"} for i in range(2)]
+sampling = {"n": 1, "logprobs": True, "max_tokens": 6, "temperature": 1.0, "seed": 1, "extra_body": {
+    "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "skip_special_tokens": False,
+    "spaces_between_special_tokens": False, "include_stop_str_in_output": False,
+    "return_tokens_as_token_ids": True, "return_token_ids": True}}
+told = []
+for kind, more in ((vf.SingleTurnEnv, {}), (Twice, {"max_turns": 2})):
+    env = kind(dataset=Dataset.from_list(questions), rubric=vf.Rubric(funcs=[length]), **more)
+    client = OpenAI(base_url=url, api_key="none")
+    made = env.generate_sync(env.get_dataset(), client=client, model=model, sampling_args=sampling)
+    for state in made["state"]:
+        told.append({"reward": state["reward"], "turns": [step["tokens"] for step in state["trajectory"]]})
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.scenario(
+    "server-dialects/verifiers-rolls-out", clauses=["server-dialects/the-openai-dialect-serves-openai-clients#8"]
+)
+def test_environments_of_verifiers_get_what_they_train_on(instance):
+    python = verifiers_python()
+    command = [python, "-c", ROLLOUTS, f"{instance.url}/v1", str(MODEL)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    states = json.loads(ran.stdout.splitlines()[-1])
+    assert [len(state["turns"]) for state in states] == [1, 1, 2, 2]
+    for state in states:
+        assert state["reward"] >= 0
+        for tokens in state["turns"]:
+            assert len(tokens["completion_ids"]) == len(tokens["completion_logprobs"]) == 6
+            assert max(tokens["completion_logprobs"]) <= 0
+            assert tokens["prompt_ids"]
+        if len(state["turns"]) == 2:
+            first, then = state["turns"]
+            assert len(then["prompt_ids"]) > len(first["prompt_ids"]) + 6

@@ -1,0 +1,1 @@
+"""The openai dialect: generation for any OpenAI client, by vLLM's own serving classes. It carries no weights."""

@@ -1,0 +1,119 @@
+"""What vLLM's OpenAI classes take for an engine: all replicas of a server, behind its limits and version fences.
+
+vLLM renders chats and tokenises; images then go on undecoded by it, and every check of the other dialects follows.
+"""
+
+import asyncio
+import copy
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from rollmatch.errors import RollmatchError
+from rollmatch.server.failures import WorkerDead
+from rollmatch.server.prompts import EnginePrompt
+from rollmatch.server.replica import EngineCall, dead
+from rollmatch.server.state import ServerState
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_OPTIONS = ("reasoning_ended", "reasoning_parser_kwargs")
+"""Keyword arguments of ``generate`` that concern the response; the others are of what is not served."""
+
+
+@dataclass(slots=True)
+class CallNotes:
+    """What the route learns of its call, past vLLM's classes."""
+
+    versions: dict[int, int] = field(default_factory=dict)
+    """Index of a prompt -> policy version of its responses; those that have begun."""
+    num_prompts: int = 0
+    error: RollmatchError | None = None
+
+
+notes: ContextVar[CallNotes] = ContextVar("notes")
+"""Of the call that is being served."""
+
+
+class PooledEngine:
+    """vLLM's ``EngineClient``, as far as the OpenAI classes of vLLM 0.26 and 0.32 use one."""
+
+    def __init__(self, server: ServerState, engine: "AsyncLLM") -> None:
+        self._server = server
+        self.vllm_config, self.model_config = engine.vllm_config, engine.model_config
+        self.input_processor = engine.input_processor
+        self.renderer = without_images(engine.renderer)
+
+    @property
+    def errored(self) -> bool:
+        """Whether a replica is dead."""
+        return self._server.pool.is_dead
+
+    @property
+    def dead_error(self) -> WorkerDead:
+        """What vLLM raises then."""
+        return dead()
+
+    async def is_tracing_enabled(self) -> bool:
+        """No traces (asked by vLLM 0.26)."""
+        return False
+
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """The route has already checked the queue (asked by vLLM 0.32)."""
+
+    def generate(
+        self, prompt: dict[str, Any], sampling_params: "SamplingParams", request_id: str, **options: object
+    ) -> AsyncGenerator["RequestOutput"]:
+        """Responses to one prompt of the call that is being served. Errors: ``Refusal``."""
+        call = notes.get()
+        place, call.num_prompts = call.num_prompts, call.num_prompts + 1
+        rendered = EnginePrompt(token_ids=prompt["prompt_token_ids"], images=images_of(prompt), expanded_len=0)
+        self._server.prompts.check(rendered.token_ids, len(rendered.images), item=place, key=f"prompt[{place}]")
+        kept = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
+        return self._generate(call, place, EngineCall(prompt=rendered, params=sampling_params, options=kept))
+
+    async def _generate(self, call: CallNotes, place: int, asked: EngineCall) -> AsyncGenerator["RequestOutput"]:
+        server, params = self._server, asked.params
+        try:
+            prompt = await asyncio.to_thread(self._measured, asked.prompt, place)
+            params.max_tokens = min(params.max_tokens or 1, server.settings.max_model_len - prompt.expanded_len)
+            async with aclosing(server.pool.stream(replace(asked, prompt=prompt), num_responses=params.n)) as parts:
+                async for part, version in parts:
+                    call.versions[place] = version
+                    yield part.output
+        except RollmatchError as error:
+            call.error = error
+            raise
+
+    def _measured(self, prompt: EnginePrompt, place: int) -> EnginePrompt:
+        """The prompt with its length. Errors: ``Refusal``."""
+        key = f"prompt[{place}]"
+        measured = self._server.prompts.measure(prompt.token_ids, prompt.images, item=place, key=key)
+        self._server.generator.check_length(measured.expanded_len, item=place, where="prompt")
+        return measured
+
+
+def images_of(prompt: dict[str, Any]) -> list[Image.Image]:
+    """Images of a rendered chat, in order."""
+    return list((prompt.get("multi_modal_data") or {}).get("image", []))
+
+
+def without_images(renderer: Any) -> Any:
+    """A copy of vLLM's renderer that stops at token ids, one placeholder per image.
+
+    Its cache of images must see them in the order in which one engine does: so each replica processes its own.
+    """
+
+    async def keep(prompt: dict[str, Any], arrival_time: float, **_: object) -> dict[str, Any]:
+        return {"type": "token", **prompt}
+
+    stopped = copy.copy(renderer)
+    stopped.process_for_engine_async  # noqa: B018  # AttributeError where a vLLM names it otherwise
+    stopped.process_for_engine_async = keep
+    return stopped

@@ -1,0 +1,129 @@
+"""The openai dialect: ``/v1/models``, ``/v1/chat/completions`` and ``/v1/completions``, answered by vLLM's own classes.
+
+Bodies are checked before vLLM reads them; the policy version is written into what it returns. A stream is sent as it is
+written: one that a commit does not wait for ends with an error, because its beginning cannot be taken back.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response, StreamingResponse
+
+from rollmatch.dialects.openai.answers import Endpoint, Stream, with_versions
+from rollmatch.dialects.openai.bodies import ChatBody, CompletionBody, OpenAIBody, text_size
+from rollmatch.dialects.openai.engine import CallNotes, notes
+from rollmatch.dialects.openai.serving import OpenAIServing, make_serving
+from rollmatch.server.failures import Refusal
+from rollmatch.server.generation import check_count
+from rollmatch.server.http import CONTENT_TYPES, answer, is_msgpack, read_body, unless_gone
+from rollmatch.server.sampling import make_sampling
+from rollmatch.server.state import VERSION_HEADER, ServerState
+
+_LONGEST = 2**31 - 1
+
+
+def openai_routes(server: ServerState) -> APIRouter:
+    """All routes below ``/v1/``."""
+    router = APIRouter(prefix="/v1", tags=["openai"])
+    calls = OpenAICalls(server)
+
+    @router.get("/models/")
+    async def models(request: Request) -> Response:
+        serving = await calls.serving()
+        listed: dict[str, Any] = (await serving.models.show_available_models()).model_dump()
+        return server.with_version(answer(request, listed), ())
+
+    @router.post("/chat/completions/")
+    async def chat(request: Request) -> Response:
+        _check_json(request)
+        body = await read_body(request, ChatBody)
+        urls = [url for message in body.messages for url in message.images()]
+        check_count(len(urls), "max_images_per_call", server.settings.limits, key="messages.images")
+        calls.check(body, [text_size(body.model_dump(exclude_none=True)) - sum(map(len, urls))])
+        fields = await calls.with_images(body, urls)
+        return await calls.serve(request, body, fields, (await calls.serving()).chat)
+
+    @router.post("/completions/")
+    async def completions(request: Request) -> Response:
+        _check_json(request)
+        longest = {"prompt": server.settings.limits.max_tokens_per_call}
+        body = await read_body(request, CompletionBody, longest=longest)
+        prompts = body.prompts()
+        num_ids = sum(len(prompt) for prompt in prompts if isinstance(prompt, list))
+        check_count(num_ids, "max_tokens_per_call", server.settings.limits, key="prompt")
+        calls.check(body, [len(prompt) if isinstance(prompt, str) else 0 for prompt in prompts])
+        return await calls.serve(request, body, body.for_vllm(), (await calls.serving()).completion)
+
+    return router
+
+
+class OpenAICalls:
+    """Calls of one server."""
+
+    def __init__(self, server: ServerState) -> None:
+        self.server = server
+        parsers = (server.settings.tool_call_parser, server.settings.reasoning_parser)
+        self._serving = make_serving(server) if any(parsers) else None  # a wrong name ends the server at its start
+        self._lock = asyncio.Lock()
+
+    async def serving(self) -> OpenAIServing:
+        """vLLM's classes, imported with the first call. Errors: those of ``make_serving``."""
+        async with self._lock:
+            if self._serving is None:
+                self._serving = await asyncio.to_thread(make_serving, self.server)
+        return self._serving
+
+    def check(self, body: OpenAIBody, text_sizes: list[int]) -> None:
+        """Count what the call requests, before anything is decoded or tokenised. Errors: ``Refusal``.
+
+        ``text_sizes``: characters of each prompt.
+        """
+        limits, n = self.server.settings.limits, body.n or 1
+        for count, name, key in (
+            (len(text_sizes), "max_prompts_per_call", "prompt"),
+            (n, "max_responses_per_prompt", "n"),
+            (n * len(text_sizes), "max_responses_per_call", "n"),
+        ):
+            check_count(count, name, limits, key=key)
+        if max(text_sizes, default=0) > limits.max_text_bytes:
+            remedy = "Shorten it, or raise custom.extra.rollout_server.limits.max_text_bytes."
+            problem = f"a prompt has more than {limits.max_text_bytes} bytes"
+            raise Refusal(problem, code="prompt-too-long", key="prompt", remedy=remedy)
+        self.server.pool.check()
+        self.server.generator.check_waiting(n * len(text_sizes), key="n")
+        sampling = make_sampling(body.sampling(), defaults={"max_tokens": body.longest() or _LONGEST})
+        self.server.generator.check_sampled_ids(sampling)
+
+    async def with_images(self, body: ChatBody, urls: list[str]) -> dict[str, object]:
+        """vLLM's fields, with our images in place of their URLs: it decodes and downloads none. Errors: ``Refusal``."""
+        reader = self.server.prompts.reader
+        budget = reader.budget()
+        read = [(reader.read, url, f"messages.images[{place}]") for place, url in enumerate(urls)]
+        images = [await asyncio.to_thread(call, url, budget, item=0, key=key) for call, url, key in read]
+        return body.for_vllm() | {"messages": list(body.messages_for_vllm(images))}
+
+    async def serve(
+        self, request: Request, body: OpenAIBody, fields: Mapping[str, object], endpoint: Endpoint
+    ) -> Response:
+        """The response, or the beginning of a stream, whose headers name the version that it has to its end."""
+        call, server = CallNotes(), self.server
+        notes.set(call)
+        await server.chunked.before_generating()
+        reply = await unless_gone(request, endpoint.begin(fields, call))
+        if isinstance(reply, Response):
+            return reply
+        version = {VERSION_HEADER: str(min(call.versions.values()))}
+        if isinstance(reply, Stream):
+            chunks = reply.chunks(call, body.n or 1)
+            return StreamingResponse(chunks, media_type="text/event-stream", headers=version)
+        whole = with_versions(reply, call, body.n or 1)
+        return Response(msgspec.json.encode(whole), media_type=CONTENT_TYPES[0], headers=version)
+
+
+def _check_json(request: Request) -> None:
+    if is_msgpack(request):
+        problem, remedy = "is msgpack", f"Send {CONTENT_TYPES[0]}."
+        raise Refusal(problem, code="content-type-refused", key="content-type", remedy=remedy)
