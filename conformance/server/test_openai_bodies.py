@@ -166,6 +166,10 @@ def test_a_stream_that_has_not_begun_is_begun_again():
     asyncio.run(run())
 
 
+@pytest.mark.scenario(
+    "server-dialects/a-stream-that-a-commit-does-not-wait-for-ends-with-an-error",
+    clauses=["server-dialects/the-openai-dialect-serves-openai-clients#5"],
+)
 def test_a_stream_that_has_begun_ends_at_a_commit_that_does_not_wait_for_it():
     async def run():
         pool, _, stream = streaming()

@@ -24,18 +24,23 @@ An environment takes no arguments but its options, keeps nothing outside itself,
 ``reset`` and ``step`` are gymnasium's, with a sample in place of options and texts in place of arrays; what stands
 after the fourth part of a step's answer (gymnasium's ``info``) is ignored. ``reset`` is given the same generator for
 every attempt at a sample, so that all of them have one prompt; after it each attempt continues with a clone of its own.
+Classes with gymnasium's own ``reset(seed=, options=)`` need no ``clone`` and ``fingerprint``: see ``gymnasium_like``.
+Those of verifiers are played as they are: see ``verifiers_like``.
 """
 
 import hashlib
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from rollmatch.errors import ConfigError, TargetError
+from rollmatch.objectives.gymnasium_like import GymnasiumEnvironment, is_gymnasium_like
 from rollmatch.objectives.named import load_named
+from rollmatch.objectives.verifiers_like import OncePerProcess, VerifiersEnvironment, is_verifiers_like
 from rollmatch.records import Sample
 
 METHODS = ("reset", "clone", "step", "fingerprint")
@@ -114,27 +119,22 @@ class StepResult(NamedTuple):
 def load_environment(name: str, options: Mapping[str, object], *, key: str) -> MakeEnvironment:
     """Import ``module:Class``; modules of the working directory are found, too. It is made once, to see that it can be.
 
-    Errors: ``EnvironmentUnknown``, ``EnvironmentMisfit``.
+    Classes of gymnasium's and verifiers' forms are wrapped. Errors: ``EnvironmentUnknown``, ``EnvironmentMisfit``.
     """
-    found = load_named(name, key=key, kind="Class", refuse=EnvironmentUnknown)
-
-    def make() -> Environment:
-        made: Environment = found(**options)
-        return made
-
-    _check_made(make, name, key=key)
-    return make
-
-
-def _check_made(make: MakeEnvironment, name: str, *, key: str) -> None:
-    remedy = "It is made as Class(**options), and has reset, clone, step and fingerprint."
+    make = partial(load_named(name, key=key, kind="Class", refuse=EnvironmentUnknown), **options)
+    remedy = "It is made as Class(**options), and has reset, clone, step and fingerprint, or gymnasium's methods."
     try:
         made = make()
     except Exception as error:  # the user's code may raise anything; the cause is kept
         raise EnvironmentMisfit(f"{name}: {type(error).__name__}: {error}", key=key, remedy=remedy) from error
+    if is_gymnasium_like(made):
+        return partial(GymnasiumEnvironment, make)
+    if is_verifiers_like(made):
+        return partial(VerifiersEnvironment, OncePerProcess(make))
     missing = [method for method in METHODS if not callable(getattr(made, method, None))]
     if missing:
         raise EnvironmentMisfit(f"{name} has no {', '.join(missing)}", key=key, remedy=remedy)
+    return make
 
 
 def generator_of(*values: object) -> np.random.Generator:
