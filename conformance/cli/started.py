@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -71,23 +71,32 @@ def finish(command: list[str], log: Path, **variables: str) -> tuple[int, str]:
 
 
 @contextmanager
-def two_ranks(folder: Path, *command: str) -> Iterator[list[Started]]:
-    """The ranks of a command as torchrun would start them, except that neither ends the other; logs in ``folder``."""
-    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+def started_ranks(folder: Path, num_ranks: int, *command: str, **variables: str) -> Iterator[list[Started]]:
+    """The ranks of a command as torchrun would start them, except that none ends the others; logs in ``folder``."""
+    world = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), **variables}
+    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with ExitStack() as stack:
         yield [
             stack.enter_context(
                 started(list(command), folder / f"rank{rank}.txt", RANK=str(rank), LOCAL_RANK=str(rank), **world)
             )
-            for rank in (0, 1)
+            for rank in range(num_ranks)
         ]
 
 
-def finish_two_ranks(folder: Path, *command: str) -> None:
-    """Both end with 0."""
-    with two_ranks(folder, *command) as ranks:
+def two_ranks(folder: Path, *command: str) -> AbstractContextManager[list[Started]]:
+    return started_ranks(folder, 2, *command)
+
+
+def finish_ranks(folder: Path, num_ranks: int, *command: str, **variables: str) -> None:
+    """All end with 0."""
+    with started_ranks(folder, num_ranks, *command, **variables) as ranks:
         codes = [rank.wait() for rank in ranks]
-        assert codes == [0, 0], "\n".join(rank.output()[-3000:] for rank in ranks)
+        assert codes == [0] * num_ranks, "\n".join(rank.output()[-3000:] for rank in ranks)
+
+
+def finish_two_ranks(folder: Path, *command: str) -> None:
+    finish_ranks(folder, 2, *command)
 
 
 def journal_of(directory: Path, event: str | None, *, name: str = "journal.jsonl") -> list[dict]:

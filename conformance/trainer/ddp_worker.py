@@ -1,9 +1,12 @@
 """One rank of a small run; writes its weights and its log below a folder: ``ddp_worker.py TASK FOLDER OVERRIDE...``
 
+With CHECKPOINT set it continues from there.
+
 Its loss is scored in the head, inside what DDP or FSDP2 wraps; the single rank that it is compared with scores logits.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -16,11 +19,11 @@ from conformance.trainer.small_run import weights_of
 from rollmatch.learn import head
 
 
-def main(task: str, folder: Path, *overrides: str) -> None:
+def main(task: str, folder: Path, *overrides: str, checkpoint: str | None = None) -> None:
     head.LARGE_VOCABULARY = 0
     trainer = {"digits": small_run, "turns": turns, "episodes": turns}[task].make_trainer(folder, *overrides)
     metrics = trainer.evaluate()
-    trainer.train()
+    trainer.train(resume_from_checkpoint=checkpoint)
     assert trainer.scoring.head is not None
     is_split = any(isinstance(weight, DTensor) for weight in trainer.model.parameters())
     assert is_split == ("training.strategy=fsdp2" in overrides)
@@ -38,4 +41,4 @@ def main(task: str, folder: Path, *overrides: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:], checkpoint=os.environ.get("CHECKPOINT"))

@@ -11,12 +11,58 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rollmatch.errors import LaunchError
+
 MANIFEST = "manifest.json"
+LEARNER = "learner.json"
+"""File of a checkpoint: ``SavedLearner``."""
+SPLIT = "pytorch_model_fsdp_0"
+"""Folder of a checkpoint that holds weights in parts; accelerate's name."""
 STATES = {"optimizer": "optim", "learning rate schedule": "scheduler", "random number generator": "rng_state"}
 """What a resumed run needs beside the weights -> a part of the file names that transformers, FSDP or DeepSpeed use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedLearner:
+    """What has to stay as it is for a run to continue with the same samples in the same order."""
+
+    learner_world_size: int
+    samples_per_step: int
+    """Of all ranks."""
+    strategy: str
+
+    def write(self, checkpoint: Path) -> None:
+        """Write it into a checkpoint."""
+        (checkpoint / LEARNER).write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    def check(self, checkpoint: Path) -> None:
+        """Compare this learner with the one that wrote a checkpoint. Errors: ``resume-other-learner``.
+
+        Other ranks may continue where samples per step stay, nothing waits on single ranks, and the strategy can split
+        its state anew (fsdp2) or does not split it (ddp).
+        """
+        path = checkpoint / LEARNER
+        if not path.is_file():  # written by an older version
+            return
+        saved = SavedLearner(**json.loads(path.read_text(encoding="utf-8")))
+        if saved.strategy != self.strategy:
+            raise _other(checkpoint, "training.strategy", saved.strategy, self.strategy)
+        if saved.samples_per_step != self.samples_per_step:
+            key = "training.per_device_train_batch_size"
+            raise _other(checkpoint, key, saved.samples_per_step, self.samples_per_step, unit=" samples per step")
+        waits = any(checkpoint.glob("carry-rank*.json"))
+        if saved.learner_world_size != self.learner_world_size and (waits or self.strategy not in ("ddp", "fsdp2")):
+            sizes = saved.learner_world_size, self.learner_world_size
+            raise _other(checkpoint, "--gpus", *sizes, unit=" learner ranks")
+
+
+def _other(checkpoint: Path, key: str, saved: object, now: object, *, unit: str = "") -> LaunchError:
+    problem, remedy = f"{checkpoint.name} was saved with {saved}{unit}, this run has {now}", f"Continue with {saved}."
+    return LaunchError(problem, code="resume-other-learner", key=key, remedy=remedy)
 
 
 class SaveArguments(Protocol):

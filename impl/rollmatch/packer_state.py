@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import Trainer, TrainerControl, TrainingArguments
 
-from rollmatch.checkpoint import sealing
+from rollmatch.checkpoint import SavedLearner, sealing
 from rollmatch.data import Window, WindowPlan
 from rollmatch.errors import LaunchError
 from rollmatch.learn.pack import Packer
@@ -113,6 +113,17 @@ def _as_tuple(value: Any) -> Any:
     return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value
 
 
+def saved_learner(arguments: TrainingArguments, learner_world_size: int) -> SavedLearner:
+    """What a resumed run is compared with."""
+    split = "fsdp2" if arguments.fsdp else "ddp"
+    samples = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * learner_world_size
+    return SavedLearner(
+        learner_world_size=learner_world_size,
+        samples_per_step=samples,
+        strategy="deepspeed" if arguments.deepspeed else split,
+    )
+
+
 class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
     """A ``Trainer`` whose checkpoints also hold what is under way between two optimizer steps."""
 
@@ -189,6 +200,8 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
         if self._has_packer_state:
             state = packer_state(self.learner.batcher.packer, self.window_targets, step=step)
             write_packer_state(folder, state, rank=source.ranks.rank)
+        if source.ranks.is_primary:
+            saved_learner(self.args, source.ranks.learner_world_size).write(folder)
         source.ranks.barrier()
         with sealing(folder, self.args, source.ranks):
             super()._save_checkpoint(model, trial)

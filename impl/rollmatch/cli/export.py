@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollmatch.cli.run_directory import JOURNAL, RESOLVED, last_checkpoint
-from rollmatch.config import RunConfig, load_config
+from rollmatch.config import RunConfig, effective, load_config
 from rollmatch.errors import LaunchError
 from rollmatch.journal import read_journal
 
@@ -93,6 +93,13 @@ def load_trained(config: RunConfig, checkpoint: Path) -> "nn.Module":
     """The policy as it was saved, in the precision that it was trained in."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+    from rollmatch.model.split_checkpoint import is_split, read_split
+
+    if is_split(checkpoint):
+        from rollmatch.model.policy import load_policy
+
+        trained = config.model.model_copy(update={"torch_dtype": effective.learner_dtype(config)})
+        return read_split(load_policy(trained, config.tuner), checkpoint)
     adapted = (checkpoint / "adapter_config.json").is_file()
     source = config.model.model if adapted else str(checkpoint)
     architecture = AutoConfig.from_pretrained(source)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils.logging import disable_progress_bar
 
@@ -25,6 +26,7 @@ from rollmatch.errors import RolloutError, SyncError
 from rollmatch.journal import Journal, read_journal
 from rollmatch.model.parts import count_parts
 from rollmatch.model.policy import count_weights, unwrap
+from rollmatch.packer_state import saved_learner
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample
 from rollmatch.report.console import StepConsole, print_before_after, print_header
@@ -48,7 +50,7 @@ def run(
     template, train, val = read_prompts(config, train_samples, val_samples)
     arguments = make_arguments(config)  # opens the process group under torchrun
     ranks = Ranks.from_environment()
-    checkpoint = ranks.gather(checkpoint)[0]
+    checkpoint = _agree_on(checkpoint, arguments, ranks)
     journal = _open_journal(config, ranks)
     model = _read(config)
     event = journal.write(
@@ -74,6 +76,14 @@ def run(
     finally:
         trainer.close()
         journal.close()
+
+
+def _agree_on(checkpoint: Path | None, arguments: TrainingArguments, ranks: Ranks) -> Path | None:
+    """The checkpoint that rank 0 names. Errors, on all ranks: ``resume-other-learner``."""
+    named = ranks.gather(checkpoint)[0]
+    if named is not None:
+        saved_learner(arguments, ranks.learner_world_size).check(named)
+    return named
 
 
 def _open_journal(config: RunConfig, ranks: Ranks) -> Journal:

@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from rollmatch.checkpoint import MANIFEST, checkpoints_in
+from rollmatch.checkpoint import MANIFEST, SPLIT, checkpoints_in
 from rollmatch.config import RunConfig
 from rollmatch.config.training import ModelConfig
 from rollmatch.errors import ConfigError
@@ -40,6 +40,9 @@ def local_model(config: ModelConfig) -> ModelConfig:
 def _checkpoint_of(directory: Path) -> str:
     """The newest whole checkpoint of a run's directory; any other directory as it is."""
     whole = [path for path in checkpoints_in(directory) if (path / MANIFEST).is_file()]
+    if whole and (whole[0] / SPLIT).is_dir():
+        problem, remedy = f"{whole[0]} holds weights in parts", f"Run rollmatch export {directory} OUT, and name OUT."
+        raise ConfigError(problem, code="model-in-parts", key="model.model", remedy=remedy)
     return str(directory if (directory / "config.json").is_file() or not whole else whole[0])
 
 

@@ -1,0 +1,94 @@
+"""Checkpoints of ranks that share the policy in parts: continued by as many ranks and by others, and exported."""
+
+import json
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conformance.cli.started import finish_ranks
+from conformance.refusals import refused
+from conformance.rollout.digits import load_digits
+from conformance.trainer import small_run
+from rollmatch.checkpoint import SavedLearner, find_damage
+from rollmatch.cli.export import load_trained
+from rollmatch.model.source import local_directory
+
+WORKER = ("-m", "conformance.trainer.ddp_worker", "digits")
+KINDS = {"full": (), "adapters": ("tuner.train_type=lora", "tuner.lora_rank=2")}
+STEPS = (
+    *("training.strategy=fsdp2", "training.max_steps=2", "training.learning_rate=0.01", "training.optim=adamw_torch"),
+    *("custom.extra.rollout_matching.max_new_tokens=8", "training.save_total_limit=null"),
+)
+
+
+def run(folder, *overrides, num_ranks=2, **variables):
+    """One rank of which writes its weights, whole, and its losses."""
+    folder.mkdir()
+    words = (str(folder), *STEPS, f"training.per_device_train_batch_size={6 // num_ranks}", *overrides)
+    finish_ranks(folder, num_ranks, sys.executable, *WORKER, *words, **variables)
+    return load_file(folder / "rank0.safetensors"), json.loads((folder / "rank0.json").read_text())["losses"]
+
+
+def distance(one, other):
+    return torch.cat([(one[name] - other[name]).flatten() for name in one]).norm().item()
+
+
+@pytest.mark.slow
+@pytest.mark.scenario(
+    "learner-ranks/a-split-checkpoint-is-continued-by-other-ranks",
+    clauses=["learner-ranks/a-run-continues-with-the-same-steps-or-not-at-all#1,2"],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_split_checkpoint_is_continued_and_exported(kind, tmp_path):
+    whole, losses = run(tmp_path / "whole", *KINDS[kind], "training.save_steps=1")
+    first, last = (tmp_path / f"whole/checkpoint-{step}" for step in (1, 2))
+    assert not find_damage(first)
+    same, again = run(tmp_path / "same", *KINDS[kind], CHECKPOINT=str(first))
+    assert again == losses  # the first is the checkpoint's
+    assert all(torch.equal(same[name], weight) for name, weight in whole.items())
+    others, theirs = run(tmp_path / "others", *KINDS[kind], num_ranks=3, CHECKPOINT=str(first))
+    assert theirs == pytest.approx(again, rel=1e-4)
+    before = load_trained(load_digits(*small_run.SMALL, *KINDS[kind]), first)
+    started = {name: weight.detach() for name, weight in before.named_parameters()}
+    step = distance(whole, started)
+    assert step > 0
+    assert distance(others, whole) < 1e-2 * step  # Adam's first steps divide by small numbers
+    exported = load_trained(load_digits(*small_run.SMALL, *KINDS[kind]), last)
+    assert all(torch.equal(weight, whole[name]) for name, weight in exported.named_parameters())
+    with refused("model-in-parts", key="model.model", remedy="rollmatch export"):
+        local_directory(str(tmp_path / "whole"), revision=None, key="model.model")
+
+
+SAVED = SavedLearner(learner_world_size=2, samples_per_step=8, strategy="fsdp2")
+
+
+@pytest.mark.scenario(
+    "learner-ranks/another-batch-is-refused",
+    clauses=["learner-ranks/a-run-continues-with-the-same-steps-or-not-at-all#3"],
+)
+@pytest.mark.parametrize(
+    ("world_size", "samples", "strategy", "key", "problem"),
+    [
+        (4, 16, "fsdp2", "training.per_device_train_batch_size", "8 samples per step, this run has 16"),
+        (1, 4, "ddp", "training.strategy", "fsdp2, this run has ddp"),
+    ],
+)
+def test_another_batch_or_strategy_is_refused_with_both_numbers(world_size, samples, strategy, key, problem, tmp_path):
+    SAVED.write(tmp_path)
+    SavedLearner(learner_world_size=4, samples_per_step=8, strategy="fsdp2").check(tmp_path)
+    with refused("resume-other-learner", key=key, problem=problem):
+        SavedLearner(learner_world_size=world_size, samples_per_step=samples, strategy=strategy).check(tmp_path)
+
+
+def test_segments_that_wait_on_ranks_need_these_ranks(tmp_path):
+    SAVED.write(tmp_path)
+    (tmp_path / "carry-rank1.json").write_text("{}")
+    SAVED.check(tmp_path)
+    with refused("resume-other-learner", key="--gpus", problem="2 learner ranks, this run has 4"):
+        SavedLearner(learner_world_size=4, samples_per_step=8, strategy="fsdp2").check(tmp_path)
+
+
+def test_a_checkpoint_of_an_older_version_is_continued(tmp_path):
+    SAVED.check(tmp_path)
