@@ -54,14 +54,14 @@ class Handle(Dice):
         self.lock = threading.Lock()
 
 
-class Clock(Handle):
+class ClockEnv(Handle):
     """Shows something else at every replay."""
 
     shown = 0
 
     def step(self, action):
-        Clock.shown += 1
-        return f"{Clock.shown}", 0.0, False, False, {}
+        ClockEnv.shown += 1
+        return f"{ClockEnv.shown}", 0.0, False, False, {}
 
 
 def begun(name, **options):
@@ -110,7 +110,7 @@ def test_what_cannot_be_copied_is_replayed():
 
 @pytest.mark.scenario(clauses=["environments/an-environment-is-a-class-that-answers-the-policy#9"])
 def test_a_replay_that_differs_is_an_error():
-    made, _ = begun("Clock")
+    made, _ = begun("ClockEnv")
     throws(made, 1)
     with pytest.raises(TargetError, match="where '1' was shown before") as error:
         made.clone(generator_of(1))

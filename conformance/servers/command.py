@@ -14,7 +14,7 @@ import pytest
 
 from conformance.servers import plugin
 from conformance.servers.exchange import shown
-from conformance.servers.judgement import Judgement
+from conformance.servers.judgement import ServerJudgement
 from conformance.servers.profiles import PROFILES
 from conformance.servers.reports import MEANINGS
 from conformance.servers.reproduce import command_for, curl_of
@@ -40,7 +40,7 @@ class VerdictLines:
         self.config: pytest.Config | None = None
 
     @property
-    def judgement(self) -> Judgement | None:
+    def judgement(self) -> ServerJudgement | None:
         """None where the server could not be looked at."""
         return self.config.stash.get(plugin.JUDGEMENT, None) if self.config else None
 
@@ -174,7 +174,7 @@ def _words(options: argparse.Namespace) -> list[str]:
     return words + [word for check in options.check for word in ("--check", check)]
 
 
-def _explained(judgement: Judgement) -> Iterator[str]:
+def _explained(judgement: ServerJudgement) -> Iterator[str]:
     """The worst comes last, where one looks first."""
     blamed = [row.reason for row in judgement.rows if row.state == "blocked-by"]
     yield from (f"\n{blamed.count(name)} blocked-by {name}" for name in dict.fromkeys(blamed))
@@ -183,7 +183,7 @@ def _explained(judgement: Judgement) -> Iterator[str]:
         yield from _about(row, judgement)
 
 
-def _about(row: VerdictRow, judgement: Judgement) -> Iterator[str]:
+def _about(row: VerdictRow, judgement: ServerJudgement) -> Iterator[str]:
     yield f"\n{row.state}: servers/{row.check.check_id}"
     yield textwrap.indent(textwrap.fill(f"{row.check.grade}: {row.check.sentence}", 112), "    ")
     yield textwrap.indent(textwrap.fill(shown(row.reason), 112), "    ")

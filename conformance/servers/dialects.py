@@ -49,12 +49,12 @@ class Generated:
     finish_reason: str | None = None
 
 
-class ReplyMalformed(ValueError):
+class ReplyUnreadable(ValueError):
     """A reply has the form that its dialect gives it."""
 
 
 def _reading(read: Callable[[Any, RecordedCall], list[Generated]]) -> Callable[[Any, RecordedCall], list[Generated]]:
-    """``read``, for which a reply of another form is ``ReplyMalformed``."""
+    """``read``, for which a reply of another form is ``ReplyUnreadable``."""
 
     @wraps(read)
     def guarded(self: Any, call: RecordedCall) -> list[Generated]:
@@ -62,7 +62,7 @@ def _reading(read: Callable[[Any, RecordedCall], list[Generated]]) -> Callable[[
             return read(self, call)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             problem = f"the reply has another form: {type(error).__name__}: {error}: {call.summary()}"
-            raise ReplyMalformed(problem) from error
+            raise ReplyUnreadable(problem) from error
 
     return guarded
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from conformance.servers.check import MISSED, PASSED, UNTESTABLE, Check, CheckVerdict, judge
-from conformance.servers.dialects import ReplyMalformed
+from conformance.servers.dialects import ReplyUnreadable
 from conformance.servers.exchange import Exchange
 from conformance.servers.gaps import BLOCKED, Gap, settle
 from conformance.servers.peers import sync
@@ -27,7 +27,7 @@ Asked = tuple[Exchange, float]
 
 
 @dataclass(slots=True, kw_only=True)
-class Terms:
+class JudgingRules:
     """What the user allows."""
 
     dangerous: bool = False
@@ -35,10 +35,10 @@ class Terms:
     gaps: Mapping[str, Gap] = field(default_factory=dict)
 
 
-class Judgement:
+class ServerJudgement:
     """Verdicts on one server, one check after the other; ``close`` at the end, however it came."""
 
-    def __init__(self, subject: Subject, terms: Terms) -> None:
+    def __init__(self, subject: Subject, terms: JudgingRules) -> None:
         self.subject, self.terms = subject, terms
         self.rows: list[VerdictRow] = []
         self.num_planned = 0
@@ -168,7 +168,7 @@ class Judgement:
             return f"the first weights were not taken: {failed[0]}"
         try:
             is_same = answers_of(talk) == self.preflight.first_ids
-        except ReplyMalformed as error:
+        except ReplyUnreadable as error:
             return f"prompts are not answered any more: {error}"
         return "" if is_same else "prompts have other answers than at the beginning"
 

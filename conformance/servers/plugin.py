@@ -11,11 +11,11 @@ import requests
 
 if TYPE_CHECKING:  # other runs need not load them
     from conformance.servers.check import Check
-    from conformance.servers.judgement import Judgement
+    from conformance.servers.judgement import ServerJudgement
     from conformance.servers.subject import Subject
 
 LIVE = Path(__file__).parent / "test_server.py"
-JUDGEMENT = pytest.StashKey["Judgement"]()
+JUDGEMENT = pytest.StashKey["ServerJudgement"]()
 CHECKS = pytest.StashKey[list["Check"]]()
 KEY_VARIABLE = "ROLLMATCH_API_KEY"
 DIALECT_NAMES = ("native", "swift", "trl", "vllm")
@@ -58,7 +58,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if not config.getoption("server"):
         return
     from conformance.servers.gaps import GapMalformed, gaps_of, load_gaps
-    from conformance.servers.judgement import Judgement, Terms
+    from conformance.servers.judgement import JudgingRules, ServerJudgement
     from conformance.servers.profiles import UnknownCheck, checks_of
     from conformance.servers.subject import DialectUnclear
 
@@ -77,8 +77,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         raise pytest.UsageError(f"{config.getoption('server')} cannot be judged: {error}") from None
     except (DialectUnclear, UnknownCheck, GapMalformed, ValueError) as error:
         raise pytest.UsageError(str(error)) from None
-    terms = Terms(dangerous=dangerous, budget_s=60 * config.getoption("minutes"), gaps=gaps)
-    config.stash[JUDGEMENT] = Judgement(subject, terms)
+    terms = JudgingRules(dangerous=dangerous, budget_s=60 * config.getoption("minutes"), gaps=gaps)
+    config.stash[JUDGEMENT] = ServerJudgement(subject, terms)
 
 
 def subject_of(config: pytest.Config) -> "Subject":
@@ -118,7 +118,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         judgement_of(session.config).num_planned = len(session.items)
 
 
-def judgement_of(config: pytest.Config) -> "Judgement":
+def judgement_of(config: pytest.Config) -> "ServerJudgement":
     """Of this run."""
     return config.stash[JUDGEMENT]
 

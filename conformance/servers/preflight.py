@@ -8,7 +8,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion
 
 from conformance.servers.checks.generation import QUESTIONS, same_but_stop
-from conformance.servers.dialects import ReplyMalformed
+from conformance.servers.dialects import ReplyUnreadable
 from conformance.servers.exchange import RecordedCall
 from conformance.servers.subject import Subject
 from conformance.servers.talk import Talk
@@ -52,7 +52,7 @@ def _generate(talk: Talk, found: Preflight) -> str:
     """Once as an answer, then for its time."""
     try:
         found.first_ids = answers_of(talk)
-    except ReplyMalformed as error:
+    except ReplyUnreadable as error:
         return f"prompts are not answered as in the {talk.subject.dialect.name} dialect: {error}"
     calls = [talk.generate("warm", QUESTIONS[:1], max_tokens=1, timeout_s=GENERATE_TIMEOUT_S) for _ in range(NUM_WARM)]
     found.quiet_s = max(call.seconds for call in calls)
@@ -60,10 +60,10 @@ def _generate(talk: Talk, found: Preflight) -> str:
 
 
 def answers_of(talk: Talk) -> list[list[int]]:
-    """Greedy ids of some prompts, which other weights would change. Errors: ``ReplyMalformed``."""
+    """Greedy ids of some prompts, which other weights would change. Errors: ``ReplyUnreadable``."""
     call = talk.generate("answers", QUESTIONS, max_tokens=NUM_COMPARED, timeout_s=GENERATE_TIMEOUT_S)
     if not call.is_ok:
-        raise ReplyMalformed(call.summary())
+        raise ReplyUnreadable(call.summary())
     return [one.ids for one in talk.subject.dialect.read(call)]
 
 

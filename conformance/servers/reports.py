@@ -11,7 +11,7 @@ import msgspec
 
 from conformance.servers.check import FAULTY, UNTESTABLE
 from conformance.servers.gaps import BLOCKED, KNOWN
-from conformance.servers.judgement import Judgement
+from conformance.servers.judgement import ServerJudgement
 from conformance.servers.reproduce import command_for, curl_for, curl_of
 from conformance.servers.verdicts import CONFORMS, INCOMPLETE, JUDGE_FAILED, MISSES, NOT_JUDGED, VerdictRow
 
@@ -26,7 +26,7 @@ MEANINGS = {
 SKIPPED = (UNTESTABLE, BLOCKED, KNOWN)
 
 
-def report_of(judgement: Judgement) -> dict[str, Any]:
+def report_of(judgement: ServerJudgement) -> dict[str, Any]:
     """Plain values; what was sent and what came back is whole."""
     subject, found = judgement.subject, judgement.preflight
     return {
@@ -42,7 +42,7 @@ def report_of(judgement: Judgement) -> dict[str, Any]:
     }
 
 
-def _entry(row: VerdictRow, judgement: Judgement) -> dict[str, Any]:
+def _entry(row: VerdictRow, judgement: ServerJudgement) -> dict[str, Any]:
     subject, calls = judgement.subject, row.exchange.calls if row.exchange else []
     return {
         "id": f"servers/{row.check.check_id}",
@@ -60,13 +60,13 @@ def _entry(row: VerdictRow, judgement: Judgement) -> dict[str, Any]:
     }
 
 
-def write_json(judgement: Judgement, path: Path) -> None:
+def write_json(judgement: ServerJudgement, path: Path) -> None:
     """Indented, in UTF-8."""
     text = json.dumps(report_of(judgement), indent=1, ensure_ascii=False, default=str)
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def write_junit(judgement: Judgement, path: Path) -> None:
+def write_junit(judgement: ServerJudgement, path: Path) -> None:
     """A missed MUST is a failure, a fault of the judge an error; what could not be tested is skipped, saying why."""
     report = report_of(judgement)
     suite = Element("testsuite", name=f"rollmatch-judge {report['url']}", time=str(report["seconds"]))

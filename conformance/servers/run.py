@@ -7,7 +7,7 @@ from concurrent.futures import TimeoutError as StillRunning
 from contextlib import suppress
 
 from conformance.servers.check import PASSED, Check, CheckVerdict, judge
-from conformance.servers.dialects import ReplyMalformed
+from conformance.servers.dialects import ReplyUnreadable
 from conformance.servers.exchange import Exchange
 from conformance.servers.subject import Subject
 from conformance.servers.talk import Stopped, Talk, in_thread
@@ -27,7 +27,7 @@ def ask(check: Check, subject: Subject) -> Exchange:
         asking.result(timeout=check.deadline_s)
     except StillRunning:
         talk.exchange.stopped = f"no end within {check.deadline_s:g} s"
-    except (Stopped, ReplyMalformed) as error:
+    except (Stopped, ReplyUnreadable) as error:
         talk.exchange.stopped = str(error)
     except Exception as error:  # noqa: BLE001  # anything else is the judge's own fault, and becomes its verdict
         place = traceback.extract_tb(error.__traceback__)[-1]

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from conformance.servers.judgement import Judgement
+from conformance.servers.judgement import ServerJudgement
 from conformance.servers.reports import report_of
 
 STYLE = """
@@ -36,7 +36,7 @@ LONGEST = 4000
 ORDER = ("must", "stale-gap", "harness-error", "should", "not-testable", "blocked-by", "known-gap", "pass")
 
 
-def write_sheet(judgement: Judgement, path: Path) -> None:
+def write_sheet(judgement: ServerJudgement, path: Path) -> None:
     """What is missed comes first, opened."""
     path.write_text("\n".join(_lines(report_of(judgement))) + "\n", encoding="utf-8")
 

@@ -143,7 +143,7 @@ ASKED = [("swift", check) for check in checks_for("swift") if "process" not in c
 ASKED += [(dialect, BY_ID[name]) for dialect, names in OF_OTHERS.items() for name in names]
 
 
-class Bench:
+class BrokenBench:
     """The broken server, and what each check came to while it was not broken."""
 
     def __init__(self, server):
@@ -180,7 +180,7 @@ def bench():
         for module in (generation, sampling):
             patch.setattr(module, "ENDING_TOKENS", 100)
         with serving(TinyEngine(str(MODEL), Switches())) as server:
-            yield Bench(server)
+            yield BrokenBench(server)
 
 
 @pytest.mark.scenario("judging/a-correct-server", clauses=["judging/the-judge-is-judged#1"])

@@ -13,7 +13,7 @@ from conformance.doubles.http_server import http_server, send
 from conformance.servers.check import MUST, SHOULD, Check
 from conformance.servers.checks import BY_ID, CHECKS
 from conformance.servers.dialects import DIALECTS
-from conformance.servers.judgement import Judgement, Terms
+from conformance.servers.judgement import JudgingRules, ServerJudgement
 from conformance.servers.preflight import outside_ranges
 from conformance.servers.profiles import UnknownCheck, checks_of, required_by
 from conformance.servers.reports import report_of
@@ -46,7 +46,7 @@ def small_server(*, generate=lambda body: (200, REPLY), health=200):
 
 def judgement_of(server, **terms):
     subject = Subject(name="x", version="1", url=server.url, dialect=DIALECTS["trl"]())
-    return Judgement(subject, Terms(**terms))
+    return ServerJudgement(subject, JudgingRules(**terms))
 
 
 def make_check(check_id, *reasons, ask=None, **fields):

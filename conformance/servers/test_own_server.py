@@ -6,7 +6,7 @@ from conformance.rollout.digits import MODEL
 from conformance.servers.check import Check
 from conformance.servers.checks import checks_for
 from conformance.servers.dialects import DIALECTS
-from conformance.servers.judgement import Judgement, Terms
+from conformance.servers.judgement import JudgingRules, ServerJudgement
 from conformance.servers.peers import sync
 from conformance.servers.policy import Policies
 from conformance.servers.preflight import answers_of
@@ -78,7 +78,7 @@ def test_the_first_weights_are_back_after_a_check_that_fails_on_others(instance,
     dialect = DIALECTS["native"]()
     subject = Subject(name="x", version="", url=instance.url, dialect=dialect, transport="gloo", policies=policies)
     sync(Talk(subject), 0).close()
-    judgement = Judgement(subject, Terms())
+    judgement = ServerJudgement(subject, JudgingRules())
     row = judgement.verdict_of(Check(check_id="x", sentence="", ask=ask_and_fail, judge=str, needs=("model", "group")))
     assert len(changed) == len(judgement.preflight.first_ids)
     assert changed != judgement.preflight.first_ids

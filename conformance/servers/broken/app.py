@@ -19,7 +19,7 @@ from starlette.routing import Route
 from conformance.servers.broken.calls import Calls, wait_while
 from conformance.servers.broken.engine import TinyEngine, Unserved
 from conformance.servers.broken.speech import read_call, reply
-from conformance.servers.broken.updates import QueuedGroup, TransferGroup, UpdateRefused, Updates
+from conformance.servers.broken.updates import QueuedGroup, RejectedUpdate, TransferGroup, Updates
 from conformance.servers.dialects import DIALECTS
 
 GENERATING = ("infer", "generate", "native/infer", "v1/completions", "v1/chat/completions")
@@ -101,10 +101,10 @@ class BrokenServer:
         self.queued.init(body["host"], body["port"], body["world_size"])
 
     def init_native(self, body: Any) -> None:
-        raise UpdateRefused(f"this server joins no native group at {body['host']}")
+        raise RejectedUpdate(f"this server joins no native group at {body['host']}")
 
     def refuse(self, _: Any) -> None:
-        raise UpdateRefused("not served")
+        raise RejectedUpdate("not served")
 
     def update_flat(self, body: Any) -> None:
         entries = body["metadatas"]
@@ -177,7 +177,7 @@ async def _control(server: BrokenServer, path: str, body: Any, _: Request) -> An
         if server.broken("a missing field is a failure"):
             raise
         return JSONResponse({"problem": "?" if server.broken("a missing field is not named") else f"no {error}"}, 422)
-    except UpdateRefused as error:
+    except RejectedUpdate as error:
         is_late = path.startswith("update") and server.broken("200 before an update was tried")
         return JSONResponse({"problem": str(error)}, 200 if is_late else 409)
 

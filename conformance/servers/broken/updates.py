@@ -20,7 +20,7 @@ LIMIT_S = 15.0
 VISION, NORM = "model.visual.", "model.language_model.layers.2.post_attention_layernorm.weight"
 
 
-class UpdateRefused(Exception):
+class RejectedUpdate(Exception):
     """A control call can be done; otherwise the reply is a 409 that says why not."""
 
 
@@ -35,11 +35,11 @@ class Updates:
         self._skips = 0
 
     def check(self, names: Sequence[str], shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> list[Tensor]:
-        """Room for what was announced. Errors: ``UpdateRefused``."""
+        """Room for what was announced. Errors: ``RejectedUpdate``."""
         own = self.engine.weights
         for name, shape, dtype in zip(names, shapes, dtypes, strict=True):
             if name not in own and not self.broken("unknown tensors are ignored"):
-                raise UpdateRefused(f"tensor-unknown: {name}")
+                raise RejectedUpdate(f"tensor-unknown: {name}")
             if name in own and tuple(shape) != tuple(own[name].shape):
                 self._take_wrong_shape(name)
             if dtype != "float32" and self.broken("another type spoils the next update"):
@@ -53,7 +53,7 @@ class Updates:
             self.engine.load(self.engine.weights | {name: torch.zeros_like(self.engine.weights[name])})
         if self.broken("a wrong shape ends the service"):
             self.is_stuck = True
-        raise UpdateRefused(f"tensor-shape-mismatch: {name}")
+        raise RejectedUpdate(f"tensor-shape-mismatch: {name}")
 
     def stage(self, tensors: Mapping[str, Tensor]) -> None:
         """Keep until ``finish``."""
@@ -70,14 +70,14 @@ class Updates:
         self.staged = {}
 
     def finish(self) -> bool:
-        """Serve what was staged; False where nothing was. Errors: ``UpdateRefused``."""
+        """Serve what was staged; False where nothing was. Errors: ``RejectedUpdate``."""
         staged, own = self.staged, self.engine.weights
         self.staged = {}
         if not staged:
             return False
         missing = own.keys() - staged.keys()
         if missing and not self.broken("an incomplete update is served"):
-            raise UpdateRefused(f"tensor-missing: {sorted(missing)[0]}")
+            raise RejectedUpdate(f"tensor-missing: {sorted(missing)[0]}")
         if self._skips:
             self._skips -= 1
         else:
@@ -126,22 +126,22 @@ class QueuedGroup:
         return self._joined is not None and not self._joined.done()
 
     def init(self, host: str, port: int, world_size: int) -> None:
-        """Listen; the learner joins later. Errors: ``UpdateRefused``."""
+        """Listen; the learner joins later. Errors: ``RejectedUpdate``."""
         if self._joined is not None:
             if self.broken("a second communicator is welcome"):
                 return
-            raise UpdateRefused("client-already-attached")
+            raise RejectedUpdate("client-already-attached")
         if world_size != 2 and not self.broken("any world size will do"):
-            raise UpdateRefused(f"world-size-mismatch: {world_size} is not 2")
+            raise RejectedUpdate(f"world-size-mismatch: {world_size} is not 2")
         self._num_opened += 1
         if self._num_opened > 2 and self.broken("a group opens only twice"):
-            raise UpdateRefused("client-already-attached")
+            raise RejectedUpdate("client-already-attached")
         try:
             listener = bind(host, port)
         except RollmatchError as error:
             if self.broken("a taken port is found out later"):
                 return
-            raise UpdateRefused(
+            raise RejectedUpdate(
                 "group-port-in-use" if self.broken("a taken port is not named") else str(error)
             ) from error
         address = GroupAddress(host=host, port=port, rank=0, world_size=2, timeout_s=LIMIT_S, join_timeout_s=LIMIT_S)
@@ -153,9 +153,9 @@ class QueuedGroup:
         if self._joined is None or self._pool is None:
             if self.broken("an update without a group is welcome"):
                 return
-            raise UpdateRefused("communicator-missing")
+            raise RejectedUpdate("communicator-missing")
         if self._was_broken_off and self.broken("a dead learner locks updates"):
-            raise UpdateRefused("update-in-progress")
+            raise RejectedUpdate("update-in-progress")
         self._received.append(self._pool.submit(self._receive, self._joined, names, tensors, flat))
 
     def _receive(self, joined: Any, names: Sequence[str], tensors: Sequence[Tensor], flat: Tensor | None) -> None:
@@ -206,7 +206,7 @@ class TransferGroup:
 
     def init(self, info: Mapping[str, Any]) -> None:
         if self._group is not None:
-            raise UpdateRefused("client-already-attached")
+            raise RejectedUpdate("client-already-attached")
         host, port, rank, size = (info[k] for k in ("master_address", "master_port", "rank_offset", "world_size"))
         address = GroupAddress(
             host=host, port=port, rank=rank, world_size=size, timeout_s=LIMIT_S, join_timeout_s=LIMIT_S
@@ -216,12 +216,12 @@ class TransferGroup:
 
     def start(self) -> None:
         if self._is_started and not self.broken("two updates are started"):
-            raise UpdateRefused("update-in-progress")
+            raise RejectedUpdate("update-in-progress")
         self._is_started = True
 
     def update(self, info: Mapping[str, Any], *, num_running: int) -> None:
         if not self._is_started or self._group is None:
-            raise UpdateRefused("communicator-missing")
+            raise RejectedUpdate("communicator-missing")
         if num_running and self.broken("an update without pause ends the service"):
             self.updates.is_stuck = True
         tensors = self.updates.check(info["names"], info["shapes"], info["dtype_names"])
@@ -230,13 +230,13 @@ class TransferGroup:
                 begin_on(self._group, tensor, source=0, timeout_s=LIMIT_S).wait()
         except RuntimeError as error:
             self.shutdown()
-            raise UpdateRefused("transfer-failed") from error
+            raise RejectedUpdate("transfer-failed") from error
         self.updates.stage(dict(zip(info["names"], tensors, strict=True)))
 
     def finish(self) -> None:
         is_started, self._is_started = self._is_started, False
         if not is_started and not self.broken("an update that never began is finished"):
-            raise UpdateRefused("no update was started")
+            raise RejectedUpdate("no update was started")
         self.updates.finish()
 
     def shutdown(self) -> None:

@@ -29,7 +29,7 @@ class Endpoint:
     """Request -> response, error (with ``error``) or chunks of a stream."""
     misread: tuple[type[Exception], ...]
 
-    async def begin(self, fields: Mapping[str, object], call: CallNotes) -> "dict[str, Any] | Stream":
+    async def begin(self, fields: Mapping[str, object], call: CallNotes) -> "dict[str, Any] | CompletionStream":
         """A whole response, or a stream up to its first chunk. Errors: ``Refusal``, ``WorkerDead``."""
         try:
             reply = await self.answer(self.request_type.model_validate(fields))
@@ -43,7 +43,7 @@ class Endpoint:
         return response
 
 
-class Stream:
+class CompletionStream:
     """Chunks of a response that has begun."""
 
     def __init__(self, first: str, rest: AsyncGenerator[str]) -> None:
@@ -67,14 +67,14 @@ def with_versions(fields: dict[str, Any], call: CallNotes, n: int) -> dict[str, 
     return fields | {"choices": choices, "policy_version": min(call.versions.values())}
 
 
-async def _begun(chunks: AsyncGenerator[str], call: CallNotes) -> Stream:
+async def _begun(chunks: AsyncGenerator[str], call: CallNotes) -> CompletionStream:
     first = await anext(chunks)
     if call.error is not None:
         raise call.error
     failure = msgspec.json.decode(first.removeprefix(_DATA)).get("error")
     if failure is not None:
         raise _refused(failure["message"], failure["code"])
-    return Stream(first, chunks)
+    return CompletionStream(first, chunks)
 
 
 def _versioned(chunk: str, call: CallNotes, n: int) -> str:

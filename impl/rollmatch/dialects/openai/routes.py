@@ -12,7 +12,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
-from rollmatch.dialects.openai.answers import Endpoint, Stream, with_versions
+from rollmatch.dialects.openai.answers import CompletionStream, Endpoint, with_versions
 from rollmatch.dialects.openai.bodies import ChatBody, CompletionBody, OpenAIBody, text_size
 from rollmatch.dialects.openai.engine import CallNotes, notes
 from rollmatch.dialects.openai.serving import OpenAIServing, make_serving
@@ -116,7 +116,7 @@ class OpenAICalls:
         if isinstance(reply, Response):
             return reply
         version = {VERSION_HEADER: str(min(call.versions.values()))}
-        if isinstance(reply, Stream):
+        if isinstance(reply, CompletionStream):
             chunks = reply.chunks(call, body.n or 1)
             return StreamingResponse(chunks, media_type="text/event-stream", headers=version)
         whole = with_versions(reply, call, body.n or 1)
