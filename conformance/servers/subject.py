@@ -42,15 +42,20 @@ class Subject:
 
     def prompt(self, text: str, picture: bytes | None = None) -> Question:
         """As the dialects take one: a user's question."""
-        if self.policies:
-            return self.policies.question(text, picture)
-        return Question(text=text, ids=list(text.encode()), picture=picture)
+        if not self.policies:
+            return Question(text=text, ids=list(text.encode()), picture=picture)
+        options = {} if picture is None else {"has_picture": True}
+        return Question(text=text, ids=self.policies.encode(text, **options), picture=picture)
+
+    @property
+    def _takes_pictures(self) -> bool:
+        return self.policies is not None and self.policies.takes_pictures
 
     def lacks(self, needs: tuple[str, ...]) -> str:
         """What of this there is not, for people; empty where all is there."""
         missing = {
             "model": None if self.policies else "the model's directory (--model)",
-            "pictures": None if self.policies and self.policies.takes_pictures else "a model that takes pictures",
+            "pictures": None if "pictures" in needs and self._takes_pictures else "a model that takes pictures",
             "group": None if self.transport else "a transport to the server's workers (--transport gloo)",
             "process": None if self.process else "a server that the judge started and may end",
         }
