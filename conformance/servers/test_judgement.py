@@ -204,9 +204,11 @@ def test_the_next_check_waits_for_quiet():
 
     with small_server(generate=generate) as server:
         judgement = judgement_of(server)
+        judgement.preflight.quiet_s = 0.01
         before = len(server.calls)
         judgement.verdict_of(make_check("heavy", ask=lambda talk: slow.extend([0.6, 0.6])))
-    assert server.calls[before:] == ["/generate/"] * 3
+    assert slow == []
+    assert server.calls[before:].count("/generate/") >= 3
 
 
 @pytest.mark.scenario("judging/a-report-of-a-miss", clauses=["judging/a-miss-can-be-seen-again#1"])
