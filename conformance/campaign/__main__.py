@@ -22,7 +22,6 @@ FAULTS_OF_STORY = 20
 def on_doubles(seed, *, num_faults, minutes, workers, show=print):
     """Trials in processes until enough faults have struck; returns their number and that of findings."""
     began, struck, findings, ends, num_trials = time.monotonic(), [], 0, Counter(), 0
-    logging.getLogger("rollmatch").setLevel(logging.CRITICAL)
     for number, (faults, outcomes, wrong) in in_processes(seed, workers, show=show):
         struck += faults
         ends.update(outcomes)
@@ -38,10 +37,15 @@ def on_doubles(seed, *, num_faults, minutes, workers, show=print):
     return len(struck), findings
 
 
+def be_quiet():
+    """What the learner says of the faults is expected."""
+    logging.getLogger("rollmatch").setLevel(logging.CRITICAL)
+
+
 def in_processes(seed, workers, *, show):
     """(number, result) of trials as they end; a process that crashes is a finding and ends them."""
     numbers = count()
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"), initializer=be_quiet) as pool:
         running = {pool.submit(trial, number, seed): number for number in islice(numbers, 2 * workers)}
         try:
             while True:

@@ -113,7 +113,7 @@ def backend_of(monkeypatch):
     def make(*, sleeps):
         monkeypatch.setattr("rollmatch.rollout.vllm_colocate._open_engine", lambda settings, ranks: Engine())
         settings = EngineSettings(model="m", dtype="float32", max_model_len=8, sleeps=sleeps)
-        backend = VllmColocateBackend(settings, template=None, ranks=None)
+        backend = VllmColocateBackend(settings, template=SimpleNamespace(load_images=None), ranks=None)
         return backend, backend._engine.asked
 
     return make

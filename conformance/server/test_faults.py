@@ -117,6 +117,7 @@ def test_a_busy_http_port_is_refused_and_no_other_taken(fragile, tmp_path):
 
 @pytest.mark.scenario(
     "rollout-server/health-after-a-dead-worker",
+    "rollout-server/the-worker-of-a-server-is-killed",
     clauses=["rollout-server/a-server-without-a-worker-ends#1"],
 )
 def test_a_dead_worker_turns_health_red_and_ends_running_calls(fragile):

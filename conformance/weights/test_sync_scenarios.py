@@ -49,7 +49,8 @@ def test_two_syncs_write_no_weights_to_disk(attach, tmp_path, monkeypatch):
 )
 def test_the_communicator_is_closed_after_an_error(attach, tmp_path, monkeypatch):
     double = NativeDouble(tensors_of(0))
-    backend, template = attach(double), SimpleNamespace(processor=None)
+    preparation = SimpleNamespace(close=lambda: None)
+    backend, template = attach(double), SimpleNamespace(processor=None, preparation=preparation)
     fit = SimpleNamespace(samples=[], figures=dict)
 
     def third_step_fails(trainer, config, checkpoint):
@@ -57,7 +58,7 @@ def test_the_communicator_is_closed_after_an_error(attach, tmp_path, monkeypatch
             backend.push(tensors_of(version).items(), version=version)
         raise RuntimeError("the third step")
 
-    source = SimpleNamespace(fence=SimpleNamespace(backend=backend))
+    source = SimpleNamespace(fence=SimpleNamespace(backend=backend), template=template)
     trainer = SimpleNamespace(source=source, overlap=SimpleNamespace(prefetch=None))
     trainer.close = MethodType(RolloutTrainer.close, trainer)
     for name, made in {
