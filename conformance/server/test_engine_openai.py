@@ -126,17 +126,53 @@ def test_a_stream_is_the_whole_answer_in_parts_of_one_version(client, server, ba
     assert len(chunks) > 6
 
 
-def test_responses_are_of_the_structure_that_is_requested(client, base):
+def test_responses_are_of_the_structure_that_is_requested(client, base, blanks):
     chosen = ask(client, max_tokens=40, extra_body={"structured_outputs": {"regex": "[ab]{3}"}})
     assert set(chosen.choices[0].message.content) <= set("ab")
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    blanks = {str(i): -100.0 for i in range(len(tokenizer)) if tokenizer.decode([i]).isspace()}  # JSON may have many
     wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
     written = ask(client, max_tokens=60, logit_bias=blanks, response_format=wanted).choices[0].message.content
     assert isinstance(json.loads(written)["a"], bool)
-    tool = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
-    choice = {"type": "function", "function": {"name": "look"}}
-    asked = {"tools": [tool], "tool_choice": choice, "logit_bias": blanks, "max_tokens": 60}
-    message = ask(client, **asked).choices[0].message
-    called = [call.function.name for call in message.tool_calls or ()]  # none where its arguments did not end in time
-    assert called == ["look"] or '{"name": "look", "arguments": ' in message.content
+
+
+@pytest.fixture
+def blanks():
+    """A ban on blank tokens: a JSON text may have any number of them."""
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    return {str(i): -100.0 for i in range(len(tokenizer)) if tokenizer.decode([i]).isspace()}
+
+
+def look(*, strict):
+    """A tool; a strict one is called with arguments of its schema only."""
+    return {"type": "function", "function": {"name": "look", "parameters": SCHEMA, "strict": strict}}
+
+
+@pytest.mark.scenario(
+    "server-dialects/a-tool-call-is-parsed", clauses=["server-dialects/the-openai-dialect-serves-openai-clients#9"]
+)
+@pytest.mark.parametrize("choice", [{"type": "function", "function": {"name": "look"}}, "required"])
+def test_a_forced_tool_call_is_parsed_and_its_result_can_be_sent_back(client, base, blanks, choice):
+    fields = {"tools": [look(strict=True)], "max_tokens": 100, "temperature": 0.0, "logit_bias": blanks}
+    message = ask(client, tool_choice=choice, **fields).choices[0].message
+    (call,) = message.tool_calls
+    assert (call.type, call.function.name) == ("function", "look")
+    assert isinstance(json.loads(call.function.arguments)["a"], bool)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Seen."}
+    said = message.model_dump(exclude_none=True)
+    then = ask(client, [*HELLO, said, result], tools=[look(strict=True)], max_tokens=4)
+    assert then.usage.prompt_tokens > ask(client, max_tokens=1).usage.prompt_tokens
+
+
+@pytest.mark.scenario(clauses=["server-dialects/the-openai-dialect-serves-openai-clients#9"])
+def test_a_tool_call_that_the_model_writes_by_itself_is_parsed_whole_and_in_a_stream(client, base):
+    written = r'<tool_call>\n\{"name": "look", "arguments": \{"a": (true|false)\}\}\n</tool_call>'
+    fields = {"tools": [look(strict=False)], "tool_choice": "auto", "max_tokens": 100, "temperature": 0.0}
+    fields["extra_body"] = {"structured_outputs": {"regex": written}}
+    (choice,) = ask(client, **fields).choices
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, call.function.name, choice.message.content) == ("tool_calls", "look", None)
+    chunks = [chunk.choices[0] for chunk in ask(client, stream=True, **fields)]
+    parts = [part.function for chunk in chunks for part in chunk.delta.tool_calls or ()]
+    assert [part.name for part in parts if part.name] == ["look"]
+    arguments = "".join(part.arguments or "" for part in parts)
+    assert json.loads(arguments) == json.loads(call.function.arguments)
+    assert chunks[-1].finish_reason == "tool_calls"
