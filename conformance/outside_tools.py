@@ -1,11 +1,12 @@
 """Tests that need a browser, openspec, DeepSpeed, ms-swift, TRL or verifiers: left out, and told, where these lack.
 
-With ``ROLLMATCH_STRICT=1``, as in CI, those of the first two run everywhere and fail where their tool is missing.
+With ``ROLLMATCH_STRICT=1``, as in CI, those not in ``OPTIONAL`` run everywhere and fail where their tool is missing.
 ms-swift is large: what it says about itself is recorded, and ``swift`` tests compare with the installed one.
 """
 
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -61,8 +62,19 @@ def verifiers_python() -> str | None:
     return os.environ.get("VERIFIERS_PYTHON") or (sys.executable if is_old else None)
 
 
+def has_ipv6() -> bool:
+    """Whether this machine has a loopback address of IPv6."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
 TOOLS: dict[str, tuple[Callable[[], object], str]] = {
     "browser": (has_browser, "install Chromium or set CHROMIUM"),
+    "ipv6": (has_ipv6, "switch IPv6 on for the loopback interface"),
     "openspec": (has_openspec, "run python -m conformance.harness.openspec_tool (needs Node and npm)"),
     "deepspeed": (
         deepspeed_python,

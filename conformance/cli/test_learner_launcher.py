@@ -16,6 +16,7 @@ from conformance.rollout.digits import CONFIG, load_digits, write_cut
 from conformance.scenarios.configs import config_with, not_refused
 from rollmatch.cli import learner
 from rollmatch.cli.main import main
+from rollmatch.cli.nodes import Placement
 from rollmatch.cli.processes import parse_gpus, run_child, shell_line
 from rollmatch.cli.server_checks import ServerProcessDied, WaitPolicy, wait_for_servers
 
@@ -237,6 +238,6 @@ def test_ranks_start_once_their_servers_are_there(monkeypatch, overrides, waits,
     monkeypatch.setattr(learner, "load_checked", lambda config: None)
     monkeypatch.setattr(learner, "wait_for_servers", lambda config, wait, *, gpus: calls.append(gpus))
     monkeypatch.setattr(learner, "run_child", lambda words, environment: shown.append(environment) or 7)
-    assert learner.launch("x.yaml", (), gpus=("0", "2"), wait=WaitPolicy()) == 7
+    assert learner.launch("x.yaml", (), Placement(gpus=("0", "2")), wait=WaitPolicy()) == 7
     assert calls == [("0", "2")] * waits
     assert shown == [{"CUDA_VISIBLE_DEVICES": "0,2"} | ({} if threads else {"OMP_NUM_THREADS": "1"})]

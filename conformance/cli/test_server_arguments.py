@@ -16,6 +16,7 @@ from conformance.server.stand_in import make_stand_in
 from rollmatch.cli import connect, main, server_arguments, vllm_serve
 from rollmatch.config import load_config
 from rollmatch.config.servers import pair_servers
+from rollmatch.dialects.native.group import resolve
 from rollmatch.dialects.trl.vllm_client import VLLMClient
 from rollmatch.errors import RollmatchError
 from rollmatch.ranks import Ranks
@@ -47,9 +48,9 @@ def test_the_five_arguments_reach_the_client(monkeypatch):
     )
     connect.connect_servers(configured(f"{FIVE} --vllm_connection_timeout 30"), None, ranks=Ranks())
     ((url, settings),) = made
-    ((ports, rendezvous),) = groups
+    (((rendezvous,),),) = groups
     assert (url, settings.timeout_s, settings.infer_timeout_s) == ("http://localhost:8000", 30.0, None)
-    assert (ports, rendezvous.port, rendezvous.join_timeout_s) == ([22222], 22222, 30.0)
+    assert (rendezvous.host, rendezvous.port, rendezvous.join_timeout_s) == (resolve("localhost"), 22222, 30.0)
 
 
 @pytest.mark.scenario(clauses=["vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#3"])

@@ -30,7 +30,7 @@ GROUP = SimpleNamespace(device=torch.device("cpu"), close=lambda: None)
 def test_an_update_is_sent_once(double):
     server = RolloutServer(double.url, ClientSettings(timeout_s=3))
     server.connect()
-    sender = TrlSender([server], [23000], MEETING)
+    sender = TrlSender([server], [MEETING])
     sender._groups = (GROUP,)
     error = error_of(lambda: sender.send([("a", torch.zeros(2))], version=1))
     assert error.code == "transport-failed"
@@ -51,7 +51,7 @@ def test_the_trainer_is_the_last_rank(monkeypatch):
         empty_caches=lambda: None,
     )
     monkeypatch.setattr(trl_sender, "StatelessGroup", lambda address, device: calls.append(address) or GROUP)
-    TrlSender([server], [23000], MEETING).send([], version=1)
+    TrlSender([server], [MEETING]).send([], version=1)
     ((_, body),) = [call for call in calls if isinstance(call, tuple) and call[0] == "/init_communicator"]
     (address,) = [call for call in calls if not isinstance(call, tuple)]
     assert body["world_size"] == address.world_size == 3
@@ -75,7 +75,7 @@ def test_a_server_that_would_apply_an_adapter_itself_gets_it_merged_with_a_warni
     assert any("visual" in name for name in adapted)
     server, sent = RolloutServer(double.url, ClientSettings(timeout_s=3)), []
     server.connect()
-    sender = TrlSender([server], [23000], MEETING)
+    sender = TrlSender([server], [MEETING])
     monkeypatch.setattr(sender, "send", lambda weights, *, version: sent.extend(weights))
     backend, mode = VllmServerBackend([server], TEMPLATE, Ranks(), sender=sender), SyncMode("adapter")
     with caplog.at_level("WARNING"):

@@ -1,17 +1,20 @@
 """HTTP servers of doubles: a thread each on a free port of this machine."""
 
 import json
+import socket
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 
+from rollmatch.config.connection import base_url_of
+
 MSGPACK = "application/msgpack"
 
 
 @contextmanager
-def http_server(answer, *, protocol="HTTP/1.0"):
+def http_server(answer, *, protocol="HTTP/1.0", host="127.0.0.1", port=0):
     """Yield a running server with its ``url``; ``answer(handler)`` reads each request and sends the reply."""
 
     class Answering(BaseHTTPRequestHandler):
@@ -21,8 +24,11 @@ def http_server(answer, *, protocol="HTTP/1.0"):
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
-    server.url = f"http://127.0.0.1:{server.server_port}"
+    class Listening(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    server = Listening((host, port), Answering)
+    server.url = base_url_of(host, server.server_port)
     server.daemon_threads, server.handle_error = True, lambda *_: None
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:

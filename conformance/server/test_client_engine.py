@@ -5,7 +5,6 @@ import pytest
 from conformance.dialects.learner_side import connected, rendezvous
 from conformance.doubles.adapters import perturb_adapters
 from conformance.rollout.digits import BRIEF, load_model, template_of, tokens_of
-from conformance.server.instance import free_port
 from rollmatch.config.training import TunerConfig
 from rollmatch.dialects.swift.client import SwiftDialect
 from rollmatch.dialects.trl.client import TrlDialect
@@ -78,7 +77,7 @@ def test_the_prompt_that_the_engine_saw_is_the_learners(backend, policies, scene
 def test_the_older_dialects_carry_weights_and_rollouts_too(instance, policies, scene_requests, kind):
     server = connected(instance.server.url)
     server.dialect = kind(server.base_url)  # the client would speak native to a server that knows it
-    sender = TrlSender([server], [free_port()], rendezvous())
+    sender = TrlSender([server], [rendezvous()])
     backend = VllmServerBackend([server], template_of(), Ranks(), sender=sender)
     try:
         for policy in (policies[1], policies[2]):

@@ -76,7 +76,7 @@ def stock(tmp_path_factory):
 def backend(stock):
     server = connected(stock)
     assert server.dialect.name == "vllm"
-    made = VllmServerBackend([server], template_of(), Ranks(), sender=make_sender([server], [0], rendezvous()))
+    made = VllmServerBackend([server], template_of(), Ranks(), sender=make_sender([server], [rendezvous()]))
     yield made
     made.close()
 

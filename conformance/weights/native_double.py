@@ -196,7 +196,7 @@ ROUTES = {
 
 
 @contextmanager
-def serving(*doubles):
+def serving(*doubles, host="127.0.0.1"):
     """URLs of running doubles; each has an ``answer(handler)``."""
     with ExitStack() as stack:
-        yield [stack.enter_context(http_server(double.answer)).url for double in doubles]
+        yield [stack.enter_context(http_server(double.answer, host=host)).url for double in doubles]

@@ -52,17 +52,17 @@ def address_of(port, *, rank):
 
 
 def test_the_dialect_decides_the_way():
-    assert isinstance(make_sender(servers_of("native", "native"), [1, 2], MEETING), NativeSender)
-    assert isinstance(make_sender(servers_of("swift", "swift"), [1, 2], MEETING), TrlSender)
-    assert isinstance(make_sender(servers_of("trl"), [1], MEETING), TrlSender)
+    assert isinstance(make_sender(servers_of("native", "native"), [MEETING] * 2), NativeSender)
+    assert isinstance(make_sender(servers_of("swift", "swift"), [MEETING] * 2), TrlSender)
+    assert isinstance(make_sender(servers_of("trl"), [MEETING]), TrlSender)
 
 
 def test_servers_of_two_dialects_are_refused():
     with refused("dialects-mixed", "http://h:1") as caught:
-        make_sender(servers_of("native", "swift"), [1, 1], MEETING)
+        make_sender(servers_of("native", "swift"), [MEETING] * 2)
     assert caught.value.remedy
 
 
 def test_a_server_that_proves_nothing_gets_no_adapter_alone():
     with refused("adapter-unproven"):
-        TrlSender(servers_of("swift"), [1], MEETING).send_adapter("adapter", version=1)
+        TrlSender(servers_of("swift"), [MEETING]).send_adapter("adapter", version=1)

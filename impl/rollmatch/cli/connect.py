@@ -54,10 +54,9 @@ def connect_servers(
         _check_truncation(servers)
 
     def sender_for(indices: Sequence[int]) -> WeightSender:
-        """The group meets at the first of these servers."""
-        rendezvous = _rendezvous(config, addresses[indices[0]])
-        ports = [addresses[index].group_port for index in indices]
-        return make_sender([servers[index] for index in indices], ports, rendezvous)
+        """A common group meets at the first of these servers."""
+        rendezvous = [_rendezvous(config, addresses[index]) for index in indices]
+        return make_sender([servers[index] for index in indices], rendezvous)
 
     sender = sender_for(range(len(servers))) if ranks.is_primary else None
     backend = VllmServerBackend(servers, template, ranks, sender=sender, journal=journal)
@@ -79,11 +78,11 @@ def _client_settings(section: ServerConfig) -> ClientSettings:
     )
 
 
-def _rendezvous(config: RunConfig, first: ServerAddress) -> Rendezvous:
+def _rendezvous(config: RunConfig, address: ServerAddress) -> Rendezvous:
     section = server_section(config)
     return Rendezvous(
-        host=resolve(first.host),
-        port=first.group_port,
+        host=resolve(address.group_host),
+        port=address.group_port,
         client=str(Path(config.training.output_dir).resolve()),
         timeout_s=min(BROADCAST_TIMEOUT_S, section.timeout_s),
         join_timeout_s=section.timeout_s,

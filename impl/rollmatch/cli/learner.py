@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rollmatch.cli.nodes import Placement, check_endpoint, check_servers_reachable, interface_variables
 from rollmatch.cli.preflight import load_checked
 from rollmatch.cli.processes import end_with_parent, has_gpu, run_child, shell_line, visible
 from rollmatch.cli.run_directory import open_run_directory
@@ -70,16 +71,17 @@ def train_config(
     """Run a training; ``config_path`` is for the journal. Returns as ``train``."""
     config = with_local_model(config)
     train_samples, val_samples = load_checked(config)
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if "LOCAL_RANK" in os.environ:
         end_with_parent()  # torchrun gives each rank a session of its own: killed itself, it would leave them running
-    check_strategy(config, learner_world_size=world_size)
-    sync_mode(config, learner_world_size=world_size)
+    check_strategy(config, learner_world_size=num_ranks)
+    check_servers_reachable(config)
+    sync_mode(config, learner_world_size=num_ranks)
     if uses_servers(config):
         shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         wait_for_servers(config, wait or WaitPolicy(), gpus=[gpu for gpu in shown.split(",") if gpu])
     else:
-        tensor_parallel_size(config, learner_world_size=world_size)
+        tensor_parallel_size(config, learner_world_size=num_ranks)
         check_engine(rollout_backend(config))
     set_environment(eager=enforce_eager(config, on_gpu=has_gpu()))
     if os.environ.get("RANK", "0") != "0":  # rank 0 locks the directory and names the checkpoint
@@ -122,39 +124,43 @@ def cpu_environment(*, eager: bool) -> dict[str, str]:
     return CPU_ENVIRONMENT | (EAGER_ENVIRONMENT if eager else {})
 
 
-def learner_command(path: str, arguments: Sequence[str], *, num_processes: int) -> list[str]:
+def learner_command(path: str, arguments: Sequence[str], placement: Placement) -> list[str]:
     """The command line of the learner; ``arguments`` are those after the YAML.
 
-    >>> learner_command("run.yaml", ["--resume"], num_processes=2)[1:]
+    >>> learner_command("run.yaml", ["--resume"], Placement(gpus=("0", "1")))[1:]
     ['--standalone', '--nproc-per-node', '2', '-m', 'rollmatch', 'train', 'run.yaml', '--resume']
     """
     learner = ["-m", "rollmatch", "train", path, *arguments]
-    if num_processes == 1:
+    if not placement.is_launched:
         return [sys.executable, *learner]
     torchrun = Path(sys.executable).with_name("torchrun")
-    return [str(torchrun), "--standalone", "--nproc-per-node", str(num_processes), *learner]
+    where = ["--standalone"] if placement.nodes is None else placement.nodes.torchrun_words
+    return [str(torchrun), *where, "--nproc-per-node", str(placement.num_processes), *learner]
 
 
-def shown_command(path: str, arguments: Sequence[str], *, gpus: Sequence[str]) -> str:
+def shown_command(path: str, arguments: Sequence[str], placement: Placement) -> str:
     """What would be started, as one would type it."""
-    return shell_line(learner_command(path, arguments, num_processes=len(gpus)), visible(gpus))
+    return shell_line(learner_command(path, arguments, placement), visible(placement.gpus or ("0",)))
 
 
 def launch(
     path: str,
     arguments: Sequence[str],
+    placement: Placement,
     *,
-    gpus: Sequence[str],
     overrides: Sequence[str] = (),
     wait: WaitPolicy,
 ) -> int:
-    """Check and wait here, once, then start the ranks. Returns the learner's exit code."""
-    config = with_local_model(load_config(path, overrides))
+    """Check and wait here, once, then start this machine's ranks. Returns the learner's exit code."""
+    config, nodes = with_local_model(load_config(path, overrides)), placement.nodes
     load_checked(config)
-    check_strategy(config, learner_world_size=len(gpus))
+    check_strategy(config, learner_world_size=placement.world_size)
+    environment = dict(visible(placement.gpus)) if placement.gpus else {}
+    if nodes is not None:
+        check_servers_reachable(config, num_nodes=nodes.nnodes)
+        environment |= interface_variables(check_endpoint(nodes))
     if uses_servers(config):
-        wait_for_servers(config, wait, gpus=gpus)
-    environment = dict(visible(gpus))
+        wait_for_servers(config, wait, gpus=placement.gpus)
     if "OMP_NUM_THREADS" not in os.environ:  # torchrun would warn and set it
         environment["OMP_NUM_THREADS"] = "1"
-    return run_child(learner_command(path, arguments, num_processes=len(gpus)), environment)
+    return run_child(learner_command(path, arguments, placement), environment)

@@ -14,7 +14,7 @@ from rollmatch.cli import convert as converting
 from rollmatch.cli import evaluate as evaluating
 from rollmatch.cli import export as exporting
 from rollmatch.cli import import_config as importing
-from rollmatch.cli import judging, planning, server_arguments
+from rollmatch.cli import judging, nodes, planning, server_arguments
 from rollmatch.cli import schema as schemas
 from rollmatch.cli import vllm_serve as vllm_serving
 from rollmatch.cli.processes import parse_gpus, visible
@@ -84,8 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rollmatch", description="Train a model on its own rollouts.")
     parser.add_argument("--version", action="version", version=f"rollmatch {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    check = commands.add_parser("check", help="check configuration, files, samples and rewards; starts nothing")
-    _add_config(check, _check)
+    _add_check(commands)
     plan = commands.add_parser("plan", help="find the best split of GPUs between servers and learners; starts nothing")
     _add_config(plan, planning.plan)
     planning.add_arguments(plan)
@@ -117,6 +116,15 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    check = commands.add_parser("check", help="check configuration, files, samples and rewards; starts nothing")
+    _add_config(check, _check)
+    check.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="GPUs of the learner, to check its ranks, too")
+    check.add_argument(
+        "--nnodes", type=planning.positive, metavar="N", help="machines of the learner, each with --gpus"
+    )
+
+
 def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     train = commands.add_parser("train", help="train the policy")
     _add_config(train, _train)
@@ -125,6 +133,7 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     train.add_argument("--overwrite", action="store_true", help="delete the run in training.output_dir and start over")
     train.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="GPUs such as 6,7; one learner process per GPU")
+    nodes.add_arguments(train)
     train.add_argument(
         "--wait-timeout", type=float, metavar="SECONDS", help="limit of the wait for healthy rollout servers"
     )
@@ -191,9 +200,11 @@ def _check(options: argparse.Namespace) -> None:
     from rollmatch.cli.strategy_check import check_strategy
     from rollmatch.model.source import with_local_model
 
+    num_ranks = nodes.num_ranks(options)
     config = with_local_model(load_config(options.config, options.overrides))
     train, val = load_checked(config)
-    check_strategy(config)
+    check_strategy(config, learner_world_size=num_ranks)
+    nodes.check_servers_reachable(config, num_nodes=options.nnodes)
     prompts = _prompts(config, train, val)
     print(resolved_yaml(config))
     print(f"train: {_count(train)}  ({origin_of(config.custom, 'train')})")
@@ -202,6 +213,8 @@ def _check(options: argparse.Namespace) -> None:
     for line in prompts:
         print(line)
     print(f"tensor_parallel_size: {tensor_parallel_rule(config)}")
+    if num_ranks is not None:
+        print(f"learner ranks: {num_ranks} on {options.nnodes or 1} nodes")
 
 
 def _prompts(config: RunConfig, train: Sequence[Sample], val: Sequence[Sample]) -> list[str]:
@@ -232,7 +245,7 @@ def _train(options: argparse.Namespace) -> int:
     from rollmatch.cli.learner import launch, shown_command, train
     from rollmatch.cli.server_checks import WaitPolicy
 
-    gpus = options.gpus or ()
+    placement = nodes.Placement(gpus=options.gpus or (), nodes=nodes.nodes_of(options))
     options.overrides += server_arguments.overrides_of(options)
     if options.use_vllm_server:
         server_arguments.check_used(load_config(options.config, options.overrides))
@@ -242,16 +255,17 @@ def _train(options: argparse.Namespace) -> int:
     if options.engine == "swift":
         from rollmatch.cli.swift_cli import train_by_swift
 
+        nodes.check_swift(placement.nodes)
         return train_by_swift(
-            options.config, overrides=options.overrides, gpus=gpus, wait=wait, dry_run=options.dry_run
+            options.config, overrides=options.overrides, gpus=placement.gpus, wait=wait, dry_run=options.dry_run
         )
     if options.dry_run:
         load_config(options.config, options.overrides)
-        print(shown_command(options.config, arguments, gpus=gpus or ("0",)))
+        print(shown_command(options.config, arguments, placement))
         return 0
-    if len(gpus) > 1:
-        return launch(options.config, arguments, gpus=gpus, overrides=options.overrides, wait=wait)
-    os.environ.update(visible(gpus) if gpus else {})
+    if placement.is_launched:
+        return launch(options.config, arguments, placement, overrides=options.overrides, wait=wait)
+    os.environ.update(visible(placement.gpus) if placement.gpus else {})
     modes = {"resume": options.resume, "overwrite": options.overwrite}
     return train(options.config, overrides=options.overrides, wait=wait, **modes)
 

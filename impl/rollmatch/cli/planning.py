@@ -28,7 +28,9 @@ def positive(text: str) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``plan``."""
     parser.add_argument("--gpus", type=positive, required=True, metavar="N", help="GPUs per node")
-    parser.add_argument("--nodes", type=positive, default=1, metavar="N", help="number of nodes (default: 1)")
+    parser.add_argument(
+        "--nodes", "--nnodes", type=positive, default=1, metavar="N", help="number of nodes (default: 1)"
+    )
     parser.add_argument(
         "--gpu", default="H200", metavar="NAME", help="GPU model, as named in the rates (default: H200)"
     )

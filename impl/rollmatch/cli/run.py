@@ -14,7 +14,7 @@ from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils.logging import disable_progress_bar
 
-from rollmatch.checkpoint import ranks_without_rng_state
+from rollmatch.checkpoint import MANIFEST, ranks_without_rng_state
 from rollmatch.cli.assemble import make_arguments, make_parts, read_policy
 from rollmatch.cli.computing import prepare_layers
 from rollmatch.cli.prompts import read_prompts
@@ -22,7 +22,7 @@ from rollmatch.cli.run_directory import JOURNAL, RESOLVED, changed_keys
 from rollmatch.cli.watch import RunWatcher
 from rollmatch.config import RunConfig, resolved_yaml
 from rollmatch.config.servers import pair_servers, server_section
-from rollmatch.errors import RolloutError, SyncError
+from rollmatch.errors import LaunchError, RolloutError, SyncError
 from rollmatch.journal import Journal, read_journal
 from rollmatch.model.parts import count_parts
 from rollmatch.model.policy import count_weights, unwrap
@@ -79,9 +79,16 @@ def run(
 
 
 def _agree_on(checkpoint: Path | None, arguments: TrainingArguments, ranks: Ranks) -> Path | None:
-    """The checkpoint that rank 0 names. Errors, on all ranks: ``resume-other-learner``."""
+    """The checkpoint that rank 0 names. Errors, on all ranks: ``checkpoint-elsewhere``, ``resume-other-learner``."""
     named = ranks.gather(checkpoint)[0]
     if named is not None:
+        blind = [rank for rank, sees in enumerate(ranks.gather((named / MANIFEST).is_file())) if not sees]
+        if blind:
+            problem, remedy = (
+                f"rank {blind[0]} does not see {named}",
+                "Put it on a file system that all machines share.",
+            )
+            raise LaunchError(problem, code="checkpoint-elsewhere", key="training.output_dir", remedy=remedy)
         saved_learner(arguments, ranks.learner_world_size).check(named)
     return named
 

@@ -70,6 +70,28 @@ GroupPorts = Annotated[
 """One port to count on from, or one for each server."""
 
 
+def base_url_of(host: str, port: int) -> str:
+    """The URL of a server by its host and port; an IPv6 address gets brackets.
+
+    >>> base_url_of("127.0.0.1", 8080), base_url_of("::1", 8080)
+    ('http://127.0.0.1:8080', 'http://[::1]:8080')
+    """
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _check_host(value: str) -> str:
+    try:
+        fine = value == value.strip() and urlsplit(base_url_of(value, 1)).hostname == value.lower()
+    except ValueError:  # a colon in what is no IPv6 address
+        fine = False
+    if not fine:
+        raise PydanticCustomError("host_invalid", "Input should be a name or an address, such as 127.0.0.1")
+    return value
+
+
+Host = Annotated[str, AfterValidator(_check_host)]
+
+
 class ServerEntry(Section):
     """One rollout server."""
 
@@ -77,6 +99,9 @@ class ServerEntry(Section):
     """URL prefix of all its routes, such as http://127.0.0.1:8000."""
     group_port: Port
     """Port of the weight-sync group (torch.distributed rendezvous). Unit: port."""
+    group_host: Host | None = None
+    """Name or address of the server's machine at which the weight-sync group meets; null is the host of base_url. Set
+    it where base_url names a proxy, or weights take another interface than HTTP."""
 
 
 class ServerConfig(Section):
@@ -122,15 +147,6 @@ FIRST_GROUP_PORT = 51216
 """TRL's default, too."""
 
 
-def base_url_of(host: str, port: int) -> str:
-    """The URL of a server by its host and port; an IPv6 address gets brackets.
-
-    >>> base_url_of("127.0.0.1", 8080), base_url_of("::1", 8080)
-    ('http://127.0.0.1:8080', 'http://[::1]:8080')
-    """
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine by name or address.
 
@@ -143,22 +159,9 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def _check_host(value: str) -> str:
-    try:
-        fine = value == value.strip() and urlsplit(base_url_of(value, 1)).hostname == value.lower()
-    except ValueError:  # a colon in what is no IPv6 address
-        fine = False
-    if not fine:
-        raise PydanticCustomError("host_invalid", "Input should be a name or an address, such as 127.0.0.1")
-    return value
-
-
 def _listed(item: Any) -> Any:
     """A list with at least one item, as a tuple."""
     return BeforeValidator(as_some, json_schema_input_type=Annotated[list[item], Field(min_length=1)])
-
-
-Host = Annotated[str, AfterValidator(_check_host)]
 
 
 class RlhfConfig(Section):

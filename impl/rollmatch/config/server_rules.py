@@ -1,13 +1,13 @@
 """Rules on how rollout servers are named and how weights reach them."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from rollmatch.config.connection import LAST_PORT, ServerConfig
+from rollmatch.config.connection import LAST_PORT, ServerConfig, is_loopback
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.rollout_matching import VllmConfig
 from rollmatch.config.schema import Rule, RunConfig
-from rollmatch.config.servers import is_named_in_rlhf, pair_servers
+from rollmatch.config.servers import ServerAddress, is_named_in_rlhf, pair_servers, server_section
 from rollmatch.errors import ConfigError
 
 VLLM = f"{ROLLOUT_MATCHING}.vllm"
@@ -81,7 +81,7 @@ def _distinct(config: RunConfig) -> Iterator[ConfigError]:
         remedy = "Lower it, or name more servers."
         yield ConfigError(problem, code="out-of-range", key=f"{SERVER}.min_servers", remedy=remedy)
     urls = Counter(address.base_url for address in addresses)
-    ports = Counter((address.host, address.group_port) for address in addresses)
+    ports = Counter((address.group_host, address.group_port) for address in addresses)
     if twice := [url for url, count in urls.items() if count > 1]:
         problem, key = f"{twice[0]} is named {urls[twice[0]]} times", f"{SERVER}.{_given_key(server, 'base_url')}"
         yield ConfigError(problem, code="server-named-twice", key=key, remedy="Name each server once.")
@@ -91,6 +91,22 @@ def _distinct(config: RunConfig) -> Iterator[ConfigError]:
         yield ConfigError(
             problem, code="group-port-shared", key=f"{SERVER}.{_given_key(server, 'group_port')}", remedy=remedy
         )
+
+
+def _one_network(config: RunConfig) -> Iterator[ConfigError]:
+    """Servers of several machines meet in one group, at the host of the first that takes part."""
+    if not any(True for _ in _pair(config)) and not any(True for _ in _form(config)):
+        server = _vllm(config).server
+        yield from check_group_hosts(pair_servers(server), key=f"{SERVER}.{_given_key(server, 'base_url')}")
+
+
+def check_group_hosts(addresses: Sequence[ServerAddress], *, key: str) -> Iterator[ConfigError]:
+    """Either all group hosts are loopback, or none is."""
+    near = [one for one in addresses if is_loopback(one.group_host)]
+    if near and len(near) < len(addresses):
+        problem = f"names {near[0].base_url}, which servers on other machines take for themselves"
+        remedy = "Name it by an address that the others reach, or set group_host in servers."
+        yield ConfigError(problem, code="group-host-loopback", key=key, remedy=remedy)
 
 
 def _given_key(server: ServerConfig, name: str) -> str:
@@ -116,6 +132,7 @@ SERVER_RULES: tuple[Rule, ...] = (
     Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_form),
     Rule(reads=_NAMES, check=_pair),
     Rule(reads=(f"{VLLM}.mode", *_NAMES, f"{SERVER}.min_servers"), check=_distinct),
+    Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_one_network),
     Rule(reads=(f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_adapter),
     Rule(reads=(LORA_ON_SERVER,), check=_lora),
 )
@@ -176,6 +193,11 @@ def _pairs(config: RunConfig) -> Iterator[ConfigError]:
     yield from check_group_ports(hosts, group_ports, key=GROUP_PORT, urls_key="vllm_server_host")
 
 
+def _hosts(config: RunConfig) -> Iterator[ConfigError]:
+    if is_named_in_rlhf(config) and not any(True for _ in (*_named(config), *_pairs(config))):
+        yield from check_group_hosts(pair_servers(server_section(config)), key=HOST)
+
+
 def _one_place(config: RunConfig) -> Iterator[ConfigError]:
     if not config.rlhf.use_vllm:
         return
@@ -216,6 +238,7 @@ RLHF_RULES: tuple[Rule, ...] = (
     Rule(reads=("rlhf.use_vllm", "custom.trainer_variant"), check=_variant),
     Rule(reads=(*_MODE, HOST, PORT), check=_named),
     Rule(reads=(HOST, PORT, GROUP_PORT), check=_pairs),
+    Rule(reads=(*_MODE, HOST, PORT, GROUP_PORT), check=_hosts),
     Rule(reads=(*_MODE, *_PLACES), check=_one_place),
     Rule(reads=("custom.trainer_variant", "global_max_length", ENGINE_LENGTH), check=_engine_length),
     Rule(reads=(*_MODE, f"{_SERVER}.sync.mode", f"{_SERVER}.enable_lora"), check=_merged),

@@ -16,27 +16,37 @@ class ServerAddress:
     base_url: str
     """Without a slash at its end."""
     group_port: int
+    named_group_host: str | None = None
 
     @property
     def host(self) -> str:
         """Its machine's name or address."""
         return urlsplit(self.base_url).hostname or ""
 
+    @property
+    def group_host(self) -> str:
+        """Where its weight-sync group meets."""
+        return self.named_group_host or self.host
+
 
 def pair_servers(server: ServerConfig) -> tuple[ServerAddress, ...]:
     """Both forms of the section as one list; one port for a list of URLs counts on.
 
     >>> pair_servers(ServerConfig(base_url=("http://a:8000/", "http://b:8000"), group_port=51216))[1]
-    ServerAddress(base_url='http://b:8000', group_port=51217)
+    ServerAddress(base_url='http://b:8000', group_port=51217, named_group_host=None)
     """
     if server.servers is not None:
-        pairs = [(entry.base_url, entry.group_port) for entry in server.servers]
-    else:
-        urls = (server.base_url,) if isinstance(server.base_url, str) else server.base_url or ()
-        configured = server.group_port
-        first = configured if isinstance(configured, int) else 0
-        ports = configured if isinstance(configured, tuple) else tuple(first + place for place in range(len(urls)))
-        pairs = list(zip(urls, ports, strict=True))
+        return tuple(
+            ServerAddress(
+                base_url=entry.base_url.rstrip("/"), group_port=entry.group_port, named_group_host=entry.group_host
+            )
+            for entry in server.servers
+        )
+    urls = (server.base_url,) if isinstance(server.base_url, str) else server.base_url or ()
+    configured = server.group_port
+    first = configured if isinstance(configured, int) else 0
+    ports = configured if isinstance(configured, tuple) else tuple(first + place for place in range(len(urls)))
+    pairs = zip(urls, ports, strict=True)
     return tuple(ServerAddress(base_url=url.rstrip("/"), group_port=port) for url, port in pairs)
 
 

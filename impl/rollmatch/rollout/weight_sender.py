@@ -41,8 +41,8 @@ class DialectsMixed(SyncError):
     code = "dialects-mixed"
 
 
-def make_sender(servers: Sequence[RolloutServer], ports: Sequence[int], rendezvous: Rendezvous) -> WeightSender:
-    """Rank 0's way to connected servers; ``ports`` are theirs, one each.
+def make_sender(servers: Sequence[RolloutServer], rendezvous: Sequence[Rendezvous]) -> WeightSender:
+    """Rank 0's way to connected servers; ``rendezvous``: one per server, of which a common group takes the first.
 
     Errors: ``DialectsMixed``, ``WeightsNotTaken``.
     """
@@ -51,7 +51,7 @@ def make_sender(servers: Sequence[RolloutServer], ports: Sequence[int], rendezvo
         named = ", ".join(f"{server.base_url} speaks {server.dialect.name}" for server in servers)
         raise DialectsMixed(named, key=servers[0].base_url, remedy="Start the same kind of server everywhere.")
     if dialects == {"native"}:
-        return NativeSender(servers, rendezvous)
+        return NativeSender(servers, rendezvous[0])
     if dialects <= {"swift", "trl"}:
-        return TrlSender(servers, ports, rendezvous)
-    return StockSender(servers, rendezvous)
+        return TrlSender(servers, rendezvous)
+    return StockSender(servers, rendezvous[0])

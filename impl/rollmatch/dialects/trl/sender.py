@@ -39,10 +39,10 @@ class AdapterUnproven(SyncError):
 
 
 class TrlSender:
-    """Rank 0's way to its servers; each has a group of its own at its own port."""
+    """Rank 0's way to its servers; each has a group of its own at its own host and port."""
 
-    def __init__(self, servers: Sequence[RolloutServer], ports: Sequence[int], rendezvous: Rendezvous) -> None:
-        self.servers, self.ports, self.rendezvous = tuple(servers), tuple(ports), rendezvous
+    def __init__(self, servers: Sequence[RolloutServer], rendezvous: Sequence[Rendezvous]) -> None:
+        self.servers, self.rendezvous = tuple(servers), tuple(rendezvous)
         self._groups: tuple[StatelessGroup, ...] = ()
 
     @property
@@ -59,8 +59,8 @@ class TrlSender:
         transfer = outgoing(weights, bucket_bytes=BUCKET_BYTES)
         if not self._groups:
             held = () if transfer.is_streamed else (("", tensor) for tensor in transfer.tensors)
-            places, device = zip(self.servers, self.ports, strict=True), device_of(held)
-            self._groups = tuple(_all(partial(join, *place, self.rendezvous, device) for place in places))
+            places, device = zip(self.servers, self.rendezvous, strict=True), device_of(held)
+            self._groups = tuple(_all(partial(join, *place, device) for place in places))
         if self._groups[0].device.type == "cuda":
             torch.cuda.synchronize(self._groups[0].device)  # what computes the weights may run on another stream
         receivers = [
@@ -95,18 +95,23 @@ class TrlSender:
             group.close()
 
 
-def join(server: RolloutServer, port: int, rendezvous: Rendezvous, device: torch.device = _CPU) -> StatelessGroup:
-    """Join a server's workers at a port, as the last rank: by NCCL from a GPU, by gloo from a CPU.
+def join(server: RolloutServer, rendezvous: Rendezvous, device: torch.device = _CPU) -> StatelessGroup:
+    """Join a server's workers, as the last rank: by NCCL from a GPU, by gloo from a CPU.
 
     Errors: the server's, ``CommunicatorTimeout``, also where one side has a GPU and the other has none.
     """
     world_size = int(server.get("/get_world_size")["world_size"]) + 1
     server.control("/close_communicator")
-    body = {"host": rendezvous.host, "port": port, "world_size": world_size, "client_device_uuid": uuid_of(device)}
+    body = {
+        "host": rendezvous.host,
+        "port": rendezvous.port,
+        "world_size": world_size,
+        "client_device_uuid": uuid_of(device),
+    }
     server.control("/init_communicator", body, timeout_s=rendezvous.join_timeout_s)
     address = GroupAddress(
         host=rendezvous.host,
-        port=port,
+        port=rendezvous.port,
         rank=world_size - 1,
         world_size=world_size,
         timeout_s=rendezvous.timeout_s,

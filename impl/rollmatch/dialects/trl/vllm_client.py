@@ -104,7 +104,7 @@ class VLLMClient:
         server's, ``CommunicatorTimeout``, also where one side has a GPU and the other has none.
         """
         self.close_communicator()
-        self._group = join(self.server, self.group_port, self._rendezvous, _with_index(device))
+        self._group = join(self.server, self._rendezvous, _with_index(device))
         atexit.register(self.close_communicator)
 
     def update_named_param(self, name: str, weights: Tensor) -> None:
