@@ -169,8 +169,12 @@ def test_a_padded_batch_is_masked_as_its_segments_are_and_padding_teaches_nothin
         ({"coord_positions": (5, 3), "coord_bins": (1, 2)}, "positions-not-ascending", {"coord_positions": (3, 5)}),
         ({"coord_positions": (4,)}, "slot-holds-no-coord", {"coord_positions": (5,)}),
         ({"coord_bins": (1000,)}, "slot-bin-out-of-range", {"coord_bins": (999,)}),
-        ({"number_positions": (2,)}, "segment-lens-disagree", {"number_labels": (4,)}),
-        ({"number_positions": (1,), "number_labels": (4,)}, "supervision-outside-target", {"number_positions": (2,)}),
+        ({"corrected_positions": (2,)}, "segment-lens-disagree", {"corrected_labels": (4,)}),
+        (
+            {"corrected_positions": (1,), "corrected_labels": (4,)},
+            "supervision-outside-target",
+            {"corrected_positions": (2,)},
+        ),
         ({"coord_bins": (-1,)}, "slot-bin-out-of-range", {"coord_bins": (0,)}),
     ],
 )

@@ -51,14 +51,21 @@ def test_a_cut_segment_keeps_its_target_and_its_slots_move_along():
     cut = rules("truncate_left").fit(LONG)
     assert cut == replace(LONG, token_ids=LONG.token_ids[1:], prompt_len=3, coord_positions=(4, 5))
     assert rules("truncate_left", max_len=11).fit(LONG) is LONG
-    described = segment((1, 2, 3, 4), (20, 21, 22, 23, 24, 25, 26), desc_positions=(8,))
-    assert rules("truncate_left").fit(described).desc_positions == (7,)
+    described = segment(
+        (1, 2, 3, 4),
+        (20, 21, 22, 23, 24, 25, 26),
+        desc_positions=(8,),
+        corrected_positions=(5, 6),
+        corrected_labels=(7, 8),
+    )
+    cut = rules("truncate_left").fit(described)
+    assert (cut.desc_positions, cut.corrected_positions, cut.corrected_labels) == ((7,), (4, 5), (7, 8))
 
 
 @pytest.mark.parametrize(
     ("overlong", "long"),
     [
-        ("skip", LONG),
+        ("skip", replace(LONG, corrected_positions=(4,), corrected_labels=(7,))),
         ("truncate_left", segment((FRAME, IMAGE, 1, IMAGE), (20, 21, 22, 23, 24, 25, 26))),
         ("truncate_left", replace(LONG, policy=PolicyTarget(advantages=(1.0,) * 7, old_logprobs=(-1.0,) * 7))),
     ],
@@ -70,6 +77,7 @@ def test_what_cannot_be_cut_becomes_a_stub_without_supervision(overlong, long):
     stub = rules(overlong).fit(long)
     assert (stub.token_ids, stub.prompt_len, stub.prefix_len) == (long.token_ids[:5], 4, 1)
     assert stub.coord_positions == stub.coord_bins == stub.desc_positions == ()
+    assert stub.corrected_positions == stub.corrected_labels == ()
     if long.policy is not None:
         assert stub.policy == PolicyTarget(advantages=(0.0,), old_logprobs=(-1.0,), is_masked=True)
 

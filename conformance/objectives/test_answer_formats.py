@@ -19,9 +19,9 @@ from rollmatch.objectives.rollout_matching.answer_format import (
     AnswerFormat,
     load_answer_format,
 )
+from rollmatch.objectives.rollout_matching.corrections import IGNORED, Correction, label_corrections
 from rollmatch.objectives.rollout_matching.elements import append_missed, serialize_objects
 from rollmatch.objectives.rollout_matching.match import MatchRules
-from rollmatch.objectives.rollout_matching.number_labels import IGNORED, TrueNumber, label_numbers
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.objectives.rollout_matching.supervision import MaskRules, TransportRules, mask_segment
 from rollmatch.objectives.rollout_matching.target import RolloutMatching
@@ -184,9 +184,9 @@ def labels_of(sampled, *true, first=1):
     for number in true:
         start = next(k for k in range(place, len(sampled)) if sampled[k].isdigit())
         place = next(k for k in range(start, len(sampled)) if not sampled[k].isdigit())
-        numbers.append(TrueNumber(start, place, number))
-    found = label_numbers(ids, numbers, VOCABULARY)
-    return "".join("." if label == IGNORED else VOCABULARY.piece(label).decode() for _, label in found)
+        numbers.append(Correction(start, place, str(number)))
+    found = label_corrections(ids, numbers, VOCABULARY)
+    return "".join("." if label == IGNORED else VOCABULARY.piece(label).decode() for _, label, _ in found)
 
 
 @pytest.mark.scenario(
@@ -237,7 +237,7 @@ def test_a_label_continues_the_true_text_and_none_stands_behind_an_error(said, a
     supervision = mask_segment(segment, rules=MaskRules(), bin_of=vocabulary.bin_of)
     start, end = segment.prompt_len, segment.prompt_len + segment.prefix_len
     labels = {index - start: label for index, label in enumerate(supervision.labels[:end]) if label != IGNORED}
-    assert labels.keys() <= {index - start for index in segment.number_positions}
+    assert labels.keys() <= {index - start for index in segment.corrected_positions}
     assert all(supervision.weights[start + index] == 1.0 for index in labels)
     target, allowed = segment.token_ids[start:-1], set()
     text, starts = vocabulary.decode(target), [0, *accumulate(len(vocabulary.piece(i)) for i in target)]
@@ -267,9 +267,9 @@ def test_unmatched_numbers_and_their_neighbours_carry_no_labels():
     segment, report = make(response, [box()], INTEGERS, VOCABULARY)
     assert (report.num_predicted, report.num_matched) == (2, 1)
     second = serialize_objects([box(*FAR_BOX), box()], INTEGERS).rindex("[") + 1
-    first = len(VOCABULARY.decode(segment.token_ids[segment.prompt_len : min(segment.number_positions)]))
+    first = len(VOCABULARY.decode(segment.token_ids[segment.prompt_len : min(segment.corrected_positions)]))
     assert first == second
-    labels = b"".join(VOCABULARY.piece(label) for label in segment.number_labels)
+    labels = b"".join(VOCABULARY.piece(label) for label in segment.corrected_labels)
     assert labels == b"100,100,300,300]"
     assert BOX == (100, 100, 300, 300)
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS
-from rollmatch.objectives.rollout_matching.parse import MAX_DEPTH, Ending, expect, scan_elements
+from rollmatch.objectives.rollout_matching.elements import MAX_DEPTH
+from rollmatch.objectives.rollout_matching.parse import Ending, expect, scan_elements
 
 RICH = (
     r'{"objects": [{"a": "x\"\\\n\ud83d\ude00", "b": [-1.5e+3, true, false, null, {"c": {}}]}, 7, "s", [], 1 , -0.5]}'

@@ -114,6 +114,8 @@ class PredictedObject:
     """[len(bins)] indices of those tokens in the response (and so in the prefix); of a number its first token."""
     spans: tuple[tuple[int, int], ...] = ()
     """[len(bins)] first byte of each coordinate in the response, and the one after its last."""
+    desc_span: tuple[int, int] = (0, 0)
+    """First byte of the description in the response, quotes apart, and the one after its last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,17 +190,19 @@ class Segment:
     prompt_len: int
     """P; the target starts here."""
     prefix_len: int
-    """X; the tail starts at P + X and ends at L. Before P + X nothing but numbers of matched objects gets labels."""
+    """X; the tail starts at P + X and ends at L. Before P + X only corrections of matched objects get labels."""
     coord_positions: tuple[int, ...] = ()
     """Indices into ``token_ids`` of coordinate slots of matched prefix objects, ascending."""
     coord_bins: tuple[int, ...] = ()
     """[len(coord_positions)] the bins these slots should have held (ground truth)."""
     desc_positions: tuple[int, ...] = ()
-    """Indices into ``token_ids`` of tail tokens that overlap a ``desc`` value, ascending."""
-    number_positions: tuple[int, ...] = ()
-    """Indices into ``token_ids`` of tokens of matched prefix objects' numbers, ascending; a few may lie in the tail."""
-    number_labels: tuple[int, ...] = ()
-    """[len(number_positions)] the token that should have stood there, or -100: it is not supervised."""
+    """Indices into ``token_ids``, ascending, of tail tokens that overlap a ``desc`` value and of corrected tokens of
+    descriptions."""
+    corrected_positions: tuple[int, ...] = ()
+    """Indices into ``token_ids`` of tokens of matched prefix objects' numbers and descriptions, ascending; a few may
+    lie in the tail."""
+    corrected_labels: tuple[int, ...] = ()
+    """[len(corrected_positions)] the token that should have stood there, or -100: it is not supervised."""
     policy: PolicyTarget | None = None
     """Set if the target is the rollout itself (policy gradient)."""
 

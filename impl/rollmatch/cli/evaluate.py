@@ -174,8 +174,8 @@ def judge(
     target, answers, scenes = objective.eval_target, [], []
     for sample, rollout in zip(samples, rollouts, strict=True):
         matched = target.match(sample, rollout)
-        parsed, desc_first = matched.parsed, matched.answer_format.desc_first
-        scores = object_scores(parsed.objects, rollout, target.vocabulary, desc_first=desc_first)
+        parsed = matched.parsed
+        scores = object_scores(parsed.objects, rollout, target.vocabulary)
         answers.append(Answered(sample=sample, parsed=parsed, scores=scores))
         scene = describe_scene(sample, rollout, matched, target.vocabulary)
         predicted = [one | {"score": score} for one, score in zip(scene["predicted"], scores, strict=True)]

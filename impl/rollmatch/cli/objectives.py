@@ -86,9 +86,15 @@ def _rollout_matching(config: RunConfig, template: Template) -> RolloutMatchingO
     format_of = fitted_format(load_configured_format(config), template.image_size)
     made = RolloutMatchingObjective if config.custom.learns_from_rollouts else SupervisedObjective
     return made(
-        target=RolloutMatching(vocabulary, match_rules_of(rules, gate=rules.maskiou_gate), transport, format_of),
+        target=RolloutMatching(
+            vocabulary,
+            match_rules_of(rules, gate=rules.maskiou_gate),
+            transport,
+            format_of,
+            corrects_descs=rules.desc_ce_weight_matched > 0,
+        ),
         eval_target=RolloutMatching(vocabulary, match_rules_of(rules, gate=rules.eval_iou), transport, format_of),
-        mask_rules=MaskRules(desc_ce_weight=rules.desc_ce_weight),
+        mask_rules=MaskRules(desc_ce_weight=rules.desc_ce_weight, desc_ce_weight_matched=rules.desc_ce_weight_matched),
         loss_rules=loss_rules_of(rules, template),
         bin_of=vocabulary.bin_of,
     )

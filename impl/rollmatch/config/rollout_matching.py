@@ -162,6 +162,9 @@ class RolloutMatchingConfig(Section):
     """Weight of the loss that moves probability to coordinate tokens at coordinate positions. Unit: loss weight."""
     desc_ce_weight: Weight = 1.0
     """Weight of the cross-entropy on the desc values of appended objects; 0 ignores them. Unit: loss weight."""
+    desc_ce_weight_matched: Weight = 0.0
+    """Weight of the cross-entropy on the desc values of matched objects, which are taught the true desc up to where
+    they leave it; 0 ignores them. Unit: loss weight."""
     eval_iou: Share = 0.5
     """Smallest IoU that counts as a true positive in evaluation. Unit: IoU."""
     vllm: VllmConfig = VllmConfig()

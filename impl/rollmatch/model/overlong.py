@@ -72,6 +72,7 @@ class LengthRules:
             prompt_len=len(kept),
             coord_positions=tuple(position - num_excess for position in segment.coord_positions),
             desc_positions=tuple(position - num_excess for position in segment.desc_positions),
+            corrected_positions=tuple(position - num_excess for position in segment.corrected_positions),
         )
 
 
@@ -85,6 +86,8 @@ def stub_of(segment: Segment) -> Segment:
         coord_positions=(),
         coord_bins=(),
         desc_positions=(),
+        corrected_positions=(),
+        corrected_labels=(),
         policy=None if target is None else _masked(target),
     )
 

@@ -4,7 +4,6 @@ The score of an object is the geometric mean of the probabilities of its descrip
 JSON around them does not count. Long descriptions and polygons are not at a disadvantage, as in a product they were.
 """
 
-import json
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -17,25 +16,16 @@ Span = tuple[int, int]
 """First byte, and the one after the last."""
 
 
-def object_scores(
-    objects: Sequence[PredictedObject], rollout: Rollout, vocabulary: Vocabulary, *, desc_first: bool = True
-) -> tuple[float, ...]:
-    """[len(objects)] scores in 0..1, all 1 where the rollout has no log-probabilities.
-
-    ``desc_first``: descriptions stand before the coordinates. One that is spelled with escapes does not count.
-    """
+def object_scores(objects: Sequence[PredictedObject], rollout: Rollout, vocabulary: Vocabulary) -> tuple[float, ...]:
+    """[len(objects)] scores in 0..1, all 1 where the rollout has no log-probabilities."""
     logprobs = rollout.response_logprobs
     if logprobs is None:
         return (1.0,) * len(objects)
     ids = rollout.response_token_ids
     starts = list(accumulate((len(vocabulary.piece(token_id)) for token_id in ids), initial=0))
-    raw, shapes = vocabulary.decode(ids), [each.spans for each in objects]
     found = []
-    for place, each in enumerate(objects):
-        low = shapes[place - 1][-1][1] if place else 0
-        high = shapes[place + 1][0][0] if place + 1 < len(shapes) else len(raw)
-        spans = [*shapes[place], *_desc(each.desc, raw, (low, high), shapes[place], desc_first=desc_first)]
-        tokens = tokens_in(spans, starts)
+    for each in objects:
+        tokens = tokens_in([*each.spans, each.desc_span], starts)
         found.append(math.exp(math.fsum(logprobs[token] for token in tokens) / len(tokens)))
     return tuple(found)
 
@@ -50,10 +40,3 @@ def tokens_in(spans: Sequence[Span], starts: Sequence[int]) -> list[int]:
     """
     touched = (range(bisect_right(starts, low) - 1, bisect_left(starts, high)) for low, high in spans)
     return sorted({token for tokens in touched for token in tokens})
-
-
-def _desc(desc: str, raw: bytes, within: Span, shape: Sequence[Span], *, desc_first: bool) -> list[Span]:
-    """The description's bytes, nearest to the coordinates on their side; none if they are not found."""
-    content = json.dumps(desc, ensure_ascii=False)[1:-1].encode()
-    start = raw.rfind(content, within[0], shape[0][0]) if desc_first else raw.find(content, shape[-1][1], within[1])
-    return [(start, start + len(content))] if start >= 0 else []

@@ -20,6 +20,8 @@ from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS, AnswerFormat
 from rollmatch.records import Geometry, GroundTruth, ParsedRollout, PredictedObject
 
+MAX_DEPTH = 32
+"""Levels of nesting an element may have."""
 _COORD_LITERAL = re.compile(r"<\|coord_\d+\|>")
 
 
@@ -27,6 +29,22 @@ class JsonObject(NamedTuple):
     """A JSON object with its duplicate keys."""
 
     pairs: list[tuple[str, object]]
+
+
+def is_too_deep(value: object) -> bool:
+    """Whether a value has more than ``MAX_DEPTH`` levels."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for parent in level for child in _children(parent)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: object) -> list[object]:
+    if isinstance(value, JsonObject):
+        return [child for _, child in value.pairs]
+    return value if isinstance(value, list) else []
 
 
 class DropReason(StrEnum):
@@ -186,7 +204,7 @@ def append_missed(
     Errors: ``DescHoldsAddedToken``, ``DescChangedByTokenizer`` (``key`` is ``missed[index].desc``),
     ``CutHeadNotEncodable``.
     """
-    _check_descs(missed, vocabulary)
+    check_descs(missed, vocabulary)
     parts = [answer_format.write(answer_format.shaped(each)) for each in missed]
     before, after = answer_format.join(parts, follows=parsed.num_elements > 0)
     token_ids = _encode(parsed.cut_head + (before + after).encode(), vocabulary)
@@ -212,8 +230,9 @@ def _encode(raw: bytes, vocabulary: Vocabulary) -> tuple[int, ...]:
     return token_ids
 
 
-def _check_descs(missed: Sequence[GroundTruth], vocabulary: Vocabulary) -> None:
-    for index, each in enumerate(missed):
+def check_descs(objects: Sequence[GroundTruth], vocabulary: Vocabulary) -> None:
+    """Raise ``DescHoldsAddedToken`` or ``DescChangedByTokenizer``; ``key`` is ``missed[index].desc``."""
+    for index, each in enumerate(objects):
         quoted = json.dumps(each.desc, ensure_ascii=False)
         token_ids = vocabulary.encode(quoted)
         key = f"missed[{index}].desc"

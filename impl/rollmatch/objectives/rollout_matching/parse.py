@@ -29,20 +29,19 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
 from typing import NamedTuple, NoReturn
 
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS, AnswerFormat
-from rollmatch.objectives.rollout_matching.elements import DropReason, JsonObject, Slot, judge
+from rollmatch.objectives.rollout_matching.elements import DropReason, JsonObject, Slot, is_too_deep, judge
 from rollmatch.records import ParsedRollout, PredictedObject
 
-MAX_DEPTH = 32
-"""Levels of nesting an element may have."""
 _NUMBERS = re.compile(r'"(?:[^"\\]|\\.)*"|(-?[0-9]{1,9})')
 """Strings, to be passed over, and numbers; a number of more digits than any image has pixels falls apart."""
+_KEY_OR_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"([ \t\n\r]*:)?')
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
 _UNFINISHED = re.compile(
     r'[ \t\n\r]*(?:"(?:[^"\\]|\\.)*\\?|(?<=\\)u[0-9a-fA-F]{0,4}|-|tr?u?|fa?l?s?|nu?l?|(?<=\d)(?:\.|[eE][+-]?))?',
@@ -131,26 +130,11 @@ def _read_element(text: str, start: int) -> Element | Ending:
         return Ending.TRUNCATED if _UNFINISHED.fullmatch(text, error.pos) else Ending.MALFORMED
     except (ValueError, RecursionError):
         return Ending.MALFORMED
-    if _is_too_deep(value):
+    if is_too_deep(value):
         return Ending.MALFORMED
     if not isinstance(value, (JsonObject, list, str)) and text[end : end + 1] not in (*" \t\n\r,]",):
         return Ending.TRUNCATED if _UNFINISHED.fullmatch(text, end) else Ending.MALFORMED
     return Element(start, end, value)
-
-
-def _is_too_deep(value: object) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [child for parent in level for child in _children(parent)]
-        if not level:
-            return False
-    return True
-
-
-def _children(value: object) -> list[object]:
-    if isinstance(value, JsonObject):
-        return [child for _, child in value.pairs]
-    return value if isinstance(value, list) else []
 
 
 _NO_TEXT = b"\xff"  # never UTF-8
@@ -178,11 +162,7 @@ def parse_rollout(
     elements, ending = scan_elements(response.text, opened, answer_format.closing_marks)
     cut, *places = _byte_places(response.text, [opened, *(place for e in elements for place in (e.start, e.end))])
     cut = places[-1] if places else cut
-    slots_of = _tokens_in if answer_format.uses_tokens else _numbers_in
-    judged = [
-        judge(element.value, slots_of(response, element, start), answer_format)
-        for element, start in zip(elements, places[::2], strict=True)
-    ]
+    judged = [_judge(response, *found, answer_format) for found in zip(elements, places[::2], strict=True)]
     drops = Counter(verdict.value for verdict in judged if isinstance(verdict, DropReason))
     if ending in (Ending.MALFORMED, Ending.TRAILING_TEXT):
         drops[ending.value] += 1
@@ -197,6 +177,17 @@ def parse_rollout(
         truncated=ending is Ending.TRUNCATED,
         invalid=False,
     )
+
+
+def _judge(
+    response: _ResponseText, element: Element, start: int, answer_format: AnswerFormat
+) -> PredictedObject | DropReason:
+    """``judge`` for an element that begins at byte ``start``."""
+    slots_of = _tokens_in if answer_format.uses_tokens else _numbers_in
+    verdict = judge(element.value, slots_of(response, element, start), answer_format)
+    if isinstance(verdict, DropReason):
+        return verdict
+    return replace(verdict, desc_span=_desc_span_in(response, element, start, answer_format.desc_key))
 
 
 def _make_invalid(answer_format: AnswerFormat, *, truncated: bool) -> ParsedRollout:
@@ -272,6 +263,15 @@ def _numbers_in(response: _ResponseText, element: Element, start: int) -> tuple[
         Slot(first, first + len(digits), bisect_right(response.starts, first) - 1, int(digits))
         for first, (_, digits) in zip(firsts, found, strict=True)
     )
+
+
+def _desc_span_in(response: _ResponseText, element: Element, start: int, desc_key: str) -> tuple[int, int]:
+    """Bytes of the description of a valid object, which is the string behind its key; quotes apart."""
+    text = response.text[element.start : element.end]
+    strings = _KEY_OR_STRING.finditer(text)
+    next(key for key in strings if key[2] and json.loads(f'"{key[1]}"') == desc_key)
+    first, after = _byte_places(text, next(strings).span(1))
+    return start + first, start + after
 
 
 def _cut_at(response: _ResponseText, cut: int, vocabulary: Vocabulary) -> tuple[tuple[int, ...], bytes]:

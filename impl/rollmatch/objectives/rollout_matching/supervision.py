@@ -5,7 +5,8 @@ With P = ``prompt_len``, X = ``prefix_len``, L = ``encoded_len``:
 ==================  ==========================================================================
 ``[0, P)``          prompt: nothing
 ``[P, P + X)``      the rollout's own words: nothing, but slots of matched objects learn the true bin, and tokens of
-                    their numbers the true token (``number_labels``)
+                    their numbers, and of their descriptions with ``desc_ce_weight_matched``, the true token
+                    (``corrections``)
 ``[P + X, L)``      appended tail: coordinate tokens learn their own bin; every other token its own id,
                     with weight 1, or ``desc_ce_weight`` inside a description; closing and EOS included
 ==================  ==========================================================================
@@ -25,8 +26,8 @@ from scipy.special import softmax
 
 from rollmatch.errors import LearnError
 from rollmatch.learn.pack import starts_of_padded
+from rollmatch.objectives.rollout_matching.corrections import IGNORED
 from rollmatch.objectives.rollout_matching.match import outline
-from rollmatch.objectives.rollout_matching.number_labels import IGNORED
 from rollmatch.records import NUM_BINS, Geometry, GroundTruth, PredictedObject, Row, Segment, Supervision
 
 BinOf = Callable[[int], int | None]
@@ -40,7 +41,7 @@ class PromptLenOutOfRange(LearnError):
 
 
 class SegmentLensDisagree(LearnError):
-    """The prefix ends inside the segment; every coordinate slot has one bin, every token of a number one label."""
+    """The prefix ends inside the segment; every coordinate slot has one bin, every corrected token one label."""
 
     code = "segment-lens-disagree"
 
@@ -58,7 +59,7 @@ class SlotOutsidePrefix(LearnError):
 
 
 class DescOutsideTail(LearnError):
-    """Description tokens are marked in the tail only, [P + X, L)."""
+    """Description tokens are marked in the tail, [P + X, L), or are corrected."""
 
     code = "desc-outside-tail"
 
@@ -83,10 +84,12 @@ class SlotBinOutOfRange(LearnError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskRules:
-    """What of the tail is learnt as text."""
+    """What is learnt as text, and with what weight."""
 
     desc_ce_weight: float = 1.0
-    """Weight of tokens that overlap a description; 0 leaves them out."""
+    """Weight of tokens of the tail that overlap a description; 0 leaves them out."""
+    desc_ce_weight_matched: float = 0.0
+    """Weight of corrected tokens of descriptions; 0 leaves them out."""
 
 
 def mask_segment(segment: Segment, *, rules: MaskRules, bin_of: BinOf) -> Supervision:
@@ -114,8 +117,11 @@ def mask_segment(segment: Segment, *, rules: MaskRules, bin_of: BinOf) -> Superv
     tail_slots = [(index, coord_bin) for index, coord_bin in tail_bins if coord_bin is not None]
     weights = _text_weights(segment, (index for index, coord_bin in tail_bins if coord_bin is None), rules)
     labels = [i if weight else IGNORED for i, weight in zip(segment.token_ids, weights, strict=True)]
-    for index, label in zip(segment.number_positions, segment.number_labels, strict=True):
-        labels[index], weights[index] = label, float(label != IGNORED)
+    desc = frozenset(segment.desc_positions)
+    for index, label in zip(segment.corrected_positions, segment.corrected_labels, strict=True):
+        weight = rules.desc_ce_weight_matched if index in desc else 1.0
+        weights[index] = weight if label != IGNORED else 0.0
+        labels[index] = label if weight else IGNORED
     return Supervision(
         labels=tuple(labels),
         weights=tuple(weights),
@@ -188,14 +194,14 @@ def _check_lens(segment: Segment) -> None:
         raise SegmentLensDisagree(
             f"{len(segment.coord_positions)} slots but {len(segment.coord_bins)} bins", key=origin
         )
-    if len(segment.number_positions) != len(segment.number_labels):
-        counts = f"{len(segment.number_positions)} tokens of numbers but {len(segment.number_labels)} labels"
+    if len(segment.corrected_positions) != len(segment.corrected_labels):
+        counts = f"{len(segment.corrected_positions)} corrected tokens but {len(segment.corrected_labels)} labels"
         raise SegmentLensDisagree(counts, key=origin)
 
 
 def _check_positions(segment: Segment) -> None:
     origin, tail_start = segment.sample.origin, segment.prompt_len + segment.prefix_len
-    for positions in (segment.coord_positions, segment.desc_positions, segment.number_positions):
+    for positions in (segment.coord_positions, segment.desc_positions, segment.corrected_positions):
         outside = [index for index in positions if not segment.prompt_len <= index < segment.encoded_len]
         if outside:
             target = f"[{segment.prompt_len}, {segment.encoded_len})"
@@ -204,8 +210,9 @@ def _check_positions(segment: Segment) -> None:
             raise PositionsNotAscending(f"positions {positions} do not ascend", key=origin)
     if any(index >= tail_start for index in segment.coord_positions):
         raise SlotOutsidePrefix(f"slot {segment.coord_positions[-1]} lies in the tail from {tail_start}", key=origin)
-    if any(index < tail_start for index in segment.desc_positions):
-        raise DescOutsideTail(f"description at {segment.desc_positions[0]}, before {tail_start}", key=origin)
+    before = [index for index in segment.desc_positions if index < tail_start]
+    if not set(before) <= set(segment.corrected_positions):
+        raise DescOutsideTail(f"description at {before[0]}, before {tail_start}", key=origin)
 
 
 def _check_slots(segment: Segment, bin_of: BinOf) -> None:

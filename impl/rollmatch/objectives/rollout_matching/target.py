@@ -1,20 +1,22 @@
 """From rollouts to segments, and what each rollout was worth: parse, match, append. Needs no torch."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollmatch.errors import TargetError
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS, AnswerFormat
+from rollmatch.objectives.rollout_matching.corrections import Correction, label_corrections
 from rollmatch.objectives.rollout_matching.elements import (
     DescChangedByTokenizer,
     DescHoldsAddedToken,
     DropReason,
     Tail,
     append_missed,
+    check_descs,
 )
 from rollmatch.objectives.rollout_matching.match import MatchRules, match_objects
-from rollmatch.objectives.rollout_matching.number_labels import TrueNumber, label_numbers
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.objectives.rollout_matching.supervision import TransportRules, coordinate_targets
 from rollmatch.records import GroundTruth, Matching, ParsedRollout, PredictedObject, Rollout, Sample, Segment
@@ -88,11 +90,15 @@ class RolloutMatching:
         match_rules: MatchRules,
         transport_rules: TransportRules,
         format_of: FormatOf = lambda sample: COORD_TOKENS,
+        *,
+        corrects_descs: bool = False,
     ) -> None:
+        """``corrects_descs``: whether descriptions of matched objects are taught, too."""
         self.vocabulary = vocabulary
         self.match_rules = match_rules
         self.transport_rules = transport_rules
         self.format_of = format_of
+        self.corrects_descs = corrects_descs
 
     def make_segments(
         self, samples: Sequence[Sample], rollouts: Sequence[Rollout]
@@ -116,7 +122,9 @@ class RolloutMatching:
         prefix_ids, tail = matched.parsed.prefix_token_ids, self._append(sample, matched)
         prompt_len, prefix_len = len(rollout.prompt_token_ids), len(prefix_ids)
         slots = self._slots(matched) if matched.answer_format.uses_tokens else []
-        numbers = [] if matched.answer_format.uses_tokens else self._numbers(matched, (*prefix_ids, *tail.token_ids))
+        corrected = label_corrections((*prefix_ids, *tail.token_ids), self._corrections(matched), self.vocabulary)
+        descs = {prefix_len + position for position in tail.desc_positions}
+        descs |= {token.position for token in corrected if token.is_desc}
         segment = Segment(
             sample=sample,
             policy_version=rollout.policy_version,
@@ -125,15 +133,17 @@ class RolloutMatching:
             prefix_len=prefix_len,
             coord_positions=tuple(prompt_len + position for position, _ in slots),
             coord_bins=tuple(coord_bin for _, coord_bin in slots),
-            desc_positions=tuple(prompt_len + prefix_len + position for position in tail.desc_positions),
-            number_positions=tuple(prompt_len + position for position, _ in numbers),
-            number_labels=tuple(label for _, label in numbers),
+            desc_positions=tuple(prompt_len + position for position in sorted(descs)),
+            corrected_positions=tuple(prompt_len + token.position for token in corrected),
+            corrected_labels=tuple(token.label for token in corrected),
         )
         return segment, _make_report(rollout, matched)
 
     def _append(self, sample: Sample, matched: MatchedRollout) -> Tail:
         missed = [matched.truth[index] for index in matched.matching.false_negatives]
         try:
+            if self.corrects_descs:
+                check_descs([true for _, true in matched.pairs], self.vocabulary)
             return append_missed(matched.parsed, missed, self.vocabulary, matched.answer_format)
         except (DescHoldsAddedToken, DescChangedByTokenizer) as error:
             raise type(error)(error.problem, key=sample.origin, remedy=error.remedy) from error
@@ -145,13 +155,18 @@ class RolloutMatching:
             slots.extend(zip(predicted.positions, self._bins(predicted, true), strict=True))
         return slots
 
-    def _numbers(self, matched: MatchedRollout, target_ids: Sequence[int]) -> list[tuple[int, int]]:
-        """(index in the target, label) of the tokens of matched objects' numbers, ascending."""
-        numbers: list[TrueNumber] = []
+    def _corrections(self, matched: MatchedRollout) -> list[Correction]:
+        """Numbers of several tokens, and descriptions where they are taught, of matched objects; ascending."""
+        corrections: list[Correction] = []
         for predicted, true in matched.pairs:
-            wanted = matched.answer_format.numbers_of(predicted.geometry, self._bins(predicted, true))
-            numbers += [TrueNumber(*span, number) for span, number in zip(predicted.spans, wanted, strict=True)]
-        return label_numbers(target_ids, numbers, self.vocabulary)
+            if not matched.answer_format.uses_tokens:
+                wanted = matched.answer_format.numbers_of(predicted.geometry, self._bins(predicted, true))
+                spans = zip(predicted.spans, map(str, wanted), strict=True)
+                corrections += [Correction(*span, text) for span, text in spans]
+            if self.corrects_descs:
+                text = json.dumps(true.desc, ensure_ascii=False)[1:-1]
+                corrections.append(Correction(*predicted.desc_span, text, is_desc=True))
+        return sorted(corrections)
 
     def _bins(self, predicted: PredictedObject, true: GroundTruth) -> tuple[int, ...]:
         return coordinate_targets(predicted, true, self.transport_rules)
