@@ -51,6 +51,15 @@ def test_a_reward_is_called_by_its_function_or_by_its_own_name():
     assert [(reward.shown_name, reward.weight) for reward in rewards] == [("form", 1.0), ("g", -2.0)]
 
 
+@pytest.mark.scenario(clauses=["vineppo/other-responses-may-stand-in-for-continuations#1"])
+def test_siblings_are_none_prompt_or_all():
+    key, vineppo = "custom.extra.vineppo.siblings", ("custom.trainer_variant=vineppo", SAMPLED, REWARDS)
+    assert config_with(*vineppo).custom.extra.vineppo.siblings == "none"
+    assert refusal_of(*vineppo, f"{key}=some") == ("not-a-choice", key)
+    for value in ("none", "prompt", "all"):
+        assert config_with(*vineppo, f"{key}={value}").custom.extra.vineppo.siblings == value
+
+
 PLAYED = "custom.extra.environment."
 NAMED = (f"{PLAYED}name=a.b:C", "~.decoding.temperature=1", f"{PLAYED}max_response_tokens=600", "global_max_length=700")
 PLAYING = ("custom.trainer_variant=vineppo", *NAMED)

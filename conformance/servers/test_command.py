@@ -56,6 +56,19 @@ def judge(site, folder, *words):
     return process.returncode, output
 
 
+@pytest.mark.scenario(clauses=["judging/an-implementation-proves-itself-by-vectors#1"])
+def test_the_wheel_runs_vectors_without_torch_and_without_the_implementation(installed, tmp_path):
+    plain = ROOT / "conformance/vectors/plain_python.py"
+    code = "from conformance.vectors.command import run; run()"
+    words = ["run", "--only", "seeds", "--only", "advantages", sys.executable, str(plain)]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(installed)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "14 pass" in done.stdout
+
+
 def named(*checks):
     return [word for check in checks for word in ("--check", check)]
 

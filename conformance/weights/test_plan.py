@@ -25,6 +25,15 @@ def test_the_examples_hold():
     assert doctest.testmod(plan).failed == 0
 
 
+@pytest.mark.scenario("weight-sync/three-tensors-of-two-types")
+def test_tensors_of_a_type_travel_together():
+    specs = [Spec("a", "float32", (2,)), Spec("b", "bfloat16", (3,)), Spec("c", "float32", (1,))]
+    made = make_plan(specs, bucket_bytes=100)
+    held = [[spec.name for spec in made.specs[bucket.start : bucket.stop]] for bucket in made.buckets]
+    assert (held, [bucket.num_bytes for bucket in made.buckets]) == ([["a", "c"], ["b"]], [12, 6])
+
+
+@pytest.mark.scenario(clauses=["weight-sync/buckets-are-cut-the-same-way-every-time#3,4,5"])
 @given(SPECS, st.integers(1, 200), st.integers(0, 200))
 def test_every_tensor_travels_once_in_buckets_of_one_type(specs, bucket_bytes, tail_bytes):
     made = make_plan(specs, bucket_bytes=bucket_bytes, tail_bytes=tail_bytes)
@@ -44,6 +53,7 @@ def test_every_tensor_travels_once_in_buckets_of_one_type(specs, bucket_bytes, t
     assert [spec.dtype for spec in made.specs] == [spec.dtype for spec in plain.specs]
 
 
+@pytest.mark.scenario(clauses=["weight-sync/buckets-are-cut-the-same-way-every-time#1,2"])
 @example([Spec("a", "float32", (1,)), Spec("b", "float32", (1,))], 8)  # they just fit
 @given(SPECS, st.integers(1, 200))
 def test_without_a_tail_order_is_kept_and_no_two_neighbours_fit_into_one_bucket(specs, bucket_bytes):

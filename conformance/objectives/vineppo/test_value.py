@@ -102,7 +102,41 @@ def test_nothing_is_asked_of_a_finished_response_and_budgets_shrink():
     )
 
 
-@pytest.mark.scenario(clauses=["vineppo/a-value-is-the-plain-mean-of-fresh-continuations#2"])
+class Halfway(LockPolicy):
+    """Every continuation returns 0.5."""
+
+    def continue_states(self, requests):
+        made = super().continue_states(requests)
+        return [replace(one, rewards=((len(one.token_ids), 0.5),)) for one in made]
+
+
+@pytest.mark.scenario(
+    "vineppo/siblings-of-two-processes",
+    clauses=["vineppo/other-responses-may-stand-in-for-continuations#2,3,4"],
+)
+def test_siblings_are_those_of_all_ranks():
+    paid = [(1.0, (0, 0)), (0.0, (0, 1))]
+    responses = [replace(trajectory_of(ids), rewards=((2, reward),)) for reward, ids in paid]
+    policies = [Halfway(), Halfway()]
+
+    def work(member):
+        waves = waves_of(policies[member.rank], member)
+        valuer = ContinuationValues(ValueRules(num_continuations=3, siblings="all"))
+        return valuer.values_of([responses[member.rank]], [(0, 1, 2)], waves)
+
+    (first,), (second,) = together(2, work)
+    assert first.values == pytest.approx((1 / 3, 1 / 3))
+    assert second.values == pytest.approx((2 / 3, 2 / 3))
+    continued = [request.state.prefix_token_ids for policy in policies for call in policy.requested for request in call]
+    assert sorted(continued) == [(), (), (0,), (0,)]
+
+
+@pytest.mark.scenario(
+    clauses=[
+        "vineppo/a-value-is-the-plain-mean-of-fresh-continuations#2",
+        "vineppo/other-responses-may-stand-in-for-continuations#2,3",
+    ]
+)
 def test_siblings_stand_in_for_continuations_but_never_for_themselves():
     policy = LockPolicy()
     right, wrong = (0, 0, 0, 0, 2, 0, STOP), (0, 1, 0, 0, 2, 0, STOP)

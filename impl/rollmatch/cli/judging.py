@@ -1,20 +1,24 @@
-"""``rollmatch judge URL``: the command of the package ``rollmatch-conformance``, where it is installed."""
+"""Commands of the package ``rollmatch-conformance``, where it is installed: ``judge``, ``vectors``."""
 
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 
 from rollmatch.errors import LaunchError
-
-COMMAND = "conformance.servers.command"
 
 
 def judge(arguments: Sequence[str]) -> int:
     """Run ``rollmatch-judge`` with these words. Errors: ``judge-not-installed``."""
+    return int(conformance_command("conformance.servers.command").main(arguments, prog="rollmatch judge"))
+
+
+def conformance_command(name: str) -> ModuleType:
+    """The module of a command of ``rollmatch-conformance``. Errors: ``judge-not-installed``."""
     try:
-        command = import_module(COMMAND)
+        return import_module(name)
     except ModuleNotFoundError as error:
-        if not COMMAND.startswith(str(error.name)):
+        if not name.startswith(str(error.name)):
             raise
         problem, remedy = "rollmatch-conformance is not installed", "Run: pip install rollmatch-conformance"
-        raise LaunchError(problem, code="judge-not-installed", key="judge", remedy=remedy) from error
-    return int(command.main(arguments, prog="rollmatch judge"))
+        key = name.split(".")[1]
+        raise LaunchError(problem, code="judge-not-installed", key=key, remedy=remedy) from error

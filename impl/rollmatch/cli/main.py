@@ -14,7 +14,7 @@ from rollmatch.cli import convert as converting
 from rollmatch.cli import evaluate as evaluating
 from rollmatch.cli import export as exporting
 from rollmatch.cli import import_config as importing
-from rollmatch.cli import judging, nodes, planning, server_arguments
+from rollmatch.cli import judging, nodes, planning, server_arguments, vectors
 from rollmatch.cli import schema as schemas
 from rollmatch.cli import vllm_serve as vllm_serving
 from rollmatch.cli.processes import parse_gpus, visible
@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = sys.argv[1:] if arguments is None else list(arguments)
         if words[:1] == ["judge"]:  # a package of its own, with its own options
             return judging.judge(words[1:])
+        if words[:1] == ["vectors"]:
+            return vectors.vectors(words[1:])
         options = make_parser().parse_args(words)
         return int(options.command(options) or 0)
     except Exception as error:
@@ -107,6 +109,8 @@ def make_parser() -> argparse.ArgumentParser:
     imported.set_defaults(command=importing.import_config)
     judged = commands.add_parser("judge", help="judge a running rollout server (package rollmatch-conformance)")
     judged.add_argument("words", nargs="...", metavar="URL ...", help="options: see rollmatch judge --help")
+    proved = commands.add_parser("vectors", help="prove another implementation by portable vectors (same package)")
+    proved.add_argument("words", nargs="...", metavar="run COMMAND ...", help="options: see rollmatch vectors --help")
     schema = commands.add_parser("schema", help="print the JSON Schema of the YAML, for editors")
     schemas.add_arguments(schema)
     schema.set_defaults(command=schemas.write_schema)
