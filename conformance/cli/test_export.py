@@ -9,7 +9,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from conformance.cli.started import HF, train_command
 from conformance.rollout.digits import write_cut
 from rollmatch.cli.main import main
-from rollmatch.cli.run_directory import RESOLVED, last_checkpoint
+from rollmatch.cli.run_directory import JOURNAL, RESOLVED, last_checkpoint
 from rollmatch.model.checkpoint import merged_weights
 
 LORA = (
@@ -54,6 +54,21 @@ def test_files_of_training_are_not_copied(tmp_path):
     }  # fmt: skip
 
 
+def test_a_card_names_the_model_and_what_the_first_run_began_with(tmp_path):
+    from rollmatch.cli.export import card
+
+    stages = {"one": ("Qwen/Qwen3-VL-2B-Instruct", "sft"), "two": (str(tmp_path / "one/checkpoint-20"), "grpo")}
+    for name, (model, variant) in stages.items():
+        (tmp_path / name).mkdir()
+        described = f"model: {{model: {model}}}\ncustom: {{trainer_variant: {variant}}}\n"
+        (tmp_path / name / RESOLVED).write_text(described)
+    (tmp_path / "two" / JOURNAL).write_text("")
+    lines = card("cats", tmp_path / "two", "full fine-tuning").splitlines()
+    assert lines[2] == "base_model: Qwen/Qwen3-VL-2B-Instruct"
+    assert "# cats" in lines
+    assert "`Qwen/Qwen3-VL-2B-Instruct`, trained with rollmatch: `sft`, then `grpo`; full fine-tuning." in lines
+
+
 def test_transformers_loads_it_with_the_weights_that_servers_get(exported):
     from rollmatch.cli.export import load_trained
     from rollmatch.config import load_config
@@ -69,7 +84,9 @@ def test_transformers_loads_it_with_the_weights_that_servers_get(exported):
     AutoProcessor.from_pretrained(out)
     card = (out / "README.md").read_text()
     assert "| f1 |" in card
+    assert "# out\n\n`model`, trained with rollmatch: `rollout_matching_sft`; " in card
     assert "checkpoint-2" in card
+    assert "base_model" not in card
 
 
 def test_another_dtype_is_written_everywhere(exported, tmp_path):

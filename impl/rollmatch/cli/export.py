@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 from rollmatch.cli.run_directory import JOURNAL, RESOLVED, last_checkpoint
 from rollmatch.config import RunConfig, effective, load_config
 from rollmatch.errors import LaunchError
@@ -49,7 +51,9 @@ def export(options: argparse.Namespace) -> None:
     dtype = options.dtype or dtype_of(base)
     num_tensors = write_weights(load_trained(config, checkpoint), partial, dtype)
     _write_config(partial, dtype)
-    (partial / "README.md").write_text(_card(run, config, checkpoint, dtype), encoding="utf-8")
+    name = options.push.rpartition("/")[2] if options.push else out.resolve().name
+    precision = f"{config.tuner.train_type} fine-tuning, {checkpoint.name}, {dtype}"
+    (partial / "README.md").write_text(card(name, run, precision), encoding="utf-8")
     partial.rename(out)
     print(f"{out}: {num_tensors} tensors in {dtype} from {checkpoint.name}")
     if options.push:
@@ -148,21 +152,36 @@ def _write_config(out: Path, dtype: str) -> None:
     path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 
-def _card(run: Path, config: RunConfig, checkpoint: Path, dtype: str) -> str:
+def began_with(run: Path) -> tuple[str, list[str]]:
+    """The model that a chain of runs began with, and the objectives of these runs, the first one first.
+
+    Stage 2 begins with a checkpoint of stage 1, whose run lies around it.
+    """
+    described = yaml.safe_load((run / RESOLVED).read_text(encoding="utf-8"))
+    model: str = described["model"]["model"]
+    before = Path(model).parent
+    model, objectives = began_with(before) if (before / RESOLVED).is_file() else (model, [])
+    return model, [*objectives, described["custom"]["trainer_variant"]]
+
+
+def card(name: str, run: Path, made: str) -> str:
+    """The model card; ``made`` says how the weights were made."""
+    model, objectives = began_with(run)
+    stages = ", then ".join(f"`{each}`" for each in objectives)
+    is_local = Path(model).exists()
     events = list(read_journal(run / JOURNAL))
     evaluated = [event for event in events if event["event"] == "evaluated"]
     first, last = (evaluated[0]["metrics"], evaluated[-1]["metrics"]) if evaluated else ({}, {})
     lines = [
         "---",
         "library_name: transformers",
-        f"base_model: {config.model.model}",
+        *([] if is_local else [f"base_model: {model}"]),  # the hub takes no paths
         "tags: [rollmatch]",
         "---",
         "",
-        f"# {Path(config.model.model).name}, trained with rollmatch",
+        f"# {name}",
         "",
-        f"Objective `{config.custom.trainer_variant}`, {config.tuner.train_type} fine-tuning, {checkpoint.name},",
-        f"{dtype}.",
+        f"`{Path(model).name if is_local else model}`, trained with rollmatch: {stages}; {made}.",
         "",
         "| held-out metric | before | last |",
         "|---|---|---|",
