@@ -10,6 +10,7 @@ import pytest
 
 from conformance.rollout.digits import MODEL
 from conformance.servers.broken.app import serving
+from conformance.servers.broken.calls import wait_while
 from conformance.servers.broken.engine import TinyEngine
 from conformance.servers.broken.switches import Switches
 from conformance.servers.broken.updates import NORM
@@ -174,12 +175,14 @@ def bench():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(liveness.LONG, "max_tokens", 40)
         patch.setattr(calls, "MIX_S", 0.5)
-        patch.setattr(calls, "LONG_IS_IN_S", 0.1)
         patch.setattr(calls, "NUM_MIXED", 10)
         patch.setattr(generation, "ENDING_SEEDS", (1, 2))
         for module in (generation, sampling):
             patch.setattr(module, "ENDING_TOKENS", 100)
         with serving(TinyEngine(str(MODEL), Switches())) as server:
+            patch.setattr(
+                calls, "let_in", lambda call: wait_while(lambda: not (server.calls.num_running or call.done()))
+            )
             yield BrokenBench(server)
 
 
