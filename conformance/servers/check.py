@@ -23,10 +23,12 @@ Judge = Callable[[Exchange], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One check; ``sentence`` says what a server does that passes."""
+    """One check; ``sentence`` is that of the specification, what a server does that passes."""
 
     check_id: str
     sentence: str
+    clause: str = ""
+    """Its id in the specification, ``capability/requirement#n``."""
     ask: Callable[["Talk"], None]
     judge: Judge
     grade: str = MUST

@@ -185,7 +185,8 @@ def _explained(judgement: ServerJudgement) -> Iterator[str]:
 
 def _about(row: VerdictRow, judgement: ServerJudgement) -> Iterator[str]:
     yield f"\n{row.state}: servers/{row.check.check_id}"
-    yield textwrap.indent(textwrap.fill(f"{row.check.grade}: {row.check.sentence}", 112), "    ")
+    yield f"    {row.check.clause or row.check.grade}"
+    yield textwrap.indent(textwrap.fill(row.check.sentence, 112), "    ")
     yield textwrap.indent(textwrap.fill(shown(row.reason), 112), "    ")
     if row.state != "not-testable":
         yield f"    {command_for(row.check, judgement.subject)}"

@@ -47,6 +47,7 @@ def _entry(row: VerdictRow, judgement: ServerJudgement) -> dict[str, Any]:
     return {
         "id": f"servers/{row.check.check_id}",
         "level": row.check.grade,
+        "clause": row.check.clause,
         "sentence": row.check.sentence,
         "verdict": row.state,
         "blocked_by": row.reason if row.state == BLOCKED else None,
@@ -95,7 +96,7 @@ def _add_case(suite: Element, entry: Mapping[str, Any]) -> None:
     verdict, message = entry["verdict"], _plain(f"{entry['verdict']}: {entry['reason']}")
     if verdict in ("must", "stale-gap"):
         failure = SubElement(case, "failure", message=message)
-        parts = filter(None, [entry["sentence"], entry["reason"], entry["again"], entry["curl"]])
+        parts = filter(None, [entry["clause"], entry["sentence"], entry["reason"], entry["again"], entry["curl"]])
         failure.text = _plain("\n".join(parts))
     elif verdict == FAULTY:
         SubElement(case, "error", message=message)

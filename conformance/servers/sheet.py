@@ -74,7 +74,7 @@ def _check(entry: Mapping[str, Any]) -> Iterator[str]:
     is_open = " open" if entry["verdict"] in ("must", "stale-gap", "harness-error") else ""
     yield f'<details{is_open}><summary><b class="{entry["verdict"]}">{entry["verdict"]}</b>'
     yield f"<span>{escape(entry['id'])}</span><span>{entry['seconds']:g} s</span></summary>"
-    yield f"<p>{entry['level']}: {escape(entry['sentence'])}</p>"
+    yield f"<p>{escape(entry['clause'] or entry['level'])}: {escape(entry['sentence'])}</p>"
     if entry["reason"]:
         yield f"<p><b>{escape(entry['reason'][:LONGEST])}</b></p>"
     if entry["verdict"] != "pass":

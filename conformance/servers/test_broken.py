@@ -195,7 +195,28 @@ def test_a_correct_server_passes(bench, dialect, check):
 
 @pytest.mark.scenario(
     "judging/one-mistake-at-a-time",
-    clauses=["judging/the-judge-is-judged#2", "judging/numbers-are-compared-with-transformers#1,2,3"],
+    "servers/nine-prompts-in-one-call",
+    "servers/a-finish-reason-that-is-always-the-same",
+    "servers/log-probabilities-are-shifted-by-one",
+    "servers/temperature-is-ignored",
+    "servers/a-route-that-is-not-listed",
+    "servers/a-prompt-that-is-too-long-is-cut",
+    "servers/a-second-communicator-is-welcome",
+    "servers/one-layernorm-keeps-its-weights",
+    "servers/a-wrong-shape-zeroes-the-tensor",
+    clauses=[
+        "judging/the-judge-is-judged#2",
+        "judging/numbers-are-compared-with-transformers#1,2,3",
+        "servers/each-prompt-gets-its-own-responses#1,2,3,4,5,6,7,8,9,10",
+        "servers/a-response-says-what-was-generated#1,2,3,4",
+        "servers/numbers-are-those-of-the-model#1,2,3,4,5,6",
+        "servers/sampling-follows-its-parameters#1,2,3,4,5,6,7,8,9,10",
+        "servers/a-server-can-be-found-and-watched#1,2,3,4,5",
+        "servers/a-bad-call-is-an-error-and-harms-nobody-else#1,2,3,4,5,6,7,8,9,10",
+        "servers/one-learner-at-a-time-opens-the-weight-group#1,2,3,4,5,6",
+        "servers/what-was-sent-is-what-is-served#1,2,3,4,5,6,7,8,9,10,11",
+        "servers/a-wrong-update-is-an-error-and-the-next-one-works#1,2,3,4,5,6,7,8",
+    ],
 )
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found_by_its_check_alone(bench, mistake):

@@ -106,9 +106,10 @@ def test_reports_say_the_same(installed, tmp_path):
     assert entries["servers/too-long-prompt-is-4xx"]["verdict"] == "not-testable"
     suite = ElementTree.parse(paths["junit"]).getroot()
     assert [suite.get(name) for name in ("tests", "failures", "skipped", "errors")] == ["7", "1", "1", "0"]
-    assert suite.find("testcase/failure").text.startswith("A route that is called with another method returns 405.")
+    clause, sentence = (entries["servers/wrong-method-is-405"][name] for name in ("clause", "sentence"))
+    assert suite.find("testcase/failure").text.startswith(f"{clause}\n{sentence}\n")
     page = paths["page"].read_text()
-    for text in ("servers/wrong-method-is-405", "1 must", "curl -sS -i -X GET"):
+    for text in ("servers/wrong-method-is-405", "1 must", "curl -sS -i -X GET", clause, sentence):
         assert text in page
         assert text in output
     assert "http://" not in page.replace(server.url, "")

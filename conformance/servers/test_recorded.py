@@ -33,6 +33,7 @@ def test_what_is_missed_is_a_known_gap_and_no_gap_is_stale(server):
     assert unexplained == []
 
 
+@pytest.mark.scenario(clauses=["servers/a-server-can-be-found-and-watched#6,7"])
 @pytest.mark.parametrize("server", [name for name in RECORDED if name.startswith("rollmatch-")])
 def test_our_own_server_passes_every_check(server):
     assert [str(row) for row in rows_of(RECORDED[server]) if row.state != "pass"] == []

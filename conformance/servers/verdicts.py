@@ -90,7 +90,7 @@ def matrix_rows(judged: Iterable[tuple[str, str, Sequence[VerdictRow]]]) -> list
             "capability": CAPABILITY,
             "name": check.check_id.replace("-", " "),
             "place": f"conformance/servers/checks/{check.ask.__module__.rpartition('.')[2]}.py",
-            "sentence": f"{check.grade}: {check.sentence}",
+            "sentence": check.sentence,
             "pending": "",
             "tests": [],
             "faults": [],

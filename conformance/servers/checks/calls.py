@@ -36,10 +36,16 @@ def ask_too_long(talk: Talk) -> None:
     talk.generate("after", QUESTIONS[:1])
 
 
-@check("bad-sampling-value-is-4xx", "max_tokens = -1 returns 4xx, and the next call is served.", ask=ask_bad_sampling)
+@check(
+    "bad-sampling-value-is-4xx",
+    "A call with max_tokens = -1 MUST return 4xx, and the next call is served.",
+    clause="servers/a-bad-call-is-an-error-and-harms-nobody-else#5",
+    ask=ask_bad_sampling,
+)
 @check(
     "too-long-prompt-is-4xx",
-    "A prompt that does not fit returns 4xx, and the next call is served.",
+    "A prompt that does not fit MUST return 4xx, and the next call is served.",
+    clause="servers/a-bad-call-is-an-error-and-harms-nobody-else#6",
     ask=ask_too_long,
     is_dangerous=True,
 )
@@ -55,7 +61,8 @@ def ask_spoilt(talk: Talk) -> None:
 
 @check(
     "a-bad-prompt-is-reported",
-    "One prompt that cannot be served gives a partial result or 4xx, and the next call is served.",
+    "One prompt that cannot be served SHOULD give a partial result or 4xx, and the next call is served.",
+    clause="servers/a-bad-call-is-an-error-and-harms-nobody-else#7",
     grade=SHOULD,
     ask=ask_spoilt,
     is_dangerous=True,
@@ -83,7 +90,8 @@ def ask_correlation(talk: Talk) -> None:
 
 @check(
     "request-name-comes-back",
-    "A reply contains the id of its request.",
+    "A reply SHOULD contain the id of its request.",
+    clause="servers/each-prompt-gets-its-own-responses#8",
     grade=SHOULD,
     dialects=("native", "swift", "vllm"),
     ask=ask_correlation,
@@ -111,7 +119,8 @@ def ask_overlap(talk: Talk) -> None:
 
 @check(
     "short-call-passes-long-one",
-    "A call for one token that arrives during long responses returns before them.",
+    "A call for one token that arrives during long responses SHOULD return before them.",
+    clause="servers/a-bad-call-is-an-error-and-harms-nobody-else#9",
     grade=SHOULD,
     ask=ask_overlap,
     deadline_s=60,
@@ -133,7 +142,8 @@ def ask_hang_up(talk: Talk) -> None:
 
 @check(
     "hanging-up-frees-the-engine",
-    "After a caller disconnects, the next call does not wait for the abandoned one.",
+    "After a caller disconnects, the next call SHOULD NOT wait for the abandoned one.",
+    clause="servers/a-bad-call-is-an-error-and-harms-nobody-else#10",
     grade=SHOULD,
     ask=ask_hang_up,
     deadline_s=60,
@@ -165,7 +175,8 @@ def _is_kept(session: requests.Session) -> bool:
 
 @check(
     "connection-survives-an-error",
-    "A kept-alive connection serves the next call after an error.",
+    "A kept-alive connection SHOULD serve the next call after an error.",
+    clause="servers/a-bad-call-is-an-error-and-harms-nobody-else#8",
     grade=SHOULD,
     ask=ask_keep_alive,
 )
@@ -222,7 +233,8 @@ def _is_for(talk: Talk, call: RecordedCall, prompt_ids: list[int]) -> bool:
 
 @check(
     "replies-are-never-swapped",
-    "Concurrent calls of several routes each get their own reply, and none fails.",
+    "Concurrent calls of several routes MUST each get their own reply, and none fails.",
+    clause="servers/each-prompt-gets-its-own-responses#7",
     ask=ask_mixed,
     needs=("model",),
     deadline_s=120,

@@ -33,7 +33,8 @@ def ask_order(talk: Talk) -> None:
 
 @check(
     "replies-in-order",
-    "Prompts of one call are returned in order, as the token ids of the model's chat template.",
+    "Prompts of one call MUST be answered in order, each with the token ids of the model's chat template.",
+    clause="servers/each-prompt-gets-its-own-responses#1",
     ask=ask_order,
     needs=("model",),
 )
@@ -46,7 +47,12 @@ def ask_one(talk: Talk) -> None:
     talk.generate("generate", QUESTIONS[:1])
 
 
-@check("one-prompt-one-response", "Fewer prompts than workers return one response per prompt.", ask=ask_one)
+@check(
+    "one-prompt-one-response",
+    "A call with fewer prompts than workers MUST be answered with one response per prompt.",
+    clause="servers/each-prompt-gets-its-own-responses#2",
+    ask=ask_one,
+)
 def judge_one(exchange: Exchange) -> str:
     count = len(read(exchange, "generate"))
     return "" if count == 1 else f"{count} responses"
@@ -60,7 +66,8 @@ def ask_text(talk: Talk) -> None:
 
 @check(
     "text-is-the-ids-decoded",
-    "A response's text is its ids, decoded.",
+    "The text of a response SHOULD be its ids, decoded.",
+    clause="servers/a-response-says-what-was-generated#1",
     grade=SHOULD,
     dialects=("swift", "vllm"),
     ask=ask_text,
@@ -81,7 +88,8 @@ def ask_stop(talk: Talk) -> None:
 
 @check(
     "stop-token-is-kept-or-not",
-    "The stop token is always in the ids of a response, or never.",
+    "The stop token SHOULD always be in the ids of a response, or never.",
+    clause="servers/a-response-says-what-was-generated#2",
     grade=SHOULD,
     ask=ask_stop,
     needs=("model",),
@@ -107,7 +115,12 @@ def ask_logprobs(talk: Talk) -> None:
     talk.generate("generate", QUESTIONS, logprobs=True, max_tokens=12)
 
 
-@check("logprobs-fit-the-ids", "Each token of a response has one finite log-probability, at most 0.", ask=ask_logprobs)
+@check(
+    "logprobs-fit-the-ids",
+    "Each token of a response MUST have one finite log-probability, at most 0.",
+    clause="servers/a-response-says-what-was-generated#4",
+    ask=ask_logprobs,
+)
 def judge_logprobs(exchange: Exchange) -> str:
     for place, one in enumerate(read(exchange, "generate")):
         if one.logprobs is None or len(one.logprobs) != len(one.ids):
@@ -127,8 +140,18 @@ def ask_seed(talk: Talk) -> None:
         talk.generate(label, QUESTIONS, max_tokens=24, temperature=1.0, seed=11)
 
 
-@check("greedy-repeats", "Greedy generation repeats exactly.", ask=ask_twice)
-@check("a-seed-repeats", "The same call with the same seed gives the same sampled responses.", ask=ask_seed)
+@check(
+    "greedy-repeats",
+    "Greedy generation MUST repeat exactly.",
+    clause="servers/numbers-are-those-of-the-model#1",
+    ask=ask_twice,
+)
+@check(
+    "a-seed-repeats",
+    "The same call with the same seed MUST give the same sampled responses.",
+    clause="servers/sampling-follows-its-parameters#6",
+    ask=ask_seed,
+)
 def judge_twice(exchange: Exchange) -> str:
     return "" if ids_of(exchange, "first") == ids_of(exchange, "second") else "two different answers"
 
@@ -139,7 +162,8 @@ def ask_copies(talk: Talk) -> None:
 
 @check(
     "copies-of-a-prompt-differ",
-    "Copies of one prompt in one call with one seed do not all get the same response.",
+    "Copies of one prompt in one call with one seed SHOULD NOT all get the same response.",
+    clause="servers/each-prompt-gets-its-own-responses#9",
     grade=SHOULD,
     ask=ask_copies,
 )
@@ -156,7 +180,8 @@ def ask_alone(talk: Talk) -> None:
 
 @check(
     "alone-as-in-a-batch",
-    "A greedy response does not depend on what else is in the call.",
+    "A greedy response SHOULD NOT depend on what else is in the call.",
+    clause="servers/each-prompt-gets-its-own-responses#10",
     grade=SHOULD,
     ask=ask_alone,
     requires=("replies-in-order",),
@@ -175,7 +200,8 @@ def ask_oracle(talk: Talk) -> None:
 
 @check(
     "greedy-equals-transformers",
-    "Greedy responses equal those of transformers with the same weights, token by token.",
+    "Greedy responses MUST equal those of transformers with the same weights, token by token.",
+    clause="servers/numbers-are-those-of-the-model#2",
     ask=ask_oracle,
     needs=("model",),
     deadline_s=60,
@@ -207,7 +233,8 @@ def ask_many(talk: Talk) -> None:
 
 @check(
     "n-responses-of-a-prompt",
-    "With n = 2, the two responses of a prompt are adjacent.",
+    "With n = 2, the two responses of a prompt MUST be adjacent.",
+    clause="servers/each-prompt-gets-its-own-responses#5",
     dialects=("swift", "trl", "vllm"),
     ask=ask_many,
     needs=("model",),
@@ -222,7 +249,13 @@ def ask_empty(talk: Talk) -> None:
     talk.generate("generate", [])
 
 
-@check("no-prompts-no-responses", "A call without prompts returns no responses, or 4xx.", grade=SHOULD, ask=ask_empty)
+@check(
+    "no-prompts-no-responses",
+    "A call without prompts SHOULD return no responses, or 4xx.",
+    clause="servers/each-prompt-gets-its-own-responses#6",
+    grade=SHOULD,
+    ask=ask_empty,
+)
 def judge_empty(exchange: Exchange) -> str:
     call = exchange.one("generate")
     if call.is_refusal:

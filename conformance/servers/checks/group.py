@@ -24,7 +24,8 @@ def ask_again(talk: Talk) -> None:
 
 @check(
     "a-group-opens-again",
-    "A communicator can be closed, opened again at another port, and used for an update.",
+    "A communicator MUST be closable, and openable again at another port, and usable for an update.",
+    clause="servers/one-learner-at-a-time-opens-the-weight-group#1",
     ask=ask_again,
     needs=NEEDS,
     requires=("world-size-is-returned",),
@@ -48,7 +49,8 @@ def ask_second(talk: Talk) -> None:
 
 @check(
     "second-communicator-is-refused",
-    "A second communicator is rejected while one is open, and the first one still works.",
+    "A second communicator MUST be rejected while one is open, and the first one still works.",
+    clause="servers/one-learner-at-a-time-opens-the-weight-group#2",
     ask=ask_second,
     needs=NEEDS,
     is_dangerous=True,
@@ -70,7 +72,8 @@ def ask_nobody(talk: Talk) -> None:
 
 @check(
     "serves-while-nobody-joins",
-    "While a communicator waits for a learner that never joins, calls are served.",
+    "While a communicator waits for a learner that never joins, calls SHOULD be served.",
+    clause="servers/one-learner-at-a-time-opens-the-weight-group#3",
     grade=SHOULD,
     ask=ask_nobody,
     needs=("group",),
@@ -91,7 +94,8 @@ def ask_busy_port(talk: Talk) -> None:
 
 @check(
     "taken-group-port-is-named",
-    "A group port in use is rejected with its number; the server continues.",
+    "A group port in use SHOULD be rejected with its number, and the server continues.",
+    clause="servers/one-learner-at-a-time-opens-the-weight-group#4",
     grade=SHOULD,
     dialects=("native", *QUEUED),
     ask=ask_busy_port,
@@ -114,7 +118,8 @@ def ask_wrong_size(talk: Talk) -> None:
 
 @check(
     "wrong-world-size-is-refused",
-    "A learner that expects another group size is rejected.",
+    "A learner that expects another group size SHOULD be rejected.",
+    clause="servers/one-learner-at-a-time-opens-the-weight-group#5",
     grade=SHOULD,
     dialects=("native", *QUEUED),
     ask=ask_wrong_size,
@@ -151,7 +156,9 @@ def ask_dying(talk: Talk) -> None:
 
 @check(
     "recovers-from-a-dead-learner",
-    "After a learner died during an update, calls are served within 75 s (vllm: after /resume); the next one syncs.",
+    "After a learner died during an update, calls SHOULD be served within 75 s (vllm: after /resume), "
+    "and the next one syncs.",
+    clause="servers/one-learner-at-a-time-opens-the-weight-group#6",
     grade=SHOULD,
     dialects=("swift", "trl", "vllm"),
     ask=ask_dying,

@@ -19,7 +19,8 @@ def ask_health_slash(talk: Talk) -> None:
 
 @check(
     "health-with-and-without-slash",
-    "Health is reachable with and without a slash at its end, by one redirect at most.",
+    "Health MUST be reachable with and without a slash at its end, by one redirect at most.",
+    clause="servers/a-server-can-be-found-and-watched#1",
     ask=ask_health_slash,
 )
 def judge_all_ok(exchange: Exchange) -> str:
@@ -37,7 +38,8 @@ def ask_health_while_generating(talk: Talk) -> None:
 
 @check(
     "health-while-generating",
-    "Health does not wait for eight long responses: it returns within a second, or well before them.",
+    "Health SHOULD NOT wait for eight long responses: it returns within a second, or well before them.",
+    clause="servers/a-server-can-be-found-and-watched#2",
     grade=SHOULD,
     ask=ask_health_while_generating,
     deadline_s=90,
@@ -57,7 +59,8 @@ def ask_world_size(talk: Talk) -> None:
 
 @check(
     "world-size-is-returned",
-    "The server returns the number of workers that take part in a weight group.",
+    "The server MUST return the number of workers that take part in a weight group.",
+    clause="servers/a-server-can-be-found-and-watched#3",
     ask=ask_world_size,
 )
 def judge_world_size(exchange: Exchange) -> str:
@@ -74,7 +77,8 @@ def ask_routes(talk: Talk) -> None:
 
 @check(
     "routes-are-listed",
-    "/openapi.json lists all routes of the dialect, so that a client can detect it.",
+    "All routes of the dialect MUST be listed in /openapi.json, so that a client can detect it.",
+    clause="servers/a-server-can-be-found-and-watched#4",
     ask=ask_routes,
 )
 def judge_routes(exchange: Exchange) -> str:
@@ -87,7 +91,12 @@ def ask_wrong_method(talk: Talk) -> None:
     talk.get("get", talk.subject.dialect.generate_path)
 
 
-@check("wrong-method-is-405", "A route that is called with another method returns 405.", ask=ask_wrong_method)
+@check(
+    "wrong-method-is-405",
+    "A route that is called with another method MUST return 405.",
+    clause="servers/a-bad-call-is-an-error-and-harms-nobody-else#1",
+    ask=ask_wrong_method,
+)
 def judge_wrong_method(exchange: Exchange) -> str:
     return "" if exchange.one("get").status == 405 else exchange.one("get").summary()
 
@@ -100,7 +109,8 @@ def ask_missing_field(talk: Talk) -> None:
 
 @check(
     "missing-field-is-named",
-    "A control call without a required field returns 4xx and the name of the field.",
+    "A control call without a required field MUST return 4xx and the name of the field.",
+    clause="servers/a-bad-call-is-an-error-and-harms-nobody-else#2",
     ask=ask_missing_field,
 )
 def judge_missing_field(exchange: Exchange) -> str:
@@ -114,7 +124,12 @@ def ask_invalid_json(talk: Talk) -> None:
     talk.call("broken", "POST", talk.subject.dialect.generate_path, data='{"prompts": [', session=session)
 
 
-@check("invalid-json-is-4xx", "A body that is not JSON returns 4xx.", ask=ask_invalid_json)
+@check(
+    "invalid-json-is-4xx",
+    "A body that is not JSON MUST return 4xx.",
+    clause="servers/a-bad-call-is-an-error-and-harms-nobody-else#3",
+    ask=ask_invalid_json,
+)
 def judge_refusal(exchange: Exchange) -> str:
     return "" if exchange.calls[-1].is_refusal else exchange.calls[-1].summary()
 
@@ -125,7 +140,12 @@ def ask_unknown_field(talk: Talk) -> None:
     talk.post("unknown", dialect.generate_path, body)
 
 
-@check("unknown-field-is-harmless", "An unknown field is rejected or ignored, never a 5xx.", ask=ask_unknown_field)
+@check(
+    "unknown-field-is-harmless",
+    "An unknown field MUST be rejected or ignored, never answered with a 5xx.",
+    clause="servers/a-bad-call-is-an-error-and-harms-nobody-else#4",
+    ask=ask_unknown_field,
+)
 def judge_no_failure(exchange: Exchange) -> str:
     return "; ".join(call.summary() for call in exchange.calls if not (call.is_ok or call.is_refusal))
 
@@ -137,7 +157,8 @@ def ask_version(talk: Talk) -> None:
 
 @check(
     "version-is-returned",
-    "Some route returns the version of the software or of the protocol.",
+    "Some route SHOULD return the version of the software or of the protocol.",
+    clause="servers/a-server-can-be-found-and-watched#5",
     grade=SHOULD,
     ask=ask_version,
 )

@@ -54,7 +54,8 @@ def ask_long(talk: Talk) -> None:
 
 @check(
     "long-responses-stay-greedy",
-    "Each id of a greedy response of up to 200 ids is the likeliest by transformers, given those before it.",
+    "Each id of a greedy response of up to 200 ids MUST be the likeliest by transformers, given those before it.",
+    clause="servers/numbers-are-those-of-the-model#3",
     ask=ask_long,
     since=ADDED,
     needs=("model",),
@@ -75,7 +76,8 @@ def ask_logprobs(talk: Talk) -> None:
 
 @check(
     "logprobs-equal-transformers",
-    "Log-probabilities, greedy and at temperature 1, are those of transformers, within 0.001.",
+    "Log-probabilities, greedy and at temperature 1, MUST be those of transformers, within 0.001.",
+    clause="servers/numbers-are-those-of-the-model#4",
     ask=ask_logprobs,
     since=ADDED,
     needs=("model",),
@@ -94,7 +96,8 @@ def ask_lengths(talk: Talk) -> None:
 
 @check(
     "prompts-of-other-lengths-are-read-whole",
-    "Prompts of 12 to 300 ids in one call are each continued greedily from their last id.",
+    "Prompts of 12 to 300 ids in one call MUST each be continued greedily from their last id.",
+    clause="servers/numbers-are-those-of-the-model#5",
     ask=ask_lengths,
     since=ADDED,
     needs=("model",),
@@ -125,7 +128,8 @@ def ask_sizes(talk: Talk) -> None:
 
 @check(
     "every-prompt-of-a-call-is-answered",
-    "Calls of 1, 8, 9, 64 and 257 prompts get as many responses, in order, each to its own prompt.",
+    "Calls of 1, 8, 9, 64 and 257 prompts MUST get as many responses, in order, each to its own prompt.",
+    clause="servers/each-prompt-gets-its-own-responses#3",
     ask=ask_sizes,
     since=ADDED,
     needs=("model",),
@@ -170,7 +174,8 @@ def ask_pictures(talk: Talk) -> None:
 
 @check(
     "pictures-are-seen",
-    "Responses to prompts with different pictures have each the ids and log-probabilities of transformers.",
+    "Responses to prompts with different pictures MUST each have the ids and log-probabilities of transformers.",
+    clause="servers/numbers-are-those-of-the-model#6",
     ask=ask_pictures,
     since=ADDED,
     needs=("model", "pictures"),

@@ -26,7 +26,8 @@ def ask_dead_worker(talk: Talk) -> None:
 
 @check(
     "health-reports-a-dead-worker",
-    "Within 10 s of the workers' death, health is not 200, or the port is closed; it does not hang.",
+    "Within 10 s of the workers' death, health SHOULD NOT be 200 or hang, unless the port is closed.",
+    clause="servers/a-server-can-be-found-and-watched#6",
     grade=SHOULD,
     ask=ask_dead_worker,
     needs=("process",),
@@ -60,7 +61,8 @@ def ask_end(talk: Talk) -> None:
 
 @check(
     "a-signal-ends-all",
-    "SIGTERM ends the server and all its processes within 20 s.",
+    "A SIGTERM SHOULD end the server and all its processes within 20 s.",
+    clause="servers/a-server-can-be-found-and-watched#7",
     grade=SHOULD,
     ask=ask_end,
     needs=("process",),

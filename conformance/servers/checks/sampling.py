@@ -118,24 +118,29 @@ def judge_temperatures(exchange: Exchange) -> str:
 
 WHOLE_ID = "sampling-is-from-the-whole-distribution"
 DRAWN = (
-    (WHOLE_ID, "Without limits, sampled ids follow the model's distribution", ask_whole, judge_drawn),
+    (WHOLE_ID, "Without limits, sampled ids MUST follow the model's distribution", ask_whole, judge_drawn),
     (
         "temperature-is-applied",
-        "At temperatures 0.5 and 2, sampled ids follow the sharpened and the flattened distribution",
+        "At temperatures 0.5 and 2, sampled ids MUST follow the sharpened and the flattened distribution",
         *(ask_temperatures, judge_temperatures),
     ),
-    ("top-k-is-applied", "With top_k, sampled ids follow the distribution of so many", ask_top_k, judge_drawn),
+    ("top-k-is-applied", "With top_k, sampled ids MUST follow the distribution of so many", ask_top_k, judge_drawn),
     (
         "top-p-is-applied",
-        "With top_p, sampled ids follow the distribution of the likeliest ones up to that sum",
+        "With top_p, sampled ids MUST follow the distribution of the likeliest ones up to that sum",
         *(ask_top_p, judge_drawn),
     ),
-    ("min-p-is-applied", "With min_p, sampled ids follow the distribution of those above it", ask_min_p, judge_drawn),
+    (
+        "min-p-is-applied",
+        "With min_p, sampled ids MUST follow the distribution of those above it",
+        *(ask_min_p, judge_drawn),
+    ),
 )
-for name, sentence, ask, judge in DRAWN:
+for number, (name, sentence, ask, judge) in enumerate(DRAWN, start=1):
     check(
         name,
         f"{sentence} ({NUM_DRAWN} draws, false alarm {FALSE_ALARM:g}).",
+        clause=f"servers/sampling-follows-its-parameters#{number}",
         ask=ask,
         since=ADDED,
         needs=("model",),
@@ -150,7 +155,11 @@ def ask_seeds(talk: Talk) -> None:
 
 
 @check(
-    "another-seed-differs", "The same call with another seed gives other sampled responses.", ask=ask_seeds, since=ADDED
+    "another-seed-differs",
+    "The same call with another seed MUST give other sampled responses.",
+    clause="servers/sampling-follows-its-parameters#7",
+    ask=ask_seeds,
+    since=ADDED,
 )
 def judge_seeds(exchange: Exchange) -> str:
     return "" if ids_of(exchange, "seed-11") != ids_of(exchange, "seed-12") else "seeds 11 and 12 give the same"
@@ -162,7 +171,8 @@ def ask_several(talk: Talk) -> None:
 
 @check(
     "n-responses-differ",
-    "With n = 4 and temperature 2, the responses of 24 ids to a prompt are four different ones.",
+    "With n = 4 and temperature 2, the responses of 24 ids to a prompt MUST be four different ones.",
+    clause="servers/sampling-follows-its-parameters#8",
     ask=ask_several,
     since=ADDED,
     dialects=WITH_N,
@@ -187,7 +197,8 @@ def ask_brief(talk: Talk) -> None:
 
 @check(
     "max-tokens-is-the-limit",
-    "With max_tokens 1 and 5, greedy responses have so many ids, unless they stop before.",
+    "With max_tokens 1 and 5, greedy responses MUST have so many ids, unless they stop before.",
+    clause="servers/sampling-follows-its-parameters#9",
     ask=ask_brief,
     since=ADDED,
     needs=("model",),
@@ -215,7 +226,8 @@ def ask_stop_text(talk: Talk) -> None:
 
 @check(
     "a-stop-text-ends-the-response",
-    "A response ends with the id that completes a text of stop, or before that text.",
+    "A response MUST end with the id that completes a text of stop, or before that text.",
+    clause="servers/sampling-follows-its-parameters#10",
     ask=ask_stop_text,
     since=ADDED,
     needs=("model",),
@@ -228,7 +240,8 @@ def judge_stop_text(exchange: Exchange) -> str:
 
 @check(
     "order-holds-when-responses-end-out-of-order",
-    "Responses of one call that end at different times are returned in the order of their prompts.",
+    "Responses of one call that end at different times MUST be returned in the order of their prompts.",
+    clause="servers/each-prompt-gets-its-own-responses#4",
     ask=ask_stop,
     since=ADDED,
     needs=("model",),
@@ -249,7 +262,8 @@ def judge_order(exchange: Exchange) -> str:
 
 @check(
     "finish-reason-says-how-it-ended",
-    "The finish reason is stop after a stop token, and length where max_tokens ended the response.",
+    "The finish reason MUST be stop after a stop token, and length where max_tokens ended the response.",
+    clause="servers/a-response-says-what-was-generated#3",
     ask=ask_stop,
     since=ADDED,
     needs=("model",),

@@ -58,8 +58,9 @@ def groups(names: Sequence[str]) -> list[list[str]]:
 
 @check(
     "every-tensor-is-updated",
-    "After an update of all tensors, log-probabilities of texts and pictures are those of transformers, within 0.001; "
-    "leaving out any single tensor would show.",
+    "After an update of all tensors, log-probabilities of texts and pictures MUST be those of "
+    "transformers, within 0.001, where leaving out any single tensor would show.",
+    clause="servers/what-was-sent-is-what-is-served#4",
     ask=ask_every,
     since=ADDED,
     needs=NEEDS,
@@ -89,7 +90,9 @@ def ask_cached_picture(talk: Talk) -> None:
 
 @check(
     "caches-forget-old-pictures",
-    "After an update, a picture that was seen before is read with the new weights (no stale cache of the encoder).",
+    "After an update, a picture that was seen before MUST be read with the new weights (no stale cache "
+    "of the encoder).",
+    clause="servers/what-was-sent-is-what-is-served#8",
     ask=ask_cached_picture,
     since=ADDED,
     needs=(*NEEDS, "pictures"),

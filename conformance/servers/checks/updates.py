@@ -60,7 +60,8 @@ def ask_before(talk: Talk) -> None:
 
 @check(
     "update-without-group-is-refused",
-    "An update without a communicator returns an error, and calls are still served.",
+    "An update without a communicator MUST return an error, and calls are still served.",
+    clause="servers/a-wrong-update-is-an-error-and-the-next-one-works#1",
     ask=ask_before,
     needs=NEEDS,
     is_dangerous=True,
@@ -98,7 +99,8 @@ def _ask_wrong(talk: Talk, tensors: "dict[str, Tensor]") -> None:
 
 @check(
     "unknown-tensor-is-rejected",
-    "An unknown tensor returns an error, the old weights are still served, and the next update works.",
+    "An unknown tensor MUST return an error, the old weights are still served, and the next update works.",
+    clause="servers/a-wrong-update-is-an-error-and-the-next-one-works#3",
     requires=("new-weights-are-served",),
     ask=ask_unknown,
     needs=NEEDS,
@@ -107,7 +109,8 @@ def _ask_wrong(talk: Talk, tensors: "dict[str, Tensor]") -> None:
 )
 @check(
     "wrong-shape-is-rejected",
-    "A tensor of another shape returns an error, the old weights are still served, and the next update works.",
+    "A tensor of another shape MUST return an error, the old weights are still served, and the next update works.",
+    clause="servers/a-wrong-update-is-an-error-and-the-next-one-works#2",
     requires=("wrong-shape-is-survived",),
     ask=ask_shape,
     needs=NEEDS,
@@ -130,7 +133,9 @@ def judge_next(exchange: Exchange) -> str:
 
 @check(
     "wrong-shape-is-survived",
-    "After a tensor of another shape, with or without an error, old weights are served, then those of the next update.",
+    "After a tensor of another shape, with or without an error, old weights MUST be served, then those "
+    "of the next update.",
+    clause="servers/a-wrong-update-is-an-error-and-the-next-one-works#4",
     ask=ask_shape,
     needs=NEEDS,
     is_dangerous=True,
@@ -157,7 +162,8 @@ def ask_cast(talk: Talk) -> None:
 
 @check(
     "another-type-is-cast-or-refused",
-    "A bfloat16 tensor for a float32 model is cast or rejected; the next update works.",
+    "A bfloat16 tensor for a float32 model SHOULD be cast or rejected, and the next update works.",
+    clause="servers/a-wrong-update-is-an-error-and-the-next-one-works#5",
     grade=SHOULD,
     ask=ask_cast,
     needs=NEEDS,
@@ -179,7 +185,8 @@ def ask_version(talk: Talk) -> None:
 
 @check(
     "weight-version-grows",
-    "The version of the weights can be read, and increases with every update.",
+    "The version of the weights SHOULD be readable, and increase with every update.",
+    clause="servers/what-was-sent-is-what-is-served#11",
     grade=SHOULD,
     ask=ask_version,
     needs=NEEDS,
@@ -206,7 +213,8 @@ def ask_order(talk: Talk) -> None:
 
 @check(
     "calls-out-of-order-are-refused",
-    "finish without start, and start twice, are rejected, and the server continues.",
+    "A finish without start, and a second start, MUST be rejected, and the server continues.",
+    clause="servers/a-wrong-update-is-an-error-and-the-next-one-works#7",
     dialects=("vllm",),
     ask=ask_order,
     needs=NEEDS,
@@ -233,7 +241,8 @@ def ask_unpaused(talk: Talk) -> None:
 
 @check(
     "update-without-pause-is-survived",
-    "An update during generation, without /pause, is rejected or served; the server continues.",
+    "An update during generation, without /pause, SHOULD be rejected or served, and the server continues.",
+    clause="servers/a-wrong-update-is-an-error-and-the-next-one-works#8",
     grade=SHOULD,
     dialects=("vllm",),
     ask=ask_unpaused,

@@ -51,7 +51,8 @@ def ask_same(talk: Talk) -> None:
 
 @check(
     "same-weights-same-responses",
-    "An update with the current weights changes nothing.",
+    "An update with the current weights MUST change nothing.",
+    clause="servers/what-was-sent-is-what-is-served#1",
     ask=ask_same,
     needs=NEEDS,
     deadline_s=120,
@@ -69,7 +70,8 @@ def ask_new(talk: Talk) -> None:
 
 @check(
     "new-weights-are-served",
-    "After an update, greedy responses equal those of transformers with the new weights, token by token.",
+    "After an update, greedy responses MUST equal those of transformers with the new weights, token by token.",
+    clause="servers/what-was-sent-is-what-is-served#2",
     ask=ask_new,
     needs=NEEDS,
     deadline_s=120,
@@ -93,7 +95,8 @@ def ask_back(talk: Talk) -> None:
 
 @check(
     "old-weights-come-back",
-    "A second update with the first weights restores their responses.",
+    "A second update with the first weights MUST restore their responses.",
+    clause="servers/what-was-sent-is-what-is-served#3",
     ask=ask_back,
     needs=NEEDS,
     requires=("new-weights-are-served",),
@@ -118,7 +121,8 @@ def ask_half(talk: Talk) -> None:
 
 @check(
     "no-half-update-is-served",
-    "Between two parts of an update, calls use the old weights or the new ones, or are rejected.",
+    "Between two parts of an update, calls SHOULD use the old weights or the new ones, or be rejected.",
+    clause="servers/what-was-sent-is-what-is-served#6",
     grade=SHOULD,
     dialects=QUEUED,
     ask=ask_half,
@@ -145,7 +149,8 @@ def ask_incomplete(talk: Talk) -> None:
 
 @check(
     "an-incomplete-update-is-rejected",
-    "An update with missing tensors is rejected when it ends, and the old weights are still served.",
+    "An update with missing tensors SHOULD be rejected when it ends, and the old weights are still served.",
+    clause="servers/a-wrong-update-is-an-error-and-the-next-one-works#6",
     grade=SHOULD,
     dialects=("swift", "trl", "vllm"),
     ask=ask_incomplete,
@@ -172,7 +177,8 @@ def ask_cold(talk: Talk) -> None:
 
 @check(
     "caches-forget-old-weights",
-    "After an update, a long prompt that was seen before is generated with the new weights only (no stale cache).",
+    "After an update, a long prompt that was seen before MUST be generated with the new weights only (no stale cache).",
+    clause="servers/what-was-sent-is-what-is-served#7",
     ask=ask_cold,
     needs=NEEDS,
     requires=("new-weights-are-served",),
@@ -191,7 +197,8 @@ def ask_reset(talk: Talk) -> None:
 
 @check(
     "a-reset-returns-its-success",
-    "A reset of the prefix cache returns a boolean for success.",
+    "A reset of the prefix cache SHOULD return a boolean for success.",
+    clause="servers/what-was-sent-is-what-is-served#9",
     grade=SHOULD,
     dialects=("swift", "trl", "vllm"),
     ask=ask_reset,
@@ -215,7 +222,8 @@ def ask_in_flight(talk: Talk) -> None:
 
 @check(
     "running-calls-survive-an-update",
-    "An update during long responses fails no call, and is served afterwards.",
+    "An update during long responses MUST fail no call, and is served afterwards.",
+    clause="servers/what-was-sent-is-what-is-served#10",
     ask=ask_in_flight,
     needs=NEEDS,
     deadline_s=150,
@@ -233,7 +241,8 @@ def ask_finite(talk: Talk) -> None:
 
 @check(
     "logprobs-stay-finite",
-    "After an update, all log-probabilities are finite.",
+    "After an update, all log-probabilities MUST be finite.",
+    clause="servers/what-was-sent-is-what-is-served#5",
     ask=ask_finite,
     needs=NEEDS,
     requires=("logprobs-fit-the-ids",),
