@@ -1,4 +1,4 @@
-"""Tests that need a browser, openspec, DeepSpeed, ms-swift, TRL or verifiers: left out, and told, where these lack.
+"""Tests that need a browser, network namespaces, openspec, DeepSpeed, ...: left out, and told, where these lack.
 
 With ``ROLLMATCH_STRICT=1``, as in CI, those not in ``OPTIONAL`` run everywhere and fail where their tool is missing.
 ms-swift is large: what it says about itself is recorded, and ``swift`` tests compare with the installed one.
@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
+from conformance.cli.hosts import can_make_hosts
 from conformance.harness.openspec_tool import OpenspecMissing, package_folder
 from conformance.servers.install import folder_of_servers
 
@@ -75,6 +76,7 @@ def has_ipv6() -> bool:
 TOOLS: dict[str, tuple[Callable[[], object], str]] = {
     "browser": (has_browser, "install Chromium or set CHROMIUM"),
     "ipv6": (has_ipv6, "switch IPv6 on for the loopback interface"),
+    "netns": (can_make_hosts, "run them on Linux as root, with ip (iproute2) and /dev/net/tun"),
     "openspec": (has_openspec, "run python -m conformance.harness.openspec_tool (needs Node and npm)"),
     "deepspeed": (
         deepspeed_python,

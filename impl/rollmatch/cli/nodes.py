@@ -155,7 +155,7 @@ def _check_free(family: int, kind: int, address: tuple[object, ...]) -> None:
 def interface_variables(interface: str) -> Mapping[str, str]:
     """The interface that gloo listens at, unless the user has set one or the machines are one: gloo would else take
     the address of the machine's name, which many systems map to loopback."""
-    return {GLOO_INTERFACE: interface} if interface and GLOO_INTERFACE not in os.environ else {}
+    return {GLOO_INTERFACE: interface} if interface and not os.environ.get(GLOO_INTERFACE) else {}
 
 
 def check_servers_reachable(config: RunConfig, *, num_nodes: int | None = None) -> None:

@@ -1,0 +1,136 @@
+"""A run of 1,000 servers and 256 ranks on paper: what the simulation says, and that it simulates what the code does."""
+
+import doctest
+import sys
+import threading
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from benchmarks.scale import fan_out
+from benchmarks.scale.fan_out import LEARNER, WAYS
+from benchmarks.scale.records import EVERY_STEP, event_bytes, records_of
+from benchmarks.scale.requests import Fleet, first_server, load_of, spread_server
+from benchmarks.scale.table import BEGIN, PAGE, filled, slowdown
+from conformance.cli.hosts import two_hosts
+from conformance.dialects.learner_side import connected, rendezvous
+from conformance.server.instance import free_port
+from conformance.weights.native_double import NativeDouble, serving
+from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.weights.gloo import GlooGroup
+from rollmatch.weights.group_address import GroupAddress
+
+SHORT = 1.6e9
+"""Bytes of a tenth of the weights: the longer a transfer, the less a chain's length counts."""
+
+
+def test_the_examples_hold():
+    assert doctest.testmod(fan_out).failed == 0
+
+
+def test_a_chain_reaches_64_servers_in_at_most_1_3_times_the_time_to_4(capsys):
+    found = {way: slowdown(way, 64, num_bytes=SHORT) for way in WAYS}
+    with capsys.disabled():
+        ways = ", ".join(f"{way} {times:.2f}" for way, times in found.items())
+        sys.stdout.write(f"\nsync to 64 servers / to 4: {ways}\n")
+    assert found["chain"] <= 1.3
+    assert found["binomial tree"] > 2, "gloo's learner sends a whole copy for every doubling"
+    assert found["unicast"] == pytest.approx(16, rel=0.05)
+
+
+@pytest.mark.parametrize("num_servers", [1, 4, 7, 64])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_server_gets_every_bucket_once_from_one_that_has_it(way, num_servers):
+    held = {LEARNER}
+    for sender, receiver in WAYS[way](num_servers):
+        assert sender in held
+        assert receiver not in held
+        held.add(receiver)
+    assert held == set(range(num_servers + 1))
+
+
+def test_ranks_that_begin_with_the_same_server_leave_others_idle(capsys):
+    fleet = Fleet(num_servers=1000, num_ranks=256, requests_per_rank=256)
+    now, spread = load_of(fleet, first_server), load_of(fleet, spread_server)
+    with capsys.disabled():
+        shares = f"{now.efficiency:.2f}, if ranks were spread {spread.efficiency:.2f}"
+        sys.stdout.write(f"\n1,000 servers, 256 ranks: efficiency {shares}\n")
+    assert (now.num_idle, now.most_requests) == (744, 256)
+    assert spread.num_idle == 0
+    assert spread.efficiency > 2 * now.efficiency
+    few = load_of(Fleet(num_servers=4, num_ranks=2, requests_per_rank=256), first_server)
+    assert few.num_idle == 0
+
+
+@pytest.mark.parametrize("num_servers", [1, 2, 3])
+def test_a_sync_takes_as_many_calls_as_the_table_says(num_servers):
+    doubles = [NativeDouble({"a": torch.zeros(2)}) for _ in range(num_servers)]
+    with serving(*doubles) as urls:
+        sender = NativeSender([connected(url) for url in urls], rendezvous())
+        sender.send([("a", torch.ones(2))], version=1)
+        before = [len(double.calls) for double in doubles]
+        sender.send([("a", torch.ones(2))], version=2)
+        names = [name for double, seen in zip(doubles, before, strict=True) for name, _ in double.calls[seen:]]
+        sender.close()
+    fleet = Fleet(num_servers=num_servers, num_ranks=1, requests_per_rank=1)
+    assert len([name for name in names if name != "health"]) == records_of(fleet, is_staged=True).control_calls
+
+
+def test_a_step_s_journal_is_the_recorded_one_s():
+    """The recorded run: two ranks, one server, 16 requests each."""
+    sizes = event_bytes()
+    recorded = sum(sizes[name] for name in (*EVERY_STEP, "called"))
+    computed = records_of(Fleet(num_servers=1, num_ranks=2, requests_per_rank=16), is_staged=False).journal_bytes
+    assert computed == pytest.approx(recorded, rel=0.1)
+
+
+@pytest.mark.netns
+def test_gloo_s_learner_sends_as_many_copies_as_the_tree(tmp_path):
+    values = 500_000
+    with two_hosts(tmp_path, delay_s=0.0, loss=0.0) as (learner, servers, _):
+        for num_servers in (1, 3, 4, 8):
+            sent = copies_sent(learner, servers, num_servers, values)
+            from_learner = [edge for edge in WAYS["binomial tree"](num_servers) if edge[0] == LEARNER]
+            assert sent == pytest.approx(len(from_learner), rel=0.05)
+
+
+def copies_sent(learner, servers, num_servers, values):
+    """How often the tensor has left the learner's host, whose group has so many workers on the other one."""
+    port, groups = free_port(), {}
+
+    def join(rank):
+        with (learner if rank == num_servers else servers).entered():
+            groups[rank] = GlooGroup.open(
+                GroupAddress(
+                    host=servers.address,
+                    port=port,
+                    rank=rank,
+                    world_size=num_servers + 1,
+                    secret="s" * 32,
+                    timeout_s=60,
+                )
+            )
+
+    at_once(join, range(num_servers + 1))
+    before, tensors = learner.sent_bytes(), [torch.ones(values) for _ in groups]
+    at_once(lambda rank: groups[rank].broadcast(tensors[rank]), groups)
+    sent = learner.sent_bytes() - before
+    with ExitStack() as stack:
+        for group in groups.values():
+            stack.callback(group.close)
+    return sent / (4 * values)
+
+
+def at_once(call, ranks):
+    threads = [threading.Thread(target=call, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_the_page_shows_what_the_simulation_says():
+    page = PAGE.read_text()
+    assert BEGIN in page
+    assert filled(page) == page, "run python -m benchmarks.scale.table write"
