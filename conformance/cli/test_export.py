@@ -1,9 +1,11 @@
 """An exported run is a model directory: transformers and vLLM load it, and it answers as the trained policy does."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from conformance.cli.started import HF, train_command
@@ -45,13 +47,28 @@ def test_files_of_training_are_not_copied(tmp_path):
 
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "out").mkdir()
-    training = ("manifest.json", "trainer_state.json", "packer-rank0.json", "optimizer.pt", "training_args.bin")
+    training = ("manifest.json", "trainer_state.json", "packer-rank0.json", "optimizer.pt", "learner.json")
     for name in (*training, "config.json", "tokenizer.json", "chat_template.jinja"):
         (tmp_path / "checkpoint" / name).write_text("{}")
     copy_described(tmp_path / "checkpoint", tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "config.json", "tokenizer.json", "chat_template.jinja"
     }  # fmt: skip
+
+
+def test_the_processor_has_the_settings_of_the_run(tmp_path):
+    from rollmatch.cli.export import copy_described, write_processor
+
+    base, size = "fixtures/models/digits", {"shortest_edge": 1024, "longest_edge": 20480}
+    copy_described(Path(base), tmp_path)
+    write_processor(Path(base), tmp_path, {"size": size})
+    image = Image.new("RGB", (1280, 960))
+    wanted, found, before = (
+        AutoProcessor.from_pretrained(path, **settings).image_processor([image], return_tensors="pt")["image_grid_thw"]
+        for path, settings in ((base, {"size": size}), (tmp_path, {}), (base, {}))
+    )
+    assert torch.equal(wanted, found)
+    assert not torch.equal(wanted, before)
 
 
 def test_a_card_names_the_model_and_what_the_first_run_began_with(tmp_path):

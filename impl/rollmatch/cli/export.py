@@ -1,16 +1,17 @@
 """``rollmatch export``: a run's policy as a model directory that transformers and ``vllm serve`` load.
 
 Weights have the names and bytes that rollout servers receive: adapters merged in float32, rounded once. Tokenizer,
-processor and chat template are the files of the model that was trained.
+processor and chat template are the files of the model that was trained, the processor with the run's settings.
 """
 
 import argparse
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
 WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|gguf|h5|msgpack)(\.index\.json)?")
 """Files of a model directory that hold weights, or say where they are."""
-OF_TRAINING = re.compile(r"README\.md|manifest\.json|trainer_state\.json|packer-rank\d+\.json")
+OF_TRAINING = re.compile(r"README\.md|manifest\.json|trainer_state\.json|learner\.json|packer-rank\d+\.json")
 """Files of a checkpoint, or of the model that a run began with, that say nothing about this one."""
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -48,6 +50,8 @@ def export(options: argparse.Namespace) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     copy_described(base, partial)
+    if config.model.processor_kwargs:
+        write_processor(base, partial, config.model.processor_kwargs)
     dtype = options.dtype or dtype_of(base)
     num_tensors = write_weights(load_trained(config, checkpoint), partial, dtype)
     _write_config(partial, dtype)
@@ -91,6 +95,19 @@ def copy_described(base: Path, out: Path) -> None:
     for path in base.iterdir():
         if path.is_file() and not WEIGHTS.fullmatch(path.name) and not OF_TRAINING.fullmatch(path.name):
             shutil.copy(path, out / path.name)
+
+
+def write_processor(base: Path, out: Path, settings: Mapping[str, Any]) -> None:
+    """The processor with the settings that the run trained with: whoever serves the model does not know them."""
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(base, **settings)
+    with tempfile.TemporaryDirectory() as folder:
+        processor.save_pretrained(folder)
+        for name in PROCESSOR_FILES:
+            (out / name).unlink(missing_ok=True)
+            if (Path(folder) / name).is_file():
+                shutil.copy(Path(folder) / name, out / name)
 
 
 def load_trained(config: RunConfig, checkpoint: Path) -> "nn.Module":
@@ -185,7 +202,7 @@ def card(name: str, run: Path, made: str) -> str:
         "",
         "| held-out metric | before | last |",
         "|---|---|---|",
-        *(f"| {name} | {_shown(first, name)} | {_shown(last, name)} |" for name in last),
+        *(f"| {name} | {_shown(first, name)} | {_shown(last, name)} |" for name in last if "/" not in name),
         "",
     ]
     return "\n".join(lines)
