@@ -9,6 +9,10 @@ MODEL is a directory with a processor of the Qwen family. Images are JPEG files 
 ``serial_s``               once per image, one after the other, when the rollouts are there
 ``threads_s``              once per image, by threads, when the rollouts are there
 ``after_generation_s``     what is left of it when the rollouts are there, begun before a generation of so many seconds
+``left_of_serial``         that, as a share of ``serial_s``, which is what preparing them in the step costs
+``cpu_s_per_image``        processor time of one image; other work on the machine adds nothing to it
+``bar``                    for 128 images and 8 threads with a core each, from ``cpu_s_per_image``: the generation that
+                           hides all of it, and what a shorter one may be for 0.5 s to be left
 ``call_mb``, ``decode_s``  a call of all completions on its way to a server: its size, and decoding its images there
 =========================  =======================================================================================
 """
@@ -31,10 +35,12 @@ from transformers import AutoProcessor
 from rollmatch.dialects.native.client import encode
 from rollmatch.dialects.prompt import Prompt, SamplingRules
 from rollmatch.model.images import ImageProcessing
-from rollmatch.model.preparation import ImagePreparation
+from rollmatch.model.preparation import MOST_THREADS, ImagePreparation, num_threads
 from rollmatch.records import Sample
 from rollmatch.server.images import ImageReader
 
+BAR_IMAGES, BAR_S = 128, 0.5
+"""Of a learner beside seven servers: images a step, and what they may cost of it."""
 RULES = SamplingRules(
     max_tokens=512,
     temperature=1.0,
@@ -63,7 +69,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def measure_learner(directory: str, paths: Sequence[Path], *, group: int, generation_s: float) -> dict[str, float]:
+def measure_learner(directory: str, paths: Sequence[Path], *, group: int, generation_s: float) -> dict[str, object]:
     """The learner's tensors."""
     processor = AutoProcessor.from_pretrained(directory)
     processor.image_processor.size["longest_edge"] = 2**24  # Qwen's name of the largest area
@@ -79,17 +85,25 @@ def measure_learner(directory: str, paths: Sequence[Path], *, group: int, genera
 
     preparation = ImagePreparation(prepare)  # type: ignore[arg-type]
     tensors = preparation.collect(samples[:1])[0].tensors  # also starts a thread
+    began_cpu = time.process_time()
     serial = seconds(lambda: [prepare(sample) for sample in samples])
+    cpu_per_image = (time.process_time() - began_cpu) / len(samples)
     threads = seconds(lambda: preparation.collect(samples))
     preparation.begin(samples)
     time.sleep(generation_s)  # a learner of its own waits for servers
+    after_generation = seconds(lambda: preparation.collect(samples))
+    hidden_behind = BAR_IMAGES * cpu_per_image / MOST_THREADS
     return {
+        "threads": num_threads(),
+        "cpu_s_per_image": cpu_per_image,
         "tensor_mb_per_image": sum(tensor.nbytes for tensor in tensors.values()) / 1e6,
         "per_completion_s": serial * group,
         "serial_s": serial,
         "threads_s": threads,
         "generation_s": generation_s,
-        "after_generation_s": seconds(lambda: preparation.collect(samples)),
+        "after_generation_s": after_generation,
+        "left_of_serial": after_generation / serial,
+        "bar": {"hidden_behind_s": hidden_behind, "half_a_second_left_at_s": max(0.0, hidden_behind - BAR_S)},
     }
 
 

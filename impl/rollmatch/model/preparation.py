@@ -50,7 +50,11 @@ class ImagePreparation:
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        num_threads = max(1, min(MOST_THREADS, (os.cpu_count() or 1) // num_ranks))
         # torch's own threads, which are counted per thread, would only get in each other's way.
-        return ThreadPoolExecutor(num_threads, "images", initializer=partial(torch.set_num_threads, 1))
+        return ThreadPoolExecutor(num_threads(), "images", initializer=partial(torch.set_num_threads, 1))
+
+
+def num_threads() -> int:
+    """Threads of this learner rank: its share of the machine's cores, at most ``MOST_THREADS``."""
+    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(MOST_THREADS, (os.cpu_count() or 1) // num_ranks))

@@ -6,14 +6,33 @@ A reader yields ``LabeledImage``; ``write_*`` takes them. Boxes are pixel edges 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 from rollmatch.errors import DataError
+
+LARGEST = 1e9
+"""No number of a label file is as large, in pixels or square pixels."""
 
 
 class BadLabel(DataError):
     """A label file holds something that its format does not allow."""
 
     code = "label-invalid"
+
+
+def are_numbers(values: object) -> bool:
+    """Whether it is a list of finite numbers.
+
+    >>> are_numbers([1, 2.5]), are_numbers([1, float("nan")]), are_numbers(["1"]), are_numbers(7)
+    (True, False, False, False)
+    """
+    return isinstance(values, list) and all(map(_is_number, values))
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        return False
+    return -LARGEST < value < LARGEST
 
 
 OnBad = Callable[[BadLabel], None]

@@ -7,32 +7,33 @@ LVIS v1 (an image without ``file_name`` is named by the end of its ``coco_url``)
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import ijson
 
-from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, raise_bad
+from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, are_numbers, raise_bad
 
 
 def read_coco(path: Path, images: Path, *, bad: OnBad = raise_bad) -> Iterator[LabeledImage]:
     """Images in the order of the file; ``images`` is their directory. Errors: ``BadLabel``, naming entry and field."""
-    names = {_number(c, "id", path): str(c.get("name", "")).replace("_", " ") for c in _entries(path, "categories")}
+    listed = _entries(path, "categories", raise_bad)
+    names = {_number(c, "id", path): str(c.get("name", "")).replace("_", " ") for c in listed}
     if not names:
         raise BadLabel(f"{path} lists no categories", key=str(path), remedy="Give a COCO or LVIS instances file.")
     by_image: dict[int, list[LabeledObject]] = defaultdict(list)
-    for entry in _entries(path, "annotations"):
+    for entry in _entries(path, "annotations", bad):
         try:
             by_image[_number(entry, "image_id", path)].append(_labeled(entry, names, path))
         except BadLabel as error:
             bad(error)
-    for entry in _entries(path, "images"):
+    for entry in _entries(path, "images", bad):
         try:
             number, file_name = _number(entry, "id", path), _file_name(entry, path)
             width, height = _number(entry, "width", path), _number(entry, "height", path)
         except BadLabel as error:
-            by_image.pop(entry.get("id", -1), None)
+            if isinstance(unread := entry.get("id"), int):
+                by_image.pop(unread, None)
             bad(error)
             continue
         objects = tuple(by_image.pop(number, ()))
@@ -76,11 +77,15 @@ def _as_coco(one: LabeledObject, number: int, image: int, category: int) -> dict
     }
 
 
-def _entries(path: Path, name: str) -> Iterator[dict[str, Any]]:
+def _entries(path: Path, name: str, bad: OnBad) -> Iterator[dict[str, Any]]:
     """The objects of one of the file's lists, one after the other."""
     try:
         with path.open("rb") as file:
-            yield from ijson.items(file, f"{name}.item")
+            for entry in ijson.items(file, f"{name}.item"):
+                if isinstance(entry, dict):
+                    yield entry
+                else:
+                    bad(BadLabel(f"{path}: {name} holds {entry!r}", key=str(path), remedy="Write objects."))
     except ijson.JSONError as error:
         problem = f"{path} is not JSON: {error}"
         raise BadLabel(problem, key=str(path), remedy="Download or export it again.") from error
@@ -88,20 +93,23 @@ def _entries(path: Path, name: str) -> Iterator[dict[str, Any]]:
 
 def _labeled(entry: dict[str, object], names: dict[int, str], path: Path) -> LabeledObject:
     box, outline, area = entry.get("bbox"), entry.get("segmentation"), entry.get("area")
-    if not isinstance(box, list) or len(box) != 4 or not all(isinstance(v, int | float | Decimal) for v in box):
+    if not isinstance(box, list) or len(box) != 4 or not are_numbers(box):
         raise BadLabel(f"{_named(entry, path)} has bbox {box!r}", key=str(path), remedy="Write [x, y, width, height].")
     left, top, width, height = map(float, box)
     category = _number(entry, "category_id", path)
     if category not in names:
         problem = f"{_named(entry, path)} has category_id {category}, which is not listed"
         raise BadLabel(problem, key=str(path), remedy="Add the category, or remove the annotation.")
-    single = isinstance(outline, list) and len(outline) == 1 and isinstance(outline[0], list) and len(outline[0]) >= 6
+    is_crowd = entry.get("iscrowd", 0)
+    if is_crowd not in (0, 1):
+        raise BadLabel(f"{_named(entry, path)} has iscrowd {is_crowd!r}", key=str(path), remedy="Write 0 or 1.")
+    single = isinstance(outline, list) and len(outline) == 1 and are_numbers(outline[0]) and len(outline[0]) >= 6
     return LabeledObject(
         desc=names[category],
         box=(left, top, left + width, top + height),
         polygon=tuple(map(float, outline[0])) if single and isinstance(outline, list) else (),
-        is_crowd=bool(entry.get("iscrowd", 0)),
-        area=float(area) if isinstance(area, int | float | Decimal) else None,
+        is_crowd=bool(is_crowd),
+        area=float(str(area)) if are_numbers([area]) else None,
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from PIL import Image, ImageOps
 
 from rollmatch.data.desc import check_desc
-from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, Summary, raise_bad
-from rollmatch.data.geometry import twice_area
+from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, Summary, are_numbers, raise_bad
+from rollmatch.data.geometry import BOX_LEN, bins_of, twice_area
 from rollmatch.records import NUM_BINS
 
 _ORIENTATION, _UPRIGHT = 0x0112, 1
@@ -45,6 +45,10 @@ class NativeWriter:
         except (OSError, Image.DecompressionBombError) as error:
             self.summary.dropped["image that cannot be opened"] += 1
             self.bad(BadLabel(f"{image.path}: {error}", key=image.path, remedy="Correct the path, or give --images."))
+            return None
+        except BadLabel as error:
+            self.summary.dropped["image of another size than its labels say"] += 1
+            self.bad(error)
             return None
         made = [(one, item) for one in image.objects if (item := self._item(one, size, image.path)) is not None]
         objects = [item for one, item in made if not one.is_crowd]
@@ -84,7 +88,7 @@ class NativeWriter:
             upright = ImageOps.exif_transpose(image) if turned else image
             if upright.size != size:
                 problem = f"{path} is {upright.size[0]} x {upright.size[1]} pixels upright, its labels say {size}"
-                self.bad(BadLabel(problem, key=str(path), remedy="Label the upright image."))
+                raise BadLabel(problem, key=str(path), remedy="Label the upright image.")
             if not turned:
                 return path.resolve()
             self.upright.mkdir(exist_ok=True)
@@ -102,10 +106,12 @@ def read_native(path: Path, images: Path, *, bad: OnBad = raise_bad) -> Iterator
                 record = json.loads(line)
                 size = record["width"], record["height"]
                 crowds = record.get("metadata", {}).get("crowd", [])
+                if not are_numbers(list(size)) or min(size) < 1:
+                    raise ValueError(f"{size} is no size")
                 objects = [_labeled(item, size, is_crowd=False) for item in record["objects"]]
                 objects += [_labeled(item, size, is_crowd=True) for item in crowds]
                 found = str(images / record["images"][0])
-            except (ValueError, KeyError, TypeError, IndexError) as error:
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
                 bad(
                     BadLabel(f"{path}:{number}: {error!r}", key=f"{path}:{number}", remedy="Run rollmatch check on it.")
                 )
@@ -114,11 +120,20 @@ def read_native(path: Path, images: Path, *, bad: OnBad = raise_bad) -> Iterator
 
 
 def _labeled(item: dict[str, Any], size: tuple[int, int], *, is_crowd: bool) -> LabeledObject:
-    polygon = to_pixels(item["poly"], size) if "poly" in item else ()
-    corners = polygon or to_pixels(item["bbox_2d"], size)
+    polygon = _pixels(item["poly"], size) if "poly" in item else ()
+    corners = polygon or _pixels(item["bbox_2d"], size)
     xs, ys = corners[0::2], corners[1::2]
     box = (min(xs), min(ys), max(xs), max(ys))
+    if not isinstance(item["desc"], str):
+        raise TypeError(f"the desc {item['desc']!r} is no text")
     return LabeledObject(desc=item["desc"], box=box, polygon=polygon, is_crowd=is_crowd)
+
+
+def _pixels(values: Sequence[object], size: tuple[int, int]) -> tuple[float, ...]:
+    bins = bins_of(values)
+    if len(bins) != len(values) or len(bins) < BOX_LEN:
+        raise ValueError(f"{values!r} are no coordinates")
+    return to_pixels(bins, size)
 
 
 def to_bins(values: Sequence[float], size: tuple[int, int]) -> tuple[int, ...]:

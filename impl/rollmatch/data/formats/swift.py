@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, raise_bad
+from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, are_numbers, raise_bad
 
 
 def read_swift(path: Path, images: Path, *, bad: OnBad = raise_bad) -> Iterator[LabeledImage]:
@@ -68,17 +68,21 @@ def _labeled(line: str, images: Path, where: str) -> LabeledImage:
 
 def _objects(record: dict[str, Any], size: tuple[int, int], where: str) -> tuple[LabeledObject, ...]:
     described = record.get("objects") or {}
+    if not isinstance(described, dict):
+        raise BadLabel(f"{where} has objects {described!r}", key=where, remedy="Write ref and bbox.")
     refs, boxes = described.get("ref", []), described.get("bbox", [])
+    if not isinstance(refs, list) or not isinstance(boxes, list):
+        raise BadLabel(f"{where} has ref {refs!r} and bbox {boxes!r}", key=where, remedy="Write two lists.")
     if len(refs) != len(boxes):
         problem = f"{where} has {len(refs)} refs for {len(boxes)} boxes"
         raise BadLabel(problem, key=where, remedy="Write one ref for each box.")
-    scale = {"real": (1, 1), "norm1": size}.get(described.get("bbox_type", "real"))
+    scale = {"real": (1, 1), "norm1": size}.get(str(described.get("bbox_type", "real")))
     if scale is None:
         problem = f"{where} has bbox_type {described['bbox_type']!r}"
         raise BadLabel(problem, key=where, remedy="Use real (pixels) or norm1 (0..1).")
     made = []
     for ref, box in zip(refs, boxes, strict=True):
-        if not isinstance(box, list) or len(box) != 4 or not all(isinstance(v, int | float) for v in box):
+        if not isinstance(box, list) or len(box) != 4 or not are_numbers(box):
             raise BadLabel(f"{where} has the box {box!r}", key=where, remedy="Write [x1, y1, x2, y2].")
         left, top, right, bottom = (value * scale[place % 2] for place, value in enumerate(box))
         made.append(LabeledObject(desc=str(ref), box=(left, top, right, bottom)))

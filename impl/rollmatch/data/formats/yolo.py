@@ -10,19 +10,21 @@ from pathlib import Path
 import yaml
 from PIL import Image, ImageOps
 
-from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, raise_bad
+from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, are_numbers, raise_bad
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 
 
 def read_yolo(path: Path, split: str, *, bad: OnBad = raise_bad) -> Iterator[LabeledImage]:
     """Images of one split of ``data.yaml``, in the order of their paths. Errors: ``BadLabel``, naming file and line."""
-    described = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        described = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadLabel(f"{path}: {error}", key=str(path), remedy="Give the data.yaml of a YOLO data set.") from error
     if not isinstance(described, dict) or "names" not in described or split not in described:
         problem = f"{path} has no names, or no {split}"
         raise BadLabel(problem, key=str(path), remedy="Give the data.yaml of a YOLO data set, and one of its splits.")
-    listed = described["names"]
-    names = dict(enumerate(listed)) if isinstance(listed, list) else {int(key): name for key, name in listed.items()}
+    names = _names_of(described["names"], path)
     root = path.parent / described.get("path", ".")
     for image in _images(root, described[split]):
         try:
@@ -67,9 +69,19 @@ def _relative(box: tuple[float, float, float, float], image: LabeledImage) -> tu
     return (left + right) / 2 / width, (top + bottom) / 2 / height, (right - left) / width, (bottom - top) / height
 
 
-def _images(root: Path, places: str | list[str]) -> Iterator[Path]:
+def _names_of(listed: object, path: Path) -> dict[int, str]:
+    """Class number -> name, of a list or a mapping."""
+    pairs = dict(enumerate(listed)) if isinstance(listed, list) else listed
+    if not isinstance(pairs, dict) or not all(isinstance(k, int) and isinstance(v, str) for k, v in pairs.items()):
+        raise BadLabel(f"{path} has names {listed!r}", key=str(path), remedy="Write a list of names.")
+    return pairs
+
+
+def _images(root: Path, places: object) -> Iterator[Path]:
     """The image files that a split names: directories, or lists of paths."""
-    for place in [places] if isinstance(places, str) else places:
+    for place in places if isinstance(places, list) else [places]:
+        if not isinstance(place, str):
+            raise BadLabel(f"{place!r} is no path", key=str(root), remedy="Name directories or lists of paths.")
         found = root / place
         if found.suffix == ".txt":
             yield from (root / line.strip() for line in found.read_text(encoding="utf-8").splitlines() if line.strip())
@@ -106,6 +118,8 @@ def _labeled(words: list[str], names: dict[int, str], size: tuple[int, int], whe
     try:
         number, values = int(words[0]), [float(word) for word in words[1:]]
         desc = names[number]
+        if not are_numbers(values):
+            raise ValueError(values)
     except (ValueError, KeyError) as error:
         problem = f"{where} holds {' '.join(words)!r}"
         raise BadLabel(problem, key=where, remedy="Write a class of data.yaml and numbers in 0..1.") from error
