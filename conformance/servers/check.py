@@ -6,12 +6,9 @@ other exception that leaves it is the judge's own fault, and is reported as such
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conformance.servers.exchange import Exchange
-
-if TYPE_CHECKING:
-    from conformance.servers.talk import Talk
 
 MUST, SHOULD = "MUST", "SHOULD"
 PASSED, MISSED, UNTESTABLE, FAULTY = "passed", "missed", "not-testable", "harness-error"
@@ -29,7 +26,8 @@ class Check:
     sentence: str
     clause: str = ""
     """Its id in the specification, ``capability/requirement#n``."""
-    ask: Callable[["Talk"], None]
+    ask: Callable[[Any], Any]
+    """Of a server: takes a ``Talk``. Of a trainer: takes its ``TrainerRuns`` and returns the exchange."""
     judge: Judge
     grade: str = MUST
     dialects: tuple[str, ...] = ALL

@@ -16,8 +16,7 @@ from conformance.servers import plugin
 from conformance.servers.exchange import shown
 from conformance.servers.judgement import ServerJudgement
 from conformance.servers.profiles import PROFILES
-from conformance.servers.reports import MEANINGS
-from conformance.servers.reproduce import command_for, curl_of
+from conformance.servers.reports import MEANINGS, Judged
 from conformance.servers.verdicts import JUDGE_FAILED, VerdictRow, summary
 
 WEIGHTS = "pip install 'rollmatch-conformance[weights]'"
@@ -66,7 +65,7 @@ class VerdictLines:
         assert self.config is not None
         judgement = plugin.judgement_of(self.config)
         for row in judgement.rows[self._num_written :]:
-            say(f"{row.state:13} {row.check.grade:6} {row.check.check_id:36} {row.seconds:6.1f} s")
+            say(line_of(row))
         self._num_written = len(judgement.rows)
 
 
@@ -83,7 +82,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge
     if judgement is not None:
         if judgement.not_restored:
             say(f"the server may hold other weights than at the beginning: {judgement.not_restored}")
-        say(*_explained(judgement), f"\n{summary(judgement.rows)}; {judgement.seconds:g} s")
+        say(*explained(judgement), f"\n{summary(judgement.rows)}; {judgement.seconds:g} s")
         is_ended = code == pytest.ExitCode.INTERRUPTED
         say("not finished" if is_ended else f"{code}: {judgement.preflight.problem or MEANINGS[judgement.exit_code]}")
         code = 128 + signal.SIGINT if is_ended else code
@@ -116,19 +115,29 @@ def make_parser(prog: str = "rollmatch-judge") -> argparse.ArgumentParser:
     )
     parser.add_argument("--check", action="append", default=[], metavar="ID", help="only this one; can be repeated")
     parser.add_argument("--gaps", type=Path, metavar="FILE", help="known gaps: YAML list of check, reason and link")
+    add_reports(parser)
+    return parser
+
+
+def add_reports(parser: argparse.ArgumentParser) -> None:
+    """Files that are written at the end."""
     for name, text in (
         ("json", "everything that was sent and came back"),
         ("junit", "JUnit"),
         ("page", "an HTML page"),
     ):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {text}")
-    return parser
 
 
 def say(*lines: str) -> None:
     """Write at once."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
+
+
+def line_of(row: VerdictRow) -> str:
+    """While judging."""
+    return f"{row.state:13} {row.check.grade:6} {row.check.check_id:36} {row.seconds:6.1f} s"
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -142,9 +151,14 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error("--group-host: without --transport, there is no group")
     if options.transport and not options.model:
         parser.error("--transport: the weights come from --model DIR")
-    missing = [name for name in ("torch", "rollmatch") if options.model and not _is_installed(name)]
+    missing = [name for name in ("torch", "rollmatch") if options.model and not is_installed(name)]
     if missing:
         parser.error(f"--model: needs {' and '.join(missing)}; {WEIGHTS}")
+    check_files(parser, options)
+
+
+def check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Reports can be written, and gaps read."""
     for name in ("json", "junit", "page", "gaps"):
         path = getattr(options, name)
         if path is not None and not (path if name == "gaps" else path.resolve().parent).exists():
@@ -153,7 +167,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
             )
 
 
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
+    """Whether it can be imported."""
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:
@@ -174,7 +189,7 @@ def _words(options: argparse.Namespace) -> list[str]:
     return words + [word for check in options.check for word in ("--check", check)]
 
 
-def _explained(judgement: ServerJudgement) -> Iterator[str]:
+def explained(judgement: Judged) -> Iterator[str]:
     """The worst comes last, where one looks first."""
     blamed = [row.reason for row in judgement.rows if row.state == "blocked-by"]
     yield from (f"\n{blamed.count(name)} blocked-by {name}" for name in dict.fromkeys(blamed))
@@ -183,15 +198,15 @@ def _explained(judgement: ServerJudgement) -> Iterator[str]:
         yield from _about(row, judgement)
 
 
-def _about(row: VerdictRow, judgement: ServerJudgement) -> Iterator[str]:
-    yield f"\n{row.state}: servers/{row.check.check_id}"
+def _about(row: VerdictRow, judgement: Judged) -> Iterator[str]:
+    yield f"\n{row.state}: {judgement.family}/{row.check.check_id}"
     yield f"    {row.check.clause or row.check.grade}"
     yield textwrap.indent(textwrap.fill(row.check.sentence, 112), "    ")
     yield textwrap.indent(textwrap.fill(shown(row.reason), 112), "    ")
     if row.state != "not-testable":
-        yield f"    {command_for(row.check, judgement.subject)}"
+        yield f"    {judgement.again(row.check)}"
     if row.fails:
-        curl = curl_of(row.exchange, judgement.subject)
+        curl = judgement.decisive_curl(row.exchange)
         yield from ([f"    {curl}"] if 0 < len(curl) <= LONGEST else [])
 
 

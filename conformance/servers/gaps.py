@@ -1,6 +1,6 @@
 """Known gaps of servers: the check that is missed, the reason, a link."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -26,15 +26,15 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     link: str
 
 
-def load_gaps(path: Path) -> Mapping[str, Gap]:
-    """By check; none where there is no file. Errors: ``GapMalformed``."""
+def load_gaps(path: Path, known: Collection[str] = BY_ID) -> Mapping[str, Gap]:
+    """By check, of the ``known`` ones; none where there is no file. Errors: ``GapMalformed``."""
     if not path.exists():
         return {}
     try:
         gaps = msgspec.yaml.decode(path.read_bytes(), type=list[Gap])
     except msgspec.ValidationError as error:
         raise GapMalformed(f"{path.name}: {error}") from None
-    if unknown := {gap.check for gap in gaps} - BY_ID.keys():
+    if unknown := {gap.check for gap in gaps} - {*known}:
         raise GapMalformed(f"{path.name}: there is no check {sorted(unknown)}")
     return {gap.check: gap for gap in gaps}
 

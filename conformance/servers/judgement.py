@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 from conformance.servers.check import MISSED, PASSED, UNTESTABLE, Check, CheckVerdict, judge
 from conformance.servers.dialects import ReplyUnreadable
-from conformance.servers.exchange import Exchange
+from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.gaps import BLOCKED, Gap, settle
 from conformance.servers.peers import sync
 from conformance.servers.preflight import QUESTIONS, Preflight, answers_of, look_at
 from conformance.servers.profiles import required_by
+from conformance.servers.reproduce import command_for, curl_for, curl_of
 from conformance.servers.run import ALIVE_S, LEAVE_S, ask
 from conformance.servers.subject import Subject
 from conformance.servers.talk import Talk, in_thread
@@ -37,6 +38,8 @@ class JudgingRules:
 
 class ServerJudgement:
     """Verdicts on one server, one check after the other; ``close`` at the end, however it came."""
+
+    family = "servers"
 
     def __init__(self, subject: Subject, terms: JudgingRules) -> None:
         self.subject, self.terms = subject, terms
@@ -88,6 +91,19 @@ class ServerJudgement:
             is_restored=not self.not_restored,
             is_finished=len(self.rows) >= self.num_planned,
         )
+
+    @property
+    def title(self) -> str:
+        return self.subject.url
+
+    def again(self, check: Check) -> str:
+        return command_for(check, self.subject)
+
+    def curl(self, call: RecordedCall) -> str:
+        return curl_for(call, self.subject)
+
+    def decisive_curl(self, exchange: Exchange | None) -> str:
+        return curl_of(exchange, self.subject)
 
     @property
     def seconds(self) -> float:

@@ -18,6 +18,7 @@ MARKS = {
     "not-testable": "?",
     "harness-error": "?",
     "stale-gap": "yes",
+    "blocked-by": "-",
 }
 HEAD = """# What rollout servers do
 
@@ -31,7 +32,9 @@ dialect does not have it. "?": not tested, as checks are that are newer than the
 def write_page(path: Path = PAGE) -> None:
     """Write it."""
     path.parent.mkdir(exist_ok=True)
-    path.write_text(page_text(recordings()), encoding="utf-8")
+    from conformance.trainers.page import trainers_text
+
+    path.write_text(page_text(recordings()) + trainers_text(), encoding="utf-8")
 
 
 def page_text(listed: Sequence[Recording]) -> str:

@@ -4,15 +4,15 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
 
 import msgspec
 
-from conformance.servers.check import FAULTY, UNTESTABLE
+from conformance.servers.check import FAULTY, UNTESTABLE, Check
+from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.gaps import BLOCKED, KNOWN
-from conformance.servers.judgement import ServerJudgement
-from conformance.servers.reproduce import command_for, curl_for, curl_of
+from conformance.servers.preflight import Preflight
 from conformance.servers.verdicts import CONFORMS, INCOMPLETE, JUDGE_FAILED, MISSES, NOT_JUDGED, VerdictRow
 
 FORMAT = 1
@@ -20,18 +20,49 @@ MEANINGS = {
     CONFORMS: "every MUST of the profile passed",
     MISSES: "a MUST is missed",
     INCOMPLETE: "nothing is missed, but a MUST could not be tested",
-    NOT_JUDGED: "the server cannot be judged",
+    NOT_JUDGED: "the server or trainer cannot be judged",
     JUDGE_FAILED: "the judge itself failed, or could not restore the server's first weights",
 }
 SKIPPED = (UNTESTABLE, BLOCKED, KNOWN)
 
 
-def report_of(judgement: ServerJudgement) -> dict[str, Any]:
+class Judged(Protocol):
+    """What a report tells of: a server or a trainer."""
+
+    preflight: Preflight
+    rows: list[VerdictRow]
+    not_restored: str
+
+    @property
+    def family(self) -> str:
+        """Of its checks: ``servers`` or ``trainers``."""
+
+    @property
+    def title(self) -> str:
+        """A URL or a command."""
+
+    @property
+    def exit_code(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    def again(self, check: Check) -> str:
+        """A command that asks this check alone."""
+
+    def curl(self, call: RecordedCall) -> str:
+        """Of one call; empty where there is none."""
+
+    def decisive_curl(self, exchange: Exchange | None) -> str:
+        """Of the call that most likely shows a miss."""
+
+
+def report_of(judgement: Judged) -> dict[str, Any]:
     """Plain values; what was sent and what came back is whole."""
-    subject, found = judgement.subject, judgement.preflight
+    found = judgement.preflight
     return {
         "format": FORMAT,
-        "url": subject.url,
+        "url": judgement.title,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "exit_code": judgement.exit_code,
         "meaning": MEANINGS[judgement.exit_code],
@@ -42,10 +73,10 @@ def report_of(judgement: ServerJudgement) -> dict[str, Any]:
     }
 
 
-def _entry(row: VerdictRow, judgement: ServerJudgement) -> dict[str, Any]:
-    subject, calls = judgement.subject, row.exchange.calls if row.exchange else []
+def _entry(row: VerdictRow, judgement: Judged) -> dict[str, Any]:
+    calls = row.exchange.calls if row.exchange else []
     return {
-        "id": f"servers/{row.check.check_id}",
+        "id": f"{judgement.family}/{row.check.check_id}",
         "level": row.check.grade,
         "clause": row.check.clause,
         "sentence": row.check.sentence,
@@ -54,29 +85,28 @@ def _entry(row: VerdictRow, judgement: ServerJudgement) -> dict[str, Any]:
         "reason": row.reason,
         "seconds": row.seconds,
         "asked": row.num_asked,
-        "again": command_for(row.check, subject),
-        "curl": curl_of(row.exchange, subject),
+        "again": judgement.again(row.check),
+        "curl": judgement.decisive_curl(row.exchange),
         "notes": row.exchange.notes if row.exchange else {},
-        "calls": [msgspec.to_builtins(call) | {"curl": curl_for(call, subject)} for call in calls],
+        "calls": [msgspec.to_builtins(call) | {"curl": judgement.curl(call)} for call in calls],
     }
 
 
-def write_json(judgement: ServerJudgement, path: Path) -> None:
+def write_json(judgement: Judged, path: Path) -> None:
     """Indented, in UTF-8."""
     text = json.dumps(report_of(judgement), indent=1, ensure_ascii=False, default=str)
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def write_junit(judgement: ServerJudgement, path: Path) -> None:
+def write_junit(judgement: Judged, path: Path) -> None:
     """A missed MUST is a failure, a fault of the judge an error; what could not be tested is skipped, saying why."""
     report = report_of(judgement)
     suite = Element("testsuite", name=f"rollmatch-judge {report['url']}", time=str(report["seconds"]))
     for entry in report["checks"]:
         _add_case(suite, entry)
     if problem := report["preflight"]["problem"] or report["not_restored"]:
-        case = SubElement(
-            suite, "testcase", classname="servers", name="preflight" if not report["checks"] else "server"
-        )
+        name = "preflight" if not report["checks"] else "server"
+        case = SubElement(suite, "testcase", classname=judgement.family, name=name)
         SubElement(case, "error", message=_plain(problem))
     for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"), ("tests", "testcase")):
         suite.set(name, str(len(list(suite.iter(tag)))))
@@ -91,8 +121,8 @@ def _plain(text: str) -> str:
 
 
 def _add_case(suite: Element, entry: Mapping[str, Any]) -> None:
-    name = entry["id"].partition("/")[2]
-    case = SubElement(suite, "testcase", classname=f"servers.{entry['level']}", name=name, time=str(entry["seconds"]))
+    family, _, name = entry["id"].partition("/")
+    case = SubElement(suite, "testcase", classname=f"{family}.{entry['level']}", name=name, time=str(entry["seconds"]))
     verdict, message = entry["verdict"], _plain(f"{entry['verdict']}: {entry['reason']}")
     if verdict in ("must", "stale-gap"):
         failure = SubElement(case, "failure", message=message)

@@ -6,8 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from conformance.servers.judgement import ServerJudgement
-from conformance.servers.reports import report_of
+from conformance.servers.reports import Judged, report_of
 
 STYLE = """
 :root { --paper: #f6f6f3; --card: #fff; --ink: #1c1e21; --muted: #5d636b; --edge: #e1e1dc; --good: #00664a;
@@ -36,7 +35,7 @@ LONGEST = 4000
 ORDER = ("must", "stale-gap", "harness-error", "should", "not-testable", "blocked-by", "known-gap", "pass")
 
 
-def write_sheet(judgement: ServerJudgement, path: Path) -> None:
+def write_sheet(judgement: Judged, path: Path) -> None:
     """What is missed comes first, opened."""
     path.write_text("\n".join(_lines(report_of(judgement))) + "\n", encoding="utf-8")
 
@@ -54,7 +53,7 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         if text:
             yield f'<p class="must">{name}: {escape(text)}</p>'
     if facts := report["preflight"]["facts"]:
-        yield "<h2>The server says</h2><dl>"
+        yield "<h2>Facts</h2><dl>"
         yield "".join(f"<dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items())
         yield "</dl>"
     yield "<h2>Checks</h2>"

@@ -8,6 +8,7 @@ from conformance.servers.gaps import load_gaps
 from conformance.servers.page import PAGE, page_text
 from conformance.servers.recording import path_of, recorded_verdicts, recordings
 from conformance.servers.verdicts import rows_of
+from conformance.trainers.page import trainers_text
 
 RECORDED = {each.server: each for each in recordings()}
 
@@ -47,7 +48,7 @@ def test_gaps_belong_to_servers_that_were_recorded():
 
 
 def test_the_page_shows_the_recordings():
-    assert PAGE.read_text(encoding="utf-8") == page_text(list(RECORDED.values()))
+    assert PAGE.read_text(encoding="utf-8") == page_text(list(RECORDED.values())) + trainers_text()
 
 
 def test_dangerous_checks_come_last():

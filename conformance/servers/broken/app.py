@@ -77,9 +77,13 @@ class BrokenServer:
             self.transfer.shutdown()
         self.generation += 1
         self.engine.reset()
-        self.calls, self.updates = Calls(self.engine), Updates(self.engine)
+        self.calls, self.updates = Calls(self.engine), self.make_updates()
         self.calls.version = lambda updates=self.updates: updates.version
         self.queued, self.transfer = QueuedGroup(self.updates), TransferGroup(self.updates)
+
+    def make_updates(self) -> Updates:
+        """As at the start."""
+        return Updates(self.engine)
 
     def health(self) -> Any:
         if self.calls.num_running and self.broken("health waits for generation"):
@@ -217,21 +221,34 @@ async def _watch(request: Request, is_gone: threading.Event) -> None:
     is_gone.set()
 
 
-@contextmanager
-def serving(engine: TinyEngine) -> Iterator[BrokenServer]:
-    """Yield it with its ``url``, served from a thread."""
-    server = BrokenServer(engine)
+def make_app(server: BrokenServer) -> Starlette:
+    """All routes of ``server``."""
     app = Starlette(routes=[Route("/{path:path}", _front, methods=["GET", "POST"])])
     app.state.server = server
+    return app
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[tuple[str, uvicorn.Server]]:
+    """Yield the URL of an application that is served from a thread."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     running = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     wait_while(lambda: not running.started)
     try:
-        yield server
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", running
     finally:
-        server.restart()
         running.should_exit = True
         thread.join(timeout=10)
+
+
+@contextmanager
+def serving(engine: TinyEngine) -> Iterator[BrokenServer]:
+    """Yield it with its ``url``, served from a thread."""
+    server = BrokenServer(engine)
+    with listening(make_app(server)) as (server.url, _):
+        try:
+            yield server
+        finally:
+            server.restart()

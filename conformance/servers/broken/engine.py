@@ -13,7 +13,13 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, AutoProcessor, DynamicCache
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    DynamicCache,
+)
 
 from conformance.servers.broken.switches import Switches
 
@@ -65,7 +71,9 @@ class TinyEngine:
 
     def __init__(self, directory: str, broken: Switches) -> None:
         self.directory, self.broken = directory, broken
-        self._first = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
+        self._sees = hasattr(AutoConfig.from_pretrained(directory), "vision_config")
+        kind = AutoModelForImageTextToText if self._sees else AutoModelForCausalLM
+        self._first = kind.from_pretrained(directory, dtype=torch.float32).eval()
         self._written: dict[Any, tuple[TinyResponse | None, set[str]]] = {}
         """Repeatable responses, with the mistake that changed them, and the switches that were asked for each."""
         self._firsts: dict[Any, Tensor] = {}
@@ -83,6 +91,11 @@ class TinyEngine:
     @cached_property
     def processor(self) -> Any:
         return AutoProcessor.from_pretrained(self.directory)
+
+    @property
+    def tokenizer(self) -> Any:
+        """Of a model without pictures, its processor is the tokenizer."""
+        return getattr(self.processor, "tokenizer", self.processor)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -104,6 +117,10 @@ class TinyEngine:
         else:
             self._cached = {}
         self.answered = set()
+
+    def forget(self) -> None:
+        """Models of earlier updates, and what they wrote; where there are many updates."""
+        self._ready, self._firsts, self._written = {}, {}, {}
 
     def write(
         self, prompt: TinyPrompt, sampling: TinySampling, seed: int | None, *, is_left: Callable[[], bool]
@@ -205,7 +222,8 @@ class TinyEngine:
         """What the first forward pass takes, and how far the positions behind lie from their places."""
         if prompt.picture is None:
             ids = torch.tensor([prompt.ids])
-            places = torch.arange(ids.shape[1]).expand(3, 1, -1)
+            places = torch.arange(ids.shape[1])[None]
+            places = places.expand(3, 1, -1) if self._sees else places
             return {"input_ids": ids, "position_ids": places}, 0
         shown = Image.open(io.BytesIO(prompt.picture)).convert("RGB")
         if self.broken("pictures are blank"):
@@ -220,12 +238,12 @@ class TinyEngine:
 
     def encode(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """By the chat template."""
-        tokenizer = self.processor.tokenizer
+        tokenizer = self.tokenizer
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return tuple(tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self.processor.tokenizer.decode(ids, skip_special_tokens=True))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def any_prompt(self) -> TinyPrompt:
         """A placeholder."""
@@ -233,7 +251,8 @@ class TinyEngine:
 
     @property
     def stop_id(self) -> int:
-        return int(self._first.generation_config.eos_token_id[0])
+        known = self._first.generation_config.eos_token_id
+        return int(known[0] if isinstance(known, list) else known)
 
     @property
     def num_ids(self) -> int:

@@ -100,7 +100,10 @@ def reply(path: str, groups: Sequence[Sequence[TinyResponse]], sampling: TinySam
     if path == "infer":
         return [{"response": _chat_reply(group, sampling, engine)} for group in groups]
     if path == "generate":
-        told = {"logprobs": [[[value] for value in one.logprobs] for one in flat]} if sampling.logprobs else {}
+        told: dict[str, Any] = {"logprobs": None, "logprob_token_ids": None}
+        if sampling.logprobs:
+            told["logprobs"] = [[[value] for value in one.logprobs] for one in flat]
+            told["logprob_token_ids"] = [[[token] for token in one.ids] for one in flat]
         prompts = [group[0].prompt_ids for group in groups]
         return {"prompt_ids": prompts, "completion_ids": [one.ids for one in flat]} | told
     if path == "native/infer":

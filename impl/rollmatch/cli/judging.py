@@ -1,4 +1,4 @@
-"""Commands of the package ``rollmatch-conformance``, where it is installed: ``judge``, ``vectors``."""
+"""Commands of the package ``rollmatch-conformance``, where it is installed: judge, judge-trainer, vectors."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -10,6 +10,11 @@ from rollmatch.errors import LaunchError
 def judge(arguments: Sequence[str]) -> int:
     """Run ``rollmatch-judge`` with these words. Errors: ``judge-not-installed``."""
     return int(conformance_command("conformance.servers.command").main(arguments, prog="rollmatch judge"))
+
+
+def judge_trainer(arguments: Sequence[str]) -> int:
+    """Run ``rollmatch-judge-trainer`` with these words. Errors: ``judge-not-installed``."""
+    return int(conformance_command("conformance.trainers.command").main(arguments, prog="rollmatch judge-trainer"))
 
 
 def conformance_command(name: str) -> ModuleType:

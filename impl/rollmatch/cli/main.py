@@ -29,16 +29,16 @@ from rollmatch.startup import leave, loading
 
 TRACEBACK_VARIABLE = "ROLLMATCH_TRACEBACK"
 """Set to 1, it shows where in the code an error was raised."""
+PACKAGED = {"judge": judging.judge, "judge-trainer": judging.judge_trainer, "vectors": vectors.vectors}
+"""Commands of a package of its own, with its own options."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0, or 1 after printing problems to stderr; wrong usage exits with 2."""
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
-        if words[:1] == ["judge"]:  # a package of its own, with its own options
-            return judging.judge(words[1:])
-        if words[:1] == ["vectors"]:
-            return vectors.vectors(words[1:])
+        if words and (packaged := PACKAGED.get(words[0])):
+            return packaged(words[1:])
         options = make_parser().parse_args(words)
         return int(options.command(options) or 0)
     except Exception as error:
@@ -107,8 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
     imported = commands.add_parser("import-config", help="turn a GRPO configuration of TRL or ms-swift into ours")
     importing.add_arguments(imported)
     imported.set_defaults(command=importing.import_config)
-    judged = commands.add_parser("judge", help="judge a running rollout server (package rollmatch-conformance)")
-    judged.add_argument("words", nargs="...", metavar="URL ...", help="options: see rollmatch judge --help")
+    _add_judges(commands)
     proved = commands.add_parser("vectors", help="prove another implementation by portable vectors (same package)")
     proved.add_argument("words", nargs="...", metavar="run COMMAND ...", help="options: see rollmatch vectors --help")
     schema = commands.add_parser("schema", help="print the JSON Schema of the YAML, for editors")
@@ -127,6 +126,13 @@ def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     check.add_argument(
         "--nnodes", type=planning.positive, metavar="N", help="machines of the learner, each with --gpus"
     )
+
+
+def _add_judges(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    judged = commands.add_parser("judge", help="judge a running rollout server (package rollmatch-conformance)")
+    judged.add_argument("words", nargs="...", metavar="URL ...", help="options: see rollmatch judge --help")
+    judged = commands.add_parser("judge-trainer", help="judge a trainer by what it does to a server (same package)")
+    judged.add_argument("words", nargs="...", metavar="... -- COMMAND", help="see rollmatch judge-trainer --help")
 
 
 def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -1,0 +1,66 @@
+"""What checks of trainers read in the events of a run."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from conformance.servers.exchange import Exchange
+from conformance.trainers.arrivals import Event, after, rounds_of
+from conformance.trainers.runs import AGAIN
+
+
+def events_of(exchange: Exchange) -> list[Event]:
+    return list(exchange.notes["events"])
+
+
+def told(updates: Sequence[Event], name: str, what: str) -> str:
+    """The first update that has something under ``name``."""
+    found = [
+        f"update {number}: {what}: {', '.join(event[name])}" for number, event in enumerate(updates, 1) if event[name]
+    ]
+    if not updates:
+        return "no update came"
+    return found[0] if found else ""
+
+
+def unlike(exchange: Exchange, read: Callable[[Sequence[Event]], Any], what: str) -> str:
+    """The first round that differs between two runs."""
+    first, second = (rounds_of(exchange.notes[name]) for name in ("events", f"{AGAIN}_events"))
+    if len(first) != len(second):
+        return f"{len(first)} rounds in the first run, {len(second)} in the second"
+    wrong = [number for number, (one, other) in enumerate(zip(first, second, strict=True)) if read(one) != read(other)]
+    return f"after update {wrong[0]} the {what} are not those of the first run" if wrong else ""
+
+
+def disturbed(exchange: Exchange) -> Event:
+    """The call for rollouts that the fault hit."""
+    return next(event for event in events_of(exchange) if event.get("fault"))
+
+
+def repeats(exchange: Exchange) -> list[Event]:
+    """Later calls of the same round that ask for a prompt of the disturbed one."""
+    hit, found = disturbed(exchange), []
+    for event in after(events_of(exchange), hit):
+        if event["kind"] == "update":
+            break
+        if event["kind"] == "generate" and {*event["prompts"]} & {*hit["prompts"]}:
+            found.append(event)
+    return found
+
+
+def since_restart(exchange: Exchange) -> Iterator[Event]:
+    events = events_of(exchange)
+    return after(events, next(event for event in events if event["kind"] == "restart"))
+
+
+def ended(code: int | None) -> str:
+    """In words.
+
+    >>> ended(1), ended(None)
+    ('the run ended with 1', 'the run did not end in time')
+    """
+    return "the run did not end in time" if code is None else f"the run ended with {code}"
+
+
+def last_line(exchange: Exchange) -> str:
+    lines = [line.strip() for line in exchange.notes["output"].splitlines() if line.strip()]
+    return lines[-1] if lines else "no output"

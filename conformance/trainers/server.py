@@ -1,0 +1,214 @@
+"""A rollout server that records what a trainer does to it, answers correctly, and goes wrong once if it is asked to.
+
+Its engine and routes are those of the small correct server that judges the judge (``conformance.servers.broken``).
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from conformance.servers.broken.app import GENERATING, BrokenServer, listening, make_app
+from conformance.servers.broken.engine import TinyEngine
+from conformance.servers.broken.updates import Updates
+from conformance.servers.dialects import DIALECTS
+from conformance.servers.exchange import RecordedCall
+from conformance.trainers.arrivals import Arrivals, read_generate, without_last
+from conformance.trainers.updates import RecordedUpdates
+
+LATE, SHORT, BUSY, UNAVAILABLE, RESTART = "late", "short", "429", "503", "restart"
+DISTURBED_ROUND = 2
+"""The fault hits the first call for rollouts after so many updates."""
+OPENING = {"init_communicator": "world_size", "init_weight_transfer_engine": "world_size"}
+CLOSING = ("close_communicator", "shutdown_weight_transfer_engine")
+STARTING = ("update_flattened_params", "update_named_param", "start_weight_update")
+FURTHER = {
+    "swift": "process_weights_after_loading reset_encoder_cache reset_mm_cache get_model_state_keys update_named_param",
+    "trl": "",
+    "vllm": "shutdown_weight_transfer_engine weight_info version",
+}
+"""Routes that trainers may call beside those that servers are judged by."""
+Receive, Send = Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]
+
+
+class RecordingServer(BrokenServer):
+    """One dialect's routes; ``fault`` is one of the words above, or empty."""
+
+    def __init__(self, engine: TinyEngine, dialect: str, *, dtype: str, fault: str = "", late_s: float = 8.0) -> None:
+        self.arrivals, self.dtype, self.fault, self.late_s = Arrivals(), dtype, fault, late_s
+        self.dialect = dialect
+        self.routes_served = {path.strip("/") for path in DIALECTS[dialect].routes} | {"openapi.json"}
+        self.routes_served |= set(FURTHER[dialect].split())
+        self.is_disturbed = self.is_paused = self.is_down = self.is_holding = False
+        super().__init__(engine)
+        for path in ("reset_encoder_cache", "reset_mm_cache"):
+            self.posts[path] = lambda _: {"success": True}
+        self.posts |= {"pause": lambda _: self._pause(True), "resume": lambda _: self._pause(False)}
+        self.gets["get_model_state_keys"] = lambda: {"keys": sorted(self.engine.weights)}
+
+    def make_updates(self) -> Updates:
+        return RecordedUpdates(self.engine, self.arrivals, self.dtype)
+
+    def init(self, body: Any) -> None:
+        """The trainer runs on this machine, also where it names every interface, as TRL does."""
+        super().init(body | {"host": "127.0.0.1"})
+
+    def routes(self) -> Any:
+        return {"paths": {path: {} for path in sorted(DIALECTS[self.dialect].routes)}}
+
+    def restart(self) -> None:
+        super().restart()
+        self.engine.forget()
+
+    def _pause(self, is_paused: bool) -> None:
+        self.is_paused = is_paused
+
+    def arrive(self, path: str, body: Any) -> dict[str, Any] | None:
+        """Note what a call means; the event of a call for rollouts."""
+        updates = self.updates
+        assert isinstance(updates, RecordedUpdates)
+        if path in STARTING and self.calls.num_running and not self.is_paused:
+            self.arrivals.note("overlap", what=f"/{path} during {self.calls.num_running} running calls for rollouts")
+        if path in GENERATING:
+            if updates.is_open:
+                self.arrivals.note("overlap", what=f"/{path} after {len(updates.announced)} tensors of an update")
+            call = read_generate(path, body)
+            return self.arrivals.note("generate", prompts=call.prompts, seeds=call.seeds)
+        return None
+
+    def settle(self, path: str, body: Any, status: int) -> None:
+        """Note what a call has changed."""
+        if path in OPENING:
+            info = body.get("init_info", body)
+            self.arrivals.note("open", world_size=info.get("world_size"), status=status)
+        elif path in CLOSING:
+            self.arrivals.note("close")
+
+    def next_fault(self, event: dict[str, Any]) -> str:
+        """The fault that hits this call for rollouts; empty for most."""
+        if not self.fault or self.is_disturbed or self.arrivals.count("update") < DISTURBED_ROUND:
+            return ""
+        self.is_disturbed = True
+        event["fault"] = self.fault
+        return self.fault
+
+
+class RecordingApp:
+    """ASGI: records calls around the routes of ``server``, and disturbs one."""
+
+    def __init__(self, server: RecordingServer, *, down_s: float) -> None:
+        self.server, self.inner, self.down_s = server, make_app(server), down_s
+        self.abort: Callable[[], None] = lambda: None
+        """Break off every connection."""
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.inner(scope, receive, send)
+        elif self.server.is_down:
+            self.abort()
+        else:
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Any, receive: Receive, send: Send) -> None:
+        server, path, began = self.server, scope["path"].strip("/"), time.monotonic()
+        raw = await _whole(receive)
+        call = RecordedCall(label=path, method=scope["method"], path=scope["path"], sent=_decoded(raw))
+        server.arrivals.calls.append(call)
+        if path not in server.routes_served:
+            call.status, call.reply = 404, {"problem": f"the {server.dialect} dialect has no route /{path}"}
+        else:
+            await self._answer(call, path, scope, raw, receive)
+        call.seconds = round(time.monotonic() - began, 3)
+        if call.failure:
+            self.abort()
+            return
+        await _reply(send, call.status or 500, call.reply)
+
+    async def _answer(self, call: RecordedCall, path: str, scope: Any, raw: bytes, receive: Receive) -> None:
+        server = self.server
+        try:
+            event = server.arrive(path, call.sent)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            call.status, call.reply = 400, {"problem": f"{type(error).__name__}: {error}"}
+            return
+        fault = server.next_fault(event) if event else ""
+        if fault in (BUSY, UNAVAILABLE):
+            call.status, call.reply = int(fault), {"problem": "busy; ask again"}
+        elif fault == RESTART:
+            await self._restart(call)
+        else:
+            if fault == LATE:
+                server.is_holding = True
+                await asyncio.sleep(server.late_s)
+                server.is_holding = False
+            call.status, call.reply = await _inner(self.inner, scope, raw, receive)
+            if fault == SHORT:
+                call.reply = without_last(path, call.reply)
+            server.settle(path, call.sent, call.status)
+
+    async def _restart(self, call: RecordedCall) -> None:
+        """The process dies, and another one listens after ``down_s``."""
+        server, loop = self.server, asyncio.get_running_loop()
+        server.is_down, call.failure = True, "the server was restarted"
+        await loop.run_in_executor(server.pool, server.restart)
+        server.arrivals.note("restart")
+        loop.call_later(self.down_s, setattr, server, "is_down", False)
+
+
+async def _whole(receive: Receive) -> bytes:
+    parts, is_more = [], True
+    while is_more:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        is_more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+async def _inner(app: Any, scope: Any, raw: bytes, receive: Receive) -> tuple[int, Any]:
+    """Status and body of the route's own reply."""
+    messages: list[Any] = []
+    is_read = False
+
+    async def read() -> Any:
+        nonlocal is_read
+        if is_read:
+            return await receive()
+        is_read = True
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    async def keep(message: Any) -> None:
+        messages.append(message)
+
+    await app(scope, read, keep)
+    body = b"".join(message.get("body", b"") for message in messages[1:])
+    return messages[0]["status"], _decoded(body)
+
+
+async def _reply(send: Send, status: int, body: Any) -> None:
+    raw = json.dumps(body).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]
+    if status in (int(BUSY), int(UNAVAILABLE)):
+        headers.append((b"retry-after", b"1"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": raw})
+
+
+def _decoded(raw: bytes) -> Any:
+    try:
+        return json.loads(raw or b"{}")
+    except ValueError:
+        return raw.decode("utf-8", "replace")
+
+
+@contextmanager
+def recording(server: RecordingServer, *, down_s: float) -> Iterator[RecordingServer]:
+    """Yield it with its ``url``, served from a thread."""
+    app = RecordingApp(server, down_s=down_s)
+    with listening(app) as (server.url, running):
+        app.abort = lambda: [each.transport.abort() for each in tuple(running.server_state.connections)]
+        try:
+            yield server
+        finally:
+            server.restart()

@@ -1,0 +1,97 @@
+"""``rollmatch judge-trainer`` as people run it: on commands of any kind."""
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+
+from conformance.rollout.digits import ROOT
+from rollmatch.cli.main import main as rollmatch
+
+MODEL = ROOT / "fixtures/models/arithmetic"
+GIVEN = ["--dialect", "trl", "--model", str(MODEL)]
+SLEEPER = """
+    import os, pathlib, subprocess, sys, time
+    import requests
+
+    requests.post(sys.argv[1] + "/generate/", json={"prompts": [[5, 6]], "max_tokens": 1})
+    beside = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    pathlib.Path(sys.argv[2]).write_text(f"{os.getpid()} {beside.pid}")
+    time.sleep(600)
+"""
+
+
+def judge(*words):
+    """Exit code and output, in a process of its own."""
+    command = [sys.executable, "-m", "conformance.trainers.command", *map(str, words)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+@pytest.mark.scenario("judging/a-command-that-is-no-trainer", clauses=["judging/a-trainer-is-judged-by-what-arrives#4"])
+def test_a_command_that_is_no_trainer_cannot_be_judged(tmp_path):
+    paths = {name: tmp_path / f"r.{name}" for name in ("json", "junit", "page")}
+    words = [word for name, path in paths.items() for word in (f"--{name}", path)]
+    code, output = judge(*GIVEN, *words, "--", "false")
+    report = json.loads(paths["json"].read_text())
+    assert (code, report["exit_code"], "no rollout was requested" in output) == (4, 4, True), output
+    assert {entry["verdict"] for entry in report["checks"]} == {"blocked-by"}
+    assert {entry["reason"] for entry in report["checks"]} == {"preflight"}
+    assert report["checks"][0]["again"].endswith(f"--check {report['checks'][0]['id'].partition('/')[2]} -- false")
+    suite = ElementTree.parse(paths["junit"]).getroot()
+    assert suite.find("testcase/error").get("message").startswith("no rollout was requested")
+    assert "trainers/the-run-ends-well" in paths["page"].read_text()
+
+
+@pytest.mark.scenario("judging/a-trainer-that-hangs", clauses=["judging/a-trainer-is-judged-by-what-arrives#5"])
+def test_a_trainer_that_hangs_is_ended_with_all_that_it_has_started(tmp_path):
+    script, pids = tmp_path / "sleeper.py", tmp_path / "pids"
+    script.write_text(textwrap.dedent(SLEEPER))
+    words = ["--limit", "5", "--json", tmp_path / "r.json", "--check", "the-run-ends-well"]
+    code, output = judge(*GIVEN, *words, "--", sys.executable, script, "{url}", pids)
+    [entry] = json.loads((tmp_path / "r.json").read_text())["checks"]
+    assert (code, entry["verdict"]) == (1, "must"), output
+    assert entry["reason"].startswith("the run did not end in time")
+    assert [call["path"] for call in entry["calls"]] == ["/generate/"]
+    assert len(entry["calls"][0]["reply"]["completion_ids"]) == 1
+    assert not [pid for pid in map(int, pids.read_text().split()) if _runs(pid)]
+
+
+def _runs(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (GIVEN, "COMMAND"),
+        ([*GIVEN, "--steps", "2", "--", "x"], "--steps"),
+        (["--dialect", "trl", "--model", "none", "--", "x"], "--model"),
+        ([*GIVEN, "--check", "no-such-check", "--", "x"], "--check"),
+        ([*GIVEN, "--json", "no/such/folder/r.json", "--", "x"], "--json"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_started(words, key, capsys):
+    with pytest.raises(SystemExit) as ended:
+        rollmatch(["judge-trainer", *words])
+    assert (ended.value.code, f"error: {key}" in capsys.readouterr().err) == (2, True)
+
+
+def test_a_judge_that_is_ended_ends_the_trainer_and_writes_its_report(tmp_path):
+    script, pids, report = tmp_path / "sleeper.py", tmp_path / "pids", tmp_path / "r.json"
+    script.write_text(textwrap.dedent(SLEEPER))
+    words = [*GIVEN, "--json", str(report), "--", sys.executable, str(script), "{url}", str(pids)]
+    process = subprocess.Popen([sys.executable, "-m", "conformance.trainers.command", *words])
+    while not pids.exists() or not pids.read_text().endswith(tuple("0123456789")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=120) == 130
+    assert json.loads(report.read_text())["checks"] == []
+    assert not [pid for pid in map(int, pids.read_text().split()) if _runs(pid)]
