@@ -204,7 +204,7 @@ def test_a_server_is_judged_by_its_url_and_nothing_else_runs(tmp_path):
             *("--check", HEALTH.check_id, "--check", "wrong-method-is-405", "--check", "copies-of-a-prompt-differ"),
             *("--check", "greedy-equals-transformers", "--matrix", str(tmp_path / "matrix")),
         )
-    assert code == 1
+    assert code == 1, output
     assert "pass          MUST   health-with-and-without-slash" in output
     assert "must          MUST   wrong-method-is-405" in output
     assert "should        SHOULD copies-of-a-prompt-differ" in output
@@ -222,7 +222,7 @@ def test_gpu_tests_without_gpus_are_not_testable_and_fail(tmp_path):
     code, output = run_pytest(
         *(tmp_path, str(test)), "-m", "gpu", "-p", "conformance.gpus", "--rootdir", str(tmp_path), "-c", "/dev/null"
     )
-    assert code == 1
+    assert code == 1, output
     assert "not testable: needs 4, has 0" in output
 
 

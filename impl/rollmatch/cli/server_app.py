@@ -17,6 +17,7 @@ from rollmatch.errors import RollmatchError
 from rollmatch.server.failures import Refusal
 from rollmatch.server.health import health_of
 from rollmatch.server.http import Gate, SlashAtEnd, answer, refuse
+from rollmatch.server.openapi import describe
 from rollmatch.server.state import ServerState
 
 ROUTES = (native_routes, control_routes, swift_routes, trl_routes, openai_routes)
@@ -39,6 +40,7 @@ def make_app(server: ServerState) -> FastAPI:
         app.include_router(routes(server))
     _add_state(app, server)
     _add_errors(app)
+    describe(app)
     app.add_middleware(Gate, server=server)
     app.add_middleware(SlashAtEnd)
     return app

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 _ID = np.dtype("<i4")
@@ -42,5 +42,7 @@ def _from_list(value: object) -> object:
     return pack_ids(value)
 
 
-PackedIds = Annotated[bytes, BeforeValidator(_from_list)]
+PackedIds = Annotated[
+    bytes, BeforeValidator(_from_list, json_schema_input_type=list[Annotated[int, Field(ge=0, lt=2**31)]])
+]
 """Ids of one sequence as int32 bytes; a list of ids is taken, too."""

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from rollmatch.dialects.http import CALL_HEADER
 from rollmatch.server.http import answer, read_body, unless_gone
+from rollmatch.server.openapi import accepts
 from rollmatch.server.payloads import (
     CommunicatorClose,
     CommunicatorRequest,
@@ -67,6 +68,7 @@ def _add_generation(router: APIRouter, server: ServerState) -> None:
         return answer(request, identity_of(server))
 
     @router.post("/infer/")
+    @accepts(InferBatch)
     async def infer(request: Request) -> Response:
         limits = server.settings.limits
         longest = {"requests": limits.max_prompts_per_call, "images": limits.max_images_per_call}
@@ -79,12 +81,14 @@ def _add_generation(router: APIRouter, server: ServerState) -> None:
 
 def _add_communicator(router: APIRouter, server: ServerState) -> None:
     @router.post("/communicator/")
+    @accepts(CommunicatorRequest)
     async def communicator(request: Request) -> Response:
         body = await read_body(request, CommunicatorRequest)
         ranks = await unless_gone(request, _join(server, body))
         return ranks if isinstance(ranks, Response) else answer(request, {"ranks": ranks, "transport": body.transport})
 
     @router.post("/communicator/close/")
+    @accepts(CommunicatorClose)
     async def close(request: Request) -> Response:
         body = await read_body(request, CommunicatorClose)
         if server.communicator.attached is not None and not body.force:
@@ -117,22 +121,26 @@ def _add_sync(router: APIRouter, server: ServerState) -> None:
     update, communicator = server.update, server.communicator
 
     @router.post("/sync/")
+    @accepts(SyncRequest)
     async def sync(request: Request) -> Response:
         return await _sync(server, request, await read_body(request, SyncRequest))
 
     @router.post("/sync/again/")
+    @accepts(SyncAgain)
     async def again(request: Request) -> Response:
         body = await read_body(request, SyncAgain)
         communicator.check_attached(body.client)
         return await _sync(server, request, update.request_like(body))
 
     @router.post("/sync/commit/")
+    @accepts(SyncChoice)
     async def commit(request: Request) -> Response:
         choice = await read_body(request, SyncChoice)
         communicator.check_attached(choice.client)
         return answer(request, _commit_reply(server, await update.commit(choice.sync_id)))
 
     @router.post("/sync/drop/")
+    @accepts(SyncChoice)
     async def drop(request: Request) -> Response:
         choice = await read_body(request, SyncChoice)
         communicator.check_attached(choice.client)

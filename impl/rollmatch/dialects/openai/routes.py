@@ -19,6 +19,7 @@ from rollmatch.dialects.openai.serving import OpenAIServing, make_serving
 from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
 from rollmatch.server.http import CONTENT_TYPES, answer, is_msgpack, read_body, unless_gone
+from rollmatch.server.openapi import accepts
 from rollmatch.server.sampling import make_sampling
 from rollmatch.server.state import VERSION_HEADER, ServerState
 
@@ -37,6 +38,7 @@ def openai_routes(server: ServerState) -> APIRouter:
         return server.with_version(answer(request, listed), ())
 
     @router.post("/chat/completions/")
+    @accepts(ChatBody, content_types=CONTENT_TYPES[:1])
     async def chat(request: Request) -> Response:
         _check_json(request)
         body = await read_body(request, ChatBody)
@@ -47,6 +49,7 @@ def openai_routes(server: ServerState) -> APIRouter:
         return await calls.serve(request, body, fields, (await calls.serving()).chat)
 
     @router.post("/completions/")
+    @accepts(CompletionBody, content_types=CONTENT_TYPES[:1])
     async def completions(request: Request) -> Response:
         _check_json(request)
         longest = {"prompt": server.settings.limits.max_tokens_per_call}

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from rollmatch.data.ids import PackedIds
 from rollmatch.server.generation import check_count
 from rollmatch.server.http import answer, read_body, unless_gone
+from rollmatch.server.openapi import accepts
 from rollmatch.server.payloads import Payload
 from rollmatch.server.prompts import GenerateRequest
 from rollmatch.server.replica import EngineOutput
@@ -103,6 +104,7 @@ def swift_routes(server: ServerState) -> APIRouter:
     limits = server.settings.limits
 
     @router.post("/infer/")
+    @accepts(SwiftBatch)
     async def infer(request: Request) -> Response:
         longest = {WHERE: limits.max_prompts_per_call}
         batch = await read_body(request, SwiftBatch, sampling_at=("request_config",), longest=longest)

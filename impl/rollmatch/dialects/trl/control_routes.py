@@ -6,6 +6,7 @@ from starlette.responses import Response
 
 from rollmatch.server.announced import AnnouncementInvalid
 from rollmatch.server.http import answer, read_body
+from rollmatch.server.openapi import accepts
 from rollmatch.server.payloads import Shape, TensorSpec
 from rollmatch.server.state import ServerState
 from rollmatch.weights.group_address import GroupAddress, is_wildcard
@@ -55,6 +56,7 @@ def control_routes(server: ServerState) -> APIRouter:
 
 def _add_group(router: APIRouter, server: ServerState) -> None:
     @router.post("/init_communicator/")
+    @accepts(CommunicatorInit)
     async def init(request: Request) -> Response:
         body = await read_body(request, CommunicatorInit)
         host = server.settings.host if is_wildcard(body.host) else body.host  # what TRL and ms-swift send by default
@@ -76,12 +78,14 @@ def _add_group(router: APIRouter, server: ServerState) -> None:
 
 def _add_updates(router: APIRouter, server: ServerState) -> None:
     @router.post("/update_named_param/")
+    @accepts(NamedParam)
     async def named(request: Request) -> Response:
         body = await read_body(request, NamedParam)
         await server.chunked.announce([_spec(body)])
         return _done(request, f"ready to receive {body.name}")
 
     @router.post("/update_flattened_params/")
+    @accepts(FlatBucket)
     async def flattened(request: Request) -> Response:
         bucket = await read_body(request, FlatBucket)
         check_places(bucket.metadatas)

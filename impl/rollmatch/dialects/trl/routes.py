@@ -11,6 +11,7 @@ from rollmatch.data.ids import PackedIds
 from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
 from rollmatch.server.http import answer, read_body, unless_gone
+from rollmatch.server.openapi import accepts
 from rollmatch.server.payloads import Payload
 from rollmatch.server.prompts import GenerateRequest
 from rollmatch.server.replica import EngineOutput
@@ -65,6 +66,7 @@ def trl_routes(server: ServerState) -> APIRouter:
     limits = server.settings.limits
 
     @router.post("/generate/")
+    @accepts(TrlBatch)
     async def generate(request: Request) -> Response:
         longest = {"prompts": limits.max_prompts_per_call}
         batch = await read_body(request, TrlBatch, sampling_at=("generation_kwargs", "n", "logprobs"), longest=longest)
