@@ -7,6 +7,7 @@ from conformance.servers.check import SHOULD, Check
 from conformance.servers.checks import CHECKS
 from conformance.servers.reports import report_of
 from conformance.servers.test_judgement import judgement_of, small_server
+from conformance.trainers.checks import CHECKS as CHECKS_OF_TRAINERS
 
 
 def problems_of(checks, clauses):
@@ -22,14 +23,15 @@ def problems_of(checks, clauses):
     return problems
 
 
-def clauses_of_servers():
+def clauses_of(capability):
     clauses = read_specification().clauses.items()
-    return {name: rule.text for name, rule in clauses if name.startswith("servers/")}
+    return {name: rule.text for name, rule in clauses if name.startswith(f"{capability}/")}
 
 
 @pytest.mark.scenario(clauses=["judging/a-miss-can-be-seen-again#2"])
 def test_every_check_cites_its_own_clause_and_every_clause_has_one_check():
-    assert problems_of(CHECKS, clauses_of_servers()) == []
+    assert problems_of(CHECKS, clauses_of("servers")) == []
+    assert problems_of(CHECKS_OF_TRAINERS, clauses_of("trainers")) == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Recorded runs of trainers; every run of the suite judges them again."""
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +13,14 @@ from conformance.servers.recording import FOLDER, ROOT
 from conformance.servers.verdicts import VerdictRow
 from conformance.trainers.checks import BY_ID, CHECKS
 from conformance.trainers.judgement import TrainerJudgement
+from conformance.trainers.reading import last_line
 from conformance.trainers.runs import TrainerRuns
 
 TRAINERS = FOLDER / "trainers"
 GAPS = Path(__file__).parent / "gaps"
-LONGEST_OUTPUT = 600
+LONGEST_OUTPUT = 300
+FOLDERS = re.compile(r"/(?:[\w.+-]+/)+")
+"""Of whoever recorded it; only the last line of what a trainer wrote is kept."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +52,8 @@ def write_trainer(recording: TrainerRecording, folder: Path = TRAINERS) -> Path:
 
 
 def _run_lines(name: str, exchange: Exchange) -> str:
-    notes = exchange.notes | {"output": exchange.notes["output"][-LONGEST_OUTPUT:]}
+    line = FOLDERS.sub("", last_line(exchange))[-LONGEST_OUTPUT:]
+    notes = exchange.notes | {"output": line}
     events = ",\n   ".join(json.dumps(event) for event in notes.pop("events"))
     head = json.dumps({"untestable": exchange.untestable} | notes)[:-1]
     return f'  "{name}": {head}, "events": [\n   {events}\n  ]}}'

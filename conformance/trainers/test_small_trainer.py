@@ -91,7 +91,21 @@ def test_a_correct_trainer_passes(dialect, request):
     assert {name: row.reason for name, row in made.verdicts().items() if row.state != "pass"} == {}
 
 
-@pytest.mark.scenario("judging/one-mistake-of-a-trainer", clauses=["judging/the-judge-is-judged#3"])
+@pytest.mark.scenario(
+    "judging/one-mistake-of-a-trainer",
+    "trainers/the-second-update-is-left-out",
+    "trainers/a-tensor-comes-twice",
+    "trainers/every-rank-opens-a-group",
+    "trainers/seeds-come-from-the-clock",
+    "trainers/a-restart-goes-unnoticed",
+    clauses=[
+        "judging/the-judge-is-judged#3",
+        "trainers/weights-come-before-rollouts#1,2,3,4",
+        "trainers/an-update-is-the-whole-model#1,2,3,4,5",
+        "trainers/one-process-sends-and-runs-repeat#1,2,3,4,5,6,7,8",
+        "trainers/what-goes-wrong-is-not-learned-from#1,2,3,4,5,6,7,8,9",
+    ],
+)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_of_a_trainer_is_found_by_its_check_alone(bench, mistake):
     assert any(mistake in asked for asked in bench.asked.values()), "nobody asks for this mistake"
