@@ -68,7 +68,39 @@ def test_a_command_line_of_ms_swift_names_its_servers():
     assert made.keys["custom.train_jsonl"] == "d.jsonl"
     assert made.keys[f"{GRPO}.rewards"] == [{"function": "my.rewards:right", "weight": 1.0}]
     assert made.keys[f"{MATCHING}.decoding.temperature"] == 0.9
-    assert made.left_out == {"deepspeed": "no counterpart"}
+    assert made.keys["training.strategy"] == "deepspeed_zero2"
+    assert made.left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "strategy"), [("zero3", "deepspeed_zero3"), ("ds.json", "ds.json"), ("zero3_offload", None)]
+)
+def test_a_deepspeed_setting_becomes_a_strategy_or_is_left_out(value, strategy):
+    made = convert("swift", {"deepspeed": value, "per_device_train_batch_size": 8})
+    assert made.keys.get("training.strategy") == strategy
+    assert ("deepspeed" in made.left_out) == (strategy is None)
+
+
+def test_a_command_line_of_ms_swift_passes_check_and_its_rewards_fit(tmp_path, capsys):
+    rows = [
+        {"messages": [{"role": "user", "content": f"{i} + 1 ="}], "metadata": {"solution": str(i + 1)}}
+        for i in range(4)
+    ]
+    data, out = tmp_path / "rows.jsonl", tmp_path / "ours.yaml"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    line = (
+        f"swift rlhf --rlhf_type grpo --model {ROOT}/fixtures/models/arithmetic --dataset {data} --val_dataset {data} "
+        f"--reward_funcs {__name__}.is_solution --use_vllm true --vllm_mode colocate --train_type full "
+        "--num_generations 4 --per_device_train_batch_size 4 --max_completion_length 8 --max_length 64 --bf16 false "
+        f"--output_dir {tmp_path}/o"
+    )
+    assert main(["import-config", "--out", str(out), "--", *shlex.split(line)]) == 0
+    assert main(["check", str(out)]) == 0, capsys.readouterr()
+
+
+def is_solution(completions, solution, **columns):
+    """A reward as ms-swift's and TRL's users write them, by a column of the data set."""
+    return [float(text == right) for text, right in zip(completions, solution, strict=True)]
 
 
 @given(st.integers(1, 64), st.integers(1, 16), st.integers(2, 16))

@@ -109,7 +109,7 @@ def test_a_slow_answer_is_not_a_lost_connection(slow_server):
     _, port = slow_server
     client = VLLMClient(server_port=port, connection_timeout=1.0)
     try:
-        completions = client.generate(["a", "b"], n=2)
+        completions = client.generate(["a", "b"], n=2)["completion_ids"]
     except RollmatchError as error:
         completions = error.code
     assert completions == [[5, 6]] * 4
@@ -123,7 +123,7 @@ def test_an_error_of_the_server_is_an_error_and_no_empty_completion(slow_server)
         client.generate(["a"])
     assert "out of memory" in caught.value.problem
     settings.status = 200
-    assert client.generate(["a"]) == [[5, 6]]
+    assert client.generate(["a"])["completion_ids"] == [[5, 6]]
 
 
 def test_a_server_that_is_not_there_is_refused_within_the_connection_timeout():

@@ -1,7 +1,9 @@
 """What an environment must be, and how one that is not is rejected."""
 
 import pickle
+import sys
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -163,3 +165,16 @@ def test_a_sample_begins_the_same_for_every_attempt_of_a_run():
 def test_generators_belong_to_their_numbers():
     places = product((0, 1), (0, 1), "ab")
     assert len({generator_of(*place).integers(2**62) for place in places}) == 8
+
+
+class Later:
+    """As environments of verifiers 0.2 and newer are."""
+
+    __module__ = "verifiers.v1.env"
+
+
+@pytest.mark.scenario(clauses=["environments/an-environment-is-a-class-that-answers-the-policy#13"])
+def test_an_environment_of_verifiers_v1_is_refused_with_its_version(monkeypatch):
+    monkeypatch.setitem(sys.modules, "verifiers", SimpleNamespace(__version__="0.4.0"))
+    with refused("environment-misfit", "name", problem="verifiers.v1 (verifiers 0.4.0)"):
+        load_environment(f"{__name__}:Later", {}, key="name")

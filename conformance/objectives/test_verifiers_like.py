@@ -80,3 +80,50 @@ def test_an_environment_of_verifiers_is_played_cloned_and_scored(tmp_path: Path)
     assert told["last"] == ["", 0.0, False, True]
     assert told["code"] == "environment-failed"
     assert "nothing to divide by" in told["problem"]
+
+
+TOOLS = """
+import verifiers as vf
+from datasets import Dataset
+
+def add(a: int, b: int) -> int:
+    \"\"\"Adds two numbers.\"\"\"
+    return a + b
+
+def score(completion, answer) -> float:
+    return float(completion[-1]["content"] == answer)
+
+def load_environment():
+    rows = Dataset.from_list([{"question": "?", "answer": "4"}])
+    return vf.ToolEnv(tools=[add], dataset=rows, rubric=vf.Rubric(funcs=[score]), max_turns=4)
+"""
+CALLS = """
+import json, sys
+sys.path[:0] = [sys.argv[1]]
+from rollmatch.objectives.environment import begin, load_environment, take_step
+from rollmatch.records import Sample
+
+sample = Sample(sample_id=3, origin="x:1", images=(), messages=(("user", "?"),), metadata={"answer": "4"})
+played, shown = begin(load_environment("game:load_environment", {}, key="name"), sample, run_seed=1)
+turns = ['I add. <tool_call>\\n{"name": "add", "arguments": {"a": 1, "b": 3}}\\n</tool_call>',
+         '<tool_call>{"name": "subtract", "arguments": {}}</tool_call><tool_call>no json</tool_call>', "4"]
+print(json.dumps([shown, *(take_step(played, turn, key="x:1") for turn in turns)]))
+"""
+
+
+@pytest.mark.scenario(
+    "environments/an-environment-of-verifiers-with-tools-is-played",
+    clauses=["environments/an-environment-is-a-class-that-answers-the-policy#12"],
+)
+def test_an_environment_with_tools_calls_them_and_replies(tmp_path: Path):
+    (tmp_path / "game.py").write_text(TOOLS)
+    command = [verifiers_python(), "-c", CALLS, str(ROOT / "impl")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    shown, added, failed, ended = json.loads(ran.stdout.splitlines()[-1])
+    assert '"name": "add"' in shown
+    assert "<tool_call>" in shown
+    assert added == ["<tool_response>\n4\n</tool_response>", 0.0, False, False]
+    assert failed[0].count("<tool_response>") == 2
+    assert "subtract" in failed[0]
+    assert ended == ["", 1.0, True, False]

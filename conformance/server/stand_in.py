@@ -51,7 +51,7 @@ class PretendingReplica:
         logprobs = b"\x00\x00\x80\xbf" * len(ids) if request.sampling.logprobs else None
         return EngineOutput(
             prompt_token_ids=request.prompt.token_ids, response_token_ids=ids, finish_reason="stop", stop_token_id=STOP,
-            logprobs=logprobs,
+            logprobs=logprobs, top=(((last, -1.0),),) * len(ids) if request.num_top else (),
         )  # fmt: skip
 
     async def call(self, method, *arguments):

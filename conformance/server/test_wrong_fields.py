@@ -13,7 +13,7 @@ TENSOR = {"name": "model.norm.weight", "dtype": "float32", "shape": [-1]}
         ("/generate/", {"prompts": [[2**31]]}, 422, "body-invalid"),
         ("/generate/", {"prompts": [[-1]]}, 422, "body-invalid"),
         ("/generate/", {"prompts": [[5]], "what_else": 1}, 422, "body-invalid"),
-        ("/generate/", {"prompts": [[5]], "structured_outputs_regex": "a+"}, 422, "body-invalid"),
+        ("/generate/", {"prompts": [[5]], "guided_decoding_regex": "a+"}, 422, "body-invalid"),
         ("/generate/", {"prompts": [[5]], "structured_outputs_regex": None}, 200, None),
         ("/generate/", {"prompts": [[5]], "images": []}, 200, None),
         ("/generate/", {"prompts": [[5], [6]], "images": [None]}, 422, "body-invalid"),

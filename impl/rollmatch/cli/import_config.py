@@ -47,10 +47,13 @@ SHARED = {name: f"training.{name}" for name in TRAINING} | {
     "freeze_aligner": "tuner.freeze_aligner",
 }
 TRL = {"model_name_or_path": "model.model", "dtype": "model.torch_dtype", "torch_dtype": "model.torch_dtype",
-       "lora_r": "tuner.lora_rank", "chat_template_kwargs": "model.chat_template_kwargs"}  # fmt: skip
+       "lora_r": "tuner.lora_rank",
+       "attn_implementation": "model.attn_impl", "chat_template_kwargs": "model.chat_template_kwargs"}  # fmt: skip
 SWIFT = {"model": "model.model", "torch_dtype": "model.torch_dtype", "lora_rank": "tuner.lora_rank",
          "max_length": "global_max_length", "system": "custom.prompts.system",
+         "attn_impl": "model.attn_impl",
          "tuner_type": "tuner.train_type", "train_type": "tuner.train_type"}  # fmt: skip
+STRATEGIES = {"zero2": "deepspeed_zero2", "zero3": "deepspeed_zero3"}
 NORMALIZE = {"grpo": "sequence", "dapo": "token", "dr_grpo": "constant"}
 TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 DEFAULTS = {
@@ -62,7 +65,7 @@ DEFAULTS = {
 """Of the source, where ours differ: written out."""
 PROMPT_ROOM = 512
 """Tokens for prompts where the source has no limit: the former default of both."""
-NEEDED = ("model.model", "custom.train_jsonl", "training.output_dir", f"{GRPO}.rewards")
+NEEDED = ("model.model", "custom.train_jsonl", "custom.val_jsonl", "training.output_dir", f"{GRPO}.rewards")
 USED_TOGETHER = (
     *("per_device_train_batch_size", "steps_per_generation", "reward_funcs"),
     *("reward_weights", "vllm_server_host", "vllm_server_port", "rlhf_type", "use_peft", "max_prompt_length"),
@@ -246,12 +249,24 @@ def _set_targets(made: Imported, value: object) -> None:
         made.keys["tuner.target_regex"] = rf".*\.({'|'.join(map(str, names))})"
 
 
-def _set_data(made: Imported, value: object) -> None:
-    paths = value if isinstance(value, list) else [value]
-    if len(paths) == 1 and str(paths[0]).endswith(".jsonl"):
-        made.keys["custom.train_jsonl"] = str(paths[0])
+def _to_data(key: str, name: str) -> Callable[[Imported, object], None]:
+    """One JSONL file, which is what ``key`` takes."""
+
+    def set_data(made: Imported, value: object) -> None:
+        paths = value if isinstance(value, list) else [value]
+        if len(paths) == 1 and str(paths[0]).endswith(".jsonl"):
+            made.keys[key] = str(paths[0])
+        else:
+            made.left_out[name] = "write the data set as one JSONL with prompt or messages per line"
+
+    return set_data
+
+
+def _set_strategy(made: Imported, value: object) -> None:
+    if value in STRATEGIES or str(value).endswith(".json"):
+        made.keys["training.strategy"] = STRATEGIES.get(str(value), value)
     else:
-        made.left_out["dataset"] = "write the data set as one JSONL with prompt or messages per line"
+        made.left_out["deepspeed"] = f"{value} has no counterpart; {', '.join(STRATEGIES)} and a JSON file have"
 
 
 CONVERTED: dict[str, Callable[[Imported, object], None]] = {
@@ -268,8 +283,10 @@ CONVERTED: dict[str, Callable[[Imported, object], None]] = {
     "vllm_importance_sampling_correction": _to(f"{GRPO}.correction_cap", lambda value: 2.0 if value else None),
     "lora_target_modules": _set_targets,
     "target_modules": _set_targets,
-    "dataset": _set_data,
-    "dataset_name": _set_data,
+    "dataset": _to_data("custom.train_jsonl", "dataset"),
+    "dataset_name": _to_data("custom.train_jsonl", "dataset_name"),
+    "val_dataset": _to_data("custom.val_jsonl", "val_dataset"),
+    "deepspeed": _set_strategy,
 }
 
 

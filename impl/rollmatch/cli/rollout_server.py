@@ -125,6 +125,7 @@ def make_settings(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) 
         served_model_names=section.served_model_names,
         tool_call_parser=section.tool_call_parser,
         reasoning_parser=section.reasoning_parser,
+        enable_lora=vllm.enable_lora,
         engine_arguments=_engine_arguments(config, on_gpu=on_gpu) | section.vllm_engine_kwargs,
     )
 

@@ -67,10 +67,12 @@ async def _end_when_dead(pool: EnginePool) -> None:
 
 
 async def _start(settings: ServerSettings) -> ServerState:
-    model = load_model_identity(settings.model, dtype=settings.dtype)
+    load_model_identity(settings.model, dtype=settings.dtype)  # fails before engines are started
     reader = ImageReader(settings.image_roots, settings.limits)
     prompts = PromptMaker(settings.model, vocabulary_size=vocabulary_size(settings.model), reader=reader)
-    pool = EnginePool(await start_replicas(settings), weights_set=settings.load_format != "dummy")
+    replicas = await start_replicas(settings)
+    model = load_model_identity(settings.model, dtype=replicas[0].dtype)  # settings may say auto or half
+    pool = EnginePool(replicas, weights_set=settings.load_format != "dummy")
     return assemble(settings, model=model, prompts=prompts, pool=pool)
 
 

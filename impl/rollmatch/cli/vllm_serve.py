@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from rollmatch.cli.processes import Command, become, has_gpu
 from rollmatch.cli.rollout_server import server_environment, server_words
 from rollmatch.errors import LaunchError
+from rollmatch.model.source import local_directory
 from rollmatch.server.port import bind_http
 from rollmatch.server.settings import KEY_VARIABLE, ServerSettings, check_exposure
 
@@ -22,7 +23,7 @@ _CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE_MIB"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The guide's arguments; each also with dashes in place of underscores."""
-    parser.add_argument("--model", required=True, metavar="DIRECTORY", help="model directory")
+    parser.add_argument("--model", required=True, metavar="MODEL", help="model directory or hub id")
     parser.add_argument("--host", default="127.0.0.1", help="listen address (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="HTTP port")
     for name, kind, default, text in (
@@ -41,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("reasoning_parser", "vLLM's parser for reasoning on the OpenAI routes (qwen3, deepseek_r1, ...)"),
     ):
         parser.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name, metavar="NAME", help=text)
+    text = "let trainers of ms-swift send adapters alone, which the server merges into the model's own weights"
+    parser.add_argument("--enable-lora", "--enable_lora", action="store_true", help=text)
     parser.add_argument("--dtype", default="auto", help="precision of the engine, as vLLM names it")
     text = "listen on an address other than loopback without a bearer key in ROLLMATCH_API_KEY"
     parser.add_argument("--allow-no-key", "--allow_no_key", action="store_true", help=text)
@@ -77,8 +80,9 @@ def vllm_serve(options: argparse.Namespace) -> int:
 
 def make_settings(options: argparse.Namespace, *, on_gpu: bool) -> ServerSettings:
     """The arguments as server settings. Errors: ``model-directory-missing``."""
-    if not os.path.isdir(options.model):
-        problem, remedy = f"{options.model} is no directory", "Name the directory of a saved model."
+    model = local_directory(options.model, revision=None, key="--model")
+    if not os.path.isdir(model):
+        problem, remedy = f"{options.model} is no directory", "Name the directory of a saved model, or its hub id."
         raise LaunchError(problem, code="model-directory-missing", key="--model", remedy=remedy)
     arguments: dict[str, object] = {
         "gpu_memory_utilization": options.gpu_memory_utilization,
@@ -88,18 +92,19 @@ def make_settings(options: argparse.Namespace, *, on_gpu: bool) -> ServerSetting
         "enable_chunked_prefill": None if on_gpu else False,  # vLLM 0.32 cannot cut a prompt whose sampling is seeded
     }
     return ServerSettings(
-        model=options.model,
+        model=model,
         dtype=options.dtype,
-        max_model_len=options.max_model_len or own_length(options.model),
+        max_model_len=options.max_model_len or own_length(model),
         host=options.host,
         api_key=os.environ.get(KEY_VARIABLE) or None,
         allow_no_key=options.allow_no_key,
         port=options.port,
         tensor_parallel_size=options.tensor_parallel_size,
         data_parallel_size=options.data_parallel_size,
-        served_model_names=tuple(options.served_model_name),
+        served_model_names=(*options.served_model_name, *([options.model] if options.model != model else [])),
         tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,
+        enable_lora=options.enable_lora,
         engine_arguments={name: value for name, value in arguments.items() if value is not None},
     )
 

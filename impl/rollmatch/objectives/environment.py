@@ -33,6 +33,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -40,7 +41,12 @@ import numpy as np
 from rollmatch.errors import ConfigError, TargetError
 from rollmatch.objectives.gymnasium_like import GymnasiumEnvironment, is_gymnasium_like
 from rollmatch.objectives.named import load_named
-from rollmatch.objectives.verifiers_like import OncePerProcess, VerifiersEnvironment, is_verifiers_like
+from rollmatch.objectives.verifiers_like import (
+    OncePerProcess,
+    VerifiersEnvironment,
+    is_verifiers_like,
+    is_verifiers_v1,
+)
 from rollmatch.records import Sample
 
 METHODS = ("reset", "clone", "step", "fingerprint")
@@ -121,12 +127,15 @@ def load_environment(name: str, options: Mapping[str, object], *, key: str) -> M
 
     Classes of gymnasium's and verifiers' forms are wrapped. Errors: ``EnvironmentUnknown``, ``EnvironmentMisfit``.
     """
-    make = partial(load_named(name, key=key, kind="Class", refuse=EnvironmentUnknown), **options)
+    named = load_named(name, key=key, kind="Class", refuse=EnvironmentUnknown)
+    make = partial(named, **options)
+    _refuse_v1(name, named, key=key)
     remedy = "It is made as Class(**options), and has reset, clone, step and fingerprint, or gymnasium's methods."
     try:
         made = make()
     except Exception as error:  # the user's code may raise anything; the cause is kept
         raise EnvironmentMisfit(f"{name}: {type(error).__name__}: {error}", key=key, remedy=remedy) from error
+    _refuse_v1(name, made, key=key)
     if is_gymnasium_like(made):
         return partial(GymnasiumEnvironment, make)
     if is_verifiers_like(made):
@@ -135,6 +144,14 @@ def load_environment(name: str, options: Mapping[str, object], *, key: str) -> M
     if missing:
         raise EnvironmentMisfit(f"{name} has no {', '.join(missing)}", key=key, remedy=remedy)
     return make
+
+
+def _refuse_v1(name: str, made: object, *, key: str) -> None:
+    if is_verifiers_v1(made):
+        version = import_module("verifiers").__version__
+        problem = f"{name} is of verifiers.v1 (verifiers {version}), whose harness runs a whole rollout by itself"
+        remedy = "Name an environment of verifiers 0.1.x, or let verifiers roll out against /v1 of rollmatch serve."
+        raise EnvironmentMisfit(problem, key=key, remedy=remedy)
 
 
 def generator_of(*values: object) -> np.random.Generator:

@@ -1,7 +1,7 @@
 """Environments of verifiers 0.1.x (``MultiTurnEnv``) as environments of ours. Source: 0.1.9 ``envs/multiturn_env.py``.
 
-The prompt is the sample's; ``answer``, ``info`` and ``task`` come from its metadata. Texts only: an environment whose
-turns are tool calls sees none. The rubric scores the whole episode at its end.
+The prompt is the sample's; ``answer``, ``info`` and ``task`` come from its metadata. Turns of an environment with tools
+(``ToolEnv``) are read for tool calls: see ``tool_texts``. The rubric scores the whole episode at its end.
 """
 
 import asyncio
@@ -14,16 +14,24 @@ from typing import Any
 import numpy as np
 
 from rollmatch.errors import TargetError
+from rollmatch.objectives.tool_texts import called_message, reply_text, tools_text
 from rollmatch.records import Sample
 
-_METHODS = ("init_state", "setup_state", "is_completed", "get_prompt_messages", "add_trajectory_step", "rubric")
+_METHODS = ("init_state", "setup_state", "is_completed", "get_prompt_messages", "add_trajectory_step")
+_FIELDS = ("rubric", "oai_tools")
 _OF_ROWS = ("answer", "info", "task")
 Message = Mapping[str, Any]
 
 
+def is_verifiers_v1(made: object) -> bool:
+    """Whether it is of verifiers' later API, whose harnesses call a model by URL and cannot be played turn by turn."""
+    kind = made if isinstance(made, type) else type(made)
+    return any(base.__module__.split(".")[:2] == ["verifiers", "v1"] for base in kind.__mro__)
+
+
 def is_verifiers_like(made: object) -> bool:
     """Whether it can be played turn by turn as a ``MultiTurnEnv``."""
-    return all(hasattr(made, name) for name in _METHODS)
+    return all(hasattr(made, name) for name in (*_METHODS, *_FIELDS))
 
 
 class OncePerProcess:
@@ -53,13 +61,14 @@ class VerifiersEnvironment:
         self._history: tuple[str, ...] = ()
 
     def reset(self, sample: Sample, rng: np.random.Generator) -> str:
-        """Begin; what ``setup_state`` adds to the prompt is shown."""
+        """Begin; the environment's tools are shown, and what ``setup_state`` adds to the prompt."""
         prompt = [{"role": role, "content": text} for role, text in sample.messages]
         known = {name: sample.metadata[name] for name in _OF_ROWS if name in sample.metadata}
         row = {"prompt": prompt, "example_id": sample.sample_id, "answer": ""} | known
         self._state = asyncio.run(self._begin(row))
         self._messages, self._history = list(self._state["prompt"]), (str(sample.sample_id),)
-        return self._shown(prompt)
+        shown = (tools_text(self._make().oai_tools or ()), self._shown(prompt))
+        return "\n".join(text for text in shown if text)
 
     def step(self, action: str) -> tuple[str, float, bool, bool]:
         """As the protocol. Errors: whatever the environment raises, and functions of its rubric."""
@@ -83,7 +92,7 @@ class VerifiersEnvironment:
 
     async def _advance(self, action: str) -> tuple[str, float, bool, bool]:
         env, state = self._make(), self._state
-        written = {"role": "assistant", "content": action}
+        written = called_message(action) if env.oai_tools else {"role": "assistant", "content": action}
         step = {"prompt": self._messages, "completion": [written], "trajectory_id": state["trajectory_id"]}
         unknown = dict.fromkeys(("response", "tokens", "reward", "advantage"))
         await env.add_trajectory_step(state, unknown | step | {"is_truncated": False, "extras": {}})
@@ -107,7 +116,7 @@ class VerifiersEnvironment:
             raise TargetError(
                 problem, code="environment-not-linear", key="custom.extra.environment.name", remedy=remedy
             )
-        return "\n".join(str(message["content"]) for message in self._messages[len(before) :])
+        return "\n".join(reply_text(message) for message in self._messages[len(before) :])
 
 
 class _Kept(logging.Handler):

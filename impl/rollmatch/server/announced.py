@@ -22,15 +22,16 @@ class AnnouncementInvalid(SyncError):
     status = 400
 
 
-def check_tensor(spec: TensorSpec, model: Model) -> None:
-    """Errors: ``TensorMismatch``."""
+def check_tensor(spec: TensorSpec, model: Model, *, is_cast: bool = False) -> None:
+    """``is_cast``: one floating type may stand for another. Errors: ``TensorMismatch``."""
     held = model.tensors.get(model.aliases.get(spec.name, spec.name))
     if held is None:
         raise _unknown(spec.name)
     if spec.shape != held.shape:
         problem = f"announced with shape {list(spec.shape)}, held with {list(held.shape)}"
         raise TensorMismatch(problem, key=spec.name, remedy=_SAME_MODEL, code="tensor-shape-mismatch")
-    if spec.dtype.removeprefix("torch.") != held.dtype:
+    dtype = spec.dtype.removeprefix("torch.")
+    if dtype != held.dtype and not (is_cast and {dtype, held.dtype} <= set(FLOATS)):
         problem = f"announced as {spec.dtype}, held as {held.dtype}"
         raise TensorMismatch(problem, key=spec.name, remedy=f"Send {held.dtype}.", code="tensor-dtype-mismatch")
 
@@ -55,7 +56,7 @@ def check_sync(request: SyncRequest, model: Model) -> None:
         problem = f"{len(request.digests)} digests for {len(request.tensors)} tensors"
         raise _bad_bucket(problem, "digests", "Send one digest per tensor, or null.")
     if request.adapter is not None:
-        _check_adapter(request.adapter, request.tensors, model)
+        check_adapter(request.adapter, request.tensors, model)
         return
     for spec in request.tensors:
         check_tensor(spec, model)
@@ -75,7 +76,8 @@ def _check_buckets(tensors: Sequence[TensorSpec], buckets: Sequence[int]) -> Non
         first += size
 
 
-def _check_adapter(adapter: AdapterPlan, tensors: Sequence[TensorSpec], model: Model) -> None:
+def check_adapter(adapter: AdapterPlan, tensors: Sequence[TensorSpec], model: Model) -> None:
+    """Every weight and every factor is there, and they fit. Errors: ``AnnouncementInvalid``, ``TensorMismatch``."""
     sent = {spec.name: spec for spec in tensors}
     for spec in tensors:
         if spec.dtype.removeprefix("torch.") not in FLOATS:

@@ -8,14 +8,21 @@ import asyncio
 from collections.abc import Sequence
 
 from rollmatch.errors import RollmatchError
-from rollmatch.server.announced import check_complete, check_tensor, specs_of
+from rollmatch.server.announced import (
+    AnnouncementInvalid,
+    check_adapter,
+    check_complete,
+    check_tensor,
+    merge_plan_of,
+    specs_of,
+)
 from rollmatch.server.communicator import ANONYMOUS, Communicator
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.identity import Model
-from rollmatch.server.payloads import TensorSpec
+from rollmatch.server.payloads import AdapterPlan, TensorSpec
 from rollmatch.server.update import Update, agreed, check_aliases
 from rollmatch.weights.group_address import GroupAddress, GroupAddressInvalid
-from rollmatch.weights.plan import TransferPlan, to_wire
+from rollmatch.weights.plan import MergePlan, TransferPlan, to_wire
 
 TRANSPORT = "stateless"
 
@@ -29,6 +36,8 @@ class ChunkedUpdate:
         self._num_announced = 0
         self._following: asyncio.Task[None] | None = None
         self._failure: RollmatchError | None = None
+        self._adapter: MergePlan | None = None
+        """How what arrives next is merged; None: it is no adapter."""
 
     async def open(self, address: GroupAddress) -> None:
         """The port is bound when this returns; the learner, the last rank, joins afterwards.
@@ -51,10 +60,27 @@ class ChunkedUpdate:
         self._raise_failure()
         self.communicator.check_attached(ANONYMOUS)
         for spec in tensors:
-            check_tensor(spec, self.model)
+            check_tensor(spec, self.model, is_cast=True)  # TRL's trainers keep float32, and announce it
         plan = TransferPlan(tensors=specs_of(tensors), buckets=(len(tensors),))
         await self.pool.call_all("rollmatch_receive", to_wire(plan))
         self._names |= {spec.name for spec in tensors}
+        self._num_announced += 1
+        self._follow()
+
+    async def announce_adapter(self, tensors: Sequence[TensorSpec], adapter: AdapterPlan) -> None:
+        """The same for an adapter, in one broadcast: merged into the model's own weights, then committed.
+
+        Errors: as ``announce``; ``AnnouncementInvalid``.
+        """
+        self._raise_failure()
+        self.communicator.check_attached(ANONYMOUS)
+        if self._names:
+            problem, remedy = "other weights are on their way", "End their sync before an adapter is sent."
+            raise AnnouncementInvalid(problem, key="metadatas", remedy=remedy, code="adapter-invalid")
+        check_adapter(adapter, tensors, self.model)
+        plan = TransferPlan(tensors=specs_of(tensors), buckets=(len(tensors),), is_adapter=True)
+        await self.pool.call_all("rollmatch_receive", to_wire(plan))
+        self._adapter = merge_plan_of(adapter, self.model)
         self._num_announced += 1
         self._follow()
 
@@ -75,11 +101,11 @@ class ChunkedUpdate:
 
     async def close(self) -> bool:
         """Drop, and leave the group."""
-        self._names, self._failure = set(), None
+        self._names, self._failure, self._adapter = set(), None, None
         return await self.communicator.close()
 
     def _is_complete(self) -> bool:
-        return self._names >= set(self.model.tensors)
+        return self._adapter is not None or self._names >= set(self.model.tensors)
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
@@ -98,8 +124,15 @@ class ChunkedUpdate:
                 num_seen = self._num_announced
                 digests = agreed(await self.communicator.settle())
             if self._is_complete():
-                check_aliases(digests, self.model)
-                await self.update.swap(self.pool.policy_version + 1)
-                self._names = set()
+                await self._commit(digests)
         except RollmatchError as error:
-            self._failure, self._names = error, set()
+            self._failure, self._names, self._adapter = error, set(), None
+
+    async def _commit(self, digests: dict[str, str]) -> None:
+        if self._adapter is None:
+            check_aliases(digests, self.model)
+        else:
+            replies = await self.pool.call_all("rollmatch_merge", to_wire(self._adapter))
+            agreed([reply["digests"] for reply in replies])
+        await self.update.swap(self.pool.policy_version + 1)
+        self._names, self._adapter = set(), None

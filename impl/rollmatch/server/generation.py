@@ -97,7 +97,15 @@ class ResponseGenerator:
             check_room(prompt, sampling.max_tokens, max_model_len=self.max_model_len, item=item)
             self.check_sampled_ids(sampling, item=item)
             made += [
-                EngineRequest(prompt=prompt, sampling=sampling, seed=seed, stop=request.stop) for seed in request.seeds
+                EngineRequest(
+                    prompt=prompt,
+                    sampling=sampling,
+                    seed=seed,
+                    stop=request.stop,
+                    regex=request.regex,
+                    num_top=request.num_top,
+                )
+                for seed in request.seeds
             ]
         return made
 

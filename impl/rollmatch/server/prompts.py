@@ -1,12 +1,14 @@
 """Requests of any dialect as engine prompts: ids with one placeholder per image, and the decoded images."""
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from jinja2 import TemplateError
 from PIL import Image
-from transformers import AutoProcessor, AutoTokenizer
+from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase
 
 from rollmatch.data.content import IMAGE_TAG
 from rollmatch.data.ids import unpack_ids
@@ -14,6 +16,9 @@ from rollmatch.model.images import ImageProcessing
 from rollmatch.server.failures import Refusal
 from rollmatch.server.images import ImageReader, PixelBudget
 from rollmatch.server.payloads import Sampling
+
+_NOT_OF_TEMPLATES = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+"""What would change more than the template's variables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +29,23 @@ class GenerateRequest:
     """int32 bytes, one placeholder per image; exactly one of this, ``text`` and ``messages`` is set."""
     text: str | None = None
     messages: Sequence[Mapping[str, object]] | None = None
+    tools: Sequence[Mapping[str, object]] = ()
+    """JSON schemas of functions, for the chat template."""
+    template_values: Mapping[str, object] = field(default_factory=dict)
+    """Further variables of the chat template."""
     images: Sequence[str | bytes] = ()
     """Paths, data URLs, base64 text or encoded bytes."""
+    may_be_expanded: bool = False
+    """Whether ``token_ids`` may have as many placeholders for an image as the model's processor writes."""
     sampling: Sampling
     seeds: tuple[int | None, ...] = (None,)
     """One per response; None leaves the seed to the engine."""
     stop: tuple[str, ...] = ()
     """Texts that end a response."""
+    regex: str | None = None
+    """What the whole text of a response matches."""
+    num_top: int = 0
+    """Likeliest tokens whose log-probabilities are returned, at every place, beside the sampled one's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +87,8 @@ class PromptMaker:
             token_ids = self._tokenise(request.text, item=item, key=key, add_special_tokens=True)
         else:
             token_ids = unpack_ids(request.token_ids or b"").tolist()
+            if request.may_be_expanded:
+                token_ids = self._unexpanded(token_ids, num_images=len(values))
         self.check(token_ids, len(values), item=item, key=key)
         images = [
             self.reader.read(value, budget, item=item, key=f"{key}.images[{i}]") for i, value in enumerate(values)
@@ -87,6 +104,15 @@ class PromptMaker:
         """The engine's prompt, and how long it gets. Errors: ``Refusal``."""
         growth = self._growth(images, item=item, key=f"{key}.images") if images else 0
         return EnginePrompt(token_ids=token_ids, images=images, expanded_len=len(token_ids) + growth)
+
+    def _unexpanded(self, token_ids: list[int], *, num_images: int) -> list[int]:
+        """One placeholder in place of each run of them, where there are as many runs as images."""
+        if self._images is None:
+            return token_ids
+        runs = [(is_image, list(ids)) for is_image, ids in groupby(token_ids, self._images.placeholder_id.__eq__)]
+        if sum(is_image for is_image, _ in runs) != num_images:
+            return token_ids
+        return [token_id for is_image, ids in runs for token_id in (ids[:1] if is_image else ids)]
 
     def _growth(self, images: Sequence[Image.Image], *, item: int, key: str) -> int:
         """Tokens that placeholders gain when they are expanded. Errors: ``Refusal``."""
@@ -121,7 +147,13 @@ class PromptMaker:
             if left := list(bare):
                 messages = _lead_with_images(messages, num_images=len(left))
                 values = left + values
-            rendered: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            rendered: str = self.tokenizer.apply_chat_template(
+                messages,
+                tools=list(request.tools) or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **_template_values(request.template_values),
+            )
         except (
             TemplateError,
             ArithmeticError,
@@ -172,13 +204,22 @@ def check_room(prompt: EnginePrompt, max_tokens: int, *, max_model_len: int, ite
         )
 
 
+def _template_values(values: Mapping[str, object]) -> Mapping[str, object]:
+    """Variables for the template, none of which is an argument of the tokenizer. Errors: ``ValueError``."""
+    if taken := sorted(_NOT_OF_TEMPLATES & set(values)):
+        raise ValueError(f"{taken[0]} is no variable of a chat template")
+    return values
+
+
 def _with_images(message: dict[str, Any], bare: Iterator[str | bytes], values: list[str | bytes]) -> dict[str, Any]:
     """A message whose image parts are bare placeholders; their values are appended to ``values``, in order."""
     content = message["content"]
     parts = list(_parts_of(content)) if isinstance(content, str) else [dict(part) for part in content]
     for part in parts:
-        if part.get("type") in ("image", "image_url"):
-            value = part.pop("image", None) or part.pop("image_url", None) or part.pop("url", None)
+        if part.get("type") in ("image", "image_url", "image_pil"):
+            value = next(
+                (part.pop(name) for name in ("image", "image_url", "url", "image_pil") if part.get(name)), None
+            )
             value = value.get("url") if isinstance(value, dict) else value
             values.append(next(bare) if value is None else value)
             part["type"] = "image"

@@ -19,7 +19,7 @@ from rollmatch.weights.nccl import forbid_multicast
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
-    from vllm.logprobs import SampleLogprobs
+    from vllm.logprobs import LogprobsOnePosition, SampleLogprobs
     from vllm.v1.engine.async_llm import AsyncLLM
 
 EXTENSION = "rollmatch.weights.worker.extension.WorkerExtension"
@@ -34,7 +34,11 @@ class EngineRequest:
     sampling: Sampling
     seed: int | None
     stop: tuple[str, ...] = ()
-    """Texts at which a response ends (swift only)."""
+    """Texts at which a response ends."""
+    regex: str | None = None
+    """What the whole text of a response matches."""
+    num_top: int = 0
+    """As in ``GenerateRequest``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,10 @@ class EngineOutput:
     stop_token_id: int | None
     logprobs: bytes | None
     """float32, one per response token."""
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """For each response token, ids with log-probabilities, likeliest first, the sampled one among them; empty unless
+    the request has ``num_top``.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +134,11 @@ class VllmReplica:
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         self.engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
 
+    @property
+    def dtype(self) -> str:
+        """What the weights are held in, as torch names it."""
+        return str(self.engine.model_config.dtype).removeprefix("torch.")
+
     async def generate(self, request: EngineRequest, request_id: str) -> EngineOutput:
         """As the protocol."""
         call = EngineCall(prompt=request.prompt, params=_sampling_params(request), options={})
@@ -133,7 +146,7 @@ class VllmReplica:
         async for part in self.stream(call, request_id):
             last = part
         assert last is not None
-        return _output_of(last.output)
+        return _output_of(last.output, num_top=request.num_top)
 
     async def stream(self, call: EngineCall, request_id: str) -> AsyncGenerator[EnginePart]:
         """As the protocol."""
@@ -209,7 +222,7 @@ def _engine_death_as_ours() -> Iterator[None]:
 
 def _sampling_params(request: EngineRequest) -> "SamplingParams":
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     sampling = request.sampling
     return SamplingParams(
@@ -226,14 +239,15 @@ def _sampling_params(request: EngineRequest) -> "SamplingParams":
         stop_token_ids=list(sampling.stop_token_ids),
         stop=list(request.stop),
         logit_bias=dict(sampling.logit_bias) or None,
-        logprobs=0 if sampling.logprobs else None,
+        logprobs=request.num_top if sampling.logprobs else None,
+        structured_outputs=StructuredOutputsParams(regex=request.regex) if request.regex else None,
         seed=request.seed,
         detokenize=bool(request.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 
-def _output_of(output: "RequestOutput") -> EngineOutput:
+def _output_of(output: "RequestOutput", *, num_top: int) -> EngineOutput:
     answer = output.outputs[0]
     token_ids = list(answer.token_ids)
     stopped = answer.finish_reason == "stop"
@@ -244,9 +258,15 @@ def _output_of(output: "RequestOutput") -> EngineOutput:
         finish_reason="stop" if stopped else "length",
         stop_token_id=stop_token_id,
         logprobs=_logprobs(answer.logprobs, token_ids) if answer.logprobs is not None else None,
+        top=tuple(_likeliest_first(place) for place in answer.logprobs or ()) if num_top else (),
     )
 
 
 def _logprobs(by_position: "SampleLogprobs", token_ids: list[int]) -> bytes:
     values = [place[token_id].logprob for place, token_id in zip(by_position, token_ids, strict=True)]
     return np.asarray(values, dtype="<f4").tobytes()
+
+
+def _likeliest_first(place: "LogprobsOnePosition") -> tuple[tuple[int, float], ...]:
+    ranked = sorted(place.items(), key=lambda entry: entry[1].rank or 0)
+    return tuple((token_id, entry.logprob) for token_id, entry in ranked)

@@ -50,6 +50,8 @@ class ServerSettings:
     """vLLM's parser for tool calls on the OpenAI routes; None: responses call no tools."""
     reasoning_parser: str | None = None
     """vLLM's parser for reasoning on the OpenAI routes."""
+    enable_lora: bool = False
+    """Whether trainers of ms-swift are answered that they may send adapters alone; the server merges them."""
     engine_arguments: dict[str, object] = field(default_factory=dict)
     """Further vLLM engine arguments, by vLLM's names."""
 

@@ -9,6 +9,8 @@ from pydantic import Field
 from starlette.responses import Response
 
 from rollmatch.data.ids import PackedIds
+from rollmatch.dialects.swift.adapter import FlatAdapter, adapter_plan
+from rollmatch.dialects.trl.control_routes import check_places, spec_of_entry
 from rollmatch.server.generation import check_count
 from rollmatch.server.http import answer, read_body, unless_gone
 from rollmatch.server.openapi import accepts
@@ -121,21 +123,32 @@ def swift_routes(server: ServerState) -> APIRouter:
         ]
         return server.with_version(answer(request, entries), outputs)
 
+    _add_control(router, server)
+    return router
+
+
+def _add_control(router: APIRouter, server: ServerState) -> None:
     @router.post("/get_engine_type/")
     async def engine_type(request: Request) -> Response:
         about = {
             "engine_type": "AsyncLLMEngine",
             "enable_multi_turn": False,
             "use_gym_env": False,
-            "enable_lora": False,
+            "enable_lora": server.settings.enable_lora,
         }
         return answer(request, about)
+
+    @router.post("/update_adapter_flattened_param/")
+    async def adapter(request: Request) -> Response:
+        body = await read_body(request, FlatAdapter)
+        check_places(body.metadatas)
+        specs = [spec_of_entry(entry) for entry in body.metadatas]
+        await server.chunked.announce_adapter(specs, adapter_plan(body.peft_config, body.metadatas, server.model))
+        return answer(request, {"message": f"ready to receive an adapter of {len(specs)} tensors"})
 
     @router.get("/get_model_state_keys/")
     async def state_keys(request: Request) -> Response:
         return answer(request, {"keys": list(server.model.tensors)})
-
-    return router
 
 
 def generate_requests(

@@ -81,7 +81,7 @@ def _add_updates(router: APIRouter, server: ServerState) -> None:
     @accepts(NamedParam)
     async def named(request: Request) -> Response:
         body = await read_body(request, NamedParam)
-        await server.chunked.announce([_spec(body)])
+        await server.chunked.announce([spec_of_entry(body)])
         return _done(request, f"ready to receive {body.name}")
 
     @router.post("/update_flattened_params/")
@@ -89,14 +89,8 @@ def _add_updates(router: APIRouter, server: ServerState) -> None:
     async def flattened(request: Request) -> Response:
         bucket = await read_body(request, FlatBucket)
         check_places(bucket.metadatas)
-        await server.chunked.announce([_spec(entry) for entry in bucket.metadatas])
+        await server.chunked.announce([spec_of_entry(entry) for entry in bucket.metadatas])
         return _done(request, f"ready to receive {len(bucket.metadatas)} tensors")
-
-    @router.post("/update_adapter_flattened_param/")
-    async def adapter(request: Request) -> Response:
-        remedy = "Sync full weights, or send the adapter in the native dialect, where the server merges it."
-        problem = "this server's engines take no adapters"
-        raise AnnouncementInvalid(problem, key="enable_lora", remedy=remedy, code="adapter-invalid")
 
     @router.post("/process_weights_after_loading/")
     async def process(request: Request) -> Response:
@@ -130,7 +124,8 @@ def check_places(tensors: list[FlatTensor]) -> None:
         end += size
 
 
-def _spec(entry: NamedParam) -> TensorSpec:
+def spec_of_entry(entry: NamedParam) -> TensorSpec:
+    """As the server compares it."""
     return TensorSpec(name=entry.name, dtype=entry.dtype.removeprefix("torch."), shape=entry.shape)
 
 

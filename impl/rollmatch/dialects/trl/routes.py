@@ -1,5 +1,6 @@
 """The trl dialect: what TRL up to 1.10 and verifiers 0.1.x call. Source: TRL 1.10 ``scripts/vllm_serve.py``."""
 
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from rollmatch.server.sampling import Seed, StopTexts, make_sampling, seeds_of
 from rollmatch.server.state import ServerState
 from rollmatch.server.unserved import Unserved
 
+_SAMPLING_AT = ("generation_kwargs", "n", "logprobs")
 _SAMPLING = frozenset(["repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens"])
 
 
@@ -41,11 +43,9 @@ class TrlGenerationKwargs(Payload):
     stop: StopTexts | Annotated[str, Field(min_length=1)] | None = None
 
 
-class TrlBatch(Payload):
-    """A call of ``/generate/``."""
+class TrlSampling(Payload):
+    """What both calls have."""
 
-    prompts: list[PackedIds] | list[str]
-    images: list[list[str] | str | None] | None = None
     n: int = Field(default=1, ge=1)
     repetition_penalty: float = 1.0
     temperature: float = 1.0
@@ -55,9 +55,24 @@ class TrlBatch(Payload):
     max_tokens: int = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = 0
     generation_kwargs: TrlGenerationKwargs = TrlGenerationKwargs()
-    structured_outputs_regex: Unserved = None
+    structured_outputs_regex: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     guided_decoding_regex: Unserved = None
     truncate_prompt_tokens: Unserved = None
+
+
+class TrlBatch(TrlSampling):
+    """A call of ``/generate/``."""
+
+    prompts: list[PackedIds] | list[str]
+    images: list[list[str] | str | None] | None = None
+
+
+class TrlChats(TrlSampling):
+    """A call of ``/chat/``."""
+
+    messages: list[list[dict[str, Any]]]
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None
 
 
 def trl_routes(server: ServerState) -> APIRouter:
@@ -65,56 +80,95 @@ def trl_routes(server: ServerState) -> APIRouter:
     router = APIRouter(tags=["trl"])
     limits = server.settings.limits
 
+    async def serve(request: Request, call: TrlSampling, requests: list[GenerateRequest], where: str) -> Response:
+        check_count(call.n, "max_responses_per_prompt", limits, key="n")
+        await server.chunked.before_generating()
+        outputs = await unless_gone(request, server.generator.generate(requests, where=where, clamp=True))
+        if isinstance(outputs, Response):
+            return outputs
+        return server.with_version(answer(request, _reply(call, [one for one, _ in outputs])), outputs)
+
     @router.post("/generate/")
     @accepts(TrlBatch)
     async def generate(request: Request) -> Response:
         longest = {"prompts": limits.max_prompts_per_call}
-        batch = await read_body(request, TrlBatch, sampling_at=("generation_kwargs", "n", "logprobs"), longest=longest)
-        check_count(batch.n, "max_responses_per_prompt", limits, key="n")
-        requests = generate_requests(batch)
-        await server.chunked.before_generating()
-        outputs = await unless_gone(request, server.generator.generate(requests, where="prompts", clamp=True))
-        if isinstance(outputs, Response):
-            return outputs
-        return server.with_version(answer(request, _reply(batch, [one for one, _ in outputs])), outputs)
+        batch = await read_body(request, TrlBatch, sampling_at=_SAMPLING_AT, longest=longest)
+        return await serve(request, batch, generate_requests(batch), "prompts")
+
+    @router.post("/chat/")
+    async def chat(request: Request) -> Response:
+        longest = {"messages": limits.max_prompts_per_call}
+        chats = await read_body(request, TrlChats, sampling_at=_SAMPLING_AT, longest=longest)
+        return await serve(request, chats, chat_requests(chats), "messages")
 
     return router
 
 
 def generate_requests(batch: TrlBatch) -> list[GenerateRequest]:
     """One request per prompt; response i of the call samples from ``seed + i``. Errors: ``Refusal``."""
-    further = batch.generation_kwargs.model_dump(exclude_none=True)
-    seed, stop = further.pop("seed", None), further.pop("stop", None) or ()
-    fields = batch.model_dump(include=set(_SAMPLING)) | further
-    sampling = make_sampling(fields | {"logprobs": batch.logprobs is not None}, defaults={})
     images = batch.images or [None] * len(batch.prompts)
     if len(images) != len(batch.prompts):
         problem = f"{len(images)} entries for {len(batch.prompts)} prompts"
         raise Refusal(problem, code="body-invalid", key="images", remedy="Send one entry (or null) per prompt.")
-    requests = []
-    for item, (prompt, values) in enumerate(zip(batch.prompts, images, strict=True)):
-        request = GenerateRequest(
+    common = _common(batch)
+    return [
+        GenerateRequest(
             token_ids=prompt if isinstance(prompt, bytes) else None,
             text=prompt if isinstance(prompt, str) else None,
             images=(values,) if isinstance(values, str) else tuple(values or ()),
-            sampling=sampling,
-            seeds=seeds_of(seed, batch.n, item=item),
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            may_be_expanded=True,
+            **common(item),
         )
-        requests.append(request)
-    return requests
+        for item, (prompt, values) in enumerate(zip(batch.prompts, images, strict=True))
+    ]
 
 
-def _reply(batch: TrlBatch, outputs: list[EngineOutput]) -> dict[str, Any]:
-    """``prompt_ids`` has a row per prompt, the others one per response."""
+def chat_requests(chats: TrlChats) -> list[GenerateRequest]:
+    """One request per conversation, as ``generate_requests``. Errors: ``Refusal``."""
+    common = _common(chats)
+    return [
+        GenerateRequest(
+            messages=messages, tools=chats.tools or (), template_values=chats.chat_template_kwargs, **common(item)
+        )
+        for item, messages in enumerate(chats.messages)
+    ]
+
+
+def _common(call: TrlSampling) -> Callable[[int], dict[str, Any]]:
+    """Place of a prompt -> the fields of its request that do not depend on its kind. Errors: ``Refusal``."""
+    further = call.generation_kwargs.model_dump(exclude_none=True)
+    seed, stop = further.pop("seed", None), further.pop("stop", None) or ()
+    fields = call.model_dump(include=set(_SAMPLING)) | further
+    sampling = make_sampling(fields | {"logprobs": call.logprobs is not None}, defaults={})
+
+    def of(item: int) -> dict[str, Any]:
+        return {
+            "sampling": sampling,
+            "seeds": seeds_of(seed, call.n, item=item),
+            "stop": (stop,) if isinstance(stop, str) else tuple(stop),
+            "regex": call.structured_outputs_regex,
+            "num_top": call.logprobs or 0,
+        }
+
+    return of
+
+
+def _reply(call: TrlSampling, outputs: list[EngineOutput]) -> dict[str, Any]:
+    """``prompt_ids`` has a row per prompt, the others one per response; log-probabilities: (response, token, k)."""
     reply: dict[str, Any] = {
-        "prompt_ids": [one.prompt_token_ids for one in outputs[:: batch.n]],
+        "prompt_ids": [one.prompt_token_ids for one in outputs[:: call.n]],
         "completion_ids": [one.response_token_ids for one in outputs],
         "logprobs": None,
         "logprob_token_ids": None,
     }
-    if batch.logprobs is not None:
-        rows = [np.frombuffer(one.logprobs or b"", dtype="<f4").tolist() for one in outputs]
-        reply["logprobs"] = [[[value] for value in row] for row in rows]
-        reply["logprob_token_ids"] = [[[token_id] for token_id in one.response_token_ids] for one in outputs]
+    if call.logprobs is not None:
+        places = [_likeliest(one) for one in outputs]
+        reply["logprobs"] = [[[value for _, value in place] for place in row] for row in places]
+        reply["logprob_token_ids"] = [[[token_id for token_id, _ in place] for place in row] for row in places]
     return reply
+
+
+def _likeliest(output: EngineOutput) -> Sequence[Sequence[tuple[int, float]]]:
+    """For each token of a response, the ids with their log-probabilities; the sampled one alone where no more are."""
+    values = np.frombuffer(output.logprobs or b"", dtype="<f4").tolist()
+    return output.top or [[pair] for pair in zip(output.response_token_ids, values, strict=True)]

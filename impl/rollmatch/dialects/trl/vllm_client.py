@@ -4,24 +4,29 @@ Usable alone, without the rest of the ring; the names are those that TRL's and v
 process may have one and generate; only one of them, the main process, opens the communicator and sends weights.
 
     client = VLLMClient("http://localhost:8000", group_port=51216)
-    completions = client.generate(["What is 2 + 2?"], n=4, max_tokens=32)
+    completions = client.generate(["What is 2 + 2?"], n=4, max_tokens=32)["completion_ids"]
     client.init_communicator(device="cuda:0")
     client.update_model_params(model)        # sends every weight, then empties the server's prefix cache
     client.close_communicator()
 """
 
 import atexit
-from collections.abc import Iterable, Mapping, Sequence
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
+from transformers.utils import get_json_schema
 
 from rollmatch.config.connection import FIRST_GROUP_PORT, base_url_of
 from rollmatch.dialects.http import JSON, ReplyMalformed
 from rollmatch.dialects.native.group import Rendezvous, resolve
 from rollmatch.dialects.reply import entries_of, field_of, ids_of
 from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.dialects.swift.client import text_of
 from rollmatch.dialects.trl.client import ROUTE, TrlDialect
 from rollmatch.dialects.trl.sender import join, send_named
 from rollmatch.dialects.watch import WatchRules, watched
@@ -38,6 +43,19 @@ class CommunicatorNotOpen(SyncError):
     """Weights are sent by the process that has opened the communicator."""
 
     code = "communicator-not-open"
+
+
+class SampledCompletions(TypedDict):
+    """What ``generate`` and ``chat`` return, as TRL's client does."""
+
+    prompt_ids: list[list[int]] | None
+    """One row per prompt; None from a server that returns none (verifiers' fork, TRL before 0.24)."""
+    completion_ids: list[list[int]]
+    """Prompt by prompt, ``n`` rows each."""
+    logprobs: list[list[list[float]]] | None
+    """(completion, token, k), likeliest first, the sampled token's among them; None where none were requested."""
+    logprob_token_ids: list[list[list[int]]] | None
+    """Whose they are."""
 
 
 class VLLMClient:
@@ -73,29 +91,82 @@ class VLLMClient:
         )
         self._group: StatelessGroup | None = None
 
-    def generate(
-        self, prompts: Sequence[str] | Sequence[Sequence[int]], *, n: int = 1, max_tokens: int = 16, **sampling: object
-    ) -> list[list[int]]:
-        """``n`` completions of each prompt, as ids, one prompt after the other.
+    def generate(  # noqa: PLR0913  # TRL's signature
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        images: Sequence[Sequence[Image.Image] | None] | None = None,
+        n: int = 1,
+        repetition_penalty: float = 1.0,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        max_tokens: int = 16,
+        logprobs: int | None = 0,
+        structured_outputs_regex: str | None = None,
+        generation_kwargs: Mapping[str, object] | None = None,
+    ) -> SampledCompletions:
+        """``n`` completions of each prompt; arguments as TRL has them, images one list (or None) per prompt.
 
-        ``sampling``: temperature, top_p, top_k, min_p, repetition_penalty, and what goes into ``generation_kwargs``
-        (seed, stop_token_ids, ...). Errors: ``ServerRefused`` with the status, ``ServerDied``, ``ReplyMalformed``,
-        ``ReplyCountMismatch``; nothing is ever taken for an empty completion.
+        ``generation_kwargs``: seed, stop_token_ids, ... Errors: ``ServerRefused`` with the status, ``ServerDied``,
+        ``ReplyMalformed``, ``ReplyCountMismatch``; nothing is ever taken for an empty completion.
         """
-        body = make_body(prompts, n=n, max_tokens=max_tokens, sampling=sampling)
+        given = locals()
+        listed = [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts]
+        pictures = [[png_of(image) for image in row] if row else None for row in images] if images else None
+        return self._sampled(ROUTE, {"prompts": listed, "images": pictures} | sampling_of(given), len(listed))
 
+    def chat(  # noqa: PLR0913  # TRL's signature
+        self,
+        messages: Sequence[Sequence[Mapping[str, Any]]],
+        n: int = 1,
+        repetition_penalty: float = 1.0,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        max_tokens: int = 16,
+        logprobs: int | None = 0,
+        structured_outputs_regex: str | None = None,
+        generation_kwargs: Mapping[str, object] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        tools: Sequence[Mapping[str, object] | Callable[..., object]] | None = None,
+        chat_template: None = None,
+    ) -> SampledCompletions:
+        """``n`` completions of each conversation, rendered by the server; ``tools``: JSON schemas or functions.
+
+        The server has the one chat template of its model. Errors: as ``generate``; ``NotImplementedError``.
+        """
+        given = locals()
+        if chat_template is not None:
+            raise NotImplementedError("chat_template: the server renders by its model's own; put it into the model.")
+        body = {
+            "messages": [[with_png(message) for message in conversation] for conversation in messages],
+            "chat_template_kwargs": dict(chat_template_kwargs or {}),
+            "tools": [get_json_schema(tool) if callable(tool) else tool for tool in tools] if tools else None,
+        }
+        return self._sampled("/chat", body | sampling_of(given), len(messages))
+
+    def _sampled(self, route: str, body: Mapping[str, Any], num_prompts: int) -> SampledCompletions:
         def call() -> object:
-            return self.server.http.post(self.server.path_of(ROUTE), body, timeout_s=None, content_type=JSON).body
+            return self.server.http.post(self.server.path_of(route), body, timeout_s=None, content_type=JSON).body
 
         reply = watched(call, self.server.http, self.server.path_of("/health"), self.server.watch)
-        rows = field_of(reply, "completion_ids")
-        if rows is None:
+        if (completions := self._rows(reply, "completion_ids", num_prompts * body["n"])) is None:
             raise ReplyMalformed(f"the answer of {self.base_url} has no completion_ids", key=self.base_url)
-        entries = entries_of(rows, base_url=self.base_url, num_requests=len(prompts) * n)
-        return [
-            list(ids_of(row, name="completion_ids", place=place, base_url=self.base_url))
-            for place, row in enumerate(entries)
-        ]
+        return {
+            "prompt_ids": self._rows(reply, "prompt_ids", num_prompts),
+            "completion_ids": completions,
+            "logprobs": field_of(reply, "logprobs"),
+            "logprob_token_ids": field_of(reply, "logprob_token_ids"),
+        }
+
+    def _rows(self, reply: object, name: str, count: int) -> list[list[int]] | None:
+        rows = field_of(reply, name)
+        if rows is None:
+            return None
+        entries = entries_of(rows, base_url=self.base_url, num_requests=count)
+        return [list(ids_of(row, name=name, place=place, base_url=self.base_url)) for place, row in enumerate(entries)]
 
     def init_communicator(self, device: torch.device | str | int | None = None) -> None:
         """Join the server's workers as the last rank of their group, by NCCL from a GPU and by gloo from a CPU.
@@ -143,24 +214,35 @@ def _with_index(device: torch.device | str | int | None) -> torch.device:
     return found
 
 
-_IN_THE_BODY = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SAMPLING = (
+    *("n", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens", "logprobs"),
+    "structured_outputs_regex",
+)
 
 
-def make_body(
-    prompts: Sequence[str] | Sequence[Sequence[int]], *, n: int, max_tokens: int, sampling: Mapping[str, object]
-) -> dict[str, object]:
-    """The body of a generate call; values that the dialect has no field for go into ``generation_kwargs``.
+def sampling_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a body that both calls have; None leaves a field out, but for ``logprobs``, where it means none.
 
-    >>> make_body(["a"], n=2, max_tokens=4, sampling={"top_p": 0.9, "seed": 7})["generation_kwargs"]
-    {'seed': 7}
+    >>> sampling_of({"n": 2, "top_p": 0.9, "logprobs": None, "generation_kwargs": {"seed": 7}, "self": 0})
+    {'n': 2, 'top_p': 0.9, 'logprobs': None, 'generation_kwargs': {'seed': 7}}
     """
-    further = {name: value for name, value in sampling.items() if name not in _IN_THE_BODY}
-    fields = {name: value for name, value in sampling.items() if name in _IN_THE_BODY}
-    listed = [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts]
-    return {
-        "prompts": listed,
-        "n": n,
-        "max_tokens": max_tokens,
-        "logprobs": None,
-        "generation_kwargs": further,
-    } | fields
+    fields = {name: given[name] for name in _SAMPLING if given.get(name) is not None}
+    return fields | {"logprobs": given.get("logprobs"), "generation_kwargs": dict(given["generation_kwargs"] or {})}
+
+
+def with_png(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose ``image_pil`` parts hold base64 in place of images."""
+    content = message["content"]
+    if not isinstance(content, list):
+        return dict(message)
+    parts = [
+        part | {"image_pil": png_of(part["image_pil"])} if part.get("type") == "image_pil" else part for part in content
+    ]
+    return {**message, "content": parts}
+
+
+def png_of(image: Image.Image) -> str:
+    """Base64 of the image as PNG."""
+    encoded = io.BytesIO()
+    image.save(encoded, format="PNG")
+    return text_of(encoded.getvalue())
