@@ -2,6 +2,8 @@
 
 import base64
 import io
+import threading
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -265,3 +267,13 @@ def test_trl_refuses_what_it_does_not_know_by_name(post):
         assert (status, returned["code"], returned["key"]) == (400, "sampling-value-invalid", key)
     assert post("/generate/", {"prompts": [[5]], "generation_kwargs": {"seed": 3}})[0] == 200
     assert post("/generate/", {"prompts": ["a text"], "logprobs": None})[1]["logprobs"] is None
+
+
+def test_trainers_of_verifiers_are_told_that_nothing_is_left_to_do(stand_in, post):
+    assert post("/get_num_background_tasks/") == (200, {"num_background_tasks": 0})
+    parts, _ = stand_in
+    waiting = threading.Event()
+    parts.chunked._following = SimpleNamespace(done=waiting.is_set)
+    assert post("/get_num_background_tasks/")[1] == {"num_background_tasks": 1}
+    waiting.set()
+    assert post("/get_num_background_tasks/")[1] == {"num_background_tasks": 0}

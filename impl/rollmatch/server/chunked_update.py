@@ -39,6 +39,11 @@ class ChunkedUpdate:
         self._adapter: MergePlan | None = None
         """How what arrives next is merged; None: it is no adapter."""
 
+    @property
+    def is_following(self) -> bool:
+        """Whether something that was announced is still on its way, or being committed."""
+        return self._following is not None and not self._following.done()
+
     async def open(self, address: GroupAddress) -> None:
         """The port is bound when this returns; the learner, the last rank, joins afterwards.
 

@@ -99,6 +99,10 @@ def _add_updates(router: APIRouter, server: ServerState) -> None:
 
 
 def _add_resets(router: APIRouter, server: ServerState) -> None:
+    @router.post("/get_num_background_tasks/")
+    async def pending(request: Request) -> Response:  # trainers of verifiers 0.1.x poll it after an update
+        return answer(request, {"num_background_tasks": int(server.chunked.is_following)})
+
     async def reset(request: Request) -> Response:
         await server.chunked.settle()
         done = await server.pool.reset_caches()
