@@ -16,7 +16,7 @@ rollout servers.
 
 | | |
 |---|---|
-| yes | the tests named below run a rollout and a weight transfer, on a CPU over gloo unless they lie in `conformance/gpu` |
+| yes | the tests named below run a rollout and a weight transfer, over gloo unless they lie in `conformance/gpu` |
 | no | a line of the peer's code makes it impossible |
 | not run | nothing is known to forbid it |
 """
@@ -58,7 +58,10 @@ def judged(cell: Mapping[str, Any]) -> tuple[str, str]:
     if "yes" in cell:
         tests = ", ".join(f"`{test}`" for test in cell["yes"])
         return "yes", f"{tests}. {cell.get('note', '')}".strip()
-    return ("no", cell["no"]) if "no" in cell else ("not run", cell["not-run"])
+    if "no" in cell:
+        return "no", cell["no"]
+    tests = ", ".join(f"`{test}`" for test in cell.get("tests", ()))
+    return "not run", f"{cell['not-run']} {f'Related: {tests}.' if tests else ''}".strip()
 
 
 def named_tests(read: Mapping[str, Any]) -> Iterator[str]:
