@@ -11,7 +11,7 @@ from conformance.server.test_fuzz import BODIES, calls, encoded
 
 NUM_BODIES = 600
 WITHOUT_BODY = {"/close_communicator/", "/get_engine_type/", "/process_weights_after_loading/"}
-WITHOUT_BODY |= {"/update_adapter_flattened_param/", *(f"/reset_{name}_cache/" for name in ("prefix", "encoder", "mm"))}
+WITHOUT_BODY |= {"/get_num_background_tasks/", *(f"/reset_{name}_cache/" for name in ("prefix", "encoder", "mm"))}
 
 
 @pytest.fixture(scope="module")

@@ -139,6 +139,7 @@ def _add_control(router: APIRouter, server: ServerState) -> None:
         return answer(request, about)
 
     @router.post("/update_adapter_flattened_param/")
+    @accepts(FlatAdapter)
     async def adapter(request: Request) -> Response:
         body = await read_body(request, FlatAdapter)
         check_places(body.metadatas)

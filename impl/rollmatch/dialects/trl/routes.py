@@ -96,6 +96,7 @@ def trl_routes(server: ServerState) -> APIRouter:
         return await serve(request, batch, generate_requests(batch), "prompts")
 
     @router.post("/chat/")
+    @accepts(TrlChats)
     async def chat(request: Request) -> Response:
         longest = {"messages": limits.max_prompts_per_call}
         chats = await read_body(request, TrlChats, sampling_at=_SAMPLING_AT, longest=longest)
@@ -109,7 +110,7 @@ def generate_requests(batch: TrlBatch) -> list[GenerateRequest]:
     images = batch.images or [None] * len(batch.prompts)
     if len(images) != len(batch.prompts):
         problem = f"{len(images)} entries for {len(batch.prompts)} prompts"
-        raise Refusal(problem, code="body-invalid", key="images", remedy="Send one entry (or null) per prompt.")
+        raise Refusal(problem, code="images-misfit", key="images", remedy="Send one entry (or null) per prompt.")
     common = _common(batch)
     return [
         GenerateRequest(
