@@ -16,7 +16,7 @@ TENSOR = {"name": "model.norm.weight", "dtype": "float32", "shape": [-1]}
         ("/generate/", {"prompts": [[5]], "guided_decoding_regex": "a+"}, 422, "body-invalid"),
         ("/generate/", {"prompts": [[5]], "structured_outputs_regex": None}, 200, None),
         ("/generate/", {"prompts": [[5]], "images": []}, 200, None),
-        ("/generate/", {"prompts": [[5], [6]], "images": [None]}, 422, "body-invalid"),
+        ("/generate/", {"prompts": [[5], [6]], "images": [None]}, 400, "images-misfit"),
         ("/generate/", {"prompts": [[5]], "generation_kwargs": {"seed": "x"}}, 400, "sampling-value-invalid"),
         ("/generate/", {"prompts": [[5]], "generation_kwargs": {"seed": 2**63}}, 400, "sampling-value-invalid"),
         ("/generate/", {"prompts": [[5]], "generation_kwargs": {"stop": [1]}}, 400, "sampling-value-invalid"),
