@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from rollmatch.plan.rates import decode_tok_s, load_rates
-from rollmatch.rollout.work_items import cut_chunks
+from rollmatch.rollout.work_items import cut_chunks, first_server
 
 MEAN_TOKENS, SIGMA = 500, 0.6
 """Of a response's length, log-normal."""
@@ -41,24 +41,24 @@ class Fleet:
     requests_per_rank: int
 
 
-def first_server(fleet: Fleet, rank: int) -> int:
-    """As it runs: every rank gives its first chunk to the first server."""
+def spread(fleet: Fleet, rank: int) -> int:
+    """As it runs."""
+    return first_server(rank, fleet.num_ranks, fleet.num_servers)
+
+
+def together(fleet: Fleet, rank: int) -> int:
+    """For comparison: every rank gives its first chunk to the first server."""
     return 0
-
-
-def spread_server(fleet: Fleet, rank: int) -> int:
-    """For comparison: ranks begin at servers at even distances."""
-    return rank * fleet.num_servers // fleet.num_ranks
 
 
 def load_of(fleet: Fleet, begin: Callable[[Fleet, int], int]) -> Load:
     """One step, whose ranks begin with the servers that ``begin`` names."""
     draw, held, num_calls = random.Random(fleet.num_servers), [list[int]() for _ in range(fleet.num_servers)], 0
     for rank in range(fleet.num_ranks):
-        chunks = cut_chunks(fleet.requests_per_rank, fleet.num_servers)
+        chunks = cut_chunks(fleet.requests_per_rank, fleet.num_servers, first=begin(fleet, rank))
         num_calls += len(chunks)
         for chunk in chunks:
-            server = held[(chunk.server_index + begin(fleet, rank)) % fleet.num_servers]
+            server = held[chunk.server_index]
             server += [round(MEAN_TOKENS * draw.lognormvariate(-SIGMA * SIGMA / 2, SIGMA)) for _ in range(*chunk[1:])]
     busy = [generation_s(lengths) for lengths in held]
     return Load(

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.scale.fan_out import WAYS, Network, sync_s
 from benchmarks.scale.pages import page_bytes
 from benchmarks.scale.records import records_of
-from benchmarks.scale.requests import Fleet, first_server, load_of, spread_server
+from benchmarks.scale.requests import Fleet, load_of, spread, together
 from rollmatch.plan.rates import load_rates
 from rollmatch.weights.gloo import BUCKET_BYTES, MAX_IN_FLIGHT
 
@@ -68,12 +68,19 @@ def _fan_out() -> Iterator[str]:
 
 
 def _loads() -> Iterator[str]:
-    heads = ("generate calls", "most requests of a server", "idle servers", "rollout, s", "efficiency", "if spread")
+    heads = (
+        "generate calls",
+        "most requests of a server",
+        "idle servers",
+        "rollout, s",
+        "efficiency",
+        "if all began with server 0",
+    )
     yield from _head("servers", "ranks", "requests a rank", *heads)
     for fleet in FLEETS:
-        now, spread = load_of(fleet, first_server), load_of(fleet, spread_server)
+        now, crowded = load_of(fleet, spread), load_of(fleet, together)
         counts = (now.num_calls, now.most_requests, now.num_idle)
-        shares = (f"{now.seconds:.1f}", f"{now.efficiency:.2f}", f"{spread.efficiency:.2f}")
+        shares = (f"{now.seconds:.1f}", f"{now.efficiency:.2f}", f"{crowded.efficiency:.2f}")
         yield _row(fleet.num_servers, fleet.num_ranks, fleet.requests_per_rank, *counts, *shares)
 
 

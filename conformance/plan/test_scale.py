@@ -11,13 +11,16 @@ import torch
 from benchmarks.scale import fan_out
 from benchmarks.scale.fan_out import LEARNER, WAYS
 from benchmarks.scale.records import EVERY_STEP, event_bytes, records_of
-from benchmarks.scale.requests import Fleet, first_server, load_of, spread_server
+from benchmarks.scale.requests import Fleet, load_of, spread, together
 from benchmarks.scale.table import BEGIN, PAGE, filled, slowdown
 from conformance.cli.hosts import two_hosts
 from conformance.dialects.learner_side import connected, rendezvous
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.members import ServerMembers
+from rollmatch.rollout.work_items import Chunk
 from rollmatch.weights.gloo import GlooGroup
 from rollmatch.weights.group_address import GroupAddress
 
@@ -50,17 +53,22 @@ def test_every_server_gets_every_bucket_once_from_one_that_has_it(way, num_serve
     assert held == set(range(num_servers + 1))
 
 
-def test_ranks_that_begin_with_the_same_server_leave_others_idle(capsys):
+@pytest.mark.scenario("request-distribution/two-ranks-and-four-servers")
+def test_two_ranks_begin_with_different_servers():
+    ranks = [Ranks(rank=rank, learner_world_size=2) for rank in (0, 1)]
+    chunks = [ServerMembers(["a", "b", "c", "d"], each).cut(2) for each in ranks]
+    assert chunks == [[Chunk(0, 0, 1), Chunk(1, 1, 2)], [Chunk(2, 0, 1), Chunk(3, 1, 2)]]
+
+
+def test_ranks_that_begin_with_different_servers_leave_none_idle(capsys):
     fleet = Fleet(num_servers=1000, num_ranks=256, requests_per_rank=256)
-    now, spread = load_of(fleet, first_server), load_of(fleet, spread_server)
+    now, crowded = load_of(fleet, spread), load_of(fleet, together)
     with capsys.disabled():
-        shares = f"{now.efficiency:.2f}, if ranks were spread {spread.efficiency:.2f}"
+        shares = f"{now.efficiency:.2f}, if all ranks began with server 0 {crowded.efficiency:.2f}"
         sys.stdout.write(f"\n1,000 servers, 256 ranks: efficiency {shares}\n")
-    assert (now.num_idle, now.most_requests) == (744, 256)
-    assert spread.num_idle == 0
-    assert spread.efficiency > 2 * now.efficiency
-    few = load_of(Fleet(num_servers=4, num_ranks=2, requests_per_rank=256), first_server)
-    assert few.num_idle == 0
+    assert (crowded.num_idle, crowded.most_requests) == (744, 256)
+    assert now.num_idle == 0
+    assert now.efficiency > 2 * crowded.efficiency
 
 
 @pytest.mark.parametrize("num_servers", [1, 2, 3])

@@ -36,6 +36,7 @@ from rollmatch.rollout.phase import Ahead, Lockstep, Overlap, Stream
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.prefetch_rules import PrefetchRules, ServerBackend
 from rollmatch.rollout.source import RolloutSource
+from rollmatch.rollout.work_items import first_server
 
 
 def make_arguments(config: RunConfig) -> TrainingArguments:
@@ -161,13 +162,13 @@ def make_overlap(config: RunConfig, source: RolloutSource) -> Overlap:
     streams = rules.overlap == "stream"
     lead = effective.num_windows_ahead(config)
     servers = cast(ServerBackend, source.fence.backend)
-    together = effective.calls_together(
-        config, num_servers=servers.num_servers, learner_world_size=source.ranks.learner_world_size
-    )
+    ranks, num_servers = source.ranks, servers.num_servers
+    together = effective.calls_together(config, num_servers=num_servers, learner_world_size=ranks.learner_world_size)
     bounds = PrefetchRules(
         max_windows=1 if streams else lead + 1,
         callers_per_server=together if streams else lead * together,
         pieces_per_server=rules.pieces_per_server,
+        first_server=first_server(ranks.rank, ranks.learner_world_size, num_servers),
     )
     prefetch = Prefetch(servers, source.decoding, bounds)
     source.fence.quiet = prefetch.quiet

@@ -9,7 +9,8 @@ from rollmatch.dialects.http import CallTimeout, ServerRefused, TransportFailed
 from rollmatch.dialects.session import HEALTH_TIMEOUT_S, RolloutServer
 from rollmatch.dialects.watch import look
 from rollmatch.errors import RolloutError
-from rollmatch.rollout.work_items import Chunk, cut_chunks
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.work_items import Chunk, cut_chunks, first_server
 
 POLL_S = 0.25
 
@@ -23,8 +24,9 @@ class ServerLost(RolloutError):
 class ServerMembers:
     """Servers by their index in the configuration; a lost one takes no calls and no weights until it is readmitted."""
 
-    def __init__(self, servers: Sequence[RolloutServer]) -> None:
-        self.servers = tuple(servers)
+    def __init__(self, servers: Sequence[RolloutServer], ranks: Ranks | None = None) -> None:
+        """``ranks``: of the learner that calls them."""
+        self.servers, self._ranks = tuple(servers), ranks or Ranks()
         self.min_servers = len(self.servers)
         self.instances: dict[int, str] | None = None
         """What each present server called itself at the last sync; None: no sync, or one that failed."""
@@ -79,11 +81,12 @@ class ServerMembers:
         return not self._problem_of(server_index)
 
     def cut(self, num_requests: int, *, start: int = 0) -> list[Chunk]:
-        """Contiguous chunks for the present servers; ``start``: index of the first request."""
-        present = self.present
+        """This rank's contiguous chunks for the present servers; ``start``: index of the first request."""
+        present, ranks = self.present, self._ranks
+        first = first_server(ranks.rank, ranks.learner_world_size, len(present))
         return [
             Chunk(present[chunk.server_index], chunk.start + start, chunk.stop + start)
-            for chunk in cut_chunks(num_requests, len(present))
+            for chunk in cut_chunks(num_requests, len(present), first=first)
         ]
 
     def read_instances(self) -> dict[int, str]:

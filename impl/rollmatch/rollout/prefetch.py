@@ -36,7 +36,7 @@ from rollmatch.rollout.prefetch_rules import (
 )
 from rollmatch.rollout.retry import ServerRestarted
 from rollmatch.rollout.window import FinishedCall, PendingWindow
-from rollmatch.rollout.work_items import WorkItem, cut_work_items, next_work_item
+from rollmatch.rollout.work_items import WorkItem, next_work_item
 
 POLL_S = 1.0
 """How often a learner that waits looks whether anything still moves."""
@@ -75,7 +75,7 @@ class Prefetch:
                 problem = f"step {step} is requested while steps {sorted(self.windows)} are on their way"
                 raise PrefetchOverfull(problem, key=str(step), remedy="This is a bug; report it.")
             self.windows[step] = PendingWindow(step, tuple(requests), tuple(parts))
-            for item in cut_work_items(step, parts, self.backend.num_servers, pieces=self.rules.pieces_per_server):
+            for item in self.rules.cut(step, parts, self.backend.num_servers):
                 self._queues[item.server_index].append(item)
             self.monitor.notify()
 
@@ -181,7 +181,7 @@ class Prefetch:
     def _ask_again(self, window: PendingWindow, indices: Sequence[int]) -> None:
         """One item per run of neighbours of one server, before everything else."""
         servers = [0] * len(window.requests)
-        for item in cut_work_items(window.step, window.parts, self.backend.num_servers):
+        for item in self.rules.cut(window.step, window.parts, self.backend.num_servers):
             servers[item.start : item.stop] = [item.server_index] * (item.stop - item.start)
         for _, group in groupby(enumerate(indices), key=lambda pair: (pair[1] - pair[0], servers[pair[1]])):
             run = [index for _, index in group]

@@ -7,6 +7,7 @@ from typing import Protocol
 from rollmatch.errors import RolloutError
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.work_items import WorkItem, cut_work_items
 
 
 class PrefetchDied(RolloutError):
@@ -57,6 +58,12 @@ class PrefetchRules:
     max_windows: int
     callers_per_server: int
     pieces_per_server: int = 1
+    first_server: int = 0
+    """Of this rank's first chunk."""
     max_bytes: int = 256 * 2**20
     """Of rollouts that wait; beyond it only the window that is learnt next is asked for."""
     stuck_after_s: float = 8.0
+
+    def cut(self, step: int, parts: Sequence[int], num_servers: int) -> list[WorkItem]:
+        """This rank's work items of a window, as ``cut_work_items``."""
+        return cut_work_items(step, parts, num_servers, pieces=self.pieces_per_server, first=self.first_server)

@@ -38,7 +38,7 @@ class VllmServerBackend:
         sender: WeightSender | None,
         journal: Journal | None = None,
     ) -> None:
-        self.members = ServerMembers(servers)
+        self.members = ServerMembers(servers, ranks)
         self.template = template
         self.ranks = ranks
         self.sender = sender

@@ -36,18 +36,31 @@ class Chunk(NamedTuple):
         return self.stop - self.start
 
 
-def cut_chunks(num_requests: int, num_servers: int) -> list[Chunk]:
+def first_server(rank: int, learner_world_size: int, num_servers: int) -> int:
+    """The server of a rank's first chunk: ranks begin at even distances, so that few requests a rank use all servers.
+
+    >>> [first_server(rank, 4, 8) for rank in range(4)]
+    [0, 2, 4, 6]
+    """
+    return rank * num_servers // learner_world_size
+
+
+def cut_chunks(num_requests: int, num_servers: int, *, first: int = 0) -> list[Chunk]:
     """N requests over S servers in chunks of ceil(N / S), in order; a server without requests has no chunk.
+
+    ``first`` is the server of the first chunk; after the last server comes server 0.
 
     >>> [(chunk.server_index, chunk.start, chunk.stop) for chunk in cut_chunks(4, 3)]
     [(0, 0, 2), (1, 2, 4)]
+    >>> [(chunk.server_index, chunk.start, chunk.stop) for chunk in cut_chunks(4, 3, first=2)]
+    [(2, 0, 2), (0, 2, 4)]
     >>> cut_chunks(0, 3)
     []
     """
     size = -(-num_requests // num_servers)
     return [
-        Chunk(server, start, min(start + size, num_requests))
-        for server, start in enumerate(range(0, num_requests, size or 1))
+        Chunk((first + place) % num_servers, start, min(start + size, num_requests))
+        for place, start in enumerate(range(0, num_requests, size or 1))
     ]
 
 
@@ -64,10 +77,12 @@ class WorkItem(NamedTuple):
         return items[self.start : self.stop]
 
 
-def cut_work_items(step: int, parts: Sequence[int], num_servers: int, *, pieces: int = 1) -> list[WorkItem]:
+def cut_work_items(
+    step: int, parts: Sequence[int], num_servers: int, *, pieces: int = 1, first: int = 0
+) -> list[WorkItem]:
     """The servers' chunks of a window, cut again where a part of it ends; ``parts`` are sizes, in order.
 
-    Each chunk is also cut in so many even ``pieces``, as far as it has requests.
+    Each chunk is also cut in so many even ``pieces``, as far as it has requests. ``first``: as in ``cut_chunks``.
 
     Which server writes a rollout depends on the chunk alone, so that every mode requests from the same server the same
     sample; smaller parts only come back earlier. Six requests in parts of 2 over 2 servers:
@@ -81,7 +96,7 @@ def cut_work_items(step: int, parts: Sequence[int], num_servers: int, *, pieces:
     """
     ends = list(accumulate(parts, initial=0))
     work_items = []
-    for chunk in cut_chunks(ends[-1], num_servers):
+    for chunk in cut_chunks(ends[-1], num_servers, first=first):
         evenly = [chunk.start - (-chunk.num_requests * place // pieces) for place in range(pieces + 1)]
         inside = [end for end in ends if chunk.start < end < chunk.stop]
         for start, stop in pairwise(sorted({*evenly, *inside})):
