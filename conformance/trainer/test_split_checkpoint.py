@@ -14,6 +14,7 @@ from conformance.trainer import small_run
 from rollmatch.checkpoint import SavedLearner, find_damage
 from rollmatch.cli.export import load_trained
 from rollmatch.model.source import local_directory
+from rollmatch.packer_state import PackerState, write_packer_state
 
 WORKER = ("-m", "conformance.trainer.ddp_worker", "digits")
 KINDS = {"full": (), "adapters": ("tuner.train_type=lora", "tuner.lora_rank=2")}
@@ -84,7 +85,7 @@ def test_another_batch_or_strategy_is_refused_with_both_numbers(world_size, samp
 
 def test_segments_that_wait_on_ranks_need_these_ranks(tmp_path):
     SAVED.write(tmp_path)
-    (tmp_path / "carry-rank1.json").write_text("{}")
+    write_packer_state(tmp_path, PackerState(), rank=1)
     SAVED.check(tmp_path)
     with refused("resume-other-learner", key="--gpus", problem="2 learner ranks, this run has 4"):
         SavedLearner(learner_world_size=4, samples_per_step=8, strategy="fsdp2").check(tmp_path)
