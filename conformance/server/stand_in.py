@@ -106,7 +106,8 @@ def make_parts(*, delay_s=0.0, weights_set=True, **fields):
     )
     _maker[settings.image_roots] = maker
     prompts = copy.copy(maker)
-    prompts.reader = ImageReader(settings.image_roots, settings.limits)
+    domains = settings.allowed_media_domains
+    prompts.reader = ImageReader(settings.image_roots, settings.limits, domains=domains)
     replicas = [PretendingReplica(index, delay_s=delay_s) for index in range(WORLD_SIZE)]
     model = load_model_identity(settings.model, dtype=settings.dtype)
     pool = EnginePool(replicas, weights_set=weights_set)

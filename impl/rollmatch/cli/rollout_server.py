@@ -117,6 +117,7 @@ def make_settings(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) 
         data_parallel_size=replicas,
         load_format=vllm.load_format,
         image_roots=tuple(os.path.abspath(root) for root in section.image_roots),
+        allowed_media_domains=section.allowed_media_domains,
         drain_s=section.drain_s,
         api_key=os.environ.get(KEY_VARIABLE) or None,
         allow_no_key=section.allow_no_key,

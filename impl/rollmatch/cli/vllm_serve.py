@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("reasoning_parser", "vLLM's parser for reasoning on the OpenAI routes (qwen3, deepseek_r1, ...)"),
     ):
         parser.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name, metavar="NAME", help=text)
+    text = "host from which images are fetched by URL; may be given several (default: none is fetched)"
+    domains = ("--allowed-media-domains", "--allowed_media_domains")
+    parser.add_argument(*domains, nargs="+", default=[], metavar="HOST", help=text)
     text = "let trainers of ms-swift send adapters alone, which the server merges into the model's own weights"
     parser.add_argument("--enable-lora", "--enable_lora", action="store_true", help=text)
     parser.add_argument("--dtype", default="auto", help="precision of the engine, as vLLM names it")
@@ -105,6 +108,7 @@ def make_settings(options: argparse.Namespace, *, on_gpu: bool) -> ServerSetting
         tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,
         enable_lora=options.enable_lora,
+        allowed_media_domains=tuple(options.allowed_media_domains),
         engine_arguments={name: value for name, value in arguments.items() if value is not None},
     )
 

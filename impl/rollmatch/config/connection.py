@@ -217,6 +217,9 @@ class RolloutServerConfig(Section):
     """vLLM's parser (qwen3, deepseek_r1, ...) that tells reasoning from answers on the OpenAI routes."""
     image_roots: Texts = ()
     """Directories from which requests may name image files by path. Empty: requests must contain the image."""
+    allowed_media_domains: Texts = ()
+    """Hosts (vLLM's --allowed-media-domains) from which the server fetches images by http and https URL, without
+    redirects. Empty: none is fetched, and a URL is refused."""
     allow_no_key: bool = False
     """Listen on an address other than loopback without a bearer key (environment variable ROLLMATCH_API_KEY)."""
     allowed_hosts: Texts = ()

@@ -23,7 +23,10 @@ REFUSALS: Mapping[str, tuple[int, str]] = MappingProxyType(
             400,
             "An image is a PNG, JPEG, WebP, BMP or GIF that can be decoded, of a shape that the model takes.",
         ),
-        "image-url-refused": (400, "The server downloads nothing: images are in the call, or below an image root."),
+        "image-url-refused": (
+            400,
+            "Images by URL are fetched from hosts that the operator named only.",
+        ),
         "image-path-outside-roots": (403, "An image path lies below a directory that the operator named."),
         "image-too-large": (413, "Images have at most as many pixels as the limits allow."),
         "body-invalid": (422, "A body has the fields and types of its route, and no others."),

@@ -11,6 +11,7 @@ from PIL import Image
 
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.server.failures import Refusal
+from rollmatch.server.remote_images import SCHEMES, fetch_image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 """Pillow's decoders that are used; the others see no foreign byte."""
@@ -31,8 +32,11 @@ class PixelBudget:
 class ImageReader:
     """Reads the images of one server's calls."""
 
-    def __init__(self, roots: Sequence[str], limits: LimitsConfig | None = None) -> None:
-        self.roots = tuple(Path(root).resolve() for root in roots)
+    def __init__(
+        self, roots: Sequence[str], limits: LimitsConfig | None = None, *, domains: Sequence[str] = ()
+    ) -> None:
+        """``domains``: hosts from which images are fetched by URL."""
+        self.roots, self.domains = tuple(Path(root).resolve() for root in roots), tuple(domains)
         self.limits = limits or LimitsConfig()
 
     def budget(self) -> PixelBudget:
@@ -40,7 +44,7 @@ class ImageReader:
         return PixelBudget(self.limits.max_pixels_per_call)
 
     def read(self, value: str | bytes, budget: PixelBudget, *, item: int, key: str) -> Image.Image:
-        """Decode a path, a ``file://`` or data URL, base64 text or encoded bytes; once per call.
+        """Decode a path, a ``file://``, data or allowed URL, base64 text or encoded bytes; once per call.
 
         Pixels are counted before any is decoded. Errors: ``Refusal`` with one of the ``image-`` codes.
         """
@@ -83,9 +87,8 @@ class ImageReader:
     def _bytes_of(self, value: str | bytes, *, item: int, key: str) -> bytes:
         if isinstance(value, bytes):
             return value
-        if value.startswith(("http://", "https://", "ftp://")):
-            remedy = "Send a data URL, base64 text, or a path below an image root."
-            raise Refusal("is a URL of another machine", code="image-url-refused", key=key, remedy=remedy, item=item)
+        if value.lower().startswith(SCHEMES):
+            return fetch_image(value, self.domains, max_bytes=self.limits.max_body_bytes, item=item, key=key)
         try:
             if not value.startswith("data:") and looks_like_path(value):
                 return self._read_file(self._allowed(value.removeprefix("file://"), item=item, key=key))

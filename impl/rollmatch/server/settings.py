@@ -40,6 +40,8 @@ class ServerSettings:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     image_roots: tuple[str, ...] = ()
     """Directories below which image paths may lie."""
+    allowed_media_domains: tuple[str, ...] = ()
+    """Hosts from which images are fetched by URL; no other is asked."""
     drain_s: float = 5.0
     """Seconds that running requests get to finish before a commit; the rest is generated again after it."""
     gpus: tuple[str, ...] = ()
