@@ -20,7 +20,7 @@ def host():
     """A web server's port, and the paths that were requested of it."""
     asked = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class ImageHost(BaseHTTPRequestHandler):
         def do_GET(self):
             asked.append(self.path)
             moved = self.path == "/moved.png"
@@ -34,7 +34,7 @@ def host():
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), ImageHost)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server.server_port, asked
