@@ -34,7 +34,7 @@ def ask(check: Check, subject: Subject) -> Exchange:
         talk.exchange.fault = f"{type(error).__name__}: {error} ({place.name}, line {place.lineno})"
     exchange = Exchange(
         calls=list(talk.exchange.calls), notes=dict(talk.exchange.notes),
-        stopped=talk.exchange.stopped, fault=talk.exchange.fault,
+        stopped=talk.exchange.stopped, fault=talk.exchange.fault, untestable=talk.exchange.untestable,
     )  # a thread that was left behind may still write into the other  # fmt: skip
     with suppress(Exception):
         in_thread(talk.leave).result(timeout=LEAVE_S)

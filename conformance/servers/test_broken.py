@@ -270,6 +270,12 @@ def required(name):
     return direct.union(*map(required, direct))
 
 
+def test_where_no_response_stops_nothing_is_known_of_stop_tokens(bench, monkeypatch):
+    monkeypatch.setattr(generation, "ENDING_TOKENS", 1)
+    verdict = bench.ask("swift", BY_ID["stop-token-is-kept-or-not"])
+    assert (verdict.state, verdict.reason) == ("not-testable", "no response of up to 1 ids has stopped")
+
+
 def test_every_check_has_a_mistake():
     of_processes = {check.check_id for check in BY_ID.values() if "process" in check.needs}
     assert BY_ID.keys() - set(MISTAKES.values()) == {"greedy-equals-transformers"} | of_processes

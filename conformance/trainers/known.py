@@ -2,8 +2,10 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 from conformance.rollout.digits import ROOT
 from conformance.servers.broken.engine import TinyEngine
@@ -15,7 +17,6 @@ from conformance.servers.verdicts import summary
 from conformance.trainers.recording import TrainerRecording, write_trainer
 from conformance.trainers.runs import RUNS, TrainerRuns, TrainerSubject, command_launch, spoken
 
-ARITHMETIC = ROOT / "fixtures/models/arithmetic"
 VLLM = "custom.extra.rollout_matching.vllm"
 
 
@@ -31,8 +32,11 @@ class KnownTrainer:
     """(its interpreter) -> command with placeholders."""
     packages: tuple[str, ...] = ()
     """Pinned; none for what stands in this environment."""
-    paths: tuple[str, ...] = field(default=())
+    paths: tuple[str, ...] = ()
     """Put on ``PYTHONPATH``."""
+    model: str = "fixtures/models/arithmetic"
+    shim: str = ""
+    """A command that ``COMMAND`` calls, and which is to be this interpreter with ``plugged/swift_on_a_cpu.py``."""
 
     @property
     def trainer(self) -> str:
@@ -60,16 +64,32 @@ def _trl(python: str) -> list[str]:
     return [python, script, "{url}", "{group_port}", "{model}", "{steps}", "{out}/run"]
 
 
+def _swift(_: str) -> list[str]:
+    sets = {
+        "model.model": "{model}",
+        "rlhf.vllm_server_port": "[{port}]",
+        "rlhf.vllm_server_group_port": "{group_port}",
+        "training.per_device_train_batch_size": "2",
+        "training.learning_rate": "0.01",
+        "training.warmup_steps": "0",
+        "training.max_steps": "{steps}",
+        "training.output_dir": "{out}/run",
+        "training.report_to": "none",
+        "custom.extra.grpo.num_generations": "4",
+        "custom.extra.rollout_matching.max_new_tokens": "24",
+    }
+    words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
+    config = str(ROOT / "fixtures/digits/grpo-6v2.yaml")
+    return [sys.executable, "-m", "rollmatch", "train", config, "--engine", "swift", "--gpus", "1", *words]
+
+
 KNOWN = (
-    *(
-        KnownTrainer(
-            name=f"rollmatch-{dialect}",
-            version="0.1.0",
-            dialect=dialect,
-            title=f"rollmatch train, {dialect} dialect",
-            command=_own,
-        )
-        for dialect in ("swift", "trl", "vllm")
+    KnownTrainer(
+        name="rollmatch-swift",
+        version="0.1.0",
+        dialect="swift",
+        title="rollmatch train, swift dialect",
+        command=_own,
     ),
     KnownTrainer(
         name="trl",
@@ -80,6 +100,16 @@ KNOWN = (
         packages=("trl==1.10.0",),
         paths=(str(PLUGGED),),
     ),
+    KnownTrainer(
+        name="ms-swift",
+        version="4.6.0",
+        dialect="swift",
+        title="swift rlhf (ms-swift), with rewards of rollmatch",
+        command=_swift,
+        packages=("ms-swift==4.6.0", "qwen_vl_utils==0.0.14"),
+        model="fixtures/models/digits-summary",
+        shim="swift",
+    ),
 )
 BY_NAME = {known.name: known for known in KNOWN}
 
@@ -89,10 +119,12 @@ def record(known: KnownTrainer) -> int:
     python = str(interpreter_of(known.name, known.version, known.packages))
     paths = [*known.paths, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    if known.shim:
+        os.environ["PATH"] = os.pathsep.join([str(_shim(known.shim, python)), os.environ["PATH"]])
     words = known.command(python)
     subject = TrainerSubject(
         launch=command_launch(words),
-        engine=TinyEngine(str(ARITHMETIC), Switches()),
+        engine=TinyEngine(str(ROOT / known.model), Switches()),
         dialect=known.dialect,
         dtype="float32",
         steps=3,
@@ -101,7 +133,7 @@ def record(known: KnownTrainer) -> int:
     for name in RUNS:
         exchange = runs.run(name)
         _say(f"{known.name:16} {name:8} ended with {exchange.notes['code']}")
-    facts = facts_of_today(model="fixtures/models/arithmetic", packages=list(known.packages), steps=subject.steps)
+    facts = facts_of_today(model=known.model, packages=list(known.packages), steps=subject.steps)
     facts |= {"title": known.title, "command": spoken(["python", *words[1:]])}
     recording = TrainerRecording(trainer=known.trainer, dialect=known.dialect, facts=facts, runs=runs.made)
     rows = recording.rows()
@@ -109,6 +141,18 @@ def record(known: KnownTrainer) -> int:
         _say(f"{known.name:16} {row}")
     _say(f"{write_trainer(recording).name}: {summary(rows)}")
     return sum(row.fails for row in rows)
+
+
+def _shim(name: str, python: str) -> Path:
+    """A folder with the command."""
+    command = Path(tempfile.mkdtemp()) / name
+    command.write_text(
+        "#!/bin/sh\nunset VLLM_ENABLE_V1_MULTIPROCESSING\n"
+        f'export PYTHONPATH="{PLUGGED}${{PYTHONPATH:+:$PYTHONPATH}}" VLLM_PLUGINS=gloo_for_nccl\n'
+        f'exec "{python}" "{PLUGGED}/swift_on_a_cpu.py" "$@"\n'
+    )
+    command.chmod(0o755)
+    return command.parent
 
 
 def _say(line: str) -> None:

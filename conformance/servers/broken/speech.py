@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from conformance.servers.broken.engine import TinyEngine, TinyPrompt, TinyResponse, TinySampling, Unserved
@@ -91,7 +92,13 @@ def _of_ids(ids: Sequence[int], images: Any, name: str, engine: TinyEngine) -> T
 
 
 def _picture(images: Any) -> bytes | None:
-    return base64.b64decode(images[0].rpartition(",")[2]) if images else None
+    """Of the first one: base64, a data URL, or a path, as ms-swift's trainer sends it."""
+    if not images:
+        return None
+    _, comma, rest = images[0].rpartition(",")
+    if not comma and Path(rest).is_absolute() and Path(rest).is_file():
+        return Path(rest).read_bytes()
+    return base64.b64decode(rest)
 
 
 def reply(path: str, groups: Sequence[Sequence[TinyResponse]], sampling: TinySampling, engine: TinyEngine) -> Any:
@@ -136,7 +143,10 @@ def _chat_reply(group: Sequence[TinyResponse], sampling: TinySampling, engine: T
         }
         for place, one in enumerate(group)
     ]
-    return {"id": _name(group[0], engine), "prompt_token_ids": group[0].prompt_ids, "choices": choices}
+    counts = len(group[0].prompt_ids), sum(len(one.ids) for one in group)
+    usage = {"prompt_tokens": counts[0], "completion_tokens": counts[1], "total_tokens": sum(counts)}
+    head = {"id": _name(group[0], engine), "object": "chat.completion", "created": 0, "model": "policy"}
+    return head | {"prompt_token_ids": group[0].prompt_ids, "choices": choices, "usage": usage}
 
 
 def _native_entry(one: TinyResponse, sampling: TinySampling) -> dict[str, Any]:

@@ -79,11 +79,15 @@ def judge_text(exchange: Exchange) -> str:
 
 
 def ask_stop(talk: Talk) -> None:
-    for seed in ENDING_SEEDS:
-        talk.generate("generate", QUESTIONS, max_tokens=ENDING_TOKENS, temperature=2.0, seed=seed)
+    options = {"max_tokens": ENDING_TOKENS, "temperature": 2.0}
+    calls = [talk.generate("generate", QUESTIONS, seed=seed, **options) for seed in ENDING_SEEDS]
+    stop_ids = talk.subject.policies.stop_ids
     talk.note("prompts", [talk.subject.prompt(question).ids for question in QUESTIONS])
-    talk.note("stop_ids", sorted(talk.subject.policies.stop_ids))
+    talk.note("stop_ids", sorted(stop_ids))
     talk.note("pad_id", talk.subject.policies.tokenizer.pad_token_id)
+    came = [one for call in calls if call.is_ok for one in talk.subject.dialect.read(call)]
+    if came and all(len(one.ids) >= ENDING_TOKENS and not {*one.ids} & {*stop_ids} for one in came):
+        talk.exchange.untestable = f"no response of up to {ENDING_TOKENS} ids has stopped"
 
 
 @check(
