@@ -1,11 +1,14 @@
 """What checks of trainers read in the events of a run."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from conformance.servers.exchange import Exchange
 from conformance.trainers.arrivals import Event, after, rounds_of
 from conformance.trainers.runs import AGAIN
+
+BAR = re.compile(r"\d+%\|")
 
 
 def events_of(exchange: Exchange) -> list[Event]:
@@ -62,5 +65,7 @@ def ended(code: int | None) -> str:
 
 
 def last_line(exchange: Exchange) -> str:
+    """Of what the trainer wrote; a progress bar only where there is nothing else."""
     lines = [line.strip() for line in exchange.notes["output"].splitlines() if line.strip()]
-    return lines[-1] if lines else "no output"
+    written = [line for line in lines if not BAR.search(line)]
+    return (written or lines or ["no output"])[-1]
