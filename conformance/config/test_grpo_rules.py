@@ -19,6 +19,7 @@ def pair(code, key, bad, good):
     return ((*GRPO, f"{SECTION}{key}={bad}"), code, key, (*GRPO, f"{SECTION}{key}={good}"))
 
 
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-are-checked#1,4,5,6"])
 @pytest.mark.parametrize(
     ("bad", "code", "key", "good"),
     [
@@ -30,6 +31,8 @@ def pair(code, key, bad, good):
         pair("out-of-range", "num_generations", 1, 2),
         pair("not-a-choice", "normalize", "mean", "constant"),
         pair("out-of-range", "beta", -0.1, 0),
+        pair("not-a-choice", "baseline", "median", "leave_one_out"),
+        pair("not-a-choice", "scale_rewards", "true", "batch"),
     ],
 )
 def test_a_wrong_section_is_refused_and_a_right_one_taken(bad, code, key, good):

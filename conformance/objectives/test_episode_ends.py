@@ -27,10 +27,14 @@ SAMPLES = [sample_of(0), sample_of(1)]
 def test_what_is_no_action_ends_the_episode_and_is_counted():
     (c,) = VOCABULARY.encode("C")
     side = TurnSide(letters=(c,))
-    one = played(side)[0]
-    assert (one.trajectory.is_finished, one.trajectory.rewards, len(one.trajectory.turns)) == (True, (), 1)
-    (_, note) = side.notes[0]
-    assert note["num_unparsable"] == 4
+    episodes = [one.trajectory for one in played(side)]
+    assert [(one.is_finished, one.rewards, one.total_return, len(one.turns)) for one in episodes] == [
+        (True, (), 0, 1)
+    ] * 4
+    assert [one.token_ids for one in episodes] == [(c,)] * 4
+    assert side.calls == [], "no further turn was requested"
+    ((event, note),) = side.notes
+    assert (event, note["num_unparsable"], note["num_episodes"], note["finished"]) == ("played", 4, 4, 4)
     assert note["unparsable"][0] == "'C' is neither A nor B"
     assert climbing().make_segments(SAMPLES, side.answer(SAMPLES), side.context()).reports[0].total_return == 0.0
     good = TurnSide()

@@ -12,7 +12,7 @@ from conformance.objectives.answers import FAR_BOX, answer, box, element, ids, o
 from conformance.refusals import refused
 from rollmatch.objectives.rollout_matching.elements import DropReason, serialize_objects
 from rollmatch.objectives.rollout_matching.match import MatchRules
-from rollmatch.objectives.rollout_matching.supervision import TransportRules
+from rollmatch.objectives.rollout_matching.supervision import MaskRules, TransportRules, mask_segment
 from rollmatch.objectives.rollout_matching.target import RolloutMatching, RolloutReport, summarize
 from rollmatch.records import Rollout, Sample
 
@@ -173,3 +173,13 @@ def test_nothing_over_nothing_is_zero_and_the_keys_are_always_the_same():
     assert set(summarize([EMPTY]).values()) == {0.0}
     assert summarize([]).keys() == summarize([REPORT]).keys()
     assert {f"drop/{reason}" for reason in DropReason} <= summarize([]).keys()
+
+
+@pytest.mark.scenario("supervision/the-stop-token-is-a-label")
+@given(responses(), object_lists(), st.sampled_from([0.0, 1.0]))
+def test_the_stop_token_is_a_label_whatever_was_written_and_missed(response, objects, desc_ce_weight):
+    segment, _ = make(response, *objects)
+    rules = MaskRules(desc_ce_weight=desc_ce_weight)
+    supervision = mask_segment(segment, rules=rules, bin_of=VOCABULARY.bin_of)
+    assert (supervision.labels[-1], supervision.weights[-1]) == (VOCABULARY.stop_id, 1.0)
+    assert VOCABULARY.stop_id not in supervision.labels[:-1]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from conformance.doubles.ranks import together
 from conformance.doubles.records import make_rollout
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.scenarios.configs import config_with
@@ -45,17 +46,17 @@ def rollout(reward, *, finish_reason="stop"):
     return make_rollout(response, prompt_token_ids=(1, 2), finish_reason=finish_reason, response_logprobs=logprobs)
 
 
-def segments_of(objective, *rollouts):
+def segments_of(objective, *rollouts, samples=(SAMPLE,), ranks=None):
     context = ObjectiveContext(
         step=0,
-        ranks=Ranks(),
+        ranks=ranks or Ranks(),
         decoding=Decoding(max_new_tokens=8, temperature=1.0),
         generate=None,
         score=lambda segments, reference=False: [(-2.0,) * segment.train_len for segment in segments],
         log=lambda *event, **fields: None,
     )
-    (segments,) = objective.make_segments([SAMPLE], rollouts, context).segments
-    return segments
+    groups = objective.make_segments(samples, rollouts, context).segments
+    return [segment for group in groups for segment in group]
 
 
 @pytest.mark.parametrize(
@@ -125,3 +126,21 @@ def test_a_completion_at_its_limit_is_masked():
 
     assert gradient_of(f"{SECTION}mask_truncated_completions=true") == (True, False)
     assert gradient_of(f"{SECTION}mask_truncated_completions=false") == (True, True)
+
+
+@pytest.mark.scenario(
+    "grpo-server-mode/two-processes-scale-together",
+    clauses=["grpo-server-mode/the-options-of-the-policy-gradient-are-checked#2,3"],
+)
+def test_two_processes_scale_together():
+    def advantages(rewards, *, baseline="mean", **where):
+        options = ("num_generations=2", "scale_rewards=batch", f"baseline={baseline}")
+        objective = objective_with(*(f"{SECTION}{option}" for option in options))
+        made = segments_of(objective, *map(rollout, rewards), samples=(SAMPLE,) * (len(rewards) // 2), **where)
+        return [segment.policy.advantages[0] for segment in made]
+
+    alone = advantages((1, 0, 3, 0))
+    assert alone == pytest.approx((0.3535, -0.3535, 1.0606, -1.0606), abs=1e-3)
+    first, second = together(2, lambda member: advantages(((1, 0), (3, 0))[member.rank], ranks=member))
+    assert first + second == pytest.approx(alone)
+    assert advantages((1, 0, 3, 0), baseline="leave_one_out") == pytest.approx([2 * one for one in alone])

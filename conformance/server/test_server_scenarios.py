@@ -10,6 +10,7 @@ import pytest
 from conformance.server.stand_in import STOP, PretendingReplica
 from conformance.server.test_engine_pool import pool_of, requests_for_ids
 from conformance.server.test_server_updates import OPEN, full_sync
+from rollmatch.server.engine_pool import EnginePool
 
 SWIFT_ROUTES = (
     *("/health/", "/infer/", "/get_world_size/", "/init_communicator/", "/update_flattened_params/"),
@@ -30,18 +31,28 @@ def native(*prompts, **sampling):
 @pytest.mark.scenario(
     "rollout-server/two-callers-share-one-batch", clauses=["rollout-server/a-rollout-server-only-generates#3"]
 )
-def test_two_calls_take_less_than_one_and_a_half_times_as_long_as_one():
-    async def timed(num_calls):
-        pool, began = pool_of(1, delay_s=0.4), time.perf_counter()
+def test_two_calls_are_in_the_engine_together():
+    """Each of 16 responses ends only when all are being written: none of them waits for the other call."""
 
-        async def call(place):
-            await asyncio.sleep(0.02 * place)
-            await pool.generate_all(requests_for_ids(*range(10, 18)))
+    class Gathering(PretendingReplica):
+        inside, all_in = 0, asyncio.Event()
 
-        await asyncio.gather(*(call(place) for place in range(num_calls)))
-        return time.perf_counter() - began
+        async def generate(self, request, request_id):
+            self.inside += 1
+            if self.inside == 16:
+                self.all_in.set()
+            await self.all_in.wait()
+            return await super().generate(request, request_id)
 
-    assert asyncio.run(timed(2)) < 1.5 * asyncio.run(timed(1))
+    async def both():
+        replica = Gathering(0)
+        pool = EnginePool([replica])
+        calls = (pool.generate_all(requests_for_ids(*range(first, first + 8))) for first in (10, 30))
+        async with asyncio.timeout(60):
+            return await asyncio.gather(*calls)
+
+    answered = asyncio.run(both())
+    assert [len(generations) for generations in answered] == [8, 8]
 
 
 @pytest.mark.scenario(
