@@ -142,7 +142,7 @@ STARTS: dict[str, set[str]] = {
     name: set()
     for name in (
         *("check", "plan", "page", "compare", "eval", "export", "model", "data", "import-config", "schema"),
-        *("doctor", "judge"),
+        *("doctor", "judge", "judge-trainer", "vectors"),
     )
 } | {"train": {"learner"}, "serve": {"server"}, "vllm-serve": {"server"}}
 

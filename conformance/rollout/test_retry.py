@@ -178,6 +178,30 @@ def test_a_dead_server_that_came_back_is_not_asked_before_it_has_the_weights(att
     assert source.policy_version == 2
 
 
+@pytest.mark.scenario(
+    "server-connection/a-server-that-names-no-process-was-out-of-reach",
+    clauses=["server-connection/a-call-outlives-a-busy-server#12"],
+)
+@pytest.mark.parametrize("error", [TransportFailed("closed", key="url"), ServerDied("is gone", key="url")])
+def test_a_server_without_a_name_that_was_out_of_reach_gets_the_weights_first(attached, error):
+    double, backend, source = attached
+    undisturbed = ids_of(source.generate(requests_of(3), GREEDY))
+    (server,) = backend.servers
+    infer, errors, backend.members.instances = server.infer, [error], {0: ""}
+    server.instance = lambda: ""
+
+    def sometimes(*given, **named):
+        if errors:
+            raise errors.pop()
+        return infer(*given, **named)
+
+    server.infer, begun = sometimes, len(double.calls)
+    assert ids_of(source.generate(requests_of(3), GREEDY)) == undisturbed
+    asked = [name for name, _ in double.calls[begun:]]
+    assert asked.index("communicator") < asked.index("sync") < asked.index("infer")
+    assert (source.policy_version, backend.members.restarted) == (2, set())
+
+
 def test_a_pause_ends_when_a_server_that_was_gone_is_well_again(attach, monkeypatch):
     monkeypatch.setattr("rollmatch.rollout.retry.FIRST_WAIT_S", 600.0)
     _, backend, source = attach(budget_s=3600.0)

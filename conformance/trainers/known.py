@@ -92,6 +92,13 @@ KNOWN = (
         command=_own,
     ),
     KnownTrainer(
+        name="rollmatch-trl",
+        version="0.1.0",
+        dialect="trl",
+        title="rollmatch train, trl dialect",
+        command=_own,
+    ),
+    KnownTrainer(
         name="trl",
         version="1.10.0",
         dialect="trl",

@@ -30,6 +30,8 @@ class ServerMembers:
         self.min_servers = len(self.servers)
         self.instances: dict[int, str] | None = None
         """What each present server called itself at the last sync; None: no sync, or one that failed."""
+        self.restarted: set[int] = set()
+        """Servers without such a name that were gone since the last sync, and may have lost its weights."""
         self._lost: set[int] = set()
         self._lock = threading.Lock()
 
@@ -104,7 +106,7 @@ class ServerMembers:
     def are_current(self) -> bool:
         """Whether the present servers are the processes that took the last sync."""
         try:
-            return self.instances is not None and self._known() == self.read_instances()
+            return not self.restarted and self.instances is not None and self._known() == self.read_instances()
         except (TransportFailed, CallTimeout, ServerRefused):
             return False
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from rollmatch.dialects.http import ServerRefused
+from rollmatch.dialects.http import ServerRefused, TransportFailed
 from rollmatch.dialects.prompt import CallLog, Prompt, Reply, SamplingRules
 from rollmatch.dialects.session import RolloutServer, ServerUnreachable
 from rollmatch.dialects.watch import ServerDied
@@ -20,6 +20,8 @@ from rollmatch.rollout.work_items import Chunk
 
 LOG = logging.getLogger("rollmatch.rollout")
 CHAT_DIALECTS = ("swift", "vllm")
+OUT_OF_REACH = (TransportFailed, ServerUnreachable, ServerDied)
+"""Failures of a call whose server may have been started again since."""
 
 
 class PrefixNotSpoken(RolloutError):
@@ -105,7 +107,7 @@ class ServerCalls:
                 self._announce(server, error, pause)
 
         def repeating(error: RolloutError) -> None:
-            self._check_instance(chunk.server_index, error)  # it may be back, without its weights
+            self._check_instance(chunk.server_index, error, is_back=True)  # perhaps without its weights
             log.num_retries += 1
 
         try:
@@ -116,16 +118,24 @@ class ServerCalls:
                 raise self._lost(server, error) from error
             raise
 
-    def _check_instance(self, server_index: int, error: RolloutError) -> None:
-        """Raise ``ServerRestarted`` if a call failed because its server lost the weights; a silent one is not known."""
+    def _check_instance(self, server_index: int, error: RolloutError, *, is_back: bool = False) -> None:
+        """Raise ``ServerRestarted`` if a call failed because its server lost the weights; a silent one is not known.
+
+        A server without a name for itself that was out of reach and ``is_back`` counts as started again.
+        """
         instance, known = self.members.instance_of(server_index), (self.members.instances or {}).get(server_index)
-        if instance is not None and known is not None and instance != known:
-            url = self.members.servers[server_index].base_url
-            raise ServerRestarted(
-                f"{url} was restarted during a call: {error.problem}",
-                key=url,
-                remedy="Resume the run; the first sync gives the server its weights.",
-            ) from error
+        if instance is None or known is None:
+            return
+        if is_back and not instance and isinstance(error, OUT_OF_REACH):
+            self.members.restarted.add(server_index)
+        elif instance == known:
+            return
+        url = self.members.servers[server_index].base_url
+        raise ServerRestarted(
+            f"{url} was restarted during a call: {error.problem}",
+            key=url,
+            remedy="Resume the run; the first sync gives the server its weights.",
+        ) from error
 
     def announce_sync(self, error: RollmatchError, left_s: float) -> None:
         """Say that a sync is repeated as soon as the servers are well."""

@@ -189,8 +189,10 @@ class VllmServerBackend:
             raise RolloutBeforeSync("the servers have not been given the learner's weights", key="policy_version")
 
     def _sender_for_present(self) -> WeightSender:
-        """The sender, made again if other servers take part than before."""
+        """The sender, made again if other servers take part than before; without its group where a member is gone."""
         assert self.sender is not None
+        if self.members.restarted:
+            self.sender.close()
         present = self.members.present
         if present != self._sent_to:
             assert self.remake_sender is not None, "a server is lost only where a sender can be made without it"
@@ -203,6 +205,7 @@ class VllmServerBackend:
         instances = self.sender.instances if self.sender else None
         known = None if instances is None else dict(zip(self.members.present, instances, strict=True))
         self.members.instances = self.members.read_instances() if known is None else known
+        self.members.restarted.clear()
         self.policy_version = version
 
     def _sampling(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> SamplingRules:
