@@ -59,6 +59,15 @@ TENSOR = {"name": "model.norm.weight", "dtype": "float32", "shape": [-1]}
             400,
             "sampling-value-invalid",
         ),
+        *(
+            (
+                "/infer/",
+                {"infer_requests": [{"prompt_token_ids": [5]}], "request_config": unserved},
+                400,
+                "sampling-value-invalid",
+            )
+            for unserved in ({"stream": True}, {"prompt_logprobs": 1}, {"top_logprobs": 1}, {"num_beams": True})
+        ),
         ("/native/infer/", native([[5]], seed=2**63), 422, "body-invalid"),
         ("/update_named_param/", TENSOR, 422, "body-invalid"),
         (

@@ -5,14 +5,20 @@ from typing import Annotated
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-_NEUTRAL = (None, False, 0, 1, 1.0, "")
-"""Values at which the fields change nothing: ``num_beams: 1``, ``stream: false``, ``length_penalty: 1.0``, ..."""
+_NEUTRAL: tuple[object, ...] = (None, False, 0, "", [], {})
+"""Values at which these fields change nothing, such as ``stream: false``."""
 
 
 def _neutral(value: object) -> None:
-    if value in ([], {}) or (isinstance(value, bool | int | float | str | None) and value in _NEUTRAL):
-        return
-    raise PydanticCustomError("unserved", "This server does not serve the field; leave it out")
+    if value not in _NEUTRAL:
+        raise PydanticCustomError("unserved", "This server does not serve the field; leave it out")
+
+
+def _neutral_factor(value: object) -> None:
+    if value != 1 or value is True:
+        _neutral(value)
 
 
 Unserved = Annotated[None, BeforeValidator(_neutral)]
+UnservedFactor = Annotated[None, BeforeValidator(_neutral_factor)]
+"""1 changes nothing either: ``num_beams: 1``, ``length_penalty: 1.0``."""

@@ -19,7 +19,7 @@ from rollmatch.server.prompts import GenerateRequest
 from rollmatch.server.replica import EngineOutput
 from rollmatch.server.sampling import Seed, StopTexts, make_sampling, model_defaults, seeds_of
 from rollmatch.server.state import ServerState
-from rollmatch.server.unserved import Unserved
+from rollmatch.server.unserved import Unserved, UnservedFactor
 
 WHERE = "infer_requests"
 _SAMPLING = frozenset(
@@ -81,12 +81,12 @@ class SwiftRequestConfig(Payload):
     n: int = Field(default=1, ge=1)
     logprobs: bool = False
     return_details: bool = False
-    num_beams: Unserved = None
+    num_beams: UnservedFactor = None
     stream: Unserved = None
     top_logprobs: Unserved = None
     prompt_logprobs: Unserved = None
-    best_of: Unserved = None
-    length_penalty: Unserved = None
+    best_of: UnservedFactor = None
+    length_penalty: UnservedFactor = None
     structured_outputs_regex: Unserved = None
 
 
