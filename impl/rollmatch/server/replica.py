@@ -128,7 +128,11 @@ class VllmReplica:
         if settings.gpus:
             forbid_multicast()
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(settings.gpus[index * size : (index + 1) * size])
-        config = AsyncEngineArgs(**(arguments | settings.engine_arguments)).create_engine_config()
+        arguments |= settings.engine_arguments
+        first_seed = arguments.get("seed", 0)
+        if isinstance(first_seed, int):
+            arguments["seed"] = first_seed + index  # with one seed, all replicas would write the same responses
+        config = AsyncEngineArgs(**arguments).create_engine_config()
         if not settings.gpus:
             # vLLM has just set "spawn" for CPUs; a fork finds torch and vLLM loaded: 1 s of CPU in place of 8.
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
