@@ -171,7 +171,7 @@ def test_a_cut_of_20_s_in_a_call_and_in_a_sync_is_survived_and_nothing_is_mixed(
     assert {event["code"] for event in retried if "server" in event} == {"server-died"}
     codes = {event["code"] for event in retried if event.get("purpose") == "sync"}
     assert "transfer-failed" in codes
-    assert codes <= {"transfer-failed", "transport-failed", "communicator-timeout"}
+    assert codes <= {"transfer-failed", "transport-failed", "call-timeout", "communicator-timeout"}
     assert of_rank(two, 0, "sync_repeated")[0]["version"] == CUT_SYNC + 1
     last = of_rank(two, 0, "synced")[-1]["version"]
     assert [server.policy_version for server in servers] == [last] * 2

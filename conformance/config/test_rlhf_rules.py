@@ -89,9 +89,9 @@ def test_a_contradiction_is_refused_and_the_repaired_section_accepted(
     "grpo-server-mode/one-host-and-one-port-are-accepted", clauses=["grpo-server-mode/two-jobs-can-share-a-machine#1"]
 )
 def test_servers_of_rlhf_are_paired_by_place(make_with):
-    config = make_with(*NAMED, 'rlhf.vllm_server_host=["::1", b]')
+    config = make_with(*NAMED, 'rlhf.vllm_server_host=["fd00::1", b]')
     found = [(server.base_url, server.host, server.group_port) for server in pair_servers(server_section(config))]
-    assert found == [("http://[::1]:8080", "::1", 51216), ("http://b:8081", "b", 51217)]
+    assert found == [("http://[fd00::1]:8080", "fd00::1", 51216), ("http://b:8081", "b", 51217)]
     assert server_key(config) == "rlhf.vllm_server_host"
 
 

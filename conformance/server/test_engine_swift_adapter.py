@@ -7,7 +7,6 @@ import torch
 from peft import get_peft_model_state_dict
 
 from conformance.dialects.learner_side import connected, rendezvous
-from conformance.server.instance import free_port
 from conformance.server.test_client_engine import adapted, expected_of, merged_copy
 from rollmatch.dialects.swift.client import SwiftDialect
 from rollmatch.dialects.trl.sender import flat_metadata, join
@@ -22,9 +21,9 @@ ROUTE = "/update_adapter_flattened_param"
 @pytest.fixture
 def attached(instance):
     """The server, and the group of its workers that a trainer has joined as the last rank."""
-    server, port = connected(instance.server.url), free_port()
+    server = connected(instance.server.url)
     server.dialect = SwiftDialect(server.base_url)
-    group = join(server, port, rendezvous(port=port))
+    group = join(server, rendezvous())
     yield server, group
     server.control("/close_communicator")
     group.close()
