@@ -24,7 +24,7 @@ class Calls:
     def __init__(self, engine: TinyEngine) -> None:
         self.engine, self.broken = engine, engine.broken
         self.version = lambda: 0
-        self._count, self._num_stops, self._held_until = threading.Lock(), 0, 0.0
+        self._count, self._held_until = threading.Lock(), 0.0
         self._running: list[int] = []
         self._last: list[list[TinyResponse]] = []
 
@@ -101,8 +101,7 @@ class Calls:
             if num_prompts == 1 and len(one.prompt.ids) < SHORT and self.broken("a short prompt alone ends otherwise"):
                 one.ids[-1] = (one.ids[-1] + 1) % self.engine.num_ids
         elif one.finish_reason == "stop":
-            self._num_stops += 1
-            if self._num_stops % 2 and self.broken("some stop tokens are left out"):
+            if len(one.ids) > 1 and len(one.ids) % 2 and self.broken("some stop tokens are left out"):
                 one.ids.pop(), one.logprobs.pop()
             if self.broken("the finish reason is always length"):
                 one.finish_reason = "length"
