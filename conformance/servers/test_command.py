@@ -171,8 +171,8 @@ def test_a_judge_that_is_ended_still_writes_its_report(installed, tmp_path):
 
 
 def test_the_main_command_hands_over_or_names_the_package(monkeypatch, capsys):
-    assert rollmatch(["judge", "http://127.0.0.1:9"]) == 4
-    capsys.readouterr()
+    command = [sys.executable, "-m", "rollmatch", "judge", "http://127.0.0.1:9"]  # which changes its environment
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 4
     monkeypatch.setitem(sys.modules, "conformance.servers.command", None)
     assert rollmatch(["judge", "http://127.0.0.1:9"]) == 1
     assert "pip install rollmatch-conformance" in capsys.readouterr().err

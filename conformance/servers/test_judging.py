@@ -191,7 +191,6 @@ def test_a_model_that_is_not_there_is_named():
 
 
 def run_pytest(*arguments):
-    """In a new interpreter: a fork of this one knows this run's markers, not its own."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--no-header", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     return done.returncode, done.stdout

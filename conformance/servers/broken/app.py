@@ -53,8 +53,8 @@ class BrokenServer:
             "update_weights": self.update_transfer,
             "finish_weight_update": lambda _: self.transfer.finish(),
             "shutdown_weight_transfer_engine": lambda _: self.transfer.shutdown(),
-            "pause": lambda _: None,
-            "resume": lambda _: None,
+            "pause": lambda _: setattr(self.transfer, "is_paused", True),
+            "resume": lambda _: setattr(self.transfer, "is_paused", False),
             "native/sync": self.refuse,
             "native/communicator/close": self.refuse,
             "native/sync/commit": self.refuse,
@@ -132,7 +132,7 @@ class BrokenServer:
         self.transfer.init(body["init_info"])
 
     def update_transfer(self, body: Any) -> None:
-        self.transfer.update(body["update_info"], num_running=self.calls.num_running)
+        self.transfer.update(body["update_info"])
 
     def generate(self, path: str, body: Any, is_left: Callable[[], bool]) -> Any:
         """Errors: ``Unserved``."""

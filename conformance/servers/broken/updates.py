@@ -203,6 +203,8 @@ class TransferGroup:
         self._group: Any = None
         self._store: Any = None
         self._is_started = False
+        self.is_paused = False
+        """Kept here alone: calls go on."""
 
     def init(self, info: Mapping[str, Any]) -> None:
         if self._group is not None:
@@ -219,10 +221,10 @@ class TransferGroup:
             raise RejectedUpdate("update-in-progress")
         self._is_started = True
 
-    def update(self, info: Mapping[str, Any], *, num_running: int) -> None:
+    def update(self, info: Mapping[str, Any]) -> None:
         if not self._is_started or self._group is None:
             raise RejectedUpdate("communicator-missing")
-        if num_running and self.broken("an update without pause ends the service"):
+        if not self.is_paused and self.broken("an update without pause ends the service"):
             self.updates.is_stuck = True
         tensors = self.updates.check(info["names"], info["shapes"], info["dtype_names"])
         try:
