@@ -101,6 +101,10 @@ def test_transformers_loads_it_with_the_weights_that_servers_get(exported):
     AutoProcessor.from_pretrained(out)
     card = (out / "README.md").read_text()
     assert "| f1 |" in card
+    assert "| seconds |" not in card
+    prompts = load_config(str(run / RESOLVED)).custom.prompts
+    assert f"* System: {prompts.system}\n* User, after the image: {prompts.user}\n" in card
+    assert "Answers have the form `coord_tokens`." in card
     assert "# out\n\n`model`, trained with rollmatch: `rollout_matching_sft`; " in card
     assert "checkpoint-2" in card
     assert "base_model" not in card

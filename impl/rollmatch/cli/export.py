@@ -200,12 +200,29 @@ def card(name: str, run: Path, made: str) -> str:
         "",
         f"`{Path(model).name if is_local else model}`, trained with rollmatch: {stages}; {made}.",
         "",
+        *_prompt_of(run),
         "| held-out metric | before | last |",
         "|---|---|---|",
-        *(f"| {name} | {_shown(first, name)} | {_shown(last, name)} |" for name in last if "/" not in name),
+        *(f"| {name} | {_shown(first, name)} | {_shown(last, name)} |" for name in last if _is_shown(name)),
         "",
     ]
     return "\n".join(lines)
+
+
+def _prompt_of(run: Path) -> list[str]:
+    """How the model was asked, where all samples had one prompt: whoever serves it needs the same words."""
+    custom = yaml.safe_load((run / RESOLVED).read_text(encoding="utf-8"))["custom"]
+    if custom["trainer_variant"] not in ("sft", "rollout_matching_sft"):
+        return []
+    prompts, answer_format = custom["prompts"], custom["extra"]["rollout_matching"]["answer_format"]
+    words = [f"* System: {prompts['system']}"] if prompts["system"] else []
+    words.append(f"* User, after the image: {prompts['user']}")
+    return ["Trained with this prompt:", "", *words, "", f"Answers have the form `{answer_format}`.", ""]
+
+
+def _is_shown(name: str) -> bool:
+    """Parts of a reward, and what the evaluation cost, are left out."""
+    return "/" not in name and name not in ("num_scenes", "seconds", "tokens_per_s")
 
 
 def _shown(metrics: Mapping[str, float], name: str) -> str:
