@@ -18,7 +18,7 @@ GPU = "H200"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class RequestLoad:
     """A step on all servers."""
 
     num_calls: int
@@ -51,7 +51,7 @@ def together(fleet: Fleet, rank: int) -> int:
     return 0
 
 
-def load_of(fleet: Fleet, begin: Callable[[Fleet, int], int]) -> Load:
+def load_of(fleet: Fleet, begin: Callable[[Fleet, int], int]) -> RequestLoad:
     """One step, whose ranks begin with the servers that ``begin`` names."""
     draw, held, num_calls = random.Random(fleet.num_servers), [list[int]() for _ in range(fleet.num_servers)], 0
     for rank in range(fleet.num_ranks):
@@ -61,7 +61,7 @@ def load_of(fleet: Fleet, begin: Callable[[Fleet, int], int]) -> Load:
             server = held[chunk.server_index]
             server += [round(MEAN_TOKENS * draw.lognormvariate(-SIGMA * SIGMA / 2, SIGMA)) for _ in range(*chunk[1:])]
     busy = [generation_s(lengths) for lengths in held]
-    return Load(
+    return RequestLoad(
         num_calls=num_calls,
         most_requests=max(map(len, held)),
         num_idle=sum(not lengths for lengths in held),

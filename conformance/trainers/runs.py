@@ -26,14 +26,14 @@ Values = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class TrainerEnding:
     """``code``: None where the trainer was ended because its time was over."""
 
     code: int | None
     output: str = ""
 
 
-Launch = Callable[[Values, float], Ending]
+Launch = Callable[[Values, float], TrainerEnding]
 """Starts a trainer and waits for it, so many seconds at most."""
 
 
@@ -122,7 +122,7 @@ def filled(words: Sequence[str], values: Values) -> list[str]:
 def command_launch(words: Sequence[str]) -> Launch:
     """A command of this machine; its output goes to a file, and its whole session ends with it."""
 
-    def launch(values: Values, limit_s: float) -> Ending:
+    def launch(values: Values, limit_s: float) -> TrainerEnding:
         environment = os.environ | {VARIABLE + name.upper(): value for name, value in values.items()}
         log = Path(values["out"]) / "output.txt"
         with log.open("w") as output:
@@ -136,7 +136,7 @@ def command_launch(words: Sequence[str]) -> Launch:
             code = None
         finally:
             _end(process)
-        return Ending(code=code, output=log.read_text(errors="replace")[-TAIL:])
+        return TrainerEnding(code=code, output=log.read_text(errors="replace")[-TAIL:])
 
     return launch
 

@@ -18,7 +18,7 @@ from conformance.servers.dialects import DIALECTS, Question
 from conformance.servers.senders import PEERS
 from conformance.servers.subject import Subject
 from conformance.servers.talk import Stopped, Talk, in_thread
-from conformance.trainers.runs import Ending, Values
+from conformance.trainers.runs import TrainerEnding, Values
 
 NUM_CALLS, NUM_PROMPTS, NUM_TOKENS = 2, 2, 1
 TURN_S, PATIENCE_S = 0.02, 20.0
@@ -200,11 +200,11 @@ class SmallTrainer:
 
 def launch_of(
     weights: dict[str, Tensor], dialect: str, broken: Switches, held: Callable[[], bool]
-) -> Callable[[Values, float], Ending]:
+) -> Callable[[Values, float], TrainerEnding]:
     """As ``runs`` starts a trainer."""
 
-    def launch(values: Values, _: float) -> Ending:
+    def launch(values: Values, _: float) -> TrainerEnding:
         with torch.no_grad():
-            return Ending(code=SmallTrainer(values, weights, dialect, broken, held).train())
+            return TrainerEnding(code=SmallTrainer(values, weights, dialect, broken, held).train())
 
     return launch

@@ -14,7 +14,7 @@ from rollmatch.server.payloads import Failure
 
 _REFERENCE = "#/components/schemas/{model}"
 _ACCEPTED = "accepted_body"
-_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., object])
 _Accepted = tuple[type[BaseModel], Sequence[str]]
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -35,7 +34,7 @@ class PeftConfig(BaseModel):
 
     def check(self) -> None:
         """Errors: ``AnnouncementInvalid``."""
-        further: dict[str, Any] = self.model_extra or {}
+        further: dict[str, object] = self.model_extra or {}
         set_here = [name for name in _UNMERGED if further.get(name)]
         if self.bias != "none":
             set_here.append("bias")

@@ -118,7 +118,7 @@ class VLLMClient:
 
     def chat(  # noqa: PLR0913  # TRL's signature
         self,
-        messages: Sequence[Sequence[Mapping[str, Any]]],
+        messages: Sequence[Sequence[Mapping[str, object]]],
         n: int = 1,
         repetition_penalty: float = 1.0,
         temperature: float = 1.0,
@@ -230,7 +230,7 @@ def sampling_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return fields | {"logprobs": given.get("logprobs"), "generation_kwargs": dict(given["generation_kwargs"] or {})}
 
 
-def with_png(message: Mapping[str, Any]) -> dict[str, Any]:
+def with_png(message: Mapping[str, object]) -> dict[str, object]:
     """A message whose ``image_pil`` parts hold base64 in place of images."""
     content = message["content"]
     if not isinstance(content, list):
