@@ -1,4 +1,4 @@
-"""Rollout servers are named in exactly one of two forms, each with a group port of its own."""
+"""Rollout servers are named in exactly one of three forms, each with a group port of its own."""
 
 import pytest
 from hypothesis import given
@@ -38,6 +38,8 @@ BROKEN = [
     ("missing-key", "group_port", named(f"base_url: {ONE}"), named(f"base_url: {ONE}, group_port: 51216")),
     ("connection-form-ambiguous", "", named(f"{entries((A, 1))}, base_url: {ONE}, group_port: 51216"), GOOD),
     ("connection-form-ambiguous", "", named(f"{entries((A, 1))}, group_port: 51216"), GOOD),
+    ("connection-form-ambiguous", "", named(f"{entries((A, 1))}, servers_file: a.yaml"), named("servers_file: a.yaml")),
+    ("connection-form-ambiguous", "", named("group_port: 1, servers_file: a.yaml, base_url: 'http://a:1'"), GOOD),
     ("connection-form-missing", "", named("timeout_s: 60"), ("~.vllm.server={timeout_s: 60}",)),
     ("out-of-range", "servers", named("servers: []"), GOOD),
     ("missing-key", "servers.0.group_port", named(f"servers: [{{base_url: {ONE}}}]"), GOOD),
@@ -90,7 +92,7 @@ BROKEN = [
     "server-connection/a-base-url-with-a-query-is-refused",
     "server-connection/two-machines-may-use-one-group-port-each",
     clauses=[
-        "server-connection/server-mode-is-told-its-servers-in-one-of-two-forms#1,4,5",
+        "server-connection/server-mode-is-told-its-servers-in-one-of-three-forms#1,4,5",
         "server-connection/base-urls-and-group-ports-are-paired-one-to-one#3,4,5,6,7",
         "server-connection/a-base-url-is-the-prefix-of-every-route#3",
         "server-connection/reaching-and-generating-have-timeouts-of-their-own#1",
@@ -112,6 +114,21 @@ def test_the_problem_of_two_lengths_names_both(make_with):
     assert "2" in caught.value.errors[0].problem
 
 
+@pytest.mark.scenario(clauses=["server-connection/servers-join-and-leave-a-running-job#10"])
+@pytest.mark.parametrize(
+    ("code", "overrides"),
+    [
+        ("servers-file-with-overlap", ("~.overlap=ahead", "training.packing=false")),
+        ("servers-file-with-adapter", ("~.vllm.sync.mode=auto", "~.vllm.enable_lora=true", "tuner.train_type=lora")),
+    ],
+)
+def test_what_a_list_that_changes_does_not_go_with(problems_with, make_with, code, overrides):
+    form = named("servers_file: servers.yaml")
+    assert problems_with(*form, *overrides) == [(code, "~.vllm.server.servers_file")]
+    make_with(*form)
+    make_with(*GOOD, *overrides)
+
+
 def pairs_of(config):
     return [(a.base_url, a.group_port) for a in pair_servers(config.custom.extra.rollout_matching.vllm.server)]
 
@@ -119,7 +136,7 @@ def pairs_of(config):
 @pytest.mark.scenario(
     "server-connection/the-first-form-is-accepted",
     "server-connection/a-whole-url-is-accepted",
-    clauses=["server-connection/server-mode-is-told-its-servers-in-one-of-two-forms#2"],
+    clauses=["server-connection/server-mode-is-told-its-servers-in-one-of-three-forms#2"],
 )
 def test_both_forms_say_the_same(make_with):
     expected = [(A, 51216), (B, 51217)]
@@ -133,7 +150,7 @@ def test_both_forms_say_the_same(make_with):
 @pytest.mark.scenario(
     "server-connection/lists-of-one-length-are-paired",
     clauses=[
-        "server-connection/server-mode-is-told-its-servers-in-one-of-two-forms#3",
+        "server-connection/server-mode-is-told-its-servers-in-one-of-three-forms#3",
         "server-connection/base-urls-and-group-ports-are-paired-one-to-one#1",
     ],
 )

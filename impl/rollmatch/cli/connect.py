@@ -7,8 +7,10 @@ from pathlib import Path
 from torch import nn
 from transformers import PreTrainedModel
 
+from rollmatch.cli.joining import Admission, check_dialects, make_roster
 from rollmatch.config import RunConfig
 from rollmatch.config.connection import ServerConfig
+from rollmatch.config.server_rules import read_servers
 from rollmatch.config.servers import ServerAddress, pair_servers, server_section
 from rollmatch.dialects.logprobs import QUESTION, check_logprobs
 from rollmatch.dialects.native.group import Rendezvous, resolve
@@ -27,7 +29,7 @@ from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.rollout.weight_sender import WeightSender, make_sender
 from rollmatch.server.settings import KEY_VARIABLE
 from rollmatch.weights.named_weights import named_weights
-from rollmatch.weights.plan import spec_of
+from rollmatch.weights.plan import Spec, spec_of
 
 BROADCAST_TIMEOUT_S = 20.0
 """Longest single broadcast; bounds how long a server that hangs can hold the learner."""
@@ -43,28 +45,33 @@ def connect_servers(
 ) -> VllmServerBackend:
     """The backend of ``vllm.mode: server``; every rank connects, only rank 0 will send weights.
 
-    Errors: ``ServerUnreachable``, ``DialectUnknown``, ``DialectsMixed``, ``WeightsNotTaken``.
+    Errors: ``ServerUnreachable``, ``DialectUnknown``, ``DialectsMixed``, ``WeightsNotTaken``, those of the file.
     """
     section = server_section(config)
-    addresses = pair_servers(section)
+    addresses = ranks.gather(read_servers(section))[0] if section.servers_file else pair_servers(section)
     settings = _client_settings(section)
     servers = [RolloutServer(address.base_url, settings) for address in addresses]
     connect_all(servers)
-    if config.overlong == "truncate_left":
-        _check_truncation(servers)
+    _check_dialects_of(config, servers)
+    places = dict(zip(servers, addresses, strict=True))
 
-    def sender_for(indices: Sequence[int]) -> WeightSender:
+    def sender_to(chosen: Sequence[RolloutServer]) -> WeightSender:
         """A common group meets at the first of these servers."""
-        rendezvous = [_rendezvous(config, addresses[index]) for index in indices]
-        return make_sender([servers[index] for index in indices], rendezvous)
+        return make_sender(chosen, [_rendezvous(config, places[server]) for server in chosen])
 
-    sender = sender_for(range(len(servers))) if ranks.is_primary else None
+    sender = sender_to(servers) if ranks.is_primary else None
     backend = VllmServerBackend(servers, template, ranks, sender=sender, journal=journal)
-    if sender is not None and model is not None:
-        _compare(sender, model, journal)
-    backend.remake_sender = sender_for
+    specs = None if sender is None or model is None else _specs_of(model)
+    if sender is not None and specs is not None:
+        _compare(sender, specs, journal)
+    backend.remake_sender = lambda indices: sender_to([backend.servers[index] for index in indices])
     backend.members.min_servers = section.min_servers or len(servers)
     backend.call_rules = CallRules(retry_budget_s=section.retry_budget_s, num_ids=_num_ids(model))
+    if section.servers_file is not None:
+        admission = Admission(
+            config=config, settings=settings, members=backend.members, places=places, sender_to=sender_to, specs=specs
+        )
+        backend.members.roster = make_roster(admission, addresses, ranks, journal)
     return backend
 
 
@@ -89,14 +96,23 @@ def _rendezvous(config: RunConfig, address: ServerAddress) -> Rendezvous:
     )
 
 
-def _compare(sender: WeightSender, model: nn.Module, journal: Journal | None) -> None:
+def _specs_of(model: nn.Module) -> list[Spec] | None:
+    """The policy's tensors; None where each rank holds parts of them."""
+    return None if named_weights(model).is_sharded else [spec_of(*pair) for pair in checkpoint_tensors(model)]
+
+
+def _compare(sender: WeightSender, specs: Sequence[Spec], journal: Journal | None) -> None:
     """Compare the policy's tensors with those of the servers. Errors: ``TensorMismatch``."""
-    if named_weights(model).is_sharded:
-        return
-    specs = [spec_of(*pair) for pair in checkpoint_tensors(model)]
     is_compared = sender.check(specs)
     if journal is not None:
         journal.write("tensors", number=len(specs), are_compared_with_servers=is_compared)
+
+
+def _check_dialects_of(config: RunConfig, servers: Sequence[RolloutServer]) -> None:
+    if config.overlong == "truncate_left":
+        _check_truncation(servers)
+    if server_section(config).servers_file is not None:
+        check_dialects(servers)
 
 
 def _check_truncation(servers: Sequence[RolloutServer]) -> None:

@@ -13,7 +13,7 @@ from rollmatch.cli.nodes import Placement, check_endpoint, check_servers_reachab
 from rollmatch.cli.preflight import load_checked
 from rollmatch.cli.processes import end_with_parent, has_gpu, run_child, shell_line, visible
 from rollmatch.cli.run_directory import open_run_directory
-from rollmatch.cli.server_checks import WaitPolicy, wait_for_servers
+from rollmatch.cli.server_checks import WaitPolicy, learner_gpus, wait_for_servers
 from rollmatch.cli.strategy_check import check_strategy
 from rollmatch.config import RunConfig, load_config
 from rollmatch.config.effective import enforce_eager, rollout_backend, sync_mode, tensor_parallel_size
@@ -78,8 +78,7 @@ def train_config(
     check_servers_reachable(config)
     sync_mode(config, learner_world_size=num_ranks)
     if uses_servers(config):
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        wait_for_servers(config, wait or WaitPolicy(), gpus=[gpu for gpu in shown.split(",") if gpu])
+        wait_for_servers(config, wait or WaitPolicy(), gpus=learner_gpus())
     else:
         tensor_parallel_size(config, learner_world_size=num_ranks)
         check_engine(rollout_backend(config))

@@ -7,7 +7,7 @@ the only port is known in advance. Ranks are numbered by ``--node-rank``. Import
 import argparse
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -15,7 +15,7 @@ import psutil
 
 from rollmatch.config import RunConfig
 from rollmatch.config.connection import is_loopback
-from rollmatch.config.servers import pair_servers, server_key, server_section, uses_servers
+from rollmatch.config.servers import ServerAddress, pair_servers, server_key, server_section, uses_servers
 from rollmatch.errors import LaunchError
 
 NUM_NODES_VARIABLE = "GROUP_WORLD_SIZE"
@@ -158,15 +158,18 @@ def interface_variables(interface: str) -> Mapping[str, str]:
     return {GLOO_INTERFACE: interface} if interface and not os.environ.get(GLOO_INTERFACE) else {}
 
 
-def check_servers_reachable(config: RunConfig, *, num_nodes: int | None = None) -> None:
+def check_servers_reachable(
+    config: RunConfig, *, num_nodes: int | None = None, addresses: Sequence[ServerAddress] | None = None
+) -> None:
     """Check that a learner on several machines names its servers by addresses that mean the same on all of them.
 
-    ``num_nodes``: by default what torchrun says in the environment. Errors: ``loopback-on-several-nodes``.
+    ``num_nodes``: by default what torchrun says in the environment. ``addresses``: by default those of ``config``.
+    Errors: ``loopback-on-several-nodes``.
     """
     count = int(os.environ.get(NUM_NODES_VARIABLE, "1")) if num_nodes is None else num_nodes
     if count == 1 or not uses_servers(config):
         return
-    loopback = [one for one in pair_servers(server_section(config)) if is_loopback(one.host)]
+    loopback = [one for one in addresses or pair_servers(server_section(config)) if is_loopback(one.host)]
     if loopback:
         problem = f"{loopback[0].base_url} is another machine on each of {count} nodes"
         remedy = "Name the server's machine, and let it listen there: custom.extra.rollout_server.host."

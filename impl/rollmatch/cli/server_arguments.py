@@ -42,6 +42,7 @@ def overrides_of(options: argparse.Namespace) -> list[str]:
     return [
         f"{_SECTION}.mode=server",
         f"{_SECTION}.server.servers=null",
+        f"{_SECTION}.server.servers_file=null",
         f"{_SECTION}.server.base_url={base_url_of(host, port)}",
         f"{_SECTION}.server.group_port={given.get('vllm_group_port', FIRST_GROUP_PORT)}",
         f"{_SECTION}.server.timeout_s={given.get('vllm_connection_timeout', 60.0)}",

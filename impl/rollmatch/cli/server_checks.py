@@ -108,9 +108,21 @@ def wait_for_servers(config: RunConfig, wait: WaitPolicy, *, gpus: Sequence[str]
     for address in pair_servers(section):
         server = RolloutServer(address.base_url, settings)
         health = _await_health(server, deadline=deadline, limit_s=limit_s, server_pid=wait.server_pid)
-        _check_world_size(server, config)
-        check_gpus(server.base_url, health, gpus)
-        check_model(server, config)
+        check_server(server, health, config, gpus=gpus)
+
+
+def check_server(
+    server: RolloutServer, health: Mapping[str, object], config: RunConfig, *, gpus: Sequence[str]
+) -> None:
+    """Compare a healthy server's size, GPUs and model with the configuration. Errors: as ``wait_for_servers``."""
+    _check_world_size(server, config)
+    check_gpus(server.base_url, health, gpus)
+    check_model(server, config)
+
+
+def learner_gpus() -> list[str]:
+    """GPUs that this process was given, as it names them."""
+    return [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
 
 
 def _await_health(

@@ -21,6 +21,7 @@ from rollmatch.config.servers import (
     server_section,
     uses_servers,
 )
+from rollmatch.config.servers_file import SERVERS_FILE
 from rollmatch.config.training import TRAINER_KEYS
 from rollmatch.data.chat import tagged_messages
 from rollmatch.data.content import IMAGE_TAG
@@ -166,6 +167,9 @@ def _check(config: RunConfig) -> None:
     if not uses_servers(config):
         remedy = "Name the server under rlhf, and start it with rollmatch serve."
         raise LaunchError("no server is named", code="swift-trains-otherwise", key="rlhf.vllm_mode", remedy=remedy)
+    if server_section(config).servers_file is not None:
+        problem, remedy = "is set, and ms-swift's learner reads no list again", "Name the servers under rlhf."
+        raise LaunchError(problem, code="swift-trains-otherwise", key=SERVERS_FILE, remedy=remedy)
 
 
 def _connection(config: RunConfig) -> dict[str, object]:

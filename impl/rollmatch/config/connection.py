@@ -105,7 +105,7 @@ class ServerEntry(Section):
 
 
 class ServerConfig(Section):
-    """Addresses of the rollout servers: either servers, or base_url with group_port."""
+    """Addresses of the rollout servers: servers, or base_url with group_port, or servers_file."""
 
     servers: (
         Annotated[
@@ -115,6 +115,9 @@ class ServerConfig(Section):
         | None
     ) = None
     """List of servers, each a mapping of base_url and group_port."""
+    servers_file: Text | None = None
+    """YAML or JSON file with such a list, read again before each sync: servers join and leave the running job. Relative
+    paths start at the working directory."""
     base_url: Annotated[
         str | tuple[str, ...] | None,
         BeforeValidator(_one_or_several(str, "a URL or a list of URLs"), json_schema_input_type=str | list[str] | None),

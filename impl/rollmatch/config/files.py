@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rollmatch.config.schema import RunConfig
+from rollmatch.config.server_rules import read_servers
+from rollmatch.config.servers import server_section, uses_servers
 from rollmatch.errors import ConfigError, ErrorList
 
 MODEL_FILES = ("config.json", "tokenizer.json")
@@ -12,7 +14,7 @@ MODEL_FILES = ("config.json", "tokenizer.json")
 
 def check_files(config: RunConfig) -> None:
     """Check that what the tree names exists. Errors: ``ErrorList`` of the errors of this file."""
-    errors = [*_check_model(config), *_check_data(config)]
+    errors = [*_check_model(config), *_check_data(config), *_check_servers(config)]
     if errors:
         raise ErrorList(errors)
 
@@ -67,6 +69,14 @@ def _check_description(config: RunConfig, path: Path) -> Iterator[ConfigError]:
             key="global_max_length",
             remedy="Lower it, or use a model with more positions.",
         )
+
+
+def _check_servers(config: RunConfig) -> Iterator[ConfigError]:
+    if uses_servers(config) and (section := server_section(config)).servers_file is not None:
+        try:
+            read_servers(section)
+        except ConfigError as error:
+            yield error
 
 
 def _check_data(config: RunConfig) -> Iterator[ConfigError]:

@@ -8,12 +8,13 @@ from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.rollout_matching import VllmConfig
 from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.config.servers import ServerAddress, is_named_in_rlhf, pair_servers, server_section
+from rollmatch.config.servers_file import SERVERS_FILE
 from rollmatch.errors import ConfigError
 
 VLLM = f"{ROLLOUT_MATCHING}.vllm"
 SERVER = f"{VLLM}.server"
 LORA_ON_SERVER = "custom.extra.rollout_server.vllm_enable_lora"
-_FORMS = "Name servers (a list of base_url and group_port), or base_url with group_port."
+_FORMS = "Name servers (a list of base_url and group_port), or base_url with group_port, or servers_file."
 
 
 def _vllm(config: RunConfig) -> VllmConfig:
@@ -23,10 +24,11 @@ def _vllm(config: RunConfig) -> VllmConfig:
 def _form(config: RunConfig) -> Iterator[ConfigError]:
     server = _vllm(config).server
     has_pair = server.base_url is not None or server.group_port is not None
-    if server.servers is not None and has_pair:
-        problem = "holds servers and also base_url or group_port"
-        yield ConfigError(problem, code="connection-form-ambiguous", key=SERVER, remedy="Remove one of the two forms.")
-    if server.servers is None and not has_pair and _vllm(config).mode == "server":
+    num_forms = has_pair + (server.servers is not None) + (server.servers_file is not None)
+    if num_forms > 1:
+        problem = "holds more than one of: servers; base_url or group_port; servers_file"
+        yield ConfigError(problem, code="connection-form-ambiguous", key=SERVER, remedy="Keep one of these forms.")
+    if not num_forms and _vllm(config).mode == "server":
         yield ConfigError(
             "vllm.mode is server, but no server is named", code="connection-form-missing", key=SERVER, remedy=_FORMS
         )
@@ -72,10 +74,18 @@ def check_group_ports(
 
 
 def _distinct(config: RunConfig) -> Iterator[ConfigError]:
-    server = _vllm(config).server
-    if any(True for _ in _pair(config)) or any(True for _ in _form(config)):
-        return
-    addresses = pair_servers(server)
+    if not _is_elsewhere(config):
+        server = _vllm(config).server
+        yield from _check_distinct(server, pair_servers(server))
+
+
+def _is_elsewhere(config: RunConfig) -> bool:
+    """Whether the section holds no list, or one that another rule refuses."""
+    named = _vllm(config).server.servers_file is not None
+    return named or any(True for _ in _pair(config)) or any(True for _ in _form(config))
+
+
+def _check_distinct(server: ServerConfig, addresses: Sequence[ServerAddress]) -> Iterator[ConfigError]:
     if server.min_servers is not None and server.min_servers > len(addresses):
         problem = f"is {server.min_servers}, and {len(addresses)} servers are named"
         remedy = "Lower it, or name more servers."
@@ -95,9 +105,22 @@ def _distinct(config: RunConfig) -> Iterator[ConfigError]:
 
 def _one_network(config: RunConfig) -> Iterator[ConfigError]:
     """Servers of several machines meet in one group, at the host of the first that takes part."""
-    if not any(True for _ in _pair(config)) and not any(True for _ in _form(config)):
+    if not _is_elsewhere(config):
         server = _vllm(config).server
         yield from check_group_hosts(pair_servers(server), key=f"{SERVER}.{_given_key(server, 'base_url')}")
+
+
+def read_servers(server: ServerConfig) -> tuple[ServerAddress, ...]:
+    """The servers that a section names now, its ``servers_file`` read and checked as the other forms are.
+
+    Errors: ``servers-file-invalid``, ``out-of-range``, ``server-named-twice``, ``group-port-shared``,
+    ``group-host-loopback``.
+    """
+    addresses = pair_servers(server)
+    key = f"{SERVER}.{_given_key(server, 'base_url')}"
+    for error in (*_check_distinct(server, addresses), *check_group_hosts(addresses, key=key)):
+        raise error
+    return addresses
 
 
 def check_group_hosts(addresses: Sequence[ServerAddress], *, key: str) -> Iterator[ConfigError]:
@@ -111,7 +134,22 @@ def check_group_hosts(addresses: Sequence[ServerAddress], *, key: str) -> Iterat
 
 def _given_key(server: ServerConfig, name: str) -> str:
     """The key that the user wrote."""
+    if server.servers_file is not None:
+        return "servers_file"
     return name if server.servers is None else "servers"
+
+
+def _elastic(config: RunConfig) -> Iterator[ConfigError]:
+    """What a list that changes does not go with."""
+    rules = config.custom.extra.rollout_matching
+    if rules.vllm.server.servers_file is None:
+        return
+    if rules.overlap != "off":
+        problem = f"is set, but overlap is {rules.overlap}: its calls are divided among servers ahead of the list"
+        yield ConfigError(problem, code="servers-file-with-overlap", key=SERVERS_FILE, remedy="Set overlap to off.")
+    if rules.vllm.carries_adapter:
+        problem = f"is set, but sync.mode is {rules.vllm.sync.mode}: a server that joins needs all weights"
+        yield ConfigError(problem, code="servers-file-with-adapter", key=SERVERS_FILE, remedy="Set sync.mode to full.")
 
 
 def _adapter(config: RunConfig) -> Iterator[ConfigError]:
@@ -127,12 +165,15 @@ def _lora(config: RunConfig) -> Iterator[ConfigError]:
         yield ConfigError("is true", code="lora-on-rollout-server", key=LORA_ON_SERVER, remedy=remedy)
 
 
-_NAMES = tuple(f"{SERVER}.{name}" for name in ("servers", "base_url", "group_port"))
+_NAMES = tuple(f"{SERVER}.{name}" for name in ("servers", "base_url", "group_port", "servers_file"))
 SERVER_RULES: tuple[Rule, ...] = (
     Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_form),
     Rule(reads=_NAMES, check=_pair),
     Rule(reads=(f"{VLLM}.mode", *_NAMES, f"{SERVER}.min_servers"), check=_distinct),
     Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_one_network),
+    Rule(
+        reads=(SERVERS_FILE, f"{ROLLOUT_MATCHING}.overlap", f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_elastic
+    ),
     Rule(reads=(f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_adapter),
     Rule(reads=(LORA_ON_SERVER,), check=_lora),
 )
@@ -202,7 +243,8 @@ def _one_place(config: RunConfig) -> Iterator[ConfigError]:
     if not config.rlhf.use_vllm:
         return
     rules = config.custom.extra.rollout_matching
-    named = rules.vllm.server.servers or rules.vllm.server.base_url or rules.vllm.server.group_port
+    server = rules.vllm.server
+    named = server.servers or server.base_url or server.group_port or server.servers_file
     other = {
         f"{ROLLOUT_MATCHING}.rollout_backend": rules.rollout_backend == "hf",
         f"{ROLLOUT_MATCHING}.vllm.mode": rules.vllm.mode == "server" and config.rlhf.vllm_mode == "colocate",

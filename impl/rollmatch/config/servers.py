@@ -7,6 +7,7 @@ from rollmatch.config import effective
 from rollmatch.config.connection import ServerConfig, base_url_of
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.schema import RunConfig
+from rollmatch.config.servers_file import read_entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +31,20 @@ class ServerAddress:
 
 
 def pair_servers(server: ServerConfig) -> tuple[ServerAddress, ...]:
-    """Both forms of the section as one list; one port for a list of URLs counts on.
+    """All forms of the section as one list; one port for a list of URLs counts on.
+
+    Errors: ``servers-file-invalid``.
 
     >>> pair_servers(ServerConfig(base_url=("http://a:8000/", "http://b:8000"), group_port=51216))[1]
     ServerAddress(base_url='http://b:8000', group_port=51217, named_group_host=None)
     """
-    if server.servers is not None:
+    entries = server.servers if server.servers_file is None else read_entries(server.servers_file)
+    if entries is not None:
         return tuple(
             ServerAddress(
                 base_url=entry.base_url.rstrip("/"), group_port=entry.group_port, named_group_host=entry.group_host
             )
-            for entry in server.servers
+            for entry in entries
         )
     urls = (server.base_url,) if isinstance(server.base_url, str) else server.base_url or ()
     configured = server.group_port

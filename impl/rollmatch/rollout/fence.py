@@ -14,20 +14,17 @@ broke because servers were gone for a while is repeated as a newer version.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
-
-from torch import Tensor
 
 from rollmatch.errors import FAILURES, RollmatchError, SyncError
 from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import RolloutBackend
+from rollmatch.rollout.counted import Counted
 from rollmatch.rollout.members import ServerMembers
 from rollmatch.weights.named_weights import Adapter, NamedWeights
-from rollmatch.weights.plan import Spec
-from rollmatch.weights.stream import ListedWeights
 
 LOG = logging.getLogger("rollmatch.sync")
 MAX_PUSHES = 3
@@ -59,7 +56,7 @@ class SyncMode:
         self.mode: Mode = mode
         self.fallback_to_full = fallback_to_full
 
-    def push(self, backend: RolloutBackend, weights: "Counted", *, version: int) -> Mode:
+    def push(self, backend: RolloutBackend, weights: Counted, *, version: int) -> Mode:
         """Returns the mode of what was sent. Errors: those of the backend, ``AdapterSyncFailed``."""
         if self.mode == "adapter" and isinstance(backend, AdapterTaker):
             try:
@@ -185,11 +182,15 @@ class Fence:
     def _agree(self, step: int) -> tuple[bool, int]:
         """Whether any rank finds a sync due, and the version it would make: one above the newest known to any.
 
-        Servers that any rank has lost take no part on all of them; rank 0 readmits those that are well again.
+        Servers that any rank has lost take no part on all of them; rank 0 readmits those that are well again, and
+        where the learner has moved it reads the list of servers again.
         """
-        is_due = step != self.synced_step or not _is_current(self.backend)
+        has_moved, joined = step != self.synced_step, 0
         members = self.backend.members if isinstance(self.backend, PatientBackend) else None
-        mine = _State(is_due, self.backend.policy_version)
+        if members is not None and members.roster is not None:
+            joined = members.roster.update(is_read=has_moved)
+        is_due = has_moved or not _is_current(self.backend)
+        mine = _State(is_due, max(self.backend.policy_version, joined))
         if members is not None and members.lost:
             returned = members.find_returned() if self.ranks.is_primary else mine.returned
             mine = mine._replace(lost=members.lost, returned=returned)
@@ -199,7 +200,7 @@ class Fence:
             members.agree_on(frozenset().union(*(state.lost for state in states)) - returned)
         return any(state.is_due for state in states) or bool(returned), max(state.version for state in states) + 1
 
-    def _push_until_taken(self, weights: "Counted", step: int, version: int) -> Mode:
+    def _push_until_taken(self, weights: Counted, step: int, version: int) -> Mode:
         """Push, again as a newer version where servers were gone for a while. Errors: as ``_push``."""
         for pushes_left in reversed(range(MAX_PUSHES)):
             if carried := self._push(weights, version, may_repeat=pushes_left > 0):
@@ -208,7 +209,7 @@ class Fence:
             self.journal.write("sync_repeated", step=step, version=version)
         raise AssertionError("the last push returns or raises")
 
-    def _push(self, weights: "Counted", version: int, *, may_repeat: bool) -> Mode | None:
+    def _push(self, weights: Counted, version: int, *, may_repeat: bool) -> Mode | None:
         """Push; None on all ranks where it failed and may be repeated. Errors: ``PushFailed``; alone, the backend's."""
         if self.ranks.learner_world_size > 1:
             return self._push_with_others(weights, version, may_repeat=may_repeat)
@@ -224,7 +225,7 @@ class Fence:
             return self.backend.may_push_again(error)
         return False
 
-    def _push_with_others(self, weights: "Counted", version: int, *, may_repeat: bool = False) -> Mode | None:
+    def _push_with_others(self, weights: Counted, version: int, *, may_repeat: bool = False) -> Mode | None:
         """Push and share the verdict; also where a push fails in a way not listed, so that nobody waits for ever."""
         carried, cause, again = None, None, False
         problem = f"rank {self.ranks.rank} failed; see its traceback"
@@ -258,41 +259,3 @@ class Fence:
 
 def _is_current(backend: RolloutBackend) -> bool:
     return not isinstance(backend, Forgetful) or backend.is_current()
-
-
-class Counted:
-    """Passes weights through and counts them; they are made when the backend first iterates, as a part of the push."""
-
-    def __init__(self, weights: Callable[[], NamedWeights]) -> None:
-        self._weights = weights
-        self.num_tensors = 0
-        self.num_bytes = 0
-
-    @property
-    def is_sharded(self) -> bool:
-        """As of the weights; sharded by default, because that is safe."""
-        return bool(getattr(self._weights(), "is_sharded", True))
-
-    def specs(self) -> Sequence[Spec] | None:
-        """As of the weights."""
-        weights: object = self._weights()
-        return weights.specs() if isinstance(weights, ListedWeights) else None
-
-    def adapter(self) -> Adapter:
-        """The adapter alone, counted."""
-        adapter = self._weights().adapter()
-        self.num_tensors = self.num_bytes = 0
-        for _, tensor in adapter.tensors:
-            self._count(tensor)
-        return adapter
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        self.num_tensors = self.num_bytes = 0
-        for name, tensor in self._weights():
-            self._count(tensor)
-            yield name, tensor
-            del tensor  # not kept while the next one is gathered
-
-    def _count(self, tensor: Tensor) -> None:
-        self.num_tensors += 1
-        self.num_bytes += tensor.numel() * tensor.element_size()

@@ -1,8 +1,9 @@
-"""Which of the configured rollout servers take part, and which processes they were at the last sync."""
+"""Which of a run's rollout servers take part, and which processes they were at the last sync."""
 
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.http import CallTimeout, ServerRefused, TransportFailed
@@ -21,18 +22,35 @@ class ServerLost(RolloutError):
     code = "server-lost"
 
 
+class Roster(Protocol):
+    """A list of servers that changes while the run goes on."""
+
+    def update(self, *, is_read: bool) -> int:
+        """Let servers join and leave, on all ranks alike; returns the highest version that one of the new ones holds.
+
+        Called by all ranks at once, without calls under way; the list is read where ``is_read`` holds on rank 0.
+        """
+
+
 class ServerMembers:
-    """Servers by their index in the configuration; a lost one takes no calls and no weights until it is readmitted."""
+    """Servers by their index: those of the start in their order, then those that joined.
+
+    A lost one takes no calls and no weights until it is readmitted.
+    """
 
     def __init__(self, servers: Sequence[RolloutServer], ranks: Ranks | None = None) -> None:
         """``ranks``: of the learner that calls them."""
         self.servers, self._ranks = tuple(servers), ranks or Ranks()
         self.min_servers = len(self.servers)
+        self.roster: Roster | None = None
+        """The list that is read again; None: servers neither join nor leave."""
         self.instances: dict[int, str] | None = None
         """What each present server called itself at the last sync; None: no sync, or one that failed."""
         self.restarted: set[int] = set()
         """Servers without such a name that were gone since the last sync, and may have lost its weights."""
         self._lost: set[int] = set()
+        self._gone: set[int] = set()
+        """Servers that have left for good; their indices are not used again."""
         self._lock = threading.Lock()
 
     @property
@@ -43,11 +61,23 @@ class ServerMembers:
     @property
     def present(self) -> tuple[int, ...]:
         """Indices of the servers that take part, ascending."""
-        return tuple(index for index in range(len(self.servers)) if index not in self._lost)
+        return tuple(index for index in range(len(self.servers)) if index not in self._lost | self._gone)
 
     def chosen(self) -> tuple[RolloutServer, ...]:
         """The servers that take part."""
         return tuple(self.servers[index] for index in self.present)
+
+    def add(self, server: RolloutServer) -> int:
+        """Let another server take part; returns its index. It holds no weights of this learner yet."""
+        with self._lock:
+            self.servers = (*self.servers, server)
+            return len(self.servers) - 1
+
+    def remove(self, server_index: int) -> None:
+        """Let a server take no further part."""
+        with self._lock:
+            self._gone.add(server_index)
+            self._lost.discard(server_index)
 
     def leave_out(self, server_index: int) -> bool:
         """Lose a server if enough are left; returns whether it takes no part now. Callable from any thread."""
@@ -59,7 +89,7 @@ class ServerMembers:
     def agree_on(self, lost: Iterable[int]) -> None:
         """Take over the set that all ranks have agreed on. Errors: ``ServerLost``, where too few servers are left."""
         with self._lock:
-            self._lost = set(lost)
+            self._lost = set(lost) - self._gone
         if len(self.present) < self.min_servers:
             urls = ", ".join(self.servers[index].base_url for index in sorted(self._lost))
             problem = f"{len(self.present)} servers are left, {self.min_servers} are needed; lost: {urls}"
@@ -116,7 +146,7 @@ class ServerMembers:
         return max(int(health.get("policy_version", 0)) for health in healths)
 
     def _known(self) -> dict[int, str]:
-        return {index: name for index, name in (self.instances or {}).items() if index not in self._lost}
+        return {index: name for index, name in (self.instances or {}).items() if index in self.present}
 
     def _problem_of(self, server_index: int) -> str:
         server = self.servers[server_index]

@@ -25,6 +25,9 @@ from rollmatch.rollout.work_items import Chunk
 from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.stream import ListedWeights, WeightStream
 
+MAX_CALLS = 1024
+"""Calls at the same time; a thread begins only where no other is free."""
+
 
 class VllmServerBackend:
     """Connected rollout servers that somebody else started; ``sender`` is rank 0's, None on other ranks."""
@@ -47,13 +50,13 @@ class VllmServerBackend:
         self.journal = journal
         self.calls = ServerCalls(self.members, template, journal)
         self._sent_to = self.members.present
-        self._pool = ThreadPoolExecutor(len(self.servers), thread_name_prefix="rollout-server")
+        self._pool = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="rollout-server")
         self.policy_version = self.members.read_version()
         """The highest that a server holds from an earlier learner, until the first push."""
 
     @property
     def servers(self) -> tuple[RolloutServer, ...]:
-        """All that are configured."""
+        """All that took part at any time."""
         return self.members.servers
 
     @property

@@ -1,0 +1,52 @@
+"""Ranks that follow one list: the first one reads it, and a server joins on all of them or on none."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from conformance.doubles.ranks import together
+from rollmatch.config.servers import ServerAddress
+from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.errors import RolloutError
+from rollmatch.rollout.members import ServerMembers
+from rollmatch.rollout.roster import RosterRules, ServerRoster
+
+A, B, C = (ServerAddress(base_url=f"http://{name}:1", group_port=1) for name in "abc")
+
+
+class Reached(RolloutServer):
+    """Is well, by version 3."""
+
+    def health(self, *, timeout_s):
+        return {"policy_version": 3}
+
+
+def server_of(address):
+    return Reached(address.base_url, ClientSettings())
+
+
+@pytest.mark.scenario(clauses=["server-connection/servers-join-and-leave-a-running-job#3,4,8"])
+def test_a_server_joins_on_all_ranks_or_on_none():
+    reads = []
+
+    def work(member):
+        rank = member.rank
+        ranks = SimpleNamespace(gather=member.gather, is_primary=rank == 0)
+
+        def read():
+            reads.append(rank)
+            return [A, B, C]
+
+        def admit(address):
+            if rank == 1 and address == B:
+                raise RolloutError("no route", key=B.base_url, code="transport-failed")
+            return server_of(address)
+
+        members = ServerMembers([server_of(A)])
+        rules = RosterRules(read=read, admit=admit, min_servers=None)
+        roster = ServerRoster(members, [A], rules, ranks=ranks, journal=None)
+        newest = [roster.update(is_read=rank == 1), roster.update(is_read=rank == 0)]
+        return [server.base_url for server in members.chosen()], newest, members.min_servers
+
+    assert together(2, work) == [([A.base_url, C.base_url], [0, 3], 2)] * 2
+    assert reads == [0]

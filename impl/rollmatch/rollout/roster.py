@@ -1,0 +1,156 @@
+"""Servers that join and leave a running job, by a list that is read again before each sync.
+
+Rank 0 reads the list and shares it, every rank connects to what is new, and a server joins where all ranks reached it.
+Nothing that is wrong with the list or with a new server ends the run: what took part before goes on.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from rollmatch.config.servers import ServerAddress
+from rollmatch.config.servers_file import SERVERS_FILE
+from rollmatch.dialects.calls import BackgroundCall
+from rollmatch.dialects.session import HEALTH_TIMEOUT_S, RolloutServer
+from rollmatch.errors import ConfigError, LaunchError, RollmatchError
+from rollmatch.journal import Journal
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.members import ServerLost, ServerMembers
+
+LOG = logging.getLogger("rollmatch.rollout")
+
+
+class Refusal(NamedTuple):
+    """Why a change of the list is not followed."""
+
+    code: str
+    problem: str
+    remedy: str
+
+    @classmethod
+    def of(cls, error: RollmatchError) -> "Refusal":
+        """An error as all ranks can share it."""
+        return cls(error.code, f"{error.key}: {error.problem}", error.remedy)
+
+
+class Newcomer(NamedTuple):
+    """A server that may join."""
+
+    server: RolloutServer
+    policy_version: int
+    """That it holds, from this learner or another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterRules:
+    """How the list is read and who may join. Made by ``cli.joining``."""
+
+    read: Callable[[], Sequence[ServerAddress]]
+    """The list as it is now. Errors: ``ConfigError``, ``LaunchError``."""
+    admit: Callable[[ServerAddress], RolloutServer]
+    """Connect to a server and check it; called in threads. Errors: ``RollmatchError``."""
+    min_servers: int | None
+    """None holds a run to all servers that have joined, and the list to one."""
+
+
+class ServerRoster:
+    """The list of a job's servers as it is followed."""
+
+    def __init__(
+        self,
+        members: ServerMembers,
+        addresses: Sequence[ServerAddress],
+        rules: RosterRules,
+        *,
+        ranks: Ranks,
+        journal: Journal | None,
+    ) -> None:
+        """``addresses``: of the members."""
+        self.members, self.rules, self._ranks, self._journal = members, rules, ranks, journal
+        self._indices = {address: index for index, address in enumerate(addresses)}
+        self._known: frozenset[Refusal] = frozenset()
+
+    def update(self, *, is_read: bool) -> int:
+        """As ``Roster``."""
+        mine = self._read_list() if is_read and self._ranks.is_primary else None
+        listed: Sequence[ServerAddress] | Refusal | None = self._ranks.gather(mine)[0]
+        if listed is None:
+            return 0
+        if isinstance(listed, Refusal):
+            self._say([listed])
+            return 0
+        joined, refusals = self._connect([address for address in listed if address not in self._indices])
+        leaving = [address for address in self._indices if address not in listed]
+        if problem := self._too_few(listed, leaving, num_joined=len(joined)):
+            refusals, leaving = [*refusals, problem], []
+        for address in leaving:
+            self.members.remove(self._indices.pop(address))
+        self._indices |= {address: self.members.add(one.server) for address, one in joined.items()}
+        self.members.min_servers = self.rules.min_servers or len(self._indices)
+        self._tell("server_left", leaving)
+        self._tell("server_joined", list(joined))
+        self._say(refusals)
+        return max((one.policy_version for one in joined.values()), default=0)
+
+    def _read_list(self) -> Sequence[ServerAddress] | Refusal:
+        try:
+            return self.rules.read()
+        except (ConfigError, LaunchError) as error:
+            return Refusal.of(error)
+
+    def _too_few(
+        self, listed: Sequence[ServerAddress], leaving: Sequence[ServerAddress], *, num_joined: int
+    ) -> Refusal | None:
+        """Why the ``leaving`` must stay: the rest is lost, or has not joined yet."""
+        present, fewest = self.members.present, self.rules.min_servers or 1
+        num_left = num_joined + sum(self._indices.get(address) in present for address in listed)
+        if not leaving or num_left >= fewest:
+            return None
+        urls = ", ".join(address.base_url for address in leaving)
+        problem = f"{urls} cannot leave yet: {num_left} servers would be left, {fewest} are needed"
+        remedy = "List servers that are ready, or lower min_servers."
+        return Refusal.of(ServerLost(problem, code="servers-file-too-short", key=SERVERS_FILE, remedy=remedy))
+
+    def _connect(self, wanted: Sequence[ServerAddress]) -> tuple[dict[ServerAddress, Newcomer], list[Refusal]]:
+        """The servers that every rank could connect to; the others are tried again with the next list."""
+        if not wanted:
+            return {}, []
+        calls = [BackgroundCall(partial(self._meet, address)) for address in wanted]
+        found = [_outcome_of(call) for call in calls]
+        failed = self._ranks.gather([one if isinstance(one, Refusal) else None for one in found])
+        joined, refusals = dict[ServerAddress, Newcomer](), list[Refusal]()
+        for address, one, *problems in zip(wanted, found, *failed, strict=True):
+            if isinstance(one, Newcomer) and not any(problems):
+                joined[address] = one
+            else:
+                refusals += [problem for problem in problems if problem is not None][:1]
+        return joined, refusals
+
+    def _meet(self, address: ServerAddress) -> Newcomer:
+        server = self.rules.admit(address)
+        return Newcomer(server, int(server.health(timeout_s=HEALTH_TIMEOUT_S).get("policy_version", 0)))
+
+    def _tell(self, event: str, addresses: Sequence[ServerAddress]) -> None:
+        for address in addresses if self._ranks.is_primary else ():
+            num_present = len(self.members.present)
+            if self._journal is not None:
+                self._journal.write(event, server=address.base_url, num_present=num_present)
+            LOG.warning("%s: %s (%d take part)", event.replace("_", " "), address.base_url, num_present)
+
+    def _say(self, refusals: Sequence[Refusal]) -> None:
+        """Announce what was not announced after the last reading."""
+        for refusal in refusals if self._ranks.is_primary else ():
+            if refusal not in self._known:
+                if self._journal is not None:
+                    self._journal.write("servers_kept", code=refusal.code, problem=refusal.problem)
+                LOG.warning("servers_file: [%s] %s. %s", *refusal)
+        self._known = frozenset(refusals)
+
+
+def _outcome_of(call: BackgroundCall[Newcomer]) -> Newcomer | Refusal:
+    try:
+        return call.result()
+    except RollmatchError as error:
+        return Refusal.of(error)
