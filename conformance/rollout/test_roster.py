@@ -50,3 +50,18 @@ def test_a_server_joins_on_all_ranks_or_on_none():
 
     assert together(2, work) == [([A.base_url, C.base_url], [0, 3], 2)] * 2
     assert reads == [0]
+
+
+@pytest.mark.scenario(clauses=["server-connection/servers-join-and-leave-a-running-job#4,9"])
+def test_a_server_that_one_rank_has_lost_counts_on_no_rank():
+    def work(member):
+        ranks = SimpleNamespace(gather=member.gather, is_primary=member.rank == 0)
+        members = ServerMembers([server_of(A), server_of(B)])
+        members.min_servers = 1
+        rules = RosterRules(read=lambda: [A], admit=server_of, min_servers=1)
+        if member.rank == 1:
+            assert members.leave_out(0)
+        ServerRoster(members, [A, B], rules, ranks=ranks, journal=None).update(is_read=True)
+        return members.present
+
+    assert together(2, work) == [(0, 1), (1,)]

@@ -22,7 +22,7 @@ from rollmatch.rollout.members import ServerLost, ServerMembers
 LOG = logging.getLogger("rollmatch.rollout")
 
 
-class Refusal(NamedTuple):
+class RosterProblem(NamedTuple):
     """Why a change of the list is not followed."""
 
     code: str
@@ -30,7 +30,7 @@ class Refusal(NamedTuple):
     remedy: str
 
     @classmethod
-    def of(cls, error: RollmatchError) -> "Refusal":
+    def of(cls, error: RollmatchError) -> "RosterProblem":
         """An error as all ranks can share it."""
         return cls(error.code, f"{error.key}: {error.problem}", error.remedy)
 
@@ -70,63 +70,62 @@ class ServerRoster:
         """``addresses``: of the members."""
         self.members, self.rules, self._ranks, self._journal = members, rules, ranks, journal
         self._indices = {address: index for index, address in enumerate(addresses)}
-        self._known: frozenset[Refusal] = frozenset()
+        self._known: frozenset[RosterProblem] = frozenset()
 
     def update(self, *, is_read: bool) -> int:
         """As ``Roster``."""
         mine = self._read_list() if is_read and self._ranks.is_primary else None
-        listed: Sequence[ServerAddress] | Refusal | None = self._ranks.gather(mine)[0]
+        shared = self._ranks.gather((mine, self.members.lost))
+        listed, lost = shared[0][0], frozenset().union(*(of_rank for _, of_rank in shared))
         if listed is None:
             return 0
-        if isinstance(listed, Refusal):
+        if isinstance(listed, RosterProblem):
             self._say([listed])
             return 0
-        joined, refusals = self._connect([address for address in listed if address not in self._indices])
+        joined, problems = self._connect([address for address in listed if address not in self._indices])
         leaving = [address for address in self._indices if address not in listed]
-        if problem := self._too_few(listed, leaving, num_joined=len(joined)):
-            refusals, leaving = [*refusals, problem], []
+        num_stay = sum(index not in lost for address, index in self._indices.items() if address in listed)
+        if problem := self._too_few(leaving, num_left=num_stay + len(joined)):
+            problems, leaving = [*problems, problem], []
         for address in leaving:
             self.members.remove(self._indices.pop(address))
         self._indices |= {address: self.members.add(one.server) for address, one in joined.items()}
         self.members.min_servers = self.rules.min_servers or len(self._indices)
         self._tell("server_left", leaving)
         self._tell("server_joined", list(joined))
-        self._say(refusals)
+        self._say(problems)
         return max((one.policy_version for one in joined.values()), default=0)
 
-    def _read_list(self) -> Sequence[ServerAddress] | Refusal:
+    def _read_list(self) -> Sequence[ServerAddress] | RosterProblem:
         try:
             return self.rules.read()
         except (ConfigError, LaunchError) as error:
-            return Refusal.of(error)
+            return RosterProblem.of(error)
 
-    def _too_few(
-        self, listed: Sequence[ServerAddress], leaving: Sequence[ServerAddress], *, num_joined: int
-    ) -> Refusal | None:
+    def _too_few(self, leaving: Sequence[ServerAddress], *, num_left: int) -> RosterProblem | None:
         """Why the ``leaving`` must stay: the rest is lost, or has not joined yet."""
-        present, fewest = self.members.present, self.rules.min_servers or 1
-        num_left = num_joined + sum(self._indices.get(address) in present for address in listed)
+        fewest = self.rules.min_servers or 1
         if not leaving or num_left >= fewest:
             return None
         urls = ", ".join(address.base_url for address in leaving)
         problem = f"{urls} cannot leave yet: {num_left} servers would be left, {fewest} are needed"
         remedy = "List servers that are ready, or lower min_servers."
-        return Refusal.of(ServerLost(problem, code="servers-file-too-short", key=SERVERS_FILE, remedy=remedy))
+        return RosterProblem.of(ServerLost(problem, code="servers-file-too-short", key=SERVERS_FILE, remedy=remedy))
 
-    def _connect(self, wanted: Sequence[ServerAddress]) -> tuple[dict[ServerAddress, Newcomer], list[Refusal]]:
+    def _connect(self, wanted: Sequence[ServerAddress]) -> tuple[dict[ServerAddress, Newcomer], list[RosterProblem]]:
         """The servers that every rank could connect to; the others are tried again with the next list."""
         if not wanted:
             return {}, []
         calls = [BackgroundCall(partial(self._meet, address)) for address in wanted]
         found = [_outcome_of(call) for call in calls]
-        failed = self._ranks.gather([one if isinstance(one, Refusal) else None for one in found])
-        joined, refusals = dict[ServerAddress, Newcomer](), list[Refusal]()
-        for address, one, *problems in zip(wanted, found, *failed, strict=True):
-            if isinstance(one, Newcomer) and not any(problems):
+        failed = self._ranks.gather([one if isinstance(one, RosterProblem) else None for one in found])
+        joined, problems = dict[ServerAddress, Newcomer](), list[RosterProblem]()
+        for address, one, *of_ranks in zip(wanted, found, *failed, strict=True):
+            if isinstance(one, Newcomer) and not any(of_ranks):
                 joined[address] = one
             else:
-                refusals += [problem for problem in problems if problem is not None][:1]
-        return joined, refusals
+                problems += [problem for problem in of_ranks if problem is not None][:1]
+        return joined, problems
 
     def _meet(self, address: ServerAddress) -> Newcomer:
         server = self.rules.admit(address)
@@ -139,18 +138,18 @@ class ServerRoster:
                 self._journal.write(event, server=address.base_url, num_present=num_present)
             LOG.warning("%s: %s (%d take part)", event.replace("_", " "), address.base_url, num_present)
 
-    def _say(self, refusals: Sequence[Refusal]) -> None:
+    def _say(self, problems: Sequence[RosterProblem]) -> None:
         """Announce what was not announced after the last reading."""
-        for refusal in refusals if self._ranks.is_primary else ():
-            if refusal not in self._known:
+        for problem in problems if self._ranks.is_primary else ():
+            if problem not in self._known:
                 if self._journal is not None:
-                    self._journal.write("servers_kept", code=refusal.code, problem=refusal.problem)
-                LOG.warning("servers_file: [%s] %s. %s", *refusal)
-        self._known = frozenset(refusals)
+                    self._journal.write("servers_kept", code=problem.code, problem=problem.problem)
+                LOG.warning("servers_file: [%s] %s. %s", *problem)
+        self._known = frozenset(problems)
 
 
-def _outcome_of(call: BackgroundCall[Newcomer]) -> Newcomer | Refusal:
+def _outcome_of(call: BackgroundCall[Newcomer]) -> Newcomer | RosterProblem:
     try:
         return call.result()
     except RollmatchError as error:
-        return Refusal.of(error)
+        return RosterProblem.of(error)
