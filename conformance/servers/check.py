@@ -13,6 +13,7 @@ from conformance.servers.exchange import Exchange
 MUST, SHOULD = "MUST", "SHOULD"
 PASSED, MISSED, UNTESTABLE, FAULTY = "passed", "missed", "not-testable", "harness-error"
 QUEUED = ("swift", "trl")
+SIZE = "world-size-is-returned"
 ALL = ("native", "swift", "trl", "vllm")
 Judge = Callable[[Exchange], str]
 """Returns why the server misses the check; empty where it passes."""
@@ -53,8 +54,8 @@ def check(check_id: str, sentence: str, **fields: Any) -> Callable[[Judge], Judg
     """Register the decorated function as the judge of a check; ``fields`` as in ``Check``."""
 
     def register(judge: Judge) -> Judge:
-        if "group" in fields.get("needs", ()):
-            fields["requires"] = ("world-size-is-returned", *fields.get("requires", ()))
+        if "group" in fields.get("needs", ()) and check_id != SIZE:
+            fields["requires"] = (SIZE, *fields.get("requires", ()))
         REGISTERED.append(Check(check_id=check_id, sentence=sentence, judge=judge, **fields))
         return judge
 

@@ -15,6 +15,7 @@ import pytest
 from conformance.servers import plugin
 from conformance.servers.exchange import shown
 from conformance.servers.judgement import ServerJudgement
+from conformance.servers.numbers import SMALL, TOLERANCE
 from conformance.servers.profiles import PROFILES
 from conformance.servers.reports import MEANINGS, Judged
 from conformance.servers.verdicts import JUDGE_FAILED, VerdictRow, summary
@@ -107,6 +108,9 @@ def make_parser(prog: str = "rollmatch-judge") -> argparse.ArgumentParser:
     parser.add_argument("--profile", choices=PROFILES, help=f"{texts}; default: weights with --transport, else http")
     parser.add_argument("--dialect", choices=["auto", *plugin.DIALECT_NAMES], default="auto", help="default: by routes")
     parser.add_argument("--model", metavar="DIR|ID", help=f"what it serves, to compare numbers; needs {WEIGHTS}")
+    parser.add_argument(
+        "--tolerance", type=float, metavar="NATS", help=f"of numbers beside those of --model; default: {TOLERANCE:g}"
+    )
     parser.add_argument("--transport", choices=["gloo"], help="how weights reach its workers; needs --model")
     parser.add_argument("--group-host", metavar="HOST", help="where its workers and the judge meet to transfer weights")
     parser.add_argument("--dangerous", action="store_true", help="also checks that may stop the server")
@@ -151,6 +155,10 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error("--group-host: without --transport, there is no group")
     if options.transport and not options.model:
         parser.error("--transport: the weights come from --model DIR")
+    if options.tolerance is not None and not options.model:
+        parser.error("--tolerance: without --model, no numbers are compared")
+    if options.tolerance is not None and not 0 < options.tolerance <= SMALL:
+        parser.error(f"--tolerance: {options.tolerance:g} is not above 0 and at most {SMALL:g}")
     missing = [name for name in ("torch", "rollmatch") if options.model and not is_installed(name)]
     if missing:
         parser.error(f"--model: needs {' and '.join(missing)}; {WEIGHTS}")
@@ -180,9 +188,9 @@ def _words(options: argparse.Namespace) -> list[str]:
     words = [str(plugin.LIVE), "--rootdir", str(plugin.LIVE.parent), "-c", os.devnull, "--import-mode=importlib"]
     words += ["--noconftest", "-p", "no:terminal", "-p", "no:cacheprovider", "-s", "--server", options.url]
     words += ["--dangerous" if options.dangerous else "--no-dangerous", "--minutes", str(options.minutes)]
-    for name in ("profile", "dialect", "model", "transport", "group_host"):
+    for name in ("profile", "dialect", "model", "tolerance", "transport", "group_host"):
         if (value := getattr(options, name)) is not None:
-            words += [f"--{name.replace('_', '-')}", value]
+            words += [f"--{name.replace('_', '-')}", str(value)]
     for name, option in (("json", "report-json"), ("junit", "report-junit"), ("page", "report-page"), ("gaps", "gaps")):
         if (path := getattr(options, name)) is not None:
             words += [f"--{option}", str(path.resolve())]

@@ -4,10 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from conformance.servers.exchange import Exchange
+
 TOLERANCE = 1e-3
-"""Between log-probabilities of two engines in float32. Unit: nats."""
-SEEN = 4 * TOLERANCE
-"""A tensor shows if leaving it out of an update moves some log-probability that far. Unit: nats."""
+"""Between log-probabilities of two engines in float32 on a CPU; what ``--tolerance`` replaces. Unit: nats."""
+SMALL = 0.5
+"""Up to this difference a miss may be rounding: its reason names the tolerance that passes. Unit: nats."""
 ENGINE_NOISE = 0.03
 """Root mean square of a bfloat16 engine's error in a log-probability. Unit: nats."""
 FALSE_ALARM = 1e-6
@@ -27,7 +29,44 @@ def distance(one: Sequence[float], other: Sequence[float]) -> float:
     return max((abs(a - b) for a, b in zip(one, other, strict=True)), default=0.0)
 
 
-def off(rows: Sequence[Mapping[str, Any]], *, wanted: str = "gaps logprobs") -> str:
+def seen(tolerance: float) -> float:
+    """How far log-probabilities must move together, for what moved them to be seen. Unit: nats.
+
+    The root of the sum of their squares. An engine's errors, each at most a tolerance, hardly ever add up to half of it
+    in one direction.
+    """
+    return 4 * tolerance
+
+
+def tolerance_of(exchange: Exchange) -> float:
+    """That of the run; recordings of an earlier day lack it. Unit: nats."""
+    return float(exchange.notes.get("tolerance", TOLERANCE))
+
+
+def needed(rows: Sequence[Mapping[str, Any]], *, wanted: str = "gaps logprobs") -> float:
+    """The least tolerance with which ``off`` finds nothing.
+
+    >>> needed([{"gaps": [0.0, 0.5], "logprobs": [-1.0, -2.0], "expected": [-1.0, -2.125]}])
+    0.25
+    """
+    gaps = [gap / 2 for row in rows for gap in (row["gaps"] if "gaps" in wanted else [])]
+    far = [distance(row["logprobs"] or [], row["expected"]) for row in rows if "logprobs" in wanted]
+    return max([*gaps, *far], default=0.0)
+
+
+def remedy(least: float, tolerance: float) -> str:
+    """What to type where ``least``, the tolerance that would pass, is small; empty elsewhere.
+
+    >>> remedy(0.00213, 0.001), remedy(0.0004, 0.001), remedy(0.7, 0.001)
+    ('; it is small everywhere: --tolerance 0.0022 passes', '', '')
+    """
+    if not tolerance < least <= SMALL:
+        return ""
+    scale = 10.0 ** (1 - math.floor(math.log10(least)))
+    return f"; it is small everywhere: --tolerance {math.ceil(least * scale) / scale:g} passes"
+
+
+def off(rows: Sequence[Mapping[str, Any]], *, wanted: str = "gaps logprobs", tolerance: float = TOLERANCE) -> str:
     """The first response whose ids are not the likeliest, or whose log-probabilities differ; empty for none.
 
     >>> off([{"gaps": [0.0, 0.7], "logprobs": [-1.0, -2.0], "expected": [-1.0, -2.0]}])
@@ -37,12 +76,12 @@ def off(rows: Sequence[Mapping[str, Any]], *, wanted: str = "gaps logprobs") -> 
     """
     for place, row in enumerate(rows):
         for index, gap in enumerate(row["gaps"] if "gaps" in wanted else []):
-            if not gap <= 2 * TOLERANCE:  # both engines may be off by a tolerance
+            if not gap <= 2 * tolerance:  # both engines may be off by a tolerance
                 return f"response {place}: id {index} is not the likeliest, by {gap:g} nats"
-        if "logprobs" in wanted and distance(row["logprobs"] or [], row["expected"]) > TOLERANCE:
+        if "logprobs" in wanted and distance(row["logprobs"] or [], row["expected"]) > tolerance:
             pairs = zip(row["logprobs"] or [], row["expected"], strict=False)
             for index, (came, expected) in enumerate(pairs):
-                if not abs(came - expected) <= TOLERANCE:
+                if not abs(came - expected) <= tolerance:
                     return f"response {place}: log-probability {index} is {came} instead of {expected}"
             return f"response {place}: {len(row['logprobs'] or [])} log-probabilities of {len(row['expected'])} ids"
     return ""

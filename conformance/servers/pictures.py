@@ -6,7 +6,7 @@ import zlib
 from functools import cache
 
 SIDE = 64
-PROBED, CACHED, SHOWN = 7, 8, (1, 2)
+PROBED, CACHED, SHOWN = (7, 9, 10), 8, (5, 6)
 """Which pictures the checks of weights, of caches and of responses show: a cache of one says nothing in another."""
 
 

@@ -31,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--model", metavar="DIR", help="model directory or hub id that it serves; needed to compare numbers"
     )
+    group.addoption("--tolerance", type=float, metavar="NATS", help="of numbers beside those of --model")
     group.addoption("--transport", choices=["gloo"], help="how weights reach its workers; else none are sent")
     group.addoption("--group-host", metavar="HOST", help="where its workers and the judge meet to transfer weights")
     group.addoption("--server-name", metavar="NAME-VERSION", default="", help="for its known gaps and the record")
@@ -95,14 +96,14 @@ def subject_of(config: pytest.Config) -> "Subject":
         url=url,
         dialect=dialect,
         transport=config.getoption("transport"),
-        policies=policies_of(directory) if directory else None,
+        policies=policies_of(directory, config.getoption("tolerance")) if directory else None,
         group_host=config.getoption("group_host") or meeting_place(url, dialect),
         headers=headers(),
     )
 
 
-def policies_of(directory: str) -> Any:
-    """Errors: ``ValueError`` where there is no such model."""
+def policies_of(directory: str, tolerance: float | None = None) -> Any:
+    """``tolerance``: unit: nats. Errors: ``ValueError`` where there is no such model."""
     from rollmatch.model.source import local_directory
 
     found = local_directory(directory, revision=None, key="--model")
@@ -110,7 +111,7 @@ def policies_of(directory: str) -> Any:
         raise ValueError(f"--model: {directory} is neither the directory of a model nor a hub id")
     from conformance.servers.policy import Policies
 
-    return Policies(found)
+    return Policies(found) if tolerance is None else Policies(found, tolerance=tolerance)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

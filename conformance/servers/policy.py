@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import transformers
 from torch import Tensor
 
 from conformance.servers.dialects import Question
+from conformance.servers.numbers import TOLERANCE
 from conformance.servers.peers import BESIDE_EMBEDDINGS
 from conformance.servers.pictures import PROBED, picture
 from rollmatch.config.training import ModelConfig, TunerConfig
@@ -27,8 +29,9 @@ SPREAD = 0.05
 class Policies:
     """A model directory's weights as policy 0, changed ones as 1 and 2; all in float32. Several threads may ask."""
 
-    def __init__(self, directory: str | Path) -> None:
-        self.directory = str(directory)
+    def __init__(self, directory: str | Path, *, tolerance: float = TOLERANCE) -> None:
+        """``tolerance``: how far a server's log-probabilities may lie off. Unit: nats."""
+        self.directory, self.tolerance = str(directory), tolerance
         self._weights: dict[int, dict[str, Tensor]] = {}
         self._loaded = -1
         self._turn = threading.RLock()
@@ -62,7 +65,8 @@ class Policies:
     def scorer(self) -> "Scorer":
         from conformance.servers.scoring import Scorer
 
-        return Scorer(self, [self.question(TEXT)] + [self.question(TEXT, picture(PROBED))] * self.takes_pictures)
+        shown = PROBED if self.takes_pictures else ()
+        return Scorer(self, [self.question(TEXT), *(self.question(TEXT, picture(number)) for number in shown)])
 
     def question(self, text: str, shown: bytes | None = None) -> Question:
         """As the dialects take one."""
@@ -115,6 +119,7 @@ class Policies:
 
     @cached_property
     def model(self):
+        transformers.utils.logging.disable_progress_bar()  # it would stand between the verdicts
         return load_policy(ModelConfig(model=self.directory, torch_dtype="float32"), TunerConfig()).eval()
 
     def _load(self, number: int) -> None:

@@ -104,7 +104,8 @@ def _other_weights(subject: Subject, found: Preflight) -> Iterator[str]:
     """Updates end with the weights of ``--model``: it must be what the server serves."""
     if subject.policies is None or subject.transport is None:
         return
-    prompts = [subject.prompt(question).ids for question in QUESTIONS]
-    written = [subject.policies.writes(0, ids, max_tokens=NUM_COMPARED) for ids in prompts]
+    greedy, prompts = subject.policies.scorer.greedy, [subject.prompt(question).ids for question in QUESTIONS]
+    pairs = zip(prompts, found.first_ids, strict=False)
+    written = [greedy(0, prompt_ids, came, NUM_COMPARED) for prompt_ids, came in pairs]
     if not same_but_stop(found.first_ids, written):
         yield "the first answers are not those of --model, whose weights the server will hold after updates"

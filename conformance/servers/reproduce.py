@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from conformance.servers.check import Check
 from conformance.servers.exchange import Exchange, RecordedCall
+from conformance.servers.numbers import TOLERANCE
 from conformance.servers.subject import Subject
 
 COMMAND, KEY_VARIABLE = "rollmatch-judge", "ROLLMATCH_API_KEY"
@@ -16,6 +17,7 @@ def command_for(check: Check, subject: Subject) -> str:
     words = [COMMAND, subject.url, "--dialect", subject.dialect.name, "--check", check.check_id]
     if subject.policies is not None:
         words += ["--model", subject.policies.directory]
+        words += ["--tolerance", f"{subject.tolerance:g}"] * (subject.tolerance != TOLERANCE)
     if subject.transport is not None:
         words += ["--transport", subject.transport, "--group-host", subject.group_host]
     return shlex.join(words + ["--dangerous"] * check.is_dangerous)

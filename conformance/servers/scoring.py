@@ -13,10 +13,10 @@ from PIL import Image
 from torch import Tensor
 
 from conformance.servers.dialects import Question
-from conformance.servers.numbers import EVERY_TENSOR, SEEN, distance
+from conformance.servers.numbers import EVERY_TENSOR, needed, seen
 from conformance.servers.policy import Policies
 
-NUM_ROUNDS, NUM_IDS = 12, 12
+NUM_ROUNDS, NUM_IDS = 6, 48
 STEP, STEP_OF_VECTORS, LEAST_SIZE = 0.1, 0.2, 0.5
 """How far the first policy of ``weights_that_show`` lies off, by a tensor's size; the size of a vector is at least 0.5,
 because many are zero or shift what a norm brings back.
@@ -60,6 +60,28 @@ class Scorer:
                 output = self._model.generate(**inputs, do_sample=False, max_new_tokens=max_tokens)
         return list(output[0, inputs["input_ids"].shape[1] :].tolist())
 
+    def greedy(self, number: int, prompt_ids: Sequence[int], came: Sequence[int], max_tokens: int) -> list[int]:
+        """A greedy response that takes the id of ``came`` where it is as likely as the likeliest, within the tolerance.
+
+        With exact arithmetic on both sides it is the only one; a stop id is its last.
+        """
+        written = self.policies.writes(number, prompt_ids, max_tokens=max_tokens)
+        while (place := _first_difference(came, written)) is not None:
+            kept = [*came[: place + 1]]
+            if not self.least(number, prompt_ids, kept) <= self.policies.tolerance:
+                break
+            left = max_tokens - len(kept)
+            is_ended = not left or kept[-1] in self.policies.stop_ids
+            written = kept + ([] if is_ended else self.policies.writes(number, [*prompt_ids, *kept], max_tokens=left))
+        ends = [[*came, stop] for stop in sorted(self.policies.stop_ids)] if len(came) + 1 < len(written) else []
+        is_near = (end for end in ends if self.least(number, prompt_ids, end) <= self.policies.tolerance)
+        return next(is_near, written)
+
+    def least(self, number: int, prompt_ids: Sequence[int], ids: Sequence[int]) -> float:
+        """The least tolerance with which these ids are greedy. Unit: nats."""
+        _, gaps = self.score(number, Question(text="", ids=list(prompt_ids)), ids)
+        return needed([{"gaps": gaps}], wanted="gaps")
+
     def without(self, names: Collection[str], question: Question, ids: Sequence[int]) -> list[float]:
         """Log-probabilities of a response by ``weights_that_show`` with these tensors left as policy 0 has them."""
         key = tuple(names), question.picture, tuple(question.ids), tuple(ids)
@@ -80,23 +102,28 @@ class Scorer:
                 old = self.policies.weights(0)
                 generator = torch.Generator().manual_seed(EVERY_TENSOR)
                 steps = {n: _step(old[n]) * torch.randn(old[n].shape, generator=generator) for n in old}
-                for _ in range(NUM_ROUNDS):
-                    self.policies.set_weights(EVERY_TENSOR, {name: old[name] + steps[name] for name in old})
-                    self.hidden_names = self.hidden()
-                    if not self.hidden_names:
-                        break
-                    steps |= {name: 2 * steps[name] for name in self.hidden_names}
+                rounds: list[tuple[list[str], dict[str, Tensor]]] = []
+                while not rounds or (rounds[-1][0] and len(rounds) < NUM_ROUNDS):
+                    made = {name: old[name] + steps[name] for name in old}
+                    self.policies.set_weights(EVERY_TENSOR, made)
+                    rounds.append((self.hidden(), made))
+                    steps |= {name: 2 * steps[name] for name in rounds[-1][0]}
+                self.hidden_names, made = min(rounds, key=lambda each: len(each[0]))
+                if made is not rounds[-1][1]:
+                    self.policies.set_weights(EVERY_TENSOR, made)
+                    self._loaded, self._left_out = -1, {}
             return self.policies.weights(EVERY_TENSOR)
 
     def hidden(self) -> list[str]:
         """Tensors that could be left out of an update to policy ``EVERY_TENSOR`` without a visible difference."""
         self._loaded, self._left_out = -1, {}
-        left = list(self.policies.weights(0))
+        far, enough = dict.fromkeys(self.policies.weights(0), 0.0), seen(self.policies.tolerance)
         for question in self.probes:
             ids = self.write(EVERY_TENSOR, question, NUM_IDS)
             whole, _ = self._score(question, ids)
-            left = [name for name in left if distance(whole, self.without([name], question, ids)) < SEEN]
-        return left
+            for name in [name for name, moved in far.items() if not moved >= enough]:
+                far[name] = math.hypot(far[name], math.dist(whole, self.without([name], question, ids)))
+        return [name for name, moved in far.items() if not moved >= enough]
 
     @cached_property
     def _model(self) -> Any:
@@ -148,6 +175,11 @@ class Scorer:
 
 def _shown(picture: bytes) -> dict[str, Any]:
     return {"type": "image", "image": Image.open(io.BytesIO(picture)).convert("RGB")}
+
+
+def _first_difference(came: Sequence[int], written: Sequence[int]) -> int | None:
+    """Where both have an id, and not the same."""
+    return next((place for place, (a, b) in enumerate(zip(came, written, strict=False)) if a != b), None)
 
 
 def _step(tensor: Tensor) -> float:

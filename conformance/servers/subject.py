@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import requests
 
 from conformance.servers.dialects import DIALECTS, Question, ServerDialect, Vllm
+from conformance.servers.numbers import TOLERANCE
 
 if TYPE_CHECKING:  # loads torch, which calls over HTTP do not need
     from conformance.servers.policy import Policies
@@ -48,6 +49,11 @@ class Subject:
         return Question(text=text, ids=self.policies.encode(text, **options), picture=picture)
 
     @property
+    def tolerance(self) -> float:
+        """Of numbers that are compared with those of transformers. Unit: nats."""
+        return self.policies.tolerance if self.policies else TOLERANCE
+
+    @property
     def _takes_pictures(self) -> bool:
         return self.policies is not None and self.policies.takes_pictures
 
@@ -66,6 +72,8 @@ def find_dialect(url: str, named: str | None = None, headers: Mapping[str, str] 
     """Return the named dialect, or the first whose routes the server lists. Errors: ``DialectUnclear``."""
     routes = set() if named else _routes(url, headers)
     name = named or next((name for name, kind in DIALECTS.items() if kind.signs <= routes), None)
+    if name is None and Vllm.generate_path in routes:
+        name = Vllm.name  # whose routes for weights are off unless one sets VLLM_SERVER_DEV_MODE
     if name is None:
         raise DialectUnclear(f"{url} lists the routes of no dialect; say --dialect {'|'.join(DIALECTS)}")
     dialect: ServerDialect = DIALECTS[name]()

@@ -27,7 +27,7 @@ class Talk:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.exchange = Exchange(notes={"dialect": subject.dialect.name})
+        self.exchange = Exchange(notes={"dialect": subject.dialect.name, "tolerance": subject.tolerance})
         self.leaving: list[Callable[[], None]] = []
         """What is to be done at the end, however it came."""
 

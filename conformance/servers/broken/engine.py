@@ -69,11 +69,12 @@ class TinyResponse:
 class TinyEngine:
     """A model's weights are replaced as a whole; a response is written by those it began with."""
 
-    def __init__(self, directory: str, broken: Switches) -> None:
+    def __init__(self, directory: str, broken: Switches, *, dtype: torch.dtype = torch.float32) -> None:
+        """``dtype``: in which it computes; weights arrive in float32."""
         self.directory, self.broken = directory, broken
         self._sees = hasattr(AutoConfig.from_pretrained(directory), "vision_config")
         kind = AutoModelForImageTextToText if self._sees else AutoModelForCausalLM
-        self._first = kind.from_pretrained(directory, dtype=torch.float32).eval()
+        self._first = kind.from_pretrained(directory, dtype=dtype).eval()
         self._written: dict[Any, tuple[TinyResponse | None, set[str]]] = {}
         """Repeatable responses, with the mistake that changed them, and the switches that were asked for each."""
         self._firsts: dict[Any, Tensor] = {}
@@ -168,8 +169,8 @@ class TinyEngine:
         with self._turn, torch.no_grad():
             output = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
         if is_only:
-            self._firsts[key] = output.logits[0, -1]
-        return output.logits[0, -1]
+            self._firsts[key] = output.logits[0, -1].float()
+        return output.logits[0, -1].float()
 
     def _ends(self, made: TinyResponse, sampling: TinySampling) -> bool:
         if made.ids[-1] == self.stop_id:

@@ -5,6 +5,7 @@ import math
 from conformance.servers.check import SHOULD, check
 from conformance.servers.dialects import DIALECTS, Generated
 from conformance.servers.exchange import Exchange, RecordedCall
+from conformance.servers.numbers import remedy, tolerance_of
 from conformance.servers.talk import Talk
 
 QUESTIONS = ("List every digit with its box.", "Say something.", "one two three", "What is in the picture?")
@@ -198,8 +199,9 @@ def judge_alone(exchange: Exchange) -> str:
 def ask_oracle(talk: Talk) -> None:
     call = talk.generate("generate", QUESTIONS, max_tokens=16)
     if call.is_ok:
-        prompts = [one.prompt_ids for one in talk.subject.dialect.read(call)]
-        talk.note("expected", [talk.subject.policies.writes(0, ids, max_tokens=16) for ids in prompts])
+        scorer, came = talk.subject.policies.scorer, talk.subject.dialect.read(call)
+        talk.note("expected", [scorer.greedy(0, one.prompt_ids, one.ids, 16) for one in came])
+        talk.note("least", max([scorer.least(0, one.prompt_ids, one.ids) for one in came], default=0.0))
 
 
 @check(
@@ -211,12 +213,10 @@ def ask_oracle(talk: Talk) -> None:
     deadline_s=60,
 )
 def judge_oracle(exchange: Exchange) -> str:
-    came = ids_of(exchange, "generate")
-    return (
-        ""
-        if same_but_stop(came, exchange.notes["expected"])
-        else f"wrote {came}, expected {exchange.notes['expected']}"
-    )
+    came, expected = ids_of(exchange, "generate"), exchange.notes["expected"]
+    if same_but_stop(came, expected):
+        return ""
+    return f"wrote {came}, expected {expected}{remedy(exchange.notes.get('least', 0.0), tolerance_of(exchange))}"
 
 
 def same_but_stop(came: list[list[int]], expected: list[list[int]]) -> bool:

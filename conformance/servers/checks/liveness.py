@@ -4,7 +4,7 @@ from typing import Any
 
 import requests
 
-from conformance.servers.check import SHOULD, check
+from conformance.servers.check import SHOULD, SIZE, check
 from conformance.servers.exchange import Exchange
 from conformance.servers.talk import Talk
 
@@ -58,10 +58,11 @@ def ask_world_size(talk: Talk) -> None:
 
 
 @check(
-    "world-size-is-returned",
+    SIZE,
     "The server MUST return the number of workers that take part in a weight group.",
     clause="servers/a-server-can-be-found-and-watched#3",
     ask=ask_world_size,
+    needs=("group",),
 )
 def judge_world_size(exchange: Exchange) -> str:
     size = exchange.one("world-size").reply["world_size"]
@@ -69,15 +70,18 @@ def judge_world_size(exchange: Exchange) -> str:
 
 
 def ask_routes(talk: Talk) -> None:
+    """Where no weights are sent, those of generation are all."""
     call = talk.get("routes", "/openapi.json")
     if call.is_ok and isinstance(call.reply, dict):
         call.reply = sorted(call.reply.get("paths", {}))
-    talk.note("wanted", sorted(talk.subject.dialect.routes))
+    dialect = talk.subject.dialect
+    of_generation = {dialect.health_path, dialect.generate_path, dialect.picture_path}
+    talk.note("wanted", sorted(dialect.routes if talk.subject.transport else of_generation))
 
 
 @check(
     "routes-are-listed",
-    "All routes of the dialect MUST be listed in /openapi.json, so that a client can detect it.",
+    "All routes that a client of the dialect calls MUST be listed in /openapi.json, so that it can detect the dialect.",
     clause="servers/a-server-can-be-found-and-watched#4",
     ask=ask_routes,
 )
@@ -112,6 +116,7 @@ def ask_missing_field(talk: Talk) -> None:
     "A control call without a required field MUST return 4xx and the name of the field.",
     clause="servers/a-bad-call-is-an-error-and-harms-nobody-else#2",
     ask=ask_missing_field,
+    needs=("group",),
 )
 def judge_missing_field(exchange: Exchange) -> str:
     call = exchange.one("incomplete")

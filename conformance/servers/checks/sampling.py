@@ -190,9 +190,8 @@ def ask_brief(talk: Talk) -> None:
     for limit in (1, 5):
         call = talk.generate(f"limit-{limit}", QUESTIONS[:2], max_tokens=limit)
         if call.is_ok:
-            prompts = [one.prompt_ids for one in talk.subject.dialect.read(call)]
-            written = [talk.subject.policies.writes(0, ids, max_tokens=limit) for ids in prompts]
-            talk.note(f"limit-{limit}", [len(ids) for ids in written])
+            greedy, came = talk.subject.policies.scorer.greedy, talk.subject.dialect.read(call)
+            talk.note(f"limit-{limit}", [len(greedy(0, one.prompt_ids, one.ids, limit)) for one in came])
 
 
 @check(
@@ -212,9 +211,9 @@ def judge_brief(exchange: Exchange) -> str:
 
 
 def ask_stop_text(talk: Talk) -> None:
-    """The text is one that transformers' own greedy response comes to, but not at once."""
-    policies = talk.subject.policies
-    written = policies.writes(0, policies.encode(QUESTIONS[0]), max_tokens=24)
+    """The text is one that the server's own greedy response comes to, but not at once."""
+    policies, call = talk.subject.policies, talk.generate("free", QUESTIONS[:1], max_tokens=24)
+    [written] = [one.ids for one in talk.subject.dialect.read(call)]
     for place in range(2, len(written)):
         text, before = policies.decode(written[place : place + 1]).strip(), policies.decode(written[:place])
         if text and text not in before:
@@ -232,6 +231,7 @@ def ask_stop_text(talk: Talk) -> None:
     since=ADDED,
     needs=("model",),
     dialects=WITH_N,
+    requires=("greedy-repeats", "one-prompt-one-response"),
 )
 def judge_stop_text(exchange: Exchange) -> str:
     [ids], wanted = ids_of(exchange, "stopped"), exchange.notes["wanted"]

@@ -24,9 +24,8 @@ def expect(talk: Talk, label: str, number: int, questions: tuple[str, ...] = QUE
     """Note what the call of this label must have written if it was policy ``number``."""
     call = talk.exchange.one(label)
     if call.is_ok:
-        prompts = [one.prompt_ids for one in talk.subject.dialect.read(call)]
-        written = [talk.subject.policies.writes(number, ids, max_tokens=MAX_TOKENS) for ids in prompts]
-        talk.note(f"{label}-{number}", written)
+        scorer, came = talk.subject.policies.scorer, talk.subject.dialect.read(call)
+        talk.note(f"{label}-{number}", [scorer.greedy(number, one.prompt_ids, one.ids, MAX_TOKENS) for one in came])
 
 
 def was(exchange: Exchange, label: str, number: int | None = None) -> bool:
@@ -202,6 +201,7 @@ def ask_reset(talk: Talk) -> None:
     grade=SHOULD,
     dialects=("swift", "trl", "vllm"),
     ask=ask_reset,
+    needs=("group",),
 )
 def judge_reset(exchange: Exchange) -> str:
     call = exchange.one("reset")
