@@ -91,6 +91,8 @@ def judge_trainer(options: argparse.Namespace, words: Sequence[str], prog: str) 
 
 def judgement_of(options: argparse.Namespace, words: Sequence[str], prog: str) -> tuple[Any, Any]:
     """The judgement and the checks that it is to ask."""
+    from transformers.utils.logging import disable_progress_bar
+
     from conformance.servers.broken.engine import TinyEngine
     from conformance.servers.broken.switches import Switches
     from conformance.servers.gaps import load_gaps
@@ -98,6 +100,7 @@ def judgement_of(options: argparse.Namespace, words: Sequence[str], prog: str) -
     from conformance.trainers.judgement import TrainerJudgement, with_required
     from conformance.trainers.runs import TrainerSubject, command_launch
 
+    disable_progress_bar()  # it would stand between the verdicts
     subject = TrainerSubject(
         launch=command_launch(words),
         engine=TinyEngine(options.model, Switches()),

@@ -99,6 +99,13 @@ KNOWN = (
         command=_own,
     ),
     KnownTrainer(
+        name="rollmatch-vllm",
+        version="0.1.0",
+        dialect="vllm",
+        title="rollmatch train, vllm dialect",
+        command=_own,
+    ),
+    KnownTrainer(
         name="trl",
         version="1.10.0",
         dialect="trl",

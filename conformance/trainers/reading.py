@@ -40,14 +40,24 @@ def disturbed(exchange: Exchange) -> Event:
 
 
 def repeats(exchange: Exchange) -> list[Event]:
-    """Later calls of the same round that ask for a prompt of the disturbed one."""
+    """Later calls of the same round that ask for a prompt of the disturbed one, with its seed."""
     hit, found = disturbed(exchange), []
     for event in after(events_of(exchange), hit):
         if event["kind"] == "update":
             break
-        if event["kind"] == "generate" and {*event["prompts"]} & {*hit["prompts"]}:
+        if event["kind"] == "generate" and requests_of(event) & requests_of(hit):
             found.append(event)
     return found
+
+
+def requests_of(event: Event) -> set[tuple[str, int | None]]:
+    """Prompts with their seeds; without seeds, copies of a prompt cannot be told apart.
+
+    >>> sorted(requests_of({"prompts": ["a", "b"], "seeds": [3]}))
+    [('a', 3), ('b', 3)]
+    """
+    prompts, seeds = event["prompts"], event["seeds"]
+    return set(zip(prompts, seeds * len(prompts) if len(seeds) == 1 else seeds, strict=True))
 
 
 def since_restart(exchange: Exchange) -> Iterator[Event]:

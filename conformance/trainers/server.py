@@ -12,10 +12,11 @@ from typing import Any
 
 from conformance.servers.broken.app import GENERATING, BrokenServer, listening, make_app
 from conformance.servers.broken.engine import TinyEngine
-from conformance.servers.broken.updates import Updates
+from conformance.servers.broken.updates import TransferGroup, Updates
 from conformance.servers.dialects import DIALECTS
 from conformance.servers.exchange import RecordedCall
 from conformance.trainers.arrivals import Arrivals, read_generate, without_last
+from conformance.trainers.plugged_group import PluggedGroup
 from conformance.trainers.updates import RecordedUpdates
 
 LATE, SHORT, BUSY, UNAVAILABLE, RESTART = "late", "short", "429", "503", "restart"
@@ -51,12 +52,16 @@ class RecordingServer(BrokenServer):
     def make_updates(self) -> Updates:
         return RecordedUpdates(self.engine, self.arrivals, self.dtype)
 
+    def make_transfer(self) -> TransferGroup:
+        return PluggedGroup(self.updates)
+
     def init(self, body: Any) -> None:
         """The trainer runs on this machine, also where it names every interface, as TRL does."""
         super().init(body | {"host": "127.0.0.1"})
 
     def routes(self) -> Any:
-        return {"paths": {path: {} for path in sorted(DIALECTS[self.dialect].routes)}}
+        further = {f"/{path}" for path in FURTHER[self.dialect].split() if path in CLOSING}
+        return {"paths": {path: {} for path in sorted(DIALECTS[self.dialect].routes | further)}}
 
     def restart(self) -> None:
         super().restart()

@@ -80,11 +80,15 @@ class BrokenServer:
         self.engine.reset()
         self.calls, self.updates = Calls(self.engine), self.make_updates()
         self.calls.version = lambda updates=self.updates: updates.version
-        self.queued, self.transfer = QueuedGroup(self.updates), TransferGroup(self.updates)
+        self.queued, self.transfer = QueuedGroup(self.updates), self.make_transfer()
 
     def make_updates(self) -> Updates:
         """As at the start."""
         return Updates(self.engine)
+
+    def make_transfer(self) -> TransferGroup:
+        """For the vllm dialect."""
+        return TransferGroup(self.updates)
 
     def health(self) -> Any:
         if self.calls.num_running and self.broken("health waits for generation"):

@@ -67,7 +67,8 @@ def _completions(body: Any, engine: TinyEngine) -> Any:
 
 def _chat(body: Any, engine: TinyEngine) -> Any:
     sampling, seed = sampling_of(body)
-    parts = body["messages"][0]["content"]
+    told = [message["content"] for message in body["messages"]]
+    parts = [part for content in told if not isinstance(content, str) for part in content]
     images = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
     ids = engine.encode(body["messages"])
     prompts = [TinyPrompt(ids=ids, picture=_picture(images), name=str(body.get("request_id")))]
