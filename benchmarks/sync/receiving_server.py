@@ -7,7 +7,7 @@ receiver are the real ones; in place of vLLM's model stands one that takes tenso
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import requests
@@ -53,6 +53,9 @@ class ReceivingReplica(WorkerExtension):
 
     def is_dead(self):
         return False
+
+    def unfinished_tokens(self):
+        return {}
 
     def close(self):
         self.rollmatch_close()
@@ -110,11 +113,12 @@ def wait_ready(process, url):
     while True:
         assert process.poll() is None, f"ended with {process.returncode}"
         assert time.monotonic() < deadline, "does not start"
-        try:
-            if requests.get(f"{url}/health/", timeout=5).status_code == 200:
+        with suppress(requests.ConnectionError):
+            status = requests.get(f"{url}/health/", timeout=5).status_code
+            assert status != 500, "fails"
+            if status == 200:
                 return
-        except requests.ConnectionError:
-            time.sleep(POLL_S)
+        time.sleep(POLL_S)
 
 
 if __name__ == "__main__":

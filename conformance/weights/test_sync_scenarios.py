@@ -14,11 +14,13 @@ from conformance.weights.test_native_sender import names_called
 from rollmatch.cli import run as run_module
 from rollmatch.cli.assemble import TrainerParts
 from rollmatch.config.training import TunerConfig
-from rollmatch.model.checkpoint import merged_weights
+from rollmatch.model.checkpoint import merged_weights, model_tensors
 from rollmatch.rollout.fence import SyncMode
 from rollmatch.trainer import RolloutTrainer
 from rollmatch.weights.digest import bytes_of, digest_of
 from rollmatch.weights.named_weights import adapter_of, named_weights
+from rollmatch.weights.plan import Merge
+from rollmatch.weights.worker.merging import merge_named
 
 
 def tensors_of(value, num_tensors=2):
@@ -99,9 +101,23 @@ def test_a_failed_sync_leaves_the_adapter_unmerged(attach):
 
 
 class Merging(NativeDouble):
-    """Takes adapters as a server of ours does; ``forgets`` answers 200 and keeps its old weights."""
+    """Merges adapters as a server of ours does; ``forgets`` answers 200 and keeps its old weights."""
 
     forgets = False
+
+    def __init__(self, policy):
+        super().__init__(dict(merged_weights(policy)))
+        self.base = {name: weight.detach().clone() for name, weight in model_tensors(policy)}
+        self.merged_digests = {}
+
+    def sync(self, body):
+        reply = super().sync(body)
+        if body["adapter"] is None:
+            return reply
+        merges = [Merge(**merge) for merge in body["adapter"]["merges"]]
+        merged = {merge.name: merge_named(merge, self.base[merge.name], self.staged) for merge in merges}
+        self.merged_digests = {name: digest_of(tensor).hex() for name, tensor in merged.items()}
+        return reply | {"merged_digests": self.merged_digests}
 
     def commit(self, body):
         if set(self.staged or ()) == set(self.served):
@@ -116,7 +132,7 @@ class Merging(NativeDouble):
 )
 def test_only_adapter_bytes_travel(attach):
     policy = lora_policy(8)
-    double, adapter = Merging(dict(merged_weights(policy))), adapter_of(policy)
+    double, adapter = Merging(policy), adapter_of(policy)
     attach(double).push_adapter(adapter, version=1)
     (body,) = [body for name, body in double.calls if name == "sync"]
     lora = [weight for name, weight in policy.named_parameters() if "lora_" in name]
@@ -124,8 +140,19 @@ def test_only_adapter_bytes_travel(attach):
     assert sum(sizes) == sum(len(bytes_of(weight.detach())) for weight in lora)
     assert all("lora_" in tensor["name"] for tensor in body["tensors"])
     own = dict(merged_weights(policy))
-    merged = body["adapter"]["merged_digests"]
-    assert merged == {merge["name"]: digest_of(own[merge["name"]]).hex() for merge in body["adapter"]["merges"]}
+    assert double.merged_digests == {
+        merge["name"]: digest_of(own[merge["name"]]).hex() for merge in body["adapter"]["merges"]
+    }
+
+
+def test_a_server_that_merges_into_another_base_commits_nothing(attach):
+    policy = lora_policy()
+    double = Merging(policy)
+    double.base = {name: weight + 1 for name, weight in double.base.items()}
+    with refused("digest-mismatch"):
+        attach(double).push_adapter(adapter_of(policy), version=1)
+    assert double.policy_version == 0
+    assert names_called(double)[-1] != "commit"
 
 
 @pytest.mark.scenario(
@@ -133,7 +160,7 @@ def test_only_adapter_bytes_travel(attach):
 )
 def test_a_silent_failure_is_seen(attach):
     policy = lora_policy()
-    double = Merging(dict(merged_weights(policy)))
+    double = Merging(policy)
     double.forgets = True
     assert SyncMode("adapter").push(attach(double), named_weights(policy), version=1) == "full"
     assert names_called(double).count("sync") == 2

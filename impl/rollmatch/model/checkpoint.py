@@ -229,7 +229,7 @@ def _merged(layer: "LoraLayer") -> Tensor:
     """The layer's weight with its active adapters: what peft's merge computes, without putting the result in place."""
     merged: Tensor = layer.get_base_layer().weight.detach()
     factors = _factors_of(layer)
-    if factors is not None and merges_by_kernel(merged, factors):
+    if factors is not None and (not merged.is_cuda or merges_by_kernel(merged, factors)):
         return merge_weight(merged, factors)
     for adapter in layer.active_adapters:
         variant = layer.lora_variant.get(adapter)

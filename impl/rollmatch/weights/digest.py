@@ -11,7 +11,7 @@ y, modulo 2^64. Both maps are one to one, so that one changed word always change
 same numbers. Digests find faults of a transport, not forgers: whoever may send weights may send any.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -66,8 +66,8 @@ def digest_of_bytes(raw: Tensor) -> bytes:
     return xxh3_128_digest(cast(bytes, raw.numpy()))  # any buffer; the stubs name bytes only
 
 
-def digests_of(tensors: Sequence[Tensor]) -> list[str]:
-    """[n] digest of each tensor's bytes, in hexadecimal."""
+def digests_of(tensors: Iterable[Tensor]) -> list[str]:
+    """[n] digest of each tensor's bytes, in hexadecimal; no tensor is kept."""
     return [digest_of(tensor).hex() for tensor in tensors]
 
 
@@ -129,16 +129,17 @@ def mixed_digest_of(tensor: Tensor) -> bytes:
     return mixed_digests(sums)[0]
 
 
-def mixed_digests_of(tensors: Sequence[Tensor]) -> list[str]:
+def mixed_digests_of(tensors: Iterable[Tensor]) -> list[str]:
     """[n] mixed digest of each tensor's bytes, in hexadecimal; all on one device.
 
     >>> [digest[:16] for digest in mixed_digests_of([torch.zeros(1, dtype=torch.int64)])], mixed_digests_of([])
     (['afcd1d7b39a820e2'], [])
     """
-    if not tensors:
+    raw = [bytes_of(tensor) for tensor in tensors]
+    if not raw:
         return []
-    sums = torch.zeros(len(tensors), 2, dtype=torch.int64, device=tensors[0].device)
-    add_mixed([bytes_of(tensor) for tensor in tensors], sums)
+    sums = torch.zeros(len(raw), 2, dtype=torch.int64, device=raw[0].device)
+    add_mixed(raw, sums)
     return [digest.hex() for digest in mixed_digests(sums)]
 
 

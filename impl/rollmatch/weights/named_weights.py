@@ -5,7 +5,7 @@ it. Every rank must iterate over sharded weights, because ranks wait for each ot
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
@@ -38,8 +38,8 @@ class Adapter:
     """(name, tensor), as the merges name them."""
     merges: tuple[Merge, ...]
     """One per merged weight."""
-    merged: tuple[Tensor, ...]
-    """[len(merges)] the learner's own merge."""
+    merged: Iterable[Tensor]
+    """[len(merges)] the learner's own merge, each made when its turn comes; the policy must not change before."""
 
 
 class NamedWeights:
@@ -89,8 +89,18 @@ def adapter_of(model: nn.Module) -> Adapter:
         merge, parts = _merge_of(layer, model_key(name), _weight_name(model, name))
         merges.append(merge)
         tensors += parts
-    merged = islice(merged_weights(model), len(layers))  # the merged ones come first
-    return Adapter(tensors=tuple(tensors), merges=tuple(merges), merged=tuple(tensor for _, tensor in merged))
+    return Adapter(tensors=tuple(tensors), merges=tuple(merges), merged=_MergedLayers(model, len(layers)))
+
+
+@dataclass(frozen=True, slots=True)
+class _MergedLayers:
+    """Merged weights of a policy, which come before all others."""
+
+    model: nn.Module
+    number: int
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (tensor for _, tensor in islice(merged_weights(self.model), self.number))
 
 
 def _merge_of(layer: Any, name: str, weight_name: str) -> tuple[Merge, list[tuple[str, Tensor]]]:

@@ -1,6 +1,6 @@
 """The transports of the native dialect, as the learner chooses between them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,7 +37,7 @@ class Transport:
     stages: bool
     """Whether servers keep weights beside what they serve until a commit."""
     open: Callable[[GroupAddress, torch.device], WeightSource]
-    digests_of: Callable[[Sequence[Tensor]], list[str]]
+    digests_of: Callable[[Iterable[Tensor]], list[str]]
     """Digests in hexadecimal, as servers of this transport make them."""
     device_of: Callable[[Iterable[tuple[str, Tensor]]], torch.device]
     """Where the group of a learner with these weights is."""

@@ -1,14 +1,14 @@
 """Weights to servers of the native dialect: one control call each, one broadcast for all.
 
 Over gloo several servers stage first and commit when all have proven what they hold, so that one that fails leaves
-the others on the old version; weights in place are committed by each server as soon as it has proven them. A sync that
-failed half-way leaves no group behind; the next one opens another.
+the others on the old version; weights in place are committed by each server as soon as it has proven them. Staged
+adapters are merged on both sides at once. A sync that failed half-way leaves no group behind; the next opens another.
 """
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -161,7 +161,7 @@ class NativeSender:
             if isinstance(named, WeightStream)
             else tuple(named[index][1] for index in plan.order),
             merges=() if adapter is None else adapter.merges,
-            merged_digests=None if adapter is None else _merged_digests(adapter, group),
+            merged_digests=None if adapter is None or group.transport.stages else _merged_digests(adapter, group),
         )
         sync_id = f"{version}-{next(self._numbers)}"
         route, body = self._announcement(group, transfer, sync_id, version)
@@ -169,6 +169,8 @@ class NativeSender:
         try:
             self._wait_ready(group, sync_id, calls)
             digests = group.source.send(transfer, partial(raise_failures, calls))
+            if adapter is not None and group.transport.stages:  # while the servers merge
+                transfer = replace(transfer, merged_digests=_merged_digests(adapter, group))
             replies = [call.result().body for call in calls]
             self._check(transfer, digests, replies)
             if not body["commit"]:
@@ -193,7 +195,7 @@ class NativeSender:
             "client": self.rendezvous.client,
             "sync_id": sync_id,
             "version": version,
-            "commit": len(self.servers) == 1 or not group.transport.stages,
+            "commit": not group.transport.stages or (len(self.servers) == 1 and not transfer.is_adapter),
         }
         plan, like = self._known or (None, "")
         if not transfer.is_adapter and plan is transfer.plan and all(AGAIN in one.routes for one in self.servers):
@@ -259,8 +261,7 @@ def _ask_to_drop(server: RolloutServer, body: dict[str, Any]) -> Any:
 
 
 def _merged_digests(adapter: Adapter, group: LearnerGroup) -> dict[str, str]:
-    names = (merge.name for merge in adapter.merges)
-    return dict(zip(names, group.transport.digests_of(adapter.merged), strict=True))
+    return dict(zip((one.name for one in adapter.merges), group.transport.digests_of(adapter.merged), strict=True))
 
 
 def _check_merged(merged: Mapping[str, str], reply: dict[str, Any], server: RolloutServer) -> None:

@@ -108,8 +108,11 @@ class WorkerExtension:
     def rollmatch_load(self, aliases: list[str]) -> Reply:
         """Put what was received into the model, except tied tensors, which come with what they are tied to."""
         receiver = self._rollmatch_needed()
+        merged = receiver.merged
         self._rollmatch_forget_base()
         receiver.load_into(self._rollmatch_model(), aliases=aliases)
+        if merged is not None:
+            self._rollmatch_kept_base().changed = set(merged)
         return {"loaded": True}
 
     @_with_failure
@@ -117,11 +120,10 @@ class WorkerExtension:
         """Turn received adapter tensors into merged weights by a ``MergePlan``, ready to be loaded."""
         from rollmatch.weights.worker.merging import merge_in_place, merge_received
 
-        receiver, merge_plan = self._rollmatch_needed(), from_wire(plan, MergePlan)
+        receiver, merge_plan, base = self._rollmatch_needed(), from_wire(plan, MergePlan), self._rollmatch_kept_base()
         if isinstance(receiver, InPlaceReceiver):
-            base, model = self._rollmatch_kept_base(), self._rollmatch_model()
-            return {"digests": merge_in_place(receiver, merge_plan, base, model)}
-        return {"digests": merge_received(receiver, merge_plan, self._rollmatch_new_base())}
+            return {"digests": merge_in_place(receiver, merge_plan, base, self._rollmatch_model())}
+        return {"digests": merge_received(receiver, merge_plan, base)}
 
     @_with_failure
     def rollmatch_drop(self) -> Reply:
@@ -149,16 +151,13 @@ class WorkerExtension:
         model: nn.Module = self.model_runner.get_model()
         return model
 
-    def _rollmatch_new_base(self) -> "FrozenWeights":
-        from rollmatch.weights.worker.merging import FrozenWeights
-
-        config = self.model_runner.model_config
-        return FrozenWeights(config.model, dtype=config.dtype, device=self.device)
-
     def _rollmatch_kept_base(self) -> "FrozenWeights":
         """Made when first needed; what the engine was started with is the base, unless it was placeholders."""
         if self.rollmatch_base is None:
-            self.rollmatch_base = self._rollmatch_new_base()
+            from rollmatch.weights.worker.merging import FrozenWeights
+
+            config = self.model_runner.model_config
+            self.rollmatch_base = FrozenWeights(config.model, dtype=config.dtype, device=self.device)
             if self.rollmatch_serves_base and self.vllm_config.load_config.load_format != "dummy":
                 self.rollmatch_base.changed = set()
         return self.rollmatch_base

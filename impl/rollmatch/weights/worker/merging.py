@@ -2,7 +2,7 @@
 
 What is served afterwards equals the learner's merge bit for bit; digests prove it. Every other weight is the base that
 the server was started with, read from the model directory again where something else had been loaded. A gloo group
-stages a second model; a direct group writes weight after weight into the served one, so that no second one must fit.
+stages the weights that change; a direct group writes one after the other into the served model.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from rollmatch.model.merge import LoraFactors, merge_weight
 from rollmatch.weights.digest import DigestMismatch, add_mixed, bytes_of, digest_of, mixed_digests
 from rollmatch.weights.plan import Merge, MergePlan
 from rollmatch.weights.worker.in_place import InPlaceReceiver
-from rollmatch.weights.worker.receiver import Receiver
+from rollmatch.weights.worker.receiver import Received, Receiver
 from rollmatch.weights.worker.weight_layout import WeightLayout, write_tensors
 
 _SPARE_BYTES = 4 * 2**30
@@ -34,7 +34,7 @@ class AdapterMisfit(SyncError):
 
 
 class FrozenWeights:
-    """Weights of the model directory, each file read once. On a GPU while they fit, else in pinned memory.
+    """Weights of the model directory, those that are merged read once. On a GPU while they fit, else in memory.
 
     Floating tensors have the served type.
     """
@@ -61,31 +61,33 @@ class FrozenWeights:
             tensor: Tensor = file.get_tensor(name)
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
-    def read_all(self) -> dict[str, Tensor]:
-        """Every tensor, from the files."""
-        return {name: self.read(name) for name in self._paths}
-
     def names_to_restore(self, names: Iterable[str], merged: Iterable[str]) -> list[str]:
         """Of the weights ``names``: those that something else was loaded into, and that no merge writes again."""
         return sorted(set(names) - set(merged) if self.changed is None else self.changed - set(merged))
 
     def _keep(self, tensor: Tensor) -> Tensor:
         if self.device.type != "cuda":
-            return tensor
+            return tensor.clone()  # the file's own pages may be read from the disk again
         free, _ = torch.cuda.mem_get_info(self.device)
         return tensor.to(self.device) if free > tensor.nbytes + _SPARE_BYTES else tensor.pin_memory()
 
 
 def merge_received(receiver: Receiver, plan: MergePlan, base: FrozenWeights) -> dict[str, str]:
-    """Replace the received adapter by the whole model: merged weights, and the base for the rest.
+    """Replace the received adapter by merged weights, and by the base's where the model holds something else.
 
     Returns the digests of all that was merged. Errors: ``AdapterMisfit``, ``DigestMismatch``.
     """
-    parts, weights = receiver.take(), base.read_all()
-    merged = {merge.name: merge_named(merge, weights[merge.name], parts) for merge in plan.merges}
-    digests = {name: digest_of(tensor).hex() for name, tensor in merged.items()}
+    parts, merged, digests, blocks = receiver.take(), dict[str, Tensor](), dict[str, str](), list[Tensor]()
+    for merge in plan.merges:
+        weight = base.take(merge.name)
+        blocks.append(receiver.free_block(weight.nbytes))
+        out = blocks[-1].view(weight.dtype).view(weight.shape)
+        merged[merge.name] = merge_named(merge, weight, parts, out=out)
+        digests[merge.name] = digest_of(out).hex()
     check_merged(digests, plan.merged_digests)
-    receiver.put_back(weights | merged)
+    restored = base.names_to_restore((spec.name for spec in plan.model), merged)
+    tensors = merged | {name: base.read(name) for name in restored}
+    receiver.put_back(Received(tensors=tensors, blocks=blocks, merged=frozenset(merged)))
     return digests
 
 

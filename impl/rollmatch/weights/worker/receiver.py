@@ -65,6 +65,8 @@ class Received:
     digests: dict[str, str] = field(default_factory=dict)
     num_tensors: int = 0
     """That were announced."""
+    merged: frozenset[str] | None = None
+    """Names of merged weights, where an adapter was received: all others are the base's. Else None."""
     dropped: bool = False
 
 
@@ -179,9 +181,18 @@ class Receiver:
         lent, self._lent = self._lent, []  # a loader may keep a tensor as it is; other memory is used again
         self._blocks.give_back([block for block in lent if block.untyped_storage().data_ptr() not in kept])
 
-    def put_back(self, tensors: dict[str, Tensor]) -> None:
-        """Tensors to be taken next."""
-        self._received = Received(tensors=tensors)
+    def free_block(self, num_bytes: int) -> Tensor:
+        """[num_bytes] memory of earlier syncs, if there is any of this size; for what is put back."""
+        return self._blocks.take(num_bytes)
+
+    def put_back(self, received: Received) -> None:
+        """What is to be taken next."""
+        self._received = received
+
+    @property
+    def merged(self) -> frozenset[str] | None:
+        """Names of the merged weights among what would be taken next; None where all weights were received."""
+        return self._received.merged
 
     def drop(self) -> None:
         """Forget what has arrived and what is on its way."""
