@@ -7,11 +7,20 @@ import torch
 from peft import get_peft_model_state_dict
 
 from conformance.dialects.learner_side import connected, rendezvous
+from conformance.doubles.adapters import perturb_adapters
+from conformance.rollout.digits import BRIEF, load_model, template_of, tokens_of
+from conformance.rollout.test_adapter_proof import LANGUAGE
+from conformance.server.instance import running
 from conformance.server.test_client_engine import adapted, expected_of, merged_copy
+from rollmatch.config.training import TunerConfig
 from rollmatch.dialects.swift.client import SwiftDialect
-from rollmatch.dialects.trl.sender import flat_metadata, join
+from rollmatch.dialects.trl.sender import TrlSender, flat_metadata, join
 from rollmatch.errors import RollmatchError
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.adapter_proof import prove_adapters
+from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.weights.digest import bytes_of
+from rollmatch.weights.named_weights import named_weights
 from rollmatch.weights.plan import spec_of
 
 pytestmark = pytest.mark.engine
@@ -74,3 +83,19 @@ def test_an_adapter_that_fits_no_weight_is_refused_and_the_next_one_arrives(atta
     assert server.version == version
     send(attached, model)
     assert server.version == version + 1
+
+
+def test_our_learner_sends_adapters_alone_after_it_has_seen_their_effect(tmp_path, scene_requests):
+    policy = load_model(TunerConfig(train_type="lora", target_regex=LANGUAGE))
+    with running(tmp_path / "log", enable_lora=True, drain_s=0.1) as own:
+        server = connected(own.server.url)
+        server.dialect = SwiftDialect(server.base_url)
+        backend = VllmServerBackend([server], template_of(), Ranks(), sender=TrlSender([server], [rendezvous()]))
+        prove_adapters(backend, policy)
+        for seed in (1, 2):
+            perturb_adapters(policy, by=0.05, seed=seed)
+            backend.push_adapter(named_weights(policy).adapter(), version=backend.policy_version + 1)
+            written = tokens_of(backend.generate(scene_requests, BRIEF))
+            assert written == expected_of(merged_copy(policy), scene_requests)
+            assert written != expected_of(load_model(), scene_requests)
+        backend.close()

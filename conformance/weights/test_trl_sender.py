@@ -3,6 +3,8 @@
 import doctest
 from datetime import timedelta
 
+import pytest
+import torch
 from torch.distributed import PrefixStore, TCPStore
 
 from conformance.refusals import refused
@@ -11,12 +13,15 @@ from conformance.server.instance import free_port
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import DIALECTS, ClientSettings, RolloutServer
+from rollmatch.dialects.swift.sender import ADAPTER_ROUTE, named_parts, peft_config
 from rollmatch.dialects.trl import sender as trl_sender
 from rollmatch.dialects.trl.sender import TrlSender
 from rollmatch.rollout.weight_sender import make_sender
 from rollmatch.weights import stateless
 from rollmatch.weights.gloo import open_gloo
 from rollmatch.weights.group_address import GroupAddress
+from rollmatch.weights.named_weights import Adapter
+from rollmatch.weights.plan import Merge
 from rollmatch.weights.stateless import StatelessGroup
 
 MEETING = Rendezvous(host="127.0.0.1", port=1, client="learner", timeout_s=1, join_timeout_s=1)
@@ -63,6 +68,63 @@ def test_servers_of_two_dialects_are_refused():
     assert caught.value.remedy
 
 
-def test_a_server_that_proves_nothing_gets_no_adapter_alone():
+def answering(dialect, *, routes, enable_lora=True):
+    (server,) = servers_of(dialect)
+    server.routes = dict.fromkeys(routes, "")
+    server.control = lambda route, *_, **__: {"enable_lora": enable_lora}
+    return server
+
+
+@pytest.mark.parametrize(
+    ("dialect", "routes", "enable_lora"),
+    [("swift", (), True), ("swift", (ADAPTER_ROUTE,), False), ("trl", (ADAPTER_ROUTE,), True)],
+)
+def test_a_server_without_a_route_for_it_gets_no_adapter_alone(dialect, routes, enable_lora):
+    server = answering(dialect, routes=routes, enable_lora=enable_lora)
     with refused("adapter-unproven"):
-        TrlSender(servers_of("swift"), [MEETING]).send_adapter("adapter", version=1)
+        TrlSender([server], [MEETING]).send_adapter("adapter", version=1)
+
+
+def adapter_with(*ranks, scaling=2.0, magnitude=None):
+    tensors, merges = [], []
+    for place, rank in enumerate(ranks):
+        name = f"layers.{place}.q_proj"
+        parts = {"lora_a": (f"{name}.lora_A.weight", (rank, 4)), "lora_b": (f"{name}.lora_B.weight", (6, rank))}
+        tensors += [(part, torch.ones(shape)) for part, shape in parts.values()]
+        names = {role: part for role, (part, _) in parts.items()}
+        merges.append(Merge(name=f"{name}.weight", scaling=scaling, magnitude=magnitude, **names))
+    return Adapter(tensors=tuple(tensors), merges=tuple(merges), merged=())
+
+
+def test_an_adapter_has_peft_s_names_and_its_scaling_in_b():
+    adapter = adapter_with(2)
+    assert peft_config(adapter) | {"peft_type": "LORA"} == {
+        "peft_type": "LORA",
+        "r": 2,
+        "lora_alpha": 2,
+        "target_modules": ["q_proj"],
+        "bias": "none",
+    }
+    lora_a, lora_b = named_parts(adapter)
+    assert lora_a[0] == "base_model.model.layers.0.q_proj.lora_A.weight"
+    assert lora_b[0] == "base_model.model.layers.0.q_proj.lora_B.weight"
+    assert (lora_a[1] == 1).all()
+    assert (lora_b[1] == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("adapter", "key"),
+    [(adapter_with(2, 4), "tuner.lora_rank"), (adapter_with(2, magnitude="m"), "tuner.use_dora")],
+)
+def test_an_adapter_that_vllm_cannot_apply_is_not_sent(adapter, key):
+    sender = TrlSender([answering("swift", routes=(ADAPTER_ROUTE,))], [MEETING])
+    with refused("adapter-incomplete", key):
+        sender.send_adapter(adapter, version=1)
+
+
+def test_full_weights_are_not_sent_beneath_an_adapter(monkeypatch):
+    sender = TrlSender([answering("swift", routes=(ADAPTER_ROUTE,))], [MEETING])
+    monkeypatch.setattr(sender, "_receivers", lambda _: [])
+    sender.send_adapter(adapter_with(2), version=1)
+    with refused("adapter-stays", "http://h:1"):
+        sender.send([("a", torch.zeros(1))], version=2)

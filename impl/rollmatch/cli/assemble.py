@@ -10,7 +10,7 @@ import torch
 from transformers import TrainingArguments
 
 from rollmatch.cli.computing import is_padding_free, recomputes
-from rollmatch.cli.connect import connect_servers, try_out
+from rollmatch.cli.connect import connect_servers, try_out, try_out_adapters
 from rollmatch.cli.distribution import complete, strategy_arguments
 from rollmatch.cli.objectives import make_objective
 from rollmatch.cli.plugins import needs_coord_tokens
@@ -112,6 +112,8 @@ def make_parts(
     decoding = replace(make_decoding(rules), logprobs=objective.wants_logprobs)
     source = make_source(config, model, template, journal=journal, ranks=ranks)
     try_out(source.fence.backend, decoding)
+    if source.fence.mode.mode == "adapter":
+        try_out_adapters(source.fence.backend, model)
     source = replace(source, decoding=decoding, eval_decoding=_make_eval_decoding(config, decoding))
     learner = Learner(
         objective=objective,

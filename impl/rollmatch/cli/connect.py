@@ -15,6 +15,7 @@ from rollmatch.config.servers import ServerAddress, pair_servers, server_section
 from rollmatch.dialects.logprobs import QUESTION, check_logprobs
 from rollmatch.dialects.native.group import Rendezvous, resolve
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
+from rollmatch.dialects.swift.sender import takes_adapters
 from rollmatch.dialects.watch import WatchRules
 from rollmatch.errors import ConfigError
 from rollmatch.journal import Journal
@@ -22,6 +23,7 @@ from rollmatch.model.checkpoint import checkpoint_tensors
 from rollmatch.model.policy import unwrap
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
+from rollmatch.rollout.adapter_proof import prove_adapters
 from rollmatch.rollout.backend import Decoding, RolloutBackend
 from rollmatch.rollout.retry import CallRules
 from rollmatch.rollout.server_calls import CHAT_DIALECTS
@@ -128,6 +130,15 @@ def _num_ids(model: nn.Module | None) -> int | None:
     """Rows of the input embeddings, padding included; None where there are none."""
     policy = None if model is None else unwrap(model)
     return len(policy.get_input_embeddings().weight) if isinstance(policy, PreTrainedModel) else None
+
+
+def try_out_adapters(backend: RolloutBackend, model: nn.Module) -> None:
+    """Show on rank 0 that servers of the swift dialect apply an adapter that is sent alone, where they take one.
+
+    Errors: ``AdapterNotApplied``.
+    """
+    if isinstance(backend, VllmServerBackend) and all(map(takes_adapters, backend.servers)):
+        prove_adapters(backend, model)
 
 
 def try_out(backend: RolloutBackend, decoding: Decoding) -> None:

@@ -1,10 +1,11 @@
 """Weights to servers of the trl dialect and of swift, which shares its control routes: each chunk is one broadcast.
 
 Servers of these dialects cannot prove what they hold: real ones answer before they have loaded, and answer 200 when
-loading fails. So all weights are sent, never an adapter alone, and every chunk is sent once.
+loading fails. An adapter alone goes to servers of the swift dialect that were started for it; ``rollout.adapter_proof``
+shows before training that they apply it. Every chunk is sent once.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -14,13 +15,14 @@ from torch import Tensor
 from rollmatch.dialects.calls import BackgroundCall, Result
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.session import RolloutServer
+from rollmatch.dialects.swift.sender import ADAPTER_ROUTE, named_parts, peft_config, takes_adapters
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.digest import bytes_of
 from rollmatch.weights.gloo import Buffer
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.nccl import device_of
-from rollmatch.weights.plan import Spec
+from rollmatch.weights.plan import Spec, spec_of
 from rollmatch.weights.stateless import StatelessGroup
 from rollmatch.weights.stream import outgoing
 
@@ -33,9 +35,15 @@ _CPU = torch.device("cpu")
 
 
 class AdapterUnproven(SyncError):
-    """An adapter is sent alone only to servers that prove what they merged."""
+    """An adapter is sent alone only to servers that prove what they merged, or whose greedy tokens show it."""
 
     code = "adapter-unproven"
+
+
+class AdapterStays(SyncError):
+    """All weights are not sent to a server that applies an adapter: it would apply it to them, too."""
+
+    code = "adapter-stays"
 
 
 class TrlSender:
@@ -44,6 +52,8 @@ class TrlSender:
     def __init__(self, servers: Sequence[RolloutServer], rendezvous: Sequence[Rendezvous]) -> None:
         self.servers, self.rendezvous = tuple(servers), tuple(rendezvous)
         self._groups: tuple[StatelessGroup, ...] = ()
+        self._holds_adapter = False
+        """Whether an adapter was sent, which a server keeps until it is started again."""
 
     @property
     def instances(self) -> None:
@@ -56,17 +66,11 @@ class TrlSender:
 
     def send(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """All weights, to all servers at the same time; the servers count versions themselves, if they do."""
+        if self._holds_adapter:
+            problem = f"{self.servers[0].base_url} was sent an adapter, which it would apply to full weights, too"
+            raise AdapterStays(problem, key=self.servers[0].base_url, remedy="Start the servers again.")
         transfer = outgoing(weights, bucket_bytes=BUCKET_BYTES)
-        if not self._groups:
-            held = () if transfer.is_streamed else (("", tensor) for tensor in transfer.tensors)
-            places, device = zip(self.servers, self.rendezvous, strict=True), device_of(held)
-            self._groups = tuple(_all(partial(join, *place, device) for place in places))
-        if self._groups[0].device.type == "cuda":
-            torch.cuda.synchronize(self._groups[0].device)  # what computes the weights may run on another stream
-        receivers = [
-            _Receiver(server, group, Buffer(group.device))
-            for server, group in zip(self.servers, self._groups, strict=True)
-        ]
+        receivers = self._receivers(() if transfer.is_streamed else transfer.tensors)
         try:
             for bucket in transfer.plan.buckets:
                 specs = transfer.plan.specs[bucket.start : bucket.stop]
@@ -78,12 +82,42 @@ class TrlSender:
             raise
 
     def send_adapter(self, adapter: Adapter, *, version: int) -> None:
-        """Errors: ``AdapterUnproven``, always."""
-        raise AdapterUnproven(
-            f"{self.servers[0].base_url} speaks {self.servers[0].dialect.name}, which proves nothing",
-            key=self.servers[0].base_url,
-            remedy="Set sync.mode to full, or serve with rollmatch serve.",
-        )
+        """An adapter alone, in one broadcast.
+
+        Errors: ``AdapterUnproven``, ``AdapterNotSendable``, those of ``send``.
+        """
+        self._check_route()
+        named = named_parts(adapter)
+        specs, parts = [spec_of(*pair) for pair in named], [bytes_of(tensor) for _, tensor in named]
+        body: dict[str, object] = {"peft_config": peft_config(adapter), "metadatas": flat_metadata(specs)}
+        receivers = self._receivers([tensor for _, tensor in named])
+        self._holds_adapter = True
+        try:
+            _all(partial(_send_adapter, receiver, body, parts) for receiver in receivers)
+        except RollmatchError:
+            self.close()
+            raise
+
+    def _check_route(self) -> None:
+        """Errors: ``AdapterUnproven``."""
+        for server in () if self._holds_adapter else self.servers:
+            if not takes_adapters(server):
+                raise AdapterUnproven(
+                    f"{server.base_url} speaks {server.dialect.name}, and has no route for an adapter alone",
+                    key=server.base_url,
+                    remedy="Set sync.mode to full, or serve with rollmatch serve, or swift rollout --vllm_enable_lora.",
+                )
+
+    def _receivers(self, tensors: Sequence[Tensor]) -> list["_Receiver"]:
+        """The servers, in groups on the device of the tensors; what is queued on a GPU has been computed."""
+        if not self._groups:
+            device = device_of(("", tensor) for tensor in tensors)
+            places = zip(self.servers, self.rendezvous, strict=True)
+            self._groups = tuple(_all(partial(join, *place, device) for place in places))
+        if self._groups[0].device.type == "cuda":
+            torch.cuda.synchronize(self._groups[0].device)  # what computes the weights may run on another stream
+        pairs = zip(self.servers, self._groups, strict=True)
+        return [_Receiver(server, group, Buffer(group.device)) for server, group in pairs]
 
     def close(self) -> None:
         """Leave all groups."""
@@ -159,6 +193,14 @@ def _send_bucket(receiver: _Receiver, specs: Sequence[Spec], tensors: Sequence[T
     else:
         for spec, tensor in zip(specs, tensors, strict=True):
             send_named(server, group, spec, tensor)
+
+
+def _send_adapter(receiver: _Receiver, body: Mapping[str, object], parts: Sequence[Tensor]) -> None:
+    """Announced, broadcast, and what was computed with the one before forgotten."""
+    server, group, buffer = receiver
+    server.control(ADAPTER_ROUTE, body)
+    group.broadcast(buffer.fill([part.to(group.device) for part in parts]))
+    server.empty_caches()
 
 
 def _finish(server: RolloutServer) -> None:
