@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import sys
 import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from starlette.testclient import TestClient
 
@@ -13,12 +15,13 @@ from conformance.refusals import refused
 from conformance.rollout.digits import MODEL, ROOT
 from conformance.server.instance import free_port
 from conformance.server.stand_in import make_stand_in
-from rollmatch.cli import connect, main, server_arguments, vllm_serve
+from rollmatch.cli import connect, main, server_arguments, server_process, vllm_serve
 from rollmatch.config import load_config
-from rollmatch.config.servers import pair_servers
+from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.dialects.native.group import resolve
+from rollmatch.dialects.prompt import Prompt, SamplingRules
+from rollmatch.dialects.session import RolloutServer, connect_all
 from rollmatch.dialects.trl.vllm_client import VLLMClient
-from rollmatch.errors import RollmatchError
 from rollmatch.ranks import Ranks
 
 FIVE = "--use_vllm_server --vllm_host localhost --vllm_server_port 8000 --vllm_group_port 22222"
@@ -82,20 +85,26 @@ def test_the_arguments_reach_every_process_unless_the_yaml_contradicts_them(caps
     assert "rollmatch.cli.server_process" in capsys.readouterr().out
 
 
+PROMPT = Prompt(request_id="a", prompt_token_ids=(1, 2), messages=(), images=(), seed=1)
+RULES = SamplingRules(
+    max_tokens=2, temperature=1.0, top_p=1.0, top_k=-1, repetition_penalty=1.0, stop_token_ids=(), banned_token_ids=()
+)
 ROUTES = ("/health/", "/generate/", "/init_communicator/", "/update_named_param/")
 
 
 @pytest.fixture
 def slow_server():
-    """Connects at once and generates for longer than one may wait to connect."""
-    settings = SimpleNamespace(delay_s=5.0, status=200)
+    """Connects at once and generates for longer than one may wait to connect; ``waited``: seconds of each call."""
+    settings = SimpleNamespace(delay_s=5.0, status=200, waited=[])
 
     def answer(name, body):
         if body is None:
             return 200, {"paths": {path: {} for path in ROUTES}} if name == "openapi.json" else {"status": "ok"}
         time.sleep(settings.delay_s)
+        settings.waited.append(settings.delay_s)
         ids = [[5, 6]] * len(body["prompts"]) * body["n"]
-        return settings.status, {"completion_ids": ids} if settings.status == 200 else {"detail": "out of memory"}
+        replies = {"prompt_ids": [[1, 2]] * len(body["prompts"]), "completion_ids": ids}
+        return settings.status, replies if settings.status == 200 else {"detail": "out of memory"}
 
     with answering(answer) as url:
         yield settings, int(url.rpartition(":")[2])
@@ -106,13 +115,15 @@ def slow_server():
     clauses=["vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#5"],
 )
 def test_a_slow_answer_is_not_a_lost_connection(slow_server):
-    _, port = slow_server
-    client = VLLMClient(server_port=port, connection_timeout=1.0)
-    try:
-        completions = client.generate(["a", "b"], n=2)["completion_ids"]
-    except RollmatchError as error:
-        completions = error.code
-    assert completions == [[5, 6]] * 4
+    """Through the run's own arguments, and the server as its processes ask it."""
+    server, port = slow_server
+    config = configured(f"--use_vllm_server --vllm_server_port {port} --vllm_connection_timeout 1")
+    (address,) = pair_servers(server_section(config))
+    asked = RolloutServer(address.base_url, connect._client_settings(server_section(config)))
+    assert asked.settings.timeout_s == 1.0
+    connect_all([asked])
+    (reply,) = asked.infer([PROMPT], RULES)
+    assert (reply.response_token_ids, server.waited) == ((5, 6), [5.0])
 
 
 def test_an_error_of_the_server_is_an_error_and_no_empty_completion(slow_server):
@@ -168,10 +179,25 @@ def test_two_gpus_with_tensor_parallelism(monkeypatch):
 @pytest.mark.scenario(
     "vineppo/the-default-address-is-loopback", clauses=["vineppo/the-server-can-be-started-by-the-guide-s-arguments#2"]
 )
-def test_the_default_address_is_loopback():
+def test_the_default_address_is_loopback(monkeypatch):
+    """From the command line to the process's own sockets, at the moment at which it would serve."""
+    found = []
+
+    def serve(settings, listener):
+        listener.listen()
+        listed = psutil.Process().net_connections("inet")
+        found.extend(each.laddr for each in listed if each.status == "LISTEN" and each.laddr.port == settings.port)
+        listener.close()
+
+    monkeypatch.setitem(sys.modules, "rollmatch.cli.serving", SimpleNamespace(serve=serve))
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", "kept")
     settings = vllm_serve.make_settings(serve_options(f"--port {free_port()}"), on_gpu=False)
-    with vllm_serve.bind_http(settings.host, settings.port) as bound:
-        assert bound.getsockname()[0] == "127.0.0.1"
+    assert server_process.run(vllm_serve.make_command(settings, on_gpu=False).words[-1]) == 0
+    assert found == [("127.0.0.1", settings.port)]
+
+
+def test_what_the_server_s_own_arguments_default_to():
+    settings = vllm_serve.make_settings(serve_options(""), on_gpu=False)
     assert settings.max_model_len == 4096
     assert serve_options("--tensor-parallel-size 3 --enable-prefix-caching false").enable_prefix_caching is False
     with pytest.raises(SystemExit):

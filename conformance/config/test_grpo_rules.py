@@ -19,7 +19,7 @@ def pair(code, key, bad, good):
     return ((*GRPO, f"{SECTION}{key}={bad}"), code, key, (*GRPO, f"{SECTION}{key}={good}"))
 
 
-@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-are-checked#1,4,5,6"])
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-are-checked#1,4,5,6,7,9"])
 @pytest.mark.parametrize(
     ("bad", "code", "key", "good"),
     [
@@ -29,6 +29,11 @@ def pair(code, key, bad, good):
         ((*HIGH, f"{SECTION}ratio_cap=1.25"), "ratio-cap-under-clip", "ratio_cap", (*HIGH, f"{SECTION}ratio_cap=1.29")),
         pair("ratio-cap-under-clip", "ratio_cap", 1.2, 1.3),
         pair("out-of-range", "num_generations", 1, 2),
+        pair("out-of-range", "steps_per_generation", 0, 1),
+        pair("out-of-range", "num_iterations", 0, 1),
+        pair("out-of-range", "epsilon", -0.1, 0),
+        pair("out-of-range", "epsilon", 1, 0.99),
+        pair("out-of-range", "epsilon_high", 0, 0.01),
         pair("not-a-choice", "normalize", "mean", "constant"),
         pair("out-of-range", "beta", -0.1, 0),
         pair("not-a-choice", "baseline", "median", "leave_one_out"),

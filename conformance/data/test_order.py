@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from itertools import chain, combinations
 
 import pytest
@@ -95,6 +96,7 @@ def test_a_window_names_what_the_loader_brings(num_samples, shape, epoch, data):
         assert window.parts[window.part_of(step)] == samples
 
 
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-are-checked#8"])
 @given(num_samples=st.integers(1, 40), shape=shapes)
 def test_windows_follow_one_another_without_gap(num_samples, shape):
     plan = WindowPlan(num_samples, seed=5, shape=shape)
@@ -105,6 +107,8 @@ def test_windows_follow_one_another_without_gap(num_samples, shape):
         assert all(plan.at(other) == window for other in range(step, window.end_step))
         assert 1 <= len(window.parts) <= shape.steps_per_generation
         assert window.end_step - step == len(window.parts) * shape.num_iterations
+        served = Counter(window.part_of(other) for other in range(step, window.end_step))
+        assert served == dict.fromkeys(range(len(window.parts)), shape.num_iterations)
         step = window.end_step
 
 

@@ -58,6 +58,7 @@ def test_on_policy_the_gradient_is_the_advantage_over_the_number_of_tokens():
     assert figures["entropy"] == pytest.approx(0.75)
 
 
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-are-checked#10"])
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "moves"),
     [
@@ -75,6 +76,14 @@ def test_the_ratio_is_clipped_where_it_has_gone_far_enough(ratio, advantage, los
     assert total == pytest.approx(loss, rel=1e-6)
     assert (grad[0] != 0) == moves
     assert figures["clip_share"] == (0 if moves else 1)
+
+
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-are-checked#10"])
+@pytest.mark.parametrize(("ratio", "moves"), [(1.27, True), (1.29, False)])
+def test_the_upper_clip_is_the_higher_one_where_it_is_set(ratio, moves):
+    far = segment(1, advantages=[1.0], old_logprobs=[-1.0])
+    _, grad, _ = score([math.log(ratio) - 1.0], far, epsilon=0.2, epsilon_high=0.28)
+    assert (grad[0] != 0) == moves
 
 
 def test_both_sides_of_the_clip_are_their_own_and_a_cap_bounds_what_a_bad_completion_costs():
