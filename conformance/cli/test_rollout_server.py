@@ -144,7 +144,7 @@ STARTS: dict[str, set[str]] = {
         *("check", "plan", "page", "compare", "eval", "export", "model", "data", "import-config", "schema"),
         *("doctor", "judge", "judge-trainer", "vectors"),
     )
-} | {"train": {"learner"}, "serve": {"server"}, "vllm-serve": {"server"}}
+} | {"train": {"learner"}, "serve": {"server"}, "vllm-serve": {"server"}, "up": {"learner", "server"}}
 
 
 def shown_by(capsys, *arguments):

@@ -1,4 +1,4 @@
-"""``rollmatch``: check, plan, train, serve, schema, doctor. Heavy packages are imported only by what needs them."""
+"""``rollmatch``: check, plan, train, serve, up, schema, doctor. Heavy packages are imported only by what needs them."""
 
 import argparse
 import importlib.util
@@ -14,7 +14,7 @@ from rollmatch.cli import convert as converting
 from rollmatch.cli import evaluate as evaluating
 from rollmatch.cli import export as exporting
 from rollmatch.cli import import_config as importing
-from rollmatch.cli import judging, nodes, planning, server_arguments, vectors
+from rollmatch.cli import judging, nodes, planning, server_arguments, up, vectors
 from rollmatch.cli import schema as schemas
 from rollmatch.cli import vllm_serve as vllm_serving
 from rollmatch.cli.processes import parse_gpus, visible
@@ -88,10 +88,10 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_check(commands)
     plan = commands.add_parser("plan", help="find the best split of GPUs between servers and learners; starts nothing")
-    _add_config(plan, planning.plan)
-    planning.add_arguments(plan)
+    planning.add_arguments(_add_config(plan, planning.plan))
     _add_train(commands)
     _add_serve(commands)
+    up.add_arguments(_add_config(commands.add_parser("up", help="run servers and learner on a Ray cluster"), up.up))
     vllm_serve = commands.add_parser("vllm-serve", help="start a rollout server by TRL's arguments, without a YAML")
     vllm_serving.add_arguments(vllm_serve)
     vllm_serve.set_defaults(command=vllm_serving.vllm_serve)
@@ -120,8 +120,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    check = commands.add_parser("check", help="check configuration, files, samples and rewards; starts nothing")
-    _add_config(check, _check)
+    text = "check configuration, files, samples and rewards; starts nothing"
+    check = _add_config(commands.add_parser("check", help=text), _check)
     check.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="GPUs of the learner, to check its ranks, too")
     check.add_argument(
         "--nnodes", type=planning.positive, metavar="N", help="machines of the learner, each with --gpus"
@@ -198,11 +198,12 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     convert.set_defaults(command=converting.convert)
 
 
-def _add_config(parser: argparse.ArgumentParser, command: object) -> None:
+def _add_config(parser: argparse.ArgumentParser, command: object) -> argparse.ArgumentParser:
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
     text = "override one key of the YAML; can be repeated"
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=VALUE", help=text)
     parser.set_defaults(command=command)
+    return parser
 
 
 def _check(options: argparse.Namespace) -> None:

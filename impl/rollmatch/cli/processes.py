@@ -54,10 +54,10 @@ PR_SET_PDEATHSIG = 1
 """``prctl`` option of Linux: the signal that a process gets when the one that started it ends."""
 
 
-def end_with_parent() -> None:
-    """Have the kernel stop this process (SIGTERM) when the one that started it is killed. Linux only."""
+def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal when the one that started it is killed. Linux only."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -80,7 +80,7 @@ def run_child(command: Sequence[str], environment: Mapping[str, str], *, grace_s
     try:
         code = _wait(child, received, grace_s)
     finally:
-        _kill(child)
+        kill_family(child)
         for number, handler in before.items():
             signal.signal(number, handler)
     if received and code:
@@ -124,8 +124,8 @@ def _wait(child: psutil.Popen, received: list[int], grace_s: float) -> int:
     return -signal.SIGKILL
 
 
-def _kill(child: psutil.Popen) -> None:
-    """Kill the child and all its descendants."""
+def kill_family(child: psutil.Popen) -> None:
+    """Kill a child that leads a session, all its descendants and whoever else is in its session's group."""
     for process in _family(child):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

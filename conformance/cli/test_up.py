@@ -1,0 +1,131 @@
+"""``rollmatch up``: what it types for a run on a cluster, what it refuses, and how it ends on this machine."""
+
+import argparse
+import importlib.util
+import signal
+
+import psutil
+import pytest
+import requests
+
+from conformance.cli.division import GRPO, MATCHING
+from conformance.cli.started import journal_of, started
+from conformance.cli.test_up_on_cluster import left_of, overrides_of, up
+from conformance.rollout.digits import CONFIG
+from rollmatch.cli.main import main
+from rollmatch.cli.up import RunWords
+from rollmatch.config import load_config
+from rollmatch.config.servers import pair_servers, server_section
+from rollmatch.errors import LaunchError
+from rollmatch.server.settings import KEY_VARIABLE
+
+
+def words_of(path, *hosts, overrides=(), learners=1, resume=False, overwrite=False):
+    fields = {"overrides": list(overrides), "learners": learners, "resume": resume, "overwrite": overwrite}
+    options = argparse.Namespace(config=str(path), **fields)
+    config = load_config(path, overrides)
+    words = RunWords(config=config, options=options, num_servers=len(hosts))
+    words.settle(hosts)
+    return words
+
+
+def config_of(words):
+    """The configuration that a command line names."""
+    return load_config(words[1], [word.removeprefix("--set=") for word in words if word.startswith("--set=")])
+
+
+@pytest.mark.scenario(clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#1,2"])
+@pytest.mark.parametrize(
+    ("path", "hosts"), [(MATCHING, ("10.0.0.1", "10.0.0.1", "10.0.0.2")), (GRPO, ("fd00::1", "b"))]
+)
+def test_servers_and_learner_name_the_same_addresses(path, hosts):
+    words = words_of(path, *hosts, overrides=["training.max_steps=3"])
+    config = config_of(words.learner((), resume=False))
+    first = pair_servers(server_section(load_config(path)))[0]
+    addresses = pair_servers(server_section(config))
+    assert [address.host for address in addresses] == list(hosts)
+    assert [address.base_url for address in addresses] == [words.url(index) for index in range(len(hosts))]
+    assert [address.group_port for address in addresses] == [first.group_port + index for index in range(len(hosts))]
+    assert config.training.max_steps == 3
+    for index, host in enumerate(hosts):
+        typed = words.server(index, ("4", "5"))
+        assert typed[-4:] == ["--server", str(index), "--gpus", "4,5"]
+        assert config_of(typed).custom.extra.rollout_server.host == host
+        assert pair_servers(server_section(config_of(typed))) == addresses
+
+
+def test_a_server_without_gpus_gets_a_place_per_replica():
+    assert words_of(MATCHING, "127.0.0.1").server(0, ())[-2:] == ["--gpus", "0,1,2"]
+
+
+def test_ranks_and_flags_reach_the_learner():
+    words = words_of(MATCHING, "127.0.0.1", learners=2, overwrite=True)
+    assert words.learner((), resume=False)[-3:] == ["--gpus", "0,1", "--overwrite"]
+    assert words.learner(("6", "7"), resume=True)[-3:] == ["--gpus", "6,7", "--resume"]
+    assert words_of(MATCHING, "127.0.0.1").learner((), resume=False)[-1].startswith("--set=")
+    assert words_of(MATCHING, "127.0.0.1", resume=True).learner((), resume=False)[-1] == "--resume"
+
+
+def test_servers_that_others_reach_get_a_key(monkeypatch):
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    assert KEY_VARIABLE not in words_of(MATCHING, "127.0.0.1").environment
+    words = words_of(MATCHING, "10.0.0.1")
+    assert len(words.environment[KEY_VARIABLE]) > 30
+    assert words.environment == words.environment
+    assert words_of(MATCHING, "10.0.0.1").environment != words.environment
+    open_to_all = words_of(MATCHING, "10.0.0.1", overrides=["custom.extra.rollout_server.allow_no_key=true"])
+    assert KEY_VARIABLE not in open_to_all.environment
+    monkeypatch.setenv(KEY_VARIABLE, "mine")
+    assert words_of(MATCHING, "10.0.0.1").environment[KEY_VARIABLE] == "mine"
+
+
+def test_ports_that_count_up_too_far_are_refused():
+    base_url = "custom.extra.rollout_matching.vllm.server.base_url=http://127.0.0.1:65535"
+    with pytest.raises(LaunchError, match="2 servers from ") as caught:
+        words_of(MATCHING, "10.0.0.1", "10.0.0.2", overrides=[base_url])
+    assert caught.value.code == "out-of-range"
+
+
+@pytest.mark.scenario(
+    "launchers/a-cluster-without-servers", clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#12"]
+)
+def test_a_configuration_without_servers_is_refused(capsys):
+    assert main(["up", str(CONFIG)]) == 1
+    assert "[server-not-used] custom.extra.rollout_matching.vllm.mode: " in capsys.readouterr().err
+
+
+def test_a_list_of_servers_that_would_not_be_read_is_refused(capsys, tmp_path):
+    server = "custom.extra.rollout_matching.vllm.server"
+    (tmp_path / "servers.yaml").write_text('[{base_url: "http://127.0.0.1:8000", group_port: 51216}]')
+    named = (f"{server}.base_url=null", f"{server}.group_port=null", f"{server}.servers_file={tmp_path}/servers.yaml")
+    assert main(["up", str(MATCHING), *(f"--set={override}" for override in named)]) == 1
+    assert f"[servers-file-not-used] {server}.servers_file: is set" in capsys.readouterr().err
+
+
+def test_without_ray_the_package_is_named(capsys, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
+    assert main(["up", str(MATCHING)]) == 1
+    assert "[ray-missing] ray is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.engine
+@pytest.mark.scenario(
+    "launchers/a-cluster-is-interrupted", clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#9,10"]
+)
+def test_an_interrupt_ends_the_run_on_this_machine_with_a_checkpoint_and_leaves_nothing(tmp_path):
+    out = tmp_path / "run"
+    url, overrides = overrides_of(out, steps=1000)
+    home = str(tmp_path)  # Ray writes a token there, by which alone its own cluster is entered
+    with started(up(*overrides), tmp_path / "up.txt", HOME=home) as running:
+        running.wait_until(lambda: journal_of(out, "step"))
+        assert requests.get(f"{url}/health/", timeout=10).status_code == 200
+        family = psutil.Process(running.process.pid).children(recursive=True)
+        running.process.send_signal(signal.SIGINT)
+        code, output = running.wait(), running.output()
+        assert code == 130, output[-3000:]
+        assert len(family) > 4
+        assert psutil.wait_procs(family, timeout=20)[1] == []
+        assert left_of(running) == []
+    [event] = journal_of(out, "interrupted")
+    assert (out / f"checkpoint-{event['step']}").is_dir()

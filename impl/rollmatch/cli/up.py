@@ -1,0 +1,162 @@
+"""``rollmatch up``: rollout servers and learner of a YAML on a Ray cluster, by the commands that people type."""
+
+import argparse
+import importlib.util
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from rollmatch.cli.planning import positive
+from rollmatch.cli.processes import shell_line
+from rollmatch.config import RunConfig, load_config
+from rollmatch.config.connection import LAST_PORT, base_url_of, is_loopback
+from rollmatch.config.findings import ROLLOUT_MATCHING
+from rollmatch.config.servers import (
+    is_named_in_rlhf,
+    pair_servers,
+    server_key,
+    server_section,
+    uses_servers,
+)
+from rollmatch.errors import LaunchError
+from rollmatch.server.settings import KEY_VARIABLE
+
+SERVER = "custom.extra.rollout_server"
+CHILD_VARIABLES = ("OMP_NUM_THREADS", KEY_VARIABLE)
+"""Handed on from this terminal to every node."""
+
+RAY_BEYOND_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's switch, on Linux, too: a cluster of one machine listens at loopback, so that no firewall asks."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``up``."""
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="Ray cluster to use (default: RAY_ADDRESS, else this machine)"
+    )
+    parser.add_argument("--servers", type=positive, metavar="N", help="rollout servers (default: as the YAML names)")
+    parser.add_argument("--learners", type=positive, default=1, metavar="N", help="learner ranks (default: 1)")
+    text = "times that each command is started again (default: 3)"
+    parser.add_argument("--max-restarts", type=int, default=3, metavar="N", help=text)
+    parser.add_argument("--resume", action="store_true", help="continue from the newest whole checkpoint")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands; start nothing")
+    parser.add_argument("--overwrite", action="store_true", help="delete the run in training.output_dir and start over")
+
+
+def up(options: argparse.Namespace) -> int:
+    """Run to the learner's end; returns its exit code.
+
+    Errors: those of the configuration, ``server-not-used``, ``servers-file-not-used``, ``out-of-range``, ``ray-missing``,
+    ``cluster-unreachable``, ``cluster-too-small``, ``command-not-started``, ``server-moved``, ``lost-too-often``.
+    """
+    config = load_config(options.config, options.overrides)
+    _check_mode(config)
+    servers = options.servers or len(pair_servers(server_section(config)))
+    words = RunWords(config=config, options=options, num_servers=servers)
+    if options.dry_run:
+        _show(words)
+        return 0
+    if importlib.util.find_spec("ray") is None:
+        raise LaunchError("ray is not installed", code="ray-missing", remedy="Install it: pip install rollmatch[ray].")
+    if not (options.address or os.environ.get("RAY_ADDRESS")):
+        os.environ.setdefault(RAY_BEYOND_LOOPBACK, "0")  # read when Ray is imported
+    from rollmatch.cli.ray_cluster import Need, connected, reserved
+    from rollmatch.cli.ray_run import RayRun
+
+    needs = [Need(name="learner", gpus=options.learners)]
+    needs += [Need(name=f"server-{index}", gpus=_server_gpus(config)) for index in range(servers)]
+    with connected(options.address, needs), reserved(needs) as group:
+        return RayRun(words, group, needs, max_restarts=options.max_restarts).run()
+
+
+def _show(words: "RunWords") -> None:
+    """The commands, with names in place of the addresses that a cluster gives."""
+    words.settle([f"node{index}" for index in range(words.num_servers)])
+    servers = [words.server(index, ()) for index in range(words.num_servers)]
+    for command in (*servers, words.learner((), resume=False)):
+        print(shell_line(["rollmatch", *command], {}))
+
+
+def _check_mode(config: RunConfig) -> None:
+    if not uses_servers(config):
+        key = "custom.extra.rollout_matching.vllm.mode"
+        problem, remedy = "no rollout server is used", "Set mode: server; rollmatch train runs everything else."
+        raise LaunchError(problem, code="server-not-used", key=key, remedy=remedy)
+    if server_section(config).servers_file is not None:
+        problem, remedy = "is set, but Ray gives the addresses", "Name base_url and group_port: their ports are used."
+        raise LaunchError(
+            problem, code="servers-file-not-used", key=f"{server_key(config)}.servers_file", remedy=remedy
+        )
+
+
+def _server_gpus(config: RunConfig) -> int:
+    section = config.custom.extra.rollout_server
+    return section.vllm_tensor_parallel_size * (section.vllm_data_parallel_size or 1)
+
+
+class RunWords:
+    """Command lines of a run, once it is known where its servers are."""
+
+    def __init__(self, *, config: RunConfig, options: argparse.Namespace, num_servers: int) -> None:
+        self.config, self.options, self.num_servers = config, options, num_servers
+        self.hosts: Sequence[str] = ()
+        self._key = secrets.token_urlsafe(32)
+        self._first = pair_servers(server_section(config))[0]
+
+    def settle(self, hosts: Sequence[str]) -> None:
+        """Give each server its address. Errors: those of the configuration that comes of it, ``out-of-range``."""
+        self.hosts = hosts
+        if max(self._ports(self.num_servers - 1)) > LAST_PORT:
+            problem = f"{self.num_servers} servers from {self._first.base_url} and {self._first.group_port} on"
+            remedy = "Name lower ports: those of the next servers count up."
+            raise LaunchError(problem, code="out-of-range", key=server_key(self.config), remedy=remedy)
+        load_config(self.options.config, [*self.options.overrides, *self._addresses()])
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of all commands; servers that others can reach get a key of this run, unless there is one."""
+        given = {name: os.environ[name] for name in CHILD_VARIABLES if name in os.environ}
+        if not (all(map(is_loopback, self.hosts)) or self.config.custom.extra.rollout_server.allow_no_key):
+            given.setdefault(KEY_VARIABLE, self._key)
+        return given
+
+    def url(self, index: int) -> str:
+        """Where a server listens."""
+        return base_url_of(self.hosts[index], self._ports(index)[0])
+
+    def server(self, index: int, gpus: Sequence[str]) -> list[str]:
+        """``rollmatch serve``, behind ``rollmatch``."""
+        places = gpus or [str(place) for place in range(_server_gpus(self.config))]
+        listen = [f"{SERVER}.host={json.dumps(self.hosts[index])}"] if self._is_private(index) else []
+        return ["serve", *self._shared(*listen), "--server", str(index), "--gpus", ",".join(places)]
+
+    def learner(self, gpus: Sequence[str], *, resume: bool) -> list[str]:
+        """``rollmatch train``, behind ``rollmatch``."""
+        num_ranks = self.options.learners
+        places = gpus or ([str(place) for place in range(num_ranks)] if num_ranks > 1 else [])
+        flags = ["--resume"] if resume or self.options.resume else ["--overwrite"] * self.options.overwrite
+        return ["train", *self._shared(), *(["--gpus", ",".join(places)] if places else []), *flags]
+
+    def _is_private(self, index: int) -> bool:
+        """Whether the YAML lets a server listen to its own machine only, though it is called from others."""
+        return is_loopback(self.config.custom.extra.rollout_server.host) and not is_loopback(self.hosts[index])
+
+    def _shared(self, *more: str) -> list[str]:
+        overrides = [*self.options.overrides, *self._addresses(), *more]
+        return [os.path.abspath(self.options.config), *(f"--set={override}" for override in overrides)]
+
+    def _ports(self, index: int) -> tuple[int, int]:
+        """HTTP and group: the ones of the YAML's first server, and from there on, as one node may hold several."""
+        return (urlsplit(self._first.base_url).port or 8000) + index, self._first.group_port + index
+
+    def _addresses(self) -> list[str]:
+        http, group = zip(*map(self._ports, range(self.num_servers)), strict=True)
+        if is_named_in_rlhf(self.config):
+            names = ("host", "port", "group_port")
+            listed = zip(names, (self.hosts, http, group), strict=True)
+            return [f"rlhf.vllm_server_{name}={json.dumps(list(values))}" for name, values in listed]
+        section = f"{ROLLOUT_MATCHING}.vllm.server"
+        servers = [{"base_url": self.url(index), "group_port": port} for index, port in enumerate(group)]
+        return [f"{section}.base_url=null", f"{section}.group_port=null", f"{section}.servers={json.dumps(servers)}"]
