@@ -48,8 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def up(options: argparse.Namespace) -> int:
     """Run to the learner's end; returns its exit code.
 
-    Errors: those of the configuration, ``server-not-used``, ``servers-file-not-used``, ``out-of-range``, ``ray-missing``,
-    ``cluster-unreachable``, ``cluster-too-small``, ``command-not-started``, ``server-moved``, ``lost-too-often``.
+    Errors: those of the configuration, ``server-not-used``, ``servers-file-not-used``, ``out-of-range``,
+    ``ray-missing``, ``cluster-unreachable``, ``cluster-too-small``, ``command-not-started``, ``server-moved``,
+    ``lost-too-often``.
     """
     config = load_config(options.config, options.overrides)
     _check_mode(config)
