@@ -34,6 +34,7 @@ def nodes():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # at loopback; whether this user's home has a token is no matter
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # else it looks for a head at 127.0.0.1 elsewhere
         local = {"node_ip_address": "127.0.0.1", "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **local})
