@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rollmatch.errors import SyncError
-from rollmatch.model.checkpoint import checkpoint_names, checkpoint_tensors, merged_weights, model_key
+from rollmatch.model.checkpoint import CheckpointNames, checkpoint_names, checkpoint_tensors, merged_weights, model_key
 from rollmatch.model.split_weights import is_sharded
 from rollmatch.weights.plan import Merge, Spec, spec_of
 
@@ -84,9 +84,9 @@ def adapter_of(model: nn.Module) -> Adapter:
             problem = f"{name} learns beside the adapter"
             raise AdapterNotSendable(problem, key=model_key(name), remedy=_FULL, code="adapter-incomplete")
     tensors: list[tuple[str, Tensor]] = []
-    merges = []
+    merges, names = [], checkpoint_names(model)
     for name, layer in layers:
-        merge, parts = _merge_of(layer, model_key(name), _weight_name(model, name))
+        merge, parts = _merge_of(layer, model_key(name), _weight_name(names, name))
         merges.append(merge)
         tensors += parts
     return Adapter(tensors=tuple(tensors), merges=tuple(merges), merged=_MergedLayers(model, len(layers)))
@@ -118,10 +118,10 @@ def _merge_of(layer: Any, name: str, weight_name: str) -> tuple[Merge, list[tupl
     return merge, [(names[role], module.weight.detach()) for role, module in modules.items()]
 
 
-def _weight_name(model: nn.Module, layer: str) -> str:
+def _weight_name(names: CheckpointNames, layer: str) -> str:
     """Checkpoint name of the weight that a layer's adapter is merged into. Errors: ``AdapterNotSendable``."""
     key = f"{model_key(layer)}.weight"
-    name = checkpoint_names(model).name_of(key)
+    name = names.name_of(key)
     if name is None:
         problem = "an adapted weight has another form in the checkpoint"
         raise AdapterNotSendable(problem, key=key, remedy=_FULL, code="adapter-incomplete")
