@@ -9,6 +9,7 @@ merges on both sides, digests of every tensor compared, commit. Each process has
 
 import itertools
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -47,7 +48,9 @@ PIECE_BYTES, LINK_BYTES = 2**22, 2**30
 
 def main():
     options = parse()
-    report = Report(options.results / "limited_link.json", bars={"full / adapter": 4})
+    report = Report(
+        options.results / "limited_link.json", bars={f"{name}: full / {name}: adapter": 4 for name in TARGETS}
+    )
     report.note(rate=RATE, mtu=MTU, rank=options.rank, use_dora=options.dora)
     with tempfile.TemporaryDirectory() as folder, limited_link() as (learner, server):
         num_bytes = make_directory(Path(folder), options.layers)
@@ -179,4 +182,5 @@ def parse():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the namespaces and the server go, too
     main()
