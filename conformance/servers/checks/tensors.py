@@ -93,7 +93,7 @@ def groups(names: Sequence[str]) -> list[list[str]]:
     since=ADDED,
     needs=NEEDS,
     deadline_s=240,
-    requires=("pictures-are-seen", "logprobs-stay-finite", "new-weights-are-served"),
+    requires=("pictures-are-seen", "logprobs-stay-finite", "new-weights-are-served", "long-responses-stay-greedy"),
 )
 def judge_every(exchange: Exchange) -> str:
     names = exchange.notes.get("culprit", [])
