@@ -5,9 +5,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -72,7 +72,7 @@ def reserved(needs: Sequence[Need]) -> Iterator[PlacementGroup]:
         remove_placement_group(group)
 
 
-def place(group: PlacementGroup, index: int) -> Any:
+def place(group: PlacementGroup, index: int) -> ActorHandle:
     """An actor in a bundle; if the bundle's node was lost, it waits until Ray finds another."""
     bundle = group.bundle_specs[index]
     where = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)

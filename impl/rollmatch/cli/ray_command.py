@@ -19,7 +19,7 @@ _DRAIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class ActorSite:
     """Where an actor is."""
 
     host: str
@@ -31,7 +31,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class CommandReport:
     """What happened since the last one."""
 
     lines: tuple[str, ...]
@@ -46,11 +46,11 @@ class CommandActor:
     def __init__(self) -> None:
         self._lines: deque[str] = deque()
 
-    def site(self) -> Site:
+    def site(self) -> ActorSite:
         """This node and the GPUs of the reservation."""
         node = ray.get_runtime_context().get_node_id()
         host = next(one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == node)
-        return Site(host=host, node=node, gpus=tuple(map(str, ray.get_gpu_ids())))
+        return ActorSite(host=host, node=node, gpus=tuple(map(str, ray.get_gpu_ids())))
 
     def start(self, words: Sequence[str], environment: Mapping[str, str], directory: str) -> int:
         """Start the command in ``directory``; returns its process id.
@@ -78,14 +78,14 @@ class CommandActor:
         for line in child.stdout:
             self._lines.append(line.rstrip("\n"))
 
-    def report(self) -> Report:
+    def report(self) -> CommandReport:
         """Lines since the last report, and the exit code; an ended command leaves no process behind."""
         code = self._child.poll()
         if code is not None:
             kill_family(self._child)
             self._reader.join(_DRAIN_S)
         lines = tuple(self._lines.popleft() for _ in range(len(self._lines)))
-        return Report(lines=lines, code=code)
+        return CommandReport(lines=lines, code=code)
 
     def signal(self, number: int) -> None:
         """Send a signal to the command, which knows how to end its own children."""

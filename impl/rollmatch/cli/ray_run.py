@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import PlacementGroup
 
 from rollmatch.cli.processes import FORWARDED, GRACE_S
 from rollmatch.cli.ray_cluster import Need, place
-from rollmatch.cli.ray_command import Report, Site
+from rollmatch.cli.ray_command import ActorSite, CommandReport
 from rollmatch.cli.run_directory import holds_run
 from rollmatch.cli.up import RunWords
 from rollmatch.errors import LaunchError
@@ -29,16 +30,16 @@ _POLL_S, _END_S, _DYING_S = 0.2, 30.0, 60.0
 
 
 @dataclass(kw_only=True)
-class Part:
+class RunPart:
     """One command of the run, and the actor that runs it."""
 
     name: str
     index: int
     """Of its bundle: 0 is the learner's, the servers follow."""
-    actor: Any
-    call: Any
-    """Waited for: a ``Site`` after it was placed, a process id after a start, one ``Report`` after the other."""
-    site: Site | None = None
+    actor: ActorHandle
+    call: ObjectRef | None
+    """Waited for: an ``ActorSite`` once placed, a process id after a start, then many a ``CommandReport``."""
+    site: ActorSite | None = None
     num_restarts: int = 0
     lost_at: float = -math.inf
     """Monotonic time at which its actor was lost."""
@@ -56,7 +57,7 @@ class RayRun:
         self._directory = Path(words.config.training.output_dir)
         actors = [place(group, index) for index in range(len(needs))]
         self._parts = [
-            Part(name=need.name, index=index, actor=actor, call=actor.site.remote())
+            RunPart(name=need.name, index=index, actor=actor, call=actor.site.remote())
             for index, (need, actor) in enumerate(zip(needs, actors, strict=True))
         ]
         self._learner, self._servers = self._parts[0], self._parts[1:]
@@ -82,7 +83,7 @@ class RayRun:
             return 128 + self._signals[0]
         return self._learner.code if self._learner.code >= 0 else 128 - self._learner.code
 
-    def _end(self, part: Part, number: int | None = None, *, for_s: float) -> None:
+    def _end(self, part: RunPart, number: int | None = None, *, for_s: float) -> None:
         """Signal a command and wait for its end; a second signal to us, or too long a wait, kills it."""
         self._is_ending = True
         if not part.is_running:
@@ -103,7 +104,7 @@ class RayRun:
                 self._answer(calls[call])
             time.sleep(_POLL_S)
 
-    def _answer(self, part: Part) -> None:
+    def _answer(self, part: RunPart) -> None:
         """Take what an actor says, and ask the next question. Errors: ``command-not-started``."""
         call, part.call = part.call, None
         try:
@@ -113,11 +114,11 @@ class RayRun:
             return
         except RayError as error:
             raise _not_started(part, str(error).strip().splitlines()[-1]) from error
-        if isinstance(answer, Site):
+        if isinstance(answer, ActorSite):
             self._take_site(part, answer)
             return
         lines, code = (
-            (answer.lines, answer.code) if isinstance(answer, Report) else ((self._started(part, answer),), None)
+            (answer.lines, answer.code) if isinstance(answer, CommandReport) else ((self._started(part, answer),), None)
         )
         self._tell(part, lines)
         if code is None:
@@ -125,7 +126,7 @@ class RayRun:
         else:
             self._ended(part, code)
 
-    def _take_site(self, part: Part, site: Site) -> None:
+    def _take_site(self, part: RunPart, site: ActorSite) -> None:
         """A part that comes back continues where it is now. Errors: ``server-moved``."""
         part.site = site
         if part.num_restarts == 0 or self._is_ending:
@@ -136,7 +137,7 @@ class RayRun:
             raise LaunchError(problem, code="server-moved", remedy=remedy)
         self._start(part)
 
-    def _start(self, part: Part) -> None:
+    def _start(self, part: RunPart) -> None:
         gpus = part.site.gpus if part.site else ()
         words = (
             self._words.server(part.index - 1, gpus)
@@ -145,11 +146,11 @@ class RayRun:
         )
         part.call, part.is_running = part.actor.start.remote(words, self._words.environment, os.getcwd()), True
 
-    def _started(self, part: Part, pid: int) -> str:
+    def _started(self, part: RunPart, pid: int) -> str:
         url = f" at {self._words.url(part.index - 1)}" if part.index else ""
         return f"rollmatch up: {part.name}{url} is process {pid} on node {part.site.node[:8] if part.site else ''}"
 
-    def _ended(self, part: Part, code: int) -> None:
+    def _ended(self, part: RunPart, code: int) -> None:
         """The learner's end is the run's, unless it can be resumed; a server is started again."""
         part.code, part.is_running = code, False
         if self._is_ending or self._signals or (part is self._learner and not self._is_lost(code)):
@@ -162,7 +163,7 @@ class RayRun:
         """Whether a learner may go on from its checkpoint; one that has refused to begin may not."""
         return code < 0 or code > 128 or (code == 1 and holds_run(self._directory))
 
-    def _replace(self, part: Part) -> None:
+    def _replace(self, part: RunPart) -> None:
         """A new actor for one that is gone, where Ray moves its bundle; it waits until there is such a node."""
         part.is_running = False
         if self._is_ending or self._signals:
@@ -177,7 +178,7 @@ class RayRun:
         part.actor, part.site = place(self._group, part.index), None
         part.call = part.actor.site.remote()
 
-    def _count(self, part: Part, what: str) -> None:
+    def _count(self, part: RunPart, what: str) -> None:
         """Errors: ``lost-too-often``."""
         if part.num_restarts >= self._max_restarts:
             problem, remedy = f"{part.name} {what}", f"Read {self._log(part)}, then continue with --resume."
@@ -185,10 +186,10 @@ class RayRun:
         part.num_restarts += 1
         self._tell(part, [f"rollmatch up: {part.name} {what}; restart {part.num_restarts} of {self._max_restarts}"])
 
-    def _log(self, part: Part) -> Path:
+    def _log(self, part: RunPart) -> Path:
         return self._directory / LOGS / f"{part.name}.txt"
 
-    def _tell(self, part: Part, lines: Sequence[str]) -> None:
+    def _tell(self, part: RunPart, lines: Sequence[str]) -> None:
         """In the terminal, with the name of the part, and in its file."""
         if lines:
             print("\n".join(f"[{part.name}] {line}" for line in lines), flush=True)
@@ -196,7 +197,7 @@ class RayRun:
                 file.write("".join(f"{line}\n" for line in lines))
 
 
-def _not_started(part: Part, problem: str) -> LaunchError:
+def _not_started(part: RunPart, problem: str) -> LaunchError:
     remedy = "Every node needs the same packages and the same paths."
     return LaunchError(f"{part.name}: {problem}", code="command-not-started", remedy=remedy)
 
