@@ -111,7 +111,7 @@ def test_choices_of_several_prompts_repeat_by_their_seed(client, server, base):
 
 @pytest.mark.scenario(clauses=["server-dialects/the-openai-dialect-serves-openai-clients#3,4"])
 def test_a_stream_is_the_whole_answer_in_parts_of_one_version(client, server, base):
-    fields = {"max_tokens": 12, "temperature": 1.0, "seed": 5, "n": 2, "extra_body": {"return_token_ids": True}}
+    fields = {"max_tokens": 120, "temperature": 1.0, "seed": 5, "n": 2, "extra_body": {"return_token_ids": True}}
     whole = ask(client, **fields)
     stream = ask(client, stream=True, stream_options={"include_usage": True}, **fields)
     assert stream.response.headers["x-policy-version"] == str(server.version)
@@ -123,7 +123,7 @@ def test_a_stream_is_the_whole_answer_in_parts_of_one_version(client, server, ba
         mine = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
         assert "".join(part.delta.content or "" for part in mine) == choice.message.content
         assert [i for part in mine for i in getattr(part, "token_ids", None) or []] == choice.token_ids
-    assert len(chunks) > 6
+    assert len(chunks) > 6  # however often a busy machine hands out several tokens at once
 
 
 def test_responses_are_of_the_structure_that_is_requested(client, base, blanks):
