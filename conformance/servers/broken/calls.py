@@ -41,6 +41,7 @@ class Calls:
         try:
             if others and self.broken("calls wait for each other"):
                 wait_while(lambda: self.num_running > 1 and not is_left())
+                time.sleep(1)  # until the one before has its reply
             wait_while(lambda: time.monotonic() < self._held_until and not is_left())
             if len(prompts) > LARGE and sampling.max_tokens > 1 and self.broken("nobody notices who hangs up"):
                 self._held_until = time.monotonic() + HELD_S
