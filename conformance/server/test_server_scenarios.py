@@ -47,9 +47,12 @@ def test_two_calls_are_in_the_engine_together():
     async def both():
         replica = Gathering(0)
         pool = EnginePool([replica])
-        calls = (pool.generate_all(requests_for_ids(*range(first, first + 8))) for first in (10, 30))
-        async with asyncio.timeout(60):
-            return await asyncio.gather(*calls)
+        one, other = (pool.generate_all(requests_for_ids(*range(first, first + 8))) for first in (10, 30))
+        async with asyncio.timeout(20):
+            begun = asyncio.create_task(one)
+            while replica.inside < 8:
+                await asyncio.sleep(0)
+            return await asyncio.gather(begun, other)
 
     answered = asyncio.run(both())
     assert [len(generations) for generations in answered] == [8, 8]
