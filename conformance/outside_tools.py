@@ -1,4 +1,4 @@
-"""Tests that need a browser, network namespaces, openspec, DeepSpeed, ...: left out, and told, where these lack.
+"""Tests that need a browser, network namespaces, openspec, DeepSpeed, ...: left out, and named, where these lack.
 
 With ``ROLLMATCH_STRICT=1``, as in CI, those not in ``OPTIONAL`` run everywhere and fail where their tool is missing.
 ms-swift is large: what it says about itself is recorded, and ``swift`` tests compare with the installed one.

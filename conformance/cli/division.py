@@ -27,6 +27,18 @@ SMALL = (
     "training.report_to=none",
     "training.learner_threads=1",
 )
+BESIDE_DOUBLES = (
+    f"{VLLM}.mode=server",
+    f"{VLLM}.max_model_len=512",
+    "custom.extra.rollout_matching.max_new_tokens=4",
+    "training.per_device_train_batch_size=2",
+    "training.eval_scenes=2",
+    "training.save_steps=1000",
+    "training.optim=sgd",
+    "training.learner_threads=1",
+    "training.report_to=none",
+)
+"""Of a learner whose servers answer by transformers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.cli.division import VLLM
+from conformance.cli.division import BESIDE_DOUBLES, VLLM
 from conformance.cli.started import in_time, journal_of, journals_of, started, train_command
 from conformance.doubles.answering_server import AnsweringServer
 from conformance.harness.judge import judge
@@ -23,18 +23,6 @@ from conformance.server.instance import free_port
 from conformance.weights.native_double import serving
 
 STEPS = 4
-SMALL = (
-    f"{VLLM}.mode=server",
-    f"{VLLM}.max_model_len=512",
-    "custom.extra.rollout_matching.max_new_tokens=4",
-    "training.per_device_train_batch_size=2",
-    "training.eval_scenes=2",
-    f"training.max_steps={STEPS}",
-    "training.save_steps=1000",
-    "training.optim=sgd",
-    "training.learner_threads=1",
-    "training.report_to=none",
-)
 
 
 class CountingServer(AnsweringServer):
@@ -77,7 +65,12 @@ def learned(folder, num_servers, lists):
         listed = ServersFile(folder / "servers.json", entries, lists)
         for server in servers:
             server.called = listed.write
-        words = (*SMALL, f"{VLLM}.server.servers_file={listed.path}", f"training.output_dir={out}")
+        words = (
+            *BESIDE_DOUBLES,
+            f"training.max_steps={STEPS}",
+            f"{VLLM}.server.servers_file={listed.path}",
+            f"training.output_dir={out}",
+        )
         command = train_command(*words, f"model.model={model}", flags=("--gpus", "0,1"))
         learner = stack.enter_context(started(command, folder / "learner.txt"))
         code, output = learner.wait(), learner.output()

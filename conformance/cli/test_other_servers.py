@@ -12,20 +12,12 @@ from conformance.cli.division import VLLM, typed
 from conformance.cli.one_step import take_steps
 from conformance.cli.started import started
 from conformance.cli.swift_parser import put_on_the_path
-from conformance.dialects.learner_side import connected, rendezvous
-from conformance.doubles.adapters import perturb_adapters
+from conformance.dialects.learner_side import connected
 from conformance.outside_tools import swift_python, trl_command
-from conformance.rollout.digits import BRIEF, CONFIG, ROOT, load_model, requests_for, scenes, template_of, tokens_of
-from conformance.rollout.test_adapter_proof import LANGUAGE
+from conformance.rollout.digits import CONFIG, ROOT, requests_for, scenes
 from conformance.server.instance import free_port
-from conformance.server.test_client_engine import expected_of, merged_copy
+from conformance.server.test_engine_swift_adapter import check_adapters_alone
 from conformance.servers.known import BY_NAME
-from rollmatch.config.training import TunerConfig
-from rollmatch.dialects.trl.sender import TrlSender
-from rollmatch.ranks import Ranks
-from rollmatch.rollout.adapter_proof import prove_adapters
-from rollmatch.rollout.vllm_server import VllmServerBackend
-from rollmatch.weights.named_weights import named_weights
 
 pytestmark = pytest.mark.engine
 ARITHMETIC = ROOT / "fixtures/arithmetic/grpo.yaml"
@@ -70,15 +62,6 @@ def test_an_adapter_alone_reaches_swift_s_own_server(tmp_path):
         *known.command(Path(swift_python()), port),
         *flags,
     ]
-    policy, requests = load_model(TunerConfig(train_type="lora", target_regex=LANGUAGE)), requests_for(scenes()[:8])
     with started(words, tmp_path / "server.txt"):
         server = connected(f"http://127.0.0.1:{port}", timeout_s=150)
-        backend = VllmServerBackend([server], template_of(), Ranks(), sender=TrlSender([server], [rendezvous()]))
-        prove_adapters(backend, policy)
-        for seed in (1, 2):
-            perturb_adapters(policy, by=0.05, seed=seed)
-            backend.push_adapter(named_weights(policy).adapter(), version=backend.policy_version + 1)
-            written = tokens_of(backend.generate(requests, BRIEF))
-            assert written == expected_of(merged_copy(policy), requests)
-            assert written != expected_of(load_model(), requests)
-        backend.close()
+        check_adapters_alone(server, requests_for(scenes()[:8]))

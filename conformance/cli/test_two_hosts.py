@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.cli.division import VLLM
+from conformance.cli.division import BESIDE_DOUBLES, VLLM
 from conformance.cli.hosts import two_hosts
 from conformance.cli.started import in_time, journal_of, journals_of, started, train_command
 from conformance.doubles.answering_server import AnsweringServer
@@ -28,18 +28,6 @@ pytestmark = pytest.mark.netns
 STEPS, CUT_S = 4, 20.0
 CUT_CALL, CUT_SYNC = 2, 4
 """Versions: of the weights by which the first cut call is answered, and of the sync that the second cut falls into."""
-SMALL = (
-    f"{VLLM}.mode=server",
-    f"{VLLM}.max_model_len=512",
-    "custom.extra.rollout_matching.max_new_tokens=4",
-    "training.per_device_train_batch_size=2",
-    "training.eval_scenes=2",
-    f"training.max_steps={STEPS}",
-    "training.save_steps=1000",
-    "training.optim=sgd",
-    "training.learner_threads=1",
-    "training.report_to=none",
-)
 
 
 class CuttingServer(AnsweringServer):
@@ -97,19 +85,15 @@ def learned(folder, places, servers, *, gpus="0"):
             with host.entered():
                 url = stack.enter_context(http_server(double.answer, host=address)).url
             named.append(f"{{base_url: '{base_url_of(name, int(url.rpartition(':')[2]))}', group_port: {free_port()}}}")
-        words = (*SMALL, f"{VLLM}.server.servers=[{', '.join(named)}]", f"training.output_dir={out}")
+        words = (
+            *BESIDE_DOUBLES,
+            f"training.max_steps={STEPS}",
+            f"{VLLM}.server.servers=[{', '.join(named)}]",
+            f"training.output_dir={out}",
+        )
         endpoint, running, interface = f"{places[0].name}:{free_port()}", [], {"GLOO_SOCKET_IFNAME": ""}
         for rank, host in enumerate(places):
-            flags = (
-                "--nnodes",
-                str(len(places)),
-                "--node-rank",
-                str(rank),
-                "--rdzv-endpoint",
-                endpoint,
-                "--gpus",
-                gpus,
-            )
+            flags = f"--nnodes {len(places)} --node-rank {rank} --rdzv-endpoint {endpoint} --gpus {gpus}".split()
             command = train_command(*words, f"model.model={model}", flags=flags)
             log = folder / f"node{rank}.txt"
             running.append(stack.enter_context(started(host.command(*command[1:]), log, **interface)))

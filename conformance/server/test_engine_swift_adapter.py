@@ -85,17 +85,22 @@ def test_an_adapter_that_fits_no_weight_is_refused_and_the_next_one_arrives(atta
     assert server.version == version + 1
 
 
-def test_our_learner_sends_adapters_alone_after_it_has_seen_their_effect(tmp_path, scene_requests):
+def check_adapters_alone(server, requests):
+    """Our learner proves adapters on a server and sends two: each time it writes what the merged policy writes."""
     policy = load_model(TunerConfig(train_type="lora", target_regex=LANGUAGE))
+    backend = VllmServerBackend([server], template_of(), Ranks(), sender=TrlSender([server], [rendezvous()]))
+    prove_adapters(backend, policy)
+    for seed in (1, 2):
+        perturb_adapters(policy, by=0.05, seed=seed)
+        backend.push_adapter(named_weights(policy).adapter(), version=backend.policy_version + 1)
+        written = tokens_of(backend.generate(requests, BRIEF))
+        assert written == expected_of(merged_copy(policy), requests)
+        assert written != expected_of(load_model(), requests)
+    backend.close()
+
+
+def test_our_learner_sends_adapters_alone_after_it_has_seen_their_effect(tmp_path, scene_requests):
     with running(tmp_path / "log", enable_lora=True, drain_s=0.1) as own:
         server = connected(own.server.url)
         server.dialect = SwiftDialect(server.base_url)
-        backend = VllmServerBackend([server], template_of(), Ranks(), sender=TrlSender([server], [rendezvous()]))
-        prove_adapters(backend, policy)
-        for seed in (1, 2):
-            perturb_adapters(policy, by=0.05, seed=seed)
-            backend.push_adapter(named_weights(policy).adapter(), version=backend.policy_version + 1)
-            written = tokens_of(backend.generate(scene_requests, BRIEF))
-            assert written == expected_of(merged_copy(policy), scene_requests)
-            assert written != expected_of(load_model(), scene_requests)
-        backend.close()
+        check_adapters_alone(server, scene_requests)

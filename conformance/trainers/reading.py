@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from conformance.servers.exchange import Exchange
-from conformance.trainers.arrivals import Event, after, rounds_of
+from conformance.trainers.arrivals import Event, after, of_kind, rounds_of
 from conformance.trainers.runs import AGAIN
 
 BAR = re.compile(r"\d+%\|")
@@ -15,8 +15,9 @@ def events_of(exchange: Exchange) -> list[Event]:
     return list(exchange.notes["events"])
 
 
-def told(updates: Sequence[Event], name: str, what: str) -> str:
-    """The first update that has something under ``name``."""
+def wrong_in(exchange: Exchange, name: str, what: str, *, only_first: bool = False) -> str:
+    """The first update (or the first of all) that has something under ``name``."""
+    updates = of_kind(events_of(exchange), "update")[: 1 if only_first else None]
     found = [
         f"update {number}: {what}: {', '.join(event[name])}" for number, event in enumerate(updates, 1) if event[name]
     ]

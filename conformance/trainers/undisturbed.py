@@ -6,7 +6,7 @@ from itertools import pairwise
 from conformance.servers.check import SHOULD
 from conformance.servers.exchange import Exchange
 from conformance.trainers.arrivals import Event, of_kind, rounds_of
-from conformance.trainers.reading import ended, events_of, last_line, told, unlike
+from conformance.trainers.reading import ended, events_of, last_line, unlike, wrong_in
 from conformance.trainers.registry import ENDS, FIRST, SEEDS, SENDER, WEIGHTS, WHOLE, WRONG, check
 from conformance.trainers.runs import AGAIN, PLAIN, ending_of
 
@@ -53,14 +53,14 @@ def judge_new(exchange: Exchange) -> str:
     clause=f"{WEIGHTS}#4",
 )
 def judge_checkpoint(exchange: Exchange) -> str:
-    return told(of_kind(events_of(exchange), "update")[:1], "not_the_checkpoint", "other values")
+    return wrong_in(exchange, "not_the_checkpoint", "other values", only_first=True)
 
 
 @check(
     "every-tensor-is-sent", "Every update MUST hold every tensor of the model.", requires=(FIRST,), clause=f"{WHOLE}#1"
 )
 def judge_missing(exchange: Exchange) -> str:
-    return told(of_kind(events_of(exchange), "update"), "missing", "left out")
+    return wrong_in(exchange, "missing", "left out")
 
 
 @check(
@@ -70,19 +70,19 @@ def judge_missing(exchange: Exchange) -> str:
     clause=f"{WHOLE}#2",
 )
 def judge_unknown(exchange: Exchange) -> str:
-    return told(of_kind(events_of(exchange), "update"), "unknown", "unknown")
+    return wrong_in(exchange, "unknown", "unknown")
 
 
 @check("a-tensor-is-sent-once", "An update MUST hold no tensor twice.", requires=(FIRST,), clause=f"{WHOLE}#3")
 def judge_twice(exchange: Exchange) -> str:
-    return told(of_kind(events_of(exchange), "update"), "twice", "sent twice")
+    return wrong_in(exchange, "twice", "sent twice")
 
 
 @check(
     "shapes-are-the-model-s", "Every tensor MUST have its shape in the model.", requires=(FIRST,), clause=f"{WHOLE}#4"
 )
 def judge_shapes(exchange: Exchange) -> str:
-    return told(of_kind(events_of(exchange), "update"), "shapes", "another shape")
+    return wrong_in(exchange, "shapes", "another shape")
 
 
 @check(
@@ -92,7 +92,7 @@ def judge_shapes(exchange: Exchange) -> str:
     clause=f"{WHOLE}#5",
 )
 def judge_dtypes(exchange: Exchange) -> str:
-    return told(of_kind(events_of(exchange), "update"), "dtypes", "another dtype")
+    return wrong_in(exchange, "dtypes", "another dtype")
 
 
 @check(

@@ -67,8 +67,8 @@ def _completions(body: Any, engine: TinyEngine) -> Any:
 
 def _chat(body: Any, engine: TinyEngine) -> Any:
     sampling, seed = sampling_of(body)
-    told = [message["content"] for message in body["messages"]]
-    parts = [part for content in told if not isinstance(content, str) for part in content]
+    contents = [message["content"] for message in body["messages"]]
+    parts = [part for content in contents if not isinstance(content, str) for part in content]
     images = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
     ids = engine.encode(body["messages"])
     prompts = [TinyPrompt(ids=ids, picture=_picture(images), name=str(body.get("request_id")))]
@@ -108,12 +108,12 @@ def reply(path: str, groups: Sequence[Sequence[TinyResponse]], sampling: TinySam
     if path == "infer":
         return [{"response": _chat_reply(group, sampling, engine)} for group in groups]
     if path == "generate":
-        told: dict[str, Any] = {"logprobs": None, "logprob_token_ids": None}
+        sampled: dict[str, Any] = {"logprobs": None, "logprob_token_ids": None}
         if sampling.logprobs:
-            told["logprobs"] = [[[value] for value in one.logprobs] for one in flat]
-            told["logprob_token_ids"] = [[[token] for token in one.ids] for one in flat]
+            sampled["logprobs"] = [[[value] for value in one.logprobs] for one in flat]
+            sampled["logprob_token_ids"] = [[[token] for token in one.ids] for one in flat]
         prompts = [group[0].prompt_ids for group in groups]
-        return {"prompt_ids": prompts, "completion_ids": [one.ids for one in flat]} | told
+        return {"prompt_ids": prompts, "completion_ids": [one.ids for one in flat]} | sampled
     if path == "native/infer":
         return {"responses": [_native_entry(one, sampling) for one in flat]}
     if path == "v1/completions":

@@ -24,8 +24,8 @@ def compare(talk: Talk, label: str, questions: Sequence[Question], *, number: in
     if call.is_ok:
         for question, one in zip(questions, talk.subject.dialect.read(call), strict=False):
             expected, gaps = talk.subject.policies.scorer.score(number, question, one.ids)
-            told = None if one.logprobs is None else _rounded(one.logprobs)
-            rows.append({"logprobs": told, "expected": _rounded(expected), "gaps": _rounded(gaps)})
+            replied = None if one.logprobs is None else _rounded(one.logprobs)
+            rows.append({"logprobs": replied, "expected": _rounded(expected), "gaps": _rounded(gaps)})
     talk.note(label, rows)
     return rows
 
@@ -121,9 +121,9 @@ def ask_sizes(talk: Talk) -> None:
             came = talk.subject.dialect.read(call)
             wrong = [i for i, one in enumerate(came) if i >= size or one.prompt_ids != questions[i].ids]
             rows, tolerance = compare(talk, label, questions), talk.subject.tolerance
-            told = off(rows, wanted="gaps", tolerance=tolerance)
-            told += remedy(needed(rows, wanted="gaps"), tolerance) if told else ""
-            talk.note(label, {"num": len(came), "elsewhere": wrong[:5], "wrong": told})
+            problem = off(rows, wanted="gaps", tolerance=tolerance)
+            problem += remedy(needed(rows, wanted="gaps"), tolerance) if problem else ""
+            talk.note(label, {"num": len(came), "elsewhere": wrong[:5], "wrong": problem})
             call.reply = f"{len(came)} responses"
 
 

@@ -29,8 +29,8 @@ def ask_every(talk: Talk) -> None:
     sync(talk, 0, peer=peer)
     if scorer.hidden_names and not judge_every(talk.exchange):
         tolerance, hidden = talk.subject.tolerance, scorer.hidden_names
-        told = f"{len(hidden)} tensors show in no response, such as {hidden[0]}"
-        talk.exchange.untestable = f"with --tolerance {tolerance:g}, {told}"
+        hint = f"{len(hidden)} tensors show in no response, such as {hidden[0]}"
+        talk.exchange.untestable = f"with --tolerance {tolerance:g}, {hint}"
 
 
 def culprit(talk: Talk) -> list[str]:
@@ -41,22 +41,22 @@ def culprit(talk: Talk) -> list[str]:
     if len(rows) != len(calls) or any(math.isinf(distance(row["logprobs"] or [], row["expected"])) for row in rows):
         return []
     came = [talk.subject.dialect.read(call)[0].ids for call in calls]
-    told, whole = ([row[name] for row in rows] for name in ("logprobs", "expected"))
+    replied, whole = ([row[name] for row in rows] for name in ("logprobs", "expected"))
     tolerance = talk.subject.tolerance
-    if 2 * apart(told, whole) < seen(tolerance):
+    if 2 * apart(replied, whole) < seen(tolerance):
         return []  # nothing that shows is nearer
 
     def left_out(names: Sequence[str], each: int) -> list[float]:
         return scorer.without(names, scorer.probes[each], came[each])
 
     def is_it(names: Sequence[str]) -> bool:
-        others = [left_out(names, each) for each in range(len(told))]
-        is_nearer = apart(told, others) < apart(told, whole) and apart(others, whole) >= seen(tolerance)
-        return is_nearer and max(map(distance, told, others)) <= tolerance
+        others = [left_out(names, each) for each in range(len(replied))]
+        is_nearer = apart(replied, others) < apart(replied, whole) and apart(others, whole) >= seen(tolerance)
+        return is_nearer and max(map(distance, replied, others)) <= tolerance
 
     found = groups(list(talk.subject.policies.weights(0)))
-    place = max(range(len(told)), key=lambda each: math.dist(told[each], whole[each]))
-    found.sort(key=lambda names: math.dist(told[place], left_out(names, place)))
+    place = max(range(len(replied)), key=lambda each: math.dist(replied[each], whole[each]))
+    found.sort(key=lambda names: math.dist(replied[place], left_out(names, place)))
     return next(filter(is_it, found[:NUM_TRIED]), [])
 
 
