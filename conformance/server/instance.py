@@ -52,6 +52,10 @@ class Instance(Running):
         """A signal ends it and leaves no process behind."""
         self.process.terminate()
         self.process.wait(timeout=END_TIMEOUT_S)
+        self.wait_alone()
+
+    def wait_alone(self):
+        """The server has ended; its processes end with it."""
         deadline = time.monotonic() + END_TIMEOUT_S
         while left := self.members():
             assert time.monotonic() < deadline, left
