@@ -4,6 +4,7 @@
 ``conformance/servers/plugged`` and ours let these servers take weights over gloo.
 """
 
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from conformance.cli.swift_parser import put_on_the_path
 from conformance.dialects.learner_side import connected
 from conformance.outside_tools import swift_python, trl_command
 from conformance.rollout.digits import CONFIG, ROOT, requests_for, scenes
+from conformance.rollout.test_adapter_proof import LANGUAGE
 from conformance.server.instance import free_port
 from conformance.server.test_engine_swift_adapter import check_adapters_alone
 from conformance.servers.known import BY_NAME
@@ -50,7 +52,21 @@ def test_our_learner_trains_with_swift_s_own_server(tmp_path, monkeypatch):
 
 
 @pytest.mark.swift
+def test_our_learner_trains_swift_s_own_server_by_adapters_alone(tmp_path):
+    with swift_server_for_adapters(tmp_path / "server.txt") as url:
+        adapters = (f"{VLLM}.sync.mode=adapter", f"{VLLM}.enable_lora=true", "tuner.train_type=lora")
+        take_steps(CONFIG, url, tmp_path, *SWIFT, *adapters, f"tuner.target_regex={LANGUAGE}", num_steps=2)
+
+
+@pytest.mark.swift
 def test_an_adapter_alone_reaches_swift_s_own_server(tmp_path):
+    with swift_server_for_adapters(tmp_path / "server.txt") as url:
+        check_adapters_alone(connected(url, timeout_s=150), requests_for(scenes()[:8]))
+
+
+@contextmanager
+def swift_server_for_adapters(log):
+    """Its URL, while it runs."""
     known, port = BY_NAME["ms-swift"], free_port()
     flags = ["--vllm_enable_lora", "true", "--vllm_max_lora_rank", "16"]
     variables = [f"{name}={value}" for name, value in known.variables().items()]
@@ -62,6 +78,5 @@ def test_an_adapter_alone_reaches_swift_s_own_server(tmp_path):
         *known.command(Path(swift_python()), port),
         *flags,
     ]
-    with started(words, tmp_path / "server.txt"):
-        server = connected(f"http://127.0.0.1:{port}", timeout_s=150)
-        check_adapters_alone(server, requests_for(scenes()[:8]))
+    with started(words, log):
+        yield f"http://127.0.0.1:{port}"
