@@ -1,5 +1,6 @@
 """Requests and their seeds; what a colocated engine does to give its memory to the learner."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.rollout.attached import attaching
+from rollmatch.ranks import Ranks
 from rollmatch.records import Sample
 from rollmatch.rollout.backend import derive_seed, make_requests
 from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
@@ -65,6 +68,22 @@ def test_a_word_that_would_read_as_unset_becomes_one(word, seed, monkeypatch):
 def test_seeds_differ_over_runs_steps_ranks_and_indices():
     places = [(r, s, k, i) for r in (0, 42) for s in range(8) for k in range(4) for i in range(32)]
     assert len({derive_seed(r, step=s, rank=k, index=i) for r, s, k, i in places}) == len(places)
+
+
+@pytest.mark.scenario(clauses=["determinism/every-request-has-a-seed-of-its-own#5"])
+def test_an_evaluation_and_requests_made_again_have_seeds_of_their_own(tmp_path):
+    samples = [sample(index) for index in range(4)]
+    with attaching(tmp_path / "journal.jsonl") as make:
+        _, _, source = make(learner_world_size=2)
+        asked = [
+            request
+            for purpose in ("train", "again", "eval")
+            for rank in range(2)
+            for request in replace(source, ranks=Ranks(rank=rank, learner_world_size=2)).make_requests(
+                samples, 3, purpose=purpose
+            )
+        ]
+    assert len({request.seed for request in asked}) == len({request.request_id for request in asked}) == 24
 
 
 def test_requests_keep_order_and_carry_prompt_id_and_seed():

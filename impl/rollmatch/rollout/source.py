@@ -97,14 +97,16 @@ class RolloutSource:
     def make_requests(self, samples: Sequence[Sample], step: int, *, purpose: str = "train") -> list[RolloutRequest]:
         """The requests of an optimizer step, written to the journal.
 
-        Requests made again have ids and seeds of a rank that does not exist, so they never equal the first ones.
+        Requests made again, and those of an evaluation, have ids and seeds of ranks that do not exist: with 2 ranks,
+        rank 1 trains as 1, asks again as 3 and evaluates as 5. So no two requests of a step have the same seed.
         """
+        block = ("train", "again", "eval").index(purpose)
         requests = make_requests(
             samples,
             prompt_of=self.template.prompt_token_ids,
             run_seed=self.run_seed,
             step=step,
-            rank=self.ranks.rank + (self.ranks.learner_world_size if purpose == "again" else 0),
+            rank=self.ranks.rank + block * self.ranks.learner_world_size,
         )
         self.journal.write(
             "requested",
