@@ -70,6 +70,11 @@ def test_seeds_differ_over_runs_steps_ranks_and_indices():
     assert len({derive_seed(r, step=s, rank=k, index=i) for r, s, k, i in places}) == len(places)
 
 
+def of_rank(source, rank):
+    template = SimpleNamespace(prompt_token_ids=prompt_of)
+    return replace(source, template=template, ranks=Ranks(rank=rank, learner_world_size=2))
+
+
 @pytest.mark.scenario(clauses=["determinism/every-request-has-a-seed-of-its-own#5"])
 def test_an_evaluation_and_requests_made_again_have_seeds_of_their_own(tmp_path):
     samples = [sample(index) for index in range(4)]
@@ -79,9 +84,7 @@ def test_an_evaluation_and_requests_made_again_have_seeds_of_their_own(tmp_path)
             request
             for purpose in ("train", "again", "eval")
             for rank in range(2)
-            for request in replace(source, ranks=Ranks(rank=rank, learner_world_size=2)).make_requests(
-                samples, 3, purpose=purpose
-            )
+            for request in of_rank(source, rank).make_requests(samples, 3, purpose=purpose)
         ]
     assert len({request.seed for request in asked}) == len({request.request_id for request in asked}) == 24
 
