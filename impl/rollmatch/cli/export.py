@@ -113,9 +113,11 @@ def write_processor(base: Path, out: Path, settings: Mapping[str, Any]) -> None:
 def load_trained(config: RunConfig, checkpoint: Path) -> "nn.Module":
     """The policy as it was saved, in the precision that it was trained in."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.utils.logging import disable_progress_bar
 
     from rollmatch.model.split_checkpoint import is_split, read_split
 
+    disable_progress_bar()  # reading takes no longer than writing, which has none
     if is_split(checkpoint):
         from rollmatch.model.policy import load_policy
 
