@@ -42,6 +42,18 @@ def test_versions_go_on_from_those_of_an_earlier_run_and_are_the_same_for_all_ra
     assert rules_of([*served, *step(0, time=0, rank=1), *step(1, time=10, rank=1)]) == {"version"}
 
 
+def test_versions_go_on_from_that_of_a_server_that_joins_and_from_no_other():
+    def joined(version):
+        return {"event": "server_joined", "time": 5, "rank": 0, "policy_version": version}
+
+    first, two = step(0, time=0), [*step(1, time=10, version=8), *step(2, time=20, version=9)]
+    other = [{**event, "rank": 1} for event in (*first, *two)]
+    assert judge([*other, *first, joined(7), *two]) == []
+    assert judge([*first, joined(0), *step(1, time=10)]) == []
+    assert all(rules_of([*first, event, *two]) == {"version"} for event in (joined(6), joined(8)))
+    assert rules_of([*first, joined(0), *step(1, time=10, version=1)]) >= {"version"}
+
+
 @pytest.mark.parametrize(
     ("place", "changes", "rule"),
     [

@@ -12,13 +12,14 @@ Events are lines of a journal (``rollmatch.journal`` writes them), of all ranks 
 ``timeline``   ``step``, ``calls``                             calls beside learning, as [server, begin, end, step]
 ``restarted``  nothing                                         a server lost its weights: the step is synced again
 ``sync_repeated``  ``version``                                 a push failed; the next one has this version
+``server_joined``  ``policy_version``                          a server with that version came; the next one is newer
 =============  ==============================================  ==================================================
 
 With ``max_staleness`` above 0, a step may be requested that many steps ahead, and weights may be that old. Other events
 are ignored. A ``run`` event starts over: versions continue from those of the servers, the same for all ranks.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "requested": ("step",),
     "generated": ("step", "policy_version", "seconds"),
     "timeline": ("step", "calls"),
+    "server_joined": ("policy_version",),
 }
 """The schema: event -> fields that it has beside ``time`` and ``rank``."""
 SLACK_S = 0.005
@@ -69,6 +71,7 @@ def judge(events: Iterable[Event], *, max_staleness: int = 0) -> list[Breach]:
     if breaches:
         return breaches
     ranks: dict[int, _Seen] = {}
+    joined = frozenset(event["policy_version"] for event in listed if event["event"] == "server_joined")
     for index, event in enumerate(listed):
         rank = int(event.get("rank", 0))
         if event["event"] == "run":
@@ -76,7 +79,7 @@ def judge(events: Iterable[Event], *, max_staleness: int = 0) -> list[Breach]:
         seen = ranks.setdefault(rank, _Seen())
         breaches += [
             Breach(rule=rule, rank=rank, index=index, problem=problem)
-            for rule, problem in _take(event, seen, index, max_staleness)
+            for rule, problem in _take(event, seen, index, max_staleness, joined)
         ]
     return [*breaches, *_check_first_versions(ranks), *_check_barriers(ranks), *_check_overlaps(ranks)]
 
@@ -89,8 +92,8 @@ def _check_schema(events: list[Event]) -> Iterator[Breach]:
             yield Breach(rule="schema", rank=int(event.get("rank", 0)), index=index, problem=problem)
 
 
-def _take(event: Event, seen: _Seen, index: int, staleness: int) -> Iterator[tuple[str, str]]:
-    """Rules of one rank by itself."""
+def _take(event: Event, seen: _Seen, index: int, staleness: int, joined: Collection[int]) -> Iterator[tuple[str, str]]:
+    """Rules of one rank by itself; ``joined``: versions of servers that came later, which rank 0 alone writes down."""
     kind = event["event"]
     if kind == "timeline":
         seen.spans += [(begin, end, "generated", index) for _, begin, end, *_ in event["calls"]]
@@ -102,7 +105,7 @@ def _take(event: Event, seen: _Seen, index: int, staleness: int) -> Iterator[tup
     elif kind == "synced":
         if seen.first_version is None:
             seen.first_version = event["version"]
-        elif event["version"] != seen.version + 1:
+        elif event["version"] - 1 not in {seen.version, *(each for each in joined if each > seen.version)}:
             yield "version", f"version {event['version']} follows version {seen.version}"
         if event["step"] == seen.step and not seen.may_repeat:
             yield "once-per-step", f"step {event['step']} was synced before"

@@ -27,7 +27,8 @@ def server_of(address):
 
 @pytest.mark.scenario(clauses=["server-connection/servers-join-and-leave-a-running-job#3,4,8"])
 def test_a_server_joins_on_all_ranks_or_on_none():
-    reads = []
+    reads, written = [], []
+    journal = SimpleNamespace(write=lambda event, **fields: written.append((event, fields)))
 
     def work(member):
         rank = member.rank
@@ -44,12 +45,14 @@ def test_a_server_joins_on_all_ranks_or_on_none():
 
         members = ServerMembers([server_of(A)])
         rules = RosterRules(read=read, admit=admit, min_servers=None)
-        roster = ServerRoster(members, [A], rules, ranks=ranks, journal=None)
+        roster = ServerRoster(members, [A], rules, ranks=ranks, journal=journal)
         newest = [roster.update(is_read=rank == 1), roster.update(is_read=rank == 0)]
         return [server.base_url for server in members.chosen()], newest, members.min_servers
 
     assert together(2, work) == [([A.base_url, C.base_url], [0, 3], 2)] * 2
     assert reads == [0]
+    moves = [fields for event, fields in written if event == "server_joined"]
+    assert moves == [{"server": C.base_url, "num_present": 2, "policy_version": 3}]
 
 
 @pytest.mark.scenario(clauses=["server-connection/servers-join-and-leave-a-running-job#4,9"])

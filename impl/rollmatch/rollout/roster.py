@@ -91,8 +91,10 @@ class ServerRoster:
             self.members.remove(self._indices.pop(address))
         self._indices |= {address: self.members.add(one.server) for address, one in joined.items()}
         self.members.min_servers = self.rules.min_servers or len(self._indices)
-        self._tell("server_left", leaving)
-        self._tell("server_joined", list(joined))
+        for address in leaving:
+            self._tell("server_left", address)
+        for address, one in joined.items():
+            self._tell("server_joined", address, policy_version=one.policy_version)
         self._say(problems)
         return max((one.policy_version for one in joined.values()), default=0)
 
@@ -131,12 +133,13 @@ class ServerRoster:
         server = self.rules.admit(address)
         return Newcomer(server, int(server.health(timeout_s=HEALTH_TIMEOUT_S).get("policy_version", 0)))
 
-    def _tell(self, event: str, addresses: Sequence[ServerAddress]) -> None:
-        for address in addresses if self._ranks.is_primary else ():
-            num_present = len(self.members.present)
-            if self._journal is not None:
-                self._journal.write(event, server=address.base_url, num_present=num_present)
-            LOG.warning("%s: %s (%d take part)", event.replace("_", " "), address.base_url, num_present)
+    def _tell(self, event: str, address: ServerAddress, **fields: int) -> None:
+        if not self._ranks.is_primary:
+            return
+        num_present = len(self.members.present)
+        if self._journal is not None:
+            self._journal.write(event, server=address.base_url, num_present=num_present, **fields)
+        LOG.warning("%s: %s (%d take part)", event.replace("_", " "), address.base_url, num_present)
 
     def _say(self, problems: Sequence[RosterProblem]) -> None:
         """Announce what was not announced after the last reading."""
