@@ -9,7 +9,7 @@ from conformance.servers.numbers import remedy, tolerance_of
 from conformance.servers.talk import Talk
 
 QUESTIONS = ("List every digit with its box.", "Say something.", "one two three", "What is in the picture?")
-ENDING_SEEDS, ENDING_TOKENS = range(1, 3), 200
+ENDING_SEEDS, ENDING_TOKENS = range(1, 13), 200
 
 
 def read(exchange: Exchange, label: str) -> list[Generated]:
@@ -81,12 +81,17 @@ def judge_text(exchange: Exchange) -> str:
 
 def ask_stop(talk: Talk) -> None:
     options = {"max_tokens": ENDING_TOKENS, "temperature": 2.0}
-    calls = [talk.generate("generate", QUESTIONS, seed=seed, **options) for seed in ENDING_SEEDS]
-    stop_ids = talk.subject.policies.stop_ids
+    came, stop_ids = list[Generated](), talk.subject.policies.stop_ids
     talk.note("prompts", [talk.subject.prompt(question).ids for question in QUESTIONS])
     talk.note("stop_ids", sorted(stop_ids))
     talk.note("pad_id", talk.subject.policies.tokenizer.pad_token_id)
-    came = [one for call in calls if call.is_ok for one in talk.subject.dialect.read(call)]
+    for seed in ENDING_SEEDS:
+        call = talk.generate("generate", QUESTIONS, seed=seed, **options)
+        responses = talk.subject.dialect.read(call) if call.is_ok else []
+        came += responses
+        lengths = [len(one.ids) for one in responses]
+        if lengths != sorted(lengths):  # one has stopped, and one that came before it had not
+            break
     if came and all(len(one.ids) >= ENDING_TOKENS and not {*one.ids} & {*stop_ids} for one in came):
         talk.exchange.untestable = f"no response of up to {ENDING_TOKENS} ids has stopped"
 
