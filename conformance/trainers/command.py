@@ -9,6 +9,7 @@ it a learning rate without warm-up and rewards that differ.
 import argparse
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from conformance.servers.verdicts import summary
 
 EXTRA = "pip install 'rollmatch-conformance[trainers]'"
 NEEDED = ("torch", "transformers", "rollmatch", "starlette", "uvicorn")
-DIALECTS = ("swift", "trl", "vllm")
+DIALECTS = ("native", "swift", "trl", "vllm")
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -31,7 +32,9 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge
     words = list(sys.argv[1:] if arguments is None else arguments)
     place = words.index("--") if "--" in words else len(words)
     parser = make_parser(prog)
-    options = parser.parse_args(words[:place])
+    options, unknown = parser.parse_known_args(words[:place])
+    if unknown:
+        parser.error(f"unrecognized arguments: {shlex.join(unknown)}; COMMAND stands behind --")
     _check(parser, options, words[place + 1 :])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the command is ended, too
     return judge_trainer(options, words[place + 1 :], prog)
@@ -76,7 +79,9 @@ def judge_trainer(options: argparse.Namespace, words: Sequence[str], prog: str) 
     try:
         judgement.look()
         for check in checks:
-            say(line_of(judgement.verdict_of(check)))
+            row = judgement.verdict_of(check)
+            if not judgement.preflight.problem:  # which is said once, at the end
+                say(line_of(row))
         judgement.is_finished = True
     except KeyboardInterrupt:
         is_ended = True
@@ -131,6 +136,9 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace, words: 
         parser.error(f"needs {' and '.join(missing)}; {EXTRA}")
     if not (Path(options.model) / "config.json").is_file():
         parser.error(f"--model: {options.model} is not the directory of a model")
+    for name, least in (("ranks", 1), ("late", 0.0), ("limit", 1.0), ("minutes", 0.0)):
+        if not getattr(options, name) >= least:
+            parser.error(f"--{name}: must be at least {least:g}")
     if options.steps < 3:
         parser.error("--steps: needs at least 3; the second step is disturbed, and the third shows what follows")
     check_files(parser, options)
@@ -138,6 +146,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace, words: 
 
     if unknown := set(options.check) - BY_ID.keys():
         parser.error(f"--check: there is no check {', '.join(sorted(unknown))}")
+    if "{" not in words[0] and shutil.which(words[0]) is None:
+        parser.error(f"COMMAND: there is no program {words[0]}")
 
 
 if __name__ == "__main__":

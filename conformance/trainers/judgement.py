@@ -12,7 +12,8 @@ from conformance.servers.preflight import Preflight
 from conformance.servers.verdicts import VerdictRow, exit_code
 from conformance.trainers.arrivals import of_kind
 from conformance.trainers.checks import BY_ID, CHECKS
-from conformance.trainers.runs import PLAIN, TrainerRuns, TrainerSubject
+from conformance.trainers.reading import ended
+from conformance.trainers.runs import PLAIN, TrainerRuns, TrainerSubject, ending_of
 
 
 def with_required(only: Sequence[str]) -> list[Check]:
@@ -54,8 +55,7 @@ class TrainerJudgement:
         """Run it once: is there anything to judge?"""
         exchange = self.runs.run(PLAIN)
         if not of_kind(exchange.notes["events"], "generate"):
-            output, code = exchange.notes["output"], exchange.notes["code"]
-            self.preflight.problem = f"no rollout was requested; the command ended with {code}: {output[-600:]}"
+            self.preflight.problem = f"no rollout was requested; {_calls(exchange.calls)}; {_ending(exchange)}"
 
     def verdict_of(self, check: Check) -> VerdictRow:
         """Settled."""
@@ -113,3 +113,17 @@ class TrainerJudgement:
     def decisive_curl(self, exchange: Exchange | None) -> str:
         """None, as ``curl``."""
         return ""
+
+
+def _calls(calls: Sequence[RecordedCall]) -> str:
+    """What came instead of rollouts."""
+    if not calls:
+        return "no call came: does the command use {url}, or ROLLMATCH_JUDGE_URL?"
+    refused = [f"refused: {call.summary().partition(': ')[2]}" for call in calls if not call.is_ok]
+    return f"calls: {len(calls)}, {(refused or ['none refused'])[-1]}"
+
+
+def _ending(exchange: Exchange) -> str:
+    """How the command ended, and what it wrote last."""
+    output = exchange.notes["output"].strip()[-600:]
+    return ended(ending_of(exchange)) + (f": {output}" if output else ", and wrote nothing")

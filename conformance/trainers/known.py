@@ -84,26 +84,15 @@ def _swift(_: str) -> list[str]:
 
 
 KNOWN = (
-    KnownTrainer(
-        name="rollmatch-swift",
-        version="0.1.0",
-        dialect="swift",
-        title="rollmatch train, swift dialect",
-        command=_own,
-    ),
-    KnownTrainer(
-        name="rollmatch-trl",
-        version="0.1.0",
-        dialect="trl",
-        title="rollmatch train, trl dialect",
-        command=_own,
-    ),
-    KnownTrainer(
-        name="rollmatch-vllm",
-        version="0.1.0",
-        dialect="vllm",
-        title="rollmatch train, vllm dialect",
-        command=_own,
+    *(
+        KnownTrainer(
+            name=f"rollmatch-{dialect}",
+            version="0.1.0",
+            dialect=dialect,
+            title=f"rollmatch train, {dialect} dialect",
+            command=_own,
+        )
+        for dialect in ("native", "swift", "trl", "vllm")
     ),
     KnownTrainer(
         name="trl",

@@ -59,9 +59,20 @@ class PluggedGroup(TransferGroup):
 
     def _wait(self, receiver: Receiver) -> None:
         """Errors: ``RejectedUpdate``, after which the group is closed."""
-        receiver.wait(2 * LIMIT_S)
         try:
-            receiver.progress()
-        except RollmatchError as error:
+            wait_for(receiver, 2 * LIMIT_S)
+        except RejectedUpdate:
             self.shutdown()
-            raise RejectedUpdate(str(error)) from error
+            raise
+
+
+def wait_for(receiver: Receiver, limit_s: float) -> dict[str, str]:
+    """Until it has joined or received. Returns the digests by name. Errors: ``RejectedUpdate``."""
+    receiver.wait(limit_s)
+    try:
+        progress = receiver.progress()
+    except RollmatchError as error:
+        raise RejectedUpdate(str(error)) from error
+    if progress.is_busy:
+        raise RejectedUpdate(f"the group is not ready after {limit_s:g} s")
+    return progress.digests

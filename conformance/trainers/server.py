@@ -10,22 +10,28 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from conformance.servers.broken.app import GENERATING, BrokenServer, listening, make_app
 from conformance.servers.broken.engine import TinyEngine
 from conformance.servers.broken.updates import TransferGroup, Updates
 from conformance.servers.dialects import DIALECTS
 from conformance.servers.exchange import RecordedCall
 from conformance.trainers.arrivals import Arrivals, read_generate, without_last
+from conformance.trainers.native_group import NativeGroup
+from conformance.trainers.packed import MSGPACK, listed, packed
 from conformance.trainers.plugged_group import PluggedGroup
 from conformance.trainers.updates import RecordedUpdates
 
 LATE, SHORT, BUSY, UNAVAILABLE, RESTART = "late", "short", "429", "503", "restart"
 DISTURBED_ROUND = 2
 """The fault hits the first call for rollouts after so many updates."""
-OPENING = {"init_communicator": "world_size", "init_weight_transfer_engine": "world_size"}
-CLOSING = ("close_communicator", "shutdown_weight_transfer_engine")
-STARTING = ("update_flattened_params", "update_named_param", "start_weight_update")
+NATIVE, INFER, AGAIN = "native", "native/infer", "native/sync/again"
+OPENING = ("init_communicator", "init_weight_transfer_engine", "native/communicator")
+CLOSING = ("close_communicator", "shutdown_weight_transfer_engine", "native/communicator/close")
+STARTING = ("update_flattened_params", "update_named_param", "start_weight_update", "native/sync", AGAIN)
 FURTHER = {
+    NATIVE: AGAIN,
     "swift": "process_weights_after_loading reset_encoder_cache reset_mm_cache get_model_state_keys update_named_param",
     "trl": "",
     "vllm": "shutdown_weight_transfer_engine weight_info version",
@@ -48,9 +54,20 @@ class RecordingServer(BrokenServer):
             self.posts[path] = lambda _: {"success": True}
         self.posts |= {"pause": lambda _: self._pause(True), "resume": lambda _: self._pause(False)}
         self.gets["get_model_state_keys"] = lambda: {"keys": sorted(self.engine.weights)}
+        self.gets["native/identity"] = lambda: self.native.identity()
+        self.posts |= {
+            "native/communicator": lambda body: self.native.join(body),
+            "native/communicator/close": lambda body: self.native.close(body),
+            "native/sync": lambda body: self.native.sync(body),
+            AGAIN: lambda body: self.native.sync_again(body),
+            "native/sync/commit": lambda body: self.native.commit(body),
+            "native/sync/drop": lambda body: self.native.drop(body),
+        }
 
     def make_updates(self) -> Updates:
-        return RecordedUpdates(self.engine, self.arrivals, self.dtype)
+        updates = RecordedUpdates(self.engine, self.arrivals, self.dtype)
+        self.native = NativeGroup(updates, f"recording-{self.generation}")
+        return updates
 
     def make_transfer(self) -> TransferGroup:
         return PluggedGroup(self.updates)
@@ -60,12 +77,28 @@ class RecordingServer(BrokenServer):
         super().init(body | {"host": "127.0.0.1"})
 
     def routes(self) -> Any:
-        further = {f"/{path}" for path in FURTHER[self.dialect].split() if path in CLOSING}
+        further = {f"/{path}" for path in FURTHER[self.dialect].split() if path in (*CLOSING, AGAIN)}
         return {"paths": {path: {} for path in sorted(DIALECTS[self.dialect].routes | further)}}
 
     def restart(self) -> None:
+        if self.generation:
+            self.native.leave()
         super().restart()
         self.engine.forget()
+
+    def health(self) -> Any:
+        return super().health() | ({"instance": self.native.instance} if self.dialect == NATIVE else {})
+
+    def generate(self, path: str, body: Any, is_left: Callable[[], bool]) -> Any:
+        """In the native dialect a request may have sampling of its own, and a response has its version."""
+        if path != INFER:
+            return super().generate(path, body, is_left)
+        version, responses = self.updates.version, []
+        for one in body["requests"]:
+            alone = body | {"requests": [one], "sampling": one.get("sampling") or body.get("sampling")}
+            responses += super().generate(path, alone, is_left)["responses"]
+        named = [{"policy_version": version} | one for one in responses]
+        return {"instance": self.native.instance, "policy_version": version, "responses": named}
 
     def _pause(self, is_paused: bool) -> None:
         self.is_paused = is_paused
@@ -118,8 +151,9 @@ class RecordingApp:
 
     async def _serve(self, scope: Any, receive: Receive, send: Send) -> None:
         server, path, began = self.server, scope["path"].strip("/"), time.monotonic()
-        raw = await _whole(receive)
-        call = RecordedCall(label=path, method=scope["method"], path=scope["path"], sent=_decoded(raw))
+        raw, is_packed = await _whole(receive), dict(scope["headers"]).get(b"content-type") == MSGPACK.encode()
+        sent = _decoded(raw, is_packed=is_packed)
+        call = RecordedCall(label=path, method=scope["method"], path=scope["path"], sent=sent)
         server.arrivals.calls.append(call)
         if path not in server.routes_served:
             call.status, call.reply = 404, {"problem": f"the {server.dialect} dialect has no route /{path}"}
@@ -129,13 +163,16 @@ class RecordingApp:
         if call.failure:
             self.abort()
             return
-        await _reply(send, call.status or 500, call.reply)
+        await _reply(send, call.status or 500, call.reply, is_packed=is_packed)
 
     async def _answer(self, call: RecordedCall, path: str, scope: Any, raw: bytes, receive: Receive) -> None:
         server = self.server
         try:
+            if path == INFER:
+                call.sent = listed(call.sent)
+            raw = json.dumps(call.sent).encode() if server.dialect == NATIVE else raw
             event = server.arrive(path, call.sent)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             call.status, call.reply = 400, {"problem": f"{type(error).__name__}: {error}"}
             return
         fault = server.next_fault(event) if event else ""
@@ -191,18 +228,18 @@ async def _inner(app: Any, scope: Any, raw: bytes, receive: Receive) -> tuple[in
     return messages[0]["status"], _decoded(body)
 
 
-async def _reply(send: Send, status: int, body: Any) -> None:
-    raw = json.dumps(body).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]
+async def _reply(send: Send, status: int, body: Any, *, is_packed: bool) -> None:
+    raw, kind = (packed(body), MSGPACK) if is_packed else (json.dumps(body).encode(), "application/json")
+    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(raw)).encode())]
     if status in (int(BUSY), int(UNAVAILABLE)):
         headers.append((b"retry-after", b"1"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": raw})
 
 
-def _decoded(raw: bytes) -> Any:
+def _decoded(raw: bytes, *, is_packed: bool = False) -> Any:
     try:
-        return json.loads(raw or b"{}")
+        return msgspec.msgpack.decode(raw) if is_packed else json.loads(raw or b"{}")
     except ValueError:
         return raw.decode("utf-8", "replace")
 

@@ -178,7 +178,7 @@ class SmallTrainer:
         body = answer.json()
         if isinstance(body, list):
             return body
-        return list(body.get("completion_ids") or body.get("choices") or ())
+        return list(body.get("completion_ids") or body.get("choices") or body.get("responses") or ())
 
     def _start_over(self) -> None:
         """The server has died: wait for the next one, and send it the weights."""

@@ -48,6 +48,17 @@ MISTAKES = {
     "a restart ends the run": "the-run-outlives-a-restart",
 }
 """Switch -> the check that must miss, and no other."""
+OF_NATIVE = {
+    "one tensor is left out",
+    "one tensor has another name",
+    "one tensor is transposed",
+    "one tensor is rounded",
+    "the group is left open",
+    "seeds come from the clock",
+    "a short answer is enough",
+    "a restart goes unnoticed",
+}
+"""What the native dialect is asked beside; the swift dialect is asked everything."""
 
 
 class TrainerBench:
@@ -84,10 +95,16 @@ def bench():
     return TrainerBench("swift")
 
 
+@pytest.fixture(scope="module")
+def native_bench():
+    return TrainerBench("native")
+
+
 @pytest.mark.scenario("judging/a-correct-trainer", clauses=["judging/a-trainer-is-judged-by-what-arrives#1"])
-@pytest.mark.parametrize("dialect", ["swift", "trl", "vllm"])
+@pytest.mark.parametrize("dialect", ["native", "swift", "trl", "vllm"])
 def test_a_correct_trainer_passes(dialect, request):
-    made = request.getfixturevalue("bench") if dialect == "swift" else TrainerBench(dialect)
+    kept = {"swift": "bench", "native": "native_bench"}
+    made = request.getfixturevalue(kept[dialect]) if dialect in kept else TrainerBench(dialect)
     assert {name: row.reason for name, row in made.verdicts().items() if row.state != "pass"} == {}
 
 
@@ -111,6 +128,11 @@ def test_a_mistake_of_a_trainer_is_found_by_its_check_alone(bench, mistake):
     assert any(mistake in asked for asked in bench.asked.values()), "nobody asks for this mistake"
     red = {name: row.reason for name, row in bench.verdicts(mistake).items() if row.state not in ("pass", "blocked-by")}
     assert red.keys() == {MISTAKES[mistake]}, red
+
+
+@pytest.mark.parametrize("mistake", sorted(OF_NATIVE))
+def test_a_mistake_in_the_native_dialect_is_found_by_its_check_alone(native_bench, mistake):
+    test_a_mistake_of_a_trainer_is_found_by_its_check_alone(native_bench, mistake)
 
 
 def test_every_check_of_trainers_has_a_mistake():

@@ -41,12 +41,24 @@ def test_a_command_that_is_no_trainer_cannot_be_judged(tmp_path):
     code, output = judge(*GIVEN, *words, "--", "false")
     report = json.loads(paths["json"].read_text())
     assert (code, report["exit_code"], "no rollout was requested" in output) == (4, 4, True), output
-    assert {entry["verdict"] for entry in report["checks"]} == {"blocked-by"}
+    assert "no call came: does the command use {url}, or ROLLMATCH_JUDGE_URL?" in output
+    assert output.rstrip().endswith("the run ended with 1, and wrote nothing")
+    assert ("blocked-by    " in output, {entry["verdict"] for entry in report["checks"]}) == (False, {"blocked-by"})
     assert {entry["reason"] for entry in report["checks"]} == {"preflight"}
     assert report["checks"][0]["again"].endswith(f"--check {report['checks'][0]['id'].partition('/')[2]} -- false")
     suite = ElementTree.parse(paths["junit"]).getroot()
     assert suite.find("testcase/error").get("message").startswith("no rollout was requested")
     assert "trainers/the-run-ends-well" in paths["page"].read_text()
+
+
+def test_of_a_trainer_of_another_dialect_the_refused_call_is_named(tmp_path):
+    script = tmp_path / "wrong.py"
+    script.write_text("import requests, sys; print('hello'); requests.post(sys.argv[1] + '/infer/', json={})\n")
+    code, output = judge(*GIVEN, "--", sys.executable, script, "{url}")
+    assert code == 4
+    assert "calls: 1, refused: POST /infer/ -> 404" in output
+    assert "the trl dialect has no route /infer" in output
+    assert output.rstrip().endswith("the run ended with 0: hello")
 
 
 @pytest.mark.scenario("judging/a-trainer-that-hangs", clauses=["judging/a-trainer-is-judged-by-what-arrives#5"])
@@ -75,6 +87,13 @@ def _runs(pid):
         (["--dialect", "trl", "--model", "none", "--", "x"], "--model"),
         ([*GIVEN, "--check", "no-such-check", "--", "x"], "--check"),
         ([*GIVEN, "--json", "no/such/folder/r.json", "--", "x"], "--json"),
+        ([*GIVEN, "--ranks", "0", "--", "x"], "--ranks"),
+        ([*GIVEN, "--late", "-1", "--", "x"], "--late"),
+        ([*GIVEN, "--limit", "0", "--", "x"], "--limit"),
+        ([*GIVEN, "--minutes", "nan", "--", "x"], "--minutes"),
+        ([*GIVEN, "--", "no-such-program", "{url}"], "COMMAND: there is no program no-such-program"),
+        ([*GIVEN, "true"], "unrecognized arguments: true; COMMAND stands behind --"),
+        (["--dialect", "openai", *GIVEN[2:], "--", "true"], "argument --dialect: invalid choice"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_anything_is_started(words, key, capsys):
