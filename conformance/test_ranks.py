@@ -9,49 +9,49 @@ from conformance.cli.started import finish_two_ranks
 from rollmatch import ranks as ranks_module
 from rollmatch.ranks import Ranks
 
-TOLD = """
+SCRIPT = """
 import json, pathlib, sys, time
 import torch.distributed as dist
 from rollmatch.ranks import Ranks
 
 folder, ranks = pathlib.Path(sys.argv[1]), Ranks.from_environment()
 dist.init_process_group("gloo")
-told = {"place": [ranks.rank, ranks.learner_world_size, ranks.is_primary]}
-told["sum"] = ranks.sum([[1.0, 2.0**40], [2.0**-40, 0.5]][ranks.rank])
-told["gather"] = ranks.gather([{"rank": ranks.rank}, None][ranks.rank])
+results = {"place": [ranks.rank, ranks.learner_world_size, ranks.is_primary]}
+results["sum"] = ranks.sum([[1.0, 2.0**40], [2.0**-40, 0.5]][ranks.rank])
+results["gather"] = ranks.gather([{"rank": ranks.rank}, None][ranks.rank])
 if ranks.rank == 1:
     time.sleep(0.3)
     (folder / "late").touch()
 ranks.barrier()
-told["waited"] = (folder / "late").exists()
-(folder / f"rank{ranks.rank}.json").write_text(json.dumps(told))
+results["waited"] = (folder / "late").exists()
+(folder / f"rank{ranks.rank}.json").write_text(json.dumps(results))
 dist.destroy_process_group()
 """
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def results(tmp_path_factory):
     """What each of two ranks saw."""
     folder = tmp_path_factory.mktemp("ranks")
-    (folder / "told.py").write_text(TOLD)
-    finish_two_ranks(folder, sys.executable, str(folder / "told.py"), str(folder))
+    (folder / "results.py").write_text(SCRIPT)
+    finish_two_ranks(folder, sys.executable, str(folder / "results.py"), str(folder))
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def test_a_rank_knows_its_place(told):
-    assert [each["place"] for each in told] == [[0, 2, True], [1, 2, False]]
+def test_a_rank_knows_its_place(results):
+    assert [each["place"] for each in results] == [[0, 2, True], [1, 2, False]]
 
 
-def test_a_sum_is_the_same_on_all_ranks_and_exact_in_float64(told):
-    assert [each["sum"] for each in told] == [[1.0 + 2.0**-40, 2.0**40 + 0.5]] * 2
+def test_a_sum_is_the_same_on_all_ranks_and_exact_in_float64(results):
+    assert [each["sum"] for each in results] == [[1.0 + 2.0**-40, 2.0**40 + 0.5]] * 2
 
 
-def test_gathered_items_come_in_rank_order_on_every_rank(told):
-    assert [each["gather"] for each in told] == [[{"rank": 0}, None]] * 2
+def test_gathered_items_come_in_rank_order_on_every_rank(results):
+    assert [each["gather"] for each in results] == [[{"rank": 0}, None]] * 2
 
 
-def test_nobody_passes_a_barrier_before_the_last_has_come(told):
-    assert [each["waited"] for each in told] == [True, True]
+def test_nobody_passes_a_barrier_before_the_last_has_come(results):
+    assert [each["waited"] for each in results] == [True, True]
 
 
 def test_a_plain_process_is_rank_0_of_1(monkeypatch):

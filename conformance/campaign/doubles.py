@@ -89,11 +89,11 @@ class FaultyDouble(NativeDouble):
         self.call = threading.local()
 
     def infer(self, body):
-        told = super().infer(body)
-        for request, response in zip(body["requests"], told["responses"], strict=True):
+        reply = super().infer(body)
+        for request, response in zip(body["requests"], reply["responses"], strict=True):
             first = int(unpack_ids(request["prompt_token_ids"])[0])
             response["response_token_ids"] = pack_ids([int(self.served["a"][0]), first])
-        return told | {"responses": told["responses"][:: -1 if self.call.kind == "reorder" else 1]}
+        return reply | {"responses": reply["responses"][:: -1 if self.call.kind == "reorder" else 1]}
 
     def sync(self, body):
         if self.staged is not None or body["version"] <= self.policy_version:

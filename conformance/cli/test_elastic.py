@@ -26,7 +26,7 @@ STEPS = 4
 
 
 class CountingServer(AnsweringServer):
-    """Answers one call at a time, and notes by which version; ``called`` is told of each before it is answered."""
+    """Answers one call at a time, and notes by which version; ``called`` gets each before it is answered."""
 
     def __init__(self):
         super().__init__(cut(load_model()), template_of())

@@ -56,9 +56,9 @@ def test_a_function_without_a_name_is_refused_before_anything_is_written(tmp_pat
 
 
 def test_a_run_without_a_directory_is_refused(tmp_path):
-    told = {name: value for name, value in keys(tmp_path).items() if name != "training.output_dir"}
+    values = {name: value for name, value in keys(tmp_path).items() if name != "training.output_dir"}
     with refused("missing-key", "training.output_dir"):
-        train(told, train_data=DATA, rewards=[right])
+        train(values, train_data=DATA, rewards=[right])
 
 
 @pytest.mark.parametrize("trainer", [GRPOTrainer, VinePPOTrainer, VinePPOMCTSTrainer])

@@ -39,7 +39,7 @@ def refusal(*overrides, **fields):
 
 
 @pytest.mark.scenario(
-    "launchers/one-file-tells-both-sides-the-port",
+    "launchers/one-file-names-the-port-for-both-sides",
     clauses=["launchers/server-and-learner-have-a-launcher-each#4,7", "rollout-server/the-server-keeps-to-itself#1"],
 )
 def test_three_gpus_make_three_replicas_that_see_them():

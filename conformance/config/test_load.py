@@ -19,7 +19,7 @@ from rollmatch.errors import ConfigError, ErrorList
     "rollout-backends/the-default-backend-is-vllm",
     "rollout-backends/four-ranks-share-one-engine",
     clauses=[
-        "decoding/decoding-is-greedy-unless-told-otherwise#1,3",
+        "decoding/decoding-is-greedy-by-default#1,3",
         "weight-sync/the-sync-mode-is-chosen-in-yaml#2",
         "rollout-backends/the-rollout-backend-is-chosen-in-yaml#1,2",
         "rollout-backends/a-colocated-engine-leaves-room-for-training#1,2",
@@ -204,7 +204,7 @@ def test_a_removed_key_says_where_to_go_whatever_its_value(make_with, override, 
 
 @pytest.mark.scenario(
     "configuration/three-mistakes-give-three-problems",
-    clauses=["configuration/all-problems-of-a-config-are-told-at-once#1,2,4"],
+    clauses=["configuration/all-problems-of-a-config-are-reported-at-once#1,2,4"],
 )
 def test_all_errors_are_config_errors_with_four_parts(make_with):
     with pytest.raises(ErrorList) as caught:

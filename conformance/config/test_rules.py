@@ -64,7 +64,7 @@ BROKEN = [
     "parsing/integers-without-a-coordinate-loss-are-accepted",
     clauses=[
         "parsing/the-answer-format-decides-how-objects-are-written#8,9",
-        "decoding/decoding-is-greedy-unless-told-otherwise#1,2,3,4",
+        "decoding/decoding-is-greedy-by-default#1,2,3,4",
         "decoding/a-response-leaves-room-for-its-prompt#1,2,3,4",
         "configuration/a-policy-is-trained-whole-or-by-adapters#1,2,3,4",
         "supervision/coordinates-are-learnt-as-distributions-over-bins#2,6",

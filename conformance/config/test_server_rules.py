@@ -92,7 +92,7 @@ BROKEN = [
     "server-connection/a-base-url-with-a-query-is-refused",
     "server-connection/two-machines-may-use-one-group-port-each",
     clauses=[
-        "server-connection/server-mode-is-told-its-servers-in-one-of-three-forms#1,4,5",
+        "server-connection/server-mode-names-its-servers-in-one-of-three-forms#1,4,5",
         "server-connection/base-urls-and-group-ports-are-paired-one-to-one#3,4,5,6,7",
         "server-connection/a-base-url-is-the-prefix-of-every-route#3",
         "server-connection/reaching-and-generating-have-timeouts-of-their-own#1",
@@ -136,7 +136,7 @@ def pairs_of(config):
 @pytest.mark.scenario(
     "server-connection/the-first-form-is-accepted",
     "server-connection/a-whole-url-is-accepted",
-    clauses=["server-connection/server-mode-is-told-its-servers-in-one-of-three-forms#2"],
+    clauses=["server-connection/server-mode-names-its-servers-in-one-of-three-forms#2"],
 )
 def test_both_forms_say_the_same(make_with):
     expected = [(A, 51216), (B, 51217)]
@@ -150,7 +150,7 @@ def test_both_forms_say_the_same(make_with):
 @pytest.mark.scenario(
     "server-connection/lists-of-one-length-are-paired",
     clauses=[
-        "server-connection/server-mode-is-told-its-servers-in-one-of-three-forms#3",
+        "server-connection/server-mode-names-its-servers-in-one-of-three-forms#3",
         "server-connection/base-urls-and-group-ports-are-paired-one-to-one#1",
     ],
 )

@@ -24,9 +24,7 @@ def double():
         yield made
 
 
-@pytest.mark.scenario(
-    "decoding/the-request-names-the-stop-token", clauses=["decoding/decoding-is-greedy-unless-told-otherwise#4"]
-)
+@pytest.mark.scenario("decoding/the-request-names-the-stop-token", clauses=["decoding/decoding-is-greedy-by-default#4"])
 def test_the_request_names_the_stop_token(double):
     template = template_of()
     backend = connect_servers(config_for(double.url), template, ranks=SECOND)

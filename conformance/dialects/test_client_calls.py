@@ -176,7 +176,7 @@ def test_the_innermost_cause_is_found_in_a_circle_too():
     ],
 )
 def test_a_reply_that_stopped_is_noticed_by_the_tokens_that_the_server_counts(double, counts, idle_s, code):
-    """``idle_s``: of the call, as the server tells it; another call of the same server stands still throughout."""
+    """``idle_s``: of the call, as the server reports it; another call of the same server stands still throughout."""
     is_over = threading.Event()
 
     def slow(handler, said):

@@ -131,7 +131,7 @@ def test_a_server_that_ends_in_the_middle_of_a_call_is_noticed(end, tmp_path):
         assert (call.result().code, call.result().key) == ("server-died", url)
 
 
-@pytest.mark.scenario("determinism/a-call-carries-a-seed-that-can-be-told-in-advance")
+@pytest.mark.scenario("determinism/a-call-carries-a-seed-that-is-known-in-advance")
 def test_the_seed_of_a_call_is_known_in_advance(double):
     for _ in range(2):
         backend_of(double.url).generate(requests_of(3, step=4), SHORT)

@@ -17,6 +17,6 @@ def answers(server, num_scenes):
     written = []
     for request in requests_for(scenes()[:num_scenes]):
         image = Path(request.sample.images[0]).read_bytes()
-        told = {"request_id": "x", "prompt_token_ids": pack_ids(request.prompt_token_ids), "images": [image]}
-        written += server.infer([told], **sampling)[0]
+        body = {"request_id": "x", "prompt_token_ids": pack_ids(request.prompt_token_ids), "images": [image]}
+        written += server.infer([body], **sampling)[0]
     return written

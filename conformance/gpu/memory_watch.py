@@ -33,18 +33,18 @@ class MemoryWatch:
     def _look(self):
         while not self._end.wait(EVERY_S):
             try:
-                told = subprocess.run(ASK, capture_output=True, text=True, check=True).stdout
+                text = subprocess.run(ASK, capture_output=True, text=True, check=True).stdout
             except FileNotFoundError:
                 return
-            used, self.total_mib = read(told)
+            used, self.total_mib = read(text)
             self.samples.append((time.time(), used))
 
 
-def read(told):
-    """What nvidia-smi tells, line by line.
+def read(text):
+    """What nvidia-smi prints, line by line.
 
     >>> read("10, 100\\n20, 200\\n")
     ([10, 20], [100, 200])
     """
-    lines = [list(map(int, line.split(","))) for line in told.splitlines()]
+    lines = [list(map(int, line.split(","))) for line in text.splitlines()]
     return [used for used, _ in lines], [total for _, total in lines]

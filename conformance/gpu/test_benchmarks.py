@@ -13,22 +13,22 @@ from conformance.rollout.digits import absolute
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def figures(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
     assert learner.main(["--tiny", "--rounds", "1", "--out", str(folder)]) == 0
     return {name: json.loads((folder / f"{name}-tiny.json").read_text()) for name in learner.PATHS}
 
 
-def test_all_forms_of_the_masked_loss_agree(told):
-    for share in told["masked_loss"]["shares"].values():
+def test_all_forms_of_the_masked_loss_agree(figures):
+    for share in figures["masked_loss"]["shares"].values():
         losses = share["losses"]
         plain = losses["whole_logits_of_transformers"]
         assert [losses["ours"], losses["kept_logits"]] == pytest.approx([plain] * 2, rel=1e-5)
         assert all(len(one["samples_s"]) == 1 for one in share["measured"].values())
 
 
-def test_all_ways_of_the_pass_have_one_loss_and_one_gradient(told):
-    packed = told["packed_pass"]
+def test_all_ways_of_the_pass_have_one_loss_and_one_gradient(figures):
+    packed = figures["packed_pass"]
     assert list(packed["losses"].values()) == pytest.approx([packed["losses"]["alone"]] * 4, rel=1e-5)
     assert (
         set(packed["measured"]) == set(packed["losses"]) == {"packed_segment_by_segment", "packed", "padded", "alone"}
@@ -36,8 +36,8 @@ def test_all_ways_of_the_pass_have_one_loss_and_one_gradient(told):
     assert max(packed["gradient_differences"].values()) < 1e-4
 
 
-def test_hardware_and_versions_stand_beside_the_samples(told):
-    for one in told.values():
+def test_hardware_and_versions_stand_beside_the_samples(figures):
+    for one in figures.values():
         assert one["on"]["versions"]["torch"]
         assert one["on"]["gpu"] is None
         assert one["taken"].endswith("Z")
@@ -53,9 +53,9 @@ def test_without_a_gpu_only_tiny_runs(capsys, monkeypatch):
 
 def test_calls_take_turns_and_stop_when_time_is_over():
     order = []
-    told = take_turns({name: lambda name=name: order.append(name) for name in "ab"}, rounds=3, limit_s=60)
+    figures = take_turns({name: lambda name=name: order.append(name) for name in "ab"}, rounds=3, limit_s=60)
     assert order == list("aabb" + "ab" * 3)
-    assert [len(one["samples_s"]) for one in told.values()] == [3, 3]
+    assert [len(one["samples_s"]) for one in figures.values()] == [3, 3]
     assert len(take_turns({"a": lambda: None}, rounds=9, limit_s=0)["a"]["samples_s"]) == 2
 
 
@@ -83,13 +83,13 @@ def test_the_settings_of_six_and_two_are_good(tmp_path, stage):
 
 def test_one_engine_gets_what_a_replica_gets(tmp_path):
     run = DividedRun(tmp_path / "run", six_and_two.divisions_of(8)[0], steps=1, overrides=six_and_two.SMALL)
-    told = six_and_two.engine_arguments(run)
-    assert told["model"] == str(six_and_two.SUMMARY_MODEL)
-    assert told["gpu_memory_utilization"] == 0.6
-    assert told["max_model_len"] == 256
+    arguments = six_and_two.engine_arguments(run)
+    assert arguments["model"] == str(six_and_two.SUMMARY_MODEL)
+    assert arguments["gpu_memory_utilization"] == 0.6
+    assert arguments["max_model_len"] == 256
 
 
-def test_a_machine_with_too_few_gpus_is_told_at_once(capsys, monkeypatch):
+def test_a_machine_with_too_few_gpus_is_reported_at_once(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["six_and_two", "--gpus", "4"])
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(SystemExit) as caught:

@@ -96,7 +96,7 @@ def test_a_synced_server_writes_what_a_fresh_one_writes_and_repairs_what_was_bro
 
 
 def break_off(sender, server, weights, monkeypatch):
-    """The learner leaves after two buckets; the server tells so and generates nothing."""
+    """The learner leaves after two buckets; the server says so and generates nothing."""
     sender.close()
     sender.bucket_bytes, sent = 2**16, []
 
@@ -113,8 +113,8 @@ def break_off(sender, server, weights, monkeypatch):
             sender.send(weights.items(), version=version)
     assert caught.value.code == "transfer-failed"
     body = {"requests": text_batch([[5]]), "sampling": {"max_tokens": 2}}
-    status, told = server.post_packed("/native/infer/", body)
-    assert (status, told["code"]) == (409, "weights-broken")
+    status, found = server.post_packed("/native/infer/", body)
+    assert (status, found["code"]) == (409, "weights-broken")
     sender.bucket_bytes = 0
 
 
@@ -136,6 +136,6 @@ def test_two_tensor_parallel_ranks_keep_their_parts(tmp_path, learner_device, fr
 )
 def test_three_receivers_cost_what_one_costs():
     """Ten syncs of 16 GB to each, by the benchmark that keeps its samples."""
-    told = receivers.measure()
-    assert (told["num_servers"], len(told["samples_s"]["all"])) == (torch.cuda.device_count() - 1, receivers.ROUNDS)
-    assert told["all / one"] <= receivers.BAR, told["samples_s"]
+    found = receivers.measure()
+    assert (found["num_servers"], len(found["samples_s"]["all"])) == (torch.cuda.device_count() - 1, receivers.ROUNDS)
+    assert found["all / one"] <= receivers.BAR, found["samples_s"]

@@ -53,8 +53,8 @@ def test_a_learner_of_8b_uses_the_memory_that_the_engine_has_while_it_writes(tmp
         for name, begin, end in timeline["learner"]
         if name == "learn" and any(begin <= at <= end for at, _ in shares)
     ]
-    told = {"least share while learning, by step": rests, "greatest": max(share for _, share in shares)}
-    (tmp_path / "shares.json").write_text(json.dumps(told))
+    record = {"least share while learning, by step": rests, "greatest": max(share for _, share in shares)}
+    (tmp_path / "shares.json").write_text(json.dumps(record))
     assert max(share for _, share in shares) > SHARE
     assert min(rests) < SHARE - 0.2
 

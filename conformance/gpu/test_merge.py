@@ -54,8 +54,8 @@ def test_parts_that_do_not_fit_are_refused():
 @pytest.mark.parametrize("use_dora", [False, True])
 def test_a_policy_merges_as_peft_does_but_for_the_rounding(use_dora):
     torch.manual_seed(3)
-    told = TunerConfig(train_type="lora", use_dora=use_dora, lora_rank=4)
-    model = load_policy(ModelConfig(model=str(MODEL), torch_dtype="bfloat16"), told).cuda()
+    tuner = TunerConfig(train_type="lora", use_dora=use_dora, lora_rank=4)
+    model = load_policy(ModelConfig(model=str(MODEL), torch_dtype="bfloat16"), tuner).cuda()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "lora_B" in name:

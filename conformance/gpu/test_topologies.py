@@ -68,8 +68,8 @@ def check_run(out, num_ranks):
 @pytest.mark.parametrize("sleep_level", [0, 1], ids=["awake", "asleep"])
 def test_a_colocated_run_learns(tmp_path, sleep_level):
     out = tmp_path / f"colocate-{sleep_level}"
-    told = (*overrides_for(out), f"{VLLM}.sleep_level={sleep_level}")
-    code, text = finish(typed("train", CONFIG, "0", told), tmp_path / "learner.txt")
+    overrides = (*overrides_for(out), f"{VLLM}.sleep_level={sleep_level}")
+    code, text = finish(typed("train", CONFIG, "0", overrides), tmp_path / "learner.txt")
     assert code == 0, text[-3000:]
     check_run(out, 1)
 
@@ -78,23 +78,23 @@ def fresh_answers(checkpoint):
     """Of an engine that reads the learner's last checkpoint, in a process that ends with it."""
     command = [sys.executable, "-m", "conformance.gpu.fresh_engine", str(checkpoint), str(NUM_ASKED)]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0"}
-    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert told.returncode == 0, told.stderr[-3000:]
-    return [tuple(ids) for ids in json.loads(told.stdout.splitlines()[-1])]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return [tuple(ids) for ids in json.loads(ended.stdout.splitlines()[-1])]
 
 
 @pytest.mark.gpu(2)
 @pytest.mark.parametrize("tensor", [1, 2], ids=["an-engine-each", "one-engine-for-both"])
 def test_two_colocated_ranks_learn(tmp_path, tensor):
     out = tmp_path / f"two-ranks-tp{tensor}"
-    told = (
+    overrides = (
         *overrides_for(out),
         f"{VLLM}.tensor_parallel_size={tensor}",
         f"{VLLM}.sleep_level=1",
         eager(tensor),
         "training.per_device_train_batch_size=8",
     )
-    code, text = finish(typed("train", CONFIG, "0,1", told), tmp_path / "learner.txt")
+    code, text = finish(typed("train", CONFIG, "0,1", overrides), tmp_path / "learner.txt")
     assert code == 0, text[-3000:]
     check_run(out, 2)
 
@@ -119,10 +119,10 @@ CASES = {
 def test_a_server_rolls_out_and_a_learner_learns(tmp_path, name):
     replicas, learners, sizes = CASES[name]
     out, port = tmp_path / name, free_port()
-    told = (*overrides_for(out), *server_overrides([port], [free_port()], **sizes), eager(sizes.get("tensor", 1)))
-    with started(typed("serve", CONFIG, replicas, told), tmp_path / "server.txt") as server:
+    overrides = (*overrides_for(out), *server_overrides([port], [free_port()], **sizes), eager(sizes.get("tensor", 1)))
+    with started(typed("serve", CONFIG, replicas, overrides), tmp_path / "server.txt") as server:
         server.wait_until(lambda: is_healthy(f"http://127.0.0.1:{port}"))
-        code, text = finish(typed("train", CONFIG, learners, told), tmp_path / "learner.txt")
+        code, text = finish(typed("train", CONFIG, learners, overrides), tmp_path / "learner.txt")
         assert code == 0, text[-3000:] + server.output()[-3000:]
         health = requests.get(f"http://127.0.0.1:{port}/health/", timeout=10).json()
         served = answers(Server(f"http://127.0.0.1:{port}"), NUM_ASKED)
@@ -136,10 +136,12 @@ def test_a_server_rolls_out_and_a_learner_learns(tmp_path, name):
 @pytest.mark.gpu(3)
 def test_two_servers_with_paired_ports_feed_one_learner(tmp_path):
     out, ports = tmp_path / "two-servers", [free_port(), free_port()]
-    told = (*overrides_for(out), *server_overrides(ports, [free_port(), free_port()], data=1))
-    first, second = ([*typed("serve", CONFIG, str(place), told), "--server", str(place)] for place in range(len(ports)))
+    overrides = (*overrides_for(out), *server_overrides(ports, [free_port(), free_port()], data=1))
+    first, second = (
+        [*typed("serve", CONFIG, str(place), overrides), "--server", str(place)] for place in range(len(ports))
+    )
     with started(first, tmp_path / "first.txt") as one, started(second, tmp_path / "second.txt") as two:
-        code, text = finish(typed("train", CONFIG, "2", told), tmp_path / "learner.txt")
+        code, text = finish(typed("train", CONFIG, "2", overrides), tmp_path / "learner.txt")
         assert code == 0, text[-3000:] + one.output()[-2000:] + two.output()[-2000:]
     check_run(out, 1)
 
@@ -149,5 +151,5 @@ def test_the_overrides_of_these_runs_are_good():
     from rollmatch.config import load_config
 
     for ports, sizes in (([8000], {"data": 3}), ([8000, 8001], {"data": 1}), ([8000], {"tensor": 2, "data": 1})):
-        told = (*overrides_for("runs/x"), *server_overrides(ports, [51216, 51217][: len(ports)], **sizes))
-        assert load_config(str(CONFIG), absolute(*told)).custom.extra.rollout_matching.vllm.mode == "server"
+        overrides = (*overrides_for("runs/x"), *server_overrides(ports, [51216, 51217][: len(ports)], **sizes))
+        assert load_config(str(CONFIG), absolute(*overrides)).custom.extra.rollout_matching.vllm.mode == "server"

@@ -194,7 +194,7 @@ def labels_of(sampled, *true, first=1):
     "supervision/a-number-that-ends-too-early",
     "supervision/a-number-that-goes-on-too-long",
     "supervision/a-right-number-is-taught-with-its-delimiter",
-    "supervision/the-next-number-starts-anew",
+    "supervision/the-next-number-starts-at-its-own-first-digit",
     clauses=["supervision/a-number-is-taught-up-to-where-it-leaves-the-truth#1,2"],
 )
 @pytest.mark.parametrize(

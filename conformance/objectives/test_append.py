@@ -50,7 +50,7 @@ def test_a_comma_stands_only_between_elements(response, num_missed, expected):
 
 
 @pytest.mark.scenario(
-    "target/a-token-that-closed-too-early-is-taught-anew",
+    "target/a-token-that-closed-too-early-is-taught-again",
     clauses=["target/the-target-is-the-prefix-the-missed-objects-and-the-end#2"],
 )
 def test_the_cut_head_and_what_follows_are_the_models_own_token():

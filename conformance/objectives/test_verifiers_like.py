@@ -49,16 +49,16 @@ def begun(**options):
     return begin(load_environment("game:load_environment", options, key="name"), sample, run_seed=1)
 
 first, shown = begun()
-told = {"shown": shown, "wrong": take_step(first, "1", key="x:1")}
+seen = {"shown": shown, "wrong": take_step(first, "1", key="x:1")}
 twin = pickle.loads(pickle.dumps(first.clone(generator_of(1))))
-told |= {"alike": twin.fingerprint() == first.fingerprint(), "right": take_step(twin, "4", key="x:1")}
-told |= {"again": take_step(first, "2", key="x:1"), "last": take_step(first, "3", key="x:1")}
+seen |= {"alike": twin.fingerprint() == first.fingerprint(), "right": take_step(twin, "4", key="x:1")}
+seen |= {"again": take_step(first, "2", key="x:1"), "last": take_step(first, "3", key="x:1")}
 broken, _ = begun(function="fails")
 try:
     take_step(broken, "4", key="x:1")
 except RollmatchError as error:
-    told |= {"code": error.code, "problem": error.problem}
-print(json.dumps(told))
+    seen |= {"code": error.code, "problem": error.problem}
+print(json.dumps(seen))
 """
 
 
@@ -71,15 +71,15 @@ def test_an_environment_of_verifiers_is_played_cloned_and_scored(tmp_path: Path)
     command = [verifiers_python(), "-c", PLAY, str(ROOT / "impl")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    told = json.loads(ran.stdout.splitlines()[-1])
-    assert told["shown"] == ""
-    assert told["wrong"] == ["no (1)", 0.0, False, False]
-    assert told["alike"]
-    assert told["right"] == ["", 0.5, True, False]
-    assert told["again"] == ["no (2)", 0.0, False, False]
-    assert told["last"] == ["", 0.0, False, True]
-    assert told["code"] == "environment-failed"
-    assert "nothing to divide by" in told["problem"]
+    seen = json.loads(ran.stdout.splitlines()[-1])
+    assert seen["shown"] == ""
+    assert seen["wrong"] == ["no (1)", 0.0, False, False]
+    assert seen["alike"]
+    assert seen["right"] == ["", 0.5, True, False]
+    assert seen["again"] == ["no (2)", 0.0, False, False]
+    assert seen["last"] == ["", 0.0, False, True]
+    assert seen["code"] == "environment-failed"
+    assert "nothing to divide by" in seen["problem"]
 
 
 TOOLS = """

@@ -63,7 +63,7 @@ def source_of(backend, journal, *, learner_world_size=1):
     )
 
 
-def told_by(backend, name):
+def events_of(backend, name):
     return [event for event in read_journal(backend.journal.path) if event["event"] == name]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from conformance.harness.judge import judge
-from conformance.rollout.attached import WEIGHTS, dying, ids_of, told_by
+from conformance.rollout.attached import WEIGHTS, dying, events_of, ids_of
 from conformance.rollout.test_vllm_server import GREEDY, requests_of
 from rollmatch.dialects.watch import ServerDied
 from rollmatch.errors import SyncError
@@ -26,7 +26,7 @@ def test_a_dead_servers_share_moves_until_it_is_back(attach):
     first.infer, first.path_of = dead, lambda route: "/nowhere"
     assert ids_of(source.generate(requests_of(4), GREEDY)) == undisturbed
     assert (backend.lost, source.policy_version) == ({0}, 1)
-    assert [(event["server"], event["num_present"]) for event in told_by(backend, "server_lost")] == [
+    assert [(event["server"], event["num_present"]) for event in events_of(backend, "server_lost")] == [
         (first.base_url, 1)
     ]
     source.fence.sync_if_due(1, lambda: iter(WEIGHTS.items()))
@@ -63,10 +63,10 @@ def test_a_sync_that_broke_is_repeated_as_a_newer_version(attached, num_broken, 
     if error is None:
         source.fence.sync_if_due(1, lambda: iter(WEIGHTS.items()))
         assert double.policy_version == source.policy_version == 2 + num_broken
-        assert [event["version"] for event in told_by(backend, "sync_repeated")] == [3, 4][:num_broken]
+        assert [event["version"] for event in events_of(backend, "sync_repeated")] == [3, 4][:num_broken]
         events = read_journal(backend.journal.path)
         assert judge([event for event in events if event["event"] in ("synced", "sync_repeated")][1:]) == []
         return
     with pytest.raises(SyncError) as caught:
         source.fence.sync_if_due(1, lambda: iter(WEIGHTS.items()))
-    assert (caught.value.code, len(told_by(backend, "retrying"))) == (error, 2 if code == "transfer-failed" else 0)
+    assert (caught.value.code, len(events_of(backend, "retrying"))) == (error, 2 if code == "transfer-failed" else 0)

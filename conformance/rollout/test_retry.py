@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.rollout.attached import WEIGHTS, dying, ids_of, restarting, told_by
+from conformance.rollout.attached import WEIGHTS, dying, events_of, ids_of, restarting
 from conformance.rollout.digits import load_digits
 from conformance.rollout.test_vllm_server import GREEDY, STOP, requests_of
 from rollmatch.dialects.http import ServerRefused, TransportFailed
@@ -63,18 +63,18 @@ def test_a_dead_server_may_come_back_within_the_budget():
         outcome(failing(*3 * [ServerDied("is gone")]), 1.0)
 
 
-def test_only_repetitions_are_told_as_such():
-    told, errors = [], [refusal(503), refusal(429), refusal(422)]
+def test_only_repetitions_are_reported_as_such():
+    noted, errors = [], [refusal(503), refusal(429), refusal(422)]
     with pytest.raises(ServerRefused):
         call_with_retries(
             failing(*errors),
             budget_s=9.0,
-            failed=lambda error, pause: told.append((error, pause)),
-            repeating=told.append,
+            failed=lambda error, pause: noted.append((error, pause)),
+            repeating=noted.append,
             clock=RetryClock(),
         )
     pauses = Pause(2, 0.25, 9.0), Pause(3, 0.5, 8.75)
-    assert told == [(errors[0], pauses[0]), errors[0], (errors[1], pauses[1]), errors[1], (errors[2], None)]
+    assert noted == [(errors[0], pauses[0]), errors[0], (errors[1], pauses[1]), errors[1], (errors[2], None)]
 
 
 @pytest.mark.scenario(clauses=["server-connection/a-call-outlives-a-busy-server#2"])
@@ -142,12 +142,12 @@ def test_a_busy_server_and_a_closed_connection_cost_a_pause_and_are_announced(at
     server.infer = sometimes
     assert ids_of(source.generate(requests_of(3), GREEDY)) == undisturbed
     assert source.policy_version == 1
-    told = told_by(backend, "retrying")
-    assert [(event["server"], event["attempt"], event["wait_s"]) for event in told] == [
+    noted = events_of(backend, "retrying")
+    assert [(event["server"], event["attempt"], event["wait_s"]) for event in noted] == [
         (server.base_url, 2, 0.01),
         (server.base_url, 3, 0.02),
     ]
-    assert all(4 < event["left_s"] <= 5 for event in told)
+    assert all(4 < event["left_s"] <= 5 for event in noted)
     assert [record.levelname for record in caplog.records if "attempt" in record.getMessage()] == 2 * ["WARNING"]
 
 

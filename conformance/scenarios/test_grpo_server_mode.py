@@ -135,10 +135,10 @@ def test_adapters_on_all_three_parts_are_merged_into_what_is_sent():
 
 
 @pytest.mark.scenario(
-    "grpo-server-mode/a-taken-group-port-is-told-apart-from-a-taken-server-port",
+    "grpo-server-mode/a-taken-group-port-is-reported-as-such-not-as-a-server-port",
     clauses=["grpo-server-mode/two-jobs-can-share-a-machine#2"],
 )
-def test_a_taken_group_port_is_told_apart_from_a_taken_server_port(tmp_path, monkeypatch):
+def test_a_taken_group_port_is_reported_apart_from_a_taken_server_port(tmp_path, monkeypatch):
     monkeypatch.setattr(gloo, "wait_until_free", partial(gloo.wait_until_free, within_s=0.3))
     taken, weights = free_port(), {"weight": torch.zeros(1, 1)}
     out, other = tmp_path / "first", tmp_path / "second"

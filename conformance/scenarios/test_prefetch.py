@@ -86,7 +86,9 @@ class AnsweringServers:
         return rollouts_of(requests, self.policy_version)
 
 
-@pytest.mark.scenario("prefetch/an-old-rollout-is-made-anew", clauses=["prefetch/staleness-is-known-and-bounded#2,3"])
+@pytest.mark.scenario(
+    "prefetch/an-old-rollout-is-requested-again", clauses=["prefetch/staleness-is-known-and-bounded#2,3"]
+)
 @pytest.mark.parametrize(
     ("step_of", "num_times", "age"),
     [

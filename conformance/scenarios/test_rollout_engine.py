@@ -66,7 +66,7 @@ def test_ranks_of_one_group_get_their_own_rollouts(model, monkeypatch):
     "rollout-backends/eight-scenes-decoded-by-both-backends",
     clauses=[
         "rollout-backends/both-backends-agree-under-greedy-decoding#1",
-        "decoding/decoding-is-greedy-unless-told-otherwise#5",
+        "decoding/decoding-is-greedy-by-default#5",
     ],
 )
 def test_eight_scenes_through_the_engines_interface(model, monkeypatch):

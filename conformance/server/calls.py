@@ -155,7 +155,7 @@ class RawLearner:
             first += size
 
     def sync(self, tensors, *, version, sync_id=None, sent=None, **fields):
-        """Announce ``tensors`` and send ``sent`` (the same, unless told); the server's answer."""
+        """Announce ``tensors`` and send ``sent`` (by default the same); the server's answer."""
         announcement = self.announcement(tensors, version=version, sync_id=sync_id or f"s{version}", **fields)
         refusal = self.announce(announcement)
         if refusal is not None:

@@ -1,4 +1,4 @@
-"""Log-probabilities that servers tell of what they sampled, against the learner's own, in float32."""
+"""Log-probabilities that servers return of what they sampled, against the learner's own, in float32."""
 
 import dataclasses
 

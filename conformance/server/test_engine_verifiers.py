@@ -29,14 +29,14 @@ sampling = {"n": 1, "logprobs": True, "max_tokens": 6, "temperature": 1.0, "seed
     "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "skip_special_tokens": False,
     "spaces_between_special_tokens": False, "include_stop_str_in_output": False,
     "return_tokens_as_token_ids": True, "return_token_ids": True}}
-told = []
+played = []
 for kind, more in ((vf.SingleTurnEnv, {}), (Twice, {"max_turns": 2})):
     env = kind(dataset=Dataset.from_list(questions), rubric=vf.Rubric(funcs=[length]), **more)
     client = OpenAI(base_url=url, api_key="none")
     made = env.generate_sync(env.get_dataset(), client=client, model=model, sampling_args=sampling)
     for state in made["state"]:
-        told.append({"reward": state["reward"], "turns": [step["tokens"] for step in state["trajectory"]]})
-print(json.dumps(told))
+        played.append({"reward": state["reward"], "turns": [step["tokens"] for step in state["trajectory"]]})
+print(json.dumps(played))
 """
 
 

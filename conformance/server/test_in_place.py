@@ -17,7 +17,7 @@ def stand_in(stand_in):
 
 
 def fail(parts, **whole):
-    """One worker fails, and tells how its model is."""
+    """One worker fails, and says how its model is."""
     parts.pool.replicas[1].answers |= {"rollmatch_poll": {"failure": FAILURE}, "rollmatch_whole": whole}
 
 
@@ -35,7 +35,7 @@ def test_calls_are_refused_while_weights_are_written(stand_in, post, monkeypatch
     async def ask_meanwhile(**keywords):
         try:
             parts.pool.check()
-        except Exception as error:  # noqa: BLE001 - whatever is told is what is judged
+        except Exception as error:  # noqa: BLE001 - whatever it says is judged
             seen.append((error.code, error.status))
         return await settle(**keywords)
 

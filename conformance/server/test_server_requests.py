@@ -269,7 +269,7 @@ def test_trl_refuses_what_it_does_not_know_by_name(post):
     assert post("/generate/", {"prompts": ["a text"], "logprobs": None})[1]["logprobs"] is None
 
 
-def test_trainers_of_verifiers_are_told_that_nothing_is_left_to_do(stand_in, post):
+def test_trainers_of_verifiers_learn_that_nothing_is_left_to_do(stand_in, post):
     assert post("/get_num_background_tasks/") == (200, {"num_background_tasks": 0})
     parts, _ = stand_in
     waiting = threading.Event()

@@ -115,14 +115,14 @@ def test_a_caller_that_leaves_frees_the_engine():
     assert asyncio.run(run()) == (0, [4, 4])
 
 
-@pytest.mark.scenario("rollout-server/two-by-three-workers", clauses=["rollout-server/the-server-tells-its-size#1"])
+@pytest.mark.scenario("rollout-server/two-by-three-workers", clauses=["rollout-server/the-server-returns-its-size#1"])
 def test_two_by_three_workers(start):
     _, _, client = start(tensor_parallel_size=2, data_parallel_size=3)
     assert client.get("/get_world_size/").json() == {"world_size": 6}
 
 
 @pytest.mark.scenario(
-    "weight-sync/a-cached-prompt-is-computed-anew", clauses=["weight-sync/caches-of-old-weights-are-emptied#1"]
+    "weight-sync/a-cached-prompt-is-computed-again", clauses=["weight-sync/caches-of-old-weights-are-emptied#1"]
 )
 def test_a_commit_empties_the_caches_of_every_replica(start, monkeypatch):
     reset, ask = [], PretendingReplica.reset_caches
@@ -189,7 +189,7 @@ def test_two_completions_of_each_prompt(start):
 
 @pytest.mark.scenario(
     "server-dialects/an-update-before-the-communicator-is-refused",
-    clauses=["server-dialects/a-success-is-told-after-the-fact#2,3"],
+    clauses=["server-dialects/a-success-is-reported-after-the-fact#2,3"],
 )
 def test_an_update_before_the_communicator_is_refused(start):
     parts, post, _ = start()

@@ -1,4 +1,4 @@
-"""Updates over pretending workers: what they tell reaches the learner whole, and leaves the right state behind."""
+"""Updates over pretending workers: what they report reaches the learner whole, and leaves the right state behind."""
 
 import asyncio
 
@@ -47,7 +47,7 @@ def generate(post):
     "rollout-server/the-version-grows-with-an-update",
     clauses=[
         "rollout-server/every-rollout-names-the-weights-that-made-it#1,2",
-        "server-dialects/a-success-is-told-after-the-fact#1",
+        "server-dialects/a-success-is-reported-after-the-fact#1",
     ],
 )
 def test_one_message_announces_everything_and_is_answered_after_the_commit(stand_in, post):
@@ -153,7 +153,7 @@ def test_what_came_with_digests_or_an_adapter_is_not_repeated_by_name(stand_in, 
 
 @pytest.mark.scenario(
     "weight-sync/a-failed-staged-update-leaves-the-old-weights",
-    clauses=["weight-sync/no-request-sees-two-versions#2", "server-dialects/a-success-is-told-after-the-fact#2,3"],
+    clauses=["weight-sync/no-request-sees-two-versions#2", "server-dialects/a-success-is-reported-after-the-fact#2,3"],
 )
 def test_a_failed_transfer_closes_the_communicator_and_keeps_the_weights(stand_in, post):
     parts, _ = stand_in

@@ -201,8 +201,8 @@ def explained(judgement: Judged) -> Iterator[str]:
     """The worst comes last, where one looks first."""
     blamed = [row.reason for row in judgement.rows if row.state == "blocked-by"]
     yield from (f"\n{blamed.count(name)} blocked-by {name}" for name in dict.fromkeys(blamed))
-    told = [row for row in judgement.rows if row.state not in QUIET or (row.state == "pass" and row.reason)]
-    for row in sorted(told, key=lambda row: row.fails):
+    to_explain = [row for row in judgement.rows if row.state not in QUIET or (row.state == "pass" and row.reason)]
+    for row in sorted(to_explain, key=lambda row: row.fails):
         yield from _about(row, judgement)
 
 

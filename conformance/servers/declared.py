@@ -21,8 +21,8 @@ print(json.dumps([packages, requires(sys.argv[1]) or []]))
 
 def outside_declared(python: Path, package: str) -> list[str]:
     """Packages in the environment of ``python`` outside the ranges that ``package`` declares, by its extras, too."""
-    told = subprocess.run([str(python), "-c", ASKING, package], capture_output=True, text=True, check=True)
-    packages, lines = json.loads(told.stdout.splitlines()[-1])
+    ended = subprocess.run([str(python), "-c", ASKING, package], capture_output=True, text=True, check=True)
+    packages, lines = json.loads(ended.stdout.splitlines()[-1])
     return sorted(set(outside_of(packages, lines)))
 
 

@@ -175,7 +175,7 @@ class ServerJudgement:
             sending.result(timeout=RESTORE_S)
         except StillRunning:
             return f"the first weights were not taken within {RESTORE_S:g} s"
-        except Exception as error:  # noqa: BLE001  # whatever it is, reports are written, and they tell it
+        except Exception as error:  # noqa: BLE001  # whatever it is, reports are written, and name it
             return f"the first weights were not taken: {type(error).__name__}: {error}"
         finally:
             with suppress(StillRunning):

@@ -53,7 +53,7 @@ class Policies:
             return self.tokenizer.encode(rendered, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Without control tokens, as servers tell it."""
+        """Without control tokens, as servers return it."""
         with self._turn:
             return self.tokenizer.decode(ids, skip_special_tokens=True)
 

@@ -16,7 +16,7 @@ from conformance.servers.talk import Talk
 NUM_COMPARED = 16
 """Tokens of each answer that is compared at the end."""
 NUM_WARM, GENERATE_TIMEOUT_S, FACT_TIMEOUT_S = 3, 60.0, 5.0
-TOLD_BY = ("/version", "/native/identity/")
+FACT_PATHS = ("/version", "/native/identity/")
 WORLD_SIZE = ("/get_world_size/", "/get_world_size")
 
 
@@ -42,8 +42,8 @@ def look_at(subject: Subject) -> Preflight:
         return found
     found.problem = _generate(talk, found)
     if not found.problem:
-        told = [talk.get("told", path, timeout_s=FACT_TIMEOUT_S) for path in (*TOLD_BY, *WORLD_SIZE)]
-        found.facts = _facts(subject, [health, *told])
+        came = [talk.get("fact", path, timeout_s=FACT_TIMEOUT_S) for path in (*FACT_PATHS, *WORLD_SIZE)]
+        found.facts = _facts(subject, [health, *came])
         found.warnings = [*outside_ranges(found.facts), *_other_weights(subject, found)]
     return found
 
@@ -68,7 +68,7 @@ def answers_of(talk: Talk) -> list[list[int]]:
 
 
 def _facts(subject: Subject, calls: list[RecordedCall]) -> dict[str, Any]:
-    """Short values of all replies; of one name, the first that is told."""
+    """Short values of all replies; of one name, the first that is returned."""
     facts: dict[str, Any] = {"dialect": subject.dialect.name}
     if model := getattr(subject.dialect, "model", None):
         facts["served_model"] = model

@@ -27,7 +27,7 @@ SKIPPED = (UNTESTABLE, BLOCKED, KNOWN)
 
 
 class Judged(Protocol):
-    """What a report tells of: a server or a trainer."""
+    """What a report is about: a server or a trainer."""
 
     preflight: Preflight
     rows: list[VerdictRow]

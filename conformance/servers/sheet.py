@@ -48,8 +48,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"<h1>{url}: {escape(report['meaning'])}</h1>"
     yield f'<p class="muted">{report["date"]}, {report["seconds"]:g} s, exit code {report["exit_code"]}</p>'
     yield f"<p>{', '.join(_counts(report))}</p>"
-    told = {"problem": report["preflight"]["problem"], "first weights": report["not_restored"]}
-    for name, text in [*told.items(), *(("warning", text) for text in report["preflight"]["warnings"])]:
+    problems = {"problem": report["preflight"]["problem"], "first weights": report["not_restored"]}
+    for name, text in [*problems.items(), *(("warning", text) for text in report["preflight"]["warnings"])]:
         if text:
             yield f'<p class="must">{name}: {escape(text)}</p>'
     if facts := report["preflight"]["facts"]:

@@ -89,7 +89,7 @@ class Talk:
         return in_thread(work, *arguments, **keywords)
 
     def note(self, name: str, value: Any) -> None:
-        """What the judge must know and no reply tells."""
+        """What the judge must know and no reply says."""
         self.exchange.notes[name] = value
 
     def leave(self) -> None:

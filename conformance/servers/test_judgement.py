@@ -138,7 +138,7 @@ def test_a_fault_while_judging_is_not_the_servers():
     assert (row.state, "ZeroDivisionError" in row.reason) == ("harness-error", True)
 
 
-def test_first_weights_that_do_not_come_back_are_told(monkeypatch):
+def test_first_weights_that_do_not_come_back_are_reported(monkeypatch):
     monkeypatch.setattr("conformance.servers.judgement.sync", lambda talk, number: {}["no such sender"])
     with small_server() as server:
         judgement = judgement_of(server)
@@ -170,7 +170,7 @@ def test_a_dangerous_check_needs_leave(dangerous, verdict):
 
 
 @pytest.mark.scenario("judging/the-minutes-are-over", "judging/a-must-that-could-not-be-tested",
-                      clauses=["judging/the-exit-code-tells-what-is-known#1,2"])  # fmt: skip
+                      clauses=["judging/the-exit-code-says-what-is-known#1,2"])  # fmt: skip
 def test_what_the_minutes_leave_out_is_not_a_pass():
     with small_server() as server:
         judgement = judgement_of(server)
@@ -233,7 +233,7 @@ def test_a_miss_is_reported_with_all_that_was_sent():
 
 
 @pytest.mark.parametrize(
-    ("told", "count"),
+    ("facts", "count"),
     [
         ({"packages": {"vllm": "0.32.0"}, "requires": ["vllm<=0.26", "torch>=2"]}, 1),
         ({"packages": {"vllm": "0.26.0"}, "requires": ["vllm<=0.26"]}, 0),
@@ -241,8 +241,8 @@ def test_a_miss_is_reported_with_all_that_was_sent():
         ({"version": "1"}, 0),
     ],
 )
-def test_a_package_outside_the_declared_range_is_told(told, count):
-    assert len(list(outside_ranges(told))) == count
+def test_a_package_outside_the_declared_range_is_reported(facts, count):
+    assert len(list(outside_ranges(facts))) == count
 
 
 def test_profiles_hold_what_can_be_tested_by_their_means():
@@ -278,7 +278,7 @@ def test_what_a_check_requires_comes_before_it_and_danger_last(dialect):
     assert flags == sorted(flags)
 
 
-@pytest.mark.scenario(clauses=["judging/the-exit-code-tells-what-is-known#1,2"])
+@pytest.mark.scenario(clauses=["judging/the-exit-code-says-what-is-known#1,2"])
 @pytest.mark.parametrize(
     ("states", "code"),
     [

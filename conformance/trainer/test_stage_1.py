@@ -61,9 +61,9 @@ def test_new_embeddings_learn_beside_adapters(tmp_path):
 def test_stage_1_needs_no_server(tmp_path):
     trainer = make_trainer(tmp_path, SFT, f"{LONG}rollout_backend=vllm", *SERVERS)
     assert isinstance(trainer.source.fence.backend, HfBackend)
-    told = [part.replace(LONG, "~.") for part in (f"{LONG}rollout_backend=vllm", *SERVERS)]
-    assert not uses_servers(config_with(SFT, *told))
-    assert uses_servers(config_with(*told))
+    words = [part.replace(LONG, "~.") for part in (f"{LONG}rollout_backend=vllm", *SERVERS)]
+    assert not uses_servers(config_with(SFT, *words))
+    assert uses_servers(config_with(*words))
 
 
 @pytest.mark.scenario(
@@ -72,7 +72,7 @@ def test_stage_1_needs_no_server(tmp_path):
     clauses=["target/stage-1-teaches-the-true-answer-without-rollouts#4"],
 )
 def test_stage_1_overlaps_with_nothing():
-    told = [part.replace(LONG, "~.") for part in SERVERS]
+    words = [part.replace(LONG, "~.") for part in SERVERS]
     with refused("overlap-of-another-objective", f"{LONG}overlap"):
-        config_with(SFT, *told, "~.overlap=ahead")
-    assert config_with(SFT, *told, "~.overlap='off'")
+        config_with(SFT, *words, "~.overlap=ahead")
+    assert config_with(SFT, *words, "~.overlap='off'")

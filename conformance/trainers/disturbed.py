@@ -79,7 +79,7 @@ def judge_restarted(exchange: Exchange) -> str:
 
 @check(
     "the-run-outlives-a-restart",
-    "After a restart of the server, the run SHOULD send weights anew, and end well.",
+    "After a restart of the server, the run SHOULD send weights again, and end well.",
     RESTART,
     grade=SHOULD,
     requires=("a-restarted-server-gets-weights-first",),

@@ -1,4 +1,4 @@
-"""What servers are asked and told of a sync: all tensors once in a group, and the name of that afterwards."""
+"""What servers are asked and sent in a sync: all tensors once in a group, and the name of that afterwards."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_identity_is_requested_once_and_health_only_of_a_late_server(start, late
 
 
 def announced_by(double):
-    """Names of the calls that announce, and how many tensors each tells of."""
+    """Names of the calls that announce, and how many tensors each names."""
     return [(name, len(body.get("tensors", ()))) for name, body in double.calls if name in ("sync", "sync_again")]
 
 

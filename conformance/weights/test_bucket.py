@@ -1,4 +1,4 @@
-"""Tensors go into bytes and come out of them bit for bit; a digest tells when they did not."""
+"""Tensors go into bytes and come out of them bit for bit; a digest shows when they did not."""
 
 import doctest
 

@@ -1,4 +1,4 @@
-"""Adapters travel alone until that fails once; then all weights do, for good, and one warning tells so."""
+"""Adapters travel alone until that fails once; then all weights do, for good, and one warning says so."""
 
 import logging
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What older dialects need to be told, and that only texts are read from their store."""
+"""What older dialects need to get, and that only texts are read from their store."""
 
 import doctest
 from datetime import timedelta

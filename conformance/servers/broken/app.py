@@ -64,7 +64,7 @@ class BrokenServer:
             "health": self.health,
             "get_world_size": self.world_size,
             "openapi.json": self.routes,
-            "version": lambda: {} if self.broken("no version is told") else {"version": "1"},
+            "version": lambda: {} if self.broken("no version is returned") else {"version": "1"},
             "native/identity": dict,
             "weight_info": lambda: {"weight_version": str(self.updates.version)},
         }
@@ -95,12 +95,14 @@ class BrokenServer:
             began = time.monotonic()
             wait_while(lambda: self.calls.num_running)
             time.sleep(1.2 + time.monotonic() - began)  # longer than the check bears, however short the generation is
-        version = {} if self.broken("no version of the weights is told") else {"policy_version": self.updates.version}
+        version = (
+            {} if self.broken("no version of the weights is returned") else {"policy_version": self.updates.version}
+        )
         return {"status": "ok"} | version
 
     def world_size(self) -> Any:
         size: Any = "1" if self.broken("the world size is a text") else 1
-        return {} if self.broken("the world size is not told") else {"world_size": size}
+        return {} if self.broken("the world size is not returned") else {"world_size": size}
 
     def routes(self) -> Any:
         listed = {path for kind in DIALECTS.values() for path in kind.routes}
@@ -130,7 +132,7 @@ class BrokenServer:
 
     def end(self, _: Any) -> Any:
         is_bare = not self.queued.finish() and not self.updates.version
-        return {"message": "ok"} if is_bare and self.broken("a reset tells no success") else {"success": True}
+        return {"message": "ok"} if is_bare and self.broken("a reset returns no success") else {"success": True}
 
     def init_transfer(self, body: Any) -> None:
         self.transfer.init(body["init_info"])

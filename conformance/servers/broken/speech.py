@@ -14,11 +14,11 @@ def sampling_of(*given: Mapping[str, Any]) -> tuple[TinySampling, int | None]:
     """Sampling and the call's seed. Errors: ``Unserved``."""
     found = {name: values[name] for values in given for name in FIELDS if values.get(name) is not None}
     stop = [text for values in given for text in values.get("stop") or ()]
-    is_told = any(not (values.get("logprobs") is None or values["logprobs"] is False) for values in given)
+    wants_logprobs = any(not (values.get("logprobs") is None or values["logprobs"] is False) for values in given)
     seed = next((values["seed"] for values in given if values.get("seed") is not None), None)
     if found.get("max_tokens", 1) < 1:
         raise Unserved("sampling-value-invalid: max_tokens must be at least 1")
-    return TinySampling(**{"max_tokens": 16} | found, stop=tuple(stop), logprobs=is_told), seed
+    return TinySampling(**{"max_tokens": 16} | found, stop=tuple(stop), logprobs=wants_logprobs), seed
 
 
 def read_call(path: str, body: Any, engine: TinyEngine) -> tuple[list[TinyPrompt], TinySampling, list[int | None]]:

@@ -77,7 +77,7 @@ def fork_engines():
 
 
 def _messages():
-    """What ``/init_weight_transfer_engine`` and ``/update_weights`` are told; vLLM refuses other fields by these."""
+    """What ``/init_weight_transfer_engine`` and ``/update_weights`` get; vLLM refuses other fields by these."""
     from vllm.distributed.weight_transfer import base as transfer
 
     @dataclass
