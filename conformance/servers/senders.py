@@ -80,7 +80,7 @@ class QueuedPeer:
 class SwiftPeer(QueuedPeer):
     """Buckets of raw bytes."""
 
-    endings = ("/process_weights_after_loading/", "/reset_prefix_cache/")
+    endings = ("/process_weights_after_loading/", "/reset_prefix_cache/", "/reset_encoder_cache/")
 
     def announce(self, tensors: Mapping[str, Tensor], label: str = "update", **fields: Any) -> RecordedCall:
         body = {"metadatas": flat_metadata(tensors, **fields)}

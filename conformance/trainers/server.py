@@ -50,8 +50,7 @@ class RecordingServer(BrokenServer):
         self.routes_served |= set(FURTHER[dialect].split())
         self.is_disturbed = self.is_paused = self.is_down = self.is_holding = False
         super().__init__(engine)
-        for path in ("reset_encoder_cache", "reset_mm_cache"):
-            self.posts[path] = lambda _: {"success": True}
+        self.posts["reset_mm_cache"] = lambda _: {"success": True}
         self.posts |= {"pause": lambda _: self._pause(True), "resume": lambda _: self._pause(False)}
         self.gets["get_model_state_keys"] = lambda: {"keys": sorted(self.engine.weights)}
         self.gets["native/identity"] = lambda: self.native.identity()

@@ -47,6 +47,7 @@ class BrokenServer:
             "update_adapter_flattened_param": self.refuse,
             "process_weights_after_loading": self.end,
             "reset_prefix_cache": self.end,
+            "reset_encoder_cache": lambda _: {"success": True},
             "get_engine_type": lambda _: {"engine_type": "transformers"},
             "init_weight_transfer_engine": self.init_transfer,
             "start_weight_update": lambda _: self.transfer.start(),
