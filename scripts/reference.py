@@ -49,6 +49,8 @@ def _sections(path: str, section: Tree, parts: Tree) -> Iterator[str]:
             below.append((key, inner))
         items = [_section_in(choice.get("items") or {}, parts) for choice in (about, *about.get("anyOf", ()))]
         below += [(f"{key}[]", item) for item in items if item is not None]
+        optional = [_section_in(choice, parts) for choice in about.get("anyOf", ())]
+        below += [(key, found) for found in optional if found is not None]
         if inner is None:
             text, _, unit = about["description"].replace("\n", " ").partition(" Unit: ")
             default = "required" if name in section.get("required", ()) else _value(about.get("default", {}))

@@ -136,7 +136,7 @@ def test_the_log_record_holds_the_figures_of_its_step(whole):
     assert record["time/rollout_s"] > 0
     assert record["time/learn_s"] > 0
     names = [event["event"] for event in read_journal(trainer.source.journal.path)]
-    assert names == ["synced", "requested", "generated", "packed", "timeline", "saved"]
+    assert names == ["synced", "requested", "generated", "completions", "packed", "timeline", "saved"]
     (packed,), (asked,) = events(trainer, "packed"), events(trainer, "requested")
     assert sorted(chain(*packed["sample_ids"])) == sorted(asked["sample_ids"])
     assert asked["num_requests"] == len(asked["seeds"]) == events(trainer, "generated")[0]["num_rollouts"] == 4

@@ -34,6 +34,11 @@ def evaluate_policy(
     return evaluated.record, dict(evaluated.metrics) | {"tokens_per_s": num_tokens / rollout_s}
 
 
+def evaluation_file(step: int) -> str:
+    """Where an evaluation is kept, relative to the run directory."""
+    return f"evaluations/step-{step:06d}.json"
+
+
 def write_evaluation(
     folder: Path, *, step: int, metrics: Mapping[str, float], record: Mapping[str, object] | None = None
 ) -> str:
@@ -41,7 +46,7 @@ def write_evaluation(
 
     ``record`` is what the file holds besides: scenes, answers.
     """
-    name = f"evaluations/step-{step:06d}.json"
+    name = evaluation_file(step)
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = {"step": step, "metrics": dict(metrics), **(record or {})}

@@ -1,18 +1,24 @@
 """What one optimizer step did, phase by phase, as figures for the log and the journal."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.objectives.protocol import Objective, TrainingTargets
-from rollmatch.records import Rollout
+from rollmatch.records import Rollout, Sample
 from rollmatch.rollout.prefetch import Prefetch
 
 PHASES = ("sync", "rollout", "target", "pack", "learn")
 Span = tuple[float, float]
 """Begin and end in unix seconds."""
+TextOf = Callable[[Sequence[int]], str]
+"""The text of tokens."""
+LONGEST_TEXT = 4000
+"""Characters of a completion in the journal."""
+WORTH = ("reward", "f1")
+"""Figures of an objective that say how good one completion is."""
 BUSY = ("target", "pack", "learn")
 """Phases in which the learner works; the others are sync and waiting."""
 
@@ -148,6 +154,21 @@ class StepReport:
         """Count what was too long; a streamed step calls this for each part."""
         self.num_cut += made.num_cut
         self.num_skipped += made.num_skipped
+
+    def completions(
+        self, samples: Sequence[Sample], rollouts: Sequence[Rollout], reports: Sequence[object], text_of: TextOf
+    ) -> list[dict[str, object]]:
+        """Rollouts for the journal: what was written, why it ended and what it was worth."""
+        return [
+            {
+                "sample_id": sample.sample_id,
+                "text": text_of(rollout.response_token_ids)[:LONGEST_TEXT],
+                "num_tokens": len(rollout.response_token_ids),
+                "finish_reason": rollout.finish_reason,
+                "worth": {n: v for n, v in self.objective.summarize([report]).items() if n in WORTH},
+            }
+            for sample, rollout, report in zip(samples, rollouts, reports, strict=False)
+        ]
 
     def add_terms(self, figures: Mapping[str, float]) -> None:
         """Add one micro-batch's share of the loss and of what is measured beside it."""

@@ -38,9 +38,18 @@ from rollmatch.weights.named_weights import named_weights
 class RolloutTrainer(ResumableTrainer):
     """A ``transformers.Trainer`` whose batches are made from the policy's own rollouts."""
 
-    def __init__(self, *, source: RolloutSource, overlap: Overlap, learner: Learner, **arguments: Any) -> None:
+    def __init__(
+        self,
+        *,
+        source: RolloutSource,
+        overlap: Overlap,
+        learner: Learner,
+        logged_completions: int = 0,
+        **arguments: Any,
+    ) -> None:
         super().__init__(data_collator=list, **arguments)
         self.source, self.overlap, self.learner = source, overlap, learner
+        self.logged_completions = logged_completions
         reuse, num_samples = learner.objective.reuse, len(self.train_dataset)
         shape = StepShape(
             batch_size=self.args.per_device_train_batch_size,
@@ -112,6 +121,10 @@ class RolloutTrainer(ResumableTrainer):
                 context = self._context(report, features)
                 made = self.learner.make_targets(parts[part.index], part.rollouts, context)
             report.add_targets(made)
+            if part.index == 0 and self.logged_completions and self.source.ranks.is_primary:
+                shown, text_of = part.rollouts[: self.logged_completions], self.source.template.vocabulary.text
+                completions = report.completions(asked, shown, made.reports, text_of)
+                self.source.journal.write("completions", step=report.step, completions=completions)
             report.num_rollout_tokens = made.num_rollout_tokens
             report.num_cut_prompts += sum(map(self.source.template.is_cut, asked))
             yield PartTargets(index=part.index, rollouts=part.rollouts, targets=made, features=features)

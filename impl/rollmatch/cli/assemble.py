@@ -56,6 +56,9 @@ def make_arguments(config: RunConfig) -> TrainingArguments:
         "disable_tqdm": True,
         "use_cpu": not torch.cuda.is_available(),
     }
+    if (stopping := training.early_stopping) is not None:
+        named |= {"metric_for_best_model": stopping.metric, "greater_is_better": stopping.greater_is_better}
+        named["restore_callback_states_from_checkpoint"] = True  # how long nothing has got better
     check_training_arguments(training)
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(Path(training.output_dir) / "tensorboard"))
     strategy = read_strategy(training.strategy)
@@ -101,6 +104,7 @@ class TrainerParts(NamedTuple):
     source: RolloutSource
     overlap: Overlap
     learner: Learner
+    logged_completions: int
 
 
 def make_parts(
@@ -127,7 +131,8 @@ def make_parts(
             image_id=template.image_id,
         ),
     )
-    return TrainerParts(source, make_overlap(config, source), learner)
+    logged_completions = config.training.logged_completions if config.custom.learns_from_rollouts else 0
+    return TrainerParts(source, make_overlap(config, source), learner, logged_completions)
 
 
 def make_source(

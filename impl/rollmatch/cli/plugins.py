@@ -1,16 +1,52 @@
-"""Reward functions, environments and answer formats that the configuration names.
+"""Reward functions, environments, answer formats and callbacks that the configuration names.
 
 Import no torch, so that ``check`` can load them.
 """
 
+import inspect
 from collections.abc import Sequence
 
 from rollmatch.config import RunConfig
 from rollmatch.errors import ConfigError, ErrorList, RollmatchError, TargetError
 from rollmatch.objectives.environment import MakeEnvironment, load_environment, show
 from rollmatch.objectives.grpo.reward import CallLimits, Reward, load_rewards_of
+from rollmatch.objectives.named import load_named
 from rollmatch.objectives.rollout_matching.answer_format import AnswerFormat, load_answer_format
 from rollmatch.records import Sample
+
+
+class CallbackUnknown(ConfigError):
+    """A callback is named as module:class, can be imported, and is made without arguments."""
+
+    code = "callback-unknown"
+
+
+def load_callbacks(config: RunConfig) -> tuple[object, ...]:
+    """Classes, or callbacks as they are. Errors: ``ErrorList`` of ``CallbackUnknown``."""
+    found: list[object] = []
+    errors: list[RollmatchError] = []
+    for place, name in enumerate(config.training.callbacks):
+        try:
+            found.append(_load_callback(name, key=f"training.callbacks.{place}"))
+        except ConfigError as error:
+            errors.append(error)
+    if errors:
+        raise ErrorList(errors)
+    return tuple(found)
+
+
+def _load_callback(name: str, *, key: str) -> object:
+    found = load_named(name, key=key, kind="class", refuse=CallbackUnknown)
+    if not any(event.startswith("on_") for event in dir(found)):
+        remedy = "Name a transformers.TrainerCallback."
+        raise CallbackUnknown(f"{name} has no method that begins with on_", key=key, remedy=remedy)
+    if inspect.isclass(found):
+        try:
+            inspect.signature(found).bind()
+        except TypeError as error:
+            remedy = "Derive a class that gives them, and name that."
+            raise CallbackUnknown(f"{name} needs arguments: {error}", key=key, remedy=remedy) from error
+    return found
 
 
 def load_rewards(config: RunConfig) -> tuple[Reward, ...]:

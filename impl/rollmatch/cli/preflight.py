@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
-from rollmatch.cli.plugins import load_rewards, needs_coord_tokens, with_first_observations
+from rollmatch.cli.plugins import load_callbacks, load_rewards, needs_coord_tokens, with_first_observations
 from rollmatch.cli.run_directory import probe_output_dir
 from rollmatch.config import RunConfig, check_files
 from rollmatch.config.training import TrainingConfig
@@ -36,6 +36,7 @@ def load_checked(config: RunConfig) -> tuple[Sequence[Sample], Sequence[Sample]]
     if all(error.key != "model.model" for error in errors):
         _collect(errors, partial(_check_tokenizer, config))
     _collect(errors, partial(load_rewards, config))
+    _collect(errors, partial(load_callbacks, config))
     _collect(errors, partial(_check_reporters, config))
     if (problem := probe_output_dir(Path(config.training.output_dir))) is not None:
         errors.append(problem)

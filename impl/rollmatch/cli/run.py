@@ -17,9 +17,10 @@ from transformers.utils.logging import disable_progress_bar
 from rollmatch.checkpoint import MANIFEST, ranks_without_rng_state
 from rollmatch.cli.assemble import make_arguments, make_parts, read_policy
 from rollmatch.cli.computing import prepare_layers
+from rollmatch.cli.plugins import load_callbacks
 from rollmatch.cli.prompts import read_prompts
 from rollmatch.cli.run_directory import JOURNAL, RESOLVED, changed_keys
-from rollmatch.cli.watch import RunWatcher
+from rollmatch.cli.watch import EarlyStop, RunWatcher, SceneImages, check_metric
 from rollmatch.config import RunConfig, resolved_yaml
 from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.errors import LaunchError, RolloutError, SyncError
@@ -113,7 +114,7 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) 
     with StepConsole(total) if is_primary else _Nobody() as console:
         watcher = _watch(trainer, config, console)
         if not (directory / "evaluations" / "step-000000.json").exists():
-            trainer.evaluate()
+            check_metric(config, trainer.evaluate())
         if checkpoint is not None:
             trainer.restore_packer_state(checkpoint)
             _warn_about_rng(checkpoint, trainer.source.ranks)
@@ -123,7 +124,8 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) 
     if stop_signal is not None:
         journal.write("interrupted", step=step, signal=stop_signal)
     else:
-        trainer.evaluate()
+        if watcher.evaluated_at != step:  # else eval_steps has just done it
+            trainer.evaluate()
         journal.write("finished", step=step, seconds=round(time.perf_counter() - began, 1))
     if is_primary:
         _tell_result(directory, interrupted_at=None if stop_signal is None else step)
@@ -170,7 +172,12 @@ def _watch(trainer: RolloutTrainer, config: RunConfig, console: StepConsole | No
     watcher.trainer = trainer
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
-    trainer.add_callback(watcher)
+    if (stopping := config.training.early_stopping) is not None:
+        trainer.add_callback(EarlyStop(stopping.patience, stopping.threshold))
+    if "wandb" in config.training.report_to:
+        trainer.add_callback(SceneImages())
+    for callback in (*load_callbacks(config), watcher):  # the watcher last: it sees what the others decide
+        trainer.add_callback(callback)
     return watcher
 
 

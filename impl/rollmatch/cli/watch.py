@@ -1,15 +1,27 @@
-"""Trainer callback: one journal event and one line per step, and a clean stop on signals."""
+"""Trainer callbacks: one journal event and one line per step, a clean stop, scenes for Weights & Biases."""
 
 import signal
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from rollmatch.config import RunConfig
+from rollmatch.errors import ConfigError
+from rollmatch.evaluation import evaluation_file
+from rollmatch.records import NUM_BINS
 from rollmatch.report.console import StepConsole
+from rollmatch.report.evaluations import Scene, load_evaluation
+from rollmatch.report.scenes import image_path
 from rollmatch.step_report import PHASES
 from rollmatch.trainer import RolloutTrainer
 
+NUM_IMAGES = 8
+"""Scenes of an evaluation that are sent as images."""
+OF_THE_MACHINE = frozenset({"seconds", "tokens_per_s"})
+"""Metrics that differ between ranks, so that one of them might end training alone."""
 UNDERFULL_STEPS = 10
 """Consecutive under-filled steps before a warning."""
 
@@ -22,6 +34,10 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         self.min_fill = min_fill
         self.trainer: RolloutTrainer | None = None
         self.stop_signal: int | None = None
+        self.evaluated_at: int | None = None
+        """Optimizer steps before the last evaluation."""
+        self.has_ended = False
+        """Another callback has ended training before its last step."""
         self._last_step_at = time.perf_counter()
         self._num_underfull = 0
 
@@ -57,6 +73,15 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
             control.should_save = True
             control.should_training_stop = True
 
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Where another callback has ended training by what it saw: save, and say so."""
+        self.evaluated_at = state.global_step
+        is_early = control.should_training_stop and state.global_step < state.max_steps
+        if is_early and self.stop_signal is None and not self.has_ended:
+            self.has_ended = control.should_save = True
+            if self.console is not None:
+                self.console.warn(f"a callback ends training after step {state.global_step}, with a checkpoint")
+
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: object
     ) -> None:
@@ -87,6 +112,77 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         if self.console is not None:
             self.console.warn("stopping after this step, with a checkpoint (again to stop at once)")
+
+
+class EarlyStop(EarlyStoppingCallback):  # type: ignore[misc]
+    """That of transformers. It warns of what nobody asks for here: to load the best model at the end."""
+
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        """Nothing: the configuration was checked."""
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **others: object,
+    ) -> None:
+        """As transformers, and say why training ends."""
+        super().on_evaluate(args, state, control, metrics, **others)
+        if self.early_stopping_patience_counter == self.early_stopping_patience and state.is_world_process_zero:
+            print(
+                f"  early stopping: {args.metric_for_best_model} has not got better than {state.best_metric:.4g} in "
+                f"{self.early_stopping_patience} evaluations (step {state.best_global_step})"
+            )
+
+
+class SceneImages(TrainerCallback):  # type: ignore[misc]
+    """Evaluated scenes with their boxes as images in Weights & Biases, beside the metrics that transformers sends."""
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Of the evaluation that was just written, the first scenes."""
+        directory = Path(args.output_dir)
+        path = directory / evaluation_file(state.global_step)
+        if not state.is_world_process_zero or not path.is_file():
+            return
+        import wandb  # type: ignore[import-not-found,unused-ignore]
+
+        scenes = load_evaluation(path).scenes[:NUM_IMAGES]
+        images = [
+            wandb.Image(str(image_path(scene.image, directory)), boxes=_boxes(scene), caption=str(scene.sample_id))
+            for scene in scenes
+        ]
+        if images:
+            wandb.log({"eval/scenes": images, "train/global_step": state.global_step})
+
+
+def _boxes(scene: Scene) -> dict[str, dict[str, object]]:
+    """As wandb.Image takes them: corners as shares of width and height; a polygon is drawn as the box around it."""
+    drawn: dict[str, dict[str, object]] = {}
+    for name, outlines in (("ground_truth", scene.truth), ("predictions", scene.predicted)):
+        data = []
+        for outline in outlines:
+            x, y = outline.bins[::2], outline.bins[1::2]
+            corners = {"minX": min(x), "maxX": max(x), "minY": min(y), "maxY": max(y)}
+            position = {corner: place / (NUM_BINS - 1) for corner, place in corners.items()}
+            data.append({"position": position, "class_id": 0, "box_caption": outline.desc})
+        drawn[name] = {"box_data": data, "class_labels": {0: name}}
+    return drawn
+
+
+def check_metric(config: RunConfig, metrics: Mapping[str, float]) -> None:
+    """Early stopping watches a metric that the first evaluation has. Errors: ``ConfigError``."""
+    stopping = config.training.early_stopping
+    known = sorted(name.removeprefix("eval_") for name in metrics)
+    names = [name for name in known if name not in OF_THE_MACHINE]
+    if stopping is not None and stopping.metric.removeprefix("eval_") not in names:
+        raise ConfigError(
+            f"{stopping.metric!r} is no metric of the evaluations",
+            code="early-stopping-metric",
+            key="training.early_stopping.metric",
+            remedy=f"Name one of: {', '.join(names)}.",
+        )
 
 
 def make_step_fields(logs: dict[str, float], *, step: int, step_s: float) -> dict[str, object]:

@@ -200,6 +200,18 @@ def _extra_arguments(config: RunConfig) -> Iterator[ConfigError]:
             )
 
 
+def _early_stopping(config: RunConfig) -> Iterator[ConfigError]:
+    if config.training.early_stopping is None:
+        return
+    if not config.training.eval_steps:
+        problem, remedy = "is set, but nothing is evaluated while training", "Set training.eval_steps."
+        yield ConfigError(problem, code="early-stopping-blind", key="training.early_stopping", remedy=remedy)
+    for name in ("metric_for_best_model", "greater_is_better"):
+        if name in config.training.extra_arguments:
+            problem, key = "is set by training.early_stopping", f"training.extra_arguments.{name}"
+            yield ConfigError(problem, code="argument-has-own-key", key=key, remedy="Remove it.")
+
+
 def _reporters(config: RunConfig) -> Iterator[ConfigError]:
     names = config.training.report_to
     if len(set(names)) != len(names) or ("none" in names and len(names) > 1):
@@ -269,6 +281,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reads=("training.packing", "training.packing_drop_last"), check=_packing),
     Rule(reads=("training.padding_free", "model.attn_impl"), check=_padding_free),
     Rule(reads=("training.extra_arguments",), check=_extra_arguments),
+    Rule(reads=("training.early_stopping", "training.eval_steps"), check=_early_stopping),
     Rule(reads=("training.report_to",), check=_reporters),
     Rule(reads=("custom.train_jsonl", "custom.val_jsonl", "custom.dataset"), check=_files_or_dataset),
     Rule(reads=("custom.dataset",), check=_box),

@@ -127,6 +127,19 @@ TRAINER_KEYS = (
 """Keys of ``training`` that transformers, TRL and ms-swift have by the same name and with the same meaning."""
 
 
+class EarlyStopping(Section):
+    """End training, with a checkpoint, when the evaluations no longer get better. Needs eval_steps."""
+
+    metric: Text = Field(examples=["f1"])
+    """A metric of the evaluations, such as f1 or reward; those that there are stand in evaluations/step-000000.json."""
+    patience: Count = 3
+    """Evaluations in a row without a better value after which training ends. Unit: evaluations."""
+    threshold: Weight = 0.0
+    """A value is better if it differs from the best one by more than this. Unit: that of the metric."""
+    greater_is_better: bool = True
+    """Whether a greater value is the better one."""
+
+
 class TrainingConfig(Section):
     """Optimizer, run and packing. Keys are those of transformers.TrainingArguments where it has them."""
 
@@ -180,6 +193,12 @@ class TrainingConfig(Section):
     """Steps between evaluations; 0 evaluates only before and after training. Unit: optimizer steps."""
     eval_scenes: Count | None = None
     """Evaluate only the first samples of val_jsonl; null evaluates all. Unit: samples."""
+    early_stopping: EarlyStopping | None = None
+    """When to end training before max_steps; null never does."""
+    callbacks: Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])] = ()
+    """Callbacks of transformers, each as module:class; a class is made without arguments."""
+    logged_completions: Index = 1
+    """Training completions that the journal and the run page keep of each step. Unit: completions."""
     save_steps: Count = 50
     """Steps between checkpoints. Unit: optimizer steps."""
     save_total_limit: Count | None = 2

@@ -1,4 +1,4 @@
-"""Facts about a run, and why predicted objects were dropped."""
+"""Facts about a run, why predicted objects were dropped, and what was written while training."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,6 +9,8 @@ from statistics import median
 from rollmatch.report.history import Event, History
 from rollmatch.report.numbers import compact, duration, finite, percent, plain
 
+MOST_COMPLETIONS = 12
+"""On the page, spread over the steps."""
 Facts = tuple[tuple[str, str], ...]
 
 
@@ -152,3 +154,51 @@ def _count(events: Sequence[Event]) -> Counter[str]:
             if number is not None and number > 0:
                 counts[str(reason)] += int(number)
     return counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRow:
+    """A training completion as the page shows it."""
+
+    step: int
+    sample_id: str
+    worth: str
+    """Reward or F1, if the objective has one."""
+    ending: str
+    """Tokens, and why it ended."""
+    text: str
+
+
+def make_completion_rows(history: History) -> tuple[CompletionRow, ...]:
+    """Completions of the first step, of the last one, and of steps between them."""
+    rows = [
+        CompletionRow(
+            step=event["step"],
+            sample_id=_text(one.get("sample_id")),
+            worth=", ".join(f"{name} {plain(value)}" for name, value in _worth_of(one)),
+            ending=f"{_text(one.get('num_tokens'))} tokens, {_text(one.get('finish_reason'))}",
+            text=_text(one.get("text")),
+        )
+        for event in history.others["completions"]
+        for one in _mappings(event.get("completions"))
+    ]
+    return tuple(rows[place] for place in spread(len(rows), MOST_COMPLETIONS))
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most ``most`` of ``count`` places, the first and the last among them.
+
+    >>> spread(3, 5), spread(9, 3), spread(0, 4)
+    ([0, 1, 2], [0, 4, 8], [])
+    """
+    return list(range(count)) if count <= most else [place * (count - 1) // (most - 1) for place in range(most)]
+
+
+def _mappings(value: object) -> list[dict[str, object]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _worth_of(one: dict[str, object]) -> list[tuple[str, float]]:
+    worth = one.get("worth")
+    named = worth.items() if isinstance(worth, dict) else ()
+    return [(str(name), number) for name, value in named if (number := finite(value)) is not None]

@@ -13,7 +13,9 @@ from rollmatch.report.numbers import LARGEST, finite
 Event = Mapping[str, Any]
 
 JOURNAL_NAME = "journal.jsonl"
-WITH_STEP = frozenset({"requested", "generated", "synced", "packed", "step", "evaluated", "saved", "timeline"})
+WITH_STEP = frozenset(
+    {"requested", "generated", "synced", "packed", "step", "evaluated", "saved", "timeline", "completions"}
+)
 SHARED = frozenset({"requested", "generated", "packed", "timeline"})
 """Kinds that every rank has of its own; the others are rank 0's word for the whole run."""
 ENDINGS = frozenset({"finished", "interrupted"})
@@ -44,7 +46,7 @@ class History:
     evaluations: tuple[Event, ...]
     """``evaluated`` events, one per step, ascending."""
     others: Mapping[str, tuple[Event, ...]]
-    """Kind -> the latest event of each step and rank, ascending: requested, generated, synced, packed, saved."""
+    """Kind -> the latest event of each step and rank, ascending: requested, generated, synced, packed, saved, ..."""
     num_starts: int
     """1 for an uninterrupted run."""
     num_lost_steps: int

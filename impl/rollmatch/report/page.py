@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from rollmatch.report.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, make_charts
 from rollmatch.report.evaluations import Evaluation, load_evaluation
-from rollmatch.report.facts import make_drop_rows, make_facts
+from rollmatch.report.facts import make_completion_rows, make_drop_rows, make_facts
 from rollmatch.report.gantt import make_gantt
 from rollmatch.report.history import History, load_history
 from rollmatch.report.phases import make_phase_chart
@@ -56,6 +56,7 @@ def _content(run_dir: Path) -> dict[str, object]:
         "phases": make_phase_chart(history),
         "gantt": make_gantt(history),
         "drops": make_drop_rows(history),
+        "completions": make_completion_rows(history),
         "cards": cards,
         "num_scenes": num_scenes,
         "missing": missing,
