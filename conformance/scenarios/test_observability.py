@@ -54,7 +54,8 @@ def trained(tmp_path_factory):
 )
 def test_the_events_of_one_step(trained):
     lines = [json.loads(line) for line in trained.source.journal.path.read_text().splitlines()]
-    assert [line["event"] for line in lines][:6] == ["synced", "requested", "generated", "completions", "packed", "step"]
+    names = [line["event"] for line in lines]
+    assert names[:6] == ["synced", "requested", "generated", "completions", "packed", "step"]
     assert all({"event", "time", "rank"} <= line.keys() for line in lines)
     for event in events(trained, "packed"):
         assert event["fill"] == pytest.approx(event["tokens"] / load_digits().global_max_length, abs=1e-3)
