@@ -89,6 +89,7 @@ class Forked(ForkServerProcess):
                 sys.modules["__main__"] = ModuleType("__main__")
                 exec(self.words[1], vars(sys.modules["__main__"]))
             else:
+                sys.path.insert(0, str(Path(option).parent))
                 runpy.run_path(option, run_name="__main__")
         finally:
             atexit._run_exitfuncs()  # multiprocessing leaves them out

@@ -1,7 +1,6 @@
 """``rollmatch model add-coords``: the directory it writes loads everywhere, and its new rows are in order."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import AutoModelForImageTextToText
 
-from conformance.cli.started import train_command
+from conformance.cli.started import finish, train_command
 from conformance.refusals import refused
 from rollmatch.cli.main import main, make_parser
 from rollmatch.model.coordinates import ordered_rows
@@ -22,11 +21,16 @@ MAKE, DIGITS = FIXTURES / "detector/make_model.py", FIXTURES / "models/digits"
 EMBEDDING = "model.language_model.embed_tokens.weight"
 
 
+def make_model(out, *options):
+    code, output = finish([sys.executable, str(MAKE), str(out), *options], out.with_suffix(".txt"))
+    assert code == 0, output
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """The stock model, and the one with coordinates."""
     folder = tmp_path_factory.mktemp("models")
-    subprocess.run([sys.executable, str(MAKE), str(folder / "stock")], check=True)
+    make_model(folder / "stock")
     assert main(["model", "add-coords", str(folder / "stock"), str(folder / "coords")]) == 0
     return folder
 
@@ -48,9 +52,11 @@ def test_the_model_keeps_its_rows_and_gets_a_thousand_ordered_ones(made):
 
 
 def test_bins_between_the_pixels_of_the_digits_model_lie_between_their_embeddings(tmp_path):
-    subprocess.run([sys.executable, str(MAKE), str(tmp_path), "--seeing"], check=True)
-    before, after = (load_file(folder / "model.safetensors")[EMBEDDING].float() for folder in (DIGITS, tmp_path))
-    ids = Vocabulary.load(tmp_path).coord_ids
+    make_model(tmp_path / "seeing", "--seeing")
+    before, after = (
+        load_file(folder / "model.safetensors")[EMBEDDING].float() for folder in (DIGITS, tmp_path / "seeing")
+    )
+    ids = Vocabulary.load(tmp_path / "seeing").coord_ids
     changed = [place for place, row in enumerate(ids) if not torch.equal(before[row], after[row])]
     assert set(range(1000)) - set(changed) == {round(pixel * 999 / 127) for pixel in range(128)}
     assert torch.allclose(after[ids[4]], (before[ids[0]] * 4 + before[ids[8]] * 4) / 8, atol=1e-2)
