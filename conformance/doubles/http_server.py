@@ -19,7 +19,7 @@ def http_server(answer, *, protocol="HTTP/1.0", host="127.0.0.1", port=0):
 
     class Answering(BaseHTTPRequestHandler):
         protocol_version = protocol
-        do_GET = do_POST = lambda self: answer(self)
+        do_GET = do_POST = do_PUT = lambda self: answer(self)
 
         def log_message(self, *_):
             pass

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from rollmatch.cli.push import check_name, push
 from rollmatch.cli.run_directory import JOURNAL, RESOLVED, last_checkpoint
 from rollmatch.config import RunConfig, effective, load_config
 from rollmatch.errors import LaunchError
@@ -37,12 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="directory to write the model to")
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: the newest whole one of the run")
     parser.add_argument("--dtype", choices=DTYPES, help="default: that of the model that was trained")
-    parser.add_argument("--push", metavar="OWNER/NAME", help="upload it to the Hugging Face hub, as a private model")
+    text = "upload it to the Hugging Face hub; a new repository is private"
+    parser.add_argument("--push", metavar="OWNER/NAME", help=text)
 
 
 def export(options: argparse.Namespace) -> None:
-    """Write the model directory. Errors: ``checkpoint-missing``, ``output-exists``, ``not-a-run``."""
+    """Write the model directory. Errors: ``checkpoint-missing``, ``output-exists``, ``not-a-run``, those of a push."""
     run, out = options.run, options.out
+    if options.push is not None:
+        check_name(options.push)
     checkpoint = _check(run, out, options.checkpoint or last_checkpoint(run))
     config = load_config(str(run / RESOLVED))
     base = _directory_of(config)
@@ -61,11 +65,7 @@ def export(options: argparse.Namespace) -> None:
     partial.rename(out)
     print(f"{out}: {num_tensors} tensors in {dtype} from {checkpoint.name}")
     if options.push:
-        from huggingface_hub import HfApi
-
-        hub = HfApi()
-        hub.create_repo(options.push, private=True, exist_ok=True)
-        print(hub.upload_folder(folder_path=out, repo_id=options.push))
+        print(push(out, options.push))
 
 
 def _check(run: Path, out: Path, checkpoint: Path | None) -> Path:

@@ -1,0 +1,127 @@
+"""``rollmatch export --push`` over HTTP to a hub that keeps the files, and to hubs that do not answer or refuse."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from huggingface_hub import constants
+
+from conformance.cli.fake_hub import TOKEN, fake_hub
+from conformance.cli.started import TIMEOUT_S
+from conformance.cli.test_export import FULL, train
+from conformance.server.instance import free_port
+from rollmatch.cli.main import format_error, main
+from rollmatch.cli.push import push
+from rollmatch.errors import LaunchError
+
+NAME = "someone/digits"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("pushed"), *FULL)
+
+
+def export(run, out, hub, **variables):
+    """Exit code, output and the files of ``out``; a fresh process, as a forked one has read ``HF_ENDPOINT`` before."""
+    command = [sys.executable, "-m", "rollmatch", "export", str(run), str(out), "--push", NAME]
+    variables = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", **variables}
+    environment = os.environ | {"HF_HOME": str(out.parent), **variables}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return ended.returncode, ended.stderr + ended.stdout, {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+def test_the_hub_has_the_files_in_a_private_repository(run, tmp_path):
+    with fake_hub() as hub:
+        code, output, written = export(run, tmp_path / "out", hub, HF_TOKEN=TOKEN)
+    assert code == 0, output
+    assert hub.files == {NAME: written}
+    assert hub.private == {NAME: True}
+    assert {"model.safetensors", "config.json", "README.md"} <= written.keys()
+    assert written["model.safetensors"] in hub.blobs.values()
+    assert output.rstrip().endswith(f"{hub.url}/{NAME}/commit/1")
+
+
+def test_without_a_token_the_directory_is_whole(run, tmp_path):
+    with fake_hub() as hub:
+        code, output, written = export(run, tmp_path / "out", hub, HF_TOKEN="")
+    assert code == 1
+    assert f"[hub-access-denied] --push: {hub.url} answered 401: no token is set\n" in output
+    assert f"hf upload {NAME} {tmp_path / 'out'} --private" in output
+    assert "hf auth login" in output
+    assert "Traceback" not in output
+    assert {"model.safetensors", "config.json", "README.md"} <= written.keys()
+    assert hub.files == {}
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """A directory to push from this process, which has a token and may use the network."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "README.md").write_text("# model\n")
+    return tmp_path / "model"
+
+
+def failure(model, url, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    with pytest.raises(LaunchError) as caught:
+        push(model, NAME)
+    assert caught.value.key == "--push"
+    assert f"hf upload {NAME} {model} --private" in caught.value.remedy
+    assert "Traceback" not in format_error(caught.value)
+    assert sorted(path.name for path in model.iterdir()) == ["README.md", "config.json"]
+    return caught.value
+
+
+@pytest.mark.parametrize("disables_xet", [True, False], ids=["basic", "pipelined"])
+def test_a_repository_that_exists_takes_new_files(model, monkeypatch, disables_xet):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", disables_xet)
+    with fake_hub(has_lfs=False) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        hub.files[NAME], hub.private[NAME] = {"config.json": b"before", "other": b"kept"}, False
+        assert push(model, NAME) == f"{hub.url}/{NAME}/commit/1"
+    assert hub.files == {NAME: {"config.json": b"{}", "README.md": b"# model\n", "other": b"kept"}}
+    assert hub.private == {NAME: False}
+
+
+@pytest.mark.parametrize(("route", "status"), [("/api/repos/create", 403), ("/commit/", 403), ("/preupload/", 401)])
+def test_a_token_that_may_not_write_is_named(model, monkeypatch, route, status):
+    with fake_hub(has_lfs=False, refused={route: status}) as hub:
+        error = failure(model, hub.url, monkeypatch)
+    assert error.code == "hub-access-denied"
+    assert error.problem == f"{hub.url} answered {status}: the token may not write to {NAME}"
+    assert "hf auth login" in error.remedy
+
+
+def test_an_answer_that_is_no_refusal_is_quoted(model, monkeypatch):
+    with fake_hub(has_lfs=False, refused={"/commit/": 413}) as hub:
+        error = failure(model, hub.url, monkeypatch)
+    assert error.code == "hub-upload-failed"
+    assert "413" in error.problem
+
+
+def test_a_hub_that_cannot_be_reached_is_named(model, monkeypatch):
+    url = f"http://127.0.0.1:{free_port()}"
+    error = failure(model, url, monkeypatch)
+    assert error.code == "hub-upload-failed"
+    assert error.problem.startswith(f"the upload to {url} failed: ")
+    assert "HF_ENDPOINT" in error.remedy
+
+
+def test_an_offline_client_is_named(model, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    error = failure(model, "http://127.0.0.1:1", monkeypatch)
+    assert "HF_HUB_OFFLINE" in error.problem
+
+
+@pytest.mark.parametrize("name", ["name", "owner/two words", "owner/name/more", "/name", "owner/", "owner/a--b", ""])
+def test_a_wrong_name_is_refused_before_the_run_is_looked_at(tmp_path, capsys, name):
+    assert main(["export", str(tmp_path / "missing"), str(tmp_path / "out"), f"--push={name}"]) == 1
+    message = capsys.readouterr().err
+    assert "[hub-name-invalid] --push: " in message
+    assert "OWNER/NAME" in message
+    assert list(tmp_path.iterdir()) == []
