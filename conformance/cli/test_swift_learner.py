@@ -141,6 +141,13 @@ def test_samples_are_written_down_before_swift_begins(tmp_path, monkeypatch):
         assert all(os.path.isfile(image) for row in rows for image in row["images"])
 
 
+@pytest.mark.parametrize(("steps", "strategy", "wanted"), [(0, "no", None), (5, "steps", 5)])
+def test_evaluations_are_those_of_the_configuration(steps, strategy, wanted):
+    config = config_of(f"training.eval_steps={steps}")
+    parsed = parse("rlhf", list(learner_command(config, str(CONFIG), overrides=[], gpus=["0"]).words[2:]))
+    assert (parsed["eval_strategy"], parsed.get("eval_steps")) == (strategy, wanted)
+
+
 BY_SWIFT = """
 import json, sys
 from swift.arguments import RLHFArguments

@@ -3,6 +3,7 @@
 import pytest
 from PIL import Image
 
+from conformance.refusals import refused
 from rollmatch.data import load_samples
 from rollmatch.data.image import check_image
 
@@ -46,9 +47,10 @@ def test_a_line_holds_an_object(problems_in):
 
 
 def test_all_problems_of_a_record_are_reported(problems_in, record):
-    bad = {**record, "height": -1, "note": 1, "objects": [{"desc": "", "bbox_2d": [3, 3, 3, 4]}, {"desc": "a"}]}
+    bad = {**record, "height": -1, "note": 1, "objects": [3, {"desc": "", "bbox_2d": [3, 3, 3, 4]}, {"desc": "a"}]}
     assert problems_in(bad) == [
         ("field-unknown", 1),
+        ("field-type", 1),
         ("field-type", 1),
         ("desc-empty", 1),
         ("box-without-area", 1),
@@ -69,6 +71,11 @@ def test_a_good_record_becomes_a_sample(write, record, tmp_path):
     assert (sample.width, sample.height, sample.metadata) == (8, 6, metadata)
     (truth,) = sample.objects
     assert (truth.desc, truth.geometry, truth.bins) == ("seven", "bbox_2d", (10, 20, 30, 40))
+
+
+def test_a_record_without_an_image_is_asked_for_one(write, record):
+    with refused("field-type", problem="a list of one or more paths"):
+        load_samples(write({**record, "images": []}))
 
 
 def test_a_record_may_have_no_object_and_several_images(write, record):

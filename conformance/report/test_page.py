@@ -101,6 +101,14 @@ def test_a_whole_run_makes_a_sound_page(whole):
     assert {"default-src 'none'", "img-src data:"} <= {part.strip() for part in policy.split(";")}
 
 
+def test_what_the_policy_wrote_before_and_after_stand_beside_each_other(tmp_path):
+    run = write_run(tmp_path / "run", num_scenes=1)
+    for step, answer in ((0, "written before"), (60, "written after")):
+        write_evaluation(run, step, [scene(response_text=answer)])
+    text = visible(page(run))
+    assert 0 < text.index("written before") < text.index("written after")
+
+
 @pytest.mark.parametrize(
     "figure",
     [

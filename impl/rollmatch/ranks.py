@@ -28,7 +28,11 @@ class Ranks:
 
     @property
     def is_primary(self) -> bool:
-        """Rank 0 writes files and prints."""
+        """Rank 0 writes files and prints.
+
+        >>> [Ranks(rank=rank, learner_world_size=2).is_primary for rank in range(2)]
+        [True, False]
+        """
         return self.rank == 0
 
     def barrier(self) -> None:
