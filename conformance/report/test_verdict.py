@@ -147,6 +147,15 @@ def test_the_facts_are_the_journals():
     assert (facts["Parameters"], facts["Resumed from"]) == ("4.21M, 4.21M trained (all)", "step 1,200")
 
 
+def test_servers_that_came_and_went_are_named():
+    came = {"event": "server_joined", "rank": 0, "server": "http://b:8000", "num_present": 2}
+    went = {"event": "server_left", "rank": 0, "server": "http://a:8000", "num_present": 1}
+    events = [run_event(), came, *step_events(1), *step_events(2), came | {"rank": 1}, went]
+    facts = dict(make_facts(make_history(events)))
+    assert facts["Servers"] == "http://b:8000 joined after step 0; http://a:8000 left after step 2"
+    assert "Servers" not in dict(make_facts(make_history([run_event()])))
+
+
 @given(
     st.dictionaries(st.sampled_from(sorted(run_event())), st.one_of(st.none(), st.floats(), st.text(), st.booleans()))
 )

@@ -25,6 +25,7 @@ def make_facts(history: History) -> Facts:
             ("Rollouts", _rollouts(others["generated"])),
             ("Packing", _packing(others["packed"])),
             ("Weight sync", _sync(others["synced"])),
+            ("Servers", "; ".join(f"{server} {verb} after step {step:,}" for server, verb, step in history.roster)),
             ("Decoding", _pairs((others["requested"] or ({},))[-1].get("decoding"))),
             ("Last checkpoint", _text((others["saved"] or ({},))[-1].get("path"))),
         ),

@@ -18,6 +18,8 @@ WITH_STEP = frozenset(
 )
 SHARED = frozenset({"requested", "generated", "packed", "timeline"})
 """Kinds that every rank has of its own; the others are rank 0's word for the whole run."""
+ROSTER = {"server_joined": "joined", "server_left": "left"}
+"""Events of servers that come and go while a run is under way."""
 ENDINGS = frozenset({"finished", "interrupted"})
 
 
@@ -47,6 +49,8 @@ class History:
     """``evaluated`` events, one per step, ascending."""
     others: Mapping[str, tuple[Event, ...]]
     """Kind -> the latest event of each step and rank, ascending: requested, generated, synced, packed, saved, ..."""
+    roster: tuple[tuple[str, str, int], ...]
+    """Server, joined or left, and the last optimizer step before."""
     num_starts: int
     """1 for an uninterrupted run."""
     num_lost_steps: int
@@ -87,6 +91,7 @@ def make_history(events: Iterable[Event], *, cut_off: bool = False) -> History:
     """
     kept: dict[str, dict[tuple[int, int], Event]] = {kind: {} for kind in WITH_STEP}
     own: list[Event] = []
+    roster: list[tuple[str, str, int]] = []
     num_lost_steps = 0
     for event in events:
         rank = event.get("rank", 0)
@@ -94,6 +99,9 @@ def make_history(events: Iterable[Event], *, cut_off: bool = False) -> History:
             own.append(event)
         if rank == 0 and event["event"] == "run":
             num_lost_steps += _undo_after(kept, event)
+        elif rank == 0 and event["event"] in ROSTER:
+            after = max((step for step, _ in kept["step"]), default=0)
+            roster.append((str(event.get("server", "")), ROSTER[event["event"]], after))
         elif event["event"] in (SHARED if rank else WITH_STEP):
             kept[event["event"]][event["step"], rank] = event
     ordered = {kind: tuple(by_place[place] for place in sorted(by_place)) for kind, by_place in kept.items()}
@@ -104,6 +112,7 @@ def make_history(events: Iterable[Event], *, cut_off: bool = False) -> History:
         steps=ordered.pop("step"),
         evaluations=ordered.pop("evaluated"),
         others=ordered,
+        roster=tuple(roster),
         num_starts=len(runs),
         num_lost_steps=num_lost_steps,
         duration_s=_duration_s(own),
