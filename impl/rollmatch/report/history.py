@@ -1,7 +1,7 @@
 """A run's journal, read back: what still counts after interruptions and resumes."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -91,7 +91,6 @@ def make_history(events: Iterable[Event], *, cut_off: bool = False) -> History:
     """
     kept: dict[str, dict[tuple[int, int], Event]] = {kind: {} for kind in WITH_STEP}
     own: list[Event] = []
-    roster: list[tuple[str, str, int]] = []
     num_lost_steps = 0
     for event in events:
         rank = event.get("rank", 0)
@@ -99,9 +98,6 @@ def make_history(events: Iterable[Event], *, cut_off: bool = False) -> History:
             own.append(event)
         if rank == 0 and event["event"] == "run":
             num_lost_steps += _undo_after(kept, event)
-        elif rank == 0 and event["event"] in ROSTER:
-            after = max((step for step, _ in kept["step"]), default=0)
-            roster.append((str(event.get("server", "")), ROSTER[event["event"]], after))
         elif event["event"] in (SHARED if rank else WITH_STEP):
             kept[event["event"]][event["step"], rank] = event
     ordered = {kind: tuple(by_place[place] for place in sorted(by_place)) for kind, by_place in kept.items()}
@@ -112,13 +108,22 @@ def make_history(events: Iterable[Event], *, cut_off: bool = False) -> History:
         steps=ordered.pop("step"),
         evaluations=ordered.pop("evaluated"),
         others=ordered,
-        roster=tuple(roster),
+        roster=tuple(_roster_of(own)),
         num_starts=len(runs),
         num_lost_steps=num_lost_steps,
         duration_s=_duration_s(own),
         started_at=next((time for event in own if (time := finite(event.get("time"))) is not None), None),
         cut_off=cut_off,
     )
+
+
+def _roster_of(own: Iterable[Event]) -> Iterator[tuple[str, str, int]]:
+    last_step = 0
+    for event in own:
+        if event["event"] == "step":
+            last_step = event["step"]
+        elif event["event"] in ROSTER:
+            yield str(event.get("server", "")), ROSTER[event["event"]], last_step
 
 
 def _undo_after(kept: dict[str, dict[tuple[int, int], Event]], run: Event) -> int:
