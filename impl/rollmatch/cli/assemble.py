@@ -104,7 +104,7 @@ class TrainerParts(NamedTuple):
     source: RolloutSource
     overlap: Overlap
     learner: Learner
-    logged_completions: int
+    logged_completions: int = 0
 
 
 def make_parts(
