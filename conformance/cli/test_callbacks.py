@@ -1,6 +1,7 @@
 """What watches a run beside our own console: callbacks by name, early stopping, Weights & Biases, kept completions."""
 
 import json
+import shutil
 
 import pytest
 
@@ -39,11 +40,11 @@ def run(tmp_path_factory):
     variables = {"WANDB_MODE": "offline", "WANDB_DIR": str(folder), "WANDB_SILENT": "true"}
     code, output = finish(train_command(*words), folder / "log.txt", **variables)
     assert code == 0, output[-3000:]
-    return folder, output
+    return folder, output, words
 
 
 def test_a_run_whose_evaluations_get_no_better_ends_with_a_checkpoint(run):
-    folder, output = run
+    folder, output, _ = run
     assert "early stopping: f1 has not got better than" in output
     assert [event["step"] for event in journal_of(folder / "run", "step")] == [1, 2]
     assert [event["step"] for event in journal_of(folder / "run", "finished")] == [2]
@@ -84,6 +85,17 @@ def test_completions_are_kept_and_shown(run):
 def test_the_page_shows_completions_of_all_of_a_long_run():
     events = [{"event": "completions", "step": step, "completions": [{"text": "<b>"}, 3]} for step in range(100)]
     assert [row.step for row in make_completion_rows(make_history(events))] == spread(100, 12)
+
+
+def test_a_resumed_run_remembers_how_long_nothing_has_got_better(run):
+    folder, _, words = run
+    directory = shutil.copytree(folder / "run", folder / "resumed")
+    again = (*words, f"training.output_dir={directory}", "training.report_to=none")
+    code, output = finish(train_command(*again, flags=("--resume",)), folder / "resumed.txt")
+    assert code == 0, output[-3000:]
+    assert "early stopping: f1 has not got better than" in output
+    assert [event["step"] for event in journal_of(directory, "finished")] == [2, 3]
+    assert (directory / "checkpoint-3/manifest.json").is_file()
 
 
 def test_what_cannot_be_used_is_refused_before_anything_is_loaded(capsys, tmp_path):

@@ -128,9 +128,12 @@ class EarlyStop(EarlyStoppingCallback):  # type: ignore[misc]
         metrics: dict[str, float],
         **others: object,
     ) -> None:
-        """As transformers, and say why training ends."""
+        """As transformers, and save, and say why training ends."""
         super().on_evaluate(args, state, control, metrics, **others)
-        if self.early_stopping_patience_counter == self.early_stopping_patience and state.is_world_process_zero:
+        if self.early_stopping_patience_counter < self.early_stopping_patience:
+            return
+        control.should_save = True  # here, too: a resumed run asks its watcher first
+        if state.is_world_process_zero:
             print(
                 f"  early stopping: {args.metric_for_best_model} has not got better than {state.best_metric:.4g} in "
                 f"{self.early_stopping_patience} evaluations (step {state.best_global_step})"
@@ -148,6 +151,8 @@ class SceneImages(TrainerCallback):  # type: ignore[misc]
             return
         import wandb  # type: ignore[import-not-found,unused-ignore]
 
+        if wandb.run is None:  # WANDB_DISABLED
+            return
         scenes = load_evaluation(path).scenes[:NUM_IMAGES]
         images = [
             wandb.Image(str(image_path(scene.image, directory)), boxes=_boxes(scene), caption=str(scene.sample_id))
