@@ -2,10 +2,12 @@
 
 import json
 import shutil
+import sys
 
 import pytest
+from transformers import TrainerCallback
 
-from conformance.cli.started import finish, journal_of, train_command
+from conformance.cli.started import HF, finish, journal_of, train_command
 from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG, write_cut
 from rollmatch.cli.main import main
@@ -17,13 +19,26 @@ from rollmatch.report.history import load_history, make_history
 
 NEVER = "{metric: f1, patience: 1, threshold: 9}"
 SMALL = (
-    "custom.extra.rollout_matching.rollout_backend=hf",
+    *HF,
     "custom.extra.rollout_matching.max_new_tokens=8",
     "training.per_device_train_batch_size=2",
     "training.packing=false",
     "training.eval_scenes=2",
-    "training.learner_threads=1",
 )
+
+
+class Noting(TrainerCallback):
+    """As people write one."""
+
+    def on_step_end(self, args, state, control, **_):
+        sys.stdout.write(f"noted step {state.global_step}\n")
+
+
+class Demanding(TrainerCallback):
+    """Cannot be made without arguments."""
+
+    def __init__(self, path):
+        self.path = path
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +49,7 @@ def run(tmp_path_factory):
         *SMALL,
         *(f"model.model={write_cut(folder / 'model')}", f"training.output_dir={folder / 'run'}"),
         *("training.max_steps=6", "training.eval_steps=1", f"training.early_stopping={NEVER}"),
-        *("training.report_to=wandb", "training.callbacks=[conformance.cli.noting_callback:Noting]"),
+        *("training.report_to=wandb", "training.callbacks=[conformance.cli.test_callbacks:Noting]"),
         "training.logged_completions=2",
     )
     variables = {"WANDB_MODE": "offline", "WANDB_DIR": str(folder), "WANDB_SILENT": "true"}
@@ -99,7 +114,7 @@ def test_a_resumed_run_remembers_how_long_nothing_has_got_better(run):
 
 
 def test_what_cannot_be_used_is_refused_before_anything_is_loaded(capsys, tmp_path):
-    named = "[nowhere:X, json:dumps, conformance.cli.noting_callback:Demanding]"
+    named = "[nowhere:X, json:dumps, conformance.cli.test_callbacks:Demanding]"
     assert main(["check", str(CONFIG), "--set", f"training.callbacks={named}"]) == 1
     errors = capsys.readouterr().err
     assert errors.count("[callback-unknown]") == 3

@@ -55,7 +55,8 @@ def test_our_learner_trains_with_swift_s_own_server(tmp_path, monkeypatch):
 def test_our_learner_trains_swift_s_own_server_by_adapters_alone(tmp_path):
     with swift_server_for_adapters(tmp_path / "server.txt") as url:
         adapters = (f"{VLLM}.sync.mode=adapter", f"{VLLM}.enable_lora=true", "tuner.train_type=lora")
-        take_steps(CONFIG, url, tmp_path, *SWIFT, *adapters, f"tuner.target_regex={LANGUAGE}", num_steps=2)
+        language = f"tuner.target_regex={LANGUAGE}"
+        take_steps(CONFIG, url, tmp_path, *SWIFT, *adapters, language, num_steps=2, first_version=2)
 
 
 @pytest.mark.swift

@@ -54,9 +54,9 @@ class Instance(Running):
         self.process.wait(timeout=END_TIMEOUT_S)
         self.wait_alone()
 
-    def wait_alone(self):
+    def wait_alone(self, timeout_s=END_TIMEOUT_S):
         """The server has ended; its processes end with it."""
-        deadline = time.monotonic() + END_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while left := self.members():
             assert time.monotonic() < deadline, left
             time.sleep(0.1)

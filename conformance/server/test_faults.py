@@ -139,7 +139,7 @@ def test_a_dead_worker_turns_health_red_and_ends_running_calls(fragile, policies
     assert time.monotonic() - began < 10
     assert fragile.process.wait(timeout=90) == 1
     assert "[worker-dead]" in fragile.output()
-    fragile.wait_alone()
+    fragile.wait_alone(10)
 
 
 def test_workers_do_not_outlive_a_killed_server(tmp_path):
@@ -148,4 +148,4 @@ def test_workers_do_not_outlive_a_killed_server(tmp_path):
         assert killed.workers()
         os.kill(killed.process.pid, signal.SIGKILL)
         killed.process.wait()
-        killed.wait_alone()
+        killed.wait_alone(10)

@@ -220,6 +220,7 @@ class RolloutTrainer(ResumableTrainer):
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(dict(named))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
+        self.control.should_save |= self.control.should_training_stop  # a callback ends training by what it saw
         return named
 
     def check(self) -> None:

@@ -24,6 +24,7 @@ from rollmatch.cli.watch import EarlyStop, RunWatcher, SceneImages, check_metric
 from rollmatch.config import RunConfig, resolved_yaml
 from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.errors import LaunchError, RolloutError, SyncError
+from rollmatch.evaluation import evaluation_file
 from rollmatch.journal import Journal, read_journal
 from rollmatch.model.parts import count_parts
 from rollmatch.model.policy import count_weights, unwrap
@@ -113,7 +114,7 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) 
     total = _count_steps(trainer)
     with StepConsole(total) if is_primary else _Nobody() as console:
         watcher = _watch(trainer, config, console)
-        if not (directory / "evaluations" / "step-000000.json").exists():
+        if not (directory / evaluation_file(0)).exists():
             check_metric(config, trainer.evaluate())
         if checkpoint is not None:
             trainer.restore_packer_state(checkpoint)
@@ -176,7 +177,7 @@ def _watch(trainer: RolloutTrainer, config: RunConfig, console: StepConsole | No
         trainer.add_callback(EarlyStop(stopping.patience, stopping.threshold))
     if "wandb" in config.training.report_to:
         trainer.add_callback(SceneImages())
-    for callback in (*load_callbacks(config), watcher):  # the watcher last: it sees what the others decide
+    for callback in (*load_callbacks(config), watcher):
         trainer.add_callback(callback)
     return watcher
 

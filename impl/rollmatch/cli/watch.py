@@ -36,8 +36,6 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         self.stop_signal: int | None = None
         self.evaluated_at: int | None = None
         """Optimizer steps before the last evaluation."""
-        self.has_ended = False
-        """Another callback has ended training before its last step."""
         self._last_step_at = time.perf_counter()
         self._num_underfull = 0
 
@@ -74,13 +72,13 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
             control.should_training_stop = True
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Where another callback has ended training by what it saw: save, and say so."""
+        """Remember it: what was just evaluated is not evaluated again at the end."""
         self.evaluated_at = state.global_step
-        is_early = control.should_training_stop and state.global_step < state.max_steps
-        if is_early and self.stop_signal is None and not self.has_ended:
-            self.has_ended = control.should_save = True
-            if self.console is not None:
-                self.console.warn(f"a callback ends training after step {state.global_step}, with a checkpoint")
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Say where another callback has ended training."""
+        if state.global_step < state.max_steps and self.stop_signal is None and self.console is not None:
+            self.console.warn(f"a callback has ended training after step {state.global_step}, with a checkpoint")
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: object
@@ -128,12 +126,9 @@ class EarlyStop(EarlyStoppingCallback):  # type: ignore[misc]
         metrics: dict[str, float],
         **others: object,
     ) -> None:
-        """As transformers, and save, and say why training ends."""
+        """As transformers, and say why training ends."""
         super().on_evaluate(args, state, control, metrics, **others)
-        if self.early_stopping_patience_counter < self.early_stopping_patience:
-            return
-        control.should_save = True  # here, too: a resumed run asks its watcher first
-        if state.is_world_process_zero:
+        if self.early_stopping_patience_counter >= self.early_stopping_patience and state.is_world_process_zero:
             print(
                 f"  early stopping: {args.metric_for_best_model} has not got better than {state.best_metric:.4g} in "
                 f"{self.early_stopping_patience} evaluations (step {state.best_global_step})"
