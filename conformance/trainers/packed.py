@@ -9,8 +9,6 @@ import numpy as np
 
 from rollmatch.data.ids import pack_ids, unpack_ids
 
-MSGPACK = "application/msgpack"
-
 
 def listed(body: Mapping[str, Any]) -> dict[str, Any]:
     """Ids as lists, and with each request its images as base64. Errors: ``KeyError``, ``TypeError``, ``IndexError``.

@@ -19,9 +19,10 @@ from conformance.servers.dialects import DIALECTS
 from conformance.servers.exchange import RecordedCall
 from conformance.trainers.arrivals import Arrivals, read_generate, without_last
 from conformance.trainers.native_group import NativeGroup
-from conformance.trainers.packed import MSGPACK, listed, packed
+from conformance.trainers.packed import listed, packed
 from conformance.trainers.plugged_group import PluggedGroup
 from conformance.trainers.updates import RecordedUpdates
+from rollmatch.dialects.http import MSGPACK
 
 LATE, SHORT, BUSY, UNAVAILABLE, RESTART = "late", "short", "429", "503", "restart"
 DISTURBED_ROUND = 2

@@ -4,7 +4,9 @@ Import no torch, so that ``check`` can load them.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from rollmatch.config import RunConfig
 from rollmatch.errors import ConfigError, ErrorList, RollmatchError, TargetError
@@ -13,6 +15,8 @@ from rollmatch.objectives.grpo.reward import CallLimits, Reward, load_rewards_of
 from rollmatch.objectives.named import load_named
 from rollmatch.objectives.rollout_matching.answer_format import AnswerFormat, load_answer_format
 from rollmatch.records import Sample
+
+Loaded = TypeVar("Loaded")
 
 
 class CallbackUnknown(ConfigError):
@@ -23,11 +27,19 @@ class CallbackUnknown(ConfigError):
 
 def load_callbacks(config: RunConfig) -> tuple[object, ...]:
     """Classes, or callbacks as they are. Errors: ``ErrorList`` of ``CallbackUnknown``."""
-    found: list[object] = []
+    return _load_each(
+        partial(_load_callback, name, f"training.callbacks.{place}")
+        for place, name in enumerate(config.training.callbacks)
+    )
+
+
+def _load_each(loads: Iterable[Callable[[], Sequence[Loaded]]]) -> tuple[Loaded, ...]:
+    """What all return. Errors: ``ErrorList`` of every ``ConfigError``."""
+    found: list[Loaded] = []
     errors: list[RollmatchError] = []
-    for place, name in enumerate(config.training.callbacks):
+    for load in loads:
         try:
-            found.append(_load_callback(name, key=f"training.callbacks.{place}"))
+            found += load()
         except ConfigError as error:
             errors.append(error)
     if errors:
@@ -35,7 +47,7 @@ def load_callbacks(config: RunConfig) -> tuple[object, ...]:
     return tuple(found)
 
 
-def _load_callback(name: str, *, key: str) -> object:
+def _load_callback(name: str, key: str) -> list[object]:
     found = load_named(name, key=key, kind="class", refuse=CallbackUnknown)
     if not any(event.startswith("on_") for event in dir(found)):
         remedy = "Name a transformers.TrainerCallback."
@@ -46,7 +58,7 @@ def _load_callback(name: str, *, key: str) -> object:
         except TypeError as error:
             remedy = "Derive a class that gives them, and name that."
             raise CallbackUnknown(f"{name} needs arguments: {error}", key=key, remedy=remedy) from error
-    return found
+    return [found]
 
 
 def load_rewards(config: RunConfig) -> tuple[Reward, ...]:
@@ -56,20 +68,17 @@ def load_rewards(config: RunConfig) -> tuple[Reward, ...]:
     """
     if not config.custom.learns_from_rewards:
         return ()
-    rewards: list[Reward] = []
-    errors: list[RollmatchError] = []
-    for place, entry in enumerate(config.custom.extra.grpo.rewards):
-        try:
-            key = f"custom.extra.grpo.rewards.{place}.function"
-            limits = CallLimits(timeout_s=entry.timeout_s, processes=entry.processes)
-            rewards += load_rewards_of(
-                entry.function, key=key, shown=entry.shown_name, weight=entry.weight, limits=limits
-            )
-        except ConfigError as error:
-            errors.append(error)
-    if errors:
-        raise ErrorList(errors)
-    return tuple(rewards)
+    return _load_each(
+        partial(
+            load_rewards_of,
+            entry.function,
+            key=f"custom.extra.grpo.rewards.{place}.function",
+            shown=entry.shown_name,
+            weight=entry.weight,
+            limits=CallLimits(timeout_s=entry.timeout_s, processes=entry.processes),
+        )
+        for place, entry in enumerate(config.custom.extra.grpo.rewards)
+    )
 
 
 def load_configured_format(config: RunConfig) -> AnswerFormat:
