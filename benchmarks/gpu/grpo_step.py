@@ -2,14 +2,18 @@
 
     NCCL_NVLS_ENABLE=0 VLLM_USE_FLASHINFER_SAMPLER=0 python -m benchmarks.gpu.grpo_step --sides ours trl
 
-Needs two GPUs and TRL 1.10. The model has the shape of Qwen3-4B and random weights in bfloat16, so that nearly every
-response is as long as it may be: 16 prompts of 90 tokens x 8 completions of 512. Both sides learn in micro-batches of
-16 with their defaults. ``--rehearse`` runs our side on a tiny model without GPUs. Samples of the sides are added to
-one JSON; ratios are of medians without the first step, which compiles and captures.
+Needs TRL 1.10 and two GPUs; with ``--mode colocate`` one, on which both sides generate and learn in turn. The model has
+the shape of Qwen3-4B and random weights in bfloat16, so that nearly every response is as long as it may be: 16 prompts
+of 90 tokens x 8 completions of 512. ``--lengths uneven`` gives it a stop token whose probability makes responses 300
+tokens long on average, and at most 1,024; ``long`` allows 4,096. Both sides learn in micro-batches of 16 with their
+defaults. ``--rehearse`` runs our side on a tiny model without GPUs. Samples of the sides are added to one JSON; ratios
+are of medians without the first step, which compiles and captures. ``learn_share`` is the share of the matrix rate of
+this GPU that our learning reaches, recomputation and padding not counted.
 """
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
@@ -33,26 +37,61 @@ SHAPE = {
     "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40_960,
     "max_window_layers": 36, "initializer_range": 0.02,
 }  # fmt: skip
-FULL = {"num_prompts": 16, "num_generations": 8, "micro_batch": 16, "prompt_len": 90, "response_len": 512, "steps": 4}
+FULL = {"num_prompts": 16, "num_generations": 8, "micro_batch": 16, "prompt_len": 90, "steps": 4}
 TINY = {"num_prompts": 2, "num_generations": 4, "micro_batch": 4, "prompt_len": 20, "response_len": 24, "steps": 2}
-BARS = {"off / trl": 0.5, "ahead / trl": 0.33}
-"""At most; with LoRA."""
+LENGTHS = {
+    "even": {"response_len": 512},
+    "uneven": {"response_len": 1024, "mean_len": 300},
+    "long": {"response_len": 4096},
+}
+BARS = {"even": {"off / trl": 0.5, "ahead / trl": 0.33}, "uneven": {"off / trl": 0.4}, "long": {}}
+"""At most; with LoRA, a server and two GPUs."""
+SHOWN = ("uneven", "long", "colocate")
+"""Parts of a result's name that say what is not the default."""
 VLLM = "custom.extra.rollout_matching.vllm"
+PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+COLOCATED = {f"{VLLM}.mode": "colocate", f"{VLLM}.gpu_memory_utilization": 0.3}
+"""TRL's default share of memory."""
 
 
-def make_model(directory):
-    """The arithmetic model's tokenizer around random weights."""
+def shaped():
+    """An empty model (no memory) with the shape of Qwen3-4B."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    shutil.copytree(SMALL_MODEL, directory, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     fields = json.loads((SMALL_MODEL / "config.json").read_text()) | SHAPE
     fields["layer_types"] = ["full_attention"] * SHAPE["num_hidden_layers"]
+    with torch.device("meta"):
+        return Qwen3ForCausalLM._from_config(Qwen3Config.from_dict(fields), dtype=torch.bfloat16)
+
+
+def make_model(directory, mean_len=None):
+    """The arithmetic model's tokenizer around random weights; with ``mean_len`` responses are so long on average."""
+    shutil.copytree(SMALL_MODEL, directory, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     torch.manual_seed(0)
+    empty = shaped()
     with torch.device("cuda"):
-        model = Qwen3ForCausalLM._from_config(Qwen3Config.from_dict(fields), dtype=torch.bfloat16)
+        model = type(empty)._from_config(empty.config, dtype=torch.bfloat16)
+    if mean_len:
+        let_stop(model, 1 / mean_len)
     model.save_pretrained(directory)
     del model
     torch.cuda.empty_cache()
+
+
+@torch.no_grad()
+def let_stop(model, probability):
+    """Give the stop token this probability at every place.
+
+    All embeddings get one direction in common, so that all last hidden states do, too. The tied head gives every token
+    the same logit for it, and the stop token that logit plus what its probability needs.
+    """
+    weight, stop = model.get_input_embeddings().weight, model.config.eos_token_id
+    weight += 5 * weight.std() * torch.randn(weight.shape[1], dtype=weight.dtype, device=weight.device)
+    ids = torch.randint(weight.shape[0], (4, 400), device=weight.device)
+    hidden = model.model(ids).last_hidden_state.flatten(0, 1).float()
+    others = torch.logsumexp(model.lm_head(hidden.to(weight.dtype)).float(), -1).mean()
+    mean = hidden.mean(0)
+    weight[stop] = ((others + math.log(probability)) * mean / mean.square().sum()).to(weight.dtype)
 
 
 def prompts_of(scale):
@@ -122,25 +161,29 @@ class Sides:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def ours(self):
-        lora = self.options.kind == "lora"
-        config = our_config(self.folder, self.model, self.scale, lora=lora)
+        config = our_config(self.folder, self.model, self.scale, lora=self.options.kind == "lora")
+        if self.options.mode == "colocate":
+            return {"off": self._our_run("off", config, COLOCATED, gpu="0")}
         common = {f"{VLLM}.mode": "server", f"{VLLM}.server.base_url": self.url,
                   f"{VLLM}.server.group_port": self.group_port}  # fmt: skip
         samples = {}
         serve = self._command("serve", config, common, gpu="0")
         with serving(serve, self.url, self.folder / "server.txt") as ready_s:
             for way in self.options.overlap:
-                out = self.folder / way
-                fields = {"training.output_dir": out, "custom.extra.rollout_matching.overlap": way}
-                command = self._command("train", config, common | fields, gpu="1")
-                code, output = finish(command, self.folder / f"{way}.txt")
-                assert code == 0, output[-3000:]
-                events = journal_of(out, "step")
-                steps = [{"step_s": event["step_s"], **event["phase_s"]} for event in events]
-                samples[way] = {
-                    "steps": steps, "server_ready_s": ready_s, "completions": events[-1]["segments"],
-                }  # fmt: skip
+                samples[way] = self._our_run(way, config, common, gpu="1") | {"server_ready_s": ready_s}
         return samples
+
+    def _our_run(self, way, config, fields, *, gpu):
+        out = self.folder / way
+        fields |= {"training.output_dir": out, "custom.extra.rollout_matching.overlap": way}
+        code, output = finish(self._command("train", config, fields, gpu=gpu), self.folder / f"{way}.txt")
+        assert code == 0, output[-3000:]
+        events, packed = journal_of(out, "step"), journal_of(out, "packed")
+        generated = [event for event in journal_of(out, "generated") if event["purpose"] == "train"]
+        steps = [{"step_s": event["step_s"], **event["phase_s"]} for event in events]
+        for step, answers, rows in zip(steps, generated, packed, strict=True):
+            step |= {"response_tokens": answers["num_tokens"], "learn_tokens": rows["tokens"]}
+        return {"steps": steps, "completions": events[-1]["segments"]}
 
     def _command(self, name, config, fields, *, gpu):
         sets = [word for key, value in fields.items() for word in ("--set", f"{key}={value}")]
@@ -150,27 +193,29 @@ class Sides:
     def trl(self):
         settings = self.scale | {
             "model": str(self.model), "url": self.url, "group_port": self.group_port, "prompts": prompts_of(self.scale),
-            "lora": self.options.kind == "lora", "out": str(self.folder / "trl"),
+            "lora": self.options.kind == "lora", "out": str(self.folder / "trl"), "mode": self.options.mode,
             "samples": str(self.folder / "trl-samples.json"),
         }  # fmt: skip
         path = self.folder / "trl.json"
         path.write_text(json.dumps(settings))
+        completions = self.scale["num_prompts"] * self.scale["num_generations"]
+        if self.options.mode == "colocate":
+            return {"trl": self._trl_run(path, "0") | {"completions": completions}}
         longest = str(2 * (self.scale["prompt_len"] + self.scale["response_len"]))
         serve = [
             *(sys.executable, "-c", "import sys; from trl.cli import main; sys.exit(main())", "vllm-serve"),
             *("--model", str(self.model), "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(self.port)),
             *("--max_model_len", longest),
         ]
+        with serving(serve, self.url, self.folder / "trl-server.txt", CUDA_VISIBLE_DEVICES="0", **PATHS) as ready_s:
+            return {"trl": self._trl_run(path, "1") | {"server_ready_s": ready_s, "completions": completions}}
+
+    def _trl_run(self, settings, gpu):
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
-        paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        server_log = self.folder / "trl-server.txt"
-        with serving(serve, self.url, server_log, CUDA_VISIBLE_DEVICES="0", **paths) as ready_s:
-            command = [*launch, "-m", "benchmarks.gpu.trl_step", str(path)]
-            code, output = finish(command, self.folder / "trl.txt", CUDA_VISIBLE_DEVICES="1", **paths)
-            assert code == 0, output[-3000:] + server_log.read_text()[-2000:]
-        completions = self.scale["num_prompts"] * self.scale["num_generations"]
-        told = {"server_ready_s": ready_s, "completions": completions}
-        return {"trl": json.loads(Path(settings["samples"]).read_text()) | told}
+        command = [*launch, "-m", "benchmarks.gpu.trl_step", str(settings)]
+        code, output = finish(command, self.folder / "trl.txt", CUDA_VISIBLE_DEVICES=gpu, **PATHS)
+        assert code == 0, output[-3000:]
+        return json.loads(Path(json.loads(settings.read_text())["samples"]).read_text())
 
 
 def ratios(samples):
@@ -180,17 +225,42 @@ def ratios(samples):
     return middle, {f"{way} / trl": each[way] / each["trl"] for way in each if way != "trl" and "trl" in each}
 
 
+def matrix_rate():
+    """FLOP/s of a large bfloat16 product on this GPU."""
+    left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    for num_products in (3, 20):  # the first ones warm up
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(num_products):
+            left @ right
+        torch.cuda.synchronize()
+    return 20 * 2 * 8192**3 / (time.perf_counter() - began)
+
+
+def learn_shares(steps, kind, rate):
+    """Useful FLOP/s of each step's learning by ``rate``: per weight and token 4 with frozen weights, else 6, the head
+    for responses only, attention left out."""
+    model = shaped()
+    num_body = sum(weight.numel() for weight in model.model.layers.parameters())
+    per_weight, num_head = 4 if kind == "lora" else 6, model.lm_head.weight.numel()
+    works = [per_weight * (num_body * step["learn_tokens"] + num_head * step["response_tokens"]) for step in steps]
+    return [work / step["learn"] / rate for work, step in zip(works, steps, strict=True)]
+
+
 def main():
     options = parse()
-    path = options.results / f"grpo_step-{options.kind}.json"
-    told = json.loads(path.read_text()) if path.exists() else {"machine": describe(), "bars": BARS, "samples": {}}
-    scale = TINY if options.rehearse else FULL
+    name = "-".join(["grpo_step", options.kind, *(part for part in (options.lengths, options.mode) if part in SHOWN)])
+    path = options.results / f"{name}.json"
+    bars = BARS[options.lengths] if (options.kind, options.mode) == ("lora", "server") else {}
+    new = {"machine": describe(), "bars": bars, "samples": {}}
+    told = json.loads(path.read_text()) if path.exists() else new
+    scale = TINY if options.rehearse else FULL | LENGTHS[options.lengths]
     with tempfile.TemporaryDirectory() as folder:
-        model = SMALL_MODEL if options.rehearse else options.model
+        model = SMALL_MODEL if options.rehearse else Path(f"{options.model}-{options.lengths}")
         if not model.exists():
-            make_model(model)
+            make_model(model, scale.get("mean_len"))
         for side in options.sides:
-            logs = options.results / f"logs-{side}"
+            logs = options.results / f"logs-{name}-{side}"
             try:
                 told["samples"] |= getattr(Sides(options, Path(folder), model, scale), side)()
             finally:
@@ -198,8 +268,11 @@ def main():
                 for log in Path(folder).glob("*.txt"):
                     shutil.copy(log, logs)
             told["median_s"], told["ratios"] = ratios(told["samples"])
+            if "off" in told["samples"] and not options.rehearse:
+                told["matrix_tflops"] = (rate := matrix_rate()) / 1e12
+                told["learn_share"] = learn_shares(told["samples"]["off"]["steps"][1:], options.kind, rate)
             path.write_text(json.dumps(told, indent=1) + "\n")
-    sys.stdout.write(json.dumps({name: told[name] for name in ("median_s", "ratios")}, indent=1) + "\n")
+    sys.stdout.write(json.dumps({name: told[name] for name in told if name != "samples"}, indent=1) + "\n")
 
 
 def parse():
@@ -207,12 +280,15 @@ def parse():
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--model", type=Path, default=Path(tempfile.gettempdir(), "grpo-step-model"))
     parser.add_argument("--kind", choices=("lora", "full"), default="lora")
+    parser.add_argument("--mode", choices=("server", "colocate"), default="server")
+    parser.add_argument("--lengths", choices=tuple(LENGTHS), default="even")
     parser.add_argument("--sides", nargs="+", choices=("ours", "trl"), default=["ours", "trl"])
     parser.add_argument("--overlap", nargs="+", choices=("off", "stream", "ahead"), default=["off", "ahead"])
     parser.add_argument("--rehearse", action="store_true", help="our side only, on a tiny model, without GPUs")
     options = parser.parse_args()
-    if not options.rehearse and torch.cuda.device_count() < 2:
-        parser.error(f"not testable: needs 2 GPUs, has {torch.cuda.device_count()}")
+    num_needed = 0 if options.rehearse else 2 if options.mode == "server" else 1
+    if torch.cuda.device_count() < num_needed:
+        parser.error(f"not testable: needs {num_needed} GPUs, has {torch.cuda.device_count()}")
     return options
 
 

@@ -1,4 +1,4 @@
-"""TRL's GRPO trainer on a server of TRL's, timed step by step; the peer of ``grpo_step``.
+"""TRL's GRPO trainer on a server of TRL's or with its colocated engine, timed by step; the peer of ``grpo_step``.
 
 torchrun --standalone --nproc_per_node 1 -m benchmarks.gpu.trl_step SETTINGS_JSON
 
@@ -21,12 +21,14 @@ class StepClock(TrainerCallback):
     """Seconds from the end of one step to the end of the next, and of those in some methods."""
 
     def __init__(self):
-        self.steps, self.phases, self.began = [], {}, None
+        self.steps, self.phases, self.began = [], {}, 0.0
+
+    def on_train_begin(self, args, state, control, **_):
+        self.began = time.perf_counter()
 
     def on_step_end(self, args, state, control, **_):
         now = time.perf_counter()
-        if self.began is not None:
-            self.steps.append({"step_s": now - self.began, **self.phases})
+        self.steps.append({"step_s": now - self.began, **self.phases})
         self.began = now
         self.phases = dict.fromkeys(self.phases, 0.0)
 
@@ -56,9 +58,11 @@ def config_of(settings):
         bf16=True,
         gradient_checkpointing=True,
         use_vllm=True,
-        vllm_mode="server",
-        vllm_server_base_url=settings["url"],
+        vllm_mode=settings["mode"],
+        vllm_server_base_url=settings["url"],  # it and the port are unused by colocate
         vllm_group_port=settings["group_port"],
+        vllm_max_model_length=2 * (settings["prompt_len"] + settings["response_len"]),
+        logging_steps=1,
         save_strategy="no",
         report_to="none",
         model_init_kwargs={"dtype": "bfloat16"},
@@ -75,10 +79,12 @@ def train(settings):
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if settings["lora"] else None,
         callbacks=[clock],
     )
-    clock.watch(trainer.vllm_generation.vllm_client, "generate", "rollout")
+    server = settings["mode"] == "server"
+    clock.watch(trainer.vllm_generation.vllm_client if server else trainer.vllm_generation.llm, "generate", "rollout")
     clock.watch(trainer.vllm_generation, "sync_weights", "sync")
     trainer.train()
-    told = {"steps": clock.steps, "peak_bytes": torch.cuda.max_memory_allocated()}
+    lengths = [line["completions/mean_length"] for line in trainer.state.log_history if "loss" in line]
+    told = {"steps": clock.steps, "mean_response": lengths, "peak_bytes": torch.cuda.max_memory_allocated()}
     Path(settings["samples"]).write_text(json.dumps(told))
 
 
