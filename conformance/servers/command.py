@@ -14,6 +14,7 @@ import pytest
 
 from conformance.servers import plugin
 from conformance.servers.exchange import shown
+from conformance.servers.gaps import FOLDER as GAPS
 from conformance.servers.judgement import ServerJudgement
 from conformance.servers.numbers import SMALL, TOLERANCE
 from conformance.servers.profiles import PROFILES
@@ -27,6 +28,7 @@ NAMED = ("dialect", "served_model", "model", "version", "vllm_version", "world_s
 """Facts that the first line names; the reports have all."""
 QUIET = ("pass", "blocked-by", "known-gap")
 """Verdicts that are counted, not explained."""
+_WITH_GAPS = "of " + ", ".join(sorted(path.stem for path in GAPS.glob("*.yaml")))
 CODES = "exit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in sorted(MEANINGS.items()))
 
 
@@ -118,7 +120,12 @@ def make_parser(prog: str = "rollmatch-judge") -> argparse.ArgumentParser:
         "--minutes", type=float, default=15.0, metavar="M", help="start no check after so many; default: 15"
     )
     parser.add_argument("--check", action="append", default=[], metavar="ID", help="only this one; can be repeated")
-    parser.add_argument("--gaps", type=Path, metavar="FILE", help="known gaps: YAML list of check, reason and link")
+    parser.add_argument(
+        "--gaps", type=Path, metavar="FILE", help="known gaps: YAML list of check, reason, seen and link"
+    )
+    parser.add_argument(
+        "--server-name", metavar="NAME-VERSION", help=f"what it is, for known gaps; without --gaps, {_WITH_GAPS}"
+    )
     add_reports(parser)
     return parser
 
@@ -159,6 +166,11 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error("--tolerance: without --model, no numbers are compared")
     if options.tolerance is not None and not 0 < options.tolerance <= SMALL:
         parser.error(f"--tolerance: {options.tolerance:g} is not above 0 and at most {SMALL:g}")
+    name, _, version = (options.server_name or "").rpartition("-")
+    if options.server_name is not None and not (name and version):
+        parser.error(f"--server-name: {options.server_name} is no NAME-VERSION, such as ms-swift-4.6.0")
+    if options.server_name and not options.gaps and not (GAPS / f"{name}.yaml").exists():
+        parser.error(f"--server-name: no gaps of {name} are known, only {_WITH_GAPS}; give --gaps FILE")
     missing = [name for name in ("torch", "rollmatch") if options.model and not is_installed(name)]
     if missing:
         parser.error(f"--model: needs {' and '.join(missing)}; {WEIGHTS}")
@@ -188,7 +200,7 @@ def _words(options: argparse.Namespace) -> list[str]:
     words = [str(plugin.LIVE), "--rootdir", str(plugin.LIVE.parent), "-c", os.devnull, "--import-mode=importlib"]
     words += ["--noconftest", "-p", "no:terminal", "-p", "no:cacheprovider", "-s", "--server", options.url]
     words += ["--dangerous" if options.dangerous else "--no-dangerous", "--minutes", str(options.minutes)]
-    for name in ("profile", "dialect", "model", "tolerance", "transport", "group_host"):
+    for name in ("profile", "dialect", "model", "tolerance", "transport", "group_host", "server_name"):
         if (value := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
     for name, option in (("json", "report-json"), ("junit", "report-junit"), ("page", "report-page"), ("gaps", "gaps")):

@@ -15,15 +15,15 @@ ASKING = """
 import json, sys
 from importlib.metadata import distributions, requires
 packages = {found.metadata["Name"].lower(): found.version for found in reversed(list(distributions()))}
-print(json.dumps([packages, requires(sys.argv[1]) or []]))
+print(json.dumps([packages, requires(sys.argv[1]) or [] if sys.argv[1] else []]))
 """
 
 
-def outside_declared(python: Path, package: str) -> list[str]:
-    """Packages in the environment of ``python`` outside the ranges that ``package`` declares, by its extras, too."""
+def packages_and_requirements(python: Path, package: str) -> tuple[dict[str, str], list[str]]:
+    """Name -> version of all in the environment of ``python``, and what ``package`` (may be "") declares."""
     ended = subprocess.run([str(python), "-c", ASKING, package], capture_output=True, text=True, check=True)
     packages, lines = json.loads(ended.stdout.splitlines()[-1])
-    return sorted(set(outside_of(packages, lines)))
+    return packages, lines
 
 
 def outside_of(packages: Mapping[str, str], lines: Sequence[str]) -> Iterator[str]:

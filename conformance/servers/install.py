@@ -9,7 +9,11 @@ import sys
 import sysconfig
 import venv
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 from pathlib import Path
+
+from rollmatch.cli.doctor import BROKEN_EXTRAS
 
 VARIABLE = "ROLLMATCH_SERVERS"
 _READY, _BELOW = "rollmatch-ready", "packages_below.pth"
@@ -34,6 +38,15 @@ def interpreter_of(name: str, version: str, packages: Sequence[str]) -> Path:
     return python
 
 
+def pins_of(package: str, version: str, beside: Sequence[str] = ()) -> tuple[str, ...]:
+    """What an environment of its own needs; nothing for what stands in this one, or is ours (``package`` is "")."""
+    try:
+        stands_here = not package or installed_version(package) == version
+    except PackageNotFoundError:
+        stands_here = False
+    return () if stands_here else (f"{package}=={version}", *beside)
+
+
 def folder_of_servers() -> Path:
     """Where environments are kept."""
     wanted = os.environ.get(VARIABLE)
@@ -50,7 +63,13 @@ def _put_below(folder: Path) -> None:
 
 
 def _install(python: Path, packages: Sequence[str]) -> None:
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+    """Without what vLLM's CPU wheels bring and what does not load beside them."""
+    _pip(python, "install", *packages)
+    _pip(python, "uninstall", "--yes", *BROKEN_EXTRAS)
+
+
+def _pip(python: Path, verb: str, *words: str) -> None:
+    command = [str(python), "-m", "pip", verb, "--quiet", "--disable-pip-version-check", *words]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise InstallFailed(f"{' '.join(command)}:\n{ended.stderr[-2000:]}")

