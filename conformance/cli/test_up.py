@@ -17,14 +17,15 @@ from rollmatch.cli.up import RunWords
 from rollmatch.config import load_config
 from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.errors import LaunchError
+from rollmatch.plan.layout import Layout
 from rollmatch.server.settings import KEY_VARIABLE
 
 
-def words_of(path, *hosts, overrides=(), learners=1, resume=False, overwrite=False):
-    fields = {"overrides": list(overrides), "learners": learners, "resume": resume, "overwrite": overwrite}
-    options = argparse.Namespace(config=str(path), **fields)
+def words_of(path, *hosts, overrides=(), learners=1, nodes=1, resume=False, overwrite=False):
+    options = argparse.Namespace(config=str(path), overrides=list(overrides), resume=resume, overwrite=overwrite)
     config = load_config(path, overrides)
-    words = RunWords(config=config, options=options, num_servers=len(hosts))
+    layout = Layout(num_learner_nodes=nodes, ranks_per_node=learners // nodes, servers=(3,) * len(hosts))
+    words = RunWords(config=config, options=options, layout=layout)
     words.settle(hosts)
     return words
 
@@ -87,7 +88,7 @@ def test_ports_that_count_up_too_far_are_refused():
 
 
 @pytest.mark.scenario(
-    "launchers/a-cluster-without-servers", clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#12"]
+    "launchers/a-cluster-without-servers", clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#13"]
 )
 def test_a_configuration_without_servers_is_refused(capsys):
     assert main(["up", str(CONFIG)]) == 1
@@ -111,15 +112,15 @@ def test_without_ray_the_package_is_named(capsys, monkeypatch):
 
 @pytest.mark.engine
 @pytest.mark.scenario(
-    "launchers/a-cluster-is-interrupted", clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#9,10"]
+    "launchers/a-cluster-is-interrupted", clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#10,11"]
 )
 def test_an_interrupt_ends_the_run_on_this_machine_with_a_checkpoint_and_leaves_nothing(tmp_path):
     out = tmp_path / "run"
-    url, overrides = overrides_of(out, steps=1000)
+    http, overrides = overrides_of(out, steps=1000)
     home = str(tmp_path)  # Ray writes a token there, by which alone its own cluster is entered
     with started(up(*overrides), tmp_path / "up.txt", HOME=home) as running:
         running.wait_until(lambda: journal_of(out, "step"))
-        assert requests.get(f"{url}/health/", timeout=10).status_code == 200
+        assert requests.get(f"http://127.0.0.1:{http}/health/", timeout=10).status_code == 200
         family = psutil.Process(running.process.pid).children(recursive=True)
         running.process.send_signal(signal.SIGINT)
         code, output = running.wait(), running.output()

@@ -33,14 +33,14 @@ LARGE = (
 def forecaster(tmp_path):
     directory = model_directory(tmp_path, QWEN3_8B)
 
-    def make(*overrides, num_gpus=4, num_nodes=1, gpu="H200", rates=None):
+    def make(*overrides, num_gpus=4, num_nodes=1, engines_per_server=None, gpu="H200", rates=None):
         config = load_config(str(ROOT / "fixtures/digits/3v1.yaml"), [f"model.model={directory}", *LARGE, *overrides])
         return Forecaster(
             config=config,
             shape=read_shape(directory, dtype=config.model.torch_dtype),
             work=make_workload(config, prompt_len=1500, response_len=None),
             rates=rates or load_rates(),
-            site=Site(gpu=gpu, num_gpus=num_gpus, num_nodes=num_nodes),
+            site=Site(gpu=gpu, nodes=(num_gpus,) * num_nodes, engines_per_server=engines_per_server),
         )
 
     return make
@@ -207,7 +207,7 @@ def test_log_probabilities_are_scored_by_the_passes_that_a_run_makes(settings, p
     """Old ones by the learner cost a pass only where it learns from rollouts more than once."""
     config = load_config(str(GRPO), absolute("custom.extra.grpo.beta=0", *(f"custom.extra.{one}" for one in settings)))
     shape, work = read_shape(MODEL, dtype="float32"), make_workload(config, prompt_len=100, response_len=50)
-    site, rates = Site(gpu="H200", num_gpus=4), load_rates().model_copy(update={"dora_share": 1.0})
+    site, rates = Site(gpu="H200", nodes=(4,)), load_rates().model_copy(update={"dora_share": 1.0})
     one = Forecaster(config=config, shape=shape, work=work, rates=rates, site=site).forecast(split(3, 1))
     body = 150 * (2 * shape.active_weights + 2 * 150 * shape.num_layers * shape.num_heads * shape.head_len)
     head = 2 * 50 * shape.num_ids * shape.hidden_len
@@ -238,7 +238,7 @@ def test_a_measured_step_of_servers_and_a_learner_is_forecast_within_a_quarter(s
         shape=read_shape(tmp_path / "model", dtype="bfloat16"),
         work=make_workload(config, prompt_len=round(big["prompt_len"]), response_len=round(big["response_len"])),
         rates=load_rates(),
-        site=Site(gpu="H200", num_gpus=num_gpus),
+        site=Site(gpu="H200", nodes=(num_gpus,)),
     ).forecast(split(*sizes))
     measured = big["phase_s"]
     assert one.rollout_s == pytest.approx(measured["rollout"], rel=0.25)

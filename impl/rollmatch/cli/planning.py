@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from rollmatch.config import effective, load_config
+from rollmatch.config import RunConfig, effective, load_config
 from rollmatch.model.source import with_local_model
 from rollmatch.plan.forecast import Forecast, Forecaster, Site
 from rollmatch.plan.proposal import Proposal, propose
@@ -31,34 +31,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nodes", "--nnodes", type=positive, default=1, metavar="N", help="number of nodes (default: 1)"
     )
-    parser.add_argument(
-        "--gpu", default="H200", metavar="NAME", help="GPU model, as named in the rates (default: H200)"
-    )
-    parser.add_argument("--rates", type=Path, metavar="FILE", help="YAML file with your own measured rates")
-    parser.add_argument(
-        "--prompt-tokens",
-        type=positive,
-        metavar="N",
-        help="prompt length in tokens (default: the rest of global_max_length)",
-    )
-    parser.add_argument(
-        "--response-tokens", type=positive, metavar="N", help="mean response length in tokens (default: max_new_tokens)"
-    )
+    add_forecast_arguments(parser, default_gpu="H200")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def plan(options: argparse.Namespace) -> int:
-    """Print the plan. Errors: those of the configuration, ``ShapeUnknown``, ``RatesInvalid``, ``NothingFits``."""
-    config, rates = with_local_model(load_config(options.config, options.overrides)), load_rates(options.rates)
-    gpu_of(rates, options.gpu)
-    forecaster = Forecaster(
+def add_forecast_arguments(parser: argparse.ArgumentParser, *, default_gpu: str | None) -> None:
+    """Add what a forecast rests on beside the GPUs; without a default, the GPU model is read from the cluster."""
+    text = f"GPU model, as named in the rates (default: {default_gpu or 'as the cluster says'})"
+    parser.add_argument("--gpu", default=default_gpu, metavar="NAME", help=text)
+    parser.add_argument("--rates", type=Path, metavar="FILE", help="YAML file with your own measured rates")
+    text = "prompt length in tokens (default: the rest of global_max_length)"
+    parser.add_argument("--prompt-tokens", type=positive, metavar="N", help=text)
+    text = "mean response length in tokens (default: max_new_tokens)"
+    parser.add_argument("--response-tokens", type=positive, metavar="N", help=text)
+
+
+def make_forecaster(config: RunConfig, options: argparse.Namespace, site: Site) -> Forecaster:
+    """Predicts splits of a site, by the options of ``add_forecast_arguments``.
+
+    Errors: ``ShapeUnknown``, ``RatesInvalid``.
+    """
+    config, rates = with_local_model(config), load_rates(options.rates)
+    gpu_of(rates, site.gpu)
+    return Forecaster(
         config=config,
         shape=read_shape(config.model.model, dtype=effective.learner_dtype(config)),
         work=make_workload(config, prompt_len=options.prompt_tokens, response_len=options.response_tokens),
         rates=rates,
-        site=Site(gpu=options.gpu, num_gpus=options.gpus, num_nodes=options.nodes),
+        site=site,
     )
-    proposal = propose(forecaster)
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Print the plan. Errors: those of the configuration, ``ShapeUnknown``, ``RatesInvalid``, ``NothingFits``."""
+    site = Site(gpu=options.gpu, nodes=(options.gpus,) * options.nodes)
+    proposal = propose(make_forecaster(load_config(options.config, options.overrides), options, site))
     if options.json:
         print(json.dumps(_as_json(proposal), indent=2))
     else:
@@ -75,7 +82,7 @@ def print_proposal(proposal: Proposal, console: Console) -> None:
     console.print(table)
     learner = proposal.best.learner
     parts = ("weights", "learning", "activations", "head", "overhead")
-    console.print(f"best: {proposal.best.split}, {proposal.best.rollouts_per_s:.2f} rollouts/s")
+    console.print(f"best: {proposal.best.split}, {proposal.best.rollouts_per_s:.2f} rollouts/s: {proposal.best.layout}")
     console.print("learner: " + ", ".join(f"{name} {getattr(learner, name) / 1e9:.1f} GB" for name in parts))
     console.print("assumed:")
     for line in proposal.assumptions:

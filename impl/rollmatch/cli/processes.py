@@ -60,6 +60,27 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
+PR_SET_CHILD_SUBREAPER = 36
+"""``prctl`` option of Linux: processes whose parent has ended become children of this one."""
+
+
+def adopt_orphans() -> None:
+    """Have the kernel give this process what its children leave behind when they are killed. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_orphans() -> None:
+    """Kill all descendants of this process; torchrun's ranks lead sessions of their own, which outlive its launcher."""
+    while family := psutil.Process().children(recursive=True):
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for process in family:
+            with contextlib.suppress(ChildProcessError):  # one that becomes ours as soon as its parent is gone
+                os.waitpid(process.pid, 0)
+
+
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 600.0
 """Time a child has to end by itself after a signal: a learner ends its step and writes a checkpoint in it."""

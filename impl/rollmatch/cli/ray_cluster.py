@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import ray
 from ray.actor import ActorHandle
@@ -12,24 +11,18 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rollmatch.cli.ray_command import CommandActor
+from rollmatch.cli.run_layout import ClusterGpus, Need
 from rollmatch.errors import LaunchError
 
 PLACEMENT_S = 60.0
 """How long resources are waited for that a cluster has and somebody else uses."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
-    """What one command of a run reserves, on one node."""
-
-    name: str
-    gpus: int
-    """On a cluster without GPUs: processes, each of which computes on the CPU."""
-
-
 @contextmanager
-def connected(address: str | None, needs: Sequence[Need]) -> Iterator[None]:
+def connected(address: str | None, *, min_cpus: int) -> Iterator[None]:
     """Ray: the cluster at an address or in ``RAY_ADDRESS``, else one of this machine alone that ends with us.
+
+    ``min_cpus``: that Ray counts on this machine, however few there are; they are a reservation, not a speed.
 
     Errors: ``cluster-unreachable``.
     """
@@ -40,8 +33,7 @@ def connected(address: str | None, needs: Sequence[Need]) -> Iterator[None]:
         if named:
             ray.init(address=named, logging_level=logging.ERROR, log_to_driver=False)
         else:
-            num_cpus = max(os.cpu_count() or 1, len(needs))  # a reservation, not a speed
-            ray.init(address="local", num_cpus=num_cpus, **quiet)
+            ray.init(address="local", num_cpus=max(os.cpu_count() or 1, min_cpus), **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
         problem, remedy = f"{named or 'local'}: {error}", "Name the head node's HOST:6379, as ray start prints it."
         raise LaunchError(problem, code="cluster-unreachable", key="--address", remedy=remedy) from error
@@ -51,9 +43,12 @@ def connected(address: str | None, needs: Sequence[Need]) -> Iterator[None]:
         ray.shutdown()
 
 
-def has_gpus() -> bool:
-    """Whether the cluster has any; without, commands compute on CPUs and reserve one each."""
-    return bool(ray.cluster_resources().get("GPU", 0))
+def find_gpus() -> ClusterGpus:
+    """GPUs of all nodes; without any, commands compute on CPUs and reserve one each."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    models = {name.partition(":")[2] for node in nodes for name in node if name.startswith("accelerator_type:")}
+    sizes = tuple(int(node["GPU"]) for node in nodes if node.get("GPU"))
+    return ClusterGpus(nodes=sizes, model=models.pop() if len(models) == 1 else None)
 
 
 @contextmanager
@@ -81,7 +76,7 @@ def place(group: PlacementGroup, index: int) -> ActorHandle:
 
 
 def _bundle(need: Need) -> dict[str, float]:
-    return {"CPU": 1, "GPU": need.gpus} if has_gpus() else {"CPU": 1}
+    return {"CPU": 1, "GPU": need.gpus} if find_gpus().nodes else {"CPU": 1}
 
 
 def _check_size(needs: Sequence[Need], bundles: Sequence[dict[str, float]]) -> None:
@@ -100,8 +95,7 @@ def _check_size(needs: Sequence[Need], bundles: Sequence[dict[str, float]]) -> N
 
 
 def _shown(needs: Sequence[Need], bundles: Sequence[dict[str, float]]) -> str:
-    names = f"{needs[0].name} and {len(needs) - 1} servers"
-    return f"{names} need {_amounts(bundles)}"
+    return f"{needs[0].name} to {needs[-1].name} need {_amounts(bundles)}"
 
 
 def _amounts(resources: Sequence[dict[str, float]]) -> str:

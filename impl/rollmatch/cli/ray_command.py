@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import psutil
 import ray
 
-from rollmatch.cli.processes import end_with_parent, kill_family
+from rollmatch.cli.processes import adopt_orphans, end_with_parent, kill_family, kill_orphans
 
 _DRAIN_S = 2.0
 """Time for the last lines after a command has ended; who inherited its output may hold it open for ever."""
@@ -28,6 +29,8 @@ class ActorSite:
     """Ray's id of the node."""
     gpus: tuple[str, ...]
     """Devices that Ray has reserved for it."""
+    port: int
+    """A free one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +48,15 @@ class CommandActor:
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque()
+        adopt_orphans()
 
     def site(self) -> ActorSite:
         """This node and the GPUs of the reservation."""
         node = ray.get_runtime_context().get_node_id()
         host = next(one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == node)
-        return ActorSite(host=host, node=node, gpus=tuple(map(str, ray.get_gpu_ids())))
+        with socket.create_server(("", 0)) as probe:
+            port = probe.getsockname()[1]
+        return ActorSite(host=host, node=node, gpus=tuple(map(str, ray.get_gpu_ids())), port=port)
 
     def start(self, words: Sequence[str], environment: Mapping[str, str], directory: str) -> int:
         """Start the command in ``directory``; returns its process id.
@@ -83,6 +89,7 @@ class CommandActor:
         code = self._child.poll()
         if code is not None:
             kill_family(self._child)
+            kill_orphans()
             self._reader.join(_DRAIN_S)
         lines = tuple(self._lines.popleft() for _ in range(len(self._lines)))
         return CommandReport(lines=lines, code=code)
@@ -91,6 +98,11 @@ class CommandActor:
         """Send a signal to the command, which knows how to end its own children."""
         if self._child.poll() is None:
             self._child.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill the command and all that it started, at once."""
+        if self._child.poll() is None:
+            kill_family(self._child)
 
 
 def _as_child() -> None:

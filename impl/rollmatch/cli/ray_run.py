@@ -19,10 +19,12 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import PlacementGroup
 
 from rollmatch.cli.processes import FORWARDED, GRACE_S
-from rollmatch.cli.ray_cluster import Need, place
+from rollmatch.cli.ray_cluster import place
 from rollmatch.cli.ray_command import ActorSite, CommandReport
 from rollmatch.cli.run_directory import holds_run
+from rollmatch.cli.run_layout import Need
 from rollmatch.cli.up import RunWords
+from rollmatch.config.connection import base_url_of
 from rollmatch.errors import LaunchError
 
 LOGS = "logs"
@@ -35,11 +37,13 @@ class RunPart:
 
     name: str
     index: int
-    """Of its bundle: 0 is the learner's, the servers follow."""
+    """Of its bundle: the learner's nodes come first, the servers follow."""
     actor: ActorHandle
     call: ObjectRef | None
     """Waited for: an ``ActorSite`` once placed, a process id after a start, then many a ``CommandReport``."""
     site: ActorSite | None = None
+    is_placed: bool = False
+    """Whether it may be started at ``site``."""
     num_restarts: int = 0
     lost_at: float = -math.inf
     """Monotonic time at which its actor was lost."""
@@ -47,6 +51,21 @@ class RunPart:
     is_running: bool = False
     is_over: bool = False
     """Has ended, and is not started again."""
+
+    def locate(self) -> None:
+        """Ask where its actor is now."""
+        self.is_placed, self.call = False, self.actor.site.remote()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerLoss:
+    """The first end of a node of the learner that is the end of all, which share each gradient."""
+
+    code: int
+    is_final: bool
+    """Not to be started again."""
+    time: float
+    """Monotonic; in seconds."""
 
 
 class RayRun:
@@ -60,7 +79,9 @@ class RayRun:
             RunPart(name=need.name, index=index, actor=actor, call=actor.site.remote())
             for index, (need, actor) in enumerate(zip(needs, actors, strict=True))
         ]
-        self._learner, self._servers = self._parts[0], self._parts[1:]
+        count = words.layout.num_learner_nodes
+        self._learners, self._servers = self._parts[:count], self._parts[count:]
+        self._loss: LearnerLoss | None = None
         self._signals: list[int] = []
         self._is_ending = False
 
@@ -69,32 +90,38 @@ class RayRun:
         (self._directory / LOGS).mkdir(parents=True, exist_ok=True)
         with _recording(self._signals):
             try:
-                self._watch(lambda: all(part.site for part in self._parts) or bool(self._signals))
+                self._watch(lambda: all(part.is_placed for part in self._parts) or bool(self._signals))
                 if not self._signals:
                     self._words.settle([part.site.host for part in self._servers if part.site])
-                    for part in self._parts:
+                    for part in self._servers:
                         self._start(part)
-                    self._watch(lambda: self._learner.is_over or bool(self._signals))
-                self._end(self._learner, *self._signals[:1], for_s=GRACE_S)
+                    self._start_learner()
+                    self._watch(lambda: all(part.is_over for part in self._learners) or bool(self._signals))
+                self._end(self._learners, *self._signals[:1], for_s=GRACE_S)
             finally:
-                for part in self._parts:  # a learner that lost its servers for good saves first
-                    self._end(part, signal.SIGTERM, for_s=_END_S if part.index else GRACE_S)
-        if self._learner.code is None:
+                self._end(self._learners, signal.SIGTERM, for_s=GRACE_S)  # one that lost its servers saves first
+                self._end(self._servers, signal.SIGTERM, for_s=_END_S)
+        if any(part.code is None for part in self._learners):
             return 128 + self._signals[0]
-        return self._learner.code if self._learner.code >= 0 else 128 - self._learner.code
+        code = self._loss.code if self._loss else next((part.code for part in self._learners if part.code), 0)
+        return code if code >= 0 else 128 - code
 
-    def _end(self, part: RunPart, number: int | None = None, *, for_s: float) -> None:
-        """Signal a command and wait for its end; a second signal to us, or too long a wait, kills it."""
+    def _end(self, parts: Sequence[RunPart], number: int | None = None, *, for_s: float) -> None:
+        """Signal commands and wait for their end; a second signal to us, or too long a wait, kills them."""
         self._is_ending = True
-        if not part.is_running:
-            return
-        if number is not None:
+        running = [part for part in parts if part.is_running]
+        for part in running if number is not None else ():
             part.actor.signal.remote(number)
         num_signals = len(self._signals)
-        self._watch(lambda: part.is_over or len(self._signals) > max(1, num_signals), for_s=for_s)
-        if not part.is_over:
-            ray.kill(part.actor)  # its command goes with it
-            part.is_running, part.is_over = False, True
+
+        def is_done() -> bool:
+            return all(part.is_over for part in running) or len(self._signals) > max(1, num_signals)
+
+        self._watch(is_done, for_s=for_s)
+        for part in running:
+            if not part.is_over:
+                ray.kill(part.actor)  # its command goes with it
+                part.is_running, part.is_over = False, True
 
     def _watch(self, is_done: Callable[[], bool], *, for_s: float = float("inf")) -> None:
         until = time.monotonic() + for_s
@@ -102,6 +129,7 @@ class RayRun:
             calls = {part.call: part for part in self._parts if part.call is not None}
             for call in ray.wait(list(calls), num_returns=len(calls), timeout=_POLL_S)[0] if calls else []:
                 self._answer(calls[call])
+            self._hurry()
             time.sleep(_POLL_S)
 
     def _answer(self, part: RunPart) -> None:
@@ -128,40 +156,73 @@ class RayRun:
 
     def _take_site(self, part: RunPart, site: ActorSite) -> None:
         """A part that comes back continues where it is now. Errors: ``server-moved``."""
-        part.site = site
-        if part.num_restarts == 0 or self._is_ending:
+        part.site, part.is_placed = site, True
+        if part.num_restarts == 0 or self._is_ending or not self._words.hosts:
             return
-        if part.index and site.host != self._words.hosts[part.index - 1]:
-            problem = f"{part.name} was at {self._words.hosts[part.index - 1]}, and Ray now offers {site.host} only"
+        if part in self._learners:
+            self._start_learner()
+            return
+        before = self._words.hosts[self._servers.index(part)]
+        if site.host != before:
+            problem = f"{part.name} was at {before}, and Ray now offers {site.host} only"
             remedy = "Bring the node back, then continue with rollmatch up --resume."
             raise LaunchError(problem, code="server-moved", remedy=remedy)
         self._start(part)
 
     def _start(self, part: RunPart) -> None:
         gpus = part.site.gpus if part.site else ()
-        words = (
-            self._words.server(part.index - 1, gpus)
-            if part.index
-            else self._words.learner(gpus, resume=part.num_restarts > 0)
-        )
+        if part in self._servers:
+            words = self._words.server(self._servers.index(part), gpus)
+        else:
+            resume, first = part.num_restarts > 0, self._learners[0].site
+            endpoint = base_url_of(first.host, first.port).removeprefix("http://") if first else ""
+            words = self._words.learner(gpus, resume=resume, node=part.index, endpoint=endpoint)
         part.call, part.is_running = part.actor.start.remote(words, self._words.environment, os.getcwd()), True
 
     def _started(self, part: RunPart, pid: int) -> str:
-        url = f" at {self._words.url(part.index - 1)}" if part.index else ""
+        url = f" at {self._words.url(self._servers.index(part))}" if part in self._servers else ""
         return f"rollmatch up: {part.name}{url} is process {pid} on node {part.site.node[:8] if part.site else ''}"
 
     def _ended(self, part: RunPart, code: int) -> None:
         """The learner's end is the run's, unless it can be resumed; a server is started again."""
         part.code, part.is_running = code, False
-        if self._is_ending or self._signals or (part is self._learner and not self._is_lost(code)):
+        what = f"has ended with {code}" if code >= 0 else f"was ended by signal {-code}"
+        if self._is_ending or self._signals:
             part.is_over = True
+        elif part in self._learners:
+            self._lose(part, what, code=code)
         else:
-            self._count(part, f"has ended with {code}" if code >= 0 else f"was ended by signal {-code}")
+            self._count([part], what)
             self._start(part)
 
-    def _is_lost(self, code: int) -> bool:
-        """Whether a learner may go on from its checkpoint; one that has refused to begin may not."""
-        return code < 0 or code > 128 or (code == 1 and holds_run(self._directory))
+    def _lose(self, part: RunPart, what: str, *, code: int) -> None:
+        """A node of the learner has ended. All others end with it, and are started again together."""
+        if code and self._loss is None:
+            is_lost = code < 0 or code > 128 or (code == 1 and holds_run(self._directory))
+            self._loss = LearnerLoss(code=code, is_final=not is_lost, time=time.monotonic())
+            if is_lost:
+                self._count(self._learners, what, part=part)
+        if any(one.is_running for one in self._learners):
+            return
+        for one in self._learners:
+            if self._loss is None or self._loss.is_final:
+                one.is_over = True
+            elif one.call is None:
+                one.locate()  # a port that was free is so no longer
+
+    def _hurry(self) -> None:
+        """Kill what is left of a learner that has lost a node: it may wait for it for long."""
+        if self._loss is not None and time.monotonic() > self._loss.time + _END_S:
+            for part in self._learners:
+                if part.is_running:
+                    part.actor.kill.remote()
+
+    def _start_learner(self) -> None:
+        """On all its nodes, as soon as they are there and nothing runs on them."""
+        if all(one.is_placed and not one.is_running for one in self._learners):
+            self._loss = None
+            for one in self._learners:
+                self._start(one)
 
     def _replace(self, part: RunPart) -> None:
         """A new actor for one that is gone, where Ray moves its bundle; it waits until there is such a node."""
@@ -169,22 +230,28 @@ class RayRun:
         if self._is_ending or self._signals:
             part.is_over = True
             return
-        if part.site is not None:
-            self._count(part, "is gone, with its actor or its node")
+        what, was_placed = "is gone, with its actor or its node", part.site is not None
+        if not was_placed and time.monotonic() > part.lost_at + _DYING_S:
+            raise _not_started(part, "Ray cannot start its actor")  # before, it may have met a node that is being lost
+        if was_placed:
             part.lost_at = time.monotonic()
-        elif time.monotonic() > part.lost_at + _DYING_S:  # until then it may have met a node that is just being lost
-            raise _not_started(part, "Ray cannot start its actor")
         ray.kill(part.actor)  # in case that only the way to it is gone
         part.actor, part.site = place(self._group, part.index), None
-        part.call = part.actor.site.remote()
+        part.locate()
+        if was_placed and part in self._learners:
+            self._lose(part, what, code=-signal.SIGKILL)
+        elif was_placed:
+            self._count([part], what)
 
-    def _count(self, part: RunPart, what: str) -> None:
-        """Errors: ``lost-too-often``."""
-        if part.num_restarts >= self._max_restarts:
-            problem, remedy = f"{part.name} {what}", f"Read {self._log(part)}, then continue with --resume."
+    def _count(self, parts: Sequence[RunPart], what: str, *, part: RunPart | None = None) -> None:
+        """Count the restart of parts, for what has happened to one of them. Errors: ``lost-too-often``."""
+        lost = part or parts[0]
+        if lost.num_restarts >= self._max_restarts:
+            problem, remedy = f"{lost.name} {what}", f"Read {self._log(lost)}, then continue with --resume."
             raise LaunchError(problem, code="lost-too-often", key="--max-restarts", remedy=remedy)
-        part.num_restarts += 1
-        self._tell(part, [f"rollmatch up: {part.name} {what}; restart {part.num_restarts} of {self._max_restarts}"])
+        for one in parts:
+            one.num_restarts += 1
+        self._tell(lost, [f"rollmatch up: {lost.name} {what}; restart {lost.num_restarts} of {self._max_restarts}"])
 
     def _log(self, part: RunPart) -> Path:
         return self._directory / LOGS / f"{part.name}.txt"

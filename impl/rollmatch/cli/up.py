@@ -8,8 +8,9 @@ import secrets
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from rollmatch.cli.planning import positive
-from rollmatch.cli.processes import shell_line
+from rollmatch.cli.planning import add_forecast_arguments, positive
+from rollmatch.cli.processes import has_gpu, shell_line
+from rollmatch.cli.run_layout import ClusterGpus, is_typed, make_layout, needs_of
 from rollmatch.config import RunConfig, load_config
 from rollmatch.config.connection import LAST_PORT, base_url_of, is_loopback
 from rollmatch.config.findings import ROLLOUT_MATCHING
@@ -21,6 +22,7 @@ from rollmatch.config.servers import (
     uses_servers,
 )
 from rollmatch.errors import LaunchError
+from rollmatch.plan.layout import Layout
 from rollmatch.server.settings import KEY_VARIABLE
 
 SERVER = "custom.extra.rollout_server"
@@ -36,8 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address", metavar="HOST:PORT", help="Ray cluster to use (default: RAY_ADDRESS, else this machine)"
     )
-    parser.add_argument("--servers", type=positive, metavar="N", help="rollout servers (default: as the YAML names)")
-    parser.add_argument("--learners", type=positive, default=1, metavar="N", help="learner ranks (default: 1)")
+    planned = "by default as rollmatch plan proposes for the cluster's GPUs; without GPUs"
+    text = f"rollout servers ({planned}, as the YAML names)"
+    parser.add_argument("--servers", type=positive, metavar="N", help=text)
+    parser.add_argument("--learners", type=positive, metavar="N", help=f"learner ranks ({planned}, 1)")
+    text = "nodes with as many learner ranks each (default: as few as hold them; without GPUs, 1)"
+    parser.add_argument("--learner-nodes", type=positive, metavar="N", help=text)
+    add_forecast_arguments(parser, default_gpu=None)
     text = "times that each command is started again (default: 3)"
     parser.add_argument("--max-restarts", type=int, default=3, metavar="N", help=text)
     parser.add_argument("--resume", action="store_true", help="continue from the newest whole checkpoint")
@@ -48,35 +55,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def up(options: argparse.Namespace) -> int:
     """Run to the learner's end; returns its exit code.
 
-    Errors: those of the configuration, ``server-not-used``, ``servers-file-not-used``, ``out-of-range``,
-    ``ray-missing``, ``cluster-unreachable``, ``cluster-too-small``, ``command-not-started``, ``server-moved``,
-    ``lost-too-often``.
+    Errors: those of the configuration and of ``make_layout``, ``server-not-used``, ``servers-file-not-used``,
+    ``out-of-range``, ``ray-missing``, ``cluster-unreachable``, ``cluster-too-small``, ``command-not-started``,
+    ``server-moved``, ``lost-too-often``.
     """
     config = load_config(options.config, options.overrides)
     _check_mode(config)
-    servers = options.servers or len(pair_servers(server_section(config)))
-    words = RunWords(config=config, options=options, num_servers=servers)
-    if options.dry_run:
-        _show(words)
+    is_elsewhere = bool(options.address or os.environ.get("RAY_ADDRESS"))
+    is_planned = not is_typed(options) and (is_elsewhere or has_gpu())
+    if options.dry_run and not is_planned:
+        _show(RunWords(config=config, options=options, layout=make_layout(config, options, ClusterGpus())))
         return 0
     if importlib.util.find_spec("ray") is None:
         raise LaunchError("ray is not installed", code="ray-missing", remedy="Install it: pip install rollmatch[ray].")
-    if not (options.address or os.environ.get("RAY_ADDRESS")):
+    if not is_elsewhere:
         os.environ.setdefault(RAY_BEYOND_LOOPBACK, "0")  # read when Ray is imported
-    from rollmatch.cli.ray_cluster import Need, connected, reserved
+    from rollmatch.cli.ray_cluster import connected, find_gpus, reserved
     from rollmatch.cli.ray_run import RayRun
 
-    needs = [Need(name="learner", gpus=options.learners)]
-    needs += [Need(name=f"server-{index}", gpus=_server_gpus(config)) for index in range(servers)]
-    with connected(options.address, needs), reserved(needs) as group:
-        return RayRun(words, group, needs, max_restarts=options.max_restarts).run()
+    num_commands = 1 if is_planned else len(needs_of(make_layout(config, options, ClusterGpus())))
+    with connected(options.address, min_cpus=num_commands):
+        words = RunWords(config=config, options=options, layout=make_layout(config, options, find_gpus()))
+        if options.dry_run:
+            _show(words)
+            return 0
+        needs = needs_of(words.layout)
+        with reserved(needs) as group:
+            return RayRun(words, group, needs, max_restarts=options.max_restarts).run()
 
 
 def _show(words: "RunWords") -> None:
     """The commands, with names in place of the addresses that a cluster gives."""
-    words.settle([f"node{index}" for index in range(words.num_servers)])
-    servers = [words.server(index, ()) for index in range(words.num_servers)]
-    for command in (*servers, words.learner((), resume=False)):
+    words.settle([f"node{index}" for index in range(len(words.layout.servers))])
+    servers = [words.server(index, ()) for index in range(len(words.layout.servers))]
+    nodes = range(words.layout.num_learner_nodes)
+    learners = [words.learner((), resume=False, node=node, endpoint="learner-0:PORT") for node in nodes]
+    for command in (*servers, *learners):
         print(shell_line(["rollmatch", *command], {}))
 
 
@@ -92,16 +106,11 @@ def _check_mode(config: RunConfig) -> None:
         )
 
 
-def _server_gpus(config: RunConfig) -> int:
-    section = config.custom.extra.rollout_server
-    return section.vllm_tensor_parallel_size * (section.vllm_data_parallel_size or 1)
-
-
 class RunWords:
     """Command lines of a run, once it is known where its servers are."""
 
-    def __init__(self, *, config: RunConfig, options: argparse.Namespace, num_servers: int) -> None:
-        self.config, self.options, self.num_servers = config, options, num_servers
+    def __init__(self, *, config: RunConfig, options: argparse.Namespace, layout: Layout) -> None:
+        self.config, self.options, self.layout = config, options, layout
         self.hosts: Sequence[str] = ()
         self._key = secrets.token_urlsafe(32)
         self._first = pair_servers(server_section(config))[0]
@@ -109,8 +118,9 @@ class RunWords:
     def settle(self, hosts: Sequence[str]) -> None:
         """Give each server its address. Errors: those of the configuration that comes of it, ``out-of-range``."""
         self.hosts = hosts
-        if max(self._ports(self.num_servers - 1)) > LAST_PORT:
-            problem = f"{self.num_servers} servers from {self._first.base_url} and {self._first.group_port} on"
+        num_servers = len(self.layout.servers)
+        if max(self._ports(num_servers - 1)) > LAST_PORT:
+            problem = f"{num_servers} servers from {self._first.base_url} and {self._first.group_port} on"
             remedy = "Name lower ports: those of the next servers count up."
             raise LaunchError(problem, code="out-of-range", key=server_key(self.config), remedy=remedy)
         load_config(self.options.config, [*self.options.overrides, *self._addresses()])
@@ -129,16 +139,20 @@ class RunWords:
 
     def server(self, index: int, gpus: Sequence[str]) -> list[str]:
         """``rollmatch serve``, behind ``rollmatch``."""
-        places = gpus or [str(place) for place in range(_server_gpus(self.config))]
+        places = gpus or [str(place) for place in range(self.layout.servers[index])]
         listen = [f"{SERVER}.host={json.dumps(self.hosts[index])}"] if self._is_private(index) else []
         return ["serve", *self._shared(*listen), "--server", str(index), "--gpus", ",".join(places)]
 
-    def learner(self, gpus: Sequence[str], *, resume: bool) -> list[str]:
-        """``rollmatch train``, behind ``rollmatch``."""
-        num_ranks = self.options.learners
+    def learner(self, gpus: Sequence[str], *, resume: bool, node: int = 0, endpoint: str = "") -> list[str]:
+        """``rollmatch train`` on a node of the learner, behind ``rollmatch``; the first node holds ``endpoint``."""
+        num_ranks, num_nodes = self.layout.ranks_per_node, self.layout.num_learner_nodes
+        if num_nodes > 1:
+            where = ["--nnodes", str(num_nodes), "--node-rank", str(node), "--rdzv-endpoint", endpoint]
+        else:
+            where = []
         places = gpus or ([str(place) for place in range(num_ranks)] if num_ranks > 1 else [])
         flags = ["--resume"] if resume or self.options.resume else ["--overwrite"] * self.options.overwrite
-        return ["train", *self._shared(), *(["--gpus", ",".join(places)] if places else []), *flags]
+        return ["train", *self._shared(), *(["--gpus", ",".join(places)] if places else []), *where, *flags]
 
     def _is_private(self, index: int) -> bool:
         """Whether the YAML lets a server listen to its own machine only, though it is called from others."""
@@ -153,7 +167,7 @@ class RunWords:
         return (urlsplit(self._first.base_url).port or 8000) + index, self._first.group_port + index
 
     def _addresses(self) -> list[str]:
-        http, group = zip(*map(self._ports, range(self.num_servers)), strict=True)
+        http, group = zip(*map(self._ports, range(len(self.layout.servers))), strict=True)
         if is_named_in_rlhf(self.config):
             names = ("host", "port", "group_port")
             listed = zip(names, (self.hosts, http, group), strict=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.servers import memory_share
 from rollmatch.config.strategy import read_strategy
+from rollmatch.plan.layout import Layout, lay_out
 from rollmatch.plan.memory import LearnerMemory, ServerMemory, learner_memory, learning_weights, server_memory
 from rollmatch.plan.rates import GpuRates, Rates, decode_tok_s, gpu_of
 from rollmatch.plan.shape import ModelShape
@@ -24,9 +25,15 @@ class Site:
     """Where the run would be."""
 
     gpu: str
-    num_gpus: int
-    """Of a node."""
-    num_nodes: int = 1
+    nodes: tuple[int, ...]
+    """GPUs of each node."""
+    engines_per_server: int | None = None
+    """None: one server per node holds all engines there."""
+
+    @property
+    def num_gpus(self) -> int:
+        """Of all nodes."""
+        return sum(self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +41,8 @@ class Forecast:
     """Of one split."""
 
     split: Split
+    layout: Layout | None
+    """None: the split cannot be put on the nodes."""
     server: ServerMemory
     learner: LearnerMemory
     gpu_bytes: float
@@ -56,6 +65,8 @@ class Forecast:
     @property
     def problem(self) -> str:
         """Why it cannot run; empty where it can."""
+        if self.layout is None:
+            return "ranks and servers do not divide over the nodes"
         if self.server.num_requests < 1:
             return "an engine's weights leave no memory for one request"
         if self.learner.total > self.learner_bytes:
@@ -86,6 +97,7 @@ class Forecaster:
         score, learn, sync = self._score_s(), self._learn_s(split), self._sync_s(split)
         return Forecast(
             split=split,
+            layout=lay_out(split, self.site.nodes, engines_per_server=self.site.engines_per_server),
             server=server,
             learner=learner,
             gpu_bytes=self.gpu.memory_bytes,
@@ -200,7 +212,7 @@ class Forecaster:
     def link_bytes_s(self) -> float:
         """Of the slowest link that weights cross."""
         links = self.rates.links
-        return links.inside_node_bytes_s if self.site.num_nodes == 1 else links.between_nodes_bytes_s
+        return links.inside_node_bytes_s if len(self.site.nodes) == 1 else links.between_nodes_bytes_s
 
     @property
     def flops_s(self) -> float:

@@ -33,29 +33,39 @@ class Proposal:
     assumptions: Sequence[str]
 
 
-def propose(forecaster: Forecaster) -> Proposal:
-    """The split with most rollouts a second among those that fit. Errors: ``TooFewGpus``, ``NothingFits``."""
+def propose(forecaster: Forecaster, *, key: str = "--gpus") -> Proposal:
+    """The split with most rollouts a second among those that fit; ``key`` is what named the GPUs.
+
+    Errors: ``TooFewGpus``, ``NothingFits``.
+    """
     config, site = forecaster.config, forecaster.site
     colocated = not uses_servers(config)
     size = config.custom.extra.rollout_matching.vllm.tensor_parallel_size
     tp = (size or 1) if colocated else config.custom.extra.rollout_server.vllm_tensor_parallel_size
-    num_gpus = site.num_gpus * site.num_nodes
+    num_gpus = site.num_gpus
     fewest = 2 if read_strategy(config.training.strategy).engine == "fsdp2" else 1
     splits = [one for one in splits_of(num_gpus, tp=tp, colocated=colocated) if one.num_learning >= fewest]
     forecasts = [forecaster.forecast(split) for split in splits]
     if not forecasts:
         remedy = "Give more GPUs, or set vllm.mode to colocate." if not colocated else "Choose a divisor for tp."
         problem = f"{num_gpus} GPUs cannot be split into engines of {tp} and learners"
-        raise TooFewGpus(problem, key="--gpus", remedy=remedy)
+        raise TooFewGpus(problem, key=key, remedy=remedy)
     fitting = [forecast for forecast in forecasts if not forecast.problem]
     if not fitting:
+        raise _nothing_fits(forecasts, key)
+    best = max(fitting, key=lambda forecast: forecast.rollouts_per_s)
+    return Proposal(forecasts=forecasts, best=best, assumptions=list(_assumptions(forecaster)))
+
+
+def _nothing_fits(forecasts: Sequence[Forecast], key: str) -> NothingFits:
+    shown = [one for one in forecasts if one.layout is not None] or forecasts
+    remedy = "Give other GPUs, or leave vllm_data_parallel_size out."
+    if shown[-1].layout is not None:
         remedy = (
             "Train adapters, split the policy (training.strategy: fsdp2), compute activations again "
             "(training.gradient_checkpointing), or shorten rows."
         )
-        raise NothingFits(f"{forecasts[-1].split}: {forecasts[-1].problem}", key="--gpus", remedy=remedy)
-    best = max(fitting, key=lambda forecast: forecast.rollouts_per_s)
-    return Proposal(forecasts=forecasts, best=best, assumptions=list(_assumptions(forecaster)))
+    return NothingFits(f"{shown[-1].split}: {shown[-1].problem}", key=key, remedy=remedy)
 
 
 def _assumptions(forecaster: Forecaster) -> list[str]:
@@ -85,10 +95,10 @@ def _assumptions(forecaster: Forecaster) -> list[str]:
     strategy = forecaster.config.training.strategy
     if strategy != "ddp":
         lines.append(f"{strategy}: by arithmetic, not measured; a reference of full fine-tuning is not counted")
-    if site.num_nodes > 1:
+    if len(site.nodes) > 1:
         between = rates.links.between_nodes_bytes_s / 1e9
         lines.append(
-            f"{site.num_nodes} nodes of {site.num_gpus}: every sync and exchange crosses {between:.0f} GB/s; nothing "
-            "of this was measured on more than one node"
+            f"nodes of {', '.join(map(str, site.nodes))} GPUs: every sync and exchange crosses {between:.0f} GB/s; "
+            "nothing of this was measured on more than one node"
         )
     return lines
