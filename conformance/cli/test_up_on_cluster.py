@@ -235,7 +235,7 @@ def test_a_server_that_is_lost_too_often_ends_the_run(tmp_path, nodes):
 @pytest.mark.scenario(clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#4"])
 def test_a_server_that_comes_back_at_another_address_ends_the_run(tmp_path, nodes):
     http, overrides = overrides_of(tmp_path / "run")
-    command = [*up(*overrides), "--address", nodes.cluster.address]
+    command = [*up(*overrides), "--address", nodes.cluster.address, "--learner-nodes", "2"]  # no node is spare
     with started(command, tmp_path / "up.txt") as running:
         _, node = now(running, "server-0", 1)
         assert f"http://{own_address()}:{http} is" in running.output()

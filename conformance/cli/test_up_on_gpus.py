@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from conformance.cli.division import GRPO
-from conformance.cli.ray_nodes import ray_nodes
+from conformance.cli.division import GRPO, MATCHING
+from conformance.cli.ray_nodes import own_address, ray_nodes
 from conformance.refusals import refused
 from conformance.rollout.digits import absolute
 from rollmatch.cli.main import main
@@ -29,7 +29,7 @@ PLAN = "launchers/a-cluster-s-gpus-are-divided-as-planned"
 def cluster():
     """Two nodes of eight GPUs."""
     node = {"num_cpus": 4, "num_gpus": 8}
-    with ray_nodes(node, node, address="127.0.0.1") as made:
+    with ray_nodes(node, node, address=own_address()) as made:
         yield made.cluster
 
 
@@ -63,8 +63,9 @@ def test_every_part_has_gpus_of_its_own_on_one_node_and_ranks_know_their_place(c
     from rollmatch.cli.ray_cluster import connected, find_gpus, place, reserved
 
     layout = Layout(num_learner_nodes=2, ranks_per_node=6, servers=(2, 2))
-    options = options_of(overwrite=False)
-    words = RunWords(config=load_config(GRPO, options.overrides), options=options, layout=layout)
+    alone = absolute("custom.extra.rollout_server.vllm_data_parallel_size=null")
+    options = options_of(config=str(MATCHING), overrides=alone, overwrite=False)
+    words = RunWords(config=load_config(MATCHING, alone), options=options, layout=layout)
     needs = needs_of(layout)
     with connected(cluster.address, min_cpus=1):
         assert find_gpus() == ClusterGpus(nodes=(8, 8))
