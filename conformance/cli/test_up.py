@@ -95,6 +95,7 @@ def test_a_configuration_without_servers_is_refused(capsys):
     assert "[server-not-used] custom.extra.rollout_matching.vllm.mode: " in capsys.readouterr().err
 
 
+@pytest.mark.scenario(clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#14"])
 def test_a_list_of_servers_that_would_not_be_read_is_refused(capsys, tmp_path):
     server = "custom.extra.rollout_matching.vllm.server"
     (tmp_path / "servers.yaml").write_text('[{base_url: "http://127.0.0.1:8000", group_port: 51216}]')

@@ -135,5 +135,7 @@ def test_what_a_plan_would_need_or_nothing_would_use_is_refused():
         layout_of(ClusterGpus(), prompt_tokens=100)
     with refused("gpu-model-unknown", "--gpu"):
         layout_of(ClusterGpus(nodes=(8,)))
+    with refused("gpu-model-unknown", "--gpu", problem="no rates of A100", remedy="H100, H200"):
+        layout_of(ClusterGpus(nodes=(8,), model="A100"))
     with refused("too-few-gpus", "--address"):
         layout_of(ClusterGpus(nodes=(1,), model="H200"))

@@ -129,7 +129,7 @@ class RayRun:
             calls = {part.call: part for part in self._parts if part.call is not None}
             for call in ray.wait(list(calls), num_returns=len(calls), timeout=_POLL_S)[0] if calls else []:
                 self._answer(calls[call])
-            self._hurry()
+            self._kill_waiting_ranks()
             time.sleep(_POLL_S)
 
     def _answer(self, part: RunPart) -> None:
@@ -192,7 +192,7 @@ class RayRun:
         elif part in self._learners:
             self._lose(part, what, code=code)
         else:
-            self._count([part], what)
+            self._count(part, what, together=[part])
             self._start(part)
 
     def _lose(self, part: RunPart, what: str, *, code: int) -> None:
@@ -201,7 +201,7 @@ class RayRun:
             is_lost = code < 0 or code > 128 or (code == 1 and holds_run(self._directory))
             self._loss = LearnerLoss(code=code, is_final=not is_lost, time=time.monotonic())
             if is_lost:
-                self._count(self._learners, what, part=part)
+                self._count(part, what, together=self._learners)
         if any(one.is_running for one in self._learners):
             return
         for one in self._learners:
@@ -210,8 +210,8 @@ class RayRun:
             elif one.call is None:
                 one.locate()  # a port that was free is so no longer
 
-    def _hurry(self) -> None:
-        """Kill what is left of a learner that has lost a node: it may wait for it for long."""
+    def _kill_waiting_ranks(self) -> None:
+        """Kill what is left of a learner that has lost a node: its ranks may wait for the others for long."""
         if self._loss is not None and time.monotonic() > self._loss.time + _END_S:
             for part in self._learners:
                 if part.is_running:
@@ -241,16 +241,15 @@ class RayRun:
         if was_placed and part in self._learners:
             self._lose(part, what, code=-signal.SIGKILL)
         elif was_placed:
-            self._count([part], what)
+            self._count(part, what, together=[part])
 
-    def _count(self, parts: Sequence[RunPart], what: str, *, part: RunPart | None = None) -> None:
-        """Count the restart of parts, for what has happened to one of them. Errors: ``lost-too-often``."""
-        lost = part or parts[0]
+    def _count(self, lost: RunPart, what: str, *, together: Sequence[RunPart]) -> None:
+        """Count a restart of all parts that start again with the lost one. Errors: ``lost-too-often``."""
         if lost.num_restarts >= self._max_restarts:
             problem, remedy = f"{lost.name} {what}", f"Read {self._log(lost)}, then continue with --resume."
             raise LaunchError(problem, code="lost-too-often", key="--max-restarts", remedy=remedy)
-        for one in parts:
-            one.num_restarts += 1
+        for part in together:
+            part.num_restarts += 1
         self._tell(lost, [f"rollmatch up: {lost.name} {what}; restart {lost.num_restarts} of {self._max_restarts}"])
 
     def _log(self, part: RunPart) -> Path:

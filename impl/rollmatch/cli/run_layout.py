@@ -10,6 +10,7 @@ from rollmatch.errors import LaunchError
 from rollmatch.plan.forecast import Site
 from rollmatch.plan.layout import Layout, lay_out
 from rollmatch.plan.proposal import propose
+from rollmatch.plan.rates import load_rates
 from rollmatch.plan.workload import Split
 
 TYPED = ("servers", "learners", "learner_nodes")
@@ -79,11 +80,11 @@ def _typed(config: RunConfig, options: argparse.Namespace, found: ClusterGpus) -
 
 
 def _planned(config: RunConfig, options: argparse.Namespace, found: ClusterGpus) -> Layout:
-    gpu = options.gpu or found.model
-    if gpu is None:
-        problem = "is missing, and the cluster does not name one model for all of its GPUs"
-        remedy = "Name one of the rates (rollmatch plan), or set --servers and --learners."
-        raise LaunchError(problem, code="gpu-model-unknown", key="--gpu", remedy=remedy)
+    gpu, known = options.gpu or found.model, load_rates(options.rates).gpus
+    if gpu not in known:
+        what = f"there are no rates of {gpu}" if gpu else "the cluster does not name one model for all of its GPUs"
+        remedy = f"Name one of {', '.join(known)}, bring others in --rates, or set --servers and --learners."
+        raise LaunchError(f"the split cannot be planned: {what}", code="gpu-model-unknown", key="--gpu", remedy=remedy)
     each = config.custom.extra.rollout_server.vllm_data_parallel_size
     site = Site(gpu=gpu, nodes=found.nodes, engines_per_server=each)
     best = propose(make_forecaster(config, options, site), key="--address").best
