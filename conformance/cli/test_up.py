@@ -11,9 +11,10 @@ import requests
 from conformance.cli.division import GRPO, MATCHING
 from conformance.cli.started import journal_of, started
 from conformance.cli.test_up_on_cluster import left_of, overrides_of, up
+from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG
 from rollmatch.cli.main import main
-from rollmatch.cli.up import RunWords
+from rollmatch.cli.up import SERVER, RunWords
 from rollmatch.config import load_config
 from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.errors import LaunchError
@@ -53,6 +54,25 @@ def test_servers_and_learner_name_the_same_addresses(path, hosts):
         assert typed[-4:] == ["--server", str(index), "--gpus", "4,5"]
         assert config_of(typed).custom.extra.rollout_server.host == host
         assert pair_servers(server_section(config_of(typed))) == addresses
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "127.0.1.1", "fd00::1"])
+def test_a_server_listens_where_its_node_is(address):
+    """127.0.1.1: Ray's address of a machine without a network whose /etc/hosts is Debian's."""
+    assert config_of(words_of(MATCHING, address).server(0, ())).custom.extra.rollout_server.host == address
+
+
+@pytest.mark.parametrize(("host", "address"), [("0.0.0.0", "10.0.0.1"), ("::", "fd00::1"), ("10.0.0.1", "10.0.0.1")])
+def test_a_server_listens_where_the_yaml_says(host, address):
+    words = words_of(MATCHING, address, overrides=[f"{SERVER}.host='{host}'"])
+    assert config_of(words.server(0, ())).custom.extra.rollout_server.host == host
+
+
+@pytest.mark.scenario(clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#15"])
+@pytest.mark.parametrize("host", ["10.0.0.2", "::"])
+def test_a_server_that_would_listen_elsewhere_is_refused(host):
+    with refused("host-elsewhere", f"{SERVER}.host", problem=f"is {host}, and a server is placed at 10.0.0.1"):
+        words_of(MATCHING, "10.0.0.1", overrides=[f"{SERVER}.host='{host}'"])
 
 
 def test_a_server_without_gpus_gets_a_place_per_replica():

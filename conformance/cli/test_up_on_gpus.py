@@ -22,7 +22,6 @@ from rollmatch.plan.layout import Layout
 NUMBERS = {"servers": None, "learners": None, "learner_nodes": None}
 LENGTHS = {"prompt_tokens": 100, "response_tokens": 50}
 NOTHING = {**NUMBERS, **dict.fromkeys(("gpu", "rates", *LENGTHS))}
-PLAN = "launchers/a-cluster-s-gpus-are-divided-as-planned"
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +55,9 @@ def printed(actor, words):
         time.sleep(0.1)
 
 
-@pytest.mark.scenario("launchers/two-nodes-of-eight-gpus", clauses=[f"{PLAN}#2"])
+@pytest.mark.scenario(
+    "launchers/two-nodes-of-eight-gpus", clauses=["launchers/a-cluster-s-gpus-are-divided-as-planned#2,3"]
+)
 def test_every_part_has_gpus_of_its_own_on_one_node_and_ranks_know_their_place(cluster):
     import ray
 
@@ -90,7 +91,7 @@ def test_every_part_has_gpus_of_its_own_on_one_node_and_ranks_know_their_place(c
         assert words.server(index, site.gpus)[-4:] == ["--server", str(index), "--gpus", ",".join(site.gpus)]
 
 
-@pytest.mark.scenario(clauses=[f"{PLAN}#1"])
+@pytest.mark.scenario(clauses=["launchers/a-cluster-s-gpus-are-divided-as-planned#1"])
 @pytest.mark.parametrize("tp", [1, 4])
 def test_the_split_is_the_one_of_plan(capsys, tp):
     size = f"custom.extra.rollout_server.vllm_tensor_parallel_size={tp}"
@@ -105,7 +106,7 @@ def test_the_split_is_the_one_of_plan(capsys, tp):
     assert all(gpus % tp == 0 for gpus in layout.servers)
 
 
-@pytest.mark.scenario(clauses=[f"{PLAN}#1"])
+@pytest.mark.scenario(clauses=["launchers/a-cluster-s-gpus-are-divided-as-planned#1"])
 def test_the_commands_of_a_plan_are_printed_for_a_running_cluster(capsys, cluster):
     sets = [part for override in absolute() for part in ("--set", override)]
     assert main(["up", str(GRPO), "--address", cluster.address, "--gpu", "H200", "--dry-run", *sets]) == 0
@@ -127,7 +128,7 @@ def test_numbers_that_are_named_are_kept():
         layout_of(two, learners=3, learner_nodes=2)
 
 
-@pytest.mark.scenario(clauses=[f"{PLAN}#4,5"])
+@pytest.mark.scenario(clauses=["launchers/a-cluster-s-gpus-are-divided-as-planned#5,6"])
 def test_what_a_plan_would_need_or_nothing_would_use_is_refused():
     with refused("forecast-not-used", "--gpu"):
         layout_of(ClusterGpus(nodes=(8,)), gpu="H200", servers=1)

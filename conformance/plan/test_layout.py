@@ -29,7 +29,7 @@ def fits(layout, nodes):
     return place(tuple(nodes), parts)
 
 
-@pytest.mark.scenario(clauses=["launchers/a-cluster-s-gpus-are-divided-as-planned#2"])
+@pytest.mark.scenario(clauses=["launchers/a-cluster-s-gpus-are-divided-as-planned#2,3"])
 @given(nodes=NODES, tp=st.sampled_from([1, 2, 4]), each=st.sampled_from([None, 1, 2]), data=st.data())
 def test_a_layout_has_the_gpus_of_its_split_and_goes_on_the_nodes(nodes, tp, each, data):
     splits = list(splits_of(sum(nodes), tp=tp, colocated=False))
@@ -66,7 +66,7 @@ def test_an_engine_in_the_learners_process_has_its_ranks_on_one_node():
     assert str(lay_out(together, (8, 8, 8))) == "12 learner ranks, 4 on each of 3 nodes"
 
 
-@pytest.mark.scenario(clauses=["launchers/a-cluster-s-gpus-are-divided-as-planned#3"])
+@pytest.mark.scenario(clauses=["launchers/a-cluster-s-gpus-are-divided-as-planned#4"])
 def test_a_split_that_does_not_divide_over_the_nodes_is_shown_and_not_proposed(forecaster):  # noqa: F811
     site = forecaster(num_gpus=3, num_nodes=2)
     proposal = propose(site)

@@ -12,7 +12,7 @@ from rollmatch.cli.planning import add_forecast_arguments, positive
 from rollmatch.cli.processes import has_gpu, shell_line
 from rollmatch.cli.run_layout import ClusterGpus, is_typed, make_layout, needs_of
 from rollmatch.config import RunConfig, load_config
-from rollmatch.config.connection import LAST_PORT, base_url_of, is_loopback
+from rollmatch.config.connection import LAST_PORT, base_url_of, is_loopback, listens_at
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.servers import (
     is_named_in_rlhf,
@@ -100,7 +100,8 @@ def _check_mode(config: RunConfig) -> None:
         problem, remedy = "no rollout server is used", "Set mode: server; rollmatch train runs everything else."
         raise LaunchError(problem, code="server-not-used", key=key, remedy=remedy)
     if server_section(config).servers_file is not None:
-        problem, remedy = "is set, but Ray gives the addresses", "Name base_url and group_port: their ports are used."
+        problem = "is set: it says where servers are, and servers of rollmatch up are where Ray places them"
+        remedy = "Set it to null and name base_url and group_port; their ports are used, and --servers says how many."
         raise LaunchError(
             problem, code="servers-file-not-used", key=f"{server_key(config)}.servers_file", remedy=remedy
         )
@@ -116,8 +117,12 @@ class RunWords:
         self._first = pair_servers(server_section(config))[0]
 
     def settle(self, hosts: Sequence[str]) -> None:
-        """Give each server its address. Errors: those of the configuration that comes of it, ``out-of-range``."""
+        """Give each server its address.
+
+        Errors: those of the configuration that comes of it, ``host-elsewhere``, ``out-of-range``.
+        """
         self.hosts = hosts
+        self._check_host()
         num_servers = len(self.layout.servers)
         if max(self._ports(num_servers - 1)) > LAST_PORT:
             problem = f"{num_servers} servers from {self._first.base_url} and {self._first.group_port} on"
@@ -140,7 +145,7 @@ class RunWords:
     def server(self, index: int, gpus: Sequence[str]) -> list[str]:
         """``rollmatch serve``, behind ``rollmatch``."""
         places = gpus or [str(place) for place in range(self.layout.servers[index])]
-        listen = [f"{SERVER}.host={json.dumps(self.hosts[index])}"] if self._is_private(index) else []
+        listen = [f"{SERVER}.host={json.dumps(self.hosts[index])}"] if is_loopback(self._host) else []
         return ["serve", *self._shared(*listen), "--server", str(index), "--gpus", ",".join(places)]
 
     def learner(self, gpus: Sequence[str], *, resume: bool, node: int = 0, endpoint: str = "") -> list[str]:
@@ -154,9 +159,17 @@ class RunWords:
         flags = ["--resume"] if resume or self.options.resume else ["--overwrite"] * self.options.overwrite
         return ["train", *self._shared(), *(["--gpus", ",".join(places)] if places else []), *where, *flags]
 
-    def _is_private(self, index: int) -> bool:
-        """Whether the YAML lets a server listen to its own machine only, though it is called from others."""
-        return is_loopback(self.config.custom.extra.rollout_server.host) and not is_loopback(self.hosts[index])
+    @property
+    def _host(self) -> str:
+        """Where the YAML has servers listen; at loopback, its default, they listen at their node's address."""
+        return self.config.custom.extra.rollout_server.host
+
+    def _check_host(self) -> None:
+        elsewhere = [host for host in self.hosts if not (is_loopback(self._host) or listens_at(self._host, host))]
+        if elsewhere:
+            problem = f"is {self._host}, and a server is placed at {elsewhere[0]}, where it would not listen"
+            remedy = "Leave it out: each server listens at its node's address."
+            raise LaunchError(problem, code="host-elsewhere", key=f"{SERVER}.host", remedy=remedy)
 
     def _shared(self, *more: str) -> list[str]:
         overrides = [*self.options.overrides, *self._addresses(), *more]

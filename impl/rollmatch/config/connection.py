@@ -162,6 +162,20 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def listens_at(host: str, address: str) -> bool:
+    """Whether a server that listens at ``host`` is reached at ``address``; of a name nothing is known, so it may be.
+
+    >>> pairs = ("0.0.0.0", "10.0.0.1"), ("::", "10.0.0.1"), ("10.0.0.2", "10.0.0.1"), ("10.0.0.1", "node1")
+    >>> [listens_at(*pair) for pair in pairs]
+    [True, False, False, True]
+    """
+    try:
+        listening, called = ipaddress.ip_address(host), ipaddress.ip_address(address)
+    except ValueError:
+        return True
+    return listening == called or (listening.is_unspecified and listening.version == called.version)
+
+
 def _listed(item: Any) -> Any:
     """A list with at least one item, as a tuple."""
     return BeforeValidator(as_some, json_schema_input_type=Annotated[list[item], Field(min_length=1)])
