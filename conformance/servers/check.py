@@ -12,6 +12,8 @@ from conformance.servers.exchange import Exchange
 
 MUST, SHOULD = "MUST", "SHOULD"
 PASSED, MISSED, UNTESTABLE, FAULTY = "passed", "missed", "not-testable", "harness-error"
+INAPPLICABLE = "not-applicable"
+"""The dialect names the check, with a reason."""
 QUEUED = ("swift", "trl")
 SIZE = "world-size-is-returned"
 ALL = ("native", "swift", "trl", "vllm")

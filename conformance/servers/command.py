@@ -13,6 +13,8 @@ from typing import NoReturn
 import pytest
 
 from conformance.servers import plugin
+from conformance.servers.check import INAPPLICABLE
+from conformance.servers.dialect_plugins import DialectUnusable, kind_of, kinds
 from conformance.servers.exchange import shown
 from conformance.servers.gaps import FOLDER as GAPS
 from conformance.servers.judgement import ServerJudgement
@@ -26,7 +28,7 @@ LONGEST = 1200
 """Characters of a ``curl`` that a terminal shows."""
 NAMED = ("dialect", "served_model", "model", "version", "vllm_version", "world_size", "max_model_len")
 """Facts that the first line names; the reports have all."""
-QUIET = ("pass", "blocked-by", "known-gap")
+QUIET = ("pass", "blocked-by", "known-gap", INAPPLICABLE)
 """Verdicts that are counted, not explained."""
 _WITH_GAPS = "of " + ", ".join(sorted(path.stem for path in GAPS.glob("*.yaml")))
 CODES = "exit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in sorted(MEANINGS.items()))
@@ -108,12 +110,12 @@ def make_parser(prog: str = "rollmatch-judge") -> argparse.ArgumentParser:
     parser.add_argument("url", metavar="URL", help="of the running server, such as http://127.0.0.1:8000")
     texts = "http: calls alone; weights: updates, too; full: also what may stop the server (with --dangerous)"
     parser.add_argument("--profile", choices=PROFILES, help=f"{texts}; default: weights with --transport, else http")
-    parser.add_argument("--dialect", choices=["auto", *plugin.DIALECT_NAMES], default="auto", help="default: by routes")
+    parser.add_argument("--dialect", metavar="NAME|FILE.py", default="auto", help="default: by routes; see the guide")
     parser.add_argument("--model", metavar="DIR|ID", help=f"what it serves, to compare numbers; needs {WEIGHTS}")
     parser.add_argument(
         "--tolerance", type=float, metavar="NATS", help=f"of numbers beside those of --model; default: {TOLERANCE:g}"
     )
-    parser.add_argument("--transport", choices=["gloo"], help="how weights reach its workers; needs --model")
+    parser.add_argument("--transport", metavar="T", help="how weights reach its workers: gloo; needs --model")
     parser.add_argument("--group-host", metavar="HOST", help="where its workers and the judge meet to transfer weights")
     parser.add_argument("--dangerous", action="store_true", help="also checks that may stop the server")
     parser.add_argument(
@@ -156,6 +158,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     options.profile = options.profile or ("weights" if options.transport else "http")
     if not options.url.startswith(("http://", "https://")):
         parser.error(f"URL: {options.url} does not begin with http:// or https://")
+    _check_dialect(parser, options)
     if options.profile == "http" and options.transport and not options.check:
         parser.error("--transport: the http profile sends no weights; say --profile weights")
     if options.group_host and not options.transport:
@@ -175,6 +178,17 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     if missing:
         parser.error(f"--model: needs {' and '.join(missing)}; {WEIGHTS}")
     check_files(parser, options)
+
+
+def _check_dialect(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """There is one of that name or in that file; it, or one that may be found, has the transport."""
+    try:
+        named = kinds().values() if options.dialect == "auto" else [kind_of(options.dialect)]
+    except DialectUnusable as error:
+        parser.error(f"--dialect: {error}")
+    offered = {transport for kind in named for transport in kind.transports}
+    if options.transport not in (None, *offered):
+        parser.error(f"--transport: {options.transport} is none of {', '.join(sorted(offered))}")
 
 
 def check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -213,6 +227,8 @@ def explained(judgement: Judged) -> Iterator[str]:
     """The worst comes last, where one looks first."""
     blamed = [row.reason for row in judgement.rows if row.state == "blocked-by"]
     yield from (f"\n{blamed.count(name)} blocked-by {name}" for name in dict.fromkeys(blamed))
+    left_out = [row for row in judgement.rows if row.state == INAPPLICABLE]
+    yield from (f"\n{INAPPLICABLE}: {row.check.check_id}: {row.reason}" for row in left_out)
     to_explain = [row for row in judgement.rows if row.state not in QUIET or (row.state == "pass" and row.reason)]
     for row in sorted(to_explain, key=lambda row: row.fails):
         yield from _about(row, judgement)

@@ -1,41 +1,13 @@
 """The same request in each dialect, without any client of ours."""
 
-import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from conformance.servers.exchange import RecordedCall
-
-DATA_URL = "data:image/png;base64,"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A user's question, as text and as the ids that the model's chat template makes of it."""
-
-    text: str
-    ids: list[int]
-    """With one placeholder where there is a picture."""
-    picture: bytes | None = None
-    """A PNG file; it stands before the text."""
-
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        """A picture as the tag that ms-swift reads."""
-        return [{"role": "user", "content": "<image>" * (self.picture is not None) + self.text}]
-
-    @property
-    def parts(self) -> list[dict[str, Any]]:
-        """As OpenAI's chat has it."""
-        shown = [{"type": "image_url", "image_url": {"url": f"{DATA_URL}{one}"}} for one in self.pictures]
-        return [{"role": "user", "content": [*shown, {"type": "text", "text": self.text}]}]
-
-    @property
-    def pictures(self) -> list[str]:
-        """Base64; one or none."""
-        return [] if self.picture is None else [base64.b64encode(self.picture).decode("ascii")]
+from conformance.servers.question import DATA_URL, Question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +25,9 @@ class ReplyUnreadable(ValueError):
     """A reply has the form that its dialect gives it."""
 
 
-def _reading(read: Callable[[Any, RecordedCall], list[Generated]]) -> Callable[[Any, RecordedCall], list[Generated]]:
+def reply_reader(
+    read: Callable[[Any, RecordedCall], list[Generated]],
+) -> Callable[[Any, RecordedCall], list[Generated]]:
     """``read``, for which a reply of another form is ``ReplyUnreadable``."""
 
     @wraps(read)
@@ -72,9 +46,20 @@ def _set_of(words: str) -> frozenset[str]:
 
 
 class ServerDialect(Protocol):
-    """``options`` of ``body``: max_tokens, temperature, seed, n, logprobs, top_k, top_p, min_p, stop."""
+    """``options`` of ``body``: max_tokens, temperature, seed, n, logprobs, top_k, top_p, min_p, stop.
+
+    One that is not part of the judge: ``dialect_plugins``.
+    """
 
     name: str
+    family: str
+    """Whose checks are asked: ``native``, ``swift``, ``trl`` or ``vllm``."""
+    not_applicable: Mapping[str, str] = MappingProxyType({})
+    """Check of the family -> why this protocol has nothing that it could be asked of."""
+    transports: tuple[str, ...] = ("gloo",)
+    """By which weights reach the workers."""
+    file: str = ""
+    """A plug-in file that it was read from."""
     health_path: str
     generate_path: str
     signs: frozenset[str]
@@ -84,6 +69,8 @@ class ServerDialect(Protocol):
     incomplete: tuple[str, dict[str, Any], str]
     """Path, body and the name of the field that it lacks."""
     routes: frozenset[str]
+    quick_call: tuple[str, str]
+    """Method and path of a call that changes nothing and may be made at any time, beside generation."""
 
     def body(self, prompts: Sequence[Question], **options: Any) -> dict[str, Any]: ...
 
@@ -92,11 +79,19 @@ class ServerDialect(Protocol):
 
     def read(self, call: RecordedCall) -> list[Generated]: ...
 
+    def make_peer(self, talk: Any) -> Any:
+        """The learner's side of updates during one ``Talk``, as those in ``senders``."""
+        from conformance.servers.senders import PEERS  # loads torch
 
-class Swift:
+        return PEERS[self.family](talk)
+
+
+class Swift(ServerDialect):
     """``swift rollout``."""
 
-    name, health_path, generate_path = "swift", "/health/", "/infer/"
+    name = family = "swift"
+    health_path, generate_path = "/health/", "/infer/"
+    quick_call = ("POST", "/process_weights_after_loading/")
     signs = _set_of("/infer /init_communicator /update_flattened_params")
     picture_path = generate_path
     incomplete = ("/init_communicator/", {"host": "127.0.0.1", "port": 1}, "world_size")
@@ -119,7 +114,7 @@ class Swift:
         body["infer_requests"][-1]["messages"] = [{"role": "user"}]
         return body
 
-    @_reading
+    @reply_reader
     def read(self, call: RecordedCall) -> list[Generated]:
         return [
             _chat_choice(response["prompt_token_ids"], choice)
@@ -128,10 +123,12 @@ class Swift:
         ]
 
 
-class Trl:
+class Trl(ServerDialect):
     """``trl vllm-serve``, up to 1.10."""
 
-    name, health_path, generate_path = "trl", "/health/", "/generate/"
+    name = family = "trl"
+    health_path, generate_path = "/health/", "/generate/"
+    quick_call = ("POST", "/reset_prefix_cache/")
     signs = _set_of("/generate /init_communicator /update_named_param")
     picture_path = generate_path
     incomplete = ("/init_communicator/", {"host": "127.0.0.1", "port": 1, "client_device_uuid": "no"}, "world_size")
@@ -153,7 +150,7 @@ class Trl:
         body["prompts"][-1] = [10**6]
         return body
 
-    @_reading
+    @reply_reader
     def read(self, call: RecordedCall) -> list[Generated]:
         rows, prompts = call.reply["completion_ids"], call.reply["prompt_ids"]
         each = max(1, len(rows) // max(1, len(prompts)))
@@ -164,10 +161,12 @@ class Trl:
         ]
 
 
-class Vllm:
+class Vllm(ServerDialect):
     """A stock ``vllm serve`` with its routes for training."""
 
-    name, health_path, generate_path = "vllm", "/health", "/v1/completions"
+    name = family = "vllm"
+    health_path, generate_path = "/health", "/v1/completions"
+    quick_call = ("POST", "/reset_prefix_cache")
     signs = _set_of("/v1/chat/completions /init_weight_transfer_engine /update_weights")
     picture_path = "/v1/chat/completions"
     incomplete = ("/init_weight_transfer_engine", {}, "init_info")
@@ -193,7 +192,7 @@ class Vllm:
         body["prompt"][-1] = [10**6]
         return body
 
-    @_reading
+    @reply_reader
     def read(self, call: RecordedCall) -> list[Generated]:
         if call.path == self.picture_path:
             return [_chat_choice(call.reply["prompt_token_ids"], choice) for choice in call.reply["choices"]]
@@ -209,10 +208,12 @@ class Vllm:
         ]
 
 
-class Native:
+class Native(ServerDialect):
     """``rollmatch serve``'s own."""
 
-    name, health_path, generate_path = "native", "/health/", "/native/infer/"
+    name = family = "native"
+    health_path, generate_path = "/health/", "/native/infer/"
+    quick_call = ("GET", "/health/")
     signs = _set_of("/native/infer /native/sync /native/communicator")
     picture_path = generate_path
     incomplete = (
@@ -244,7 +245,7 @@ class Native:
         body["requests"][-1]["prompt_token_ids"] = [10**6]
         return body
 
-    @_reading
+    @reply_reader
     def read(self, call: RecordedCall) -> list[Generated]:
         return [
             Generated(

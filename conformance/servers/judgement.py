@@ -6,7 +6,7 @@ from concurrent.futures import TimeoutError as StillRunning
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from conformance.servers.check import MISSED, PASSED, UNTESTABLE, Check, CheckVerdict, judge
+from conformance.servers.check import INAPPLICABLE, MISSED, PASSED, UNTESTABLE, Check, CheckVerdict, judge
 from conformance.servers.dialects import ReplyUnreadable
 from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.gaps import BLOCKED, Gap, settle
@@ -60,6 +60,8 @@ class ServerJudgement:
     def verdict_of(self, check: Check) -> VerdictRow:
         """Ask, confirm what is missed, and settle it."""
         began = time.monotonic()
+        if why := self.subject.dialect.not_applicable.get(check.check_id):
+            return self._keep(VerdictRow(check=check, state=INAPPLICABLE, reason=why, seconds=0.0, num_asked=0))
         blamed = self._ended_by or next((self._blocks[n] for n in required_by(check) if n in self._blocks), "")
         if blamed:
             self._blocks[check.check_id] = blamed

@@ -16,9 +16,7 @@ than whether every weight has arrived.
 
 def make_peer(talk: Talk) -> Any:
     """Of the subject's dialect; leaves at the end of the check."""
-    from conformance.servers.senders import PEERS
-
-    peer = PEERS[talk.subject.dialect.name](talk)
+    peer = talk.subject.dialect.make_peer(talk)
     talk.leaving.append(peer.close)
     return peer
 

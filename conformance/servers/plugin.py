@@ -18,7 +18,6 @@ LIVE = Path(__file__).parent / "test_server.py"
 JUDGEMENT = pytest.StashKey["ServerJudgement"]()
 CHECKS = pytest.StashKey[list["Check"]]()
 KEY_VARIABLE = "ROLLMATCH_API_KEY"
-DIALECT_NAMES = ("native", "swift", "trl", "vllm")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,12 +26,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--profile", choices=["http", "weights", "full"], default="full", help="which checks; default: full"
     )
-    group.addoption("--dialect", choices=["auto", *DIALECT_NAMES], default="auto", help="default: by its routes")
+    group.addoption("--dialect", metavar="NAME|FILE.py", default="auto", help="default: by its routes")
     group.addoption(
         "--model", metavar="DIR", help="model directory or hub id that it serves; needed to compare numbers"
     )
     group.addoption("--tolerance", type=float, metavar="NATS", help="of numbers beside those of --model")
-    group.addoption("--transport", choices=["gloo"], help="how weights reach its workers; else none are sent")
+    group.addoption("--transport", metavar="T", help="how weights reach its workers; else none are sent")
     group.addoption("--group-host", metavar="HOST", help="where its workers and the judge meet to transfer weights")
     group.addoption("--server-name", metavar="NAME-VERSION", default="", help="for its known gaps and the record")
     group.addoption("--gaps", type=Path, metavar="FILE", help="known gaps: YAML list of check, reason, seen and link")
@@ -67,7 +66,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     try:
         subject = subject_of(config)
         config.stash[CHECKS] = checks_of(
-            subject.dialect.name,
+            subject.dialect.family,
             profile=config.getoption("profile"),
             lacks=subject.lacks,
             dangerous=dangerous,
@@ -84,19 +83,22 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def subject_of(config: pytest.Config) -> "Subject":
-    """As the options describe it. Errors: ``DialectUnclear``, ``requests.RequestException``."""
+    """As the options describe it. Errors: ``DialectUnclear``, ``requests.RequestException``, ``ValueError``."""
+    from conformance.servers.dialect_plugins import kind_of
     from conformance.servers.subject import Subject, find_dialect, meeting_place
 
     url, directory = config.getoption("server").rstrip("/"), config.getoption("model")
-    wanted = config.getoption("dialect")
-    dialect = find_dialect(url, None if wanted == "auto" else wanted, headers())
+    wanted, transport = config.getoption("dialect"), config.getoption("transport")
+    dialect = find_dialect(url, None if wanted == "auto" else kind_of(wanted).name, headers())
+    if transport not in (None, *dialect.transports):
+        raise ValueError(f"--transport: {transport} is none of the {dialect.name} dialect: {dialect.transports}")
     name, _, version = config.getoption("server_name").rpartition("-")
     return Subject(
         name=name or dialect.name,
         version=version,
         url=url,
         dialect=dialect,
-        transport=config.getoption("transport"),
+        transport=transport,
         policies=policies_of(directory, config.getoption("tolerance")) if directory else None,
         group_host=config.getoption("group_host") or meeting_place(url, dialect),
         headers=headers(),

@@ -10,10 +10,10 @@ import torch
 import transformers
 from torch import Tensor
 
-from conformance.servers.dialects import Question
 from conformance.servers.numbers import TOLERANCE
 from conformance.servers.peers import BESIDE_EMBEDDINGS
 from conformance.servers.pictures import PROBED, picture
+from conformance.servers.question import Question
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.model.policy import load_policy

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
 
 import msgspec
 
-from conformance.servers.check import FAULTY, UNTESTABLE, Check
+from conformance.servers.check import FAULTY, INAPPLICABLE, UNTESTABLE, Check
 from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.gaps import BLOCKED, KNOWN
 from conformance.servers.preflight import Preflight
@@ -23,7 +23,7 @@ MEANINGS = {
     NOT_JUDGED: "the server or trainer cannot be judged",
     JUDGE_FAILED: "the judge itself failed, or could not restore the server's first weights",
 }
-SKIPPED = (UNTESTABLE, BLOCKED, KNOWN)
+SKIPPED = (UNTESTABLE, BLOCKED, KNOWN, INAPPLICABLE)
 
 
 class Judged(Protocol):

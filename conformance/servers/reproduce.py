@@ -14,7 +14,7 @@ COMMAND, KEY_VARIABLE = "rollmatch-judge", "ROLLMATCH_API_KEY"
 
 def command_for(check: Check, subject: Subject) -> str:
     """The judge, asked for this check alone."""
-    words = [COMMAND, subject.url, "--dialect", subject.dialect.name, "--check", check.check_id]
+    words = [COMMAND, subject.url, "--dialect", subject.dialect.file or subject.dialect.name, "--check", check.check_id]
     if subject.policies is not None:
         words += ["--model", subject.policies.directory]
         words += ["--tolerance", f"{subject.tolerance:g}"] * (subject.tolerance != TOLERANCE)

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from conformance.servers.dialects import Question
 from conformance.servers.numbers import EVERY_TENSOR, needed, seen
 from conformance.servers.policy import Policies
+from conformance.servers.question import Question
 
 NUM_ROUNDS, NUM_IDS = 6, 48
 STEP, STEP_OF_VECTORS, LEAST_SIZE = 0.1, 0.2, 0.5

@@ -19,7 +19,7 @@ main { max-width: 960px; margin: 0 auto; padding: 20px 16px 60px; }
 h1 { font-size: clamp(20px, 3.4vw, 30px); line-height: 1.25; margin: 16px 0 6px; overflow-wrap: anywhere; }
 h2 { font-size: 18px; margin: 32px 0 10px; } p { margin: 0 0 8px; } .muted { color: var(--muted); }
 .pass { color: var(--good); } .must, .stale-gap, .harness-error { color: var(--bad); }
-.should, .known-gap, .not-testable, .blocked-by { color: var(--open); }
+.should, .known-gap, .not-testable, .not-applicable, .blocked-by { color: var(--open); }
 details { background: var(--card); border: 1px solid var(--edge); border-radius: 8px; margin: 0 0 6px; }
 details > :not(summary) { margin: 0 14px 10px; }
 summary { cursor: pointer; padding: 8px 14px; display: flex; flex-wrap: wrap; gap: 2px 12px; }
@@ -32,7 +32,17 @@ dd { margin: 0; overflow-wrap: anywhere; }
 """
 LONGEST = 4000
 """Characters of one call that are shown; the JSON file has all."""
-ORDER = ("must", "stale-gap", "harness-error", "should", "not-testable", "blocked-by", "known-gap", "pass")
+ORDER = (
+    "must",
+    "stale-gap",
+    "harness-error",
+    "should",
+    "not-testable",
+    "blocked-by",
+    "known-gap",
+    "not-applicable",
+    "pass",
+)
 
 
 def write_sheet(judgement: Judged, path: Path) -> None:

@@ -9,8 +9,10 @@ from urllib.parse import urlsplit
 
 import requests
 
-from conformance.servers.dialects import DIALECTS, Question, ServerDialect, Vllm
+from conformance.servers.dialect_plugins import kinds
+from conformance.servers.dialects import ServerDialect, Vllm
 from conformance.servers.numbers import TOLERANCE
+from conformance.servers.question import Question
 
 if TYPE_CHECKING:  # loads torch, which calls over HTTP do not need
     from conformance.servers.policy import Policies
@@ -32,7 +34,7 @@ class Subject:
     url: str
     dialect: ServerDialect
     transport: str | None = None
-    """``gloo``, or None where no group can be opened with the server's workers."""
+    """One of the dialect's, or None where no weights reach the server's workers."""
     policies: "Policies | None" = None
     """None: without the model's directory, prompts are texts and there is nothing to compare with."""
     group_host: str = "127.0.0.1"
@@ -59,10 +61,11 @@ class Subject:
 
     def lacks(self, needs: tuple[str, ...]) -> str:
         """What of this there is not, for people; empty where all is there."""
+        transport = self.dialect.transports[0]
         missing = {
             "model": None if self.policies else "the model's directory (--model)",
             "pictures": None if "pictures" in needs and self._takes_pictures else "a model that takes pictures",
-            "group": None if self.transport else "a transport to the server's workers (--transport gloo)",
+            "group": None if self.transport else f"a transport to the server's workers (--transport {transport})",
             "process": None if self.process else "a server that the judge started and may end",
         }
         return ", ".join(text for need in needs if (text := missing[need]))
@@ -71,12 +74,12 @@ class Subject:
 def find_dialect(url: str, named: str | None = None, headers: Mapping[str, str] = NO_HEADERS) -> ServerDialect:
     """Return the named dialect, or the first whose routes the server lists. Errors: ``DialectUnclear``."""
     routes = set() if named else _routes(url, headers)
-    name = named or next((name for name, kind in DIALECTS.items() if kind.signs <= routes), None)
+    name = named or next((name for name, kind in kinds().items() if kind.signs <= routes), None)
     if name is None and Vllm.generate_path in routes:
         name = Vllm.name  # whose routes for weights are off unless one sets VLLM_SERVER_DEV_MODE
     if name is None:
-        raise DialectUnclear(f"{url} lists the routes of no dialect; say --dialect {'|'.join(DIALECTS)}")
-    dialect: ServerDialect = DIALECTS[name]()
+        raise DialectUnclear(f"{url} lists the routes of no dialect; say --dialect {'|'.join(kinds())}, or FILE.py")
+    dialect: ServerDialect = kinds()[name]()
     if isinstance(dialect, Vllm):
         dialect.model = name_of_model(url, headers)
     return dialect
@@ -91,7 +94,7 @@ def meeting_place(url: str, dialect: ServerDialect) -> str:
     """Host of a weight group: the server's; for ``vllm``, where the learner listens, this machine's towards it."""
     parts = urlsplit(url)
     host = "127.0.0.1" if parts.hostname in (None, "localhost") else str(parts.hostname)
-    if not isinstance(dialect, Vllm):
+    if dialect.family != Vllm.family:
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
         probe.connect((host, parts.port or 80))

@@ -9,8 +9,8 @@ from typing import Any
 
 import requests
 
-from conformance.servers.dialects import Question
 from conformance.servers.exchange import Exchange, RecordedCall
+from conformance.servers.question import Question
 from conformance.servers.subject import Subject
 
 CALL_TIMEOUT_S = 30.0

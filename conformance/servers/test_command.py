@@ -124,7 +124,7 @@ def test_reports_say_the_same(installed, tmp_path):
         (["http://x", "--transport", "gloo"], "--transport"),
         (["http://x", "--group-host", "h"], "--group-host"),
         (["http://x", "--model", "m"], "--model"),
-        (["http://x", "--transport", "nccl", "--model", "m"], "argument --transport"),
+        (["http://x", "--transport", "nccl", "--model", "m"], "--transport"),
         (["http://x", "--tolerance", "0.1"], "--tolerance"),
         (["http://x", "--model", "m", "--tolerance", "0"], "--tolerance"),
         (["http://x", "--model", "m", "--tolerance", "0.6"], "--tolerance"),

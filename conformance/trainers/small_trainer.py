@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from conformance.servers.broken.switches import Switches
-from conformance.servers.dialects import DIALECTS, Question
+from conformance.servers.dialects import DIALECTS
+from conformance.servers.question import Question
 from conformance.servers.senders import PEERS
 from conformance.servers.subject import Subject
 from conformance.servers.talk import Stopped, Talk, in_thread

@@ -17,13 +17,6 @@ TOO_LONG = "List every digit with its box, from top to bottom. " * 200
 LONG_IS_IN_S, CLOSED_IN_S = 0.6, 0.5
 MIX_S, MIX_LIMIT_S, NUM_MIXED = 8.0, 40.0, 100
 """A mix lasts this long, and longer until so many calls were generated for: on a slow machine fewer meet."""
-BESIDE = {
-    "swift": "/process_weights_after_loading/",
-    "native": "/health/",
-    "trl": "/reset_prefix_cache/",
-    "vllm": "/reset_prefix_cache",
-}
-"""Dialect -> the other route of a mix."""
 
 
 def ask_bad_sampling(talk: Talk) -> None:
@@ -78,9 +71,9 @@ def ask_correlation(talk: Talk) -> None:
     dialect = talk.subject.dialect
     body = dialect.body([talk.subject.prompt(QUESTIONS[0])])
     name = "judge-4711"
-    if dialect.name == "swift":
+    if dialect.family == "swift":
         body["infer_requests"][0]["uuid"] = name
-    elif dialect.name == "native":
+    elif dialect.family == "native":
         body["requests"][0]["request_id"] = name
     else:
         body["request_id"] = name
@@ -189,7 +182,7 @@ def judge_keep_alive(exchange: Exchange) -> str:
 def ask_mixed(talk: Talk) -> None:
     """Callers that each know their own answer, beside one who uses another route, for some seconds."""
     began = time.monotonic()
-    other = BESIDE[talk.subject.dialect.name]
+    method, path = talk.subject.dialect.quick_call
     wrong: list[str] = []
     generated: list[int] = []
 
@@ -208,9 +201,9 @@ def ask_mixed(talk: Talk) -> None:
         return count
 
     def disturb() -> int:
-        count, call = 0, talk.get if other == "/health/" else talk.post
+        count, sent = 0, {} if method == "GET" else {"json": {}}
         while goes_on():
-            call("other", other, timeout_s=15)
+            talk.call("other", method, path, timeout_s=15, **sent)
             count += 1
         return count
 

@@ -3,7 +3,8 @@
 import math
 
 from conformance.servers.check import SHOULD, check
-from conformance.servers.dialects import DIALECTS, Generated
+from conformance.servers.dialect_plugins import kinds
+from conformance.servers.dialects import Generated
 from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.numbers import remedy, tolerance_of
 from conformance.servers.talk import Talk
@@ -20,7 +21,7 @@ def read(exchange: Exchange, label: str) -> list[Generated]:
 def read_call(exchange: Exchange, call: RecordedCall) -> list[Generated]:
     if not call.is_ok:
         raise ValueError(call.summary())
-    return DIALECTS[exchange.notes["dialect"]]().read(call)
+    return kinds()[exchange.notes["dialect"]]().read(call)
 
 
 def ids_of(exchange: Exchange, label: str) -> list[list[int]]:

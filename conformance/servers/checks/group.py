@@ -38,7 +38,7 @@ def judge_after(exchange: Exchange) -> str:
 def ask_second(talk: Talk) -> None:
     peer = open_peer(talk)
     second = make_peer(talk)
-    if talk.subject.dialect.name == "vllm":
+    if talk.subject.dialect.family == "vllm":
         talk.post("second", "/init_weight_transfer_engine", {"init_info": _elsewhere(peer)}, timeout_s=20)
     else:
         second.init("second", port=free_port())
@@ -135,12 +135,12 @@ def ask_dying(talk: Talk) -> None:
     """A learner that announces an update and is gone; then another one comes."""
     peer = open_peer(talk)
     weights = dict(list(talk.subject.policies.weights(0).items())[:1])
-    if talk.subject.dialect.name == "vllm":
+    if talk.subject.dialect.family == "vllm":
         peer.begin()
     call: Any = peer.announce(weights, "announced")
     time.sleep(0.5)
     peer.group = None
-    if talk.subject.dialect.name != "vllm":  # there, generation stays paused until a learner resumes it
+    if talk.subject.dialect.family != "vllm":  # there, generation stays paused until a learner resumes it
         talk.generate("recovered", QUESTIONS[:1], timeout_s=RECOVERY_S)
     else:
         call.result(timeout=RECOVERY_S)
@@ -175,7 +175,7 @@ def judge_dying(exchange: Exchange) -> str:
 
 
 def _close(talk: Talk) -> None:
-    if talk.subject.dialect.name == "vllm":
+    if talk.subject.dialect.family == "vllm":
         talk.post("resume", "/resume", timeout_s=10)
     else:
         talk.post("close", "/close_communicator/", timeout_s=10)

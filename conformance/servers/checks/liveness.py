@@ -53,7 +53,7 @@ def judge_health_while_generating(exchange: Exchange) -> str:
 
 
 def ask_world_size(talk: Talk) -> None:
-    path = "/get_world_size" if talk.subject.dialect.name == "vllm" else "/get_world_size/"
+    path = "/get_world_size" if talk.subject.dialect.family == "vllm" else "/get_world_size/"
     talk.get("world-size", path)
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from conformance.servers.check import check
 from conformance.servers.checks.generation import QUESTIONS
-from conformance.servers.dialects import Question
 from conformance.servers.exchange import Exchange
 from conformance.servers.numbers import distance, needed, off, remedy, seen, tolerance_of
 from conformance.servers.pictures import SHOWN, picture
+from conformance.servers.question import Question
 from conformance.servers.talk import Talk
 
 ADDED = "2026-11-23"
@@ -162,7 +162,7 @@ def ask_pictures(talk: Talk) -> None:
     """A prompt without a picture stands between; a stock vLLM takes one chat a call."""
     asked = [talk.subject.prompt(QUESTIONS[0], picture(number)) for number in SHOWN]
     questions = [asked[0], talk.subject.prompt(QUESTIONS[1]), asked[1]]
-    calls = [[one] for one in questions] if talk.subject.dialect.name == "vllm" else [questions]
+    calls = [[one] for one in questions] if talk.subject.dialect.family == "vllm" else [questions]
     rows = []
     for place, prompts in enumerate(calls):
         talk.generate(f"shown-{place}", prompts, max_tokens=12, logprobs=True)

@@ -25,7 +25,7 @@ VERSIONS = {
 def offer(talk: Talk, peer: Any, tensors: "dict[str, Tensor]", label: str) -> None:
     """Announce, and send what was announced unless it was refused; the server's answer stands under ``label``."""
     try:
-        if talk.subject.dialect.name in ("vllm", "native"):
+        if talk.subject.dialect.family in ("vllm", "native"):
             peer.send(tensors, label)
             peer.finish()
         elif peer.announce(tensors, label).is_ok:
@@ -44,12 +44,12 @@ def answers(exchange: Exchange, label: str) -> list[RecordedCall]:
 def ask_before(talk: Talk) -> None:
     name, tensor = _one(talk)
     peer = make_peer(talk)
-    if talk.subject.dialect.name == "vllm":
+    if talk.subject.dialect.family == "vllm":
         peer.begin()
         peer.announce({name: tensor}, "update").result()
         talk.post("finish", "/finish_weight_update")
         talk.post("resume", "/resume")
-    elif talk.subject.dialect.name == "native":
+    elif talk.subject.dialect.family == "native":
         body = peer.learner.announcement({name: tensor}, version=10**6, sync_id="x")
         talk.post("update", "/native/sync/", body)
     else:
@@ -176,7 +176,7 @@ def judge_cast(exchange: Exchange) -> str:
 
 
 def ask_version(talk: Talk) -> None:
-    path, _ = VERSIONS[talk.subject.dialect.name]
+    path, _ = VERSIONS[talk.subject.dialect.family]
     peer = open_peer(talk)
     for _ in range(3):
         sync(talk, 0, peer=peer)

@@ -190,7 +190,7 @@ def judge_cold(exchange: Exchange) -> str:
 
 
 def ask_reset(talk: Talk) -> None:
-    path = "/reset_prefix_cache" + "/" * (talk.subject.dialect.name != "vllm")
+    path = "/reset_prefix_cache" + "/" * (talk.subject.dialect.family != "vllm")
     talk.post("reset", path)
 
 
