@@ -43,12 +43,20 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return msgspec.structs.replace(self, link=self.link.replace("{version}", version) + line)
 
 
+class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is another thing since a version, and no check asks for; for the page."""
+
+    version: str
+    text: str
+
+
 class GapFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Gaps of one server."""
 
     server: str
     """Its name and the versions in which they were seen, such as ``ms-swift>=4.5,<4.7``. Others have no known gap."""
     gaps: list[Gap]
+    changes: list[Change] = []
 
 
 def load_gaps(path: Path, known: Collection[str] = BY_ID, *, server: str = "") -> Mapping[str, Gap]:
@@ -75,6 +83,16 @@ def load_gaps(path: Path, known: Collection[str] = BY_ID, *, server: str = "") -
 def gaps_of(server: str) -> Mapping[str, Gap]:
     """``server``: name and version, joined by a hyphen; its name is that of the file. Errors: ``GapMalformed``."""
     return load_gaps(FOLDER / f"{server.rpartition('-')[0]}.yaml", server=server)
+
+
+def changes_of(server: str) -> Sequence[str]:
+    """What is known to have changed with this version. Errors: ``GapMalformed``."""
+    name, _, version = server.rpartition("-")
+    path = FOLDER / f"{name}.yaml"
+    listed = _read(path) if path.exists() else []
+    return (
+        [change.text for change in listed.changes if change.version == version] if isinstance(listed, GapFile) else []
+    )
 
 
 def _read(path: Path) -> Sequence[Gap] | GapFile:

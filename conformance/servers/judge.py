@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from datetime import date
 from pathlib import Path
 
 from conformance.ports import free_port
@@ -21,7 +22,7 @@ from conformance.servers.install import InstallFailed
 from conformance.servers.known import BY_NAME, KNOWN, Known, UnknownServer, find_known
 from conformance.servers.page import write_page
 from conformance.servers.policy import Policies
-from conformance.servers.recording import Recording, facts_of_today, path_of, read_recording, write_recording
+from conformance.servers.recording import Recording, facts_of_today, is_due, path_of, read_recording, write_recording
 from conformance.servers.run import ask, is_well
 from conformance.servers.subject import Subject, find_dialect
 from conformance.servers.verdicts import rows_of, summary
@@ -122,7 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended
     folder, policies, num_failing = Path(tempfile.mkdtemp(prefix="rollmatch-judge-")), Policies(MODEL), 0
-    judged = list(KNOWN) if options.all else options.servers
+    today = date.today()  # of this machine, as in the recordings
+    listed = KNOWN if options.all else options.servers
+    judged = [known for known in listed if is_due(path_of(known.server), options.older_than, today)]
     say(f"{', '.join(known.server for known in judged)}; output below {folder}")
     for known in judged:
         try:
@@ -145,6 +148,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("servers", nargs="*", type=_known, metavar="NAME[==VERSION]", help=", ".join(BY_NAME))
     parser.add_argument("--all", action="store_true", help=f"all {len(KNOWN)}")
     parser.add_argument("--check", action="append", default=[], metavar="ID", help="only this one; several times")
+    parser.add_argument("--older-than", type=int, metavar="DAYS", help="only what was not recorded in so many days")
     options = parser.parse_args(arguments)
     if bool(options.servers) == options.all:
         parser.error("name servers, or say --all")

