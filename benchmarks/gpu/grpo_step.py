@@ -219,9 +219,10 @@ class Sides:
 
 
 def ratios(samples):
-    """Medians without the first step, and ratios of them per completion; the bars are for LoRA."""
-    middle = {way: statistics.median(step["step_s"] for step in told["steps"][1:]) for way, told in samples.items()}
-    each = {way: seconds / samples[way]["completions"] for way, seconds in middle.items()}
+    """Median seconds without the first step, and ratios of the medians per response token."""
+    later = {way: told["steps"][1:] for way, told in samples.items()}
+    middle = {way: statistics.median(step["step_s"] for step in steps) for way, steps in later.items()}
+    each = {way: statistics.median(s["step_s"] / s["response_tokens"] for s in steps) for way, steps in later.items()}
     return middle, {f"{way} / trl": each[way] / each["trl"] for way in each if way != "trl" and "trl" in each}
 
 

@@ -71,11 +71,12 @@ def config_of(settings):
 
 def train(settings):
     clock = StepClock()
+    prompts = [[{"role": "user", "content": text}] for text in settings["prompts"]]
     trainer = GRPOTrainer(
         model=settings["model"],
         args=config_of(settings),
         reward_funcs=lambda completions, **_: [float(place % 2) for place in range(len(completions))],
-        train_dataset=Dataset.from_dict({"prompt": settings["prompts"]}),
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if settings["lora"] else None,
         callbacks=[clock],
     )
@@ -84,7 +85,9 @@ def train(settings):
     clock.watch(trainer.vllm_generation, "sync_weights", "sync")
     trainer.train()
     lengths = [line["completions/mean_length"] for line in trainer.state.log_history if "loss" in line]
-    told = {"steps": clock.steps, "mean_response": lengths, "peak_bytes": torch.cuda.max_memory_allocated()}
+    for step, length in zip(clock.steps, lengths, strict=True):
+        step["response_tokens"] = length * settings["num_prompts"] * settings["num_generations"]
+    told = {"steps": clock.steps, "peak_bytes": torch.cuda.max_memory_allocated()}
     Path(settings["samples"]).write_text(json.dumps(told))
 
 

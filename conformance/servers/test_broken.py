@@ -181,7 +181,7 @@ def bench():
             patch.setattr(module, "ENDING_TOKENS", 100)
         with serving(TinyEngine(str(MODEL), Switches())) as server:
             patch.setattr(
-                calls, "let_in", lambda call: wait_while(lambda: not (server.calls.num_running or call.done()))
+                calls, "let_in", lambda call, _: wait_while(lambda: not (server.calls.num_running or call.done()))
             )
             yield BrokenBench(server)
 
@@ -274,6 +274,12 @@ def test_where_no_response_stops_nothing_is_known_of_stop_tokens(bench, monkeypa
     monkeypatch.setattr(generation, "ENDING_TOKENS", 1)
     verdict = bench.ask("swift", BY_ID["stop-token-is-kept-or-not"])
     assert (verdict.state, verdict.reason) == ("not-testable", "no response of up to 1 ids has stopped")
+
+
+def test_where_long_responses_are_over_at_once_no_call_can_pass_them(bench, monkeypatch):
+    monkeypatch.setattr(calls, "let_in", lambda call, _: call.result())
+    verdict = bench.ask("swift", BY_ID["short-call-passes-long-one"])
+    assert (verdict.state, verdict.reason) == ("not-testable", "the long responses end before another call can arrive")
 
 
 def test_every_check_has_a_mistake():
