@@ -43,6 +43,8 @@ class Known:
     plugins: str = ""
     """Of ``plugged``, joined by commas, for what cannot take weights on a CPU by itself."""
     title: str = ""
+    ends: str = ""
+    """The first version without a server of its own."""
 
     @property
     def server(self) -> str:
@@ -155,6 +157,7 @@ KNOWN = (
             command=_trl,
             plugins="gloo_for_nccl,fork_engines",
             title="trl vllm-serve (TRL up to 1.10 has a server of its own)",
+            ends="1.11",
         )
         for version in ("1.9.2", "1.10.0")
     ),
@@ -191,6 +194,9 @@ def find_known(word: str) -> Known:
     if not newest.package:
         raise UnknownServer(f"{word}: our own server is judged as it stands here, {newest.version}")
     try:
-        return replace(newest, version=str(Version(version)))
+        wanted = Version(version)
     except InvalidVersion:
         raise UnknownServer(f"{word}: {version!r} is no version") from None
+    if newest.ends and wanted >= Version(newest.ends):
+        raise UnknownServer(f"{word}: from {newest.ends} on, {name} starts vLLM's own server: judge vllm")
+    return replace(newest, version=str(wanted))

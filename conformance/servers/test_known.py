@@ -27,6 +27,7 @@ def test_a_name_is_its_newest_version_and_any_other_can_be_named():
         ("swift", "there are rollmatch-native"),
         ("trl==", "'' is no version"),
         ("trl==new", "'new' is no version"),
+        ("trl==1.11.0", "starts vLLM's own server: judge vllm"),
         ("rollmatch-trl==0.0.1", "judged as it stands here, 0.1.0"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from conformance.servers.page import MARKS
+from conformance.servers.page import MARKS, head_of, place_of
 from conformance.servers.verdicts import VerdictRow, summary
 from conformance.trainers.checks import CHECKS
 from conformance.trainers.recording import TrainerRecording, recorded_trainers, trainer_rows
@@ -18,14 +18,14 @@ because it builds on a check that is missed.
 
 def trainers_text() -> str:
     """One table, then what each trainer misses and why; empty where none is recorded."""
-    judged = trainer_rows(recorded_trainers())
+    judged = trainer_rows(sorted(recorded_trainers(), key=lambda each: place_of(each.trainer)))
     if not judged:
         return ""
-    lines = [HEAD, "| Check | Level | " + " | ".join(each.trainer for each, _ in judged) + " |"]
-    lines.append("|---|---|" + "---|" * len(judged))
+    lines = [HEAD, "| Check | " + " | ".join(head_of(each.trainer) for each, _ in judged) + " |"]
+    lines.append("|---|" + "---|" * len(judged))
     for check in CHECKS:
         cells = [MARKS[rows[check.check_id].state] for _, rows in judged]
-        lines.append(f"| {check.sentence} | {check.grade} | " + " | ".join(cells) + " |")
+        lines.append(f"| {check.sentence} | " + " | ".join(cells) + " |")
     for each, rows in judged:
         lines += _section(each, list(rows.values()))
     return "\n".join(lines) + "\n"

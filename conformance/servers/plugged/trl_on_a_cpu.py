@@ -7,6 +7,7 @@ python trl_on_a_cpu.py URL GROUP_PORT MODEL STEPS DIRECTORY
 
 import random
 import sys
+import zlib
 from types import SimpleNamespace
 
 import torch
@@ -27,6 +28,7 @@ def train(url, group_port, model, steps, directory):
         per_device_train_batch_size=8,
         num_generations=4,
         max_completion_length=MAX_TOKENS,
+        temperature=2.0,  # a group of equal completions teaches nothing, and the next update would repeat the weights
         learning_rate=2e-3,
         lr_scheduler_type="constant",
         bf16=False,
@@ -46,8 +48,8 @@ def train(url, group_port, model, steps, directory):
 
 
 def reward(completions, **_):
-    """Differs within nearly every group."""
-    return [float(sum(map(ord, completion)) % 7) for completion in completions]
+    """Another one for nearly every other text."""
+    return [zlib.crc32(completion.encode()) % 1000 / 1000 for completion in completions]
 
 
 if __name__ == "__main__":
