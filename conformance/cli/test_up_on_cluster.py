@@ -164,8 +164,9 @@ def test_a_run_that_loses_nodes_and_commands_ends_well(run):
     assert {name: len(starts) for name, starts in run.starts.items()} == dict.fromkeys(PARTS, 3)
     assert "server-0 was ended by signal 9; restart 1 of 3" in run.output
     assert "server-0 is gone, with its actor or its node; restart 2 of 3" in run.output
-    lost = r"learner-1 is gone, with its actor or its node|learner-0 has ended with 1"  # whoever notices first
-    assert re.search(rf"rollmatch up: ({lost}); restart 1 of 3", run.output)
+    # Ray, the command on the lost node or the other one: who notices first is left to chance
+    assert re.search(r"rollmatch up: learner-[01] .*; restart 1 of 3", run.output)
+    assert run.starts["learner-1"][0][1] != run.starts["learner-1"][1][1]
     assert "learner-0 was ended by signal 9; restart 2 of 3" in run.output
     assert len({node for name in PARTS for _, node in run.starts[name]}) == 5
     assert run.synced_before[-1] == IN_SYNC - 1
