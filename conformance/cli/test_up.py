@@ -3,10 +3,12 @@
 import argparse
 import importlib.util
 import signal
+import socket
 
 import psutil
 import pytest
 import requests
+from torch.distributed import TCPStore
 
 from conformance.cli.division import GRPO, MATCHING
 from conformance.cli.started import journal_of, started
@@ -129,6 +131,19 @@ def test_without_ray_the_package_is_named(capsys, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
     assert main(["up", str(MATCHING)]) == 1
     assert "[ray-missing] ray is not installed" in capsys.readouterr().err
+
+
+def test_a_held_port_is_free_for_the_ranks_rendezvous_only():
+    """Seconds pass until ranks listen there, and every connection on the machine takes a free port."""
+    from rollmatch.cli.ray_command import hold_port  # imports Ray, for a second
+
+    with hold_port() as held, socket.socket() as other:
+        port = held.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("", port))
+        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        store.set("key", "value")
+        assert TCPStore("127.0.0.1", port).get("key") == b"value"
 
 
 @pytest.mark.engine

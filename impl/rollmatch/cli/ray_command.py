@@ -30,7 +30,7 @@ class ActorSite:
     gpus: tuple[str, ...]
     """Devices that Ray has reserved for it."""
     port: int
-    """A free one."""
+    """A free one, held for the ranks' rendezvous."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class CommandActor:
         """This node and the GPUs of the reservation."""
         node = ray.get_runtime_context().get_node_id()
         host = next(one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == node)
-        with socket.create_server(("", 0)) as probe:
-            port = probe.getsockname()[1]
+        self._held = hold_port()
+        port = self._held.getsockname()[1]
         return ActorSite(host=host, node=node, gpus=tuple(map(str, ray.get_gpu_ids())), port=port)
 
     def start(self, words: Sequence[str], environment: Mapping[str, str], directory: str) -> int:
@@ -103,6 +103,17 @@ class CommandActor:
         """Kill the command and all that it started, at once."""
         if self._child.poll() is None:
             kill_family(self._child)
+
+
+def hold_port() -> socket.socket:
+    """A socket at a free port of all interfaces, which nobody is given while it is open.
+
+    It does not listen, and lets others do so that set ``SO_REUSEADDR``, too, and ask for this port: torch's store does.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("", 0))
+    return held
 
 
 def _as_child() -> None:
