@@ -11,6 +11,7 @@ from argparse import ArgumentParser, _SubParsersAction
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,11 @@ def _section_in(about: Tree, parts: Tree) -> Tree | None:
 
 
 def _type(about: Tree, parts: Tree) -> str:
-    """A JSON schema in a few words, such as ``integer >= 1 or null``."""
+    """A JSON schema in a few words, such as ``integer >= 1 or null``; a part by its name where there are none."""
+    if "$ref" in about and not parts:
+        return f"`{about['$ref'].rpartition('/')[2]}`"
+    if about.get("format") == "binary":
+        return "bytes"
     if choices := about.get("anyOf"):
         return " or ".join(dict.fromkeys(_type(choice, parts) for choice in choices))
     if "enum" in about or "const" in about:
@@ -77,8 +82,13 @@ def _type(about: Tree, parts: Tree) -> str:
         return f"list of {_type(about['items'], parts)}"
     kind = {"object": "mapping", "boolean": "true or false"}.get(about.get("type", "object"))
     limits = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    bounds = ", ".join(f"{sign} {about[name]:g}" for name, sign in limits.items() if name in about)
+    bounds = ", ".join(f"{sign} {_number(about[name])}" for name, sign in limits.items() if name in about)
     return f"{kind or about['type']} {bounds}".rstrip()
+
+
+def _number(value: float) -> str:
+    exponent = {2.0**31: "2^31", 2.0**63: "2^63"}.get(abs(float(value)))
+    return f"{value:g}" if exponent is None else "-" * (value < 0) + exponent
 
 
 def _value(value: Any) -> str:
@@ -224,7 +234,50 @@ def routes_of(file: Path) -> Iterator[tuple[str, str]]:
             yield f"`{mark[1].upper()} {prefix[1] if prefix else ''}{mark[2]}`", ", ".join(shown)
 
 
-BLOCKS = {"keys": keys, "commands": commands, "errors": errors, "routes": routes}
+def messages(file: str, *names: str) -> Iterator[str]:
+    """Messages of a module: each field with its type, its default and what its docstring says."""
+    tree = ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
+    module = import_module(".".join(("rollmatch", *Path(file).with_suffix("").parts)))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    for name in names:
+        texts = notes_of(classes[name])
+        schema = getattr(module, name).model_json_schema(mode="validation")
+        rows = [
+            (f"`{field}`", _type(about, {}), _default(field, about, schema), texts.get(field, ""))
+            for field, about in schema["properties"].items()
+            if field in assigned_in(classes[name]) and about.get("type") != "null"
+        ]
+        neutral = [f"`{field}`" for field, about in schema["properties"].items() if about.get("type") == "null"]
+        yield f"**`{name}`**: {first_paragraph(classes[name])}"
+        yield table(("Field", "Type", "Default", "Meaning"), rows)
+        if neutral:
+            yield f"Accepted where they change nothing (null, false, 0, empty; factors also 1): {', '.join(neutral)}."
+
+
+def _default(field: str, about: Tree, schema: Tree) -> str:
+    value = about.get("default", {})
+    own = "those of its fields" if isinstance(value, dict) and value else _value(value)
+    return "required" if field in schema.get("required", ()) else own
+
+
+def assigned_in(node: ast.ClassDef) -> list[str]:
+    """Names of a class's own fields."""
+    return [
+        part.target.id for part in node.body if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+    ]
+
+
+def notes_of(node: ast.ClassDef) -> dict[str, str]:
+    """The text below each field of a class."""
+    return {
+        field.target.id: str(text.value.value)
+        for field, text in pairwise(node.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
+BLOCKS = {"keys": keys, "commands": commands, "errors": errors, "routes": routes, "messages": messages}
 
 
 def filled(page: str) -> str:

@@ -19,7 +19,12 @@ def pair(code, key, bad, good):
     return ((*GRPO, f"{SECTION}{key}={bad}"), code, key, (*GRPO, f"{SECTION}{key}={good}"))
 
 
-@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-are-checked#1,4,5,6,7,9"])
+@pytest.mark.scenario(
+    clauses=[
+        "grpo-server-mode/the-options-of-the-policy-gradient-are-checked#1,4,5,6,7,9",
+        "grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#5,7",
+    ]
+)
 @pytest.mark.parametrize(
     ("bad", "code", "key", "good"),
     [
@@ -36,6 +41,8 @@ def pair(code, key, bad, good):
         pair("out-of-range", "epsilon_high", 0, 0.01),
         pair("not-a-choice", "normalize", "mean", "constant"),
         pair("out-of-range", "beta", -0.1, 0),
+        pair("out-of-range", "eval_temperature", -0.1, 0),
+        pair("not-a-choice", "old_logprobs", "engine", "server"),
         pair("not-a-choice", "baseline", "median", "leave_one_out"),
         pair("not-a-choice", "scale_rewards", "true", "batch"),
     ],

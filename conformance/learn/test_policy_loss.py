@@ -86,6 +86,7 @@ def test_the_upper_clip_is_the_higher_one_where_it_is_set(ratio, moves):
     assert (grad[0] != 0) == moves
 
 
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#4"])
 def test_both_sides_of_the_clip_are_their_own_and_a_cap_bounds_what_a_bad_completion_costs():
     far = segment(1, advantages=[1.0], old_logprobs=[-1.0])
     assert score([math.log(1.3) - 1.0], far, epsilon=0.2, epsilon_high=0.28)[0] == pytest.approx(-1.28)
@@ -94,6 +95,7 @@ def test_both_sides_of_the_clip_are_their_own_and_a_cap_bounds_what_a_bad_comple
     assert score([0.0], bad, ratio_cap=4.0)[0] == pytest.approx(4.0)
 
 
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#3"])
 def test_the_distance_to_the_reference_is_k3():
     away = segment(1, advantages=[0.0], reference_logprobs=[-2.0])
     k3 = math.exp(-1.0) - (-1.0) - 1
@@ -104,6 +106,7 @@ def test_the_distance_to_the_reference_is_k3():
     assert score([-1.0], away)[0] == 0
 
 
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#6"])
 def test_the_engines_own_rounding_is_corrected_up_to_a_cap():
     drifted = segment(2, old_logprobs=[-1.0, -1.0], sampler_logprobs=[-1.1, -3.0])
     total, _, figures = score([-1.0, -1.0], drifted, correction_cap=2.0)
@@ -113,6 +116,10 @@ def test_the_engines_own_rounding_is_corrected_up_to_a_cap():
     assert score([-1.0, -1.0], drifted, correction_cap=None)[0] == pytest.approx(-1.0)
 
 
+@pytest.mark.scenario(
+    "grpo-server-mode/tokens-of-a-long-and-of-a-short-completion",
+    clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#1"],
+)
 @pytest.mark.parametrize(
     ("normalize", "weights"), [("token", [1 / 4] * 4), ("sequence", [1 / 6] * 3 + [1 / 2]), ("constant", [1 / 20] * 4)]
 )
@@ -121,6 +128,7 @@ def test_tokens_weigh_as_the_normalisation_says(normalize, weights):
     assert grad == pytest.approx([-weight for weight in weights])
 
 
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#2"])
 @pytest.mark.parametrize("normalize", ["token", "sequence", "constant"])
 def test_a_masked_completion_has_no_token_but_counts_as_one(normalize):
     supervision = supervision_of(segment(2), segment(3, is_masked=True))

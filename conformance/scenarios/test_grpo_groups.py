@@ -59,6 +59,7 @@ def segments_of(objective, *rollouts, samples=(SAMPLE,), ranks=None):
     return [segment for group in groups for segment in group]
 
 
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#5,6"])
 @pytest.mark.parametrize(
     ("start", "cap", "old", "engine"),
     [("recomputed", "2.0", -2.0, -1.0), ("recomputed", "null", -2.0, None), ("server", "2.0", -1.0, None)],

@@ -10,7 +10,6 @@ import pytest
 from conformance.server.stand_in import STOP, PretendingReplica
 from conformance.server.test_engine_pool import pool_of, requests_for_ids
 from conformance.server.test_server_updates import OPEN, full_sync
-from rollmatch.server.engine_pool import EnginePool
 
 SWIFT_ROUTES = (
     *("/health/", "/infer/", "/get_world_size/", "/init_communicator/", "/update_flattened_params/"),
@@ -28,34 +27,52 @@ def native(*prompts, **sampling):
     return {"requests": items, "sampling": {"max_tokens": 3} | sampling}
 
 
+def gather(replicas, count):
+    """Each response ends only when ``count`` are being written: where a call waits for another one, none does."""
+    inside, all_in = [], asyncio.Event()
+
+    def gathering(generate):
+        async def wait_and_generate(request, request_id):
+            inside.append(request_id)
+            if len(inside) == count:
+                all_in.set()
+            async with asyncio.timeout(20):
+                await all_in.wait()
+            return await generate(request, request_id)
+
+        return wait_and_generate
+
+    for replica in replicas:
+        replica.generate = gathering(replica.generate)
+
+
+def swift(*prompts):
+    requests = [{"messages": [{"role": "user", "content": f"{ids}"}]} for ids in prompts]
+    return {"infer_requests": requests, "request_config": {"max_tokens": 3}}
+
+
+def trl(*prompts):
+    return {"prompts": [list(ids) for ids in prompts], "max_tokens": 3}
+
+
 @pytest.mark.scenario(
     "rollout-server/two-callers-share-one-batch", clauses=["rollout-server/a-rollout-server-only-generates#3"]
 )
-def test_two_calls_are_in_the_engine_together():
-    """Each of 16 responses ends only when all are being written: none of them waits for the other call."""
-
-    class Gathering(PretendingReplica):
-        inside, all_in = 0, asyncio.Event()
-
-        async def generate(self, request, request_id):
-            self.inside += 1
-            if self.inside == 16:
-                self.all_in.set()
-            await self.all_in.wait()
-            return await super().generate(request, request_id)
-
-    async def both():
-        replica = Gathering(0)
-        pool = EnginePool([replica])
-        one, other = (pool.generate_all(requests_for_ids(*range(first, first + 8))) for first in (10, 30))
-        async with asyncio.timeout(20):
-            begun = asyncio.create_task(one)
-            while replica.inside < 8:
-                await asyncio.sleep(0)
-            return await asyncio.gather(begun, other)
-
-    answered = asyncio.run(both())
-    assert [len(generations) for generations in answered] == [8, 8]
+@pytest.mark.parametrize(
+    ("route", "body_of", "count"),
+    [
+        ("/native/infer/", native, lambda reply: len(reply["responses"])),
+        ("/infer/", swift, len),
+        ("/generate/", trl, lambda reply: len(reply["completion_ids"])),
+    ],
+)
+def test_two_calls_are_in_the_engine_together(start, route, body_of, count):
+    parts, post, _ = start()
+    gather(parts.pool.replicas, 16)
+    bodies = [body_of(*[[first + i, 8] for i in range(8)]) for first in (10, 30)]
+    with ThreadPoolExecutor(2) as callers:
+        answered = list(callers.map(lambda body: post(route, body), bodies))
+    assert [(status, count(reply)) for status, reply in answered] == [(200, 8)] * 2
 
 
 @pytest.mark.scenario(

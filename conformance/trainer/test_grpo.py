@@ -154,11 +154,15 @@ def test_a_run_that_continues_in_mid_window_learns_what_it_would_have_learnt(win
     assert not difference.any()
 
 
-def test_an_evaluation_rewards_greedy_answers_and_writes_some_down(tmp_path):
-    trainer = make_trainer(tmp_path, *GRPO)
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#7"])
+@pytest.mark.parametrize(
+    ("overrides", "temperature"), [((), 0.0), ((BRIEF, "custom.extra.grpo.eval_temperature=0.7"), 0.7)]
+)
+def test_an_evaluation_rewards_answers_at_its_own_temperature_and_writes_some_down(tmp_path, overrides, temperature):
+    trainer = make_trainer(tmp_path, *GRPO, *overrides)
     metrics = trainer.evaluate()
     (requested,) = events(trainer, "requested")
-    assert (requested["purpose"], requested["decoding"]["temperature"]) == ("eval", 0.0)
+    assert (requested["purpose"], requested["decoding"]["temperature"]) == ("eval", temperature)
     assert requested["num_requests"] == 4
     (event,) = events(trainer, "evaluated")
     record = json.loads((tmp_path / event["file"]).read_text())
