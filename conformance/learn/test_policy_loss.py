@@ -129,8 +129,10 @@ def test_tokens_weigh_as_the_normalisation_says(normalize, weights):
 
 
 @pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#2"])
-@pytest.mark.parametrize("normalize", ["token", "sequence", "constant"])
-def test_a_masked_completion_has_no_token_but_counts_as_one(normalize):
+@pytest.mark.parametrize(("normalize", "weight"), [("token", 1 / 5), ("sequence", 1 / 4), ("constant", 1 / 20)])
+def test_a_masked_completion_has_no_token_but_counts_as_one(normalize, weight):
+    _, grad, _ = score([-1.0] * 2, segment(2), segment(3, is_masked=True), normalize=normalize, max_new_tokens=10)
+    assert grad == pytest.approx([-weight] * 2)
     supervision = supervision_of(segment(2), segment(3, is_masked=True))
     assert policy_logit_indices(supervision) == (0, 1)
     totals = count_policy_totals([supervision], list)

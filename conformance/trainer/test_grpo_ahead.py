@@ -49,6 +49,14 @@ def pair(tmp_path_factory):
     return {mode: ran(tmp_path_factory.mktemp(mode), mode) for mode in ("off", "ahead")}
 
 
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory):
+    """Nine optimizer steps in windows of four, with checkpoints."""
+    folder = tmp_path_factory.mktemp("windowed")
+    kept = (*WINDOW, "training.save_steps=1", "training.save_total_limit=9")
+    return ran(folder, "ahead", *kept, max_staleness=4, lead=1, **SHALLOW), folder
+
+
 @pytest.mark.scenario(clauses=["prefetch/grpo-requests-completions-a-window-ahead#2"])
 def test_groups_come_in_the_order_of_off_with_the_same_seeds(pair):
     off, ahead = pair["off"], pair["ahead"]
@@ -101,6 +109,29 @@ def test_the_next_window_is_requested_while_all_steps_of_this_one_are_learnt(tmp
     assert [*chain(*logged)][:5:4] == ["staleness/0", "staleness/4"], "weights of four optimizer steps before"
     ids = [chain.from_iterable(event["sample_ids"]) for event in events(ahead, "packed")[:4]]
     assert sorted(chain(*ids)) == sorted(2 * events(ahead, "requested")[0]["sample_ids"])
+
+
+@pytest.mark.scenario(
+    clauses=[
+        "prefetch/prefetch-does-not-change-the-order-of-the-data#2",
+        "prefetch/grpo-requests-completions-a-window-ahead#2",
+    ]
+)
+@pytest.mark.parametrize("done", [3, 4])
+def test_a_run_that_continues_requests_and_learns_what_it_would_have(windowed, tmp_path, done):
+    """From the middle of a window, and from its end, when the next one was under way and is lost."""
+    whole, folder = windowed
+    overrides = (*GRPO, *WINDOW)
+    rest, _ = overlapped(tmp_path, "ahead", *overrides, max_staleness=4, lead=1, **SHALLOW)
+    checkpoint = folder / f"checkpoint-{done}"
+    rest.restore_packer_state(checkpoint)
+    rest.train(resume_from_checkpoint=str(checkpoint))
+    learnt, rest_learnt = ([event["sample_ids"] for event in events(run, "packed")] for run in (whole, rest))
+    assert len(learnt) == 9
+    assert rest_learnt == learnt[done:]
+    seeds, again = ({event["step"]: event["seeds"] for event in events(run, "requested")} for run in (whole, rest))
+    assert again == {step: seeds[step] for step in again}
+    assert {4, 8} == again.keys(), "what was under way is requested again"
 
 
 PATIENCE_S = 60
