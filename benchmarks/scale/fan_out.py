@@ -24,7 +24,7 @@ class Network:
 
 
 def chain(num_servers: int) -> Iterator[Edge]:
-    """NCCL's ring: each server passes a slice on to the next."""
+    """NCCL's ring and ours over gloo: each server passes a slice on to the next."""
     yield from ((server - 1, server) for server in range(1, num_servers + 1))
 
 

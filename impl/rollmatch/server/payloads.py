@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from rollmatch.data.ids import PackedIds, unpack_ids
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised when a message changes in a way that an older side cannot read."""
 
 

@@ -1,8 +1,10 @@
 """The gloo transport: weights through the memory of the CPU, on a process group outside torch's default one.
 
 One group spans the workers of all servers and the learner's rank 0, which is the last rank and the source of every
-broadcast; towards a stock vLLM the learner is rank 0. Several broadcasts are in flight at the same time, so that the
-link is not idle between two of them.
+broadcast; towards a stock vLLM the learner is rank 0. A broadcast is a chain: each rank passes on to the next what it
+receives, slice by slice, so that every link carries every weight once, however many servers there are (gloo's own
+broadcast is a tree, whose source sends ceil(log2(N + 1)) copies to N servers). Several broadcasts are in flight at the
+same time, so that the link is not idle between two of them.
 """
 
 import socket
@@ -10,32 +12,23 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import cycle
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, ProcessGroupGloo, Store
 
+from rollmatch.weights.chain import Passing, Work, neighbours
 from rollmatch.weights.digest import bytes_of, digest_of_bytes
 from rollmatch.weights.group_address import GroupAddress, TransferFailed, is_wildcard, not_joined, own_address
 from rollmatch.weights.group_store import GroupStore
 from rollmatch.weights.plan import DTYPES, WeightTransfer
 
-BUCKET_BYTES = 4 * 2**20
-"""Larger tensors travel alone, without a copy; smaller ones are copied together while they fit into a cache."""
 MAX_IN_FLIGHT = 6
-"""Broadcasts at the same time; both ends begin them in the same order."""
+"""Broadcasts at the same time; all ranks begin them in the same order."""
 _NUM_THREADS = 4
-"""A broadcast in flight keeps one busy; torch's own two would let the others wait, and the link be idle."""
+"""For those who broadcast by gloo's tree: each in flight keeps one busy; torch's own two would let the others wait."""
 Completion = Callable[[], None]
 """Waits until a broadcast has ended."""
-
-
-class _Work(Protocol):
-    """torch's handle of a collective."""
-
-    def wait(self) -> bool:
-        """Errors: ``RuntimeError``."""
 
 
 class GlooGroup:
@@ -47,8 +40,11 @@ class GlooGroup:
         self.rank = self.address.rank
         self.source = self.address.world_size - 1 if source is None else source
         self._group: ProcessGroupGloo | None = group
-        self._in_flight: list[list[_Work]] = []
+        self._in_flight: list[list[Passing]] = []
         """Each alone in a list: whoever keeps an error must not keep, by its traceback, the group's sockets open."""
+        self._leaving: list[Passing] = []
+        """The one that has arrived last: its slices may still be on their way to the next rank."""
+        self._tag = 0
         self._buffers = [Buffer() for _ in range(MAX_IN_FLIGHT + 1)]
 
     @classmethod
@@ -88,30 +84,48 @@ class GlooGroup:
             raise self._closed()
         root = self.source if source is None else source
         try:
-            held = [begin_on(self._group, tensor, source=root, timeout_s=self.address.timeout_s)]
+            held = [self._passing(self._group, tensor, root)]
         except RuntimeError as error:
             raise self._failed(error) from error
         self._in_flight.append(held)
         if self._group is None:  # closed meanwhile
-            held.clear()
+            self._drop(held)
 
         def complete() -> None:
             self._in_flight.remove(held)
             if not held:
                 raise self._closed()
+            earlier = self._leaving
             try:
-                held.pop().wait()
+                held[0].arrive()
+                if self.rank == root:  # whose memory is used again
+                    held[0].leave()
+                else:
+                    self._leaving = held
+                for passing in earlier:
+                    passing.leave()
             except RuntimeError as error:
+                self._drop(held, earlier)
                 raise self._failed(error) from error
 
         return complete
 
     def close(self) -> None:
         """Leave; sockets of transfers in flight close with the last reference."""
-        for held in self._in_flight:
-            held.clear()
+        self._drop(*self._in_flight, self._leaving)
         self._group = None
         self.store.close()
+
+    def _passing(self, group: ProcessGroupGloo, tensor: Tensor, source: int) -> Passing:
+        between = neighbours(rank=self.rank, source=source, world_size=self.address.world_size)
+        passing = Passing(group, tensor, between=between, tag=self._tag, limit_s=self.address.timeout_s)
+        self._tag += passing.num_slices
+        return passing
+
+    def _drop(self, *lists: list[Passing]) -> None:
+        for held in lists:
+            while held:
+                held.pop().drop()
 
     def _failed(self, error: RuntimeError) -> TransferFailed:
         problem = f"rank {self.rank} of {self.address.world_size}: {str(error).splitlines()[0]}"
@@ -239,7 +253,7 @@ def open_gloo(store: Store, address: GroupAddress) -> ProcessGroupGloo:
     return ProcessGroupGloo(store, address.rank, address.world_size, options)
 
 
-def begin_on(group: ProcessGroupGloo, tensor: Tensor, *, source: int, timeout_s: float) -> _Work:
+def begin_on(group: ProcessGroupGloo, tensor: Tensor, *, source: int, timeout_s: float) -> Work:
     """One broadcast, in place, within its own time limit. Errors, also of waiting: torch's ``RuntimeError``."""
     options = BroadcastOptions()
     options.rootRank, options.rootTensor = source, 0
