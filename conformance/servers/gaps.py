@@ -43,7 +43,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return msgspec.structs.replace(self, link=self.link.replace("{version}", version) + line)
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VersionChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is another thing since a version, and no check asks for; for the page."""
 
     version: str
@@ -56,7 +56,7 @@ class GapFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     server: str
     """Its name and the versions in which they were seen, such as ``ms-swift>=4.5,<4.7``. Others have no known gap."""
     gaps: list[Gap]
-    changes: list[Change] = []
+    changes: list[VersionChange] = []
 
 
 def load_gaps(path: Path, known: Collection[str] = BY_ID, *, server: str = "") -> Mapping[str, Gap]:
