@@ -38,13 +38,13 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Version -> line at ``link``."""
 
     def at(self, version: str) -> "Gap":
-        """With the link of this version."""
+        """Fill in the link of this version."""
         line = f"#L{self.lines[version]}" if version in self.lines else ""
         return msgspec.structs.replace(self, link=self.link.replace("{version}", version) + line)
 
 
 class VersionChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is another thing since a version, and no check asks for; for the page."""
+    """A change that came with a version and that no check asks for; shown on the page."""
 
     version: str
     text: str
@@ -60,7 +60,7 @@ class GapFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def load_gaps(path: Path, known: Collection[str] = BY_ID, *, server: str = "") -> Mapping[str, Gap]:
-    """By check, of the ``known`` ones; none where there is no file.
+    """Read gaps, by check, of the ``known`` checks; none where there is no file.
 
     ``server``: name and version, joined by a hyphen; needed where the file or a gap has a range of versions. Errors:
     ``GapMalformed``.
@@ -81,12 +81,12 @@ def load_gaps(path: Path, known: Collection[str] = BY_ID, *, server: str = "") -
 
 
 def gaps_of(server: str) -> Mapping[str, Gap]:
-    """``server``: name and version, joined by a hyphen; its name is that of the file. Errors: ``GapMalformed``."""
+    """Known gaps of ``server``, its name and version, joined by a hyphen. Errors: ``GapMalformed``."""
     return load_gaps(FOLDER / f"{server.rpartition('-')[0]}.yaml", server=server)
 
 
 def changes_of(server: str) -> Sequence[str]:
-    """What is known to have changed with this version. Errors: ``GapMalformed``."""
+    """Changes that came with this version and that no check asks for. Errors: ``GapMalformed``."""
     name, _, version = server.rpartition("-")
     path = FOLDER / f"{name}.yaml"
     listed = _read(path) if path.exists() else []
@@ -118,7 +118,8 @@ def _counts(path: Path, listed: GapFile, name: str, version: str) -> bool:
 def _lies_in(path: Path, versions: str, version: str) -> bool:
     if not version:
         raise GapMalformed(
-            f"{path.name}: versions {versions}, but the server's version is not known; list its gaps alone"
+            f"{path.name}: gaps of versions {versions}, but the server's version is not known; "
+            "give --server-name NAME-VERSION, or leave out server and versions"
         )
     try:
         return SpecifierSet(versions).contains(version, prereleases=True)

@@ -52,7 +52,7 @@ SHOWN = 400
 
 
 def head_of(recorded: str) -> str:
-    """Of the column of a server or a trainer, given as its name and version.
+    """Head of the column of a server or a trainer, given as its name and version.
 
     >>> head_of("ms-swift-4.6.0"), head_of("other-1.0")
     ('swift 4.6.0', 'other 1.0')
@@ -62,7 +62,7 @@ def head_of(recorded: str) -> str:
 
 
 def place_of(recorded: str) -> tuple[int, str, Version]:
-    """Of the column, among others."""
+    """Sort key of a column."""
     names, (name, _, version) = list(HEADS), recorded.rpartition("-")
     return names.index(name) if name in names else len(names), name, Version(version)
 
@@ -116,7 +116,7 @@ def _overview(column: Column) -> str:
 
 
 def _differences(versions: Sequence[Column]) -> Iterator[str]:
-    """Between one version and the next: whose verdict is another one."""
+    """Name the checks whose verdict changes from one version to the next."""
     for older, newer in pairwise(versions):
         yield from ("", f"## From {older.head} to {newer.version}", "")
         marks = [(check, older.mark(check), newer.mark(check)) for check in CHECKS]
@@ -131,7 +131,7 @@ def _differences(versions: Sequence[Column]) -> Iterator[str]:
 
 
 def _section(name: str, versions: Sequence[Column]) -> Iterator[str]:
-    """What is missed, by check; what several versions miss for the same reason is said once."""
+    """List what is missed, by check; versions that miss it for the same reason share a line."""
     title = BY_NAME[name].title if name in BY_NAME else name
     missed = [(check, _missed(check, versions)) for check in CHECKS]
     if any(groups for _, groups in missed):
@@ -144,7 +144,7 @@ def _section(name: str, versions: Sequence[Column]) -> Iterator[str]:
 
 
 def _missed(check: Check, versions: Sequence[Column]) -> list[list[Column]]:
-    """Columns that miss it, grouped by the known reason."""
+    """Columns that miss the check, grouped by the known reason."""
     groups: dict[str, list[Column]] = {}
     for column in versions:
         row, gap = column.rows.get(check.check_id), column.gaps.get(check.check_id)
@@ -158,7 +158,7 @@ def _flat(reason: str) -> str:
 
 
 def _where(check: Check, group: Sequence[Column]) -> str:
-    """Links: the finding, and the line of each version's source."""
+    """Links to the finding and to the line of each version's source."""
     gaps = [(column.version, column.gaps[check.check_id]) for column in group if check.check_id in column.gaps]
     findings = dict.fromkeys(gap.finding.removeprefix("docs/") for _, gap in gaps if gap.finding)
     links = [f"[finding]({finding})" for finding in findings] + [f"[{version}]({gap.link})" for version, gap in gaps]

@@ -19,7 +19,7 @@ from conformance.servers.exchange import Exchange, shortened
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "fixtures" / "exchanges"
 MAX_AGE_DAYS = 90
-"""Of a recording, until the suite says that it is old; nothing fails by the calendar."""
+"""Age from which on the suite names a recording; nothing fails by the calendar."""
 DATED = re.compile(r'"date": "([^"]+)"')
 
 
@@ -106,7 +106,7 @@ def recordings(folder: Path = FOLDER) -> list[Recording]:
 
 
 def days_old(path: Path, today: date) -> int | None:
-    """Of a server's or a trainer's recording; None where there is none."""
+    """Age of a recording in days; None where there is no recording."""
     if not path.exists():
         return None
     with path.open(encoding="utf-8") as lines:
@@ -121,7 +121,7 @@ def is_due(path: Path, older_than: int | None, today: date) -> bool:
 
 
 def age_lines(today: date, folder: Path = FOLDER) -> list[str]:
-    """What to say of recordings older than ``MAX_AGE_DAYS``, and how to refresh them; none where all are young."""
+    """Name recordings older than ``MAX_AGE_DAYS``, and the command that refreshes them."""
     ages = {path.relative_to(folder): days_old(path, today) or 0 for path in sorted(folder.rglob("*.json"))}
     old = {path: days for path, days in ages.items() if days > MAX_AGE_DAYS}
     lines = [f"recorded {days} days ago: {path.with_suffix('')}" for path, days in old.items()]

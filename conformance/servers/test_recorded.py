@@ -5,12 +5,21 @@ import pytest
 from conformance.servers.checks import CHECKS, checks_for
 from conformance.servers.gaps import FOLDER as GAPS
 from conformance.servers.gaps import gaps_of
+from conformance.servers.known import KNOWN
 from conformance.servers.page import PAGE, page_text
 from conformance.servers.recording import path_of, recorded_verdicts, recordings
 from conformance.servers.verdicts import rows_of
 from conformance.trainers.page import trainers_text
 
 RECORDED = {each.server: each for each in recordings()}
+
+
+def test_every_known_version_is_recorded_with_its_packages():
+    assert {known.server for known in KNOWN} == RECORDED.keys()
+    for known in KNOWN:
+        facts = RECORDED[known.server].facts
+        assert known.version in facts["vllm"] or known.name != "vllm"
+        assert not known.beside or {*known.beside} <= {*facts["packages"]}
 
 
 @pytest.mark.parametrize("server", RECORDED)
