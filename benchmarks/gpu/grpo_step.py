@@ -50,8 +50,6 @@ SHOWN = ("uneven", "long", "colocate")
 """Parts of a result's name that say what is not the default."""
 VLLM = "custom.extra.rollout_matching.vllm"
 PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-COLOCATED = {f"{VLLM}.mode": "colocate", f"{VLLM}.gpu_memory_utilization": 0.3}
-"""TRL's default share of memory."""
 
 
 def shaped():
@@ -163,7 +161,8 @@ class Sides:
     def ours(self):
         config = our_config(self.folder, self.model, self.scale, lora=self.options.kind == "lora")
         if self.options.mode == "colocate":
-            return {"off": self._our_run("off", config, COLOCATED, gpu="0")}
+            memory = {f"{VLLM}.gpu_memory_utilization": self.options.engine_memory}
+            return {"off": self._our_run("off", config, {f"{VLLM}.mode": "colocate"} | memory, gpu="0")}
         common = {f"{VLLM}.mode": "server", f"{VLLM}.server.base_url": self.url,
                   f"{VLLM}.server.group_port": self.group_port}  # fmt: skip
         samples = {}
@@ -183,7 +182,7 @@ class Sides:
         steps = [{"step_s": event["step_s"], **event["phase_s"]} for event in events]
         for step, answers, rows in zip(steps, generated, packed, strict=True):
             step |= {"response_tokens": answers["num_tokens"], "learn_tokens": rows["tokens"]}
-        return {"steps": steps, "completions": events[-1]["segments"]}
+        return {"steps": steps, "completions": events[-1]["segments"], "memory": events[-1].get("gpu_memory")}
 
     def _command(self, name, config, fields, *, gpu):
         sets = [word for key, value in fields.items() for word in ("--set", f"{key}={value}")]
@@ -194,7 +193,7 @@ class Sides:
         settings = self.scale | {
             "model": str(self.model), "url": self.url, "group_port": self.group_port, "prompts": prompts_of(self.scale),
             "lora": self.options.kind == "lora", "out": str(self.folder / "trl"), "mode": self.options.mode,
-            "samples": str(self.folder / "trl-samples.json"),
+            "engine_memory": self.options.engine_memory, "samples": str(self.folder / "trl-samples.json"),
         }  # fmt: skip
         path = self.folder / "trl.json"
         path.write_text(json.dumps(settings))
@@ -255,6 +254,7 @@ def main():
     bars = BARS[options.lengths] if (options.kind, options.mode) == ("lora", "server") else {}
     new = {"machine": describe(), "bars": bars, "samples": {}}
     told = json.loads(path.read_text()) if path.exists() else new
+    told |= {"engine_memory": options.engine_memory} if options.mode == "colocate" else {}
     scale = TINY if options.rehearse else FULL | LENGTHS[options.lengths]
     with tempfile.TemporaryDirectory() as folder:
         model = SMALL_MODEL if options.rehearse else Path(f"{options.model}-{options.lengths}")
@@ -282,6 +282,7 @@ def parse():
     parser.add_argument("--model", type=Path, default=Path(tempfile.gettempdir(), "grpo-step-model"))
     parser.add_argument("--kind", choices=("lora", "full"), default="lora")
     parser.add_argument("--mode", choices=("server", "colocate"), default="server")
+    parser.add_argument("--engine-memory", type=float, default=0.3, help="share of the GPU of a colocated engine")
     parser.add_argument("--lengths", choices=tuple(LENGTHS), default="even")
     parser.add_argument("--sides", nargs="+", choices=("ours", "trl"), default=["ours", "trl"])
     parser.add_argument("--overlap", nargs="+", choices=("off", "stream", "ahead"), default=["off", "ahead"])

@@ -61,6 +61,7 @@ def config_of(settings):
         vllm_mode=settings["mode"],
         vllm_server_base_url=settings["url"],  # it and the port are unused by colocate
         vllm_group_port=settings["group_port"],
+        vllm_gpu_memory_utilization=settings["engine_memory"],
         vllm_max_model_length=2 * (settings["prompt_len"] + settings["response_len"]),
         logging_steps=1,
         save_strategy="no",

@@ -62,6 +62,8 @@ def check_run(out, num_ranks):
     first, *_, last = [event["metrics"]["f1"] for event in per_rank[0] if event["event"] == "evaluated"]
     assert last > first + 0.05
     assert "NVIDIA" in trace[0]["device"]
+    memory = [event["gpu_memory"] for event in per_rank[0] if event["event"] == "step"]
+    assert all(figures["peak_gb"] > 0 and 0 <= figures["kept_layers"] <= figures["layers"] for figures in memory)
 
 
 @pytest.mark.gpu(1)

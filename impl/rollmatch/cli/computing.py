@@ -28,6 +28,17 @@ def prepare_layers(config: RunConfig, model: torch.nn.Module) -> None:
         AdaptiveCheckpointing(model, decoder_layers(policy), share=config.training.checkpointing_memory)
 
 
+def memory_figures(config: RunConfig, model: torch.nn.Module) -> dict[str, object]:
+    """Peak of this rank's GPU memory in tensors (unit: GB), and decoder layers that kept their activations last."""
+    if not torch.cuda.is_available():
+        return {}
+    figures: dict[str, object] = {"peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2)}
+    if config.training.gradient_checkpointing == "auto":
+        layers = decoder_layers(unwrap(model))
+        figures |= {"layers": len(layers), "kept_layers": sum(not layer.gradient_checkpointing for layer in layers)}
+    return {"gpu_memory": figures}
+
+
 def is_padding_free(config: RunConfig, model: torch.nn.Module) -> bool:
     """auto: where a flash kernel takes a whole row and the attention allows it. Errors: ``SlidingWindowPacked``."""
     wanted = config.training.padding_free

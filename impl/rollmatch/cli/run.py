@@ -5,6 +5,7 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rollmatch.checkpoint import MANIFEST, ranks_without_rng_state
 from rollmatch.cli.assemble import make_arguments, make_parts, read_policy
-from rollmatch.cli.computing import prepare_layers
+from rollmatch.cli.computing import memory_figures, prepare_layers
 from rollmatch.cli.plugins import load_callbacks
 from rollmatch.cli.prompts import read_prompts
 from rollmatch.cli.run_directory import JOURNAL, RESOLVED, changed_keys
@@ -171,6 +172,7 @@ def _watch(trainer: RolloutTrainer, config: RunConfig, console: StepConsole | No
     packer = trainer.learner.batcher.packer
     watcher = RunWatcher(console, min_fill=packer.min_fill_ratio if packer else None)
     watcher.trainer = trainer
+    watcher.machine_figures = partial(memory_figures, config, trainer.model)
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     if (stopping := config.training.early_stopping) is not None:

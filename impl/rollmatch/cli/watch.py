@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -32,6 +32,8 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
     def __init__(self, console: StepConsole | None, *, min_fill: float | None) -> None:
         self.console = console
         self.min_fill = min_fill
+        self.machine_figures: Callable[[], Mapping[str, object]] = dict
+        """Fields of the ``step`` event about the machine."""
         self.trainer: RolloutTrainer | None = None
         self.stop_signal: int | None = None
         self.evaluated_at: int | None = None
@@ -88,6 +90,7 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
             return
         now = time.perf_counter()
         fields = make_step_fields(logs, step=state.global_step, step_s=now - self._last_step_at)
+        fields |= self.machine_figures()
         fields["policy_version"] = self.trainer.source.fence.backend.policy_version
         self._last_step_at = now
         event = self.trainer.source.journal.write("step", **fields)

@@ -25,6 +25,7 @@ def make_facts(history: History) -> Facts:
             ("Rollouts", _rollouts(others["generated"])),
             ("Packing", _packing(others["packed"])),
             ("Weight sync", _sync(others["synced"])),
+            ("GPU memory", _gpu_memory(history.steps)),
             ("Servers", "; ".join(f"{server} {verb} after step {step:,}" for server, verb, step in history.roster)),
             ("Decoding", _pairs((others["requested"] or ({},))[-1].get("decoding"))),
             ("Last checkpoint", _text((others["saved"] or ({},))[-1].get("path"))),
@@ -106,6 +107,22 @@ def _packing(packed: Sequence[Event]) -> str:
         return ""
     rows, segments = sum(_numbers(packed, "rows")), sum(_numbers(packed, "segments"))
     return f"{plain(segments, digits=0)} segments in {plain(rows, digits=0)} rows, {median(fill):.0%} full (median)"
+
+
+def _gpu_memory(steps: Sequence[Event]) -> str:
+    """Of rank 0.
+
+    >>> _gpu_memory([{"gpu_memory": {"peak_gb": 93.9, "layers": 36, "kept_layers": 12}}])
+    'peak 93.9 GB in tensors; 12 of 36 layers kept their activations in the last step'
+    >>> _gpu_memory([{"loss": 0.5}])
+    ''
+    """
+    figures = steps[-1].get("gpu_memory") if steps else None
+    if not isinstance(figures, dict):
+        return ""
+    peak = f"peak {plain(figures['peak_gb'], digits=1)} GB in tensors"
+    kept = "{kept_layers} of {layers} layers kept their activations in the last step"
+    return f"{peak}; {kept.format(**figures)}" if "layers" in figures else peak
 
 
 def _sync(synced: Sequence[Event]) -> str:
