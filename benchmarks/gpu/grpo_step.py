@@ -133,6 +133,7 @@ def our_config(folder, model, scale, *, lora):
             "bf16": model != SMALL_MODEL,
             "eval_scenes": 1,
             "save_steps": 1000,
+            "extra_arguments": {"save_only_model": True},  # the checkpoint at the end takes no part in the figures
             "report_to": "none",
         },
     }
@@ -175,7 +176,8 @@ class Sides:
     def _our_run(self, way, config, fields, *, gpu):
         out = self.folder / way
         fields |= {"training.output_dir": out, "custom.extra.rollout_matching.overlap": way}
-        code, output = finish(self._command("train", config, fields, gpu=gpu), self.folder / f"{way}.txt")
+        command = self._command("train", config, fields, gpu=gpu)
+        code, output = finish(command, self.folder / f"{way}.txt", timeout_s=500)
         assert code == 0, output[-3000:]
         events, packed = journal_of(out, "step"), journal_of(out, "packed")
         generated = [event for event in journal_of(out, "generated") if event["purpose"] == "train"]
@@ -212,7 +214,7 @@ class Sides:
     def _trl_run(self, settings, gpu):
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
         command = [*launch, "-m", "benchmarks.gpu.trl_step", str(settings)]
-        code, output = finish(command, self.folder / "trl.txt", CUDA_VISIBLE_DEVICES=gpu, **PATHS)
+        code, output = finish(command, self.folder / "trl.txt", timeout_s=500, CUDA_VISIBLE_DEVICES=gpu, **PATHS)
         assert code == 0, output[-3000:]
         return json.loads(Path(json.loads(settings.read_text())["samples"]).read_text())
 
@@ -252,20 +254,19 @@ def main():
     name = "-".join(["grpo_step", options.kind, *(part for part in (options.lengths, options.mode) if part in SHOWN)])
     path = options.results / f"{name}.json"
     bars = BARS[options.lengths] if (options.kind, options.mode) == ("lora", "server") else {}
-    new = {"machine": describe(), "bars": bars, "samples": {}}
+    memory = options.engine_memory if options.mode == "colocate" else None
+    new = {"machine": describe(), "bars": bars, "engine_memory": memory, "samples": {}}
     told = json.loads(path.read_text()) if path.exists() else new
-    told |= {"engine_memory": options.engine_memory} if options.mode == "colocate" else {}
     scale = TINY if options.rehearse else FULL | LENGTHS[options.lengths]
     with tempfile.TemporaryDirectory() as folder:
         model = SMALL_MODEL if options.rehearse else Path(f"{options.model}-{options.lengths}")
         if not model.exists():
             make_model(model, scale.get("mean_len"))
         for side in options.sides:
-            logs = options.results / f"logs-{name}-{side}"
             try:
                 told["samples"] |= getattr(Sides(options, Path(folder), model, scale), side)()
             finally:
-                logs.mkdir(parents=True, exist_ok=True)
+                (logs := options.results / f"logs-{name}-{side}").mkdir(parents=True, exist_ok=True)
                 for log in Path(folder).glob("*.txt"):
                     shutil.copy(log, logs)
             told["median_s"], told["ratios"] = ratios(told["samples"])

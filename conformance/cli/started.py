@@ -47,12 +47,12 @@ class Started(Running):
         environment = {name: value for name, value in os.environ.items() if name not in RANKED}
         super().__init__(start(command, log, environment=environment | ENVIRONMENT | variables), log)
 
-    def wait(self) -> int:
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
         """Its exit code."""
         try:
-            return self.process.wait(timeout=TIMEOUT_S)
+            return self.process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {TIMEOUT_S} s:\n{self.output()[-3000:]}") from None
+            raise AssertionError(f"still running after {timeout_s} s:\n{self.output()[-3000:]}") from None
 
 
 @contextmanager
@@ -64,10 +64,10 @@ def started(command: list[str], log: Path, **variables: str) -> Iterator[Started
         running.end(grace_s=0)
 
 
-def finish(command: list[str], log: Path, **variables: str) -> tuple[int, str]:
+def finish(command: list[str], log: Path, *, timeout_s: float = TIMEOUT_S, **variables: str) -> tuple[int, str]:
     """Exit code and output, once it ended."""
     with started(command, log, **variables) as running:
-        return running.wait(), running.output()
+        return running.wait(timeout_s), running.output()
 
 
 @contextmanager
