@@ -69,6 +69,8 @@ class ServerDialect(Protocol):
     incomplete: tuple[str, dict[str, Any], str]
     """Path, body and the name of the field that it lacks."""
     routes: frozenset[str]
+    control_paths: tuple[str, ...] = ()
+    """Of calls that change weights or stop generation; a POST of ``{}`` to each, one after the other, is harmless."""
     quick_call: tuple[str, str]
     """Method and path of a call that changes nothing and may be made at any time, beside generation."""
 
@@ -92,6 +94,7 @@ class Swift(ServerDialect):
     name = family = "swift"
     health_path, generate_path = "/health/", "/infer/"
     quick_call = ("POST", "/process_weights_after_loading/")
+    control_paths = ("/init_communicator/", "/update_flattened_params/", "/update_adapter_flattened_param/")
     signs = _set_of("/infer /init_communicator /update_flattened_params")
     picture_path = generate_path
     incomplete = ("/init_communicator/", {"host": "127.0.0.1", "port": 1}, "world_size")
@@ -167,6 +170,10 @@ class Vllm(ServerDialect):
     name = family = "vllm"
     health_path, generate_path = "/health", "/v1/completions"
     quick_call = ("POST", "/reset_prefix_cache")
+    control_paths = (
+        *("/init_weight_transfer_engine", "/update_weights", "/collective_rpc"),
+        *("/pause?mode=keep", "/resume"),
+    )
     signs = _set_of("/v1/chat/completions /init_weight_transfer_engine /update_weights")
     picture_path = "/v1/chat/completions"
     incomplete = ("/init_weight_transfer_engine", {}, "init_info")
@@ -214,6 +221,7 @@ class Native(ServerDialect):
     name = family = "native"
     health_path, generate_path = "/health/", "/native/infer/"
     quick_call = ("GET", "/health/")
+    control_paths = ("/native/communicator/", "/native/sync/", "/native/sync/commit/", "/native/sync/drop/")
     signs = _set_of("/native/infer /native/sync /native/communicator")
     picture_path = generate_path
     incomplete = (

@@ -1,5 +1,6 @@
 """Requests to a server and its replies, as they are recorded and judged: plain values that survive JSON."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import msgspec
 
 LONGEST, FEWEST = 24, 3
 """Entries of a list, and of a list of objects, that are kept of what was sent; replies are kept whole."""
+CUT = re.compile(r"\.\.\. \d+ (in all|characters)$")
 
 
 class RecordedCall(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -25,6 +27,8 @@ class RecordedCall(msgspec.Struct, kw_only=True, omit_defaults=True):
     seconds: float = 0.0
     failure: str = ""
     """Why there is no answer."""
+    key: str | None = None
+    """Sent in place of the server's; empty: none was sent."""
 
     @property
     def is_ok(self) -> bool:
@@ -71,18 +75,19 @@ class Exchange(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def shortened(value: Any) -> Any:
-    """Long lists and texts cut, saying how long they were.
+    """Long lists and texts cut, saying how long they were; what is cut already stays.
 
-    >>> shortened({"ids": list(range(30))})["ids"][-2:]
+    >>> shortened(shortened({"ids": list(range(30))}))["ids"][-2:]
     [23, '... 30 in all']
     """
     if isinstance(value, Mapping):
         return {name: shortened(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         limit = FEWEST if len(value) > LONGEST and isinstance(value[0], Mapping) else LONGEST
-        kept = [shortened(inner) for inner in value[:limit]]
-        return [*kept, f"... {len(value)} in all"] if len(value) > limit else kept
-    if isinstance(value, str) and len(value) > 400:
+        is_cut = len(value) == limit + 1 and CUT.search(str(value[-1]))
+        kept = [shortened(inner) for inner in value[: limit + bool(is_cut)]]
+        return kept if is_cut or len(value) <= limit else [*kept, f"... {len(value)} in all"]
+    if isinstance(value, str) and len(value) > 400 and not CUT.search(value):
         return f"{value[:400]}... {len(value)} characters"
     return value
 

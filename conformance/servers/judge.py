@@ -24,12 +24,17 @@ from conformance.servers.page import write_page
 from conformance.servers.policy import Policies
 from conformance.servers.recording import Recording, facts_of_today, is_due, path_of, read_recording, write_recording
 from conformance.servers.run import ask, is_well
-from conformance.servers.subject import Subject, find_dialect
+from conformance.servers.subject import Subject, bearer, find_dialect
 from conformance.servers.verdicts import rows_of, summary
+
+KEY = "of-the-judge"
 
 
 class Judging:
-    """One known server: checks on one instance, which is replaced where it is not well after a check."""
+    """One known server: checks on one instance, which is replaced where it is not well after a check.
+
+    Checks of its key have an instance that was given one.
+    """
 
     def __init__(self, known: Known, policies: Policies | None, folder: Path) -> None:
         self.known, self.policies, self.folder = known, policies, folder
@@ -41,7 +46,10 @@ class Judging:
         passed: set[str] = set()
         try:
             for row in rows_to_ask(checks):
-                self._subject = subject = self._subject or self._start()
+                key = KEY if "key" in row[0].needs and self.known.key else ""
+                if self._subject is not None and bool(self._subject.headers) != bool(key):
+                    self.end()
+                self._subject = subject = self._subject or self._start(key)
                 began = time.monotonic()
                 exchange = ask(row[0], subject)
                 seconds = round(time.monotonic() - began, 1)
@@ -58,14 +66,14 @@ class Judging:
             self._subject.process.end(grace_s=3.0)
         self._subject = None
 
-    def _start(self) -> Subject:
+    def _start(self, key: str = "") -> Subject:
         known, port, dialect = self.known, free_port(), DIALECTS[self.known.dialect]()
         self.num_starts += 1
         log, url = self.folder / f"{known.server}-{self.num_starts}.log", f"http://127.0.0.1:{port}"
-        environment = os.environ | known.variables()
+        environment = os.environ | known.variables(key)
         with log.open("w") as output:
             process = subprocess.Popen(
-                known.words(port),
+                known.words(port, key),
                 cwd=self.folder,
                 env=environment,
                 stdout=output,
@@ -79,17 +87,17 @@ class Judging:
             server.end()
             raise
         return Subject(
-            name=known.name, version=known.version, url=url, dialect=find_dialect(url, known.dialect), transport="gloo",
-            policies=self.policies, process=server,
+            name=known.name, version=known.version, url=url, dialect=find_dialect(url, known.dialect, bearer(key)),
+            transport="gloo", policies=self.policies, headers=bearer(key), process=server,
         )  # fmt: skip
 
 
 def rows_to_ask(checks: Sequence[Check]) -> list[list[Check]]:
-    """Group checks with the same calls; dangerous ones last, of the others the timed ones last."""
+    """Group checks with the same calls; those of a key first, timed ones later, dangerous ones last."""
     rows: dict[object, list[Check]] = {}
     for check in checks:
         rows.setdefault(check.ask, []).append(check)
-    return sorted(rows.values(), key=lambda row: (row[0].is_dangerous, row[0].is_timed))
+    return sorted(rows.values(), key=lambda row: ("key" not in row[0].needs, row[0].is_dangerous, row[0].is_timed))
 
 
 def judge_known(known: Known, policies: Policies, folder: Path, *, only: Sequence[str] = ()) -> int:

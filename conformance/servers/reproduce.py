@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from conformance.servers.check import Check
 from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.numbers import TOLERANCE
-from conformance.servers.subject import Subject
+from conformance.servers.subject import KEY_VARIABLE, Subject
 
-COMMAND, KEY_VARIABLE = "rollmatch-judge", "ROLLMATCH_API_KEY"
+COMMAND = "rollmatch-judge"
 
 
 def command_for(check: Check, subject: Subject) -> str:
@@ -31,8 +31,8 @@ def curl_for(call: RecordedCall, subject: Subject) -> str:
     if call.method == "POST":
         body = call.sent if isinstance(call.sent, str) else json.dumps(call.sent, separators=(",", ":"))
         words += ["-H", "Content-Type: application/json", "-d", body]
-    line = shlex.join(words)
-    return f'{line} -H "Authorization: Bearer ${KEY_VARIABLE}"' if subject.headers else line
+    key = f"${KEY_VARIABLE}" * bool(subject.headers) if call.key is None else call.key
+    return shlex.join(words) + f' -H "Authorization: Bearer {key}"' * bool(key)
 
 
 def decisive(calls: Sequence[RecordedCall]) -> RecordedCall | None:

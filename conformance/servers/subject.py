@@ -19,6 +19,14 @@ if TYPE_CHECKING:  # loads torch, which calls over HTTP do not need
 
 FIND_TIMEOUT_S = 20.0
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+KEY_VARIABLE = "ROLLMATCH_API_KEY"
+KEY_STATUS = (401, 403)
+KEY_REMEDY = f"set {KEY_VARIABLE} to the server's key"
+
+
+def bearer(key: str | None) -> Mapping[str, str]:
+    """Headers with this key; none for an empty one."""
+    return {"Authorization": f"Bearer {key}"} if key else NO_HEADERS
 
 
 class DialectUnclear(Exception):
@@ -40,6 +48,7 @@ class Subject:
     group_host: str = "127.0.0.1"
     """Where the server's workers and the judge meet to transfer weights."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    """``bearer`` of the server's key; empty: it has none."""
     process: Any = None
     """A ``Launched``, where the judge started the server; may be ended."""
 
@@ -66,6 +75,7 @@ class Subject:
             "model": None if self.policies else "the model's directory (--model)",
             "pictures": None if "pictures" in needs and self._takes_pictures else "a model that takes pictures",
             "group": None if self.transport else f"a transport to the server's workers (--transport {transport})",
+            "key": None if self.headers else f"the server's key (environment variable {KEY_VARIABLE})",
             "process": None if self.process else "a server that the judge started and may end",
         }
         return ", ".join(text for need in needs if (text := missing[need]))
@@ -87,6 +97,8 @@ def find_dialect(url: str, named: str | None = None, headers: Mapping[str, str] 
 
 def _routes(url: str, headers: Mapping[str, str]) -> set[str]:
     listed = requests.get(f"{url}/openapi.json", timeout=FIND_TIMEOUT_S, headers=dict(headers))
+    if listed.status_code in KEY_STATUS:
+        raise DialectUnclear(f"{url}/openapi.json returns {listed.status_code}: {KEY_REMEDY}")
     return {path.rstrip("/") for path in listed.json().get("paths", {})} if listed.ok else set()
 
 

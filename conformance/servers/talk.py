@@ -11,7 +11,7 @@ import requests
 
 from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.question import Question
-from conformance.servers.subject import Subject
+from conformance.servers.subject import Subject, bearer
 
 CALL_TIMEOUT_S = 30.0
 NOT_HERE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
@@ -38,14 +38,18 @@ class Talk:
         return self.call(label, "POST", path, json={} if body is None else body, **keywords)
 
     def call(self, label: str, method: str, path: str, **keywords: Any) -> RecordedCall:
-        """``keep`` False leaves the reply out of the record, ``note`` False the whole call unless it failed."""
+        """``keep`` False leaves the reply out of the record, ``note`` False the whole call unless it failed.
+
+        ``key`` is sent in place of the server's, none where it is empty.
+        """
         keep, note, timeout = (keywords.pop(*pair) for pair in (("keep", True), ("note", True), ("timeout_s", None)))
-        session = keywords.pop("session", requests)
-        call = RecordedCall(label=label, method=method, path=path, sent=keywords.get("json", keywords.get("data")))
+        session, key = keywords.pop("session", requests), keywords.pop("key", None)
+        sent, headers = keywords.get("json", keywords.get("data")), self.subject.headers if key is None else bearer(key)
+        call = RecordedCall(label=label, method=method, path=path, sent=sent, key=key)
         began = time.monotonic()
         try:
             answer = session.request(
-                method, self.subject.url + path, headers=self.subject.headers,
+                method, self.subject.url + path, headers=headers,
                 timeout=timeout or CALL_TIMEOUT_S, **keywords,
             )  # fmt: skip
             call.status, call.reply = answer.status_code, _decoded(answer) if keep else None

@@ -21,7 +21,7 @@ from conformance.servers.numbers import FALSE_ALARM, chance_at_most
 from conformance.servers.policy import Policies
 from conformance.servers.profiles import required_by
 from conformance.servers.run import ask_and_judge
-from conformance.servers.subject import Subject
+from conformance.servers.subject import Subject, bearer
 
 MISTAKES = {
     # what maintainers of servers have found in theirs, or did not find for long
@@ -45,6 +45,12 @@ MISTAKES = {
     "invalid JSON is a failure": "invalid-json-is-4xx",
     "an unknown field is a failure": "unknown-field-is-harmless",
     "no version is returned": "version-is-returned",
+    # keys
+    "prompts need no key": "prompts-need-the-key",
+    "any key will do": "prompts-need-the-key",
+    "a path without its slash needs no key": "prompts-need-the-key",
+    "control calls need no key": "control-calls-need-the-key",
+    "adapters take no key": "control-calls-need-the-key",
     # calls
     "a bad sampling value is a failure": "bad-sampling-value-is-4xx",
     "an error closes the connection": "connection-survives-an-error",
@@ -134,10 +140,11 @@ MISTAKES = {
 }
 """Switch -> the check that must miss, and no other."""
 DANGER = ("calls-out-of-order-are-refused", "update-without-pause-is-survived")
+KEYS = ("prompts-need-the-key", "control-calls-need-the-key")
 OF_OTHERS = {
-    "vllm": (*DANGER, "pictures-are-seen", "replies-in-order", "new-weights-are-served"),
+    "vllm": (*DANGER, *KEYS, "pictures-are-seen", "replies-in-order", "new-weights-are-served"),
     "trl": ("pictures-are-seen", "replies-in-order", "new-weights-are-served", "top-k-is-applied"),
-    "native": ("pictures-are-seen", "replies-in-order", "a-seed-repeats", "top-p-is-applied"),
+    "native": (*KEYS, "pictures-are-seen", "replies-in-order", "a-seed-repeats", "top-p-is-applied"),
 }
 """What other dialects are asked beside; the swift dialect is asked everything."""
 ASKED = [("swift", check) for check in checks_for("swift") if "process" not in check.needs]
@@ -157,7 +164,7 @@ class BrokenBench:
         self.server.broken.turn(mistake)
         subject = Subject(
             name="broken", version="", url=self.server.url, dialect=DIALECTS[dialect](), transport="gloo",
-            policies=self.policies,
+            policies=self.policies, headers=bearer(self.server.key),
         )  # fmt: skip
         _, verdict, _ = ask_and_judge(check, subject)
         return verdict
@@ -180,6 +187,7 @@ def bench():
         for module in (generation, sampling):
             patch.setattr(module, "ENDING_TOKENS", 100)
         with serving(TinyEngine(str(MODEL), Switches())) as server:
+            server.key = "sesame"
             patch.setattr(
                 calls, "let_in", lambda call, _: wait_while(lambda: not (server.calls.num_running or call.done()))
             )
@@ -202,12 +210,14 @@ def test_a_correct_server_passes(bench, dialect, check):
     "servers/a-route-that-is-not-listed",
     "servers/a-prompt-that-is-too-long-is-cut",
     "servers/a-second-communicator-is-welcome",
+    "servers/routes-for-weights-are-open",
     "servers/one-layernorm-keeps-its-weights",
     "servers/a-wrong-shape-zeroes-the-tensor",
     clauses=[
         "judging/the-judge-is-judged#2",
         "judging/numbers-are-compared-with-transformers#1,3",
         "servers/each-prompt-gets-its-own-responses#1,2,3,4,5,6,7,8,9,10",
+        "servers/a-key-is-asked-for#1,2",
         "servers/a-response-says-what-was-generated#1,2,3,4",
         "servers/numbers-are-those-of-the-model#1,2,3,4,5,6",
         "servers/sampling-follows-its-parameters#1,2,3,4,5,6,7,8,9,10",

@@ -41,7 +41,7 @@ ASKED = [
     (dialect, check)
     for dialect in ("swift", "trl", "native")
     for check in checks_for(dialect)
-    if "process" not in check.needs
+    if not {"process", "key"} & {*check.needs}
     and check.check_id not in RECORDED_ONLY
     and (dialect == "swift" or check.check_id in OF_LEARNERS)
 ]

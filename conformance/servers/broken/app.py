@@ -69,7 +69,7 @@ class BrokenServer:
             "native/identity": dict,
             "weight_info": lambda: {"weight_version": str(self.updates.version)},
         }
-        self.generation, self.url = 0, ""
+        self.generation, self.url, self.key = 0, "", ""
         self.restart()
 
     def restart(self) -> None:
@@ -162,6 +162,8 @@ async def _front(request: Request) -> Any:
     path, broken = request.url.path.strip("/"), server.broken
     if path == "health" and not request.url.path.endswith("/") and broken("health has one form only"):
         return JSONResponse({}, 404)
+    if server.key and path in (*server.posts, *GENERATING) and (status := _refusal(server, request, path)):
+        return JSONResponse({"problem": "the key is not this server's"}, status)
     if request.method == "GET":
         if path in server.gets:
             return await _in_thread(server, server.gets[path])
@@ -177,6 +179,19 @@ async def _front(request: Request) -> Any:
             raise
         return JSONResponse({"problem": str(error)}, 400)
     return await (_generate if path in GENERATING else _control)(server, path, body, request)
+
+
+def _refusal(server: BrokenServer, request: Request, path: str) -> int:
+    """Status for a call without the key; 0 where it has it."""
+    broken, given = server.broken, request.headers.get("authorization", "").removeprefix("Bearer ")
+    if path in GENERATING:
+        is_cut = not request.url.path.endswith("/")
+        is_open = broken("prompts need no key") or (is_cut and broken("a path without its slash needs no key"))
+        return 0 if is_open or given == server.key or (given and broken("any key will do")) else 401
+    if broken("control calls need no key"):
+        return 0
+    is_right = given == server.key and not (path.endswith("adapter_flattened_param") and broken("adapters take no key"))
+    return 0 if is_right else 401
 
 
 async def _in_thread(server: BrokenServer, work: Callable[..., Any], *arguments: Any) -> Any:

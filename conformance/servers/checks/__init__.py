@@ -7,6 +7,7 @@ from conformance.servers.checks import (  # noqa: F401
     calls,
     generation,
     group,
+    keys,
     liveness,
     numeric,
     process,
