@@ -33,7 +33,7 @@ QUIET = ("pass", "blocked-by", "known-gap", INAPPLICABLE)
 """Verdicts that are counted, not explained."""
 _WITH_GAPS = "of " + ", ".join(sorted(path.stem for path in GAPS.glob("*.yaml")))
 KEY_TEXT = f"The environment variable {KEY_VARIABLE} holds the server's key, where it has one.\n\n"
-EPILOG = KEY_TEXT + "exit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in sorted(MEANINGS.items()))
+CODES = "exit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in sorted(MEANINGS.items()))
 
 
 class VerdictLines:
@@ -107,7 +107,7 @@ def run() -> NoReturn:
 def make_parser(prog: str = "rollmatch-judge") -> argparse.ArgumentParser:
     """All options."""
     parser = argparse.ArgumentParser(
-        prog=prog, description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=prog, description=__doc__, epilog=KEY_TEXT + CODES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("url", metavar="URL", help="of the running server, such as http://127.0.0.1:8000")
     texts = "http: calls alone; weights: updates, too; full: also what may stop the server (with --dangerous)"
