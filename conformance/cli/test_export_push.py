@@ -23,35 +23,37 @@ def run(tmp_path_factory):
     return train(tmp_path_factory.mktemp("pushed"), *FULL)
 
 
-def export(run, out, hub, **variables):
-    """Exit code, output and the files of ``out``; a fresh process, as a forked one has read ``HF_ENDPOINT`` before."""
-    command = [sys.executable, "-m", "rollmatch", "export", str(run), str(out), "--push", NAME]
-    variables = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", **variables}
-    environment = os.environ | {"HF_HOME": str(out.parent), **variables}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    return ended.returncode, ended.stderr + ended.stdout, {path.name: path.read_bytes() for path in out.iterdir()}
-
-
 def test_the_hub_has_the_files_in_a_private_repository(run, tmp_path):
+    """A fresh process, because ``HF_ENDPOINT`` is read at import."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "rollmatch", "export", str(run), str(out), "--push", NAME]
     with fake_hub() as hub:
-        code, output, written = export(run, tmp_path / "out", hub, HF_TOKEN=TOKEN)
-    assert code == 0, output
+        variables = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
+        environment = os.environ | {"HF_HOME": str(tmp_path), **variables}
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+    written = {path.name: path.read_bytes() for path in out.iterdir()}
     assert hub.files == {NAME: written}
     assert hub.private == {NAME: True}
     assert {"model.safetensors", "config.json", "README.md"} <= written.keys()
     assert written["model.safetensors"] in hub.blobs.values()
-    assert output.rstrip().endswith(f"{hub.url}/{NAME}/commit/1")
+    assert (ended.stderr + ended.stdout).rstrip().endswith(f"{hub.url}/{NAME}/commit/1")
 
 
-def test_without_a_token_the_directory_is_whole(run, tmp_path):
+def test_without_a_token_the_directory_is_whole(run, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with fake_hub() as hub:
-        code, output, written = export(run, tmp_path / "out", hub, HF_TOKEN="")
-    assert code == 1
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        assert main(["export", str(run), str(out), "--push", NAME]) == 1
+    output = capsys.readouterr().err
     assert f"[hub-access-denied] --push: {hub.url} answered 401: no token is set\n" in output
-    assert f"hf upload {NAME} {tmp_path / 'out'} --private" in output
+    assert f"hf upload {NAME} {out} --private" in output
     assert "hf auth login" in output
     assert "Traceback" not in output
-    assert {"model.safetensors", "config.json", "README.md"} <= written.keys()
+    assert {"model.safetensors", "config.json", "README.md"} <= {path.name for path in out.iterdir()}
     assert hub.files == {}
 
 

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -11,6 +10,7 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
+from conformance.processes import start
 from conformance.rollout.digits import ROOT
 from rollmatch.cli.main import main as rollmatch
 
@@ -27,18 +27,23 @@ SLEEPER = """
 """
 
 
-def judge(*words):
-    """Exit code and output, in a process of its own."""
-    command = [sys.executable, "-m", "conformance.trainers.command", *map(str, words)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    return ended.returncode, ended.stdout + ended.stderr
+def begin(folder, *words):
+    """The command, in a process of its own, and its output."""
+    log = folder / "log.txt"
+    return start([sys.executable, "-m", "conformance.trainers.command", *map(str, words)], log), log
+
+
+def judge(folder, *words):
+    """Exit code and output."""
+    process, log = begin(folder, *words)
+    return process.wait(timeout=240), log.read_text()
 
 
 @pytest.mark.scenario("judging/a-command-that-is-no-trainer", clauses=["judging/a-trainer-is-judged-by-what-arrives#4"])
 def test_a_command_that_is_no_trainer_cannot_be_judged(tmp_path):
     paths = {name: tmp_path / f"r.{name}" for name in ("json", "junit", "page")}
     words = [word for name, path in paths.items() for word in (f"--{name}", path)]
-    code, output = judge(*GIVEN, *words, "--", "false")
+    code, output = judge(tmp_path, *GIVEN, *words, "--", "false")
     report = json.loads(paths["json"].read_text())
     assert (code, report["exit_code"], "no rollout was requested" in output) == (4, 4, True), output
     assert "no call came: does the command use {url}, or ROLLMATCH_JUDGE_URL?" in output
@@ -54,7 +59,7 @@ def test_a_command_that_is_no_trainer_cannot_be_judged(tmp_path):
 def test_of_a_trainer_of_another_dialect_the_refused_call_is_named(tmp_path):
     script = tmp_path / "wrong.py"
     script.write_text("import requests, sys; print('hello'); requests.post(sys.argv[1] + '/infer/', json={})\n")
-    code, output = judge(*GIVEN, "--", sys.executable, script, "{url}")
+    code, output = judge(tmp_path, *GIVEN, "--", sys.executable, script, "{url}")
     assert code == 4
     assert "calls: 1, refused: POST /infer/ -> 404" in output
     assert "the trl dialect has no route /infer" in output
@@ -66,7 +71,7 @@ def test_a_trainer_that_hangs_is_ended_with_all_that_it_has_started(tmp_path):
     script, pids = tmp_path / "sleeper.py", tmp_path / "pids"
     script.write_text(textwrap.dedent(SLEEPER))
     words = ["--limit", "5", "--json", tmp_path / "r.json", "--check", "the-run-ends-well"]
-    code, output = judge(*GIVEN, *words, "--", sys.executable, script, "{url}", pids)
+    code, output = judge(tmp_path, *GIVEN, *words, "--", sys.executable, script, "{url}", pids)
     [entry] = json.loads((tmp_path / "r.json").read_text())["checks"]
     assert (code, entry["verdict"]) == (1, "must"), output
     assert entry["reason"].startswith("the run did not end in time")
@@ -105,8 +110,7 @@ def test_what_cannot_be_used_is_refused_before_anything_is_started(words, key, c
 def test_a_judge_that_is_ended_ends_the_trainer_and_writes_its_report(tmp_path):
     script, pids, report = tmp_path / "sleeper.py", tmp_path / "pids", tmp_path / "r.json"
     script.write_text(textwrap.dedent(SLEEPER))
-    words = [*GIVEN, "--json", str(report), "--", sys.executable, str(script), "{url}", str(pids)]
-    process = subprocess.Popen([sys.executable, "-m", "conformance.trainers.command", *words])
+    process, _ = begin(tmp_path, *GIVEN, "--json", report, "--", sys.executable, script, "{url}", pids)
     while not pids.exists() or not pids.read_text().endswith(tuple("0123456789")):
         assert process.poll() is None
         time.sleep(0.05)
