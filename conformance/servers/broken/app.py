@@ -186,12 +186,11 @@ def _refusal(server: BrokenServer, request: Request, path: str) -> int:
     broken, given = server.broken, request.headers.get("authorization", "").removeprefix("Bearer ")
     if path in GENERATING:
         is_cut = not request.url.path.endswith("/")
-        is_open = broken("prompts need no key") or (is_cut and broken("a path without its slash needs no key"))
-        return 0 if is_open or given == server.key or (given and broken("any key will do")) else 401
-    if broken("control calls need no key"):
-        return 0
+        is_right = given == server.key or (given and broken("any key will do"))
+        is_open = is_right or (is_cut and broken("a path without its slash needs no key"))
+        return 0 if is_open or broken("prompts need no key") else 401
     is_right = given == server.key and not (path.endswith("adapter_flattened_param") and broken("adapters take no key"))
-    return 0 if is_right else 401
+    return 0 if is_right or broken("control calls need no key") else 401
 
 
 async def _in_thread(server: BrokenServer, work: Callable[..., Any], *arguments: Any) -> Any:
