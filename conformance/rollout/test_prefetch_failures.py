@@ -6,9 +6,13 @@ import time
 import pytest
 
 from conformance.rollout.test_prefetch import Servers, ids_of, opened, until
-from conformance.scenarios.prefetching import requests_of
+from conformance.scenarios.prefetching import GREEDY, requests_of
+from conformance.servers.talk import in_thread
 from rollmatch.errors import RolloutError
+from rollmatch.rollout import prefetch as module
 from rollmatch.rollout.members import ServerLost
+from rollmatch.rollout.monitor import ThreadMonitor
+from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 from rollmatch.rollout.retry import ServerRestarted
 
 
@@ -36,6 +40,67 @@ class OneLost(Servers):
             self.lost = (0,)
             raise ServerLost("does not answer", key="server 0")
         return super().generate_on(server_index, requests, decoding, start=start)
+
+
+class RestartedAtFirst(Servers):
+    """Its first call finds out that the server was restarted; ``begun`` are the first requests of all calls."""
+
+    def __init__(self, num_servers):
+        super().__init__(num_servers)
+        self.begun = []
+
+    def generate_on(self, server_index, requests, decoding, *, start):
+        self.begun.append(start)
+        if len(self.begun) == 1:
+            raise ServerRestarted("has another instance", key="server 0")
+        return super().generate_on(server_index, requests, decoding, start=start)
+
+
+class WatchedMonitor(ThreadMonitor):
+    """Says when the learner waits; callers wait without a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.learner_waits = threading.Event()
+
+    def wait(self, condition, *, timeout_s=None):
+        if timeout_s is not None:
+            self.learner_waits.set()  # still inside: nobody can come between this and the wait
+        return super().wait(condition, timeout_s=timeout_s)
+
+
+@pytest.mark.scenario(clauses=["prefetch/a-stuck-prefetcher-is-an-error#1"])
+def test_a_failure_wakes_the_learner_and_lets_the_other_callers_end(monkeypatch):
+    """Nobody looks again of himself here."""
+    monkeypatch.setattr(module, "POLL_S", 3600.0)
+    servers, monitor, ended = Servers(2), WatchedMonitor(), []
+    monitor.start = lambda work, *, name: ended.append(in_thread(work))
+    servers.gate.clear()
+    servers.broken = {1: RolloutError("no", key="x")}
+    prefetch = Prefetch(servers, GREEDY, PrefetchRules(max_windows=1, callers_per_server=2), monitor=monitor)
+    with prefetch.quiet():
+        monitor.learner_waits.clear()
+    prefetch.submit(0, requests_of(0, 1), (1,))
+    collecting = in_thread(prefetch.collect, 0, min_version=1)
+    assert monitor.learner_waits.wait(30)
+    servers.gate.set()
+    with pytest.raises(RolloutError, match="no"):
+        collecting.result(timeout=30)
+    assert [caller.result(timeout=30) for caller in ended] == [None] * 4
+
+
+def test_what_a_restart_has_interrupted_is_requested_before_all_else():
+    servers = RestartedAtFirst(1)
+    with opened(servers, callers_per_server=1) as prefetch:
+        for step in range(2):
+            prefetch.submit(step, requests_of(step, 4), (2, 2))
+        with pytest.raises(ServerRestarted):
+            prefetch.collect(0, min_version=1)
+        with prefetch.quiet():
+            pass
+        for step in range(2):
+            prefetch.collect(step, min_version=1)
+    assert servers.begun == [0, 0, 2, 0, 2]
 
 
 @pytest.mark.scenario(clauses=["server-connection/a-call-outlives-a-busy-server#10"])

@@ -32,6 +32,9 @@ def ask(check: Check, subject: Subject) -> Exchange:
     except Exception as error:  # noqa: BLE001  # anything else is the judge's own fault, and becomes its verdict
         place = traceback.extract_tb(error.__traceback__)[-1]
         talk.exchange.fault = f"{type(error).__name__}: {error} ({place.name}, line {place.lineno})"
+    else:
+        if not (talk.exchange.calls or talk.exchange.untestable):
+            talk.exchange.fault = "nothing was called"
     exchange = Exchange(
         calls=list(talk.exchange.calls), notes=dict(talk.exchange.notes),
         stopped=talk.exchange.stopped, fault=talk.exchange.fault, untestable=talk.exchange.untestable,

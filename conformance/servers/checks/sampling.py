@@ -239,26 +239,34 @@ def judge_stop_text(exchange: Exchange) -> str:
     return "" if ids in (wanted, wanted[:-1]) else f"wrote {ids} instead of {wanted}"
 
 
-@check(
+def ask_uneven(talk: Talk) -> None:
+    """A correct server may end all responses in order: then nothing is known, and nothing is missed."""
+    ask_stop(talk)
+    exchange = talk.exchange
+    if not all(call.is_ok for call in exchange.calls) or exchange.untestable:
+        return
+    lengths = [[len(one.ids) for one in read_call(exchange, call)] for call in exchange.calls]
+    if not judge_prompts_kept(exchange) and all(one == sorted(one) for one in lengths):
+        exchange.untestable = f"all responses of {len(lengths)} calls ended in the order of their prompts"
+
+
+def judge_prompts_kept(exchange: Exchange) -> str:
+    for call in exchange.all("generate"):
+        if [one.prompt_ids for one in read_call(exchange, call)] != exchange.notes["prompts"]:
+            return "responses come in another order than their prompts"
+    return ""
+
+
+check(
     "order-holds-when-responses-end-out-of-order",
     "Responses of one call that end at different times MUST be returned in the order of their prompts.",
     clause="servers/each-prompt-gets-its-own-responses#4",
-    ask=ask_stop,
+    ask=ask_uneven,
     since=ADDED,
     needs=("model",),
     deadline_s=120,
     requires=("replies-in-order", "stop-token-is-kept-or-not"),
-)
-def judge_order(exchange: Exchange) -> str:
-    lengths = []
-    for call in exchange.all("generate"):
-        came = read_call(exchange, call)
-        if [one.prompt_ids for one in came] != exchange.notes["prompts"]:
-            return "responses come in another order than their prompts"
-        lengths.append([len(one.ids) for one in came])
-    if all(one == sorted(one) for one in lengths):
-        return "all responses ended in order, so that nothing was seen"
-    return ""
+)(judge_prompts_kept)
 
 
 def ask_reason(talk: Talk) -> None:

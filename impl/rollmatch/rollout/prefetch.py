@@ -278,7 +278,7 @@ class Prefetch:
         requests = item.of(window.requests)
         rollouts = self.backend.generate_on(item.server_index, requests, self.decoding, start=item.start)
         with self.monitor:
-            began = self._in_flight.pop(item, self.clock())
+            began = self._in_flight.pop(item)
             window.put(item, rollouts)
             self.calls.append(
                 FinishedCall(
@@ -294,5 +294,4 @@ class Prefetch:
     def _fail(self, error: BaseException) -> None:
         with self.monitor:
             self._failure = self._failure or error
-            self._in_flight.clear()
             self.monitor.notify()
