@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -19,7 +20,7 @@ from conformance.servers.exchange import shown
 from conformance.servers.gaps import FOLDER as GAPS
 from conformance.servers.judgement import ServerJudgement
 from conformance.servers.numbers import SMALL, TOLERANCE
-from conformance.servers.profiles import PROFILES
+from conformance.servers.profiles import PROFILES, left_out
 from conformance.servers.reports import MEANINGS, Judged
 from conformance.servers.subject import KEY_VARIABLE
 from conformance.servers.verdicts import JUDGE_FAILED, VerdictRow, summary
@@ -90,6 +91,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge
         if judgement.not_restored:
             say(f"the server may hold other weights than at the beginning: {judgement.not_restored}")
         say(*explained(judgement), f"\n{summary(judgement.rows)}; {judgement.seconds:g} s")
+        say(*([] if options.check else not_asked(judgement)))
         is_ended = code == pytest.ExitCode.INTERRUPTED
         say("not finished" if is_ended else f"{code}: {judgement.preflight.problem or MEANINGS[judgement.exit_code]}")
         code = 128 + signal.SIGINT if is_ended else code
@@ -234,6 +236,16 @@ def explained(judgement: Judged) -> Iterator[str]:
     to_explain = [row for row in judgement.rows if row.state not in QUIET or (row.state == "pass" and row.reason)]
     for row in sorted(to_explain, key=lambda row: row.fails):
         yield from _about(row, judgement)
+
+
+def not_asked(judgement: ServerJudgement) -> Iterator[str]:
+    """How many checks the run left out, and what they need."""
+    subject, asked = judgement.subject, [row.check for row in judgement.rows]
+    wanting = left_out(subject.dialect.family, asked, lacks=subject.lacks, dangerous=judgement.terms.dangerous)
+    if wanting:
+        counts = Counter(option for options in wanting for option in options)
+        needs = ", ".join(f"{count} need {option}" for option, count in counts.items())
+        yield f"{len(wanting)} checks were not asked: {needs}"
 
 
 def _about(row: VerdictRow, judgement: Judged) -> Iterator[str]:

@@ -73,6 +73,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         )
         named_file = config.getoption("gaps")
         gaps = load_gaps(named_file, server=named) if named_file else gaps_of(named)
+    except requests.ConnectionError:
+        raise pytest.UsageError(f"{config.getoption('server')} cannot be judged: nothing answers there") from None
     except requests.RequestException as error:  # before ValueError, which a reply that is no JSON is, too
         raise pytest.UsageError(f"{config.getoption('server')} cannot be judged: {error}") from None
     except (DialectUnclear, UnknownCheck, GapMalformed, ValueError) as error:

@@ -1,9 +1,10 @@
 """Which checks a run asks, in which order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from conformance.servers.check import Check
 from conformance.servers.checks import BY_ID, checks_for
+from conformance.servers.subject import KEY_VARIABLE
 
 PROFILES = ("http", "weights", "full")
 
@@ -14,7 +15,8 @@ class UnknownCheck(ValueError):
 
 Lacks = Callable[[tuple[str, ...]], str]
 """What of a check's needs there is not; empty where all is there."""
-BY_OPTIONS = {"model", "group", "process", "key"}
+OPTIONS = {"model": "--model", "group": "--transport", "key": KEY_VARIABLE}
+BY_OPTIONS = {*OPTIONS, "process"}
 """Needs that a user can meet; others are of the model's kind."""
 
 
@@ -42,6 +44,17 @@ def checks_of(
     if profile == "http":
         asked = [check for check in asked if "group" not in check.needs and not lacks(check.needs)]
     return in_order(asked)
+
+
+def left_out(dialect: str, asked: Collection[Check], *, lacks: Lacks, dangerous: bool = False) -> list[list[str]]:
+    """What a user would have to give for each check that is not ``asked`` for want of it."""
+    others = [check for check in checks_for(dialect) if check not in asked and "process" not in check.needs]
+    wanting = [
+        [option for need, option in OPTIONS.items() if need in check.needs and lacks((need,))]
+        + ["--dangerous"] * (check.is_dangerous and not dangerous)
+        for check in others
+    ]
+    return [options for options in wanting if options]
 
 
 def _is_foreign(check: Check, lacks: Lacks) -> bool:

@@ -36,8 +36,10 @@ def curl_for(call: RecordedCall, subject: Subject) -> str:
 
 
 def decisive(calls: Sequence[RecordedCall]) -> RecordedCall | None:
-    """The call that most likely shows a miss: the last one that failed, else the first one of the check."""
+    """The call that most likely shows a miss: one served without the key; the last that failed; the first of all."""
     sent = [call for call in calls if call.method in ("GET", "POST")]
+    if served := [call for call in sent if call.key is not None and call.is_ok]:
+        return served[0]
     failed = [call for call in sent if not call.is_ok]
     return failed[-1] if failed else next(iter(sent), None)
 

@@ -97,9 +97,10 @@ def find_dialect(url: str, named: str | None = None, headers: Mapping[str, str] 
 
 def _routes(url: str, headers: Mapping[str, str]) -> set[str]:
     listed = requests.get(f"{url}/openapi.json", timeout=FIND_TIMEOUT_S, headers=dict(headers))
-    if listed.status_code in KEY_STATUS:
-        raise DialectUnclear(f"{url}/openapi.json returns {listed.status_code}: {KEY_REMEDY}")
-    return {path.rstrip("/") for path in listed.json().get("paths", {})} if listed.ok else set()
+    if not listed.ok:
+        remedy = KEY_REMEDY if listed.status_code in KEY_STATUS else "URL is the server's root, without /v1 or the like"
+        raise DialectUnclear(f"{url}/openapi.json returns {listed.status_code}: {remedy}; or say --dialect")
+    return {path.rstrip("/") for path in listed.json().get("paths", {})}
 
 
 def meeting_place(url: str, dialect: ServerDialect) -> str:

@@ -85,6 +85,8 @@ def test_a_bare_url_is_judged_without_torch_and_without_the_implementation(insta
     assert {name: verdicts[name] for name in GOOD} == dict.fromkeys(GOOD, "pass")
     assert verdicts["logprobs-fit-the-ids"] == "must"
     assert not {"not-testable", "harness-error"} & {*verdicts.values()}, verdicts
+    assert "checks were not asked: " in output
+    assert " need --model, " in output
     assert not [path for path in tmp_path.iterdir() if path.name != "all.json"]
 
 
@@ -141,7 +143,7 @@ def test_what_cannot_be_used_is_refused_before_anything_is_called(installed, tmp
 
 def test_an_unreachable_server_and_an_unknown_check_are_named(installed, tmp_path):
     code, output = judge(installed, tmp_path, "http://127.0.0.1:9")
-    assert (code, "cannot be judged" in output) == (4, True), output
+    assert (code, "http://127.0.0.1:9 cannot be judged: nothing answers there" in output) == (4, True), output
     with small_server() as server:
         code, output = judge(installed, tmp_path, server.url, "--check", "no-such-check")
     assert (code, "no-such-check" in output) == (4, True), output

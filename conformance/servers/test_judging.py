@@ -59,6 +59,7 @@ def test_a_server_with_one_reply_to_everything_passes_no_check_of_content():
     assert passing["empty"] <= {
         *("health-with-and-without-slash", "world-size-is-returned", "unknown-field-is-harmless"),
         *("health-while-generating", "hanging-up-frees-the-engine", "connection-survives-an-error"),
+        "short-call-passes-long-one",  # where the machine is slow enough for the long one to be under way
     }
     assert passing["refusal"] <= {"invalid-json-is-4xx", "no-prompts-no-responses", "unknown-field-is-harmless"}
 

@@ -8,13 +8,13 @@ import pytest
 
 from conformance.rollout.digits import ROOT
 from conformance.servers.check import UNTESTABLE
-from conformance.servers.checks import BY_ID
+from conformance.servers.checks import BY_ID, checks_for
 from conformance.servers.dialects import DIALECTS
-from conformance.servers.exchange import RecordedCall
+from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.judge import KEY, Judging
 from conformance.servers.known import KNOWN, Known
-from conformance.servers.profiles import PROFILES, checks_of
-from conformance.servers.reproduce import curl_for
+from conformance.servers.profiles import PROFILES, checks_of, left_out
+from conformance.servers.reproduce import curl_for, curl_of
 from conformance.servers.run import ask_and_judge
 from conformance.servers.subject import KEY_VARIABLE, DialectUnclear, Subject, bearer, find_dialect
 from conformance.servers.test_judgement import judgement_of, make_check, small_server
@@ -80,6 +80,31 @@ def test_without_a_key_they_are_left_out_unless_named():
         assert {check.check_id for check in checks_of("swift", profile=profile)} >= {*OF_KEYS}
     _, verdict, _ = ask_and_judge(BY_ID[OF_KEYS[0]], subject_at("http://127.0.0.1:1"))
     assert (verdict.state, KEY_VARIABLE in verdict.reason) == (UNTESTABLE, True)
+
+
+def test_what_a_run_leaves_out_is_counted_by_what_it_needs():
+    def lacks(needs):
+        return ", ".join({*needs} & {"key", "group"})
+
+    asked = checks_of("swift", profile="http", lacks=lacks)
+    wanting = left_out("swift", asked, lacks=lacks)
+    assert sorted(wanting)[:2] == [["--dangerous"], ["--dangerous"]] != sorted(wanting)[-2:] == [[KEY_VARIABLE]] * 2
+    assert ["--transport", "--dangerous"] in wanting
+    of_processes = sum("process" in check.needs for check in checks_for("swift"))
+    assert len(asked) + len(wanting) + of_processes == len(checks_for("swift"))
+
+
+def test_a_url_below_the_root_is_named():
+    with replying(404, {}) as url, pytest.raises(DialectUnclear, match="404: URL is the server's root, without /v1"):
+        find_dialect(f"{url}/v1")
+
+
+def test_a_call_that_was_served_without_the_key_is_the_one_to_see_again():
+    subject = Subject(name="x", version="1", url="http://h", dialect=DIALECTS["swift"](), headers=bearer("sesame"))
+    tried = [("/a", "", 401), ("/b", "", 200), ("/c", "wrong", 422), ("/d", None, 200)]
+    calls = [RecordedCall(label=p, method="POST", path=p, sent={}, key=key, status=s) for p, key, s in tried]
+    assert curl_of(Exchange(calls=calls), subject) == curl_for(calls[1], subject)
+    assert curl_of(Exchange(calls=[calls[0], *calls[2:]]), subject) == curl_for(calls[2], subject)
 
 
 def test_a_server_that_asks_for_a_key_is_not_mistaken_for_one_without_a_dialect():
