@@ -142,6 +142,13 @@ class Running:
         """Descendants that hold an engine; not Python's own trackers."""
         return [each for each in self.members() if each.pid != self.process.pid and not _is_tracker(each)]
 
+    def wait_alone(self, timeout_s: float = END_TIMEOUT_S) -> None:
+        """The command has ended; its processes end with it."""
+        deadline = time.monotonic() + timeout_s
+        while left := self.members():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+
     def end(self, *, grace_s: float = END_TIMEOUT_S) -> None:
         """Terminate the command; kill what is left after ``grace_s``."""
         members = self.members()

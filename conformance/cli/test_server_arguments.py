@@ -183,7 +183,7 @@ def test_the_default_address_is_loopback(monkeypatch):
     """From the command line to the process's own sockets, at the moment at which it would serve."""
     found = []
 
-    def serve(settings, listener):
+    def serve(settings, listener, shutdown):
         listener.listen()
         listed = psutil.Process().net_connections("inet")
         found.extend(each.laddr for each in listed if each.status == "LISTEN" and each.laddr.port == settings.port)

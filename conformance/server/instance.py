@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from contextlib import contextmanager
 
 from conformance.ports import free_port
@@ -53,13 +52,6 @@ class Instance(Running):
         self.process.terminate()
         self.process.wait(timeout=END_TIMEOUT_S)
         self.wait_alone()
-
-    def wait_alone(self, timeout_s=END_TIMEOUT_S):
-        """The server has ended; its processes end with it."""
-        deadline = time.monotonic() + timeout_s
-        while left := self.members():
-            assert time.monotonic() < deadline, left
-            time.sleep(0.1)
 
 
 @contextmanager

@@ -32,7 +32,9 @@ class ServedConnection:
     async def _serve(self):
         self._loop = asyncio.get_running_loop()
         listener, health = bind_http("127.0.0.1", self.port), partial(health_of, self.parts)
-        serving = listen(make_app(self.parts), listener, self.parts.settings.limits, health=health)
+        serving = listen(
+            make_app(self.parts), listener, self.parts.settings.limits, health=health, is_ending=lambda: False
+        )
         self._task = self._loop.create_task(serving)
         with contextlib.suppress(asyncio.CancelledError):
             await self._task

@@ -7,6 +7,7 @@ import tempfile
 import traceback
 from types import TracebackType
 
+from rollmatch.cli.shutdown import Shutdown, kill_children
 from rollmatch.errors import RollmatchError
 from rollmatch.server.port import bind_http
 from rollmatch.server.settings import KEY_VARIABLE, check_exposure, settings_from_json
@@ -14,27 +15,27 @@ from rollmatch.startup import leave, loading
 
 
 def run(settings_json: str) -> int:
-    """Serve until a signal; the exit code."""
+    """Serve until a signal; the exit code, which is 128 + the signal."""
     settings = settings_from_json(settings_json, api_key=os.environ.get(KEY_VARIABLE) or None)
+    directory = tempfile.TemporaryDirectory(prefix="rollmatch-", ignore_cleanup_errors=True)
     try:
-        check_exposure(settings)
-        listener = bind_http(settings.host, settings.port)  # a busy port fails before vLLM's seconds of loading
-        with tempfile.TemporaryDirectory(prefix="rollmatch-", ignore_cleanup_errors=True) as sockets:
+        with directory as sockets, Shutdown(directory.cleanup) as shutdown:
+            check_exposure(settings)
+            listener = bind_http(settings.host, settings.port)  # a busy port fails before vLLM's seconds of loading
             os.environ.setdefault("VLLM_RPC_BASE_PATH", sockets)  # vLLM leaves its sockets behind
             with loading():
                 from rollmatch.cli.serving import serve
-            serve(settings, listener)
+            serve(settings, listener, shutdown)
     except RollmatchError as error:
         print(error, file=sys.stderr)
         return 1
-    except SystemExit as ended:  # by a signal
-        return int(ended.code or 0)
-    return 0
+    return shutdown.exit_code or 0
 
 
 def end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """End after an error that nobody expects: the engines' threads would keep a process that serves nobody."""
+    """End after an error that nobody expects: vLLM's threads would keep a process that serves nobody."""
     traceback.print_exception(kind, error, trace)
+    kill_children()
     os._exit(1)
 
 
@@ -42,4 +43,6 @@ if __name__ == "__main__":
     # Some of vLLM's lines come before it reads the variable itself.
     logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "INFO"))
     sys.excepthook = end_at_once
-    leave(run(sys.argv[1]))
+    exit_code = run(sys.argv[1])
+    kill_children()  # Python's exit would wait for an engine that nobody has closed
+    leave(exit_code)

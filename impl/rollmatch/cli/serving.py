@@ -3,15 +3,14 @@
 import asyncio
 import json
 import os
-import signal
 import socket
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rollmatch.cli.server_app import make_app
+from rollmatch.cli.shutdown import Shutdown
 from rollmatch.server.connections import listen
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.health import health_of
@@ -23,47 +22,44 @@ from rollmatch.server.replica import EngineRequest, VllmReplica, dead
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.state import ServerState, assemble
 
+DEAD_CODE = 1
+"""Exit code of a server that ended because a worker had died."""
 DEAD_GRACE_S = 5.0
 """How long a server without one of its workers still says so."""
-_DEAD_POLL_S, _LONGEST_END_S = 0.5, 30.0
+_DEAD_POLL_S = 0.5
 
 
-def serve(settings: ServerSettings, listener: socket.socket) -> None:
-    """Start all replicas, then serve until a signal. Errors: ``CheckpointMissing``, ``WorkerDead``."""
-    os.register_at_fork(
-        after_in_child=listener.close
-    )  # an engine that outlives the server process must not hold its port
-    signal.signal(signal.SIGTERM, _leave)
+def serve(settings: ServerSettings, listener: socket.socket, shutdown: Shutdown) -> None:
+    """Start all replicas, then serve until ``shutdown``. Errors: ``CheckpointMissing``, ``WorkerDead``."""
+    # An engine that outlives the server process must not hold its port.
+    os.register_at_fork(after_in_child=listener.close)
+    os.register_at_fork(after_in_child=shutdown.forget_in_child)
     with asyncio.Runner() as runner:
         state = runner.run(_start(settings))
+        shutdown.begin_serving()
         where = f"http://{settings.host}:{settings.port}"
         print(f"rollout server ready: {where} ({settings.data_parallel_size} replicas)", file=sys.stderr, flush=True)
-        try:
-            runner.run(_listen(state, listener, settings))
-        except SystemExit:
-            if state.pool.is_dead:
-                raise dead() from None
-            raise
+        runner.run(_listen(state, listener, settings, shutdown))
+    if shutdown.exit_code == DEAD_CODE:
+        raise dead()
 
 
-async def _listen(state: ServerState, listener: socket.socket, settings: ServerSettings) -> None:
+async def _listen(state: ServerState, listener: socket.socket, settings: ServerSettings, shutdown: Shutdown) -> None:
     """Serve until a signal, or until a worker has died."""
-    ending = asyncio.create_task(_end_when_dead(state.pool))
+    ending = asyncio.create_task(_end_when_dead(state.pool, shutdown))
     try:
-        await listen(make_app(state), listener, settings.limits, health=partial(health_of, state))
+        app, health = make_app(state), partial(health_of, state)
+        await listen(app, listener, settings.limits, health=health, is_ending=shutdown.is_requested)
     finally:
         ending.cancel()
 
 
-async def _end_when_dead(pool: EnginePool) -> None:
+async def _end_when_dead(pool: EnginePool, shutdown: Shutdown) -> None:
     """End a server that cannot generate any more, as a signal would, after its callers could learn why."""
     while not pool.is_dead:
         await asyncio.sleep(_DEAD_POLL_S)
     await asyncio.sleep(DEAD_GRACE_S)
-    at_last = threading.Timer(_LONGEST_END_S, os._exit, (1,))  # what closes engines may wait for the dead one
-    at_last.daemon = True
-    at_last.start()
-    signal.raise_signal(signal.SIGTERM)
+    shutdown.request(DEAD_CODE)
 
 
 async def _start(settings: ServerSettings) -> ServerState:
@@ -97,8 +93,3 @@ def vocabulary_size(directory: str) -> int:
     """Rows of the embedding, by the model's config."""
     config: dict[str, Any] = json.loads((Path(directory) / "config.json").read_text())
     return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
-
-
-def _leave(number: int, frame: object) -> None:
-    """SIGTERM while engines start: go, and the workers, which watch their parent, go too."""
-    raise SystemExit(128 + number)

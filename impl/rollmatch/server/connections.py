@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import cast
 
@@ -33,8 +34,10 @@ Health = Callable[[], tuple[int, Mapping[str, object]]]
 """HTTP status and body of ``/health/``; called in the acceptor's thread."""
 
 
-async def listen(app: ASGIApp, listener: socket.socket, limits: LimitsConfig, *, health: Health) -> None:
-    """Serve an application until a signal; ``listener`` is bound, and closed at the end."""
+async def listen(
+    app: ASGIApp, listener: socket.socket, limits: LimitsConfig, *, health: Health, is_ending: Callable[[], bool]
+) -> None:
+    """Serve an application until ``is_ending``, ten times a second; ``listener`` is bound, and closed at the end."""
     config = uvicorn.Config(
         app,
         http=protocol_with(limits),
@@ -43,7 +46,7 @@ async def listen(app: ASGIApp, listener: socket.socket, limits: LimitsConfig, *,
         timeout_graceful_shutdown=_GRACE_S,
         timeout_keep_alive=math.ceil(limits.idle_timeout_s),
     )
-    server = uvicorn.Server(config)
+    server = EndedServer(config, is_ending)
     acceptor = Acceptor(listener, UvicornLoop(server), limits, health=health)
 
     async def accept() -> None:
@@ -57,6 +60,23 @@ async def listen(app: ASGIApp, listener: socket.socket, limits: LimitsConfig, *,
     finally:
         starting.cancel()
         acceptor.close()
+
+
+class EndedServer(uvicorn.Server):
+    """uvicorn's, without its handlers of signals, which it installs too late and removes too early."""
+
+    def __init__(self, config: uvicorn.Config, is_ending: Callable[[], bool]) -> None:
+        super().__init__(config)
+        self._is_ending = is_ending
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Leave signals to the caller."""
+        return nullcontext()
+
+    async def on_tick(self, counter: int) -> bool:
+        """As uvicorn's: whether to end."""
+        self.should_exit = self.should_exit or self._is_ending()
+        return await super().on_tick(counter)
 
 
 class UvicornLoop:

@@ -203,6 +203,9 @@ class VllmReplica:
 
     def close(self) -> None:
         """As the protocol. An idle engine core does not end on SIGTERM (vLLM 0.32), and it has nothing to save."""
+        reader = self.engine.output_handler
+        if reader is not None:  # it would log the end of the engine as an error
+            reader.get_loop().call_soon_threadsafe(reader.cancel)
         known = inspect.signature(self.engine.shutdown).parameters
         self.engine.shutdown(**({"timeout": _END_S} if "timeout" in known else {}))
         del self.engine  # else it shuts down once more while Python ends, when half of it is gone
