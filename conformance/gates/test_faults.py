@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from conformance.harness.binding import map_tests, read_claims
@@ -23,6 +24,22 @@ trials = (found, replace(found, name="not found", source=f"{source}\\nUNUSED = 1
 print(json.dumps({each.trial.name: each.outcome for each in run_trials(trials, num_workers=2)}))
 """
 QUICK = "seed-without-rank"
+TIMES_OUT = """
+import os, signal, subprocess, sys
+
+def test_that_starts_a_server_and_times_out():
+    server = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    open(os.environ["SERVERS_ID"], "w").write(str(server.pid))
+    signal.raise_signal(signal.SIGALRM)
+"""
+ONE_TRIAL = """
+import sys
+from pathlib import Path
+from conformance.harness.trial import IMPL, Trial, run_trials
+path = Path("rollmatch/errors.py")
+trial = Trial(name="late", path=path, source=(IMPL / path).read_text(), tests=(sys.argv[1],))
+print(*(each.outcome for each in run_trials([trial], num_workers=1)))
+"""
 
 
 def test_every_fault_fits_the_code_and_has_tests():
@@ -43,6 +60,17 @@ def test_a_trial_is_found_not_found_or_broken():
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout.splitlines()[-1])
     assert outcomes == {QUICK: "failed", "not found": "passed", "broken": "broken"}
+
+
+def test_a_trial_that_times_out_leaves_no_process(tmp_path):
+    """Its servers lead sessions of their own."""
+    late, servers_id = tmp_path / "test_late.py", tmp_path / "id"
+    late.write_text(TIMES_OUT)
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "SERVERS_ID": str(servers_id)}
+    command = [sys.executable, "-c", ONE_TRIAL, str(late)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines()[-1:] == ["timeout"], done.stdout + done.stderr
+    assert not psutil.pid_exists(int(servers_id.read_text()))
 
 
 def test_a_fault_whose_text_is_gone_is_refused():

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -90,8 +89,6 @@ def _end(running: dict[int, tuple[Trial, Path]]) -> TrialResult:
     while child not in running:  # somebody else's, inherited
         child, status = os.wait()
     trial, folder = running.pop(child)
-    with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # processes that a test left behind
     outcome = VERDICTS.get(os.waitstatus_to_exitcode(status), "timeout")
     log = (folder / "log").read_text(encoding="utf-8", errors="replace")
     shutil.rmtree(folder, ignore_errors=True)
@@ -99,7 +96,7 @@ def _end(running: dict[int, tuple[Trial, Path]]) -> TrialResult:
 
 
 def _start(trial: Trial, folder: Path) -> int:
-    """The child's process id; the child leads a process group of its own."""
+    """The child's process id; the child leads a process group of its own, and leaves no process behind."""
     child = os.fork()
     if child:
         return child
@@ -107,14 +104,30 @@ def _start(trial: Trial, folder: Path) -> int:
     sys.modules["__main__"] = ModuleType("__main__")  # or processes that tests start would load the caller's
     try:
         os.setsid()
-        signal.alarm(trial.timeout_s)
-        log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        status = _run(trial, folder)
+        tests = os.fork()
+        status = _wait_alone(tests) if tests else _run_within(trial, folder)
     finally:
         sys.stdout.flush()
         os._exit(status)
+
+
+def _wait_alone(tests: int) -> int:
+    """Status of a fork; then end all that it has started, in whatever session: a test that times out ends nothing."""
+    from rollmatch.cli.processes import adopt_orphans, kill_orphans  # not before the fork, which loads a copy
+
+    adopt_orphans()
+    status = os.waitstatus_to_exitcode(os.waitpid(tests, 0)[1])
+    kill_orphans()
+    return status if status in VERDICTS else 3
+
+
+def _run_within(trial: Trial, folder: Path) -> int:
+    """Run the tests, with their output in a file, until the time limit kills this process."""
+    signal.alarm(trial.timeout_s)
+    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    return _run(trial, folder)
 
 
 def _run(trial: Trial, folder: Path) -> int:
