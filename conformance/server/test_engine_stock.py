@@ -15,12 +15,14 @@ from conformance.rollout.digits import BRIEF, CONFIG, MODEL, ROOT, load_model, t
 from conformance.rollout.logprobs import TOLERANCE, farthest_apart
 from conformance.server.instance import ENVIRONMENT, free_port
 from rollmatch.dialects.logprobs import check_logprobs
+from rollmatch.dialects.vllm import transports
 from rollmatch.errors import RollmatchError
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.rollout.weight_sender import make_sender
 from rollmatch.weights import gloo
+from rollmatch.weights.chain import CHAIN_PROTOCOL
 from rollmatch.weights.worker.plugin import NAME
 
 PLUGGED = ROOT / "conformance/servers/plugged"
@@ -101,6 +103,16 @@ def test_log_probabilities_are_those_of_the_sampled_distribution(temperature, ba
     decoding = Decoding(max_new_tokens=48, temperature=temperature, logprobs=True)
     rollouts = backend.generate(scene_requests, decoding)
     assert farthest_apart(load_model(), scene_requests, rollouts, temperature=temperature) < TOLERANCE
+
+
+@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#4"])
+def test_a_learner_with_another_way_of_sending_is_refused_before_it_joins(stock, policies, monkeypatch):
+    monkeypatch.setattr(transports, "CHAIN_PROTOCOL", CHAIN_PROTOCOL + 1)
+    sender = make_sender([connected(stock)], [rendezvous()])
+    with pytest.raises(RollmatchError) as caught:
+        sender.send(policies[1].weights.items(), version=1)
+    assert caught.value.code == "server-refused"
+    assert f"protocol {CHAIN_PROTOCOL + 1}" in caught.value.problem
 
 
 def test_a_transfer_that_is_not_what_was_announced_changes_nothing(backend, policies, scene_requests, monkeypatch):

@@ -11,6 +11,10 @@ from typing import Protocol
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo
 
+CHAIN_PROTOCOL = 1
+"""Number of this exchange, raised when it changes: ranks of different versions would wait until their time limit. The
+native dialect's ``PROTOCOL`` is raised with it.
+"""
 BUCKET_BYTES = 4 * 2**20
 """Size of a slice. Smaller tensors are copied together up to it, while they fit into a cache."""
 

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from packaging.version import Version
 
+from rollmatch.weights.chain import CHAIN_PROTOCOL
 from rollmatch.weights.gloo import GlooGroup
 from rollmatch.weights.group_address import GroupAddress, TransferFailed, bind
 from rollmatch.weights.plan import Plan, WeightTransfer
@@ -54,7 +55,7 @@ class GlooTransport:
     def init_info(self, address: GroupAddress, rank_offset: int) -> dict[str, object]:
         """The plug-in's fields."""
         limits = {"timeout_s": address.timeout_s, "join_timeout_s": address.join_timeout_s}
-        return {**_meeting(address, rank_offset), "secret": address.secret, **limits}
+        return {**_meeting(address, rank_offset), "secret": address.secret, "protocol": CHAIN_PROTOCOL, **limits}
 
     def update_info(self, plan: Plan) -> dict[str, object]:
         """Number of tensors of each broadcast."""

@@ -15,6 +15,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from rollmatch.errors import SyncError
+from rollmatch.weights.chain import CHAIN_PROTOCOL
 from rollmatch.weights.gloo import GlooGroup
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.plan import Spec, TransferPlan
@@ -43,6 +44,8 @@ class StockInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     secret: str
     timeout_s: float
     join_timeout_s: float
+    protocol: int = 0
+    """``CHAIN_PROTOCOL`` of the learner; learners that do not name it send by gloo's own broadcast."""
 
 
 @dataclass(kw_only=True)
@@ -63,7 +66,8 @@ class GlooEngine(WeightTransferEngine[StockInitInfo, StockUpdateInfo]):  # type:
     _receiver: Receiver | None = None
 
     def init_transfer_engine(self, init_info: StockInitInfo) -> None:
-        """Join; an older group is left. Errors: ``CommunicatorTimeout``, ``WeightsPacked``."""
+        """Join; an older group is left. Errors: ``CommunicatorTimeout``, ``WeightsPacked``, ``protocol-unknown``."""
+        _check_protocol(init_info.protocol)
         if not has_plain_weights():
             problem = "vLLM has packed its linear weights, of which a tied head would keep an old copy"
             raise WeightsPacked(problem, key=RL_ROUTES, remedy=f"Start the server with {RL_ROUTES}=1.")
@@ -121,3 +125,11 @@ class GlooEngine(WeightTransferEngine[StockInitInfo, StockUpdateInfo]):  # type:
         if self._receiver is None:
             raise NothingReceived("no learner is connected", remedy="Call /init_weight_transfer_engine first.")
         return self._receiver
+
+
+def _check_protocol(number: int) -> None:
+    """Refuse before anybody joins: ranks that send in different ways wait for each other until their time limit."""
+    if number != CHAIN_PROTOCOL:
+        problem = f"the learner sends weights by protocol {number}, this server receives by protocol {CHAIN_PROTOCOL}"
+        remedy = "Install the same rollmatch on both sides."
+        raise SyncError(problem, code="protocol-unknown", key="init_info.protocol", remedy=remedy)
