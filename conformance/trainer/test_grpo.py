@@ -143,6 +143,7 @@ def test_later_passes_are_measured_against_where_the_window_began(windowed):
     assert ratios[4] == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.scenario("observability/a-segment-from-before-a-resume-has-version-0")
 def test_a_run_that_continues_in_mid_window_learns_what_it_would_have_learnt(windowed, tmp_path):
     trainer, overrides, folder = windowed
     resumed = make_trainer(tmp_path, *overrides, samples=unseen(SAMPLES), is_shallow=True)
@@ -152,6 +153,9 @@ def test_a_run_that_continues_in_mid_window_learns_what_it_would_have_learnt(win
     assert events(resumed, "requested")[0]["seeds"] == events(trainer, "requested")[1]["seeds"]
     difference = step_between(weights_of(trainer.model), weights_of(resumed.model))
     assert not difference.any()
+    assert [event["version"] for event in events(resumed, "synced")] == [1]
+    oldest = {event["step"]: event["oldest_policy_version"] for event in events(resumed, "packed")}
+    assert oldest == {3: 0, 4: 1, 5: 1}
 
 
 @pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#7"])

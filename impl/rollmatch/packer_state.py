@@ -17,7 +17,7 @@ from rollmatch.model.images import ImageFeatures
 from rollmatch.model.sharding import check_split, not_engaged, sharded_units
 from rollmatch.objectives.protocol import Learner
 from rollmatch.records import PolicyTarget, Sample, Segment
-from rollmatch.rollout.phase import AGE_UNKNOWN, Overlap
+from rollmatch.rollout.phase import BEFORE_RESUME, Overlap
 from rollmatch.rollout.source import RolloutSource
 
 PACKER_STATE_FILE = "packer-rank{rank}.json"
@@ -82,9 +82,9 @@ def read_packer_state(folder: Path, samples: Sequence[Sample], *, rank: int) -> 
     return PackerState(waiting=waiting, parts=parts)
 
 
-def forget_versions(waiting: Sequence[Segment]) -> list[Segment]:
-    """Segments whose policy versions count as too old: version numbers restart when a run is resumed."""
-    return [replace(segment, policy_version=AGE_UNKNOWN) for segment in waiting]
+def forget_versions(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Segments of a checkpoint, older than every version of the resumed run, whose numbers restart."""
+    return tuple(replace(segment, policy_version=BEFORE_RESUME) for segment in segments)
 
 
 def _as_fields(segment: Segment) -> tuple[int, dict[str, object]]:
@@ -180,10 +180,10 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
             return
         state = read_packer_state(checkpoint, self.train_dataset, rank=self.source.ranks.rank)
         if self.learner.batcher.packer is not None:
-            self.learner.batcher.packer.restore(forget_versions(state.waiting) if self.overlap.lead else state.waiting)
+            self.learner.batcher.packer.restore(forget_versions(state.waiting))
         if state.parts:
             window = self.plan.at(int(checkpoint.name.rpartition("-")[2]))
-            self.window_targets = WindowTargets(window=window, parts=state.parts)
+            self.window_targets = WindowTargets(window=window, parts=tuple(map(forget_versions, state.parts)))
 
     def save_unfinished(self) -> None:
         """Save the last whole optimizer step, before an error that every rank has ends the run."""

@@ -21,8 +21,8 @@ from rollmatch.rollout.source import RolloutSource
 
 MakeRequests = Callable[[Sequence[Sample], int], list[RolloutRequest]]
 """(samples, optimizer step) -> their requests, written to the journal."""
-AGE_UNKNOWN = -(2**31)
-"""A policy version below all others."""
+BEFORE_RESUME = 0
+"""Policy version of what was generated before the run was resumed: versions restart, the first one sent is 1."""
 
 
 class RequestedWindow(NamedTuple):
