@@ -98,6 +98,7 @@ MISTAKES = {
     "top_p leaves out the last one": "top-p-is-applied",
     "min_p is ignored": "min-p-is-applied",
     "every seed is the same": "another-seed-differs",
+    "seeds are cut to 16 bits": "another-seed-differs",
     "max_tokens 1 gives two": "max-tokens-is-the-limit",
     "stop texts are ignored": "a-stop-text-ends-the-response",
     "replies come as they end": "order-holds-when-responses-end-out-of-order",

@@ -34,6 +34,8 @@ def _counted(
         return [None] * len(prompts)
     if sampling.max_tokens < 100 and engine.broken("every seed is the same"):
         seed = 0
+    if seed >= 2**16 and engine.broken("seeds are cut to 16 bits"):
+        seed %= 2**16
     are_copies = len({prompt.ids for prompt in prompts}) < len(prompts)
     step = 0 if are_copies and engine.broken("copies share one seed") else 1000
     return [seed + place * step for place in range(len(prompts))]
