@@ -30,8 +30,8 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
-SHARED = {"instance", "engine_backend"}
-"""Fixtures that start an engine for a whole session: with ``--dist loadgroup``, their tests run in one worker."""
+SHARED = {"instance": "engines", "engine_backend": "engines", "learned_on_one_host": "two-ranks"}
+"""Fixtures that start processes for a whole session, and the worker in which their tests run (``--dist loadgroup``)."""
 START_PROCESSES = ("cli", "dialects", "servers", "trainer")
 """Folders whose tests take long."""
 
@@ -44,8 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file's tests run in one worker; long ones start first, so that all workers end together."""
     for item in items:
-        is_shared = SHARED & set(getattr(item, "fixturenames", ()))
-        item.add_marker(pytest.mark.xdist_group("engines" if is_shared else item.nodeid.partition("::")[0]))
+        shared = [SHARED[name] for name in getattr(item, "fixturenames", ()) if name in SHARED]
+        item.add_marker(pytest.mark.xdist_group(next(iter(shared), item.nodeid.partition("::")[0])))
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_time_class)
 

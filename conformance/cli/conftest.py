@@ -1,4 +1,4 @@
-"""A directory with a configuration that has no fault."""
+"""A directory with a configuration that has no fault; a run of two ranks to compare others with."""
 
 import json
 import shutil
@@ -27,3 +27,11 @@ def place(tmp_path, monkeypatch):
     tree = VALID | {"model": {"model": "tiny"}, "training": {"output_dir": "out"}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def learned_on_one_host(tmp_path_factory):
+    """A run of two ranks and one server that stays."""
+    from conformance.cli.test_elastic import learned  # loads torch
+
+    return learned(tmp_path_factory.mktemp("fixed"), 1, {0: [0]})

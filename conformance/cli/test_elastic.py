@@ -91,11 +91,6 @@ def learned(folder, num_servers, lists):
 
 
 @pytest.fixture(scope="module")
-def fixed(tmp_path_factory):
-    return learned(tmp_path_factory.mktemp("fixed"), 1, {0: [0]})
-
-
-@pytest.fixture(scope="module")
 def elastic(tmp_path_factory):
     """The second server is listed in step 0, the first one is not from step 1 on: the next syncs follow."""
     return learned(tmp_path_factory.mktemp("elastic"), 2, {0: [0], 1: [0, 1], 2: [1]})
@@ -105,7 +100,8 @@ def elastic(tmp_path_factory):
     "server-connection/one-server-joins-and-another-leaves",
     clauses=["server-connection/servers-join-and-leave-a-running-job#1,3,4,6,7"],
 )
-def test_a_run_whose_servers_come_and_go_equals_one_with_a_server_that_stays(fixed, elastic):
+def test_a_run_whose_servers_come_and_go_equals_one_with_a_server_that_stays(learned_on_one_host, elastic):
+    fixed = learned_on_one_host
     first, second = elastic.urls
     assert elastic.moves == [("server_joined", second, 2), ("server_left", first, 1)]
     assert fixed.moves == []
@@ -120,10 +116,10 @@ def test_a_run_whose_servers_come_and_go_equals_one_with_a_server_that_stays(fix
 
 
 @pytest.mark.scenario(clauses=["server-connection/servers-join-and-leave-a-running-job#3,4,5,6"])
-def test_every_rollout_is_of_the_version_that_the_step_expects(fixed, elastic):
+def test_every_rollout_is_of_the_version_that_the_step_expects(learned_on_one_host, elastic):
     assert judge(elastic.events) == []
     went, came = elastic.servers
-    assert went.versions | came.versions == fixed.servers[0].versions
+    assert went.versions | came.versions == learned_on_one_host.servers[0].versions
     assert (set(went.versions.values()), set(came.versions.values())) == ({1, 2}, {2, 3, 4, 5})
     assert (went.policy_version, came.policy_version) == (2, 5)
     assert went.group is None

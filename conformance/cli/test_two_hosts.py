@@ -1,4 +1,4 @@
-"""A learner whose ranks run on two hosts, each with a rollout server, and the same learner on one of them.
+"""A learner whose ranks run on two hosts, each with a rollout server, and the same learner on this machine.
 
 The link has a delay and loses packets; it is cut for 20 s in the middle of a generation call and again in the middle of
 a sync. The servers are doubles with a real HTTP server, a real gloo group and a small model; the learner is the command
@@ -33,7 +33,7 @@ CUT_CALL, CUT_SYNC = 2, 4
 class CuttingServer(AnsweringServer):
     """Tells ``during`` about a call that has begun, before it is answered; answers one at a time."""
 
-    def __init__(self, during=lambda name, version: None):
+    def __init__(self, during):
         super().__init__(cut(load_model()), template_of())
         self.during, self._one = during, threading.Lock()
 
@@ -73,8 +73,8 @@ def hosts(tmp_path_factory):
 
 
 @contextmanager
-def learned(folder, places, servers, *, gpus="0"):
-    """A run with a rank per GPU on each of ``places``, and servers: each a host, an address, its name, and a double.
+def learned(folder, places, servers):
+    """A run with a rank on each of ``places``, and servers: each a host, an address, its name, and a double.
 
     Yields journals, losses and weights.
     """
@@ -93,7 +93,7 @@ def learned(folder, places, servers, *, gpus="0"):
         )
         endpoint, running, interface = f"{places[0].name}:{free_port()}", [], {"GLOO_SOCKET_IFNAME": ""}
         for rank, host in enumerate(places):
-            flags = f"--nnodes {len(places)} --node-rank {rank} --rdzv-endpoint {endpoint} --gpus {gpus}".split()
+            flags = f"--nnodes {len(places)} --node-rank {rank} --rdzv-endpoint {endpoint} --gpus 0".split()
             command = train_command(*words, f"model.model={model}", flags=flags)
             log = folder / f"node{rank}.txt"
             running.append(stack.enter_context(started(host.command(*command[1:]), log, **interface)))
@@ -108,17 +108,14 @@ def learned(folder, places, servers, *, gpus="0"):
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory, hosts):
-    """The run on the first host alone, and the run on both, which lost the link twice."""
+def pair(tmp_path_factory, hosts, learned_on_one_host):
+    """The run on this machine, and the run on two hosts, which lost the link twice."""
     a, b, link = hosts
     cuts = Cuts(link)
-    alone = [(a, a.address, a.name, CuttingServer()) for _ in range(2)]
     apart = [(a, a.address, a.name, CuttingServer(cuts)), (b, b.address_v6, b.address_v6, CuttingServer(cuts))]
-    with learned(tmp_path_factory.mktemp("alone"), (a,), alone, gpus="0,1") as one:
-        pass
     with learned(tmp_path_factory.mktemp("apart"), (a, b), apart) as two:
         pass
-    return one, two, cuts, [double for *_, double in apart]
+    return learned_on_one_host, two, cuts, [double for *_, double in apart]
 
 
 def of_rank(run, rank, kind):
