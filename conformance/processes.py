@@ -16,6 +16,7 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.forkserver import set_forkserver_preload
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import psutil
 import requests
@@ -27,7 +28,7 @@ START_TIMEOUT_S, END_TIMEOUT_S = 300.0, 20.0
 LEARNER = [
     *("torch.distributed", "peft", "transformers.models.auto.processing_auto"),
     *(f"transformers.models.qwen3_vl.{name}_qwen3_vl" for name in ("modeling", "processing")),
-    *(f"rollmatch.cli.{name}" for name in ("run", "planning", "learner_launcher", "rollout_server")),
+    *(f"rollmatch.cli.{name}" for name in ("run", "planning", "learner", "rollout_server")),
 ]
 ENGINE = [
     *("setproctitle", "vllm.entrypoints.llm", "vllm.entrypoints.openai.api_server", "vllm.v1.worker.cpu_worker"),
@@ -75,24 +76,50 @@ class Forked(ForkServerProcess):
             from setproctitle import setproctitle
 
             setproctitle(" ".join([sys.executable, *self.words]))
-        os.environ.clear()
-        os.environ.update(self.environment)
+        os.execve = _execve
         os.chdir(ROOT)
         sys.path[1:1] = self.environment.get("PYTHONPATH", "").split(os.pathsep)
-        option, sys.argv[:] = self.words[0], self.words
+        command: Becoming | None = Becoming(self.words, self.environment)
         try:
-            if option == "-m":
-                del sys.argv[0]
-                runpy.run_module(self.words[1], run_name="__main__", alter_sys=True)
-            elif option == "-c":
-                del sys.argv[1]
-                sys.modules["__main__"] = ModuleType("__main__")
-                exec(self.words[1], vars(sys.modules["__main__"]))
-            else:
-                sys.path.insert(0, str(Path(option).parent))
-                runpy.run_path(option, run_name="__main__")
+            while command:
+                command = _run_python(command)
         finally:
             atexit._run_exitfuncs()  # multiprocessing leaves them out
+
+
+class Becoming(BaseException):
+    """A forked process goes on as another Python command: what is loaded need not be loaded again."""
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.words, self.environment = list(words), dict(environment)
+
+
+def _execve(program: str, words: Sequence[str], environment: Mapping[str, str], *, real: Any = os.execve) -> None:
+    """In place of ``os.execve``."""
+    if Path(program) == Path(sys.executable):
+        raise Becoming(words[1:], environment)
+    real(program, words, environment)
+
+
+def _run_python(command: Becoming) -> Becoming | None:
+    """Run ``python WORD...`` here; returns what it goes on as."""
+    os.environ.clear()
+    os.environ.update(command.environment)
+    option, sys.argv[:] = command.words[0], command.words
+    try:
+        if option == "-m":
+            del sys.argv[0]
+            runpy.run_module(command.words[1], run_name="__main__", alter_sys=True)
+        elif option == "-c":
+            del sys.argv[1]
+            sys.modules["__main__"] = ModuleType("__main__")
+            exec(command.words[1], vars(sys.modules["__main__"]))
+        else:
+            sys.path.insert(0, str(Path(option).parent))
+            runpy.run_path(option, run_name="__main__")
+    except Becoming as becoming:
+        return becoming
+    return None
 
 
 def start(

@@ -6,7 +6,6 @@ A cell is yes, a refusal before start with its code, or a failure.
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from conformance.doubles.architectures import ARCHITECTURES
+from conformance.processes import Running, start
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE = ROOT / "docs/results/models.json", ROOT / "docs/models.md"
@@ -95,13 +95,16 @@ def outcome_of(trial: Callable[[], None]) -> str:
 def in_process(name: str, columns: list[str]) -> dict[str, str]:
     """A process for each: vLLM keeps what it has opened."""
     command = [sys.executable, "-m", "conformance.harness.models_table", name, "--one", "--columns", *columns]
-    with tempfile.TemporaryFile("w+") as errors:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=900, check=False)
-        errors.seek(0)
-        tail = errors.read()[-300:]
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        return dict.fromkeys(columns, f"failed: process ended with {done.returncode}: {tail.splitlines()[-1:]}")
+    with tempfile.TemporaryDirectory() as folder:
+        running = Running(start(command, log := Path(folder) / "log"), log)
+        try:
+            code = running.process.wait(timeout=900)
+        finally:
+            running.end()
+        output = running.output().splitlines()
+    lines = [line for line in output if line.startswith("{")]
+    if code or not lines:
+        return dict.fromkeys(columns, f"failed: process ended with {code}: {output[-1:]}")
     cells: dict[str, str] = json.loads(lines[-1])
     return cells
 
