@@ -1,6 +1,7 @@
 """No body, however wrong, is answered with 5xx, and the server goes on serving.
 
-``ROLLMATCH_BODIES`` sets how many bodies each dialect gets (default 2,000 over all its routes).
+``ROLLMATCH_BODIES`` sets how many bodies each dialect gets over all its routes; default 500, with ``ROLLMATCH_STRICT``
+2,000.
 """
 
 import base64
@@ -19,7 +20,7 @@ from starlette.testclient import TestClient
 from conformance.server.stand_in import make_stand_in
 from rollmatch.data.ids import pack_ids
 
-NUM_BODIES = int(os.environ.get("ROLLMATCH_BODIES", "2000"))
+NUM_BODIES = int(os.environ.get("ROLLMATCH_BODIES", "2000" if "ROLLMATCH_STRICT" in os.environ else "500"))
 IMAGE = 414
 UNAVAILABLE = 501
 """What the OpenAI routes say to a body that only vLLM's classes could refuse, where the engines are not vLLM's."""
