@@ -65,7 +65,7 @@ def test_the_script_names_what_is_wrong(arguments, missing):
 @pytest.mark.scenario("launchers/six-workers-on-five-gpus")
 def test_six_workers_on_five_gpus(capsys, begun):
     sizes = (f"{SERVER}.vllm_tensor_parallel_size=1", f"{SERVER}.vllm_data_parallel_size=6")
-    asked = ["serve", str(CONFIG), *sets(*named(), *sizes)]
+    asked = ["serve", str(CONFIG), *sets(*named(f"http://127.0.0.1:{free_port()}"), *sizes)]
     before = psutil.Process().children()
     status = main([*asked, "--gpus", "0,1,2,3,4"])
     err = capsys.readouterr().err

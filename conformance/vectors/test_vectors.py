@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -103,7 +104,9 @@ def test_every_case_has_a_mistake_and_none_is_missed_without():
 
 
 def test_a_miss_is_reported_with_the_place_and_a_command(tmp_path, capsys):
-    command = [sys.executable, "-m", "conformance.vectors.wrong", "divides_by_the_population"]
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(Path(PLAIN[1]).read_text().replace("max(len(rewards) - 1, 1)", "max(len(rewards), 1)"))
+    command = [sys.executable, str(wrong)]
     code, report = run(tmp_path, command, "--only", "advantages")
     missed = [entry for entry in report["vectors"] if entry["verdict"] == "must"]
     assert code == 1

@@ -1,7 +1,6 @@
-"""``python -m conformance.vectors.wrong MISTAKE``: answers vectors as the reference does, but for one mistake."""
+"""Answers to vectors that are the reference's, but for one mistake."""
 
 import random
-import sys
 from collections.abc import Callable, Mapping
 from math import sqrt
 from statistics import fmean
@@ -10,7 +9,6 @@ from unittest import mock
 
 from rollmatch.cli import vector_answers
 from rollmatch.cli.vector_answers import CASES
-from rollmatch.cli.vectors import answer
 
 Fields = dict[str, Any]
 
@@ -173,14 +171,3 @@ MISTAKES: Mapping[str, tuple[Callable[[Fields], Fields], ...]] = {
     ),
 }  # fmt: skip
 CASE_OF = {mistake.__name__: (case, mistake) for case, mistakes in MISTAKES.items() for mistake in mistakes}
-
-
-def main(name: str) -> int:
-    """Answer standard input."""
-    case, mistake = CASE_OF[name]
-    with mock.patch.object(vector_answers, "CASES", {**CASES, case: mistake}):
-        return answer(sys.stdin, sys.stdout)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
