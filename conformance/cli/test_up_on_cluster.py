@@ -101,7 +101,7 @@ def lose_node_in_generation(run, running, nodes):
             lose(nodes, node)
             running.wait_until(lambda: not front.is_running())
         nodes.add()
-        return step
+        return
     raise AssertionError("no request was open for long enough")
 
 
@@ -146,7 +146,7 @@ def run(tmp_path_factory, nodes):
     with ExitStack() as stack:
         running = stack.enter_context(started(command, folder / "up.txt", GLOO_SOCKET_IFNAME=""))
         lose_starting_server(run, running)
-        run.lost_at = lose_node_in_generation(run, running, nodes)
+        lose_node_in_generation(run, running, nodes)
         lose_learner_node_in_sync(run, running, nodes)
         lose_learner_in_learning(run, running)
         run.code, run.output = running.wait(), running.output()

@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 NUM_TEXT_IDS = 256
-PAD_ID, IM_START_ID, EOS_ID, VISION_START_ID, VISION_END_ID, VISION_PAD_ID, IMAGE_ID, VIDEO_ID = range(256, 264)
+PAD_ID, _, EOS_ID, VISION_START_ID, VISION_END_ID, _, IMAGE_ID, VIDEO_ID = range(256, 264)
 COORD_IDS = tuple(range(264, 1264))
 VOCAB_LEN = 1280
 PATCH_SIZE, TEMPORAL_PATCH_SIZE, MERGE_SIZE = 16, 2, 2

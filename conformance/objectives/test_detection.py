@@ -20,7 +20,7 @@ from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.records import Geometry, GroundTruth, ParsedRollout, PredictedObject
 
 VOCABULARY = make_vocabulary()
-NEAR, FAR, HALF = (100, 100, 300, 300), (600, 600, 900, 900), (100, 100, 300, 200)
+NEAR, FAR = (100, 100, 300, 300), (600, 600, 900, 900)
 
 
 def objects(cls, pairs, **fields):
