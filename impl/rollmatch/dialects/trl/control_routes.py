@@ -9,7 +9,7 @@ from rollmatch.server.http import answer, read_body
 from rollmatch.server.openapi import accepts
 from rollmatch.server.payloads import Shape, TensorSpec
 from rollmatch.server.state import ServerState
-from rollmatch.weights.group_address import GroupAddress, is_wildcard
+from rollmatch.weights.group_address import MAX_WORLD_SIZE, GroupAddress, is_wildcard
 from rollmatch.weights.plan import DTYPES, Spec
 
 JOIN_TIMEOUT_S, TRANSFER_TIMEOUT_S = 60.0, 30.0
@@ -20,7 +20,7 @@ class CommunicatorInit(BaseModel):
 
     host: str
     port: int = Field(ge=1, le=65535)
-    world_size: int
+    world_size: int = Field(ge=1, le=MAX_WORLD_SIZE)
 
 
 class NamedParam(BaseModel):
