@@ -10,7 +10,7 @@ from safetensors import safe_open
 from conformance.plan.shapes import QWEN3_8B, QWEN3_30B, VISION, model_directory
 from conformance.refusals import refused
 from conformance.rollout.digits import MODEL
-from rollmatch.plan.memory import learning_weights
+from rollmatch.plan.memory import gathered_bytes, learning_weights
 from rollmatch.plan.shape import ShapeUnknown, read_shape
 
 
@@ -53,6 +53,16 @@ def test_a_frozen_vision_tower_has_no_adapters(tmp_path):
     assert learning_weights(SimpleNamespace(tuner=tuner), shape) == text
     tuner.freeze_vit = False
     assert learning_weights(SimpleNamespace(tuner=tuner), shape) > text
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_a_rank_with_a_part_of_the_weights_gathers_two_layers_and_what_no_layer_has(tmp_path, bf16):
+    """Head and embedding of 151,936 x 4,096 each; the weights of a layer as they are counted by hand."""
+    shape = read_shape(model_directory(tmp_path, {"text_config": QWEN3_8B, "vision_config": VISION}), dtype="float32")
+    layer = 4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 12_288
+    outside = 2 * 151_936 * 4096 + shape.vision_weights
+    gathered = gathered_bytes(SimpleNamespace(training=SimpleNamespace(bf16=bf16)), shape)
+    assert gathered == (2 if bf16 else 4) * (2 * 2 * layer + outside)
 
 
 @pytest.mark.parametrize("lost", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"])

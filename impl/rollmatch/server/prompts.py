@@ -242,7 +242,12 @@ def _parts_of(text: str) -> Iterable[dict[str, Any]]:
 
 
 def _lead_with_images(messages: list[dict[str, Any]], *, num_images: int) -> list[dict[str, Any]]:
-    """Images without a place stand before the first user message's text, as in ms-swift."""
+    """Images without a place stand before the first user message's text, as in ms-swift.
+
+    >>> chat = [{"role": role, "content": text} for role, text in (("system", "s"), ("user", "u"), ("assistant", "a"))]
+    >>> [message["content"] for message in _lead_with_images(chat, num_images=1)]
+    ['s', [{'type': 'image'}, {'type': 'text', 'text': 'u'}], 'a']
+    """
     place = next(i for i, message in enumerate(messages) if message["role"] == "user")
     content = messages[place]["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
