@@ -213,3 +213,12 @@ def test_how_tensors_are_packed_is_said_once(version, at_init):
     assert (PACKED.items() <= init.items(), PACKED.items() <= update.items()) == (at_init, not at_init)
     place = {"master_address": "h", "master_port": 1, "rank_offset": 2, "world_size": 4}
     assert place.items() <= init.items()
+
+
+def test_a_group_is_left_once(start):
+    double = StockDouble()
+    sender = start(double)
+    sender.send(tensors_of(1).items(), version=1)
+    for _ in range(2):
+        sender.close()
+    assert double.calls.count("/shutdown_weight_transfer_engine") == 1
