@@ -84,7 +84,7 @@ def test_the_minimal_file_holds_only_what_is_required():
     tree = yaml.safe_load((FOLDER / "good_minimal.yaml").read_text())
     for section, key in (("model", "model"), ("custom", "train_jsonl"), ("training", "output_dir")):
         smaller = {**tree, section: {name: value for name, value in tree[section].items() if name != key}}
-        with refused("missing-key", f"{section}.{key}"):
+        with refused("missing-key", f"{section}.{key}", problem="this key is required"):
             make(smaller)
 
 
