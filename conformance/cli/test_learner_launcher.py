@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import psutil
 import pytest
 
@@ -19,6 +20,8 @@ from rollmatch.cli.main import main
 from rollmatch.cli.nodes import Placement
 from rollmatch.cli.processes import parse_gpus, run_child, shell_line
 from rollmatch.cli.server_checks import ServerProcessDied, WaitPolicy, wait_for_servers
+from rollmatch.data import LazySamples
+from rollmatch.data.checked import CHECKED_FILES
 
 SERVED = ("~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000", "~.vllm.server.group_port=51216")
 SIZES = "custom.extra.rollout_server.vllm_data_parallel_size=3"
@@ -235,9 +238,19 @@ def test_ranks_start_once_their_servers_are_there(monkeypatch, overrides, waits,
         monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(learner, "load_config", lambda *_: config_with(*overrides))
     monkeypatch.setattr(learner, "with_local_model", lambda config: config)
-    monkeypatch.setattr(learner, "load_checked", lambda config: None)
+    monkeypatch.setattr(learner, "load_checked", lambda config: ((), ()))
     monkeypatch.setattr(learner, "wait_for_servers", lambda config, wait, *, gpus: calls.append(gpus))
     monkeypatch.setattr(learner, "run_child", lambda words, environment: shown.append(environment) or 7)
     assert learner.launch("x.yaml", (), Placement(gpus=("0", "2")), wait=WaitPolicy()) == 7
     assert calls == [("0", "2")] * waits
     assert shown == [{"CUDA_VISIBLE_DEVICES": "0,2"} | ({} if threads else {"OMP_NUM_THREADS": "1"})]
+
+
+def test_ranks_are_spared_what_the_launcher_has_checked(monkeypatch):
+    split, shown = LazySamples(None, np.arange(2), num_objects=3, fingerprint="f"), []
+    monkeypatch.setattr(learner, "load_config", lambda *_: config_with("~.vllm.mode=colocate"))
+    monkeypatch.setattr(learner, "with_local_model", lambda config: config)
+    monkeypatch.setattr(learner, "load_checked", lambda config: (split, [*split.places]))
+    monkeypatch.setattr(learner, "run_child", lambda words, environment: shown.append(environment) or 7)
+    assert learner.launch("x.yaml", (), Placement(gpus=("0", "2")), wait=WaitPolicy()) == 7
+    assert shown[0][CHECKED_FILES] == '{"f": 3}'

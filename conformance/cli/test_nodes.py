@@ -83,7 +83,7 @@ def test_one_process_of_a_machine_among_several_is_started_by_torchrun(monkeypat
     shown, port = [], free_port()
     monkeypatch.setattr(learner, "load_config", lambda *_: config_with("~.vllm.mode=colocate"))
     monkeypatch.setattr(learner, "with_local_model", lambda config: config)
-    monkeypatch.setattr(learner, "load_checked", lambda config: None)
+    monkeypatch.setattr(learner, "load_checked", lambda config: ((), ()))
     monkeypatch.setattr(learner, "run_child", lambda words, environment: shown.append((words, environment)) or 7)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

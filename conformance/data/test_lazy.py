@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from conformance.refusals import refused
 from rollmatch.data import LazySamples, jsonl, load_samples, spread
+from rollmatch.data.checked import CHECKED_FILES, as_variables
 from rollmatch.data.lazy import LineIndex
 from rollmatch.data.place import Place
 from rollmatch.data.quick import parse_json, quick_record
@@ -46,6 +47,32 @@ def test_bad_lines_are_found_before_any_is_used(write, record, lazily):
     skipped = []
     assert [sample.sample_id for sample in load_samples(path, skipped=skipped)] == [0, 2]
     assert len(skipped) == len(caught.value.errors)
+
+
+def test_a_rank_looks_at_no_line_that_its_launcher_has_found_to_be_right(write, record, lazily, monkeypatch):
+    path = write(record, {**record, "metadata": {"images": [1]}})
+    whole = load_samples(path)
+    for name, value in as_variables([whole]).items():
+        monkeypatch.setenv(name, value)
+    with monkeypatch.context() as patched:
+        patched.setattr(jsonl, "quick_record", None)
+        again = load_samples(path)
+    assert (list(again), again.num_objects) == (list(whole), whole.num_objects)
+    write(record, {**record, "width": 0})
+    with pytest.raises(jsonl.BadSamples):
+        load_samples(path)
+
+
+def test_what_was_checked_by_other_rules_or_has_a_bad_line_is_looked_at(write, record, lazily, monkeypatch):
+    path = write(record, {**record, "width": 0})
+    assert as_variables([load_samples(path, skipped=[])]) == as_variables([[]]) == {}
+    path = write(record)
+    (known,) = as_variables([load_samples(path, ordering="sorted")]).values()
+    monkeypatch.setenv(CHECKED_FILES, known)
+    monkeypatch.setattr(jsonl, "quick_record", None)
+    assert len(load_samples(path, ordering="sorted")) == 1
+    with pytest.raises(TypeError):
+        load_samples(path)
 
 
 def test_an_image_of_another_size_is_found_when_it_is_used(write, record, lazily):

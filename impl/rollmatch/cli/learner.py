@@ -18,6 +18,7 @@ from rollmatch.cli.strategy_check import check_strategy
 from rollmatch.config import RunConfig, load_config
 from rollmatch.config.effective import enforce_eager, rollout_backend, sync_mode, tensor_parallel_size
 from rollmatch.config.servers import uses_servers
+from rollmatch.data.checked import as_variables
 from rollmatch.errors import LaunchError
 from rollmatch.model.source import with_local_model
 from rollmatch.records import Sample
@@ -152,9 +153,9 @@ def launch(
 ) -> int:
     """Check and wait here, once, then start this machine's ranks. Returns the learner's exit code."""
     config, nodes = with_local_model(load_config(path, overrides)), placement.nodes
-    load_checked(config)
+    environment = as_variables(load_checked(config))
     check_strategy(config, learner_world_size=placement.world_size)
-    environment = dict(visible(placement.gpus)) if placement.gpus else {}
+    environment |= visible(placement.gpus) if placement.gpus else {}
     if nodes is not None:
         check_servers_reachable(config, num_nodes=nodes.nnodes)
         environment |= interface_variables(check_endpoint(nodes))

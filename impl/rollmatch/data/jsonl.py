@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from rollmatch.data.chat import check_chat, is_chat, make_chat_sample
+from rollmatch.data.checked import fingerprint_of, num_objects_checked
 from rollmatch.data.content import plain_record
 from rollmatch.data.lazy import LazySamples, LineIndex
 from rollmatch.data.place import Place, image_path
@@ -160,7 +161,13 @@ class JsonlFile:
         return samples
 
     def lazy(self, errors: list[DataError]) -> LazySamples:
-        """As ``eager``, but samples are made at their use; images are only looked for."""
+        """As ``eager``, but samples are made at their use; images are only looked for.
+
+        A rank looks at no line of a file that its launcher has found to be right.
+        """
+        fingerprint = fingerprint_of(self.path, self.rules)
+        if (known := num_objects_checked(fingerprint)) is not None:
+            return LazySamples(self._at, np.arange(len(self.index)), num_objects=known)
         good, num_objects = np.ones(len(self.index), dtype=bool), 0
         for place, line in enumerate(self.index):
             record = quick_record(line)
@@ -171,7 +178,8 @@ class JsonlFile:
             errors += found
             good[place] = sample is not None
             num_objects += 0 if sample is None else len(sample.objects)
-        return LazySamples(self._at, np.flatnonzero(good), num_objects=num_objects)
+        found_right = fingerprint if good.all() else ""
+        return LazySamples(self._at, np.flatnonzero(good), num_objects=num_objects, fingerprint=found_right)
 
     def _at(self, place: int) -> Sample:
         """Errors: ``BadSamples``."""

@@ -30,9 +30,11 @@ class LazySamples(Sequence[Sample]):
     (10, [30, 40], [40, 0], 2)
     """
 
-    def __init__(self, read: ReadSample, places: Ints, *, num_objects: int | None) -> None:
+    def __init__(self, read: ReadSample, places: Ints, *, num_objects: int | None, fingerprint: str = "") -> None:
         self.read = read
         self.places = places
+        self.fingerprint = fingerprint
+        """Of a file of which all lines were looked at and none is bad; else empty."""
         self.num_objects = num_objects
         """Of the whole data set; None where not all of it was looked at."""
 
