@@ -15,7 +15,7 @@ from conformance.servers.broken.engine import TinyEngine
 from conformance.servers.broken.switches import Switches
 from conformance.servers.broken.updates import NORM
 from conformance.servers.check import MISSED
-from conformance.servers.checks import BY_ID, calls, checks_for, generation, liveness, sampling
+from conformance.servers.checks import BY_ID, calls, checks_for, ends, generation, liveness
 from conformance.servers.dialects import DIALECTS
 from conformance.servers.numbers import FALSE_ALARM, chance_at_most
 from conformance.servers.policy import Policies
@@ -100,6 +100,7 @@ MISTAKES = {
     "every seed is the same": "another-seed-differs",
     "seeds are cut to 16 bits": "another-seed-differs",
     "max_tokens 1 gives two": "max-tokens-is-the-limit",
+    "responses are capped": "max-tokens-is-the-limit",
     "stop texts are ignored": "a-stop-text-ends-the-response",
     "replies come as they end": "order-holds-when-responses-end-out-of-order",
     "the finish reason is always length": "finish-reason-says-how-it-ended",
@@ -183,7 +184,7 @@ def bench():
         patch.setattr(calls, "MIX_S", 0.5)
         patch.setattr(calls, "NUM_MIXED", 10)
         patch.setattr(generation, "ENDING_SEEDS", (1, 2))
-        for module in (generation, sampling):
+        for module in (generation, ends):
             patch.setattr(module, "ENDING_TOKENS", 100)
         with serving(TinyEngine(str(MODEL), Switches())) as server:
             server.key = "sesame"

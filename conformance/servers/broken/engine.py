@@ -23,7 +23,7 @@ from transformers import (
 
 from conformance.servers.broken.switches import Switches
 
-LONGEST = 512
+LONGEST, CAP = 512, 250
 BLOCK = 128
 """Ids of a prompt from which on its attention is cached."""
 
@@ -147,6 +147,8 @@ class TinyEngine:
         if len(made.prompt_ids) + 1 > LONGEST:
             raise Unserved(f"prompt of {len(made.prompt_ids)} ids is too long")
         limit = min(sampling.max_tokens, LONGEST - len(made.prompt_ids))
+        if limit > CAP and self.broken("responses are capped"):
+            limit = CAP
         if sampling.temperature == 0 and limit == 1 and self.broken("max_tokens 1 gives two"):
             limit = 2
         cache, place = DynamicCache(), inputs["position_ids"]

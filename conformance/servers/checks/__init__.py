@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from conformance.servers.check import REGISTERED, Check
 from conformance.servers.checks import (  # noqa: F401
     calls,
+    ends,
     generation,
     group,
     keys,
