@@ -44,3 +44,12 @@ def test_training_half_weights_by_adam_is_refused_unless_allowed():
 )
 def test_the_engine_s_precision_is_that_of_the_compute(overrides, expected):
     assert effective.engine_dtype(load_digits(*overrides)) == expected
+
+
+def test_the_learner_computes_with_the_configured_threads(tmp_path):
+    before = torch.get_num_threads()
+    try:
+        make_trainer(tmp_path, f"training.learner_threads={before + 1}")
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)

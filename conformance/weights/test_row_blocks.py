@@ -5,8 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.refusals import refused
 from rollmatch.model import merge
 from rollmatch.model.merge import LoraFactors, merge_weight
+from rollmatch.weights.plan import Merge
+from rollmatch.weights.worker.merging import merge_named
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,3 +39,21 @@ def test_blocks_of_rows_change_no_bit(rows, columns, rank, dtype, is_dora, seed)
     at_once = merge._merge_whole(weight, factors)
     assert torch.equal(merge_weight(weight, factors), at_once)
     assert torch.equal(merge_weight(weight, factors, out=torch.empty_like(weight)), at_once)
+
+
+@pytest.mark.parametrize("rows_of_b", [1, 7, 9])
+def test_an_adapter_of_another_model_is_refused_by_the_weights_name(rows_of_b):
+    tensors = {"a": torch.zeros(2, 4), "b": torch.zeros(rows_of_b, 2)}
+    planned = Merge(name="layers.0.q_proj.weight", lora_a="a", lora_b="b", scaling=1.0)
+    with refused("adapter-invalid", planned.name, problem=str(rows_of_b), remedy="the adapter of this model"):
+        merge_named(planned, torch.zeros(8, 4), tensors)
+
+
+@pytest.mark.parametrize(
+    ("part", "shape"), [("lora_a", (2, 3)), ("lora_a", (3, 4)), ("lora_b", (7, 2)), ("magnitude", (7,))]
+)
+def test_each_part_of_an_adapter_has_to_fit(part, shape):
+    fitting = {"lora_a": torch.zeros(2, 4), "lora_b": torch.zeros(8, 2), "magnitude": torch.ones(8)}
+    merge_weight(torch.ones(8, 4), LoraFactors(**fitting, scaling=1.0))
+    with pytest.raises(RuntimeError, match="does not fit a weight of"):
+        merge_weight(torch.ones(8, 4), LoraFactors(**fitting | {part: torch.ones(shape)}, scaling=1.0))

@@ -38,13 +38,15 @@ class LoraFactors:
 def merge_weight(weight: Tensor, factors: LoraFactors, *, out: Tensor | None = None) -> Tensor:
     """The merged weight, in ``out`` where that is given: contiguous, of the weight's shape and type.
 
-    Source: peft 0.20 ``tuners/lora``; DoRA (arXiv 2402.09353).
+    Errors: ``RuntimeError`` where the shapes do not fit. Source: peft 0.20 ``tuners/lora``; DoRA (arXiv 2402.09353).
 
     >>> a, b = torch.tensor([[1., 2.]]), torch.tensor([[1.], [0.]])
     >>> merge_weight(torch.zeros(2, 2), LoraFactors(lora_a=a, lora_b=b, magnitude=None, scaling=0.5))
     tensor([[0.5000, 1.0000],
             [0.0000, 0.0000]])
     """
+    if weight.dim() == 2:
+        _check_fit(weight, factors)
     if merges_by_kernel(weight, factors):
         from rollmatch.model.merge_kernel import merge_on_gpu
 
@@ -57,6 +59,15 @@ def merge_weight(weight: Tensor, factors: LoraFactors, *, out: Tensor | None = N
     for rows in _row_blocks(weight):
         merged[rows] = _merge_whole(weight[rows], factors.of_rows(rows))
     return merged
+
+
+def _check_fit(weight: Tensor, factors: LoraFactors) -> None:
+    """Rows of B beyond the weight's, or a single one, would be merged without an error of torch."""
+    (num_out, num_in), rank = weight.shape, len(factors.lora_a)
+    magnitude = num_out if factors.magnitude is None else factors.magnitude.numel()
+    shapes = [tuple(factors.lora_a.shape), tuple(factors.lora_b.shape), magnitude]
+    if shapes != [(rank, num_in), (num_out, rank), num_out]:
+        raise RuntimeError(f"an adapter of {shapes} does not fit a weight of {tuple(weight.shape)}")
 
 
 def _row_blocks(weight: Tensor) -> Iterator[slice]:

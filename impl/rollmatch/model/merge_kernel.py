@@ -74,15 +74,9 @@ def _merge(  # type: ignore[no-untyped-def]  # noqa: ANN202
 def merge_on_gpu(
     weight: Tensor, lora: tuple[Tensor, Tensor], magnitude: Tensor | None, scaling: float, *, out: Tensor
 ) -> Tensor:
-    """``merge_weight`` with ``lora``, A [R, I] and B [O, R], on the current stream.
-
-    Errors: ``RuntimeError`` where the shapes do not fit.
-    """
+    """``merge_weight`` with ``lora``, A [R, I] and B [O, R], on the current stream. The shapes were checked."""
     (num_out, num_in), (lora_a, lora_b) = weight.shape, lora
     rank = len(lora_a)
-    shapes = (lora_a.shape, lora_b.shape, None if magnitude is None else magnitude.numel())
-    if shapes[:2] != ((rank, num_in), (num_out, rank)) or shapes[2] not in (None, num_out):
-        raise RuntimeError(f"an adapter of {shapes} does not fit a weight of {tuple(weight.shape)}")
     with torch.cuda.device(weight.device):  # a kernel starts on the calling thread's, wherever its arguments are
         _merge[(triton.cdiv(num_out, _ROWS),)](
             weight,
