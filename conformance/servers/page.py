@@ -125,8 +125,8 @@ def _differences(versions: Sequence[Column]) -> Iterator[str]:
             yield "- No verdict differs."
         for check, was, is_now in changed:
             reasons = [c.rows[check.check_id].reason for c in (older, newer) if check.check_id in c.rows]
-            why = next((f" ({_flat(reason)})" for reason in reasons if reason), "")
-            yield f"- {check.sentence} {was} in {older.version}, {is_now} in {newer.version}{why}"
+            why = next((f" {_flat(reason)}" for reason in reasons if reason), "")
+            yield f"- {check.sentence} {older.version}: {was}, {newer.version}: {is_now}.{why}"
         yield from (f"- {change}" for change in changes_of(newer.recording.server))
 
 

@@ -52,7 +52,7 @@ def test_columns_are_ordered_by_name_and_version_and_say_what_they_ran_with(text
 def test_what_differs_between_versions_stands_on_top(text):
     part = text.partition("## From TRL 1.0 to 2.0")[2].partition("##")[0].strip().splitlines()
     assert len(part) == 2
-    assert part[0].startswith(f"- {HEALTH.sentence} no in 1.0, yes in 2.0 (slow")
+    assert part[0].startswith(f"- {HEALTH.sentence} 1.0: no, 2.0: yes. slow")
     assert part[1] == "- Something else is new."
 
 
