@@ -188,12 +188,14 @@ def test_a_killed_launcher_takes_its_child_along():
 RANK = """
 import os, time
 from rollmatch.cli import learner
+def line(text):  # in one write: torchrun's Python is unbuffered, and print writes the end of a line on its own
+    os.write(1, f"{text}\\n".encode())
 learner.wait_for_servers = learner.sync_mode = lambda *_, **__: None
 def checked(config):
-    print(os.getpid(), flush=True)
+    line(os.getpid())
     return [], []
 def waits(*_, **__):
-    print("waits", flush=True)
+    line("waits")
     time.sleep(99)
 learner.load_checked, learner.tensor_parallel_size = checked, waits
 learner.train("fixtures/digits/digits.yaml")
