@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 import yaml
 
-from benchmarks.gpu.grpo_step import FULL, SHAPE, SMALL_MODEL, TINY, VLLM, our_config, serving
+from benchmarks.gpu.four_billion import SHAPE, SMALL_MODEL
+from benchmarks.gpu.grpo_step import FULL, TINY, VLLM, our_config, serving
 from benchmarks.gpu.machine import describe
 from conformance.cli.started import finish, journal_of
 from conformance.server.instance import free_port

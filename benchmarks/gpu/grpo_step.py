@@ -8,12 +8,12 @@ of 90 tokens x 8 completions of 512. ``--lengths uneven`` gives it a stop token 
 tokens long on average, and at most 1,024; ``long`` allows 4,096. Both sides learn in micro-batches of 16 with their
 defaults. ``--rehearse`` runs our side on a tiny model without GPUs. Samples of the sides are added to one JSON; ratios
 are of medians without the first step, which compiles and captures. ``learn_share`` is the share of the matrix rate of
-this GPU that our learning reaches, recomputation and padding not counted.
+this GPU that our learning reaches, recomputation and padding not counted. TRL recomputes every layer; ours does so
+with ``--checkpointed`` in a run of its own, to compare the peaks of memory.
 """
 
 import argparse
 import json
-import math
 import os
 import shutil
 import statistics
@@ -26,17 +26,12 @@ from pathlib import Path
 import torch
 import yaml
 
+from benchmarks.gpu.four_billion import SMALL_MODEL, make_model, shaped
 from benchmarks.gpu.machine import describe
 from conformance.cli.started import finish, is_healthy, journal_of, started
 from conformance.rollout.digits import ROOT
 from conformance.server.instance import free_port
 
-SMALL_MODEL = ROOT / "fixtures/models/arithmetic"
-SHAPE = {
-    "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40_960,
-    "max_window_layers": 36, "initializer_range": 0.02,
-}  # fmt: skip
 FULL = {"num_prompts": 16, "num_generations": 8, "micro_batch": 16, "prompt_len": 90, "steps": 4}
 TINY = {"num_prompts": 2, "num_generations": 4, "micro_batch": 4, "prompt_len": 20, "response_len": 24, "steps": 2}
 LENGTHS = {
@@ -50,46 +45,6 @@ SHOWN = ("uneven", "long", "colocate")
 """Parts of a result's name that say what is not the default."""
 VLLM = "custom.extra.rollout_matching.vllm"
 PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-
-
-def shaped():
-    """An empty model (no memory) with the shape of Qwen3-4B."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    fields = json.loads((SMALL_MODEL / "config.json").read_text()) | SHAPE
-    fields["layer_types"] = ["full_attention"] * SHAPE["num_hidden_layers"]
-    with torch.device("meta"):
-        return Qwen3ForCausalLM._from_config(Qwen3Config.from_dict(fields), dtype=torch.bfloat16)
-
-
-def make_model(directory, mean_len=None):
-    """The arithmetic model's tokenizer around random weights; with ``mean_len`` responses are so long on average."""
-    shutil.copytree(SMALL_MODEL, directory, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
-    torch.manual_seed(0)
-    empty = shaped()
-    with torch.device("cuda"):
-        model = type(empty)._from_config(empty.config, dtype=torch.bfloat16)
-    if mean_len:
-        let_stop(model, 1 / mean_len)
-    model.save_pretrained(directory)
-    del model
-    torch.cuda.empty_cache()
-
-
-@torch.no_grad()
-def let_stop(model, probability):
-    """Give the stop token this probability at every place.
-
-    All embeddings get one direction in common, so that all last hidden states do, too. The tied head gives every token
-    the same logit for it, and the stop token that logit plus what its probability needs.
-    """
-    weight, stop = model.get_input_embeddings().weight, model.config.eos_token_id
-    weight += 5 * weight.std() * torch.randn(weight.shape[1], dtype=weight.dtype, device=weight.device)
-    ids = torch.randint(weight.shape[0], (4, 400), device=weight.device)
-    hidden = model.model(ids).last_hidden_state.flatten(0, 1).float()
-    others = torch.logsumexp(model.lm_head(hidden.to(weight.dtype)).float(), -1).mean()
-    mean = hidden.mean(0)
-    weight[stop] = ((others + math.log(probability)) * mean / mean.square().sum()).to(weight.dtype)
 
 
 def prompts_of(scale):
@@ -162,8 +117,10 @@ class Sides:
     def ours(self):
         config = our_config(self.folder, self.model, self.scale, lora=self.options.kind == "lora")
         if self.options.mode == "colocate":
-            memory = {f"{VLLM}.gpu_memory_utilization": self.options.engine_memory}
-            return {"off": self._our_run("off", config, {f"{VLLM}.mode": "colocate"} | memory, gpu="0")}
+            fields = {f"{VLLM}.mode": "colocate", f"{VLLM}.gpu_memory_utilization": self.options.engine_memory}
+            ways = {"off": {}, "checkpointed": {"training.gradient_checkpointing": True}}
+            ways = ways if self.options.checkpointed else {"off": {}}
+            return {way: self._our_run(way, config, fields | own, gpu="0") for way, own in ways.items()}
         common = {f"{VLLM}.mode": "server", f"{VLLM}.server.base_url": self.url,
                   f"{VLLM}.server.group_port": self.group_port}  # fmt: skip
         samples = {}
@@ -175,7 +132,8 @@ class Sides:
 
     def _our_run(self, way, config, fields, *, gpu):
         out = self.folder / way
-        fields |= {"training.output_dir": out, "custom.extra.rollout_matching.overlap": way}
+        overlap = "off" if way == "checkpointed" else way
+        fields |= {"training.output_dir": out, "custom.extra.rollout_matching.overlap": overlap}
         command = self._command("train", config, fields, gpu=gpu)
         code, output = finish(command, self.folder / f"{way}.txt", timeout_s=500)
         assert code == 0, output[-3000:]
@@ -227,6 +185,12 @@ def ratios(samples):
     return middle, {f"{way} / trl": each[way] / each["trl"] for way in each if way != "trl" and "trl" in each}
 
 
+def peaks(samples):
+    """Peak GPU memory in tensors of each way's learner, a colocated engine included. Unit: GB."""
+    ours = {way: told["memory"]["peak_gb"] for way, told in samples.items() if told.get("memory")}
+    return ours | {way: told["peak_bytes"] / 1e9 for way, told in samples.items() if "peak_bytes" in told}
+
+
 def matrix_rate():
     """FLOP/s of a large bfloat16 product on this GPU."""
     left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -270,6 +234,7 @@ def main():
                 for log in Path(folder).glob("*.txt"):
                     shutil.copy(log, logs)
             told["median_s"], told["ratios"] = ratios(told["samples"])
+            told["peak_gb"] = peaks(told["samples"])
             if "off" in told["samples"] and not options.rehearse:
                 told["matrix_tflops"] = (rate := matrix_rate()) / 1e12
                 told["learn_share"] = learn_shares(told["samples"]["off"]["steps"][1:], options.kind, rate)
@@ -287,6 +252,7 @@ def parse():
     parser.add_argument("--lengths", choices=tuple(LENGTHS), default="even")
     parser.add_argument("--sides", nargs="+", choices=("ours", "trl"), default=["ours", "trl"])
     parser.add_argument("--overlap", nargs="+", choices=("off", "stream", "ahead"), default=["off", "ahead"])
+    parser.add_argument("--checkpointed", action="store_true", help="colocated: ours with every layer recomputed, too")
     parser.add_argument("--rehearse", action="store_true", help="our side only, on a tiny model, without GPUs")
     options = parser.parse_args()
     num_needed = 0 if options.rehearse else 2 if options.mode == "server" else 1
