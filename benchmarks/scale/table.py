@@ -12,8 +12,7 @@ from benchmarks.scale.pages import page_bytes
 from benchmarks.scale.records import records_of
 from benchmarks.scale.requests import Fleet, load_of, spread, together
 from rollmatch.plan.rates import load_rates
-from rollmatch.weights.chain import BUCKET_BYTES
-from rollmatch.weights.gloo import MAX_IN_FLIGHT
+from rollmatch.weights.gloo import BUCKET_BYTES, MAX_IN_FLIGHT
 
 PAGE = Path(__file__).parents[2] / "docs/scale.md"
 BEGIN, END = "<!-- simulated -->", "<!-- end -->"

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from rollmatch.weights.digest import bytes_of
-from rollmatch.weights.gloo import MAX_IN_FLIGHT, Buffer, GlooGroup, InFlight
+from rollmatch.weights.digest import Buffer, bytes_of
+from rollmatch.weights.gloo import MAX_IN_FLIGHT, GlooGroup, InFlight
 from rollmatch.weights.group_address import GroupAddress
 
 ROOT = Path(__file__).parents[2]

@@ -15,8 +15,9 @@ import torch
 
 from benchmarks.gpu.report import Report, parser_of
 from conformance.cli.hosts import enter
-from rollmatch.weights.gloo import GlooGroup, begin_on, broadcast_all
+from rollmatch.weights.gloo import GlooGroup, broadcast_all
 from rollmatch.weights.group_address import GroupAddress
+from rollmatch.weights.stateless import begin_on
 
 RATE, NUM_BYTES, NUM_BUCKETS, TIMEOUT_S, FIRST_PORT = "400mbit", 2**28, 64, 120.0, 51400
 NUMBERS = (4, 8, 16)

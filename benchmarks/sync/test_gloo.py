@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.sync.gloo_peers import bare_broadcast, bucketed_broadcast
 from benchmarks.sync.receiving_server import native_sender, receiving, weights_of
-from rollmatch.weights.chain import BUCKET_BYTES
+from rollmatch.weights.gloo import BUCKET_BYTES
 from rollmatch.weights.plan import make_plan, spec_of
 
 NUM_TENSORS, NUM_FLOATS = 120, 2**20

@@ -22,7 +22,7 @@ from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.rollout.weight_sender import make_sender
 from rollmatch.weights import gloo
-from rollmatch.weights.chain import CHAIN_PROTOCOL
+from rollmatch.weights.gloo import CHAIN_PROTOCOL
 from rollmatch.weights.worker.plugin import NAME
 
 PLUGGED = ROOT / "conformance/servers/plugged"

@@ -17,9 +17,9 @@ from conformance.servers.exchange import RecordedCall
 from conformance.servers.peers import halves, world_size
 from conformance.servers.talk import Stopped, Talk
 from rollmatch.weights.digest import bytes_of
-from rollmatch.weights.gloo import begin_on, open_gloo
+from rollmatch.weights.gloo import open_gloo
 from rollmatch.weights.group_address import GroupAddress, bind
-from rollmatch.weights.stateless import StatelessGroup
+from rollmatch.weights.stateless import StatelessGroup, begin_on
 
 TIMEOUT_S = 20.0
 

@@ -14,7 +14,7 @@ from conformance.trainers.server import RecordingServer, recording
 from conformance.trainers.test_small_trainer import MODEL
 from rollmatch.dialects.vllm.sender import FINISH, JOIN, START, UPDATE
 from rollmatch.dialects.vllm.transports import GlooTransport
-from rollmatch.weights.chain import BUCKET_BYTES
+from rollmatch.weights.gloo import BUCKET_BYTES
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.stream import outgoing
 

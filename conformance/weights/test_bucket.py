@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from conformance.refusals import refused
 from rollmatch.weights import digest, gloo
-from rollmatch.weights.digest import DigestMismatch, bytes_of, check_digests, cut, digests_of
-from rollmatch.weights.gloo import Buffer
+from rollmatch.weights.digest import Buffer, DigestMismatch, bytes_of, check_digests, cut, digests_of
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int8, torch.int64])
 KINDS = st.lists(st.tuples(DTYPES, st.lists(st.integers(0, 5), max_size=3).map(tuple)), max_size=8)

@@ -15,10 +15,10 @@ from torch.distributed import TCPStore
 from conformance.refusals import refused
 from conformance.server.calls import in_thread
 from conformance.server.instance import free_port
-from rollmatch.weights.gloo import GlooGroup, begin_on
+from rollmatch.weights.gloo import GlooGroup
 from rollmatch.weights.group_address import CommunicatorTimeout, GroupAddress, GroupAddressInvalid, TransferFailed
 from rollmatch.weights.group_store import DROP, GO, GroupStore
-from rollmatch.weights.stateless import StatelessGroup
+from rollmatch.weights.stateless import StatelessGroup, begin_on
 from rollmatch.weights.worker.receiver import SyncDropped, wait_go
 
 SECRET = "between these ranks only"

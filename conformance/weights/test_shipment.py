@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmatch.weights.digest import digest_of
-from rollmatch.weights.gloo import MAX_IN_FLIGHT, Blocks, Buffer, InFlight, pieces_of
+from rollmatch.weights.digest import Buffer, digest_of, pieces_of
+from rollmatch.weights.gloo import MAX_IN_FLIGHT, Blocks, InFlight
 from rollmatch.weights.plan import WeightTransfer, make_plan, spec_of
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int64])

@@ -11,9 +11,9 @@ from torch.distributed import PrefixStore, TCPStore
 
 from conformance.servers.broken.engine import TinyEngine
 from rollmatch.errors import RollmatchError
-from rollmatch.weights.gloo import begin_on, open_gloo
+from rollmatch.weights.gloo import open_gloo
 from rollmatch.weights.group_address import GroupAddress, bind
-from rollmatch.weights.stateless import StatelessGroup
+from rollmatch.weights.stateless import StatelessGroup, begin_on
 
 LIMIT_S = 15.0
 VISION, NORM = "model.visual.", "model.language_model.layers.2.post_attention_layernorm.weight"

@@ -1,4 +1,4 @@
-"""One digest per tensor, which shows that learner and server hold the same bytes, and the views of bytes it is made of.
+"""Bytes of tensors on their way, and one digest per tensor, which shows that learner and server hold the same bytes.
 
 Each transport has a digest of its own, 16 bytes in hexadecimal, named in a server's identity. Gloo: XXH3 with 128 bits,
 which hashes as fast as memory is read. Direct: a digest that a GPU makes as fast as it reads. Each 64-bit word is mixed
@@ -11,7 +11,8 @@ y, modulo 2^64. Both maps are one to one, so that one changed word always change
 same numbers. Digests find faults of a transport, not forgers: whoever may send weights may send any.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle
 from typing import NamedTuple, cast
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from xxhash import xxh3_128_digest
 
 from rollmatch.errors import SyncError
+from rollmatch.weights.plan import DTYPES, WeightTransfer
 
 GLOO, DIRECT = "gloo", "direct"
 """Transports: staged beside what is served, over gloo; straight into what is served, over NCCL where there are GPUs."""
@@ -77,6 +79,28 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
+class Buffer:
+    """One stretch of memory, used for one bucket after the other; grows when a bucket does not fit."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def fill(self, parts: Sequence[Tensor]) -> Tensor:
+        """[n] the bytes of tensors, one after the other, without padding.
+
+        A single part is not copied; the bytes of several are valid until the next call.
+
+        >>> Buffer().fill([torch.tensor([1, 2], dtype=torch.uint8), bytes_of(torch.tensor([[258]]))[:2]])
+        tensor([1, 2, 2, 1], dtype=torch.uint8)
+        """
+        if len(parts) == 1:
+            return parts[0]
+        size = sum(len(part) for part in parts)
+        if len(self._memory) < size:
+            self._memory = torch.empty(size, dtype=torch.uint8, device=self._memory.device)
+        return torch.cat(list(parts), out=self._memory[:size]) if parts else self._memory[:0]
+
+
 def cut(flat: Tensor, tensors: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> list[Tensor]:
     """The tensors of a bucket, as views of its bytes where these are aligned.
 
@@ -91,6 +115,27 @@ def cut(flat: Tensor, tensors: Sequence[tuple[torch.dtype, tuple[int, ...]]]) ->
         found.append(aligned.view(dtype).view(shape))
         start = stop
     return found
+
+
+def pieces_of(transfer: WeightTransfer, buffers: Sequence[Buffer], digests: list[bytes]) -> Iterator[Tensor]:
+    """Raw bytes of each bucket, then the digests, each made just before its bytes go, while others travel.
+
+    Buffers take turns, so that a chunk is whole while one less than ``buffers`` are in flight. What is hashed is what
+    is sent: a tensor that changes on its way does not arrive unnoticed. ``digests`` receives one per tensor.
+    """
+    memory = cycle(buffers)
+    for bucket in transfer.plan.buckets:
+        parts = _bytes_in(transfer, bucket.start, bucket.stop)
+        digests += [digest_of_bytes(part) for part in parts]
+        yield next(memory).fill(parts)
+    yield torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)
+
+
+@torch.no_grad()
+def _bytes_in(transfer: WeightTransfer, start: int, stop: int) -> list[Tensor]:
+    """Of each tensor, in the type in which it travels."""
+    pairs = zip(transfer.tensors[start:stop], transfer.plan.specs[start:stop], strict=True)
+    return [bytes_of(tensor.to("cpu", DTYPES[spec.dtype])) for tensor, spec in pairs]
 
 
 def check_digests(names: Sequence[str], sent: Sequence[str], held: Sequence[str], *, server: str) -> None:

@@ -9,26 +9,98 @@ same time, so that the link is not idle between two of them.
 
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from itertools import cycle
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import BroadcastOptions, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
-from rollmatch.weights.chain import Passing, Work, neighbours
-from rollmatch.weights.digest import bytes_of, digest_of_bytes
+from rollmatch.weights.digest import Buffer, pieces_of
 from rollmatch.weights.group_address import GroupAddress, TransferFailed, is_wildcard, not_joined, own_address
 from rollmatch.weights.group_store import GroupStore
-from rollmatch.weights.plan import DTYPES, WeightTransfer
+from rollmatch.weights.plan import WeightTransfer
 
+CHAIN_PROTOCOL = 1
+"""Number of this exchange, raised when it changes: ranks of different versions would wait until their time limit. The
+native dialect's ``PROTOCOL`` is raised with it.
+"""
+BUCKET_BYTES = 4 * 2**20
+"""Size of a slice. Smaller tensors are copied together up to it, while they fit into a cache."""
 MAX_IN_FLIGHT = 6
 """Broadcasts at the same time; all ranks begin them in the same order."""
 _NUM_THREADS = 4
 """For those who broadcast by gloo's tree: each in flight keeps one busy; torch's own two would let the others wait."""
 Completion = Callable[[], None]
 """Waits until a broadcast has ended."""
+
+
+class Work(Protocol):
+    """torch's handle of what is under way."""
+
+    def wait(self, timeout: timedelta = ...) -> bool:
+        """Errors: ``RuntimeError``."""
+
+
+def neighbours(*, rank: int, source: int, world_size: int) -> tuple[int | None, int | None]:
+    """Ranks to receive from and to pass on to; the chain begins at ``source``.
+
+    >>> [neighbours(rank=rank, source=3, world_size=4) for rank in (3, 0, 1, 2)]
+    [(None, 0), (3, 1), (0, 2), (1, None)]
+    """
+    place = (rank - source) % world_size
+    before = (rank - 1) % world_size if place else None
+    return before, (rank + 1) % world_size if place < world_size - 1 else None
+
+
+class Passing:
+    """One tensor on its way through this rank, in slices. Errors of all calls: ``RuntimeError``."""
+
+    def __init__(
+        self,
+        group: ProcessGroupGloo,
+        tensor: Tensor,
+        *,
+        between: tuple[int | None, int | None],
+        tag: int,
+        limit_s: float,
+    ) -> None:
+        """Begin to receive, or to send where nobody comes before. Slices have tags from ``tag`` on."""
+        (before, self._after), self._limit = between, timedelta(seconds=limit_s)
+        parts = tensor.view(-1).split(max(1, BUCKET_BYTES // tensor.element_size()))  # type: ignore[no-untyped-call]
+        self.num_slices, self._slices = len(parts), deque(enumerate(parts, start=tag))
+        self._came, self._sent = deque[Work](), deque[Work]()
+        self._group: ProcessGroupGloo | None = group
+        if before is None:
+            self._pass_on(len(parts))
+        for number, part in self._slices:
+            self._came.append(group.recv([part], before, number))  # type: ignore[attr-defined]
+
+    def arrive(self) -> None:
+        """Until all slices are here; each is passed on at once."""
+        while self._came:
+            self._came.popleft().wait(self._limit)  # named nowhere: a traceback would keep the sockets open
+            self._pass_on(1)
+
+    def leave(self) -> None:
+        """Until all slices have left, after ``arrive``."""
+        while self._sent:
+            self._sent.popleft().wait(self._limit)
+
+    def drop(self) -> None:
+        """Keep nothing of the group."""
+        self._came.clear()
+        self._sent.clear()
+        self._group = None
+
+    def _pass_on(self, num_slices: int) -> None:
+        for _ in range(num_slices):
+            number, part = self._slices.popleft()
+            if self._group is None:
+                raise RuntimeError("the group is closed")
+            if self._after is not None:
+                self._sent.append(self._group.send([part], self._after, number))  # type: ignore[attr-defined]
 
 
 class GlooGroup:
@@ -136,28 +208,6 @@ class GlooGroup:
         return TransferFailed("the group is closed", remedy="Open a communicator.")
 
 
-class Buffer:
-    """One stretch of memory, used for one bucket after the other; grows when a bucket does not fit."""
-
-    def __init__(self, device: torch.device | None = None) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8, device=device)
-
-    def fill(self, parts: Sequence[Tensor]) -> Tensor:
-        """[n] the bytes of tensors, one after the other, without padding.
-
-        A single part is not copied; the bytes of several are valid until the next call.
-
-        >>> Buffer().fill([torch.tensor([1, 2], dtype=torch.uint8), bytes_of(torch.tensor([[258]]))[:2]])
-        tensor([1, 2, 2, 1], dtype=torch.uint8)
-        """
-        if len(parts) == 1:
-            return parts[0]
-        size = sum(len(part) for part in parts)
-        if len(self._memory) < size:
-            self._memory = torch.empty(size, dtype=torch.uint8, device=self._memory.device)
-        return torch.cat(list(parts), out=self._memory[:size]) if parts else self._memory[:0]
-
-
 class Blocks:
     """Blocks of memory by size, used again by every sync: the first use of memory costs as much as writing it."""
 
@@ -222,27 +272,6 @@ def broadcast_all(
     in_flight.wait()
 
 
-def pieces_of(transfer: WeightTransfer, buffers: Sequence[Buffer], digests: list[bytes]) -> Iterator[Tensor]:
-    """Raw bytes of each bucket, then the digests, each made just before its bytes go, while others travel.
-
-    Buffers take turns, so that a chunk is whole while one less than ``buffers`` are in flight. What is hashed is what
-    is sent: a tensor that changes on its way does not arrive unnoticed. ``digests`` receives one per tensor.
-    """
-    memory = cycle(buffers)
-    for bucket in transfer.plan.buckets:
-        parts = _bytes_in(transfer, bucket.start, bucket.stop)
-        digests += [digest_of_bytes(part) for part in parts]
-        yield next(memory).fill(parts)
-    yield torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)
-
-
-@torch.no_grad()
-def _bytes_in(transfer: WeightTransfer, start: int, stop: int) -> list[Tensor]:
-    """Of each tensor, in the type in which it travels."""
-    pairs = zip(transfer.tensors[start:stop], transfer.plan.specs[start:stop], strict=True)
-    return [bytes_of(tensor.to("cpu", DTYPES[spec.dtype])) for tensor, spec in pairs]
-
-
 def open_gloo(store: Store, address: GroupAddress) -> ProcessGroupGloo:
     """Join; listen at the interface that leads to the group's host, and nowhere else. Errors: ``RuntimeError``."""
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -251,11 +280,3 @@ def open_gloo(store: Store, address: GroupAddress) -> ProcessGroupGloo:
     options._timeout = timedelta(seconds=address.join_timeout_s)
     options._threads = _NUM_THREADS
     return ProcessGroupGloo(store, address.rank, address.world_size, options)
-
-
-def begin_on(group: ProcessGroupGloo, tensor: Tensor, *, source: int, timeout_s: float) -> Work:
-    """One broadcast, in place, within its own time limit. Errors, also of waiting: torch's ``RuntimeError``."""
-    options = BroadcastOptions()
-    options.rootRank, options.rootTensor = source, 0
-    options.timeout = timedelta(seconds=timeout_s)
-    return group.broadcast([tensor], options)  # type: ignore[attr-defined, no-any-return]

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
-from rollmatch.weights.gloo import Completion, begin_on, open_gloo
+from rollmatch.weights.gloo import Completion, Work, open_gloo
 from rollmatch.weights.group_address import GroupAddress, TransferFailed, not_joined
 from rollmatch.weights.nccl import failing, forbid_multicast
 
@@ -183,6 +183,14 @@ class _Reader(pickle.Unpickler):
         if self._allowed is not None and (module_name, global_name) == ("_ctypes", "_unpickle"):
             return super().find_class(module_name, global_name)
         raise ValueError(f"the store holds {module_name}.{global_name}, which is not expected there")
+
+
+def begin_on(group: ProcessGroupGloo, tensor: Tensor, *, source: int, timeout_s: float) -> Work:
+    """One broadcast, in place, within its own time limit. Errors, also of waiting: torch's ``RuntimeError``."""
+    options = BroadcastOptions()
+    options.rootRank, options.rootTensor = source, 0
+    options.timeout = timedelta(seconds=timeout_s)
+    return group.broadcast([tensor], options)  # type: ignore[attr-defined, no-any-return]
 
 
 def read_text(packed: bytes) -> str:

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rollmatch.weights import chain, gloo, nccl
+from rollmatch.weights import gloo, nccl
 from rollmatch.weights.digest import DIRECT, GLOO, digests_of, mixed_digests_of
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.group_store import GroupStore
@@ -46,7 +46,7 @@ class Transport:
 TRANSPORTS = {
     GLOO: Transport(
         name=GLOO,
-        bucket_bytes=chain.BUCKET_BYTES,
+        bucket_bytes=gloo.BUCKET_BYTES,
         tail_bytes=0,
         stages=True,
         open=lambda address, _: gloo.GlooGroup.open(address),

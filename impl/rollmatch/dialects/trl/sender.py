@@ -17,8 +17,7 @@ from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.session import RolloutServer
 from rollmatch.dialects.swift.sender import ADAPTER_ROUTE, named_parts, peft_config, takes_adapters
 from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.weights.digest import bytes_of
-from rollmatch.weights.gloo import Buffer
+from rollmatch.weights.digest import Buffer, bytes_of
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.nccl import device_of

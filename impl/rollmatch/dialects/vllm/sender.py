@@ -18,7 +18,7 @@ from rollmatch.dialects.session import RolloutServer
 from rollmatch.dialects.trl.sender import AdapterUnproven
 from rollmatch.dialects.vllm.transports import RANK, GlooTransport, NcclTransport, StockTransport
 from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.weights.chain import BUCKET_BYTES
+from rollmatch.weights.gloo import BUCKET_BYTES
 from rollmatch.weights.group_address import GroupAddress, not_joined, own_address
 from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.nccl import device_of

@@ -9,8 +9,7 @@ from typing import Protocol
 import torch
 from packaging.version import Version
 
-from rollmatch.weights.chain import CHAIN_PROTOCOL
-from rollmatch.weights.gloo import GlooGroup
+from rollmatch.weights.gloo import CHAIN_PROTOCOL, GlooGroup
 from rollmatch.weights.group_address import GroupAddress, TransferFailed, bind
 from rollmatch.weights.plan import Plan, WeightTransfer
 from rollmatch.weights.stateless import StatelessGroup

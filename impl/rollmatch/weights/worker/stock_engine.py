@@ -15,8 +15,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from rollmatch.errors import SyncError
-from rollmatch.weights.chain import CHAIN_PROTOCOL
-from rollmatch.weights.gloo import GlooGroup
+from rollmatch.weights.gloo import CHAIN_PROTOCOL, GlooGroup
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.plan import Spec, TransferPlan
 from rollmatch.weights.worker.loading import has_plain_weights
