@@ -175,6 +175,15 @@ def test_a_signal_leaves_nobody_behind_even_of_a_child_that_ignores_it():
     assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
+def test_under_nohup_the_end_of_a_terminal_ends_nothing():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        child = "import os, signal; os.kill(os.getppid(), signal.SIGHUP); raise SystemExit(3)"
+        assert run_child([sys.executable, "-c", child], {}) == 3
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_killed_launcher_takes_its_child_along():
     sleeping = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(99)"]
     launcher = psutil.Popen([sys.executable, "-c", LAUNCHER, *sleeping], stdout=subprocess.PIPE)

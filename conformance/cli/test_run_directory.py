@@ -84,6 +84,15 @@ def test_a_directory_that_holds_something_else_is_no_run(directory):
     assert opened(directory) is None, "a start that was killed before its first step"
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_files_of_others_are_not_deleted_for_their_names(directory, resume):
+    write(directory, "evaluations/mine.csv", "tensorboard/other")
+    with refused("run-directory-taken", "training.output_dir", remedy="Name another directory") as caught:
+        opened(directory, resume=resume)
+    assert "holds evaluations, tensorboard and" in caught.value.problem
+    assert left_in(directory) == {"evaluations/mine.csv", "tensorboard/other"}
+
+
 def test_a_resumed_run_continues_the_whole_checkpoint_of_the_highest_step(directory):
     for name in ("checkpoint-best", "checkpoint-20-copy", "checkpoint-"):
         checkpoint(directory, name)

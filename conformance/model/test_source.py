@@ -1,8 +1,11 @@
 """Models by directory, hub id and adapter; the settings of their chat template and processor."""
 
+import json
+
 import huggingface_hub.constants
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.checkpoints import make_checkpoint
@@ -10,7 +13,7 @@ from conformance.refusals import refused
 from rollmatch.checkpoint import MANIFEST
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.checkpoint import merged_weights
-from rollmatch.model.policy import load_policy, unwrap
+from rollmatch.model.policy import load_adapters, load_policy, unwrap
 from rollmatch.model.source import local_model
 from rollmatch.model.template import Template, TemplateOptions
 from rollmatch.records import Sample
@@ -105,6 +108,25 @@ def test_a_run_starts_from_an_adapter(adapter, directory, start, tuner, num_trai
     assert sum(weight.requires_grad for weight in policy.parameters()) == num_trained
     if start == "continue":
         assert unwrap(policy).model.layers[0].mlp.up_proj.lora_A["default"].weight.shape[0] == 3
+
+
+def test_a_run_s_adapter_lies_on_what_the_run_started_from(adapter, directory, tmp_path):
+    """A checkpoint holds the adapter that was trained, and not the one that was merged into the base before."""
+    folder, expected = adapter
+    model = local_model(ModelConfig(model=str(folder), torch_dtype="float32"))
+    checkpoint, tuner = tmp_path / "checkpoint-1", TunerConfig(train_type="lora")
+    policy = load_policy(model, tuner)
+    policy.save_pretrained(checkpoint)
+    base = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    ours = dict(merged_weights(load_adapters(base, checkpoint, model, tuner)))
+    assert all(torch.allclose(ours[name], weight, atol=1e-6) for name, weight in expected.items())
+    tree = {"model": {"model": str(directory), "adapter": str(folder)}, "tuner": {"train_type": "lora"}}
+    (tmp_path / "resolved.yaml").write_text(json.dumps(tree))
+    with refused("adapter-on-adapter", "model.model", remedy=f"rollmatch export {tmp_path} OUT"):
+        local_model(ModelConfig(model=str(checkpoint)))
+    tree["model"]["adapter_start"] = "continue"
+    (tmp_path / "resolved.yaml").write_text(json.dumps(tree))
+    assert local_model(ModelConfig(model=str(checkpoint))).adapter == str(checkpoint)
 
 
 def test_quantized_weights_are_refused(directory, tmp_path):

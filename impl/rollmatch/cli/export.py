@@ -132,7 +132,7 @@ def load_trained(config: RunConfig, checkpoint: Path) -> "nn.Module":
         return model
     from rollmatch.model.policy import load_adapters
 
-    return load_adapters(model, checkpoint)
+    return load_adapters(model, checkpoint, config.model, config.tuner)
 
 
 def write_weights(model: "nn.Module", out: Path, dtype: str) -> int:

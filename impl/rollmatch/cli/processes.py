@@ -81,9 +81,14 @@ def kill_orphans() -> None:
                 os.waitpid(process.pid, 0)
 
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 600.0
 """Time a child has to end by itself after a signal: a learner ends its step and writes a checkpoint in it."""
+
+
+def forwarded() -> tuple[signal.Signals, ...]:
+    """Signals that a launcher takes, and passes on; under ``nohup``, the end of a terminal is none of them."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return numbers if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else numbers[:2]
 
 
 def run_child(command: Sequence[str], environment: Mapping[str, str], *, grace_s: float = GRACE_S) -> int:
@@ -97,7 +102,7 @@ def run_child(command: Sequence[str], environment: Mapping[str, str], *, grace_s
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number if len(received) == 1 else signal.SIGKILL)
 
-    before = {number: signal.signal(number, pass_on) for number in FORWARDED}
+    before = {number: signal.signal(number, pass_on) for number in forwarded()}
     try:
         code = _wait(child, received, grace_s)
     finally:

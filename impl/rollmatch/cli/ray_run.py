@@ -18,7 +18,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import PlacementGroup
 
-from rollmatch.cli.processes import FORWARDED, GRACE_S
+from rollmatch.cli.processes import GRACE_S, forwarded
 from rollmatch.cli.ray_cluster import place
 from rollmatch.cli.ray_command import ActorSite, CommandReport
 from rollmatch.cli.run_directory import holds_run
@@ -271,7 +271,7 @@ def _not_started(part: RunPart, problem: str) -> LaunchError:
 @contextmanager
 def _recording(numbers: list[int]) -> Iterator[None]:
     """Signals to this process go into a list, in place of their effect; after Ray, which sets handlers of its own."""
-    before = {number: signal.signal(number, lambda sent, _: numbers.append(sent)) for number in FORWARDED}
+    before = {number: signal.signal(number, lambda sent, _: numbers.append(sent)) for number in forwarded()}
     try:
         yield
     finally:

@@ -51,16 +51,17 @@ def open_run_directory(path: Path, *, resume: bool, overwrite: bool) -> Iterator
     Errors: ``RunDirectoryTaken``, ``output-dir-not-writable``, ``checkpoint-damaged``.
     """
     made = _make(path)
-    lock = None
+    lock, is_checked = None, False
     try:
         lock = _lock(path)
         if overwrite and not resume:
             _empty(path)
-        elif not resume:
-            _refuse_a_run(path)
+        else:
+            _check_content(path, resume=resume)
+        is_checked = True
         yield RunDirectory(path=path, checkpoint=last_checkpoint(path) if resume else None)
     except BaseException:
-        if lock is not None and not holds_run(path):
+        if is_checked and not holds_run(path):
             _empty(path)
         raise
     finally:
@@ -175,15 +176,30 @@ def _lock(path: Path) -> IO[str]:
     return file
 
 
-def _refuse_a_run(path: Path) -> None:
+def _check_content(path: Path, *, resume: bool) -> None:
+    """Remove what a start left that was killed before its first evaluation.
+
+    Errors: ``RunDirectoryTaken`` for a run that is not resumed, and for files of others that have names of ours.
+    """
     if holds_run(path):
-        remedy = "Add --resume to continue it, --overwrite to delete it and start over, or name another directory."
-        raise RunDirectoryTaken(f"{path} already holds a run", key=KEY, remedy=remedy)
-    _empty(path)  # what a start left that was killed before its first evaluation
+        if not resume:
+            remedy = "Add --resume to continue it, --overwrite to delete it and start over, or name another directory."
+            raise RunDirectoryTaken(f"{path} already holds a run", key=KEY, remedy=remedy)
+        return
+    theirs = sorted(one.name for one in _named_as_ours(path))
+    if theirs and not (path / JOURNAL).exists():  # which a run writes first
+        problem = f"{path} holds {', '.join(theirs)} and no {JOURNAL}: something else than a run wrote that"
+        raise RunDirectoryTaken(problem, key=KEY, remedy="Name another directory; --overwrite would delete it.")
+    if not resume:
+        _empty(path)
+
+
+def _named_as_ours(directory: Path) -> Iterator[Path]:
+    return (path for pattern in OURS for path in directory.glob(pattern))
 
 
 def _empty(directory: Path) -> None:
-    for path in [*checkpoints_in(directory), *(path for pattern in OURS for path in directory.glob(pattern))]:
+    for path in [*checkpoints_in(directory), *_named_as_ours(directory)]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

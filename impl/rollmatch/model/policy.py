@@ -70,10 +70,14 @@ def _with_adapter(model: nn.Module, config: ModelConfig, tuner: TunerConfig) -> 
         return model
     from peft import PeftModel
 
-    continues = config.adapter_start == "continue" and tuner.train_type == "lora"
+    continues = _continues(config, tuner)
     adapted = PeftModel.from_pretrained(cast("PreTrainedModel", model), config.adapter, is_trainable=continues)
     merged: nn.Module = adapted if continues else adapted.merge_and_unload()
     return merged
+
+
+def _continues(config: ModelConfig, tuner: TunerConfig) -> bool:
+    return config.adapter_start == "continue" and tuner.train_type == "lora"
 
 
 def prepare(model: nn.Module, tuner: TunerConfig) -> nn.Module:
@@ -91,11 +95,14 @@ def prepare(model: nn.Module, tuner: TunerConfig) -> nn.Module:
     return model
 
 
-def load_adapters(model: nn.Module, checkpoint: Path) -> nn.Module:
-    """The model with the adapters of a checkpoint, as they were saved."""
+def load_adapters(model: nn.Module, checkpoint: Path, config: ModelConfig, tuner: TunerConfig) -> nn.Module:
+    """The model as saved in a directory, with the adapters of a checkpoint, and below them the adapter that its run
+    had merged before (``model.adapter``), which the checkpoint does not hold.
+    """
     from peft import PeftModel
 
-    adapted: nn.Module = PeftModel.from_pretrained(model, checkpoint)
+    start = model if _continues(config, tuner) else _with_adapter(model, config, tuner)
+    adapted: nn.Module = PeftModel.from_pretrained(cast("PreTrainedModel", start), checkpoint)
     return adapted
 
 

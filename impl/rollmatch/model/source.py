@@ -7,6 +7,8 @@ import json
 import re
 from pathlib import Path
 
+import yaml
+
 from rollmatch.checkpoint import MANIFEST, SPLIT, checkpoints_in
 from rollmatch.config import RunConfig
 from rollmatch.config.training import ModelConfig
@@ -16,6 +18,8 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 """What is fetched of a repository."""
 ADAPTER_FILE = "adapter_config.json"
+CONFIG_FILE = "resolved.yaml"
+"""Beside the checkpoints of a run: its configuration."""
 
 
 def with_local_model(config: RunConfig) -> RunConfig:
@@ -26,7 +30,7 @@ def with_local_model(config: RunConfig) -> RunConfig:
 def local_model(config: ModelConfig) -> ModelConfig:
     """Directories in place of hub ids; a model that is an adapter becomes its base and the adapter.
 
-    Errors: ``model-directory-missing``.
+    Errors: ``model-directory-missing``, ``adapter-on-adapter``.
     """
     directory = local_directory(config.model, revision=config.revision, key="model.model")
     adapter = config.adapter and local_directory(config.adapter, revision=None, key="model.adapter")
@@ -34,7 +38,21 @@ def local_model(config: ModelConfig) -> ModelConfig:
     if adapter is None and path.is_file():
         base = str(json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"])
         directory, adapter = local_directory(base, revision=None, key="model.model"), directory
+    if adapter is not None:
+        _check_whole(Path(adapter))
     return config.model_copy(update={"model": directory, "adapter": adapter})
+
+
+def _check_whole(adapter: Path) -> None:
+    """A run that had merged another adapter before saves its own only. Errors: ``adapter-on-adapter``."""
+    described = adapter.parent / CONFIG_FILE
+    run = yaml.safe_load(described.read_text(encoding="utf-8")) if described.is_file() else {}
+    model, tuner = run.get("model", {}), run.get("tuner", {})
+    continues = model.get("adapter_start") == "continue" and tuner.get("train_type") == "lora"
+    if model.get("adapter") is not None and not continues:
+        problem = f"{adapter} lies on {model.get('model')} with {model['adapter']} merged, which it does not hold"
+        remedy = f"Run rollmatch export {adapter.parent} OUT, and name OUT."
+        raise ConfigError(problem, code="adapter-on-adapter", key="model.model", remedy=remedy)
 
 
 def _checkpoint_of(directory: Path) -> str:
