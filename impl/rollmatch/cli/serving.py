@@ -26,11 +26,10 @@ DEAD_CODE = 1
 """Exit code of a server that ended because a worker had died."""
 DEAD_GRACE_S = 5.0
 """How long a server without one of its workers still says so."""
-_DEAD_POLL_S = 0.5
 
 
 def serve(settings: ServerSettings, listener: socket.socket, shutdown: Shutdown) -> None:
-    """Start all replicas, then serve until ``shutdown``. Errors: ``CheckpointMissing``, ``WorkerDead``."""
+    """Start all replicas; serve until ``shutdown`` or a worker's end. Errors: ``CheckpointMissing``, ``WorkerDead``."""
     # An engine that outlives the server process must not hold its port.
     os.register_at_fork(after_in_child=listener.close)
     os.register_at_fork(after_in_child=shutdown.forget_in_child)
@@ -39,25 +38,17 @@ def serve(settings: ServerSettings, listener: socket.socket, shutdown: Shutdown)
         shutdown.begin_serving()
         where = f"http://{settings.host}:{settings.port}"
         print(f"rollout server ready: {where} ({settings.data_parallel_size} replicas)", file=sys.stderr, flush=True)
-        runner.run(_listen(state, listener, settings, shutdown))
+        ending = runner.get_loop().create_task(_end_when_dead(state.pool, shutdown))
+        app, health = make_app(state), partial(health_of, state)
+        runner.run(listen(app, listener, settings.limits, health=health, is_ending=shutdown.is_requested))
+        ending.cancel()
     if shutdown.exit_code == DEAD_CODE:
         raise dead()
 
 
-async def _listen(state: ServerState, listener: socket.socket, settings: ServerSettings, shutdown: Shutdown) -> None:
-    """Serve until a signal, or until a worker has died."""
-    ending = asyncio.create_task(_end_when_dead(state.pool, shutdown))
-    try:
-        app, health = make_app(state), partial(health_of, state)
-        await listen(app, listener, settings.limits, health=health, is_ending=shutdown.is_requested)
-    finally:
-        ending.cancel()
-
-
 async def _end_when_dead(pool: EnginePool, shutdown: Shutdown) -> None:
     """End a server that cannot generate any more, as a signal would, after its callers could learn why."""
-    while not pool.is_dead:
-        await asyncio.sleep(_DEAD_POLL_S)
+    await pool.died.wait()
     await asyncio.sleep(DEAD_GRACE_S)
     shutdown.request(DEAD_CODE)
 

@@ -25,7 +25,8 @@ class EnginePool:
         self.replicas = tuple(replicas)
         self.policy_version = 0
         self.state = SERVING if weights_set else NOT_SET
-        self.is_dead = False
+        self.died = asyncio.Event()
+        """Set as soon as a replica is dead."""
         self.tokens_by_replica = [0] * len(self.replicas)
         """Response tokens that each has written since the start."""
         self.num_restarted = 0
@@ -38,6 +39,11 @@ class EnginePool:
         self._running: set[asyncio.Task[Any]] = set()
         self._restarted: set[asyncio.Task[Any]] = set()
         self._counter = itertools.count()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether ``watch`` has found a replica dead."""
+        return self.died.is_set()
 
     @property
     def num_generated_tokens(self) -> int:
@@ -171,7 +177,7 @@ class EnginePool:
             self.turned_at = time.monotonic()
             self.progress.look([replica.unfinished_tokens() for replica in self.replicas], self.tokens_by_replica)
             await asyncio.sleep(_WATCH_S)
-        self.is_dead = True
+        self.died.set()
         for task in list(self._running):
             task.cancel()
 
