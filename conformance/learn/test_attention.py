@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, BloomForCausalLM, Lfm2ForCausalLM, LlamaForCausalLM, MambaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from conformance.doubles.tiny_qwen3_vl import IMAGE_ID, PAD_ID, make_tiny_qwen3, make_tiny_qwen3_vl
@@ -19,6 +19,7 @@ from rollmatch.learn.attention import (
     packed_mask,
     spans_of,
     use_packed_attention,
+    why_unpackable,
 )
 from rollmatch.learn.batch import make_model_inputs
 from rollmatch.model.images import NO_IMAGES
@@ -183,6 +184,23 @@ def test_a_packed_call_is_one_row_without_cache_or_window(num_rows, num_keys, wi
     with refused(code, key):
         _call(module, num_rows, num_keys, cu_seq_lens_q=bounds, sliding_window=window)
     _call(module, 1, 4, cu_seq_lens_q=bounds, sliding_window=None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "why"),
+    [
+        (LlamaForCausalLM, {}, ""),
+        (MambaForCausalLM, {}, "linear_attention"),
+        (Lfm2ForCausalLM, {"layer_types": ["conv", "full_attention"]}, "conv"),
+        (BloomForCausalLM, {}, "computes attention by itself"),
+    ],
+)
+def test_models_that_would_not_see_the_bounds_are_not_packed(kind, sizes, why):
+    """A state that runs through the row, and attention of a model's own: the second segment would see the first."""
+    with torch.device("meta"):
+        model = kind(kind.config_class(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, **sizes))
+    assert why in why_unpackable(model)
+    assert bool(why) == bool(why_unpackable(model))
 
 
 def _call(module, num_rows, num_keys, **kwargs):

@@ -9,9 +9,10 @@ from conformance.doubles.tiny_qwen3_vl import VOCAB_LEN, make_tiny_qwen3
 from conformance.learn.loss_cases import MASK, RULES
 from conformance.learn.models import TOLERANCE, assert_same_gradients, gradients, make_packed_model
 from conformance.learn.segments import make_segment
-from rollmatch.learn import head as scoring_file
+from rollmatch.learn import loss_in_head
 from rollmatch.learn.batch import Batcher
-from rollmatch.learn.head import HeadStates, Scoring, head_worth_avoiding, logprobs_of, losing_logits
+from rollmatch.learn.head import HeadStates, logprobs_of
+from rollmatch.learn.loss_in_head import Scoring, head_worth_avoiding, losing_logits
 from rollmatch.learn.pack import Packer
 from rollmatch.learn.score import score_segments
 from rollmatch.model.images import NO_IMAGES
@@ -83,13 +84,16 @@ class Capped(torch.nn.Module):
         return out
 
 
-def test_a_model_that_does_something_to_its_logits_is_scored_on_them():
+@pytest.mark.parametrize("size_of_first_loss", [1.0, 0.0, 1e-5])
+def test_a_model_that_does_something_to_its_logits_is_scored_on_them(size_of_first_loss):
+    """Whatever the first loss is: one near 0 comes out of a cap as it went in, as where all advantages are 0."""
     model = Capped()
     batcher = Batcher(model.inner, ScoringSupervisor(), packer=None, pad_id=0)
     (batch,) = batcher.make([make_segment(0)[0]], lambda sample: NO_IMAGES, num_batches=1)
-    scoring = Scoring(model.inner.lm_head)
-    loss, _ = scoring(model, batch.inputs, score_of(batch))
-    plain, _ = Scoring(None)(model, batch.inputs, score_of(batch))
+    scoring, score = Scoring(model.inner.lm_head), score_of(batch)
+    scoring(model, batch.inputs, lambda logits: size_of_first_loss * score(logits))
+    loss, _ = scoring(model, batch.inputs, score)
+    plain, _ = Scoring(None)(model, batch.inputs, score)
     assert torch.equal(loss, plain)
     assert scoring.head is None
 
@@ -122,7 +126,7 @@ def test_log_probabilities_without_gradients_are_those_of_logits(learns, monkeyp
 
     plain = scored()
     assert head_worth_avoiding(model) is None
-    monkeypatch.setattr(scoring_file, "LARGE_VOCABULARY", VOCAB_LEN)
+    monkeypatch.setattr(loss_in_head, "LARGE_VOCABULARY", VOCAB_LEN)
     assert head_worth_avoiding(model) is model.lm_head
     assert [len(one) for one in plain] == [segment.train_len for segment in pairs]
     for ours, theirs in zip(scored(), plain, strict=True):

@@ -41,6 +41,16 @@ def test_a_directory_without_tokenizer_is_refused_and_with_one_is_read(tmp_path)
     assert Vocabulary.load(tmp_path).stop_id == make_vocabulary().stop_id
 
 
+def test_truncation_and_padding_that_were_saved_with_a_tokenizer_play_no_part(tmp_path):
+    tokenizer, text = make_tokenizer(), "abc " * 20
+    plain = Vocabulary(make_tokenizer()).encode(text)
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=500)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert len(plain) > 5
+    assert Vocabulary.load(tmp_path).encode(text) == plain
+
+
 @pytest.mark.scenario(
     "parsing/a-tokenizer-without-coordinate-tokens-is-refused", clauses=["parsing/an-answer-is-one-line-of-json#4"]
 )

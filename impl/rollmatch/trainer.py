@@ -21,7 +21,8 @@ from rollmatch.data.order import check_order
 from rollmatch.evaluation import evaluate_policy, write_evaluation
 from rollmatch.learn.batch import MicroBatch, split_evenly
 from rollmatch.learn.early import EarlyGradients
-from rollmatch.learn.head import Logits, Scoring, head_worth_avoiding, logprobs_of
+from rollmatch.learn.head import Logits, logprobs_of
+from rollmatch.learn.loss_in_head import Scoring, head_worth_avoiding
 from rollmatch.learn.score import SegmentScorer
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.policy import unwrap
@@ -291,8 +292,7 @@ class RolloutTrainer(ResumableTrainer):
         return [self.train_dataset[index] for index in indices]
 
     def _features_of(self, sample: Sample, *, known: Mapping[int, ImageFeatures]) -> ImageFeatures:
-        found = known.get(sample.sample_id)
-        return self.source.template.image_features(sample) if found is None else found
+        return known.get(sample.sample_id) or self.source.template.image_features(sample)
 
     def _get_train_sampler(self, *_: object) -> ReusedOrder:
         """The learner owns the order."""

@@ -103,6 +103,8 @@ PACKED_ATTENTION = "rollmatch_packed"
 """The name to give as ``attn_implementation``."""
 
 Span = tuple[int, int]
+STATELESS_LAYERS = frozenset(("full_attention", "dense", "sparse", "mlp", "moe"))
+"""Kinds of layers (transformers' ``layer_types``) in which tokens meet in plain attention or not at all."""
 
 
 class PackedBoundsInvalid(LearnError):
@@ -209,14 +211,20 @@ def why_unpackable(model: torch.nn.Module) -> str:
     """What keeps a model from packed rows; empty where its attention is plain causal.
 
     A sliding window would be lost in packed rows, and so would the attention of image tokens to each other (Gemma 3).
+    Layers with a state (linear attention, Mamba, convolutions) and attention of a model's own would not see the bounds.
     """
-    config = next(module.config for module in model.modules() if isinstance(module, PreTrainedModel))
-    text, part = config.get_text_config(), multimodal_part(model)
-    sliding = any("sliding" in kind for kind in getattr(text, "layer_types", None) or ())
-    if sliding or (getattr(text, "layer_types", None) is None and getattr(text, "sliding_window", None)):
-        return f"{type(config).__name__} attends to a window of {text.sliding_window} tokens"
+    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    config = models[0].config
+    text, part, name = config.get_text_config(), multimodal_part(model), type(config).__name__
+    kinds = getattr(text, "layer_types", None)
+    if any("sliding" in kind for kind in kinds or ()) or (kinds is None and getattr(text, "sliding_window", None)):
+        return f"{name} attends to a window of {text.sliding_window} tokens"
+    if others := sorted({*(kinds or ())} - STATELESS_LAYERS):
+        return f"{name} has layers of the kind {others[0]}, which do not keep segments apart"
+    if not all(one._supports_sdpa or one._supports_attention_backend for one in models if one.config in (config, text)):
+        return f"{name} computes attention by itself"
     if part is not None and "token_type_ids" in inspect.signature(type(part).forward).parameters:
-        return f"{type(config).__name__} lets the tokens of an image attend to each other"
+        return f"{name} lets the tokens of an image attend to each other"
     return ""
 
 

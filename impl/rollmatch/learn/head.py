@@ -4,13 +4,9 @@ Each score belongs to one row, so its gradient by that row's hidden state has th
 head (adapters are trained, or the language model is frozen) this gradient is made in the forward pass, where the logits
 are; backward only scales it, and no logits are made twice. Any other head is called again by backward. Source of making
 gradients in forward: Liger kernel (arXiv 2410.10989), cut cross-entropy (2411.09009).
-
-With 152k ids the logits of a row outweigh the rest of its pass, so ``Scoring`` puts the loss in the head's place: the
-head returns the loss, within the model's forward pass, so wrappers (DDP, adapters, autocast) see every weight used.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +15,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
 from rollmatch.learn.softmax import logsumexps, to_probs
 
@@ -234,66 +229,3 @@ def _columns_of_chunk(rows: Tensor, linear: Any, settings: Any, grad_hidden: Ten
         gradient += logits @ weight
     grad_hidden.copy_(gradient.div_(temperature))
     return scores.detach(), figures.detach()
-
-
-LARGE_VOCABULARY = 32_768
-"""Ids from which on logits are worth avoiding on a CPU, too."""
-
-Score = Callable[[Logits], Tensor]
-"""Logits [N, V], or what stands for them, -> losses of any shape."""
-
-
-def head_worth_avoiding(model: PreTrainedModel) -> nn.Module | None:
-    """The output head, where its logits are too large to be made; None where they may as well be."""
-    head: nn.Module | None = model.get_output_embeddings()
-    if head is None:
-        return None
-    weight = next(head.parameters())
-    return head if weight.is_cuda or len(weight) >= LARGE_VOCABULARY else None
-
-
-class Scoring:
-    """Forward passes that end in a loss. ``head``: where to score; None: on logits."""
-
-    def __init__(self, head: nn.Module | None) -> None:
-        self.head = head
-        self._is_proven = False
-
-    def __call__(self, model: nn.Module, inputs: dict[str, object], score: Score) -> tuple[Tensor, object]:
-        """What ``score`` makes of the logits of one forward pass, with its graph, and the model's output."""
-        if self.head is not None:
-            with losing_logits(self.head, score) as made:
-                outputs = model(**inputs)
-            if self._ends_in(made, outputs.logits):
-                return outputs.logits, outputs
-            self.head = None
-        outputs = model(**inputs)
-        return score(outputs.logits.flatten(0, -2)), outputs
-
-    def _ends_in(self, made: list[Tensor], logits: Tensor) -> bool:
-        """Whether the model returns what its head returned, and not something made of it (capped, scaled).
-
-        Looked at once: comparing waits for the device.
-        """
-        if not self._is_proven:
-            self._is_proven = len(made) == 1 and torch.equal(made[0].detach(), logits.detach())
-        return self._is_proven
-
-
-@contextmanager
-def losing_logits(head: nn.Module, score: Score) -> Iterator[list[Tensor]]:
-    """While this lasts, the head returns what ``score`` makes of its input; yields all it returned."""
-    plain, own = head.forward, head.__dict__.get("forward")
-    made: list[Tensor] = []
-
-    def scored(hidden: Tensor) -> Tensor:
-        made.append(score(HeadStates.of(hidden.flatten(0, -2), head, forward=plain)))
-        return made[-1]
-
-    head.forward = scored
-    try:
-        yield made
-    finally:
-        del head.forward
-        if own is not None:
-            head.forward = own

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rollmatch.learn.batch import make_padded_inputs
-from rollmatch.learn.head import Logits, Scoring, head_worth_avoiding, to_device
+from rollmatch.learn.head import Logits, to_device
+from rollmatch.learn.loss_in_head import Scoring, head_worth_avoiding
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.policy import unwrap, without_adapters
 from rollmatch.model.sharding import run_idle

@@ -97,6 +97,8 @@ class Vocabulary:
                 f"{path} does not exist", key="model.model", remedy="Name a directory with a saved fast tokenizer."
             )
         tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.no_truncation()  # a file may have been saved with either, and prompts would be cut or padded
+        tokenizer.no_padding()
         if stop_token is None:
             stop_token = CHAT_STOP if tokenizer.token_to_id(CHAT_STOP) is not None else _eos_token_of(path.parent)
         return cls(tokenizer, stop_token=stop_token, coordinates=coordinates)
