@@ -1,6 +1,8 @@
 """Coming up without collections, and going down without taking objects down."""
 
 import gc
+import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -39,6 +41,30 @@ def test_a_process_that_leaves_ends_its_threads_and_exit_functions_and_takes_not
 
 def test_a_process_that_ends_otherwise_takes_all_down():
     assert run(THREADS_AND_EXIT_FUNCTIONS) == (0, ["begun", "thread", "exit function", "taken down"])
+
+
+AS_PROCESS = """
+import os, signal
+from rollmatch.startup import run_process
+def command():
+    print("\u6a21")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.kill(os.getpid(), signal.SIGINT)
+run_process(command, with_traceback=False)
+"""
+
+
+def test_a_command_prints_in_any_locale_and_ctrl_c_is_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-c", AS_PROCESS],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    expected = (128 + signal.SIGINT, "\\u6a21\n", "rollmatch: stopped by Ctrl-C\n")
+    assert (done.returncode, done.stdout, done.stderr) == expected
 
 
 def test_what_was_loaded_is_left_alone_by_the_collector_until_an_ordinary_end():

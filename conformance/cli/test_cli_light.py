@@ -215,7 +215,8 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["fly"], ["check"], ["check", "a.yaml", "--set"], ["train"], ["schema", "x"]]
+    "arguments",
+    [[], ["fly"], ["check"], ["check", "a.yaml", "--set"], ["train"], ["schema", "x"], ["eval", "x", "--limit", "-1"]],
 )
 def test_wrong_usage_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:

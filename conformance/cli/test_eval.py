@@ -10,6 +10,7 @@ from conformance.report.test_browser import USE, WATCH, dump_dom
 from conformance.report.test_page import read
 from conformance.rollout.digits import ROOT, absolute, write_cut
 from rollmatch.cli.main import main
+from rollmatch.cli.run_directory import RESOLVED
 
 SMALL = (
     *HF,
@@ -73,6 +74,7 @@ def test_a_run_is_evaluated_by_its_newest_checkpoint(tmp_path):
         *SMALL, model, f"training.output_dir={run}", "custom.extra.rollout_matching.max_new_tokens=8"
     )
     assert main(command[command.index("train") :]) == 0
+    run = run.rename(tmp_path / "moved")
     assert main(["eval", str(run), "--split", "train", "--limit", "2"]) == 0
     record = json.loads((run / "eval-train-000001" / "eval.json").read_text())
     assert (record["step"], record["split"], len(record["scenes"])) == (1, "train", 2)
@@ -125,3 +127,6 @@ def test_a_directory_without_a_run_or_a_checkpoint_is_rejected(tmp_path, capsys)
     config = ROOT / "fixtures/digits/digits.yaml"
     assert main(["eval", str(config), "--checkpoint", str(tmp_path)]) == 1
     assert "checkpoint-missing" in capsys.readouterr().err
+    (tmp_path / RESOLVED).touch()
+    assert main(["eval", str(tmp_path), "--checkpoint", str(tmp_path)]) == 1
+    assert "does not end with a step" in capsys.readouterr().err

@@ -129,3 +129,13 @@ def test_a_yaml_of_a_command_line_gives_way_to_its_options(tmp_path):
     (tmp_path / "c.yaml").write_text(json.dumps({"beta": 0.1, "epsilon": 0.3}))
     kind, fields = read_source(["trl", "grpo", "--config", str(tmp_path / "c.yaml"), "--beta", "0.2"])
     assert (kind, fields) == ("trl", {"beta": 0.2, "epsilon": 0.3})
+
+
+def test_one_weight_is_a_list_of_one_and_uneven_lists_are_refused():
+    one = convert(*read_source(["trl", "grpo", "--reward_funcs", "my.right", "--reward_weights", "0.5"]))
+    assert one.keys["custom.extra.grpo.rewards"] == [{"function": "my:right", "weight": 0.5}]
+    with refused("import-uneven", "reward_weights", problem="has 2 values for 1"):
+        convert(*read_source(["trl", "grpo", "--reward_funcs", "my.right", "--reward_weights", "1", "2"]))
+    two_hosts = ["--vllm_server_host", "a", "b", "--vllm_server_port", "8000", "--per_device_train_batch_size", "8"]
+    with refused("import-uneven", "vllm_server_port", problem="has 1 values for 2"):
+        convert(*read_source(["swift", "rlhf", *two_hosts]))

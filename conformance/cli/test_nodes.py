@@ -106,6 +106,11 @@ def test_an_endpoint_that_this_machine_cannot_use_is_refused(monkeypatch):
         check_endpoint(nodes(host="192.0.2.1"))
     with refused("rdzv-endpoint-unknown", "--rdzv-endpoint"):
         check_endpoint(nodes(host="nobody.invalid"))
+    known = socket.getaddrinfo
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", lambda host, port, **kinds: known("127.0.1.1", port, **kinds))
+        with refused("rdzv-endpoint-elsewhere", "--rdzv-endpoint", problem="127.0.1.1 here, which others cannot reach"):
+            check_endpoint(nodes(host="node0"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with refused("port-in-use", "--rdzv-endpoint", problem=str(port)):
@@ -155,6 +160,11 @@ def test_ms_swift_s_learner_stays_on_one_machine(capsys):
     assert main(["train", str(CONFIG), *words]) == 1
     assert "[swift-on-several-nodes] --engine" in capsys.readouterr().err
     assert "NNODES" not in os.environ
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_whether_the_first_evaluation_is_there_is_what_rank_0_sees(tmp_path, is_there):
+    assert run.was_evaluated(tmp_path, SimpleNamespace(gather=lambda item: [is_there, item])) == is_there
 
 
 @pytest.mark.parametrize("seen", [(True, True), (True, False)])

@@ -13,6 +13,7 @@ from conformance.plan.shapes import QWEN3_8B, model_directory
 from conformance.refusals import refused
 from conformance.rollout.digits import MODEL, ROOT, absolute
 from rollmatch.config import load_config
+from rollmatch.config.effective import learner_dtype
 from rollmatch.plan.forecast import SYNC_LATENCY_S, Forecaster, Site
 from rollmatch.plan.proposal import NothingFits, TooFewGpus, propose
 from rollmatch.plan.rates import Rates, load_rates
@@ -86,6 +87,19 @@ def test_memory_by_hand(forecaster):
     assert forecast.learner.activations == pytest.approx(2 * 12_000 * 4096 * 36 + 2 * layer)
     assert forecast.server.cache == pytest.approx(0.9 * 150.1e9 - forecast.learner.weights - 4e9)
     assert forecast.server.num_requests == 256
+
+
+def test_engines_hold_and_are_sent_their_own_precision(forecaster):
+    """Full fine-tuning keeps float32 weights; engines, and weights on their way there, are in bfloat16."""
+    lora, full = (
+        replace(one, shape=replace(one.shape, dtype=learner_dtype(one.config))).forecast(split(3, 1))
+        for one in (forecaster(), forecaster("tuner.train_type=full"))
+    )
+    assert full.learner.weights == 2 * lora.learner.weights
+    assert (full.server, full.rollout_s) == (lora.server, lora.rollout_s)
+    assert full.sync_s < lora.sync_s, "the same bytes, and no merge"
+    served = forecaster("tuner.train_type=full", f"{RULES}.vllm.dtype=float32").forecast(split(3, 1)).server
+    assert served.weights == 2 * lora.server.weights
 
 
 HEAVIER = ("tuner.train_type=full", "tuner.lora_rank=64", "model.torch_dtype=float32", "global_max_length=24000")

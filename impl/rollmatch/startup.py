@@ -7,10 +7,12 @@ of the seconds in which nothing else happens.
 
 import atexit
 import gc
+import io
 import logging
 import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import NoReturn, cast
@@ -39,6 +41,20 @@ def loading() -> Iterator[None]:
         atexit.register(gc.unfreeze)  # where Python does take objects down, it takes all
         if was_collecting:
             gc.enable()
+
+
+def run_process(command: Callable[[], int], *, with_traceback: bool) -> NoReturn:
+    """Run a command as this process, and leave with its code: output in any locale, Ctrl-C without a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        leave(command())
+    except KeyboardInterrupt:
+        if with_traceback:
+            raise
+        sys.stderr.write("rollmatch: stopped by Ctrl-C\n")
+        leave(128 + signal.SIGINT)
 
 
 def leave(code: int) -> NoReturn:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from rollmatch.cli.planning import positive
 from rollmatch.cli.run_directory import RESOLVED, last_checkpoint
 from rollmatch.config import RunConfig, load_config
 from rollmatch.config.files import check_model
@@ -29,6 +30,8 @@ class EvaluationTarget(NamedTuple):
     """What is evaluated."""
 
     config: RunConfig
+    directory: Path
+    """Of the run, wherever it was moved; of a YAML, the one that it names."""
     checkpoint: Path | None
     """None: the model as the YAML names it."""
 
@@ -43,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("subject", metavar="CONFIG|RUN", help="YAML file: its model; run directory: its newest policy")
     parser.add_argument("--split", choices=SPLITS, default="val", help="default: val")
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="of the run; default: the newest whole one")
-    parser.add_argument("--limit", type=int, metavar="N", help="evaluate the first N samples")
+    parser.add_argument("--limit", type=positive, metavar="N", help="evaluate the first N samples")
     parser.add_argument("--skip-bad", action="store_true", help="leave out bad samples, and name them")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: eval-SPLIT-STEP in training.output_dir")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: eval-SPLIT-STEP in the run directory")
     text = "override one key of the YAML; can be repeated"
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=VALUE", help=text)
 
@@ -56,7 +59,7 @@ def evaluate(options: argparse.Namespace) -> None:
     subject = _read(options)
     _check(subject.config)
     samples = _load(subject.config, options)
-    out = options.out or Path(subject.config.training.output_dir) / f"eval-{options.split}-{subject.step:06d}"
+    out = options.out or subject.directory / f"eval-{options.split}-{subject.step:06d}"
     out.mkdir(parents=True, exist_ok=True)
     rollouts, objective = _roll_out(subject, samples, out)
     figures = judge(objective, samples, rollouts)
@@ -83,7 +86,8 @@ def _read(options: argparse.Namespace) -> EvaluationTarget:
         if options.checkpoint:
             problem, remedy = "belongs to a run, but a YAML was named", "Name the run directory, or leave it out."
             raise LaunchError(problem, code="checkpoint-missing", key="--checkpoint", remedy=remedy)
-        return EvaluationTarget(with_local_model(load_config(options.subject, options.overrides)), None)
+        config = with_local_model(load_config(options.subject, options.overrides))
+        return EvaluationTarget(config, Path(config.training.output_dir), None)
     if not (path / RESOLVED).is_file():
         problem, remedy = f"{path} has no {RESOLVED}", "Name a YAML, or the training.output_dir of a run."
         raise LaunchError(problem, code="not-a-run", key="RUN", remedy=remedy)
@@ -91,7 +95,10 @@ def _read(options: argparse.Namespace) -> EvaluationTarget:
     if checkpoint is None or not checkpoint.is_dir():
         problem, remedy = f"{checkpoint or path} holds no whole checkpoint", "Name a checkpoint directory of the run."
         raise LaunchError(problem, code="checkpoint-missing", key="--checkpoint", remedy=remedy)
-    return EvaluationTarget(with_local_model(load_config(str(path / RESOLVED), options.overrides)), checkpoint)
+    if not checkpoint.name.rpartition("-")[2].isdecimal():
+        problem, remedy = f"{checkpoint} does not end with a step", "Rename it to checkpoint-STEP."
+        raise LaunchError(problem, code="checkpoint-missing", key="--checkpoint", remedy=remedy)
+    return EvaluationTarget(with_local_model(load_config(str(path / RESOLVED), options.overrides)), path, checkpoint)
 
 
 def _check(config: RunConfig) -> None:

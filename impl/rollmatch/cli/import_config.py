@@ -21,6 +21,7 @@ from rollmatch.errors import ConfigError
 GRPO, MATCHING = "custom.extra.grpo", "custom.extra.rollout_matching"
 SERVER = f"{MATCHING}.vllm.server"
 TRAINING = (*TRAINER_KEYS, "eval_steps", "report_to", "gradient_checkpointing")
+TUNER = ("use_dora", "use_rslora", "lora_alpha", "lora_dropout", "freeze_vit", "freeze_llm", "freeze_aligner")
 SHARED = {name: f"training.{name}" for name in TRAINING} | {
     "num_generations": f"{GRPO}.num_generations",
     "num_iterations": f"{GRPO}.num_iterations",
@@ -38,13 +39,7 @@ SHARED = {name: f"training.{name}" for name in TRAINING} | {
     "vllm_group_port": f"{SERVER}.group_port",
     "vllm_server_group_port": f"{SERVER}.group_port",
     "vllm_server_base_url": f"{SERVER}.base_url",
-    "use_dora": "tuner.use_dora",
-    "use_rslora": "tuner.use_rslora",
-    "lora_alpha": "tuner.lora_alpha",
-    "lora_dropout": "tuner.lora_dropout",
-    "freeze_vit": "tuner.freeze_vit",
-    "freeze_llm": "tuner.freeze_llm",
-    "freeze_aligner": "tuner.freeze_aligner",
+    **{name: f"tuner.{name}" for name in TUNER},
 }
 TRL = {"model_name_or_path": "model.model", "dtype": "model.torch_dtype", "torch_dtype": "model.torch_dtype",
        "lora_r": "tuner.lora_rank",
@@ -100,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def import_config(options: argparse.Namespace) -> None:
-    """Print or write our YAML. Errors: ``SourceUnreadable``."""
+    """Print or write our YAML. Errors: ``SourceUnreadable``, ``import-batch``, ``import-uneven``."""
     kind, fields = read_source(options.source)
     text = convert(kind, fields).text()
     if options.out:
@@ -195,8 +190,9 @@ def _convert_rewards(made: Imported, given: Mapping[str, object]) -> None:
     if (names := given.get("reward_funcs")) is None:
         return
     listed = [str(name) for name in (names if isinstance(names, list) else [names])]
-    weights = given.get("reward_weights") or [1.0] * len(listed)
-    assert isinstance(weights, list)
+    named = given.get("reward_weights")
+    weights = [1.0] * len(listed) if named is None else named if isinstance(named, list) else [named]
+    _check_even(listed, weights, key="reward_weights")
     made.keys[f"{GRPO}.rewards"] = [
         {"function": _function_of(name), "weight": weight} for name, weight in zip(listed, weights, strict=True)
     ]
@@ -224,6 +220,7 @@ def _convert_server(made: Imported, given: Mapping[str, object]) -> None:
     ports = port if isinstance(port, list) else [8000 if port is None else port]
     host = given.get("vllm_server_host", "127.0.0.1")
     hosts = host if isinstance(host, list) else [host] * len(ports)
+    _check_even(hosts, ports, key="vllm_server_port")
     urls = [f"http://{'127.0.0.1' if one == '0.0.0.0' else one}:{p}" for one, p in zip(hosts, ports, strict=True)]
     made.keys[f"{SERVER}.base_url"] = urls[0] if len(urls) == 1 else urls
     first = made.keys.pop(f"{SERVER}.group_port", FIRST_GROUP_PORT)
@@ -288,6 +285,12 @@ CONVERTED: dict[str, Callable[[Imported, object], None]] = {
     "val_dataset": _to_data("custom.val_jsonl", "val_dataset"),
     "deepspeed": _set_strategy,
 }
+
+
+def _check_even(ones: Sequence[object], others: Sequence[object], *, key: str) -> None:
+    if len(ones) != len(others):
+        problem, remedy = f"has {len(others)} values for {len(ones)}", "Name as many."
+        raise ConfigError(problem, code="import-uneven", key=key, remedy=remedy)
 
 
 def _whole(value: object) -> int:

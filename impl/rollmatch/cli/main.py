@@ -25,7 +25,7 @@ from rollmatch.data import BadSamples, LazySamples
 from rollmatch.data.splits import origin_of
 from rollmatch.errors import ErrorList, RollmatchError
 from rollmatch.records import Sample
-from rollmatch.startup import leave, loading
+from rollmatch.startup import loading, run_process
 
 TRACEBACK_VARIABLE = "ROLLMATCH_TRACEBACK"
 """Set to 1, it shows where in the code an error was raised."""
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run() -> NoReturn:
     """``main`` as a process of its own."""
-    leave(main())
+    run_process(main, with_traceback=os.environ.get(TRACEBACK_VARIABLE) == "1")
 
 
 def format_error(error: RollmatchError) -> str:

@@ -118,7 +118,8 @@ def check_endpoint(nodes: Nodes) -> str:
     """Look the endpoint up; returns the name of this machine's interface that leads there.
 
     Errors: ``LaunchError`` with ``rdzv-endpoint-unknown`` where no address belongs to the name,
-    ``rdzv-endpoint-elsewhere`` on node 0 where the address is another machine's, ``port-in-use``.
+    ``rdzv-endpoint-elsewhere`` on node 0 where the address is another machine's, or a name's loopback address (many
+    systems list their own name with 127.0.1.1), ``port-in-use``.
     """
     key, shown = "--rdzv-endpoint", f"{nodes.host}:{nodes.port}"
     try:
@@ -131,11 +132,11 @@ def check_endpoint(nodes: Nodes) -> str:
         remedy = "Name machine 0 as this machine knows it, or by its address."
         raise LaunchError(problem, code="rdzv-endpoint-unknown", key=key, remedy=remedy) from error
     if nodes.node_rank == 0:
-        if own != address[0]:
-            problem, remedy = (
-                f"{shown} is not this machine",
-                "Start node rank 0 on the machine that the endpoint names.",
-            )
+        at = str(address[0])
+        is_near = is_loopback(at)
+        if (is_near and not is_loopback(nodes.host)) or (own != at and not is_near):
+            problem = f"{shown} is {at} here, which {'others cannot reach' if is_near else 'is another machine'}"
+            remedy = "Start node rank 0 on the machine that the endpoint names, by an address that all others reach."
             raise LaunchError(problem, code="rdzv-endpoint-elsewhere", key=key, remedy=remedy)
         _check_free(family, kind, address)
     interfaces = psutil.net_if_addrs().items()

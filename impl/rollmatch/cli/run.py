@@ -115,7 +115,7 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) 
     total = _count_steps(trainer)
     with StepConsole(total) if is_primary else _Nobody() as console:
         watcher = _watch(trainer, config, console)
-        if not (directory / evaluation_file(0)).exists():
+        if not was_evaluated(directory, trainer.source.ranks):
             check_metric(config, trainer.evaluate())
         if checkpoint is not None:
             trainer.restore_packer_state(checkpoint)
@@ -132,6 +132,11 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) 
     if is_primary:
         _tell_result(directory, interrupted_at=None if stop_signal is None else step)
     return 0 if stop_signal is None else 128 + stop_signal
+
+
+def was_evaluated(directory: Path, ranks: Ranks) -> bool:
+    """Whether rank 0 finds the evaluation before training: on machines without a common disk, others would wait."""
+    return ranks.gather((directory / evaluation_file(0)).exists())[0]
 
 
 def train_or_save(trainer: RolloutTrainer, checkpoint: Path | None) -> None:

@@ -1,7 +1,7 @@
 """Seconds of an optimizer step and bytes per GPU, for one way of splitting GPUs between servers and learners."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.servers import memory_share
@@ -89,6 +89,12 @@ class Forecaster:
         """Rates of the site's GPUs."""
         return gpu_of(self.rates, self.site.gpu)
 
+    @property
+    def served(self) -> ModelShape:
+        """The model as engines hold it, and as weights are sent: full fine-tuning keeps its own in float32."""
+        named = effective.engine_dtype(self.config)
+        return replace(self.shape, dtype=self.shape.saved_dtype if named == "auto" else named)
+
     def forecast(self, split: Split) -> Forecast:
         """Memory and seconds. Errors: ``RatesInvalid``."""
         server, num_rollouts = self._server(split), self.work.num_rollouts * split.num_learning
@@ -114,7 +120,7 @@ class Forecaster:
         vllm = self.config.custom.extra.rollout_matching.vllm
         share = vllm.gpu_memory_utilization if split.is_colocated else memory_share(self.config)
         budget, seqs = share * self.gpu.memory_bytes, vllm.max_num_seqs
-        return server_memory(self.shape, self.work, budget=budget, tp=split.tp, max_num_seqs=seqs)
+        return server_memory(self.served, self.work, budget=budget, tp=split.tp, max_num_seqs=seqs)
 
     def _resident(self, server: ServerMemory) -> float:
         """What a colocated engine keeps while the learner works."""
@@ -137,7 +143,7 @@ class Forecaster:
         known = self.rates.decoded
         theirs = known.weight_bytes + at_once * known.context * known.kv_bytes_per_token
         context = self.work.prompt_len + self.work.response_len / 2
-        active = (self.shape.active_weights + self.shape.num_ids * self.shape.hidden_len) * self.shape.weight_bytes
+        active = (self.shape.active_weights + self.shape.num_ids * self.shape.hidden_len) * self.served.weight_bytes
         ours = active + at_once * context * self.shape.kv_bytes_per_token
         return min(measured * split.tp * theirs / ours, at_once / SHORTEST_STEP_S)
 
@@ -190,7 +196,7 @@ class Forecaster:
 
     def _sync_s(self, split: Split) -> float:
         """Adapters are merged on either side; all weights, or the adapters, once through the slowest link."""
-        carried = self.shape.num_weights * self.shape.weight_bytes
+        carried = self.shape.num_weights * self.served.weight_bytes
         copy_s, merge_s, merges = 2 * carried / self.gpu.copy_bytes_s, 0.0, self.config.tuner.train_type == "lora"
         if merges:
             merge_s = copy_s / self.rates.merge_share

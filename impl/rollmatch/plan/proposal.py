@@ -75,7 +75,8 @@ def _assumptions(forecaster: Forecaster) -> list[str]:
     learnt = "measured" if gpu.learn_flops_s else f"{rates.learn_share:g} of its matrix products, not measured"
     size, cache = shape.num_weights / 1e9, shape.kv_bytes_per_token
     lines = [
-        f"model: {size:.2f} B weights in {shape.dtype}, {cache} bytes of cache a token",
+        f"model: {size:.2f} B weights in {shape.dtype}, in engines {forecaster.served.dtype}; {cache} bytes of cache a "
+        "token",
         f"a rollout: {work.prompt_len} tokens of prompt, {work.response_len} of response; no continuations (VinePPO)",
         f"a forward pass: {work.row_len} places, {work.fill:.0%} of them tokens; images count as their tokens",
         f"learning: {forecaster.flops_s / 1e12:.0f} TFLOP/s of a {site.gpu} ({learnt}); prompts are read as fast",

@@ -55,6 +55,9 @@ class ModelShape:
     vision: tuple[Linear, ...]
     """Those of the vision tower and its projectors."""
     dtype: str
+    """Precision of the learner's weights."""
+    saved_dtype: str
+    """Precision that config.json names."""
 
     @property
     def embedding_weights(self) -> int:
@@ -121,6 +124,7 @@ def read_shape(directory: str, *, dtype: str = "auto") -> ModelShape:
         text=(*_attention(hidden, heads * head_len, groups * head_len, layers), *_mlp(text, hidden, layers)),
         vision=_vision(fields.get("vision_config")),
         dtype=own_dtype if dtype == "auto" else dtype,
+        saved_dtype=own_dtype,
     )
 
 
