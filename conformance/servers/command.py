@@ -20,7 +20,7 @@ from conformance.servers.exchange import shown
 from conformance.servers.gaps import FOLDER as GAPS
 from conformance.servers.judgement import ServerJudgement
 from conformance.servers.numbers import SMALL, TOLERANCE
-from conformance.servers.profiles import PROFILES, left_out
+from conformance.servers.profiles import PROFILES
 from conformance.servers.reports import MEANINGS, Judged
 from conformance.servers.subject import KEY_VARIABLE
 from conformance.servers.verdicts import JUDGE_FAILED, VerdictRow, summary
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge
         if judgement.not_restored:
             say(f"the server may hold other weights than at the beginning: {judgement.not_restored}")
         say(*explained(judgement), f"\n{summary(judgement.rows)}; {judgement.seconds:g} s")
-        say(*([] if options.check else not_asked(judgement)))
+        say(*not_asked(judgement))
         is_ended = code == pytest.ExitCode.INTERRUPTED
         say("not finished" if is_ended else f"{code}: {judgement.preflight.problem or MEANINGS[judgement.exit_code]}")
         code = 128 + signal.SIGINT if is_ended else code
@@ -240,10 +240,8 @@ def explained(judgement: Judged) -> Iterator[str]:
 
 def not_asked(judgement: ServerJudgement) -> Iterator[str]:
     """How many checks the run left out, and what they need."""
-    subject, asked = judgement.subject, [row.check for row in judgement.rows]
-    wanting = left_out(subject.dialect.family, asked, lacks=subject.lacks, dangerous=judgement.terms.dangerous)
-    if wanting:
-        counts = Counter(option for options in wanting for option in options)
+    if wanting := judgement.not_asked:
+        counts = Counter(option for options in wanting.values() for option in options)
         needs = ", ".join(f"{count} need {option}" for option, count in counts.items())
         yield f"{len(wanting)} checks were not asked: {needs}"
 

@@ -46,6 +46,8 @@ class ServerJudgement:
         self.rows: list[VerdictRow] = []
         self.num_planned = 0
         """Checks that the run is to ask."""
+        self.not_asked: dict[str, list[str]] = {}
+        """Ids of checks that the run left out -> the options that they need."""
         self.not_restored = ""
         """Why the server may not hold its first weights."""
         self.preflight: Preflight = look_at(subject)

@@ -58,7 +58,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     from conformance.servers.gaps import GapMalformed, gaps_of, load_gaps
     from conformance.servers.judgement import JudgingRules, ServerJudgement
-    from conformance.servers.profiles import UnknownCheck, checks_of
+    from conformance.servers.profiles import UnknownCheck, checks_of, left_out
     from conformance.servers.subject import DialectUnclear
 
     dangerous, named = config.getoption("dangerous"), config.getoption("server_name")
@@ -80,7 +80,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     except (DialectUnclear, UnknownCheck, GapMalformed, ValueError) as error:
         raise pytest.UsageError(str(error)) from None
     terms = JudgingRules(dangerous=dangerous, budget_s=60 * config.getoption("minutes"), gaps=gaps)
-    config.stash[JUDGEMENT] = ServerJudgement(subject, terms)
+    config.stash[JUDGEMENT] = judgement = ServerJudgement(subject, terms)
+    if not config.getoption("check"):
+        family, asked = subject.dialect.family, config.stash[CHECKS]
+        judgement.not_asked = left_out(family, asked, lacks=subject.lacks, dangerous=dangerous)
 
 
 def subject_of(config: pytest.Config) -> "Subject":

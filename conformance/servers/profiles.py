@@ -46,15 +46,15 @@ def checks_of(
     return in_order(asked)
 
 
-def left_out(dialect: str, asked: Collection[Check], *, lacks: Lacks, dangerous: bool = False) -> list[list[str]]:
-    """What a user would have to give for each check that is not ``asked`` for want of it."""
+def left_out(dialect: str, asked: Collection[Check], *, lacks: Lacks, dangerous: bool = False) -> dict[str, list[str]]:
+    """Ids of checks that are not ``asked`` for want of something -> what a user would have to give."""
     others = [check for check in checks_for(dialect) if check not in asked and "process" not in check.needs]
-    wanting = [
-        [option for need, option in OPTIONS.items() if need in check.needs and lacks((need,))]
+    wanting = {
+        check.check_id: [option for need, option in OPTIONS.items() if need in check.needs and lacks((need,))]
         + ["--dangerous"] * (check.is_dangerous and not dangerous)
         for check in others
-    ]
-    return [options for options in wanting if options]
+    }
+    return {name: options for name, options in wanting.items() if options}
 
 
 def _is_foreign(check: Check, lacks: Lacks) -> bool:

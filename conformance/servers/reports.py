@@ -32,6 +32,7 @@ class Judged(Protocol):
     preflight: Preflight
     rows: list[VerdictRow]
     not_restored: str
+    not_asked: dict[str, list[str]]
 
     @property
     def family(self) -> str:
@@ -69,6 +70,7 @@ def report_of(judgement: Judged) -> dict[str, Any]:
         "seconds": judgement.seconds,
         "preflight": {"problem": found.problem, "facts": found.facts, "warnings": found.warnings},
         "not_restored": judgement.not_restored,
+        "not_asked": {f"{judgement.family}/{name}": needs for name, needs in judgement.not_asked.items()},
         "checks": [_entry(row, judgement) for row in judgement.rows],
     }
 

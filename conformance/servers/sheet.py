@@ -69,6 +69,11 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield "<h2>Checks</h2>"
     for entry in sorted(report["checks"], key=lambda entry: ORDER.index(entry["verdict"])):
         yield from _check(entry)
+    if report["not_asked"]:
+        yield "<h2>Not asked</h2><dl>"
+        for name, needs in sorted(report["not_asked"].items()):
+            yield f"<dt>{escape(name)}</dt><dd>needs {escape(', '.join(needs))}</dd>"
+        yield "</dl>"
     yield "</main></body></html>"
 
 

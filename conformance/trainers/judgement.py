@@ -41,6 +41,8 @@ class TrainerJudgement:
     preflight: Preflight = field(default_factory=Preflight)
     not_restored: str = ""
     """Empty: no server is left behind."""
+    not_asked: dict[str, list[str]] = field(default_factory=dict)
+    """Empty: all checks are asked."""
     is_finished: bool = False
     runs: TrainerRuns = field(init=False)
     _began: float = field(default_factory=time.monotonic)
