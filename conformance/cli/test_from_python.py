@@ -1,13 +1,17 @@
 """A run from Python: keys, records and functions in place of files and names."""
 
 import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from conformance.refusals import refused
 from conformance.rollout.digits import ROOT
 from rollmatch import GRPOTrainer, VinePPOMCTSTrainer, VinePPOTrainer, train
+from rollmatch.config import load_config
 from rollmatch.journal import read_journal
 
 DATA = [{"prompt": f"{one} + 5 =", "metadata": {"sum": one + 5}} for one in range(10, 14)]
@@ -38,10 +42,27 @@ def keys(folder):
     }
 
 
+def written(folder):
+    paths = sorted((folder / "run-data").iterdir())
+    return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+
+
+def test_a_refused_run_leaves_the_records_of_the_run_before(tmp_path):
+    """In a thread, too, where no signal can be taken."""
+    with ThreadPoolExecutor() as pool:
+        out = pool.submit(train, keys(tmp_path), train_data=DATA, rewards=[right]).result()
+    with refused("run-directory-taken", "training.output_dir"):
+        train(keys(tmp_path), train_data=DATA[:2], rewards=[right])
+    config = load_config(out / "resolved.yaml")
+    assert [json.loads(line) for line in Path(config.custom.train_jsonl).read_text().splitlines()] == DATA
+    assert sorted(written(tmp_path), key=len) == [DATA[:2], DATA]
+
+
 def test_records_and_functions_make_a_run(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
     out = train(keys(tmp_path), train_data=iter(DATA), rewards=[right, (lengths, 0.5)])
-    written = [json.loads(line) for line in (tmp_path / "run-data/train.jsonl").read_text().splitlines()]
-    assert written == DATA
+    assert signal.getsignal(signal.SIGINT) is before
+    assert written(tmp_path) == [DATA]
     [step] = [event for event in read_journal(out / "journal.jsonl") if event["event"] == "step"]
     assert step["segments"] == 4
     assert {"reward/right", "reward/lengths"} <= step.keys() | step.get("metrics", {}).keys()
@@ -80,5 +101,7 @@ def test_a_model_is_named_once(tmp_path):
 
 
 def test_a_picture_in_a_record_is_refused_by_row(tmp_path):
-    with refused("record-not-json", "train_data[1]"):
-        train(keys(tmp_path), train_data=[DATA[0], {"prompt": "?", "images": [object()]}], rewards=[right])
+    for bad in ({"prompt": "?", "images": [object()]}, {"prompt": "half a character: \ud83d"}):
+        with refused("record-not-json", "train_data[1]"):
+            train(keys(tmp_path), train_data=[DATA[0], bad], rewards=[right])
+    assert written(tmp_path) == []

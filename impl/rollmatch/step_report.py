@@ -1,5 +1,6 @@
 """What one optimizer step did, phase by phase, as figures for the log and the journal."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -174,6 +175,11 @@ class StepReport:
         """Add one micro-batch's share of the loss and of what is measured beside it."""
         for name, value in figures.items():
             self.terms[name] = self.terms.get(name, 0.0) + value
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether this rank's losses are numbers; by others, the step's weights are no numbers either."""
+        return all(math.isfinite(value) for name, value in self.terms.items() if name.startswith("loss"))
 
     def figures(self) -> dict[str, float]:
         """Flat numbers of this rank's step; rates and means as the objective's ``summarize`` defines them."""

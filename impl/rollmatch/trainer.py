@@ -66,8 +66,7 @@ class RolloutTrainer(ResumableTrainer):
         self.totals: object = None
         """What the optimizer step supervises, over all micro-batches and ranks; None while that is not known."""
         # Both names of one switch (transformers renamed it): the loss is already divided by the whole step's totals.
-        self.model_accepts_loss_kwargs = True
-        self.loss_is_scaled_for_ga = True
+        self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = True
         self.report = StepReport(step=0, objective=learner.objective)
         self.scoring = Scoring(head_worth_avoiding(unwrap(self.model)))
 
@@ -75,7 +74,8 @@ class RolloutTrainer(ResumableTrainer):
         self, epoch_iterator: Iterator[list[Sample]], num_batches: int, device: torch.device
     ) -> tuple[Sequence[dict[str, MicroBatch]], int | None]:
         """One optimizer step: its micro-batches, for transformers to iterate, and the number of its samples."""
-        planned, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        is_over = self.state.global_step >= self.state.max_steps  # a run that was resumed at its end
+        planned, _ = ([], None) if is_over else super().get_batch_samples(epoch_iterator, num_batches, device)
         if not planned:
             return [], None
         step, window = self.state.global_step, self.plan.at(self.state.global_step)

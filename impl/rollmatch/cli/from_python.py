@@ -16,9 +16,10 @@
     ).train()
 """
 
+import hashlib
 import importlib
 import json
-import os
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -107,10 +108,11 @@ def train(
     """Train, and return the run directory.
 
     ``config``: keys, nested or dotted, or a YAML file. ``train_data`` and ``val_data`` replace ``custom.train_jsonl``
-    and ``custom.val_jsonl``; records are written beside the run directory (``-data``), and ``val_data`` defaults to
-    ``train_data``. ``rewards``: functions in any form that the configuration accepts, or (function, weight); with
-    them the variant defaults to grpo. ``existing``: what to do with a run in that directory.
-    Under torchrun every rank calls this function.
+    and ``custom.val_jsonl``; records are written beside the run directory (``-data``), into files that are named by
+    their content, and ``val_data`` defaults to ``train_data``. ``rewards``: functions in any form that the
+    configuration accepts, or (function, weight); with them the variant defaults to grpo. ``existing``: what to do with
+    a run in that directory.
+    Under torchrun every rank calls this function. In a thread, signals are left to the main thread.
 
     Errors: those of ``rollmatch train``, ``RewardNotImportable``; ``KeyboardInterrupt`` after a stopped run.
     """
@@ -163,16 +165,20 @@ def _weighted(reward: WeightedReward) -> tuple[Callable[..., object], float]:
 
 
 def _file_of(data: Records, split: str, tree: Tree) -> str:
-    """A JSONL file of records; every rank writes the same."""
+    """A JSONL file of records, named by its content: no other run's is written over. Every rank writes the same."""
     if isinstance(data, str | Path):
         return str(data)
-    directory = Path(f"{output_dir_of(tree)}-data")
+    directory, digest = Path(f"{output_dir_of(tree)}-data"), hashlib.sha256()
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{split}.jsonl"
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.writelines(_line_of(record, f"{split}_data[{place}]") + "\n" for place, record in enumerate(data))
-    unfinished.replace(path)
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        unfinished = Path(folder) / split
+        with unfinished.open("wb") as file:
+            for place, record in enumerate(data):
+                line = _line_of(record, f"{split}_data[{place}]")
+                digest.update(line)
+                file.write(line)
+        path = directory / f"{split}-{digest.hexdigest()[:12]}.jsonl"
+        unfinished.replace(path)
     return str(path)
 
 
@@ -192,10 +198,10 @@ def record_of(row: Mapping[str, object]) -> dict[str, object]:
     return record | {"metadata": given | columns} if columns and isinstance(given, dict) else record
 
 
-def _line_of(row: Mapping[str, object], key: str) -> str:
+def _line_of(row: Mapping[str, object], key: str) -> bytes:
     try:
-        return json.dumps(record_of(row), ensure_ascii=False)
-    except TypeError as error:
+        return f"{json.dumps(record_of(row), ensure_ascii=False)}\n".encode()
+    except (TypeError, ValueError) as error:  # also half a character, and a record that contains itself
         remedy = "Give images as paths, or name the data set in custom.dataset, which reads images of a data set."
         raise RecordNotJson(str(error), key=key, remedy=remedy) from error
 

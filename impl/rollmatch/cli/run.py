@@ -4,6 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -74,11 +75,8 @@ def run(
         eval_dataset=list(val.samples[: config.training.eval_scenes]),
         processing_class=template.processor,
     )
-    try:
-        return _train(trainer, config, checkpoint)
-    finally:
-        trainer.close()
-        journal.close()
+    with closing(journal), closing(trainer), ExitStack() as listening:
+        return _train(trainer, config, checkpoint, listening)
 
 
 def _agree_on(checkpoint: Path | None, arguments: TrainingArguments, ranks: Ranks) -> Path | None:
@@ -109,7 +107,8 @@ def _read(config: RunConfig) -> torch.nn.Module:
         return model
 
 
-def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) -> int:
+def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None, listening: ExitStack) -> int:
+    """Evaluate, train, evaluate; signals are taken as long as ``listening`` lasts, from the first step on."""
     directory, journal, began = Path(config.training.output_dir), trainer.source.journal, time.perf_counter()
     is_primary = trainer.source.ranks.is_primary
     total = _count_steps(trainer)
@@ -120,7 +119,7 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None) 
         if checkpoint is not None:
             trainer.restore_packer_state(checkpoint)
             _warn_about_rng(checkpoint, trainer.source.ranks)
-        watcher.listen()
+        listening.enter_context(watcher.listening())
         train_or_save(trainer, checkpoint)
     step, stop_signal = trainer.state.global_step, watcher.agree_to_stop()
     if stop_signal is not None:

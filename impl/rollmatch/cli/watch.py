@@ -1,15 +1,17 @@
 """Trainer callbacks: one journal event and one line per step, a clean stop, scenes for Weights & Biases."""
 
 import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from rollmatch.config import RunConfig
-from rollmatch.errors import ConfigError
+from rollmatch.errors import ConfigError, LearnError
 from rollmatch.evaluation import evaluation_file
 from rollmatch.records import NUM_BINS
 from rollmatch.report.console import StepConsole
@@ -41,10 +43,16 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         self._last_step_at = time.perf_counter()
         self._num_underfull = 0
 
-    def listen(self) -> None:
-        """Take SIGINT and SIGTERM; a second one acts as if nobody listened."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take SIGINT and SIGTERM inside; a second one acts as if nobody listened. Only a main thread can take any."""
+        numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def agree_to_stop(self) -> int | None:
         """The signal that some rank has received, the same on every rank (signals reach ranks at different steps)."""
@@ -64,14 +72,27 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        """Time the first step from here."""
+        """Time the first step from here; say where there is none."""
         self._last_step_at = time.perf_counter()
+        if state.global_step >= state.max_steps and self.console is not None:
+            self.console.warn(f"all {state.max_steps} steps are done: raise training.max_steps (or epochs) to go on")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """On a requested stop: save, then end."""
+        """On a requested stop: save, then end. Errors, on all ranks, before weights are saved: ``loss-not-finite``."""
+        self._check_loss(state.global_step)
         if self.agree_to_stop() is not None:
             control.should_save = True
             control.should_training_stop = True
+
+    def _check_loss(self, step: int) -> None:
+        assert self.trainer is not None
+        if not all(self.trainer.source.ranks.gather(self.trainer.report.is_finite)):
+            remedy = "Continue from the last checkpoint (--resume) with a lower one, or with a lower max_grad_norm."
+            problem, key = (
+                f"the loss of step {step} is no finite number, nor are the weights now",
+                "training.learning_rate",
+            )
+            raise LearnError(problem, code="loss-not-finite", key=key, remedy=remedy)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Remember it: what was just evaluated is not evaluated again at the end."""

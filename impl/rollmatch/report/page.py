@@ -38,9 +38,12 @@ def write_whole(path: Path, text: str) -> Path:
     """Write a page; what stood there stays until the new one is whole."""
     unfinished = path.with_suffix(f".{os.getpid()}.tmp")
     # Lone surrogates may stand in a journal's escapes, but in no UTF-8 file.
-    unfinished.touch(mode=0o600)  # samples, and arguments of other libraries, are for the run's owner
-    unfinished.write_text(text, encoding="utf-8", errors="replace", newline="\n")
-    unfinished.replace(path)
+    try:
+        unfinished.touch(mode=0o600)  # samples, and arguments of other libraries, are for the run's owner
+        unfinished.write_text(text, encoding="utf-8", errors="replace", newline="\n")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)  # on a full disk
     return path
 
 
