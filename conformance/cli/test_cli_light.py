@@ -110,6 +110,11 @@ def with_a_pipe(place):
         (with_a_pipe, [], [("image-unreadable", "val.jsonl:1")]),
         (lambda place: (place / "val.jsonl").unlink(), [], [("data-file-missing", "custom.val_jsonl")]),
         (None, [f"--set=training.{name}" for name in NAMES], UNKNOWN),
+        (
+            lambda place: shutil.copytree(place / "tiny", place / "out/checkpoint-5"),
+            ["--set", "model.model=out/checkpoint-5"],
+            [("model-in-output-dir", "training.output_dir")],
+        ),
         (None, ["--set", "training.report_to=wandb"], [("reporter-missing", "training.report_to")]),
         (
             None,

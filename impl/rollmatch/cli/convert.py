@@ -1,6 +1,7 @@
 """``rollmatch data convert``: detection data sets of other projects to ours, and back."""
 
 import argparse
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,8 @@ def convert(options: argparse.Namespace) -> None:
 
     bad = skip if options.skip_bad else raise_bad
     partial = options.out.with_name(f"{options.out.name}.partial")
+    if partial.is_dir():  # of a conversion that was cut off
+        shutil.rmtree(partial)
     lines = _write(options, _read(options, bad), bad, partial)
     partial.replace(options.out)
     for line in lines:

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
+from rollmatch.checkpoint import checkpoints_in
 from rollmatch.cli.plugins import load_callbacks, load_rewards, needs_coord_tokens, with_first_observations
 from rollmatch.cli.run_directory import probe_output_dir
 from rollmatch.config import RunConfig, check_files
@@ -35,6 +36,7 @@ def load_checked(config: RunConfig) -> tuple[Sequence[Sample], Sequence[Sample]]
     _collect(errors, partial(check_files, config))
     if all(error.key != "model.model" for error in errors):
         _collect(errors, partial(_check_tokenizer, config))
+    _collect(errors, partial(_check_model_elsewhere, config))
     _collect(errors, partial(load_rewards, config))
     _collect(errors, partial(load_callbacks, config))
     _collect(errors, partial(_check_reporters, config))
@@ -103,6 +105,17 @@ def _check_tokenizer(config: RunConfig) -> None:
     except Exception as error:  # tokenizers raises Exception itself for a file that it cannot read
         problem, remedy = f"tokenizer.json cannot be read: {error}", "Save the model's fast tokenizer again."
         raise ConfigError(problem, code="tokenizer-unreadable", key="model.model", remedy=remedy) from error
+
+
+def _check_model_elsewhere(config: RunConfig) -> None:
+    """A run removes the checkpoints in its directory, at the latest when it has newer ones."""
+    own = [checkpoint.resolve() for checkpoint in checkpoints_in(Path(config.training.output_dir))]
+    for name in ("model", "adapter"):
+        given = getattr(config.model, name)
+        place = None if given is None else Path(given).resolve()
+        if place is not None and any(checkpoint in (place, *place.parents) for checkpoint in own):
+            problem, remedy = f"holds {given}, which this run would remove", "Name another directory."
+            raise ConfigError(problem, code="model-in-output-dir", key="training.output_dir", remedy=remedy)
 
 
 def _check_reporters(config: RunConfig) -> None:
