@@ -16,11 +16,11 @@ from torch.distributed.tensor import DTensor
 
 from conformance.trainer import small_run, turns
 from conformance.trainer.small_run import weights_of
-from rollmatch.learn import head
+from rollmatch.learn import loss_in_head
 
 
 def main(task: str, folder: Path, *overrides: str, checkpoint: str | None = None) -> None:
-    head.LARGE_VOCABULARY = 0
+    loss_in_head.LARGE_VOCABULARY = 0
     trainer = {"digits": small_run, "turns": turns, "episodes": turns}[task].make_trainer(folder, *overrides)
     metrics = trainer.evaluate()
     trainer.train(resume_from_checkpoint=checkpoint)
