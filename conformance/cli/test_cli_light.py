@@ -221,7 +221,12 @@ def test_version(capsys):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["fly"], ["check"], ["check", "a.yaml", "--set"], ["train"], ["schema", "x"], ["eval", "x", "--limit", "-1"]],
+    [
+        *([], ["fly"], ["check"], ["check", "a.yaml", "--set"], ["train"], ["schema", "x"]),
+        *(["eval", "x", "--limit", "-1"], ["train", "x", "--wait-timeout", "nan"], ["up", "x", "--max-restarts", "-1"]),
+        *(["vllm-serve", "--model", "x", *words] for words in (["--port", "65536"], ["--data-parallel-size", "0"])),
+        ["vllm-serve", "--model", "x", "--gpu-memory-utilization", "7"],
+    ],
 )
 def test_wrong_usage_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:

@@ -267,3 +267,10 @@ def test_the_page_of_a_run_that_was_cut_off_is_written(two_runs, capsys):
         journal.write('{"event": "st')
     assert main(["page", str(two_runs[0])]) == 0
     assert (two_runs[0] / "run.html").is_file()
+
+
+def test_a_page_that_cannot_be_written_is_named_and_leaves_nothing(two_runs, tmp_path, capsys):
+    for out in (tmp_path / "gone/page.html", tmp_path):
+        assert main(["compare", *map(str, two_runs), "--out", str(out)]) == 1
+        assert f"[output-not-writable] {out}: " in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.tmp")) + list(tmp_path.parent.glob("*.tmp"))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from rollmatch.cli.planning import positive
+from rollmatch.cli.numbers import positive
 from rollmatch.cli.run_directory import RESOLVED, last_checkpoint
 from rollmatch.config import RunConfig, load_config
 from rollmatch.config.files import check_model

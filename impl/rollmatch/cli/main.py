@@ -17,6 +17,7 @@ from rollmatch.cli import import_config as importing
 from rollmatch.cli import judging, nodes, planning, server_arguments, up, vectors
 from rollmatch.cli import schema as schemas
 from rollmatch.cli import vllm_serve as vllm_serving
+from rollmatch.cli.numbers import positive, seconds
 from rollmatch.cli.processes import parse_gpus, visible
 from rollmatch.cli.storage import storage_error
 from rollmatch.config import RunConfig, load_config, resolved_yaml
@@ -123,9 +124,7 @@ def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     text = "check configuration, files, samples and rewards; starts nothing"
     check = _add_config(commands.add_parser("check", help=text), _check)
     check.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="GPUs of the learner, to check its ranks, too")
-    check.add_argument(
-        "--nnodes", type=planning.positive, metavar="N", help="machines of the learner, each with --gpus"
-    )
+    check.add_argument("--nnodes", type=positive, metavar="N", help="machines of the learner, each with --gpus")
 
 
 def _add_judges(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -145,9 +144,9 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     train.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="GPUs such as 6,7; one learner process per GPU")
     nodes.add_arguments(train)
     train.add_argument(
-        "--wait-timeout", type=float, metavar="SECONDS", help="limit of the wait for healthy rollout servers"
+        "--wait-timeout", type=seconds, metavar="SECONDS", help="limit of the wait for healthy rollout servers"
     )
-    train.add_argument("--server-pid", type=int, metavar="PID", help="stop the wait when this process ends")
+    train.add_argument("--server-pid", type=positive, metavar="PID", help="stop the wait when this process ends")
     engines = ("rollmatch", "swift")
     train.add_argument(
         "--engine", choices=engines, default=engines[0], help="learner; swift is ms-swift's own, for GRPO"

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from rollmatch.cli.numbers import positive
 from rollmatch.config import RunConfig, effective, load_config
 from rollmatch.model.source import with_local_model
 from rollmatch.plan.forecast import Forecast, Forecaster, Site
@@ -15,14 +16,6 @@ from rollmatch.plan.proposal import Proposal, propose
 from rollmatch.plan.rates import gpu_of, load_rates
 from rollmatch.plan.shape import read_shape
 from rollmatch.plan.workload import make_workload
-
-
-def positive(text: str) -> int:
-    """An argument that is a whole number from 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

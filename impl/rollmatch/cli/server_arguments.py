@@ -2,6 +2,7 @@
 
 import argparse
 
+from rollmatch.cli.numbers import port, seconds
 from rollmatch.config import RunConfig
 from rollmatch.config.connection import FIRST_GROUP_PORT, base_url_of
 from rollmatch.config.servers import uses_servers
@@ -17,12 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--use_vllm_server", action="store_true", help="generate on one rollout server")
     group.add_argument("--vllm_host", metavar="HOST", help="host of the rollout server (default: 127.0.0.1)")
     group.add_argument(
-        "--vllm_server_port", type=int, metavar="PORT", help="HTTP port of the rollout server (default: 8000)"
+        "--vllm_server_port", type=port, metavar="PORT", help="HTTP port of the rollout server (default: 8000)"
     )
     text = f"port of the weight-sync group (default: {FIRST_GROUP_PORT})"
-    group.add_argument("--vllm_group_port", type=int, metavar="PORT", help=text)
+    group.add_argument("--vllm_group_port", type=port, metavar="PORT", help=text)
     text = "limit for connecting, not for generation (default: 60)"
-    group.add_argument("--vllm_connection_timeout", type=float, metavar="SECONDS", help=text)
+    group.add_argument("--vllm_connection_timeout", type=seconds, metavar="SECONDS", help=text)
 
 
 def overrides_of(options: argparse.Namespace) -> list[str]:

@@ -8,7 +8,8 @@ import secrets
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from rollmatch.cli.planning import add_forecast_arguments, positive
+from rollmatch.cli.numbers import natural, positive
+from rollmatch.cli.planning import add_forecast_arguments
 from rollmatch.cli.processes import has_gpu, shell_line
 from rollmatch.cli.run_layout import ClusterGpus, is_typed, make_layout, needs_of
 from rollmatch.config import RunConfig, load_config
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--learner-nodes", type=positive, metavar="N", help=text)
     add_forecast_arguments(parser, default_gpu=None)
     text = "times that each command is started again (default: 3)"
-    parser.add_argument("--max-restarts", type=int, default=3, metavar="N", help=text)
+    parser.add_argument("--max-restarts", type=natural, default=3, metavar="N", help=text)
     parser.add_argument("--resume", action="store_true", help="continue from the newest whole checkpoint")
     parser.add_argument("--dry-run", action="store_true", help="print the commands; start nothing")
     parser.add_argument("--overwrite", action="store_true", help="delete the run in training.output_dir and start over")

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 
+from rollmatch.cli.numbers import port, positive, share
 from rollmatch.cli.processes import Command, become, has_gpu
 from rollmatch.cli.rollout_server import server_environment, server_words
 from rollmatch.errors import LaunchError
@@ -17,6 +18,7 @@ from rollmatch.model.source import local_directory
 from rollmatch.server.port import bind_http
 from rollmatch.server.settings import KEY_VARIABLE, ServerSettings, check_exposure
 
+DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 _CACHE_MIB_ON_CPU = 512
 _CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE_MIB"
 
@@ -25,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The guide's arguments; each also with dashes in place of underscores."""
     parser.add_argument("--model", required=True, metavar="MODEL", help="model directory or hub id")
     parser.add_argument("--host", default="127.0.0.1", help="listen address (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="HTTP port")
+    parser.add_argument("--port", type=port, default=8000, help="HTTP port")
     for name, kind, default, text in (
-        ("tensor_parallel_size", int, 1, "GPUs per replica"),
-        ("data_parallel_size", int, 1, "number of replicas"),
-        ("max_model_len", int, None, "prompt and response in tokens (default: the model's own)"),
-        ("gpu_memory_utilization", float, 0.9, "share of each GPU's memory"),
+        ("tensor_parallel_size", positive, 1, "GPUs per replica"),
+        ("data_parallel_size", positive, 1, "number of replicas"),
+        ("max_model_len", positive, None, "prompt and response in tokens (default: the model's own)"),
+        ("gpu_memory_utilization", share, 0.9, "share of each GPU's memory"),
         ("enable_prefix_caching", truth, None, "true or false (default: vLLM's own)"),
     ):
         dashed = name.replace("_", "-")
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(*domains, nargs="+", default=[], metavar="HOST", help=text)
     text = "let trainers of ms-swift send adapters alone, which the server merges into the model's own weights"
     parser.add_argument("--enable-lora", "--enable_lora", action="store_true", help=text)
-    parser.add_argument("--dtype", default="auto", help="precision of the engine, as vLLM names it")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="precision of the engine, as vLLM names it")
     text = "listen on an address other than loopback without a bearer key in ROLLMATCH_API_KEY"
     parser.add_argument("--allow-no-key", "--allow_no_key", action="store_true", help=text)
     parser.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")

@@ -1,11 +1,13 @@
 """One offline page about a run: everything in a single file, nothing fetched."""
 
 import os
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from rollmatch.errors import LaunchError
 from rollmatch.report.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, make_charts
 from rollmatch.report.evaluations import Evaluation, load_evaluation
 from rollmatch.report.facts import make_completion_rows, make_drop_rows, make_facts
@@ -35,15 +37,19 @@ def render(sheet: str, content: dict[str, object]) -> str:
 
 
 def write_whole(path: Path, text: str) -> Path:
-    """Write a page; what stood there stays until the new one is whole."""
+    """Write a page; what stood there stays until the new one is whole. Errors: ``output-not-writable``."""
     unfinished = path.with_suffix(f".{os.getpid()}.tmp")
     # Lone surrogates may stand in a journal's escapes, but in no UTF-8 file.
     try:
         unfinished.touch(mode=0o600)  # samples, and arguments of other libraries, are for the run's owner
         unfinished.write_text(text, encoding="utf-8", errors="replace", newline="\n")
         unfinished.replace(path)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+        remedy = "Name a file in a directory that exists, and that you may write to."
+        raise LaunchError(str(error.strerror), code="output-not-writable", key=str(path), remedy=remedy) from error
     finally:
-        unfinished.unlink(missing_ok=True)  # on a full disk
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)  # on a full disk
     return path
 
 
