@@ -1,4 +1,4 @@
-"""Weights over NCCL: from our learner to other people's servers, and from TRL's trainer to ours."""
+"""Weights over NCCL: from our learner to servers, most of them other people's, and from TRL's trainer to ours."""
 
 import json
 import os
@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conformance.cli.division import VLLM
+from conformance.cli.division import VLLM, typed
 from conformance.cli.one_step import take_steps
 from conformance.cli.started import finish, is_healthy, started
+from conformance.gpu.places import place
 from conformance.gpu.trl_trainer import MAX_TOKENS, MODEL, NUM_PROMPTS, NUM_STEPS, prompts
 from conformance.rollout.digits import ROOT
 from conformance.server.instance import free_port
@@ -21,31 +22,54 @@ ENGINE = {
     "host": "127.0.0.1",
 }  # fmt: skip
 TRL = [sys.executable, "-c", "import sys; from trl.cli import main; sys.exit(main())", "vllm-serve"]
-STOCK = [
-    *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL), "--logprobs-mode", "processed_logprobs"),
+VLLM_SERVE = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
+STOCK_OPTIONS = [
+    *("--logprobs-mode", "processed_logprobs"),
     *("--weight-transfer-config", json.dumps({"backend": "nccl"})),
 ]
 
 
+def spelled(words, joint="-"):
+    """As options of a command line; TRL's are joined by underscores."""
+    return [word for name, value in words.items() for word in (f"--{name.replace('-', joint)}", value)]
+
+
 def trl_server(port):
-    words = {**ENGINE, "model": str(MODEL), "port": str(port)}
-    return [*TRL, *(word for name, value in words.items() for word in (f"--{name.replace('-', '_')}", value))]
+    return [*TRL, *spelled({**ENGINE, "model": str(MODEL), "port": str(port)}, "_")]
 
 
 def stock_server(port):
     words = {name: value for name, value in ENGINE.items() if name != "enforce-eager"} | {"port": str(port)}
-    return [*STOCK, "--enforce-eager", *(word for name, value in words.items() for word in (f"--{name}", value))]
+    return [*VLLM_SERVE, str(MODEL), *STOCK_OPTIONS, "--enforce-eager", *spelled(words)]
 
 
-@pytest.mark.gpu(2)
-@pytest.mark.parametrize("make_command", [trl_server, stock_server], ids=["trl", "vllm"])
-def test_a_server_of_others_answers_by_the_weights_of_every_step(tmp_path, monkeypatch, make_command):
+def our_server(port):
+    settings = {
+        "mode": "server",
+        "server.base_url": f"http://127.0.0.1:{port}",
+        "server.group_port": free_port(),
+        "enforce_eager": True,
+        "kv_cache_memory_mib": 1024,
+    }
+    overrides = [f"model.model={MODEL}", *(f"{VLLM}.{key}={value}" for key, value in settings.items())]
+    return typed("serve", ARITHMETIC, "0", overrides)
+
+
+@pytest.mark.parametrize(
+    "make_command",
+    [  # TRL's server refuses a learner with the id of its own GPU
+        pytest.param(trl_server, id="trl", marks=pytest.mark.gpu(2)),
+        pytest.param(stock_server, id="vllm", marks=pytest.mark.gpu(1)),
+        pytest.param(our_server, id="ours", marks=pytest.mark.gpu(1)),
+    ],
+)
+def test_a_server_answers_by_the_weights_of_every_step(tmp_path, monkeypatch, make_command):
     port = free_port()
-    variables = {"CUDA_VISIBLE_DEVICES": "0", "VLLM_SERVER_DEV_MODE": "1"}
+    variables = place(0) | {"VLLM_SERVER_DEV_MODE": "1"}
     with started(make_command(port), tmp_path / "server.txt", **variables) as server:
-        # Stock servers know the route without a slash only.
-        server.wait_until(lambda: any(is_healthy(f"http://127.0.0.1:{port}/health{end}") for end in ("/", "")))
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        server.wait_until(lambda: is_healthy(f"http://127.0.0.1:{port}"))
+        for name, value in place(1).items():
+            monkeypatch.setenv(name, value)
         overrides = ("custom.extra.grpo.eval_temperature=0", "training.lr_scheduler_type=constant")
         try:
             take_steps(ARITHMETIC, f"http://127.0.0.1:{port}", tmp_path, *overrides, num_steps=3)
@@ -53,20 +77,17 @@ def test_a_server_of_others_answers_by_the_weights_of_every_step(tmp_path, monke
             raise AssertionError(f"{error}\n{server.output()[-3000:]}") from error
 
 
-@pytest.mark.gpu(2)
+@pytest.mark.gpu(1)
 def test_our_server_answers_by_the_weights_of_trl_s_trainer(tmp_path):
     port, group_port, out = free_port(), free_port(), tmp_path / "run"
     url = f"http://127.0.0.1:{port}"
-    settings = {f"{VLLM}.mode": "server", f"{VLLM}.server.base_url": url, f"{VLLM}.server.group_port": group_port}
-    sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    serve = [sys.executable, "-m", "rollmatch", "serve", str(ARITHMETIC), "--gpus", "0", *sets]
     trainer = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"),
         *("-m", "conformance.gpu.trl_trainer", url, str(group_port), str(out)),
     ]
-    with started(serve, tmp_path / "server.txt") as server:
+    with started(our_server(port), tmp_path / "server.txt", **place(0)) as server:
         server.wait_until(lambda: is_healthy(url))
-        variables = {"CUDA_VISIBLE_DEVICES": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}
+        variables = place(1) | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}
         code, output = finish(trainer, tmp_path / "trainer.txt", **variables)
         assert code == 0, output[-3000:] + server.output()[-3000:]
     noted = json.loads((out / "answers.json").read_text())

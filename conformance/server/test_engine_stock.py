@@ -21,7 +21,7 @@ from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.rollout.weight_sender import make_sender
-from rollmatch.weights import gloo
+from rollmatch.weights import digest
 from rollmatch.weights.gloo import CHAIN_PROTOCOL
 from rollmatch.weights.worker.plugin import NAME
 
@@ -118,7 +118,7 @@ def test_a_learner_with_another_way_of_sending_is_refused_before_it_joins(stock,
 def test_a_transfer_that_is_not_what_was_announced_changes_nothing(backend, policies, scene_requests, monkeypatch):
     backend.push(policies[1].weights.items(), version=backend.policy_version + 1)
     with monkeypatch.context() as patched:
-        patched.setattr(gloo, "digest_of_bytes", lambda raw: bytes(16))
+        patched.setattr(digest, "digest_of_bytes", lambda raw: bytes(16))
         with pytest.raises(RollmatchError) as caught:
             backend.push(policies[2].weights.items(), version=backend.policy_version + 1)
     assert caught.value.code == "server-refused"

@@ -30,6 +30,8 @@ LONGEST = 1200
 """Characters of a ``curl`` that a terminal shows."""
 NAMED = ("dialect", "served_model", "model", "version", "vllm_version", "world_size", "max_model_len")
 """Facts that the first line names; the reports have all."""
+NVIDIA = tuple(Path("/dev").glob("nvidia[0-9]*"))
+"""GPUs of this machine."""
 QUIET = ("pass", "blocked-by", "known-gap", INAPPLICABLE)
 """Verdicts that are counted, not explained."""
 _WITH_GAPS = "of " + ", ".join(sorted(path.stem for path in GAPS.glob("*.yaml")))
@@ -119,7 +121,11 @@ def make_parser(prog: str = "rollmatch-judge") -> argparse.ArgumentParser:
     parser.add_argument(
         "--tolerance", type=float, metavar="NATS", help=f"of numbers beside those of --model; default: {TOLERANCE:g}"
     )
-    parser.add_argument("--transport", metavar="T", help="how weights reach its workers: gloo; needs --model")
+    parser.add_argument(
+        "--transport",
+        metavar="T",
+        help="how weights reach its workers: gloo, or nccl with a GPU on this machine; needs --model",
+    )
     parser.add_argument("--group-host", metavar="HOST", help="where its workers and the judge meet to transfer weights")
     parser.add_argument("--dangerous", action="store_true", help="also checks that may stop the server")
     parser.add_argument(
@@ -169,6 +175,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error("--group-host: without --transport, there is no group")
     if options.transport and not options.model:
         parser.error("--transport: the weights come from --model DIR")
+    if options.transport == "nccl" and not (NVIDIA and is_installed("vllm")):
+        parser.error("--transport: nccl needs a GPU that the server does not use, and vLLM, on this machine")
     if options.tolerance is not None and not options.model:
         parser.error("--tolerance: without --model, no numbers are compared")
     if options.tolerance is not None and not 0 < options.tolerance <= SMALL:

@@ -92,6 +92,7 @@ class Swift(ServerDialect):
     """``swift rollout``."""
 
     name = family = "swift"
+    transports = ("gloo", "nccl")
     health_path, generate_path = "/health/", "/infer/"
     quick_call = ("POST", "/process_weights_after_loading/")
     control_paths = ("/init_communicator/", "/update_flattened_params/", "/update_adapter_flattened_param/")
@@ -130,6 +131,7 @@ class Trl(ServerDialect):
     """``trl vllm-serve``, up to 1.10."""
 
     name = family = "trl"
+    transports = ("gloo", "nccl")
     health_path, generate_path = "/health/", "/generate/"
     quick_call = ("POST", "/reset_prefix_cache/")
     signs = _set_of("/generate /init_communicator /update_named_param")
@@ -168,6 +170,7 @@ class Vllm(ServerDialect):
     """A stock ``vllm serve`` with its routes for training."""
 
     name = family = "vllm"
+    transports = ("gloo", "nccl")
     health_path, generate_path = "/health", "/v1/completions"
     quick_call = ("POST", "/reset_prefix_cache")
     control_paths = (

@@ -24,6 +24,11 @@ from rollmatch.weights.stateless import StatelessGroup, begin_on
 TIMEOUT_S = 20.0
 
 
+def device_of(talk: Talk) -> torch.device:
+    """Where the judge holds what it sends: the first GPU that it sees, for NCCL."""
+    return torch.device("cuda", 0) if talk.subject.transport == "nccl" else torch.device("cpu")
+
+
 def flat_metadata(tensors: Mapping[str, Tensor], **fields: Any) -> list[dict[str, Any]]:
     """Where each tensor lies in a bucket, in bytes, as ms-swift writes it; ``fields`` replace values."""
     entries, start = [], 0
@@ -56,7 +61,10 @@ class QueuedPeer:
             timeout_s=TIMEOUT_S, join_timeout_s=TIMEOUT_S,
         )  # fmt: skip
         _wait(lambda: _is_listening(self.host, self.port), 5.0)  # the reply may come before the worker listens
-        self.talk.collective(label, "JOIN", lambda: setattr(self, "group", StatelessGroup(address)))
+        self.talk.collective(label, "JOIN", lambda: setattr(self, "group", self._joined(address)))
+
+    def _joined(self, address: GroupAddress) -> StatelessGroup:
+        return StatelessGroup(address, device=device_of(self.talk))
 
     def open(self) -> None:
         self.talk.post("close-before", "/close_communicator/", note=False)
@@ -73,6 +81,8 @@ class QueuedPeer:
             self.talk.post(f"end{path.rstrip('/').replace('/', '-')}", path, timeout_s=60)
 
     def close(self) -> None:
+        if self.group is not None and device_of(self.talk).type == "cuda":
+            self.group.close()
         self.group = None
         self.talk.post("close", "/close_communicator/", note=False, timeout_s=5)
 
@@ -145,7 +155,12 @@ class VllmPeer:
         address = GroupAddress(
             host=self.host, port=self.port, rank=0, world_size=self.size, timeout_s=TIMEOUT_S, join_timeout_s=TIMEOUT_S
         )
-        self.talk.collective(label, "JOIN", lambda: setattr(self, "group", PeerGroup(address)))
+        self.talk.collective(label, "JOIN", lambda: setattr(self, "group", self._joined(address)))
+
+    def _joined(self, address: GroupAddress) -> "PeerGroup | StatelessGroup":
+        if (device := device_of(self.talk)).type == "cpu":
+            return PeerGroup(address)
+        return StatelessGroup(address, listener=bind(address.host, address.port), device=device, source=0)
 
     def begin(self, label: str = "start", *, pause: bool = True) -> RecordedCall:
         if pause:
@@ -167,12 +182,9 @@ class VllmPeer:
         for tensor in tensors.values():
             if call.done():
                 break
-            self.talk.collective("broadcast", "SEND", lambda t=tensor: self._pass_on(t), note=False)
+            self.talk.collective("broadcast", "SEND", lambda t=tensor: self.group.broadcast(t.contiguous()), note=False)
         if not call.result().is_ok:
             raise Stopped(call.result().summary())
-
-    def _pass_on(self, tensor: Tensor) -> None:
-        self.group.broadcast(tensor.contiguous(), source=0)
 
     def finish(self) -> None:
         self.talk.post("finish", "/finish_weight_update", {"weight_version": str(time.monotonic_ns())}, timeout_s=60)
@@ -198,8 +210,8 @@ class PeerGroup:
         )  # fmt: skip
         self._group, self._timeout_s = open_gloo(PrefixStore("weights", self._store), address), address.timeout_s
 
-    def broadcast(self, tensor: Tensor, *, source: int) -> None:
-        begin_on(self._group, tensor, source=source, timeout_s=self._timeout_s).wait()
+    def broadcast(self, tensor: Tensor) -> None:
+        begin_on(self._group, tensor, source=0, timeout_s=self._timeout_s).wait()
 
     def close(self) -> None:
         del self._group, self._store

@@ -11,6 +11,7 @@ Sources: vLLM 0.32 ``distributed/utils.py``, ms-swift 4.6 ``rlhf_trainers/vllm_c
 import io
 import pickle
 import socket
+import time
 import uuid
 from collections.abc import Iterable
 from datetime import timedelta
@@ -25,6 +26,8 @@ from rollmatch.weights.group_address import GroupAddress, TransferFailed, not_jo
 from rollmatch.weights.nccl import failing, forbid_multicast
 
 _CPU = torch.device("cpu")
+_LOOK_S = 2e-4
+"""Between two looks at what NCCL does."""
 
 
 class StatelessGroup:
@@ -44,6 +47,7 @@ class StatelessGroup:
         """
         self.address, self.rank, self.device = address, address.rank, device
         self.source = address.world_size - 1 if source is None else source
+        self._has_barriers = self.source > 0
         self._num_barriers = 0
         try:
             self._store = _open_store(address, listener)
@@ -56,24 +60,38 @@ class StatelessGroup:
         self._store.set_timeout(timedelta(seconds=address.timeout_s))
 
     def broadcast(self, memory: Tensor) -> None:
-        """From the source into ``memory`` of the others, then the barrier: all have the bytes."""
+        """From the source into ``memory`` of the others.
+
+        At its end all have the bytes; without barriers, they may be on their way from the source.
+        """
         buffer = self._on_device(memory)
         try:
             if self.device.type == "cuda":
                 stream = torch.cuda.current_stream(self.device)
                 with torch.cuda.device(self.device):
                     self._group.broadcast(buffer, src=self.source, stream=stream)
-                self._barrier()
-                stream.synchronize()
+                if self._has_barriers:
+                    self._barrier()
+                self._await(stream)
             else:
                 begin_on(self._group, buffer, source=self.source, timeout_s=self.address.timeout_s).wait()
-                self._barrier()
+                if self._has_barriers:
+                    self._barrier()
         except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError) as error:
             problem = f"rank {self.rank} at {self.address.host}:{self.address.port}: {str(error).splitlines()[0]}"
             remedy = "Look at the server's output; open a new communicator and sync again."
             raise TransferFailed(problem, key="broadcast", remedy=remedy) from error
         if buffer is not memory and self.rank != self.source:
             memory.copy_(buffer)
+
+    def _await(self, stream: torch.cuda.Stream) -> None:
+        """NCCL waits for ever for a peer that does not receive; leave then. Errors: ``RuntimeError``."""
+        sent, deadline = stream.record_event(), time.monotonic() + self.address.timeout_s
+        while not sent.query():
+            if time.monotonic() > deadline:
+                self._group.destroy()
+                raise RuntimeError(f"not received within {self.address.timeout_s:g} s")
+            time.sleep(_LOOK_S)
 
     def _on_device(self, memory: Tensor) -> Tensor:
         """What NCCL or gloo reads from or writes to; ``memory`` itself where it lies on the group's device."""
