@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -166,6 +167,19 @@ def test_the_last_server_may_answer_first(make_backend, doubles):
         "trimmed at the stop"
     )
     assert {rollout.policy_version for rollout in rollouts} == {1}
+
+
+def test_a_response_that_another_token_has_ended_was_not_stopped(make_backend):
+    """vLLM says stop for every end-of-sequence token of a model; only the stop token's responses get it as a target."""
+    requests = [
+        replace(one, prompt_token_ids=one.prompt_token_ids[:end])
+        for one, end in zip(requests_of(2), (4, 2), strict=True)
+    ]
+    rollouts = make_backend().generate(requests, GREEDY)
+    assert [(one.response_token_ids, one.finish_reason) for one in rollouts] == [
+        ((100, 5), "stop"),
+        ((101, 5), "length"),
+    ]
 
 
 @pytest.mark.scenario(

@@ -94,7 +94,7 @@ class Rollout:
     response_token_ids: tuple[int, ...]
     """[R] exactly as sampled, the stop token trimmed."""
     finish_reason: str
-    """``stop`` or ``length``."""
+    """``stop``: the stop token ended it. ``length``: its limit did, or another end-of-sequence token, which stays."""
     policy_version: int
     """Number of the sync whose weights generated this response."""
     response_logprobs: tuple[float, ...] | None = None

@@ -210,3 +210,15 @@ def trim_stop(response: Sequence[int], stop_ids: Iterable[int]) -> tuple[int, ..
         if token_id in stops:
             return tuple(response[:place])
     return tuple(response)
+
+
+def why_ended(sampled: Sequence[int], *, stop_id: int) -> str:
+    """``stop`` where the stop token ended a response as sampled, else ``length``, whatever the engine says.
+
+    vLLM also stops at the other end-of-sequence tokens of ``generation_config.json``. Such a token stays in the
+    response: it was sampled, and the stop token was not.
+
+    >>> why_ended([7, 8, 9], stop_id=9), why_ended([7, 8, 2], stop_id=9)
+    ('stop', 'length')
+    """
+    return "stop" if stop_id in sampled else "length"

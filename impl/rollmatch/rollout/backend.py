@@ -16,7 +16,7 @@ from rollmatch.model.compiled_layers import eager
 from rollmatch.model.images import ImageFeatures, image_arguments
 from rollmatch.model.split_weights import is_sharded
 from rollmatch.model.template import Template
-from rollmatch.model.vocabulary import trim_stop
+from rollmatch.model.vocabulary import trim_stop, why_ended
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample
 
@@ -222,7 +222,7 @@ class HfBackend:
     def _make_rollout(
         self, request: RolloutRequest, prompt: tuple[int, ...], response: list[int], logprobs: list[float] | None
     ) -> Rollout:
-        finish_reason = "stop" if self.template.vocabulary.stop_id in response else "length"
+        finish_reason = why_ended(response, stop_id=self.template.vocabulary.stop_id)
         trimmed = trim_stop(response, {self.template.vocabulary.stop_id})
         return Rollout(
             request_id=request.request_id,

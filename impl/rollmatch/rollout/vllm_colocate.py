@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rollmatch.errors import RolloutError
 from rollmatch.model.template import Template
-from rollmatch.model.vocabulary import trim_stop
+from rollmatch.model.vocabulary import trim_stop, why_ended
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs, once_per_images
@@ -166,7 +166,7 @@ class VllmColocateBackend:
         answer = output.outputs[0]
         token_ids, returned = list(answer.token_ids), getattr(answer, "logprobs", None)
         trimmed = trim_stop(token_ids, {self.template.vocabulary.stop_id})
-        finish_reason = "length" if answer.finish_reason == "length" else "stop"
+        finish_reason = why_ended(token_ids, stop_id=self.template.vocabulary.stop_id)
         logprobs = (
             [place[token_id].logprob for place, token_id in zip(returned, token_ids, strict=True)] if returned else None
         )

@@ -13,7 +13,7 @@ from rollmatch.dialects.session import RolloutServer
 from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal
 from rollmatch.model.template import Template
-from rollmatch.model.vocabulary import trim_stop
+from rollmatch.model.vocabulary import trim_stop, why_ended
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs
@@ -236,8 +236,7 @@ class VllmServerBackend:
     def _make_rollout(self, request: RolloutRequest, reply: Reply, max_new_tokens: int) -> Rollout:
         stop_id = self.template.vocabulary.stop_id
         response = reply.response_token_ids[:max_new_tokens]
-        is_cut = len(response) < len(reply.response_token_ids) and response[-1] != stop_id
-        finish_reason, trimmed = "length" if is_cut else reply.finish_reason, trim_stop(response, {stop_id})
+        finish_reason, trimmed = why_ended(response, stop_id=stop_id), trim_stop(response, {stop_id})
         return Rollout(
             request_id=request.request_id,
             prompt_token_ids=reply.prompt_token_ids,
