@@ -1,8 +1,12 @@
+import dataclasses
+
 import pytest
+from transformers import TrainingArguments
 
 from rollmatch.config.rollout_matching import ANSWER_FORMATS
 from rollmatch.config.rules import RULES
 from rollmatch.config.schema import fields
+from rollmatch.config.training import NOT_USED
 
 BEAM = ("~.rollout_backend=hf", "~.decode_mode=beam", "~.num_beams=4")
 
@@ -117,6 +121,19 @@ def test_rules_are_judged_although_other_keys_are_wrong(problems_with):
 )
 def test_a_rule_that_reads_a_wrong_key_is_not_judged(problems_with, overrides, problem):
     assert problems_with(*overrides) == [problem]
+
+
+@pytest.mark.parametrize("reporters", ["mlflow", "[mlflow, wandb]"])
+def test_a_wrong_item_of_a_list_is_one_problem(problems_with, reporters):
+    assert problems_with(f"training.report_to={reporters}") == [("not-a-choice", "training.report_to.0")]
+
+
+def test_arguments_of_transformers_that_nothing_here_reads_are_refused(problems_with):
+    known = {field.name for field in dataclasses.fields(TrainingArguments)}
+    assert known >= NOT_USED
+    for name in NOT_USED:
+        key = f"training.extra_arguments.{name}"
+        assert problems_with(f"{key}=1") == [("argument-not-used", key)]
 
 
 def test_rules_read_keys_that_exist():

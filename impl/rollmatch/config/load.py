@@ -69,7 +69,7 @@ def _validate(tree: Tree) -> tuple[RunConfig, list[ConfigError]]:
                     stand_ins.add(detail["loc"])
                 if not any(f"{error.key}.".startswith(f"{known}.") for known in errors):
                     errors[error.key] = error
-                tree = _mended(_with_sections(tree), detail)
+                tree = _mended(_with_sections(tree), detail) if _is_there(tree, detail) else tree
 
 
 def _unknown_first(detail: ErrorDetails) -> bool:
@@ -87,6 +87,18 @@ def _with_sections(tree: Tree) -> Tree:
                 empty = {parent: empty}
             tree = merge(empty, tree)
     return tree
+
+
+def _is_there(tree: Tree, found: ErrorDetails) -> bool:
+    """Whether no earlier finding of the round has taken the key out; a list and its items may both be wrong."""
+    names = [str(part) for part in found["loc"]]
+    known = [count for count in range(1, len(names) + 1) if ".".join(names[:count]) in fields()]
+    here: object = tree
+    for name in names[: max(known, default=0)] if found["type"] != "missing" else ():
+        if not isinstance(here, dict) or name not in here:
+            return False
+        here = here[name]
+    return True
 
 
 def _mended(tree: Tree, found: ErrorDetails) -> Tree:

@@ -10,7 +10,7 @@ from rollmatch.config.rollout_matching import ANSWER_FORMATS, RolloutMatchingCon
 from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.config.server_rules import RLHF_RULES, SERVER_RULES
 from rollmatch.config.strategy_rules import STRATEGY_RULES
-from rollmatch.config.training import TrainingConfig
+from rollmatch.config.training import NOT_USED, TrainingConfig
 from rollmatch.errors import ConfigError
 
 COORDINATE_LOSS = (
@@ -193,11 +193,13 @@ def _padding_free(config: RunConfig) -> Iterator[ConfigError]:
 
 def _extra_arguments(config: RunConfig) -> Iterator[ConfigError]:
     for name in config.training.extra_arguments:
+        key = f"training.extra_arguments.{name}"
         if name in TrainingConfig.model_fields:
-            key = f"training.extra_arguments.{name}"
-            yield ConfigError(
-                "has a key of its own", code="argument-has-own-key", key=key, remedy=f"Move it to training.{name}."
-            )
+            remedy = f"Move it to training.{name}."
+            yield ConfigError("has a key of its own", code="argument-has-own-key", key=key, remedy=remedy)
+        elif name in NOT_USED:
+            remedy = "Remove it: the order of samples, losses and evaluations are not those of transformers."
+            yield ConfigError("does not apply here", code="argument-not-used", key=key, remedy=remedy)
 
 
 def _early_stopping(config: RunConfig) -> Iterator[ConfigError]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from rollmatch.config.connection import as_some
 from rollmatch.config.section import (
     Count,
     CountOrMinusOne,
@@ -101,7 +102,7 @@ Reporter = Literal["tensorboard", "wandb", "none"]
 
 def _as_reporters(value: Any) -> Any:
     """A single reporter stands for a list of one; YAML lists become tuples."""
-    return (value,) if isinstance(value, str) else as_tuple(value)
+    return (value,) if isinstance(value, str) else as_some(value)
 
 
 TRAINER_KEYS = (
@@ -125,6 +126,18 @@ TRAINER_KEYS = (
     "output_dir",
 )
 """Keys of ``training`` that transformers, TRL and ms-swift have by the same name and with the same meaning."""
+
+
+NOT_USED = frozenset(
+    {
+        *("data_seed", "ignore_data_skip", "train_sampling_strategy", "length_column_name", "remove_unused_columns"),
+        *("label_names", "label_smoothing_factor", "average_tokens_across_devices", "resume_from_checkpoint"),
+        *("per_device_eval_batch_size", "prediction_loss_only", "eval_accumulation_steps", "eval_do_concat_batches"),
+        *("eval_use_gather_object", "include_for_metrics", "batch_eval_metrics", "bf16_full_eval", "fp16_full_eval"),
+        *("do_train", "do_eval", "do_predict", "disable_tqdm", "skip_memory_metrics"),
+    }
+)
+"""Fields of transformers.TrainingArguments that have no effect, or a wrong one: what would read them is replaced."""
 
 
 class EarlyStopping(Section):
@@ -205,8 +218,9 @@ class TrainingConfig(Section):
     """Checkpoints to keep; null keeps all. Unit: checkpoints."""
     report_to: Annotated[
         tuple[Reporter, ...],
-        Field(min_length=1),
-        BeforeValidator(_as_reporters, json_schema_input_type=Reporter | list[Reporter]),
+        BeforeValidator(
+            _as_reporters, json_schema_input_type=Reporter | Annotated[list[Reporter], Field(min_length=1)]
+        ),
     ] = ("tensorboard",)
     """Where metrics go besides the run's own journal: one name or a list."""
     strategy: Text = "ddp"
