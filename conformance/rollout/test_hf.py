@@ -3,6 +3,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from conformance.doubles.checkpoints import make_checkpoint
 from conformance.refusals import refused
@@ -135,6 +136,16 @@ def test_sampling_is_repeatable_from_its_seed_and_leaves_the_learners_random_sta
     assert backend_of(2).generate(requests, HOT) == first
     other = backend_of(2).generate(requests_for(scenes()[:2], run_seed=8), HOT)
     assert tokens(other) != tokens(first)
+
+
+def test_what_a_model_recommends_for_generation_plays_no_part(backend_of, model, monkeypatch):
+    """Not even where the decoding says nothing about it: the learner's distribution knows nothing of it either."""
+    requests = requests_for(scenes()[:2])
+    plain = tokens(backend_of(2).generate(requests, HOT))
+    recommended = GenerationConfig(min_p=0.9, no_repeat_ngram_size=1, bad_words_ids=[[plain[0][0]]])
+    monkeypatch.setattr(model, "generation_config", recommended)
+    assert tokens(backend_of(2).generate(requests, HOT)) == plain
+    assert model.generation_config is recommended
 
 
 def test_every_microbatch_samples_from_a_seed_of_its_own(backend_of):

@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 from rollmatch.errors import RolloutError
 from rollmatch.model.compiled_layers import eager
 from rollmatch.model.images import ImageFeatures, image_arguments
+from rollmatch.model.policy import unwrap
 from rollmatch.model.split_weights import is_sharded
 from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import trim_stop, why_ended
@@ -272,13 +273,18 @@ def _logprobs_of(sampled: Tensor, scores: Sequence[Tensor]) -> list[list[float] 
 
 @contextmanager
 def _inference(model: nn.Module) -> Iterator[None]:
-    """No gradients, evaluation mode, and back to what it was."""
-    training = model.training
+    """No gradients, evaluation mode, nothing of the model's own generation settings, and back to what it was.
+
+    transformers takes what a call leaves open (``min_p``, ``no_repeat_ngram_size``) from ``generation_config.json``.
+    """
+    training, policy = model.training, unwrap(model)
+    recommended, policy.generation_config = policy.generation_config, GenerationConfig()
     model.eval()
     try:
         with torch.no_grad(), eager(model):
             yield
     finally:
+        policy.generation_config = recommended
         model.train(training)
 
 
