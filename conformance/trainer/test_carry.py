@@ -9,6 +9,8 @@ import pytest
 from conformance.refusals import refused
 from conformance.rollout.digits import scenes
 from conformance.trainer.small_run import KEPT, events, make_trainer, requested, step_between, trained, weights_of
+from rollmatch.cli.run import train_or_save
+from rollmatch.dialects.watch import ServerDied
 from rollmatch.packer_state import forget_versions
 from rollmatch.records import Segment
 
@@ -119,6 +121,27 @@ def test_a_checkpoint_brings_the_waiting_segments_back(narrow, checkpoint_of, tm
     packer, waiting = trainer.learner.batcher.packer, forget_versions(narrow.learner.batcher.packer.state())
     assert packer.state() == list(waiting) != []
     assert packer.pop_row().segments[0] == waiting[0]
+
+
+def test_a_step_that_fails_half_way_leaves_what_waited_before_it(tmp_path, monkeypatch):
+    """Calls beside learning fail between two micro-batches: what their step had taken is still to be learnt from."""
+    broken = make_trainer(tmp_path, *NARROW, samples=scenes("train")[:12], is_shallow=True)
+
+    def fail():
+        if broken.report.step == 2:
+            raise ServerDied("is gone", key="http://server")
+
+    monkeypatch.setattr(broken, "check", fail)
+    with pytest.raises(ServerDied):
+        train_or_save(broken, None)
+    asked, taken = (
+        list(chain(*(event["sample_ids"] for event in events(broken, name)[:2]))) for name in ("requested", "packed")
+    )
+    resumed = make_trainer(tmp_path, *NARROW, samples=scenes("train")[:12], is_shallow=True)
+    resumed.restore_packer_state(tmp_path / "checkpoint-2")
+    waiting = [segment.sample.sample_id for segment in resumed.learner.batcher.packer.state()]
+    assert sorted([*chain(*taken), *waiting]) == sorted(asked)
+    assert waiting
 
 
 @pytest.mark.parametrize("wrong", ["missing", "cut", "of another data set"])

@@ -12,13 +12,13 @@ from transformers import Trainer, TrainerControl, TrainingArguments
 from rollmatch.checkpoint import SavedLearner, sealing
 from rollmatch.data import Window, WindowPlan
 from rollmatch.errors import LaunchError
-from rollmatch.learn.pack import Packer
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.sharding import check_split, not_engaged, sharded_units
 from rollmatch.objectives.protocol import Learner
 from rollmatch.records import PolicyTarget, Sample, Segment
 from rollmatch.rollout.phase import BEFORE_RESUME, Overlap
 from rollmatch.rollout.source import RolloutSource
+from rollmatch.step_report import StepReport
 
 PACKER_STATE_FILE = "packer-rank{rank}.json"
 
@@ -52,11 +52,11 @@ class WindowTargets:
     """Of its rollouts; none where a run was resumed in the middle of it."""
 
 
-def packer_state(packer: Packer | None, targets: WindowTargets | None, *, step: int) -> PackerState:
+def packer_state(waiting: Sequence[Segment], targets: WindowTargets | None, *, step: int) -> PackerState:
     """What is under way after ``step`` optimizer steps."""
     is_under_way = targets is not None and targets.window.first_step < step < targets.window.end_step
     return PackerState(
-        waiting=tuple(packer.state()) if packer else (),
+        waiting=tuple(waiting),
         parts=targets.parts if targets is not None and is_under_way else (),
     )
 
@@ -133,6 +133,7 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
     learner: Learner
     plan: WindowPlan
     window_targets: WindowTargets | None
+    report: StepReport
 
     def __init__(self, *, model: nn.Module, args: TrainingArguments, **arguments: Any) -> None:
         if args.fsdp:
@@ -192,14 +193,22 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
         if step and not is_saved:
             self._save_checkpoint(self.model, None)
 
+    def _waiting(self, step: int) -> Sequence[Segment]:
+        """Segments that wait for a row after ``step`` steps; one under way has taken some, and may not be finished."""
+        batcher, is_packed = self.learner.batcher, self.report.step == step and bool(self.report.batches)
+        if batcher.packer is None:
+            return ()
+        return batcher.waiting_before if is_packed else batcher.packer.state()
+
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         """Save, then write the manifest that marks the checkpoint as whole, and only then remove old ones."""
         step, source = self.state.global_step, self.source
         folder = Path(self.args.output_dir) / f"checkpoint-{step}"
         folder.mkdir(parents=True, exist_ok=True)
         if self._has_packer_state:
-            state = packer_state(self.learner.batcher.packer, self.window_targets, step=step)
-            write_packer_state(folder, state, rank=source.ranks.rank)
+            write_packer_state(
+                folder, packer_state(self._waiting(step), self.window_targets, step=step), rank=source.ranks.rank
+            )
         if source.ranks.is_primary:
             saved_learner(self.args, source.ranks.learner_world_size).write(folder)
         source.ranks.barrier()

@@ -206,6 +206,8 @@ class Batcher:
         self.supervisor = supervisor
         self.packer = packer
         self.pad_id = pad_id
+        self.waiting_before: Sequence[Segment] = ()
+        """Segments that waited for a row before the last ``make``."""
 
     def make(self, segments: Sequence[Segment], features_of: FeaturesOf, *, num_batches: int) -> list[MicroBatch]:
         """Exactly ``num_batches`` micro-batches. Errors: those of ``Packer.add``; the buffer is then unchanged."""
@@ -215,6 +217,7 @@ class Batcher:
             return [self._packed(row, features_of) for row in rows]
         if self.packer is None:
             return [self._padded(part, features_of) for part in split_evenly(segments, num_batches)]
+        self.waiting_before = self.packer.state()
         self.packer.add(segments)
         rows = [self.packer.pop_row(rows_to_follow=left) for left in reversed(range(num_batches))]
         return [self._packed(row, features_of) for row in rows]
