@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from conformance.refusals import refused
 from rollmatch.data import LazySamples, jsonl, load_samples, spread
 from rollmatch.data.checked import CHECKED_FILES, as_variables
-from rollmatch.data.lazy import LineIndex
+from rollmatch.data.lazy import LineIndex, samples_by_id
 from rollmatch.data.place import Place
 from rollmatch.data.quick import parse_json, quick_record
 from rollmatch.data.record import check_record
@@ -47,6 +47,16 @@ def test_bad_lines_are_found_before_any_is_used(write, record, lazily):
     skipped = []
     assert [sample.sample_id for sample in load_samples(path, skipped=skipped)] == [0, 2]
     assert len(skipped) == len(caught.value.errors)
+
+
+def test_only_the_lines_of_the_wanted_samples_are_read(write, record, lazily, monkeypatch):
+    """A resumed run looks for the samples of what waited, among millions."""
+    samples = load_samples(write(*[record] * 4))
+    expected, read = {3: samples[3], 1: samples[1]}, []
+    monkeypatch.setattr(samples, "read", lambda place, _read=samples.read: read.append(place) or _read(place))
+    assert samples_by_id(samples[1:], [0, 1, 3, 3, 9]) == expected
+    assert samples_by_id(list(expected.values()), [0, 1, 3, 9]) == expected
+    assert read == [1, 3]
 
 
 def test_a_rank_looks_at_no_line_that_its_launcher_has_found_to_be_right(write, record, lazily, monkeypatch):

@@ -11,6 +11,7 @@ from transformers import Trainer, TrainerControl, TrainingArguments
 
 from rollmatch.checkpoint import SavedLearner, sealing
 from rollmatch.data import Window, WindowPlan
+from rollmatch.data.lazy import samples_by_id
 from rollmatch.errors import LaunchError
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.sharding import check_split, not_engaged, sharded_units
@@ -71,9 +72,10 @@ def write_packer_state(folder: Path, state: PackerState, *, rank: int) -> None:
 def read_packer_state(folder: Path, samples: Sequence[Sample], *, rank: int) -> PackerState:
     """Read it back. Errors: ``PackerStateUnfit``."""
     file = folder / PACKER_STATE_FILE.format(rank=rank)
-    by_id = {sample.sample_id: sample for sample in samples}
     try:
         stored = json.loads(file.read_text())
+        named = (sample_id for part in (stored["waiting"], *stored["parts"]) for sample_id, _ in part)
+        by_id = samples_by_id(samples, named)
         waiting = _as_segments(stored["waiting"], by_id)
         parts = tuple(_as_segments(part, by_id) for part in stored["parts"])
     except (OSError, ValueError, KeyError, TypeError) as error:
