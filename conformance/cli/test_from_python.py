@@ -11,6 +11,7 @@ import pytest
 from conformance.refusals import refused
 from conformance.rollout.digits import ROOT
 from rollmatch import GRPOTrainer, VinePPOMCTSTrainer, VinePPOTrainer, train
+from rollmatch.cli.from_python import nested
 from rollmatch.config import load_config
 from rollmatch.journal import read_journal
 
@@ -105,3 +106,24 @@ def test_a_picture_in_a_record_is_refused_by_row(tmp_path):
         with refused("record-not-json", "train_data[1]"):
             train(keys(tmp_path), train_data=[DATA[0], bad], rewards=[right])
     assert written(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "config", "problem"),
+    [
+        ({"train_data": [None]}, {}, ("record-not-json", "train_data[0]")),
+        ({"rewards": ["my:right"]}, {}, ("reward-not-importable", "rewards")),
+        ({"existing": "again"}, {}, ("not-a-choice", "existing")),
+        ({}, {1: 2}, ("key-not-text", "config")),
+        ({}, {"custom.extra.grpo.rewards": [{"function": "m:f"}]}, ("given-twice", "custom.extra.grpo.rewards")),
+    ],
+)
+def test_arguments_that_nothing_fits_are_named(tmp_path, arguments, config, problem):
+    with refused(*problem):
+        train(**{"config": keys(tmp_path) | config, "train_data": DATA, "rewards": [right]} | arguments)
+
+
+def test_a_path_is_a_text_in_the_configuration(tmp_path):
+    assert nested({"training.output_dir": tmp_path, "a": {"b": tmp_path}}) == {
+        "training": {"output_dir": str(tmp_path)}, "a": {"b": str(tmp_path)}
+    }  # fmt: skip

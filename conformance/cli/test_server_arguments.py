@@ -137,6 +137,11 @@ def test_an_error_of_the_server_is_an_error_and_no_empty_completion(slow_server)
     assert client.generate(["a"])["completion_ids"] == [[5, 6]]
 
 
+def test_a_server_with_a_key_gets_that_of_the_environment(slow_server, monkeypatch):
+    monkeypatch.setenv("ROLLMATCH_API_KEY", "k")
+    assert VLLMClient(server_port=slow_server[1], connection_timeout=1.0).server.settings.api_key == "k"
+
+
 def test_a_server_that_is_not_there_is_refused_within_the_connection_timeout():
     began = time.monotonic()
     with refused("server-unreachable"):

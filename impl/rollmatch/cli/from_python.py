@@ -22,7 +22,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from rollmatch.cli.learner import train_config
 from rollmatch.config.layers import merge, read_tree
@@ -36,6 +36,7 @@ WeightedReward = Callable[..., object] | tuple[Callable[..., object], float]
 Config = Mapping[str, object] | str | Path
 """Keys, nested or dotted, or a YAML file."""
 Existing = Literal["refuse", "resume", "overwrite"]
+REWARDS = "custom.extra.grpo.rewards"
 FIELDS = ("images", "objects", "width", "height", "metadata", "messages", "prompt", "system", "tools")
 
 
@@ -71,7 +72,7 @@ class GRPOTrainer:
         """
         tree = read_tree(config) if isinstance(config, str | Path) else nested(config)
         self.config = _with_arguments(tree, {"model.model": str(model), "custom.trainer_variant": self.variant})
-        self.rewards = [reward_funcs] if callable(reward_funcs) else reward_funcs
+        self.rewards = [reward_funcs] if callable(reward_funcs) or isinstance(reward_funcs, str) else reward_funcs
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
 
     def train(self, *, existing: Existing = "refuse") -> Path:
@@ -114,13 +115,14 @@ def train(
     a run in that directory.
     Under torchrun every rank calls this function. In a thread, signals are left to the main thread.
 
-    Errors: those of ``rollmatch train``, ``RewardNotImportable``; ``KeyboardInterrupt`` after a stopped run.
+    Errors: those of ``rollmatch train``, ``RewardNotImportable``, ``RecordNotJson``, ``given-twice``;
+    ``KeyboardInterrupt`` after a stopped run.
     """
+    if existing not in get_args(Existing):
+        remedy = f"Choose one of {', '.join(get_args(Existing))}."
+        raise ConfigError(f"is {existing!r}", code="not-a-choice", key="existing", remedy=remedy)
     tree = read_tree(config) if isinstance(config, str | Path) else nested(config)
-    if rewards:
-        entries = [{"function": name_of(function), "weight": weight} for function, weight in map(_weighted, rewards)]
-        tree = merge({"custom": {"trainer_variant": "grpo"}}, tree)
-        tree = merge(tree, {"custom": {"extra": {"grpo": {"rewards": entries}}}})
+    tree = _with_rewards(tree, rewards) if rewards else tree
     given = {"train": train_data, "val": val_data}
     files = {f"{split}_jsonl": _file_of(data, split, tree) for split, data in given.items() if data is not None}
     if "train_jsonl" in files:
@@ -140,6 +142,9 @@ def nested(keys: Mapping[str, object]) -> Tree:
     """
     tree: Tree = {}
     for key, value in keys.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"the key {key!r} is not a text", code="key-not-text", key="config", remedy="Quote it.")
+        value = str(value) if isinstance(value, Path) else value
         for name in reversed(key.split(".")):
             value = {name: nested(value) if isinstance(value, Mapping) else value}
         tree = merge(tree, value)  # type: ignore[arg-type]
@@ -152,12 +157,24 @@ def name_of(function: Callable[..., object]) -> str:
     >>> name_of(name_of)
     'rollmatch.cli.from_python:name_of'
     """
+    if isinstance(function, str):
+        problem, remedy = f"{function!r} is a text", f"Pass the function itself, or name it in {REWARDS} of config."
+        raise RewardNotImportable(problem, key="rewards", remedy=remedy)
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module is None or getattr(importlib.import_module(module), name, None) is not function:
         problem = f"{name or function!r} is not a name of module {module}"
         remedy = "Define the function at the top level of a module or of the script, with def."
         raise RewardNotImportable(problem, key="rewards", remedy=remedy)
     return f"{module}:{name}"
+
+
+def _with_rewards(tree: Tree, rewards: Sequence[WeightedReward]) -> Tree:
+    """The tree with reward functions. Errors: ``RewardNotImportable``, ``ConfigError`` with ``given-twice``."""
+    if _at(tree, REWARDS):
+        problem, remedy = "is set, and rewards are passed, too", "Leave one of the two out."
+        raise ConfigError(problem, code="given-twice", key=REWARDS, remedy=remedy)
+    entries = [{"function": name_of(function), "weight": weight} for function, weight in map(_weighted, rewards)]
+    return merge(merge(nested({"custom.trainer_variant": "grpo"}), tree), nested({REWARDS: entries}))
 
 
 def _weighted(reward: WeightedReward) -> tuple[Callable[..., object], float]:
@@ -199,6 +216,9 @@ def record_of(row: Mapping[str, object]) -> dict[str, object]:
 
 
 def _line_of(row: Mapping[str, object], key: str) -> bytes:
+    if not isinstance(row, Mapping):
+        problem, remedy = f"is no mapping, but {row!r:.60}", "Give a list of records, such as [{'prompt': '1 + 1?'}]."
+        raise RecordNotJson(problem, key=key, remedy=remedy)
     try:
         return f"{json.dumps(record_of(row), ensure_ascii=False)}\n".encode()
     except (TypeError, ValueError) as error:  # also half a character, and a record that contains itself
@@ -206,12 +226,18 @@ def _line_of(row: Mapping[str, object], key: str) -> bytes:
         raise RecordNotJson(str(error), key=key, remedy=remedy) from error
 
 
+def _at(tree: Tree, key: str) -> object:
+    """The value of a dotted key; None where there is none."""
+    given: object = tree
+    for name in key.split("."):
+        given = given.get(name) if isinstance(given, dict) else None
+    return given
+
+
 def _with_arguments(tree: Tree, arguments: Mapping[str, str]) -> Tree:
     """The tree with the arguments of a trainer. Errors: ``ConfigError`` with ``given-twice``."""
     for key, value in arguments.items():
-        given: object = tree
-        for name in key.split("."):
-            given = given.get(name) if isinstance(given, dict) else None
+        given = _at(tree, key)
         if given not in (None, value):
             problem, remedy = f"is {given}, the trainer's argument is {value}", "Leave the key out of config."
             raise ConfigError(problem, code="given-twice", key=key, remedy=remedy)
@@ -220,9 +246,8 @@ def _with_arguments(tree: Tree, arguments: Mapping[str, str]) -> Tree:
 
 def output_dir_of(tree: Tree) -> str:
     """``training.output_dir``. Errors: ``ConfigError`` with ``missing-key``."""
-    training = tree.get("training")
-    found = training.get("output_dir") if isinstance(training, dict) else None
-    if not isinstance(found, str | Path):
+    found = _at(tree, "training.output_dir")
+    if not isinstance(found, str):
         problem = "this key is required"
         raise ConfigError(problem, code="missing-key", key="training.output_dir", remedy="Add it; it has no default.")
-    return str(found)
+    return found

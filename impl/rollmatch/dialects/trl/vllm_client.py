@@ -12,6 +12,7 @@ process may have one and generate; only one of them, the main process, opens the
 
 import atexit
 import io
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
@@ -31,6 +32,7 @@ from rollmatch.dialects.trl.client import ROUTE, TrlDialect
 from rollmatch.dialects.trl.sender import join, send_named
 from rollmatch.dialects.watch import WatchRules, watched
 from rollmatch.errors import SyncError
+from rollmatch.server.settings import KEY_VARIABLE
 from rollmatch.weights.named_weights import named_weights
 from rollmatch.weights.nccl import device_of
 from rollmatch.weights.plan import spec_of
@@ -73,9 +75,10 @@ class VLLMClient:
 
         ``base_url``, where it is given, stands for host and port.
         The timeout is for connecting and for joining the communicator; the duration of a generate call is not limited,
-        a server that dies meanwhile is noticed within seconds.
+        a server that dies meanwhile is noticed within seconds. A server with a key gets that of ``ROLLMATCH_API_KEY``.
         """
-        settings = ClientSettings(timeout_s=connection_timeout, watch=WatchRules(silence_s=None))
+        key = os.environ.get(KEY_VARIABLE) or None
+        settings = ClientSettings(timeout_s=connection_timeout, api_key=key, watch=WatchRules(silence_s=None))
         self.server = RolloutServer(base_url or base_url_of(host, server_port), settings)
         host = urlsplit(base_url).hostname or host if base_url else host
         self.server.connect()
