@@ -12,6 +12,7 @@ from conformance.refusals import refused
 from conformance.rollout.digits import ROOT
 from rollmatch import GRPOTrainer, VinePPOMCTSTrainer, VinePPOTrainer, train
 from rollmatch.cli.from_python import nested
+from rollmatch.cli.run_directory import JOURNAL
 from rollmatch.config import load_config
 from rollmatch.journal import read_journal
 
@@ -61,10 +62,13 @@ def test_a_refused_run_leaves_the_records_of_the_run_before(tmp_path):
 
 def test_records_and_functions_make_a_run(tmp_path):
     before = signal.getsignal(signal.SIGINT)
-    out = train(keys(tmp_path), train_data=iter(DATA), rewards=[right, (lengths, 0.5)])
+    (tmp_path / "held_out.jsonl").write_text(json.dumps(DATA[0]))
+    config = keys(tmp_path) | {"custom.val_jsonl": tmp_path / "held_out.jsonl"}
+    out = train(config, train_data=iter(DATA), rewards=[right, (lengths, 0.5)])
     assert signal.getsignal(signal.SIGINT) is before
     assert written(tmp_path) == [DATA]
-    [step] = [event for event in read_journal(out / "journal.jsonl") if event["event"] == "step"]
+    [run], [step] = ([one for one in read_journal(out / JOURNAL) if one["event"] == kind] for kind in ("run", "step"))
+    assert (run["num_train_samples"], run["num_val_samples"]) == (4, 1)
     assert step["segments"] == 4
     assert {"reward/right", "reward/lengths"} <= step.keys() | step.get("metrics", {}).keys()
     assert (out / "checkpoint-1").exists()

@@ -1,5 +1,6 @@
 """A run's directory is not written over by accident, and a resumed run goes on from its last whole checkpoint."""
 
+import errno
 import json
 import os
 import signal
@@ -208,6 +209,15 @@ def fail_after(start, directory):
     with open_run_directory(directory, resume=False, overwrite=False):
         start(directory)
         raise ZeroDivisionError
+
+
+def test_a_file_system_without_locks_is_named_and_used(directory, monkeypatch, capsys):
+    def refuse(file, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(run_directory.fcntl, "flock", refuse)
+    assert opened(directory) is None
+    assert "cannot be locked (Function not implemented)" in capsys.readouterr().err
 
 
 def test_a_start_that_failed_leaves_no_directory(directory, tmp_path):

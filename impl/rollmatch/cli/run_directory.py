@@ -167,6 +167,9 @@ def _lock(path: Path) -> IO[str]:
         file.close()
         problem, remedy = f"{owner} is running in {path}", "Wait for it, stop it, or name another directory."
         raise RunDirectoryTaken(problem, key=KEY, remedy=remedy) from None
+    except OSError as error:  # Lustre without the mount option flock, some NFS
+        reason = error.strerror or error
+        print(f"rollmatch: {path} cannot be locked ({reason}): start no second run there", file=sys.stderr)
     if not os.path.exists(file.name) or os.fstat(file.fileno()).st_ino != os.stat(file.name).st_ino:
         file.close()  # its owner has ended and removed it in between
         return _lock(path)
