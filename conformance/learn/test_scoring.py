@@ -114,6 +114,21 @@ def test_the_head_is_itself_again_whatever_happens():
     assert model.lm_head.forward is own
 
 
+@pytest.mark.parametrize("in_head", [True, False])
+def test_a_model_that_makes_all_logits_has_the_same_log_probabilities(in_head, monkeypatch):
+    """Some models take no ``logits_to_keep``, and ignore it: their rows are others."""
+    monkeypatch.setattr(loss_in_head, "LARGE_VOCABULARY", 0 if in_head else VOCAB_LEN + 1)
+    model, pairs = make_tiny_qwen3(), [make_segment(seed, num_images=0)[0] for seed in range(3)]
+
+    def scored():
+        return score_segments(model, pairs, lambda sample: NO_IMAGES, logprobs=logprobs_of, batch_size=2)
+
+    expected, forward = scored(), model.forward
+    monkeypatch.setattr(model, "forward", lambda *, logits_to_keep, **inputs: forward(**inputs))
+    for ours, theirs in zip(scored(), expected, strict=True):
+        assert ours == pytest.approx(theirs, abs=TOLERANCE)
+
+
 @pytest.mark.parametrize("learns", [True, False])
 def test_log_probabilities_without_gradients_are_those_of_logits(learns, monkeypatch):
     model, pairs = make_tiny_qwen3(), [make_segment(seed, num_images=0)[0] for seed in range(3)]

@@ -57,20 +57,20 @@ def _score_batch(
 ) -> list[tuple[float, ...]]:
     images = [features_of(segment.sample) for segment in batch]
     inputs = make_padded_inputs(batch, images=images, model=model, pad_id=0)
-    earliest = min(segment.prompt_len for segment in batch) - 1
-    num_kept = inputs["input_ids"].shape[1] - earliest
+    longest, earliest = inputs["input_ids"].shape[1], min(segment.prompt_len for segment in batch) - 1
     lens = [segment.train_len for segment in batch]
-    firsts = [place * num_kept + segment.prompt_len - 1 - earliest for place, segment in enumerate(batch)]
     device = inputs["input_ids"].device
-    rows = to_device(chain(*map(_count_from, firsts, lens)), dtype=torch.int64, device=device)
     ids = to_device(chain(*(s.token_ids[s.prompt_len :] for s in batch)), dtype=torch.int64, device=device)
 
     def score(logits: Logits) -> Tensor:
+        num_kept = len(logits) // len(batch)  # all, where a model takes no logits_to_keep (Qwen-Omni)
+        firsts = [(place + 1) * num_kept - longest + segment.prompt_len - 1 for place, segment in enumerate(batch)]
+        rows = to_device(chain(*map(_count_from, firsts, lens)), dtype=torch.int64, device=device)
         parts = zip(torch.split(rows, CHUNK_LEN), torch.split(ids, CHUNK_LEN), strict=True)
         return torch.cat([logprobs(logits[some], of) for some, of in parts])
 
     scoring = Scoring(head_worth_avoiding(unwrap(model)))
-    scores, _ = scoring(model, inputs | {"logits_to_keep": num_kept}, score)
+    scores, _ = scoring(model, inputs | {"logits_to_keep": longest - earliest}, score)
     return [tuple(part.tolist()) for part in torch.split(scores, lens)]
 
 
