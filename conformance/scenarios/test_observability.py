@@ -15,7 +15,7 @@ from conformance.learn.segments import make_row, plain_segments
 from conformance.rollout.digits import load_digits, load_model, template_of
 from conformance.trainer.small_run import events, make_trainer
 from rollmatch.cli.run import _announce, describe
-from rollmatch.cli.run_directory import RESOLVED
+from rollmatch.cli.run_directory import JOURNAL, RESOLVED
 from rollmatch.cli.watch import UNDERFULL_STEPS, RunWatcher, make_step_fields
 from rollmatch.config import load_config
 from rollmatch.data import Window
@@ -165,11 +165,12 @@ def test_the_resolved_config_is_kept_in_the_run_directory(tmp_path, resumed, cap
     config = load_digits(f"training.output_dir={tmp_path}", "training.learning_rate=0.5")
     (tmp_path / RESOLVED).write_text("training: {learning_rate: 0.25}\n")
     prompts = {"train": {"limit": 90, "num_skipped": 3, "num_truncated": 0}}
-    event = {"event": "run", "prompts": prompts} | describe(config, nn.Linear(2, 2), Ranks())
+    event = {"event": "run", "prompts": prompts, "num_train_samples": 20} | describe(config, nn.Linear(2, 2), Ranks())
+    Journal(tmp_path / JOURNAL).write("run", num_train_samples=40)
     _announce(event, config, resumed=resumed)
     assert load_config(tmp_path / RESOLVED) == config
     out = capsys.readouterr().out
-    assert ("learning_rate" in out) == resumed
+    assert ("learning_rate" in out) == ("training samples: 40 -> 20" in out) == resumed
     assert "train prompts of more than 90 tokens: 3 skipped, 0 truncated" in out
 
 

@@ -3,7 +3,7 @@
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from functools import partial
@@ -158,10 +158,18 @@ def _announce(event: Mapping[str, Any], config: RunConfig, *, resumed: bool) -> 
     for part, count in event["parts"].items():
         print(f"  {part}: {count['num_trained']} of {count['num_tensors']} tensors are trained")
     path, text = Path(config.training.output_dir) / RESOLVED, resolved_yaml(config)
-    for line in changed_keys(path.read_text(encoding="utf-8"), text) if resumed and path.exists() else ():
+    changed = changed_keys(path.read_text(encoding="utf-8"), text) if resumed and path.exists() else []
+    for line in [*changed, *(_changed_samples(event, path.with_name(JOURNAL)) if resumed else ())]:
         print(f"  changed since the run began: {line}")
     path.touch(mode=0o600)  # arguments of other libraries may hold secrets that nobody knows by name
     path.write_text(text, encoding="utf-8")
+
+
+def _changed_samples(event: Mapping[str, Any], journal: Path) -> Iterator[str]:
+    """Files are named by the configuration; what they hold may have changed all the same."""
+    before = next((one for one in read_journal(journal) if one["event"] == "run"), {}).get("num_train_samples")
+    if before not in (None, event["num_train_samples"]):
+        yield f"training samples: {before} -> {event['num_train_samples']}, which come in another order"
 
 
 def _warn_about_rng(checkpoint: Path, ranks: Ranks) -> None:
