@@ -3,6 +3,7 @@
 import io
 import json
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -161,12 +162,22 @@ def test_a_step_records_how_long_each_rank_waited_for_its_rollouts(tmp_path):
 
 @pytest.mark.scenario(clauses=["observability/a-run-keeps-a-journal#4"])
 @pytest.mark.parametrize("resumed", [False, True])
-def test_the_resolved_config_is_kept_in_the_run_directory(tmp_path, resumed, capsys):
+def test_the_resolved_config_is_kept_in_the_run_directory(tmp_path, resumed, capsys, monkeypatch):
+    def fill(path, text, **_):
+        path.write_bytes(text[:9].encode())
+        raise OSError("full")
+
     config = load_digits(f"training.output_dir={tmp_path}", "training.learning_rate=0.5")
     (tmp_path / RESOLVED).write_text("training: {learning_rate: 0.25}\n")
     prompts = {"train": {"limit": 90, "num_skipped": 3, "num_truncated": 0}}
     event = {"event": "run", "prompts": prompts, "num_train_samples": 20} | describe(config, nn.Linear(2, 2), Ranks())
     Journal(tmp_path / JOURNAL).write("run", num_train_samples=40)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", fill)
+        with pytest.raises(OSError, match="full"):
+            _announce(event, config, resumed=resumed)
+    assert (tmp_path / RESOLVED).read_text() == "training: {learning_rate: 0.25}\n"
+    capsys.readouterr()
     _announce(event, config, resumed=resumed)
     assert load_config(tmp_path / RESOLVED) == config
     out = capsys.readouterr().out

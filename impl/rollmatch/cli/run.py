@@ -161,8 +161,10 @@ def _announce(event: Mapping[str, Any], config: RunConfig, *, resumed: bool) -> 
     changed = changed_keys(path.read_text(encoding="utf-8"), text) if resumed and path.exists() else []
     for line in [*changed, *(_changed_samples(event, path.with_name(JOURNAL)) if resumed else ())]:
         print(f"  changed since the run began: {line}")
-    path.touch(mode=0o600)  # arguments of other libraries may hold secrets that nobody knows by name
-    path.write_text(text, encoding="utf-8")
+    unfinished = path.with_suffix(".part")  # a full disk leaves no half configuration to a run that is resumed
+    unfinished.touch(mode=0o600)  # arguments of other libraries may hold secrets that nobody knows by name
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
 
 
 def _changed_samples(event: Mapping[str, Any], journal: Path) -> Iterator[str]:
