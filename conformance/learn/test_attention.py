@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AttentionInterface, BloomForCausalLM, Lfm2ForCausalLM, LlamaForCausalLM, MambaForCausalLM
+from transformers import (
+    AttentionInterface,
+    BloomForCausalLM,
+    Gemma2ForCausalLM,
+    GptOssForCausalLM,
+    Lfm2ForCausalLM,
+    LlamaForCausalLM,
+    MambaForCausalLM,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from conformance.doubles.tiny_qwen3_vl import IMAGE_ID, PAD_ID, make_tiny_qwen3, make_tiny_qwen3_vl
@@ -201,6 +209,31 @@ def test_models_that_would_not_see_the_bounds_are_not_packed(kind, sizes, why):
         model = kind(kind.config_class(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, **sizes))
     assert why in why_unpackable(model)
     assert bool(why) == bool(why_unpackable(model))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        (Gemma2ForCausalLM, {"attn_logit_softcapping": 0.5}),
+        (GptOssForCausalLM, {"num_local_experts": 2, "num_experts_per_tok": 1}),
+        (LlamaForCausalLM, {}),
+    ],
+)
+def test_attention_that_sdpa_would_compute_in_another_way_is_refused(kind, sizes):
+    """Caps of scores and sinks: packed attention is the default, and would leave them out, also without packing."""
+    config = kind.config_class(
+        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=32, pad_token_id=0, attn_implementation="eager", **sizes,
+    )  # fmt: skip
+    model, ids = kind(config).eval(), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    expected = model(**inputs).logits
+    use_packed_attention(model)
+    if sizes:
+        with refused("attention-unsupported", "model.attn_impl", remedy="eager"):
+            model(**inputs)
+    else:
+        torch.testing.assert_close(model(**inputs).logits, expected, rtol=0, atol=TOLERANCE)
 
 
 def _call(module, num_rows, num_keys, **kwargs):

@@ -90,6 +90,13 @@ def test_what_a_kernel_cannot_do_goes_one_by_one(kernel, odd):
     assert kernel == []
 
 
+def test_values_of_another_length_than_queries_go_one_by_one(kernel):
+    """As in DeepSeek-V3: flash kernels refuse them."""
+    module, (query, key, value) = module_and_states()
+    out, _ = packed_attention(module, query, key, value[..., :16], None, cu_seq_lens_q=torch.tensor([0, 4, 9]))
+    assert (out.shape, kernel) == ((1, 9, 4, 16), [])
+
+
 class OnGpu:
     """Queries as the choice sees them."""
 

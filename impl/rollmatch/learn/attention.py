@@ -103,6 +103,8 @@ PACKED_ATTENTION = "rollmatch_packed"
 """The name to give as ``attn_implementation``."""
 
 Span = tuple[int, int]
+IGNORED_BY_SDPA = ("softcap", "s_aux")
+"""Arguments of attention that transformers' ``sdpa`` takes and ignores (Gemma 2, GPT-OSS)."""
 STATELESS_LAYERS = frozenset(("full_attention", "dense", "sparse", "mlp", "moe"))
 """Kinds of layers (transformers' ``layer_types``) in which tokens meet in plain attention or not at all."""
 
@@ -117,6 +119,12 @@ class SlidingWindowPacked(LearnError):
     """Packed rows are for models with plain causal attention."""
 
     code = "sliding-window-packed"
+
+
+class AttentionUnsupported(LearnError):
+    """Packed attention has no caps of scores and no sinks, which sdpa would leave out as well."""
+
+    code = "attention-unsupported"
 
 
 class DeferredMask:
@@ -145,8 +153,15 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """[B, H, T, D] queries, [B, G, T, D] keys and values -> [B, T, H, D]; the shape transformers calls for.
 
-    Errors: ``PackedBoundsInvalid``, ``SlidingWindowPacked``.
+    Errors: ``AttentionUnsupported``, ``PackedBoundsInvalid``, ``SlidingWindowPacked``.
     """
+    for name in IGNORED_BY_SDPA:
+        if kwargs.get(name) is not None:
+            raise AttentionUnsupported(
+                f"{type(module).__name__} computes attention with {name}",
+                key="model.attn_impl",
+                remedy="Set model.attn_impl to eager, and training.packing and training.padding_free to false.",
+            )
     bounds = kwargs.pop("cu_seq_lens_q", None)
     if bounds is None:
         mask = attention_mask.tensor if isinstance(attention_mask, DeferredMask) else attention_mask
@@ -163,7 +178,7 @@ def _attend_packed(
     query, key, value = states
     _check_packed_call(query, key, kwargs.get("sliding_window"))
     kernel = varlen_for(query, dropout=kwargs.get("dropout", 0.0))
-    if kernel is not None and _is_plain(module, kwargs):
+    if kernel is not None and _is_plain(module, kwargs) and value.shape[-1] == query.shape[-1]:
         return _all_at_once(kernel, states, bounds, scale=kwargs.get("scaling"))
     parts = [
         sdpa_attention_forward(module, query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], None, **kwargs)[0]
