@@ -84,7 +84,7 @@ GRPO_WITH = (
 )
 
 
-REWARDS = "custom.extra.grpo.rewards"
+REWARDS, OUT = "custom.extra.grpo.rewards", "training.output_dir"
 NAMES = ("optim=adamw_torchh", "lr_scheduler_type=cosin", "extra_arguments={max_step: 5}")
 UNKNOWN = [
     ("argument-unknown", "training.extra_arguments.max_step"),
@@ -113,20 +113,17 @@ def with_a_pipe(place):
         (
             lambda place: shutil.copytree(place / "tiny", place / "out/checkpoint-5"),
             ["--set", "model.model=out/checkpoint-5"],
-            [("model-in-output-dir", "training.output_dir")],
+            [("model-in-output-dir", OUT)],
         ),
         (None, ["--set", "training.report_to=wandb"], [("reporter-missing", "training.report_to")]),
-        (
-            None,
-            ["--set", "training.output_dir=train.jsonl/below"],
-            [("output-dir-not-writable", "training.output_dir")],
-        ),
+        (None, ["--set", f"{OUT}=train.jsonl/below"], [("output-dir-not-writable", OUT)]),
         *(
             (None, [*GRPO_WITH, f"{REWARDS}=[{{function: '{reward}'}}]"], [(code, f"{REWARDS}.0.function")])
             for reward, code in (
                 ("nobody:x", "reward-unknown"),
                 ("mine:needs_ids", "reward-signature"),
                 ("mine:three", "reward-signature"),
+                ("leaves:x", "reward-unknown"),
             )
         ),
     ],
@@ -136,6 +133,7 @@ def test_check_finds_what_is_wrong(place, capsys, monkeypatch, spoil, arguments,
     (place / "mine.py").write_text(
         "def needs_ids(completions, completion_ids): ...\ndef three(answer, sample, other): ...\n"
     )
+    (place / "leaves.py").write_text("raise SystemExit(0)")
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "wandb" and find(name))
     if spoil:

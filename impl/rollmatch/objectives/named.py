@@ -22,6 +22,6 @@ def load_named(name: str, *, key: str, kind: str, refuse: type[ConfigError]) -> 
         sys.path.append(here)
     try:
         return getattr(importlib.import_module(module_name), own_name)
-    except (ImportError, AttributeError, SyntaxError) as error:
+    except (ImportError, AttributeError, SyntaxError, SystemExit) as error:  # a script may end itself when imported
         remedy = "The module is looked for among installed packages and in the working directory."
         raise refuse(f"{name}: {type(error).__name__}: {error}", key=key, remedy=remedy) from error
