@@ -8,20 +8,31 @@ Its loss is scored in the head, inside what DDP or FSDP2 wraps; the single rank 
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
+from conformance.rollout.digits import scenes
 from conformance.trainer import small_run, turns
 from conformance.trainer.small_run import weights_of
 from rollmatch.learn import loss_in_head
+from rollmatch.trainer import RolloutTrainer
+
+
+def make_mixed_trainer(folder: Path, *overrides: str) -> RolloutTrainer:
+    """Every other sample has no image."""
+    text = {"images": (), "objects": (), "messages": (("user", "What is it?"),)}
+    samples = [replace(sample, **text) if place % 2 else sample for place, sample in enumerate(scenes("train")[:8])]
+    return small_run.make_trainer(folder, *overrides, samples=samples, is_shallow=True)
 
 
 def main(task: str, folder: Path, *overrides: str, checkpoint: str | None = None) -> None:
     loss_in_head.LARGE_VOCABULARY = 0
-    trainer = {"digits": small_run, "turns": turns, "episodes": turns}[task].make_trainer(folder, *overrides)
+    make = {"digits": small_run.make_trainer, "mixed": make_mixed_trainer}.get(task, turns.make_trainer)
+    trainer = make(folder, *overrides)
     metrics = trainer.evaluate()
     trainer.train(resume_from_checkpoint=checkpoint)
     assert trainer.scoring.head is not None

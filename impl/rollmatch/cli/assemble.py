@@ -51,6 +51,8 @@ def make_arguments(config: RunConfig) -> TrainingArguments:
         "eval_steps": training.eval_steps or None,
         "save_strategy": "steps",
         "gradient_checkpointing": recomputes(config),
+        # A rank whose batch has no image does not use the vision tower: DDP would wait for its gradients for ever.
+        "ddp_find_unused_parameters": True if _trains_vision(config) else None,
         "remove_unused_columns": False,
         "average_tokens_across_devices": False,  # the loss is divided by the step's own totals
         "disable_tqdm": True,
@@ -76,6 +78,10 @@ def attention_of(config: RunConfig) -> str | dict[str, str]:
 def takes_images(config: RunConfig) -> bool:
     """Whether the model's config.json describes a vision tower."""
     return "vision_config" in json.loads((Path(config.model.model) / "config.json").read_text(encoding="utf-8"))
+
+
+def _trains_vision(config: RunConfig) -> bool:
+    return takes_images(config) and not (config.tuner.freeze_vit and config.tuner.freeze_aligner)
 
 
 def read_policy(config: RunConfig) -> torch.nn.Module:
