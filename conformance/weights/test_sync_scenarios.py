@@ -55,7 +55,7 @@ def test_the_communicator_is_closed_after_an_error(attach, tmp_path, monkeypatch
     backend, template = attach(double), SimpleNamespace(processor=None, preparation=preparation)
     fit = SimpleNamespace(samples=[], figures=dict)
 
-    def third_step_fails(trainer, config, checkpoint):
+    def third_step_fails(*_):
         for version in (1, 2):
             backend.push(tensors_of(version).items(), version=version)
         raise RuntimeError("the third step")
