@@ -88,7 +88,7 @@ class Forked(ForkServerProcess):
 
 
 class Becoming(BaseException):
-    """A forked process goes on as another Python command: what is loaded need not be loaded again."""
+    """A forked process becomes another Python command: what is loaded need not be loaded again."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         self.words, self.environment = list(words), dict(environment)
@@ -102,7 +102,7 @@ def _execve(program: str, words: Sequence[str], environment: Mapping[str, str], 
 
 
 def _run_python(command: Becoming) -> Becoming | None:
-    """Run ``python WORD...`` here; returns what it goes on as."""
+    """Run ``python WORD...`` here; returns the process that it became."""
     os.environ.clear()
     os.environ.update(command.environment)
     option, sys.argv[:] = command.words[0], command.words

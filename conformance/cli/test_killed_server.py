@@ -39,7 +39,7 @@ def steps_of(run):
 
 
 def kill_between(run, learner):
-    """While the learner learns, without requests; it goes on when another server stands there."""
+    """While the learner learns, without requests; it continues when another server stands there."""
     learner.wait_until(lambda: len(journal_of(run.out, "packed")) > KILLED_BETWEEN)
     with stopped(psutil.Process(learner.process.pid)):
         run.first.end()

@@ -1,4 +1,4 @@
-"""A run's directory is not written over by accident, and a resumed run goes on from its last whole checkpoint."""
+"""A run's directory is not written over by accident, and a resumed run continues from its last whole checkpoint."""
 
 import errno
 import json

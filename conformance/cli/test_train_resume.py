@@ -1,4 +1,4 @@
-"""A run that is killed or interrupted goes on as if nothing had been: same samples, seeds, rows, losses and weights."""
+"""A killed or interrupted run continues as if nothing had happened: same samples, seeds, rows, losses and weights."""
 
 import hashlib
 import json
@@ -67,7 +67,7 @@ def first_starts(folder):
 
 @pytest.fixture(scope="module")
 def resumed(folder, first_starts):
-    """The two others, gone on with; the newest checkpoint of the killed one is cut short. What they went on from."""
+    """Resume the two others; the newest checkpoint of the killed one is cut short. Returns what they continued from."""
     cut = newest_state(folder)
     cut.write_text(cut.read_text()[:100])
     went_on_from = {name: last_checkpoint(folder / name) for name in ("killed", "stopped")}

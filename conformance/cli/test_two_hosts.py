@@ -31,7 +31,7 @@ CUT_CALL, CUT_SYNC = 2, 4
 
 
 class CuttingServer(AnsweringServer):
-    """Tells ``during`` about a call that has begun, before it is answered; answers one at a time."""
+    """Notifies ``during`` of a call that has begun, before it is answered; answers one at a time."""
 
     def __init__(self, during):
         super().__init__(cut(load_model()), template_of())

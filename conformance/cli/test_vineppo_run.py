@@ -99,7 +99,7 @@ class Members:
 
 def check_run(out, *, is_first):
     journals = journals_of(out, num_ranks=2)
-    if is_first:  # the judge wants versions to begin at 1, a later learner goes on from what the server holds
+    if is_first:  # the judge wants versions to begin at 1, a later learner continues from what the server holds
         assert judge(in_time(journals)) == []
     primary, other = journals
     synced = [event for event in primary if event["event"] == "synced"]

@@ -176,7 +176,7 @@ def test_bounds_that_do_not_cut_the_row_are_refused(bounds):
     written = torch.tensor([0, 5, 9])
     assert spans_of(written, num_tokens=9) == ((0, 5), (5, 9))
     written[1] = 4
-    assert spans_of(written, num_tokens=9) == ((0, 4), (4, 9)), "bounds written anew are read anew"
+    assert spans_of(written, num_tokens=9) == ((0, 4), (4, 9)), "changed bounds are read again"
 
 
 @pytest.mark.parametrize(

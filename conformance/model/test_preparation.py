@@ -21,7 +21,7 @@ PAIR = scenes()[:2]
 
 @pytest.fixture
 def counted():
-    """A preparation over the digits' template, the samples that it has prepared, and a condition that tells of them."""
+    """A preparation over the digits' template, the samples that it has prepared, and a condition notified of them."""
     template, prepared, news = template_of(), [], threading.Condition()
 
     def prepare(sample):

@@ -1,7 +1,7 @@
 """Answers and broken answers, as text, as ids and as Hypothesis strategies.
 
-A strategy is made once and has all its parts from the start: one that is made anew for each example, to fit what was
-drawn before, is also looked through anew, which takes longer than to draw from it.
+A strategy is made once and has all its parts from the start: one that is made for each example, to fit what was
+drawn before, is also validated for each, which takes longer than to draw from it.
 """
 
 import unicodedata

@@ -33,7 +33,7 @@ class Silent(Ladder):
 
 
 class ForgetfulEnvironment(Ladder):
-    """Clones begin anew."""
+    """Clones start from the beginning."""
 
     def reset(self, sample, rng):
         self.rung = 1

@@ -1,4 +1,4 @@
-"""A server that stays dead, and a sync that broke: the run goes on where it may."""
+"""A server that stays dead, and a sync that broke: the run continues where it may."""
 
 import pytest
 

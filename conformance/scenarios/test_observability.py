@@ -108,7 +108,7 @@ def test_a_signal_to_one_rank_ends_the_run_after_the_step_with_a_checkpoint(numb
         if number is not None:
             hit._on_signal(number, None)
             assert signal.getsignal(number) == {signal.SIGINT: signal.default_int_handler}.get(number, signal.SIG_DFL)
-    assert [signal.getsignal(each) for each in STOPPING] == before, "a notebook goes on after its run"
+    assert [signal.getsignal(each) for each in STOPPING] == before, "a notebook continues after its run"
     ranks = SimpleNamespace(gather=lambda own: [own, own if own is True else hit.stop_signal])
     other.trainer = SimpleNamespace(source=SimpleNamespace(ranks=ranks), report=SimpleNamespace(is_finite=True))
     other.on_step_end(None, SimpleNamespace(global_step=1), control)

@@ -72,7 +72,7 @@ def test_a_call_is_as_idle_as_the_response_that_stands_still_for_longest(monkeyp
     assert look({"0": 1, "2": 0}, {"1": 1}) == {"a": 0.0, "b": 0.0}
     assert look({"0": 2, "2": 0}, {"1": 1}) == {"a": 1.0, "b": 0.0}  # 2 waits for its turn behind 0
     assert look({"2": 0}, {"1": 1}, finished=(2, 0)) == {"a": 2.0, "b": 1.0}
-    assert look({"2": 1}, {"1": 2}, finished=(2, 0)) == {"a": 2.0, "b": 0.0}  # 0 is gone, and nobody was told
+    assert look({"2": 1}, {"1": 2}, finished=(2, 0)) == {"a": 2.0, "b": 0.0}  # 0 is gone without a message
     progress.end("0")
     assert look({"2": 1}, {"1": 3}, finished=(2, 0)) == {"a": 0.0, "b": 1.0}
 

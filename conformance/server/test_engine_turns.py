@@ -1,4 +1,4 @@
-"""Episodes of several turns on a real server, a picture in each prompt: those of generate(), gone on with alike."""
+"""Episodes of several turns on a real server, a picture in each prompt: equal to those of generate()."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""No body, however wrong, is answered with 5xx, and the server goes on serving.
+"""No body, however wrong, is answered with 5xx, and the server still serves.
 
 ``ROLLMATCH_BODIES`` sets how many bodies each dialect gets over all its routes; default 500, with ``ROLLMATCH_STRICT``
 2,000.

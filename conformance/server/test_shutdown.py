@@ -45,7 +45,7 @@ with Shutdown(print) as ending:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     ending.exit_code = None
 assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-print("told apart", flush=True)
+print("distinguished", flush=True)
 """
 BEFORE_IT_LISTENS = """
 import builtins, os, runpy, signal
@@ -110,7 +110,7 @@ def test_what_does_not_end_in_order_is_killed_in_the_end(tmp_path, ended):
 def test_a_forked_child_has_signals_of_its_own(tmp_path):
     log = tmp_path / "log"
     assert start([sys.executable, "-c", FORKED], log, fork=False).wait(timeout=START_TIMEOUT_S) == 0, log.read_text()
-    assert "told apart" in log.read_text()
+    assert "distinguished" in log.read_text()
 
 
 @pytest.mark.engine

@@ -78,7 +78,7 @@ def _kept(exchange: Exchange) -> dict[str, Any]:
 
 
 def read_recording(path: Path) -> Recording:
-    """The verdicts in it are for readers; they are judged anew. Checks that there are no more are left out."""
+    """The verdicts in it are for readers; they are judged again. Checks that there are no more are left out."""
     data = json.loads(path.read_text(encoding="utf-8"))
     data["checks"] = {name: entry for name, entry in data["checks"].items() if name in BY_ID}
     own = {"verdict", "reason", "seconds"}

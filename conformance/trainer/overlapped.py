@@ -101,7 +101,7 @@ def ids_learnt(trainer):
 
 
 def forget_between_steps(trainer, servers):
-    """The servers are started anew between two steps, every third time."""
+    """The servers are restarted between two steps, every third time."""
     looks = count(1)
     servers.is_well = lambda: next(looks) % 3 != 0
 

@@ -52,7 +52,7 @@ def test_both_ranks_hold_the_same_weights_bit_for_bit(pair_of_ranks):
 
 
 def test_a_rank_whose_batch_has_no_image_does_not_let_the_others_wait(tmp_path):
-    """With checkpointing, transformers tells DDP that every weight gets a gradient; the vision tower's do not."""
+    """With checkpointing, transformers promises DDP a gradient for every weight; the vision tower's do not."""
     overrides = (*TWO_STEPS, "training.per_device_train_batch_size=1", "training.gradient_checkpointing=true")
     finish_two_ranks(tmp_path, sys.executable, *WORKER, "mixed", str(tmp_path), *overrides)
     steps = zip(*journals_of(tmp_path, "packed", num_ranks=2), strict=True)

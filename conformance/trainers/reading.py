@@ -52,7 +52,7 @@ def repeats(exchange: Exchange) -> list[Event]:
 
 
 def requests_of(event: Event) -> set[tuple[str, int | None]]:
-    """Prompts with their seeds; without seeds, copies of a prompt cannot be told apart.
+    """Prompts with their seeds; without seeds, copies of a prompt cannot be distinguished.
 
     >>> sorted(requests_of({"prompts": ["a", "b"], "seeds": [3]}))
     [('a', 3), ('b', 3)]

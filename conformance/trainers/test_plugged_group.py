@@ -21,7 +21,7 @@ from rollmatch.weights.stream import outgoing
 
 @pytest.fixture
 def opened():
-    """The server, the learner's transport, and a pool for what goes on beside a call."""
+    """The server, the learner's transport, and a pool for what runs beside a call."""
     server, transport = RecordingServer(TinyEngine(str(MODEL), Switches()), "vllm", dtype="float32"), GlooTransport()
     address = GroupAddress(
         host="127.0.0.1", port=free_port(), rank=0, world_size=2, secret="s" * 32, timeout_s=60, join_timeout_s=60

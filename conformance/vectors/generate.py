@@ -1,4 +1,4 @@
-"""``python -m conformance.vectors.generate``: write ``data/`` anew, from one seed, by the reference implementation."""
+"""``python -m conformance.vectors.generate``: write ``data/`` from one seed, by the reference implementation."""
 
 import json
 import random

@@ -35,7 +35,7 @@ def verdicts(report):
 
 
 def program(tmp_path, text):
-    """A command that has read all of its input before it goes on with this text."""
+    """A command that reads all of its input, then runs this text."""
     path = tmp_path / "program.py"
     path.write_text(f"import json, sys\nlines = [json.loads(line) for line in sys.stdin]\n{text}\n")
     return [sys.executable, str(path)]

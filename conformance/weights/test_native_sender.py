@@ -218,7 +218,7 @@ def test_a_learner_that_was_started_again_takes_the_place_of_its_dead_self(start
     doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
     dead = start(*doubles)
     dead.send(tensors_of(1).items(), version=1)
-    dead.close = lambda: None  # killed: it told nobody, and its sockets are open no more
+    dead.close = lambda: None  # killed: it sent no message, and its sockets are closed
     rendezvous, dead._group = dead.rendezvous, None
     again = NativeSender(dead.servers, rendezvous)
     again.send(tensors_of(2).items(), version=2)

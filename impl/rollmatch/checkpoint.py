@@ -43,7 +43,7 @@ class SavedLearner:
         """Compare this learner with the one that wrote a checkpoint. Errors: ``resume-other-learner``.
 
         Other ranks may continue where samples per step stay, nothing waits on single ranks, and the strategy can split
-        its state anew (fsdp2) or does not split it (ddp).
+        its state for another number of ranks (fsdp2) or does not split it (ddp).
         """
         path = checkpoint / LEARNER
         if not path.is_file():  # written by an older version

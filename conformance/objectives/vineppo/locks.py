@@ -39,7 +39,7 @@ def trajectory_of(token_ids, *, sample_id=0, version=1, **fields):
 
 
 class LockPolicy:
-    """Goes on from a state symbol by symbol; records its requests."""
+    """Continues a state symbol by symbol; records its requests."""
 
     max_new_tokens = LOCK.length + 1
 

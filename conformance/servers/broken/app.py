@@ -33,7 +33,7 @@ WATCH_S = 0.05
 
 
 class BrokenServer:
-    """State, which ``restart`` makes anew, and one method per route."""
+    """State, which ``restart`` resets, and one method per route."""
 
     def __init__(self, engine: TinyEngine) -> None:
         self.engine, self.broken = engine, engine.broken

@@ -37,7 +37,7 @@ class Nodes:
 
     @property
     def torchrun_words(self) -> list[str]:
-        """What torchrun is told of it."""
+        """Its address as torchrun's argument."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         words = zip(WORDS, (str(self.nnodes), str(self.node_rank), f"{host}:{self.port}"), strict=True)
         return ["--rdzv-backend", "static", *(part for pair in words for part in pair)]

@@ -88,6 +88,6 @@ def _planned(config: RunConfig, options: argparse.Namespace, found: ClusterGpus)
     each = config.custom.extra.rollout_server.vllm_data_parallel_size
     site = Site(gpu=gpu, nodes=found.nodes, engines_per_server=each)
     best = propose(make_forecaster(config, options, site), key="--address").best
-    assert best.layout is not None, "what is proposed goes on the nodes"
+    assert best.layout is not None, "a proposal without a layout"
     print(f"rollmatch up: plan of {best.split}, {best.rollouts_per_s:.2f} rollouts/s: {best.layout}", flush=True)
     return best.layout

@@ -231,7 +231,7 @@ class RolloutServerConfig(Section):
     tool_call_parser: Text | None = None
     """vLLM's parser of tool calls on the OpenAI routes (hermes, llama3_json, ...); null: none are parsed."""
     reasoning_parser: Text | None = None
-    """vLLM's parser (qwen3, deepseek_r1, ...) that tells reasoning from answers on the OpenAI routes."""
+    """vLLM's parser (qwen3, deepseek_r1, ...) that separates reasoning from answers on the OpenAI routes."""
     image_roots: Texts = ()
     """Directories from which requests may name image files by path. Empty: requests must contain the image."""
     allowed_media_domains: Texts = ()

@@ -28,7 +28,7 @@ from rollmatch.errors import RolloutError
 
 CONNECT_TIMEOUT_S = 10.0
 CALL_HEADER = "x-call-id"
-"""By which our server tells the progress of a call; the caller chooses it."""
+"""Header by which our server reports the progress of a call; the caller chooses its value."""
 JSON, MSGPACK = "application/json", "application/msgpack"
 REMEDY = "Look at the server's own output; start it again and resume the run."
 _LONGEST_TEXT = 300

@@ -1,8 +1,8 @@
 """Whether servers that prove nothing apply an adapter that is sent alone: their greedy tokens show it, before training.
 
 ms-swift's server answers 200 before it has loaded an adapter, and also when loading fails. An adapter at the start of a
-run changes nothing, so noise is sent in its place: its matrices B are drawn anew. Prompts are text, so only adapters of
-the language model are accepted; vLLM leaves out those of a vision tower without an error.
+run changes nothing, so noise is sent in its place: random matrices B. Prompts are text, so only adapters of the
+language model are accepted; vLLM leaves out those of a vision tower without an error.
 """
 
 from collections.abc import Iterator, Sequence

@@ -23,7 +23,7 @@ class ServerLost(RolloutError):
 
 
 class Roster(Protocol):
-    """A list of servers that changes while the run goes on."""
+    """A list of servers that changes during the run."""
 
     def update(self, *, is_read: bool) -> int:
         """Let servers join and leave, on all ranks alike; returns the highest version that one of the new ones holds.

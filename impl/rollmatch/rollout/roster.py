@@ -1,7 +1,7 @@
 """Servers that join and leave a running job, by a list that is read again before each sync.
 
 Rank 0 reads the list and shares it, every rank connects to what is new, and a server joins where all ranks reached it.
-Nothing that is wrong with the list or with a new server ends the run: what took part before goes on.
+Nothing that is wrong with the list or with a new server ends the run: the servers before it stay.
 """
 
 import logging

@@ -173,7 +173,7 @@ def _mask_ious(predicted: Sequence[Shape], truth: Sequence[Shape], resolution: i
         coco_mask.frPyObjects([[k * scale for k in outline(shape)] for shape in shapes], resolution, resolution)
         for shapes in (predicted, truth)
     )
-    # The width of a mask's box tells whether it holds a cell; coco_mask.area fails on more than 255 masks (2.0.11).
+    # The width of a mask's box shows whether the mask has a cell; coco_mask.area fails on more than 255 masks (2.0.11).
     drawn = (coco_mask.toBbox(masks)[:, 2] > 0)[:, None] & (coco_mask.toBbox(true_masks)[:, 2] > 0)[None, :]
     return coco_mask.iou(masks, true_masks, [0] * len(true_masks)), drawn
 
