@@ -68,7 +68,7 @@ def test_records_and_functions_make_a_run(tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
     assert written(tmp_path) == [DATA]
     [run], [step] = ([one for one in read_journal(out / JOURNAL) if one["event"] == kind] for kind in ("run", "step"))
-    assert (run["num_train_samples"], run["num_val_samples"]) == (4, 1)
+    assert (run["num_train_samples"], run["num_val_samples"], run["num_eval_samples"]) == (4, 1, 1)
     assert step["segments"] == 4
     assert {"reward/right", "reward/lengths"} <= step.keys() | step.get("metrics", {}).keys()
     assert (out / "checkpoint-1").exists()

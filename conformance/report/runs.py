@@ -17,7 +17,7 @@ def run_event(*, max_steps=60, resumed_from=None, time=START_S) -> Event:
         "event": "run", "time": time, "rank": 0, "config_path": "configs/digits.yaml", "model": "models/tiny-qwen3-vl",
         "num_parameters": 4_213_760, "num_trainable": 1_053_440, "device": "cpu", "learner_world_size": 2,
         "versions": {"torch": "2.13.0", "vllm": "0.32.0"}, "num_train_samples": 1200, "num_val_samples": 64,
-        "resumed_from": resumed_from, "max_steps": max_steps,
+        "num_eval_samples": 16, "resumed_from": resumed_from, "max_steps": max_steps,
     }  # fmt: skip
 
 

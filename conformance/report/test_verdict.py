@@ -132,7 +132,7 @@ def test_the_facts_are_the_journals():
         "Model": "models/tiny-qwen3-vl",
         "Parameters": "4.21M, 1.05M trained (25.0%)",
         "Device": "cpu x 2",
-        "Samples": "1,200 training, 64 validation",
+        "Samples": "1,200 training, 64 validation (16 evaluated)",
         "Rollouts": "32 with 5.08k tokens",
         "Packing": "32 segments in 8 rows, 93% full (median)",
         "Weight sync": "full 2 times, 16.9MB in 0.12 s (median)",

@@ -57,9 +57,11 @@ def run(
     checkpoint = _agree_on(checkpoint, arguments, ranks)
     journal = _open_journal(config, ranks)
     model = _read(config)
+    evaluated = val.samples[: config.training.eval_scenes]
     event = journal.write(
         "run",
         config_path=config_path,
+        num_eval_samples=len(evaluated),
         **{f"num_{part}_samples": len(fit.samples) for part, fit in (("train", train), ("val", val))},
         prompts={"train": train.figures(), "val": val.figures()},
         resumed_from=int(checkpoint.name.rpartition("-")[2]) if checkpoint else None,
@@ -72,7 +74,7 @@ def run(
         model=model,
         args=arguments,
         train_dataset=train.samples,
-        eval_dataset=list(val.samples[: config.training.eval_scenes]),
+        eval_dataset=list(evaluated),
         processing_class=template.processor,
     )
     with closing(journal), closing(trainer), ExitStack() as listening:

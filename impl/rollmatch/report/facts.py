@@ -88,7 +88,9 @@ def _when(unix_seconds: float | None) -> str:
 
 
 def _samples(run: Event) -> str:
-    counts = [(run.get("num_train_samples"), "training"), (run.get("num_val_samples"), "validation")]
+    evaluated, validation = run.get("num_eval_samples"), run.get("num_val_samples")
+    kind = "validation" if evaluated in (None, validation) else f"validation ({plain(evaluated, digits=0)} evaluated)"
+    counts = [(run.get("num_train_samples"), "training"), (validation, kind)]
     return ", ".join(f"{plain(count, digits=0)} {kind}" for count, kind in counts if count is not None)
 
 
