@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -97,7 +97,7 @@ def copy_described(base: Path, out: Path) -> None:
             shutil.copy(path, out / path.name)
 
 
-def write_processor(base: Path, out: Path, settings: Mapping[str, Any]) -> None:
+def write_processor(base: Path, out: Path, settings: Mapping[str, object]) -> None:
     """The processor with the settings that the run trained with: whoever serves the model does not know them."""
     from transformers import AutoProcessor
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollmatch.report.facts import run_facts
+from rollmatch.report.history import Event
 from rollmatch.report.numbers import MISSING, finite, fixed, percent, plain
 from rollmatch.report.phases import TIMED
 from rollmatch.report.verdict import Change, compare
@@ -166,7 +167,7 @@ def _phases(event: Mapping[str, object]) -> Text:
     return line.append_text(_overlap(event)) if event.get("overlap") else line
 
 
-def _overlap(event: Mapping[str, Any]) -> Text:
+def _overlap(event: Event) -> Text:
     """The longer of rollout and learning over the step, and how old the rollouts were if they were old."""
     line = Text("  efficiency ", "dim").append(plain(event["overlap"].get("efficiency"), digits=2), "bold")
     ages = {age: number for age, number in event.get("staleness", {}).items() if age != "0"}

@@ -1,8 +1,7 @@
 """Who was busy when: the servers and the learner ranks over the last steps of a run, on one clock."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rollmatch.report.axes import Axis, value_axis
 from rollmatch.report.history import Event, History
@@ -104,7 +103,7 @@ def _bar(x: Axis, start: float, end: float, *, kind: str, text: str) -> Bar:
     )
 
 
-def _figures(steps: Iterable[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+def _figures(steps: Iterable[Event]) -> tuple[tuple[str, str], ...]:
     """Means over all steps that have them."""
     known = [event["overlap"] for event in steps if isinstance(event.get("overlap"), dict)]
 
