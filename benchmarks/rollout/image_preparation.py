@@ -34,8 +34,7 @@ from transformers import AutoProcessor
 
 from rollmatch.dialects.native.client import encode
 from rollmatch.dialects.prompt import Prompt, SamplingRules
-from rollmatch.model.images import ImageProcessing
-from rollmatch.model.preparation import MOST_THREADS, ImagePreparation, num_threads
+from rollmatch.model.images import MOST_THREADS, ImagePreparation, ImageProcessing, num_threads
 from rollmatch.records import Sample
 from rollmatch.server.images import ImageReader
 

@@ -15,7 +15,7 @@ from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.watch import WatchRules
 from rollmatch.journal import Journal
 from rollmatch.learn.batch import split_evenly
-from rollmatch.model.preparation import ImagePreparation
+from rollmatch.model.images import ImagePreparation
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.phase import Ahead, Lockstep, RequestedWindow, Stream
 from rollmatch.rollout.prefetch import Prefetch

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from conformance.rollout.digits import requests_for, scenes, template_of
-from rollmatch.model.images import NO_IMAGES
-from rollmatch.model.preparation import ImagePreparation
-from rollmatch.rollout.backend import once_per_images
+from rollmatch.model.images import NO_IMAGES, ImagePreparation, once_per_images
 from rollmatch.rollout.ground_truth import WithoutRollouts
 from rollmatch.rollout.phase import Lockstep, RequestedWindow
 

@@ -1,16 +1,20 @@
 """Images of a prompt, as the model's own processor prepares them: tensors for the tower, tokens for the text.
 
-Nothing here knows a family. The processor is run, and its placeholder tokens are counted.
+Nothing here knows a family. The processor is run, and its placeholder tokens are counted. Images of coming samples are
+prepared by threads while the learner waits for rollouts or learns. Threads, not processes: decoding and the processor's
+arithmetic release the interpreter's lock, and the tensors of a large image (30 MB at 1280 x 960) need no way back.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from inspect import signature
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from PIL import Image
@@ -19,11 +23,14 @@ from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
 from rollmatch.errors import ConfigError
+from rollmatch.records import Sample
 
 TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
 """Names under which models take the kind of each token."""
 _OF_TEXT = ("input_ids", "attention_mask", *TOKEN_TYPES)
 _BLANK_SIZE = (64, 48)
+MOST_THREADS = 8
+Prepared = TypeVar("Prepared")
 
 
 class PlaceholdersMisfit(ConfigError):
@@ -123,6 +130,62 @@ class ImageProcessing:
             key="model.model",
             remedy="Use a model whose processor replaces one placeholder per image, or samples without images.",
         )
+
+
+class ImagePreparation:
+    """Features of samples' images, each prepared once; ``prepare`` makes those of one sample."""
+
+    def __init__(self, prepare: Callable[[Sample], ImageFeatures]) -> None:
+        self._prepare = prepare
+        self._begun: dict[tuple[str, ...], Future[ImageFeatures]] = {}
+
+    def begin(self, samples: Iterable[Sample]) -> None:
+        """Prepare in the background what is not under way; samples without images cost nothing."""
+        for sample in samples:
+            if sample.images and sample.images not in self._begun:
+                self._begun[sample.images] = self._pool.submit(self._prepare, sample)
+
+    def collect(self, samples: Iterable[Sample]) -> dict[int, ImageFeatures]:
+        """Features by sample id; they are not kept. Errors: those of ``prepare``."""
+        by_id = {sample.sample_id: sample for sample in samples}
+        self.begin(by_id.values())
+        features = {
+            sample_id: self._begun[sample.images].result() if sample.images else self._prepare(sample)
+            for sample_id, sample in by_id.items()
+        }
+        for sample in by_id.values():
+            self._begun.pop(sample.images, None)
+        return features
+
+    def close(self) -> None:
+        """Drop what nobody will collect."""
+        for future in self._begun.values():
+            future.cancel()
+        self._begun.clear()
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        # torch's own threads, which are counted per thread, would only get in each other's way.
+        return ThreadPoolExecutor(num_threads(), "images", initializer=partial(torch.set_num_threads, 1))
+
+
+def num_threads() -> int:
+    """Threads of this learner rank: its share of the machine's cores, at most ``MOST_THREADS``."""
+    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(MOST_THREADS, (os.cpu_count() or 1) // num_ranks))
+
+
+def once_per_images(prepare: Callable[[Sample], Prepared], *, kept: int | None = None) -> Callable[[Sample], Prepared]:
+    """``prepare``, run once for the requests that share their images; ``kept``: results at a time, None: all."""
+    samples: dict[tuple[str, ...], Sample] = {}
+    known = lru_cache(kept)(lambda images: prepare(samples[images]))
+
+    def of(sample: Sample) -> Prepared:
+        samples[sample.images] = sample
+        prepared: Prepared = known(sample.images)
+        return prepared
+
+    return of
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from rollmatch.errors import ConfigError, RolloutError
 from rollmatch.model.images import (
     NO_IMAGES,
     ImageFeatures,
+    ImagePreparation,
     ImageProcessing,
     PlaceholdersMisfit,
     check_placeholders,
@@ -25,7 +26,6 @@ from rollmatch.model.images import (
     placeholder_ids,
 )
 from rollmatch.model.overlong import cut_left
-from rollmatch.model.preparation import ImagePreparation
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.records import Rollout, Sample
 

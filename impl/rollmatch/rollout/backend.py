@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,15 +12,13 @@ from transformers import GenerationConfig
 
 from rollmatch.errors import RolloutError
 from rollmatch.model.compiled_layers import eager
-from rollmatch.model.images import ImageFeatures, image_arguments
+from rollmatch.model.images import ImageFeatures, image_arguments, once_per_images
 from rollmatch.model.policy import unwrap
 from rollmatch.model.split_weights import is_sharded
 from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import trim_stop, why_ended
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample
-
-Prepared = TypeVar("Prepared")
 
 
 class RolloutsMissing(RolloutError):
@@ -125,19 +122,6 @@ def derive_seed(run_seed: int, *, step: int, rank: int, index: int) -> int:
     """
     word = np.random.SeedSequence([run_seed, step, rank, index]).generate_state(1, np.uint32)[0]
     return (int(word) & 0x7FFFFFFF) or 1
-
-
-def once_per_images(prepare: Callable[[Sample], Prepared], *, kept: int | None = None) -> Callable[[Sample], Prepared]:
-    """``prepare``, run once for the requests that share their images; ``kept``: results at a time, None: all."""
-    samples: dict[tuple[str, ...], Sample] = {}
-    known = lru_cache(kept)(lambda images: prepare(samples[images]))
-
-    def of(sample: Sample) -> Prepared:
-        samples[sample.images] = sample
-        prepared: Prepared = known(sample.images)
-        return prepared
-
-    return of
 
 
 def make_requests(

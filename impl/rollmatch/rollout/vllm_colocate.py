@@ -20,11 +20,12 @@ from PIL import Image
 from torch import Tensor
 
 from rollmatch.errors import RolloutError
+from rollmatch.model.images import once_per_images
 from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import trim_stop, why_ended
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
-from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs, once_per_images
+from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs
 from rollmatch.startup import loading
 from rollmatch.weights.worker.loading import keep_weights_loadable
 
