@@ -5,11 +5,7 @@ Attention stays outside the graphs, since packed rows pass their bounds as Pytho
 Source: regional compilation as in torchtitan; transformers' ``GradientCheckpointingLayer`` wraps the compiled forward.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -50,17 +46,3 @@ def compile_layers(model: PreTrainedModel, *, backend: str = "inductor") -> int:
     for layer in layers:
         layer.compile(dynamic=True, backend=backend)
     return len(layers)
-
-
-@contextmanager
-def eager(model: nn.Module) -> Iterator[None]:
-    """Run compiled layers eagerly, for instance in ``generate()``, whose cache would need a graph per length."""
-    compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
-    calls = [module._compiled_call_impl for module in compiled]
-    for module in compiled:
-        module._compiled_call_impl = None
-    try:
-        yield
-    finally:
-        for module, call in zip(compiled, calls, strict=True):
-            module._compiled_call_impl = call

@@ -8,10 +8,9 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from rollmatch.errors import RolloutError
-from rollmatch.model.compiled_layers import eager
 from rollmatch.model.images import ImageFeatures, image_arguments, once_per_images
 from rollmatch.model.policy import unwrap
 from rollmatch.model.split_weights import is_sharded
@@ -157,7 +156,7 @@ class HfBackend:
     """
 
     def __init__(self, model: nn.Module, template: Template, *, batch_size: int, ranks: Ranks | None = None) -> None:
-        self.model = model
+        self.model, self._inner = model, unwrap(model)
         self.template = template
         self.batch_size = batch_size
         self.ranks = ranks or Ranks()
@@ -172,11 +171,13 @@ class HfBackend:
         rollouts: list[Rollout] = []
         features_of = once_per_images(self.template.image_features, kept=self.batch_size)
         starts = range(0, len(requests), self.batch_size)
-        num_idle = max(self.ranks.gather(len(starts))) - len(starts) if is_sharded(self.model) else 0
-        with _inference(self.model):
+        synced = self.ranks.learner_world_size > 1 and is_sharded(self.model)
+        num_idle = max(self.ranks.gather(len(starts))) - len(starts) if synced else 0
+        with _inference(self.model, self._inner):
             for start in starts:
                 part = requests[start : start + self.batch_size]
-                rollouts += self._generate_batch(part, [features_of(r.sample) for r in part], decoding)
+                features = [features_of(request.sample) for request in part]
+                rollouts += self._generate_batch(part, features, decoding, synced=synced)
             for _ in range(num_idle):
                 ids = torch.full((1, 1), self.template.pad_id, device=next(self.model.parameters()).device)
                 self.model.generate(ids, max_new_tokens=1, synced_gpus=True)  # type: ignore[operator]
@@ -190,13 +191,14 @@ class HfBackend:
         """Nothing to free."""
 
     def _generate_batch(
-        self, requests: Sequence[RolloutRequest], features: list[ImageFeatures], decoding: Decoding
+        self, requests: Sequence[RolloutRequest], features: list[ImageFeatures], decoding: Decoding, *, synced: bool
     ) -> list[Rollout]:
+        """``synced``: whether ranks share the weights, so that all generate as many tokens."""
         prompts = [self.template.expand(r.token_ids, f) for r, f in zip(requests, features, strict=True)]
         inputs = self._padded_inputs(prompts, features)
         with _seeded(requests[0].seed, sampling=decoding.temperature > 0):
             output = self.model.generate(  # type: ignore[operator]
-                **inputs, generation_config=self._settings(requests, decoding), synced_gpus=is_sharded(self.model)
+                **inputs, generation_config=self._settings(requests, decoding), synced_gpus=synced
             )
         sampled = output.sequences[:, inputs["input_ids"].shape[1] :]
         logprobs = _logprobs_of(sampled, output.scores) if decoding.logprobs else [None] * len(requests)
@@ -256,20 +258,34 @@ def _logprobs_of(sampled: Tensor, scores: Sequence[Tensor]) -> list[list[float] 
 
 
 @contextmanager
-def _inference(model: nn.Module) -> Iterator[None]:
+def _inference(model: nn.Module, inner: PreTrainedModel) -> Iterator[None]:
     """No gradients, evaluation mode, nothing of the model's own generation settings, and back to what it was.
 
     transformers takes what a call leaves open (``min_p``, ``no_repeat_ngram_size``) from ``generation_config.json``.
     """
-    training, policy = model.training, unwrap(model)
-    recommended, policy.generation_config = policy.generation_config, GenerationConfig()
+    training, recommended = model.training, inner.generation_config
+    inner.generation_config = GenerationConfig()
     model.eval()
     try:
         with torch.no_grad(), eager(model):
             yield
     finally:
-        policy.generation_config = recommended
+        inner.generation_config = recommended
         model.train(training)
+
+
+@contextmanager
+def eager(model: nn.Module) -> Iterator[None]:
+    """Run compiled layers eagerly, for instance in ``generate()``, whose cache would need a graph per length."""
+    compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
+    calls = [module._compiled_call_impl for module in compiled]
+    for module in compiled:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module, call in zip(compiled, calls, strict=True):
+            module._compiled_call_impl = call
 
 
 @contextmanager
