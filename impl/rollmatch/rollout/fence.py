@@ -14,17 +14,20 @@ broke because servers were gone for a while is repeated as a newer version.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
 
 from rollmatch.errors import FAILURES, RollmatchError, SyncError
 from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import RolloutBackend
-from rollmatch.rollout.counted import Counted
-from rollmatch.rollout.members import ServerMembers
+from rollmatch.rollout.members import PatientBackend
 from rollmatch.weights.named_weights import Adapter, NamedWeights
+from rollmatch.weights.plan import Spec
+from rollmatch.weights.stream import ListedWeights
 
 LOG = logging.getLogger("rollmatch.sync")
 MAX_PUSHES = 3
@@ -44,6 +47,47 @@ class AdapterTaker(Protocol):
 
     def push_adapter(self, adapter: Adapter, *, version: int) -> None:
         """As ``push``, for an adapter."""
+
+
+class Counted:
+    """Weights on their way to a backend, counted for the journal.
+
+    They are made when the backend first iterates, as a part of the push.
+    """
+
+    def __init__(self, weights: Callable[[], NamedWeights]) -> None:
+        self._weights = weights
+        self.num_tensors = 0
+        self.num_bytes = 0
+
+    @property
+    def is_sharded(self) -> bool:
+        """As of the weights; sharded by default, because that is safe."""
+        return bool(getattr(self._weights(), "is_sharded", True))
+
+    def specs(self) -> Sequence[Spec] | None:
+        """As of the weights."""
+        weights: object = self._weights()
+        return weights.specs() if isinstance(weights, ListedWeights) else None
+
+    def adapter(self) -> Adapter:
+        """The adapter alone, counted."""
+        adapter = self._weights().adapter()
+        self.num_tensors = self.num_bytes = 0
+        for _, tensor in adapter.tensors:
+            self._count(tensor)
+        return adapter
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        self.num_tensors = self.num_bytes = 0
+        for name, tensor in self._weights():
+            self._count(tensor)
+            yield name, tensor
+            del tensor  # not kept while the next one is gathered
+
+    def _count(self, tensor: Tensor) -> None:
+        self.num_tensors += 1
+        self.num_bytes += tensor.numel() * tensor.element_size()
 
 
 class SyncMode:
@@ -93,18 +137,6 @@ class Forgetful(Protocol):
 
     def is_current(self) -> bool:
         """Whether they still are those that took the last push."""
-
-
-@runtime_checkable
-class PatientBackend(Protocol):
-    """A backend of servers, which may be gone for a while or for good."""
-
-    @property
-    def members(self) -> ServerMembers:
-        """The servers, and which of them take part."""
-
-    def may_push_again(self, error: RollmatchError) -> bool:
-        """Whether a push that failed may succeed now, after waiting for servers."""
 
 
 class _State(NamedTuple):
