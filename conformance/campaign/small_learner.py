@@ -17,11 +17,11 @@ from rollmatch.journal import Journal
 from rollmatch.learn.batch import split_evenly
 from rollmatch.model.images import ImagePreparation
 from rollmatch.rollout.fence import Fence
-from rollmatch.rollout.phase import Ahead, Lockstep, RequestedWindow, Stream
+from rollmatch.rollout.overlap import Ahead, Stream
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.prefetch_rules import PrefetchRules
 from rollmatch.rollout.retry import CallRules
-from rollmatch.rollout.source import RolloutSource
+from rollmatch.rollout.source import Lockstep, RequestedWindow, RolloutSource
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.step_report import StepReport
 from rollmatch.streaming import StreamedStep

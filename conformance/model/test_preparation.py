@@ -10,8 +10,8 @@ import torch
 
 from conformance.rollout.digits import requests_for, scenes, template_of
 from rollmatch.model.images import NO_IMAGES, ImagePreparation, once_per_images
-from rollmatch.rollout.ground_truth import WithoutRollouts
-from rollmatch.rollout.phase import Lockstep, RequestedWindow
+from rollmatch.rollout.overlap import WithoutRollouts
+from rollmatch.rollout.source import Lockstep, RequestedWindow
 
 LIMIT_S = 60
 PAIR = scenes()[:2]

@@ -13,8 +13,9 @@ from conformance.scenarios.configs import config_with, not_refused, refusal_of
 from conformance.scenarios.prefetching import GREEDY, AheadWorld, requests_of, rollouts_of
 from rollmatch.cli.assemble import make_overlap
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.phase import Ahead, RequestedWindow
+from rollmatch.rollout.overlap import Ahead
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
+from rollmatch.rollout.source import RequestedWindow
 
 OVERLAP, STALENESS = "~.overlap", "~.max_staleness"
 SERVED = ("~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000", "~.vllm.server.group_port=51216")

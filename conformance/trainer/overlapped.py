@@ -8,8 +8,9 @@ from itertools import count
 from conformance.trainer.small_run import events, make_trainer
 from rollmatch.rollout.backend import HfBackend
 from rollmatch.rollout.fence import Fence
-from rollmatch.rollout.phase import Ahead, Lockstep, Stream
+from rollmatch.rollout.overlap import Ahead, Stream
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
+from rollmatch.rollout.source import Lockstep
 
 
 class CopyServers:

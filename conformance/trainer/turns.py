@@ -10,8 +10,8 @@ from conformance.trainer.small_run import assembled
 from rollmatch.cli.preflight import load_checked
 from rollmatch.config import load_config
 from rollmatch.rollout.fence import Fence
-from rollmatch.rollout.phase import Lockstep
 from rollmatch.rollout.retry import ServerRestarted
+from rollmatch.rollout.source import Lockstep
 from rollmatch.trainer import RolloutTrainer
 
 SMALL = (

@@ -17,11 +17,12 @@ from rollmatch.model.images import ImageFeatures
 from rollmatch.model.sharding import check_split, not_engaged, sharded_units
 from rollmatch.objectives.protocol import Learner
 from rollmatch.records import PolicyTarget, Sample, Segment
-from rollmatch.rollout.phase import BEFORE_RESUME, Overlap
-from rollmatch.rollout.source import RolloutSource
+from rollmatch.rollout.source import Overlap, RolloutSource
 from rollmatch.step_report import StepReport
 
 PACKER_STATE_FILE = "packer-rank{rank}.json"
+BEFORE_RESUME = 0
+"""Policy version of what was generated before the run was resumed: versions restart, the first one sent is 1."""
 
 
 class PackerStateUnfit(LaunchError):

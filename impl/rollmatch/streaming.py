@@ -17,7 +17,7 @@ from rollmatch.learn.loss_in_head import Scoring
 from rollmatch.model.images import ImageFeatures
 from rollmatch.objectives.protocol import Divisible, Learner, TrainingTargets
 from rollmatch.records import Rollout
-from rollmatch.rollout.phase import Overlap
+from rollmatch.rollout.source import Overlap
 from rollmatch.step_report import StepReport
 
 

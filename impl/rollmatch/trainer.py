@@ -29,8 +29,8 @@ from rollmatch.model.policy import unwrap
 from rollmatch.objectives.protocol import Learner, ObjectiveContext, Terms
 from rollmatch.packer_state import ResumableTrainer, WindowTargets
 from rollmatch.records import Sample
-from rollmatch.rollout.phase import Ahead, Overlap, RequestedWindow, RolloutPart
-from rollmatch.rollout.source import RolloutSource
+from rollmatch.rollout.overlap import Ahead
+from rollmatch.rollout.source import Overlap, RequestedWindow, RolloutPart, RolloutSource
 from rollmatch.step_report import StepReport
 from rollmatch.streaming import PartTargets, StreamedStep
 from rollmatch.weights.named_weights import named_weights

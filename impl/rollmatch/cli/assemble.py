@@ -31,11 +31,10 @@ from rollmatch.objectives.protocol import Learner, Objective
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, HfBackend, RolloutBackend
 from rollmatch.rollout.fence import Fence, SyncMode
-from rollmatch.rollout.ground_truth import WithoutRollouts
-from rollmatch.rollout.phase import Ahead, Lockstep, Overlap, Stream
+from rollmatch.rollout.overlap import Ahead, Stream, WithoutRollouts
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.prefetch_rules import PrefetchRules, ServerBackend
-from rollmatch.rollout.source import RolloutSource
+from rollmatch.rollout.source import Lockstep, Overlap, RolloutSource
 from rollmatch.rollout.work_items import first_server
 
 

@@ -1,12 +1,13 @@
-"""A source of rollouts: weights and requests out, responses back, on all learner ranks.
+"""The rollout phase of a step: a source of rollouts, and the plain way to use it (``Lockstep``): generate, then learn.
 
-Where a server is restarted meanwhile, every rank learns the outcome.
+A source sends weights and requests and returns responses, on all learner ranks together. Where a server is restarted
+meanwhile, every rank learns the outcome. ``overlap`` has the other ways: generating while the learner learns.
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Generic, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 
@@ -18,6 +19,7 @@ from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding, make_requests
 from rollmatch.rollout.fence import Fence
+from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.retry import ServerRestarted
 from rollmatch.weights.named_weights import NamedWeights
 
@@ -195,3 +197,90 @@ class Threads:
     def __exit__(self, *exception: object) -> None:
         if self.num_threads:
             torch.set_num_threads(self.before)
+
+
+class RequestedWindow(NamedTuple):
+    """A window to roll out."""
+
+    step: int
+    """Its first optimizer step."""
+    samples: Sequence[Sample]
+    """One entry per rollout."""
+    parts: tuple[int, ...] = ()
+    """Sizes of the consecutive parts that ``Stream`` yields; empty: one part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPart:
+    """Rollouts of a part of a window, in order."""
+
+    index: int
+    rollouts: list[Rollout]
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    """Optimizer steps since the weights that generated a rollout -> number of rollouts; empty: none."""
+    num_regenerated: int = 0
+    """Rollouts that had become too old and were generated again."""
+    features: dict[int, ImageFeatures] | None = None
+    """Of the samples' images, by sample id, where they are known already."""
+
+
+class Overlap(Protocol):
+    """How the rollout phase overlaps with learning."""
+
+    @property
+    def source(self) -> RolloutSource:
+        """Where rollouts come from."""
+
+    @property
+    def prefetch(self) -> Prefetch | None:
+        """Calls beside learning; None where nothing is called then."""
+
+    @property
+    def lead(self) -> int:
+        """Windows that are requested in advance."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether a step begins to learn before all of its rollouts are there."""
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether each step sends its weights to the rollout side."""
+
+    def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
+        """The parts of the first window as they become complete; the ``lead`` windows behind it are requested."""
+
+    def has_part(self) -> bool:
+        """Whether the next part can be had without waiting, or nothing is left to wait for."""
+
+    def is_complete(self) -> bool:
+        """Whether all rollouts of the window have arrived."""
+
+    def wait_for_part(self) -> None:
+        """Wait until the next part can be had. Errors: those of the calls, ``ServerRestarted``."""
+
+
+class Lockstep:
+    """Generate, then learn."""
+
+    prefetch, lead, streams, needs_weights = None, 0, False, True
+
+    def __init__(self, source: RolloutSource) -> None:
+        self.source = source
+
+    def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
+        """As ``Overlap``: one part."""
+        window = windows[0]
+        self.source.template.preparation.begin(window.samples)
+        yield RolloutPart(index=0, rollouts=self.source.roll_out(window.samples, window.step, purpose="train"))
+
+    def has_part(self) -> bool:
+        """As ``Overlap``."""
+        return True
+
+    def is_complete(self) -> bool:
+        """As ``Overlap``."""
+        return True
+
+    def wait_for_part(self) -> None:
+        """As ``Overlap``."""

@@ -1,115 +1,23 @@
-"""The rollout phase of a step: a source of rollouts, and three ways in which it overlaps with learning.
+"""Rollouts that are generated while the learner learns, and learning without any.
 
-==============  ====================================================================================
-``Lockstep``    the learner waits until all rollouts of its window are there
-``Stream``      a step is learnt part by part while its rollouts arrive; strictly on-policy
-``Ahead``       rollouts of later windows are generated while the learner learns from this one
-==============  ====================================================================================
+===================  ===============================================================================
+``Stream``           a step is learnt part by part while its rollouts arrive; strictly on-policy
+``Ahead``            rollouts of later windows are generated while the learner learns from this one
+``WithoutRollouts``  every response is empty; images of the next window are prepared meanwhile
+===================  ===============================================================================
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
 
-from rollmatch.model.images import ImageFeatures
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.retry import ServerRestarted
-from rollmatch.rollout.source import RolloutSource
+from rollmatch.rollout.source import RequestedWindow, RolloutPart, RolloutSource
 
 MakeRequests = Callable[[Sequence[Sample], int], list[RolloutRequest]]
 """(samples, optimizer step) -> their requests, written to the journal."""
-BEFORE_RESUME = 0
-"""Policy version of what was generated before the run was resumed: versions restart, the first one sent is 1."""
-
-
-class RequestedWindow(NamedTuple):
-    """A window to roll out."""
-
-    step: int
-    """Its first optimizer step."""
-    samples: Sequence[Sample]
-    """One entry per rollout."""
-    parts: tuple[int, ...] = ()
-    """Sizes of the consecutive parts that ``Stream`` yields; empty: one part."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutPart:
-    """Rollouts of a part of a window, in order."""
-
-    index: int
-    rollouts: list[Rollout]
-    staleness: Mapping[int, int] = field(default_factory=dict)
-    """Optimizer steps since the weights that generated a rollout -> number of rollouts; empty: none."""
-    num_regenerated: int = 0
-    """Rollouts that had become too old and were generated again."""
-    features: dict[int, ImageFeatures] | None = None
-    """Of the samples' images, by sample id, where they are known already."""
-
-
-class Overlap(Protocol):
-    """How the rollout phase overlaps with learning."""
-
-    @property
-    def source(self) -> RolloutSource:
-        """Where rollouts come from."""
-
-    @property
-    def prefetch(self) -> Prefetch | None:
-        """Calls beside learning; None where nothing is called then."""
-
-    @property
-    def lead(self) -> int:
-        """Windows that are requested in advance."""
-
-    @property
-    def streams(self) -> bool:
-        """Whether a step begins to learn before all of its rollouts are there."""
-
-    @property
-    def needs_weights(self) -> bool:
-        """Whether each step sends its weights to the rollout side."""
-
-    def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
-        """The parts of the first window as they become complete; the ``lead`` windows behind it are requested."""
-
-    def has_part(self) -> bool:
-        """Whether the next part can be had without waiting, or nothing is left to wait for."""
-
-    def is_complete(self) -> bool:
-        """Whether all rollouts of the window have arrived."""
-
-    def wait_for_part(self) -> None:
-        """Wait until the next part can be had. Errors: those of the calls, ``ServerRestarted``."""
-
-
-class Lockstep:
-    """Generate, then learn."""
-
-    prefetch, lead, streams, needs_weights = None, 0, False, True
-
-    def __init__(self, source: RolloutSource) -> None:
-        self.source = source
-
-    def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
-        """As ``Overlap``: one part."""
-        window = windows[0]
-        self.source.template.preparation.begin(window.samples)
-        yield RolloutPart(index=0, rollouts=self.source.roll_out(window.samples, window.step, purpose="train"))
-
-    def has_part(self) -> bool:
-        """As ``Overlap``."""
-        return True
-
-    def is_complete(self) -> bool:
-        """As ``Overlap``."""
-        return True
-
-    def wait_for_part(self) -> None:
-        """As ``Overlap``."""
 
 
 class Stream:
@@ -224,3 +132,46 @@ class Ahead:
         rollouts, num_again = self.prefetch.collect(step, min_version=self.min_version(step, step_of), keep=True)
         ages = Counter(step - step_of[rollout.policy_version] for rollout in rollouts)
         return RolloutPart(index=0, rollouts=rollouts, staleness=dict(sorted(ages.items())), num_regenerated=num_again)
+
+
+class WithoutRollouts:
+    """Stage 1: no rollouts. Every response is empty, so the whole true answer is appended to it.
+
+    Weights are sent for evaluations only. The images of the next window are prepared while this one is learnt.
+    """
+
+    prefetch, lead, streams, needs_weights = None, 1, False, False
+
+    def __init__(self, source: RolloutSource) -> None:
+        self.source = source
+
+    def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
+        """As ``Overlap``: one part, of empty responses."""
+        window, template = windows[0], self.source.template
+        features = template.preparation.collect(window.samples)
+        for coming in windows[1:]:
+            template.preparation.begin(coming.samples)
+        rollouts = []
+        for index, sample in enumerate(window.samples):
+            prompt = template.expand(template.prompt_token_ids(sample), features[sample.sample_id])
+            rollouts.append(
+                Rollout(
+                    request_id=f"{window.step}.{self.source.ranks.rank}.{index}",
+                    prompt_token_ids=prompt,
+                    response_token_ids=(),
+                    finish_reason="stop",
+                    policy_version=self.source.policy_version,
+                )
+            )
+        yield RolloutPart(index=0, rollouts=rollouts, features=features)
+
+    def has_part(self) -> bool:
+        """As ``Overlap``."""
+        return True
+
+    def is_complete(self) -> bool:
+        """As ``Overlap``."""
+        return True
+
+    def wait_for_part(self) -> None:
+        """As ``Overlap``."""
