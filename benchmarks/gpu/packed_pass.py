@@ -15,7 +15,7 @@ from benchmarks.gpu.measure import device, judge, matmul_tflops, on_gpu, say, ta
 from rollmatch.learn import attention
 from rollmatch.learn.attention import PACKED_ATTENTION, installed
 from rollmatch.learn.batch import Batcher
-from rollmatch.learn.loss_in_head import Scoring
+from rollmatch.learn.head import Scoring
 from rollmatch.learn.pack import Packer
 from rollmatch.model.images import NO_IMAGES
 from rollmatch.objectives.rollout_matching.loss import (

@@ -9,12 +9,11 @@ from conformance.doubles.tiny_qwen3_vl import VOCAB_LEN, make_tiny_qwen3
 from conformance.learn.loss_cases import MASK, RULES
 from conformance.learn.models import TOLERANCE, assert_same_gradients, gradients, make_packed_model
 from conformance.learn.segments import make_segment
-from rollmatch.learn import loss_in_head
 from rollmatch.learn.batch import Batcher
-from rollmatch.learn.head import HeadStates, logprobs_of
-from rollmatch.learn.loss_in_head import Scoring, head_worth_avoiding, losing_logits
+from rollmatch.learn.head import HeadStates, Scoring, logprobs_of, losing_logits
 from rollmatch.learn.pack import Packer
 from rollmatch.learn.score import score_segments
+from rollmatch.model import policy
 from rollmatch.model.images import NO_IMAGES
 from rollmatch.objectives.rollout_matching.loss import count_totals, logit_indices, masked_loss, masked_loss_of_kept
 from rollmatch.objectives.rollout_matching.supervision import mask_segment, place_supervisions
@@ -117,7 +116,7 @@ def test_the_head_is_itself_again_whatever_happens():
 @pytest.mark.parametrize("in_head", [True, False])
 def test_a_model_that_makes_all_logits_has_the_same_log_probabilities(in_head, monkeypatch):
     """Some models take no ``logits_to_keep``, and ignore it: their rows are others."""
-    monkeypatch.setattr(loss_in_head, "LARGE_VOCABULARY", 0 if in_head else VOCAB_LEN + 1)
+    monkeypatch.setattr(policy, "LARGE_VOCABULARY", 0 if in_head else VOCAB_LEN + 1)
     model, pairs = make_tiny_qwen3(), [make_segment(seed, num_images=0)[0] for seed in range(3)]
 
     def scored():
@@ -140,9 +139,9 @@ def test_log_probabilities_without_gradients_are_those_of_logits(learns, monkeyp
         )
 
     plain = scored()
-    assert head_worth_avoiding(model) is None
-    monkeypatch.setattr(loss_in_head, "LARGE_VOCABULARY", VOCAB_LEN)
-    assert head_worth_avoiding(model) is model.lm_head
+    assert policy.head_worth_avoiding(model) is None
+    monkeypatch.setattr(policy, "LARGE_VOCABULARY", VOCAB_LEN)
+    assert policy.head_worth_avoiding(model) is model.lm_head
     assert [len(one) for one in plain] == [segment.train_len for segment in pairs]
     for ours, theirs in zip(scored(), plain, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)

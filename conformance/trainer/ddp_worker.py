@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from conformance.rollout.digits import scenes
 from conformance.trainer import small_run, turns
 from conformance.trainer.small_run import weights_of
-from rollmatch.learn import loss_in_head
+from rollmatch.model import policy
 from rollmatch.trainer import RolloutTrainer
 
 
@@ -30,7 +30,7 @@ def make_mixed_trainer(folder: Path, *overrides: str) -> RolloutTrainer:
 
 
 def main(task: str, folder: Path, *overrides: str, checkpoint: str | None = None) -> None:
-    loss_in_head.LARGE_VOCABULARY = 0
+    policy.LARGE_VOCABULARY = 0
     make = {"digits": small_run.make_trainer, "mixed": make_mixed_trainer}.get(task, turns.make_trainer)
     trainer = make(folder, *overrides)
     metrics = trainer.evaluate()

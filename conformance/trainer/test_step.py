@@ -12,7 +12,7 @@ from conformance.refusals import refused
 from conformance.rollout.digits import scenes
 from conformance.trainer.small_run import KEPT, events, make_trainer, requested, step_between, trained, weights_of
 from rollmatch.journal import read_journal
-from rollmatch.learn import loss_in_head
+from rollmatch.model import policy
 from rollmatch.objectives.rollout_matching.elements import DropReason
 from rollmatch.records import Segment
 from rollmatch.step_report import PHASES
@@ -65,7 +65,7 @@ def test_without_padding_nothing_changes_but_rounding_and_the_places_of_segments
 @pytest.mark.parametrize("packing", ["true", "false"])
 def test_scored_in_the_head_a_step_is_the_same(packing, whole, tmp_path, monkeypatch):
     """As on a GPU or with a large vocabulary: no logits of a whole row."""
-    monkeypatch.setattr(loss_in_head, "LARGE_VOCABULARY", 0)
+    monkeypatch.setattr(policy, "LARGE_VOCABULARY", 0)
     trainer, step = trained(tmp_path, LONG_STEP, f"training.packing={packing}")
     assert trainer.scoring.head is trainer.model.lm_head
     reference, expected = whole
@@ -101,7 +101,7 @@ def test_adapters_learn_the_same_with_activations_computed_again(adapted, tmp_pa
 def test_a_frozen_base_in_bfloat16_learns_float32_adapters(in_head, adapted, tmp_path, monkeypatch):
     """As a large model on a GPU: half the memory for what does not move, whole numbers for what does."""
     if in_head:
-        monkeypatch.setattr(loss_in_head, "LARGE_VOCABULARY", 0)
+        monkeypatch.setattr(policy, "LARGE_VOCABULARY", 0)
     halves = ("model.torch_dtype=bfloat16", "training.bf16=true", "training.gradient_checkpointing=true")
     trainer, step = trained(tmp_path, LONG_STEP, *LORA, *halves)
     dtypes = {weight.requires_grad: weight.dtype for weight in trainer.model.parameters()}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.early import EarlyGradients
-from rollmatch.learn.loss_in_head import Scoring
+from rollmatch.learn.head import Scoring
 from rollmatch.model.images import ImageFeatures
 from rollmatch.objectives.protocol import Divisible, Learner, TrainingTargets
 from rollmatch.records import Rollout

@@ -21,11 +21,10 @@ from rollmatch.data.order import check_order
 from rollmatch.evaluation import evaluate_policy, write_evaluation
 from rollmatch.learn.batch import MicroBatch, split_evenly
 from rollmatch.learn.early import EarlyGradients
-from rollmatch.learn.head import Logits, logprobs_of
-from rollmatch.learn.loss_in_head import Scoring, head_worth_avoiding
+from rollmatch.learn.head import Logits, Scoring, logprobs_of
 from rollmatch.learn.score import SegmentScorer
 from rollmatch.model.images import ImageFeatures
-from rollmatch.model.policy import unwrap
+from rollmatch.model.policy import head_worth_avoiding
 from rollmatch.objectives.protocol import Learner, ObjectiveContext, Terms
 from rollmatch.packer_state import ResumableTrainer, WindowTargets
 from rollmatch.records import Sample
@@ -68,7 +67,7 @@ class RolloutTrainer(ResumableTrainer):
         # Both names of one switch (transformers renamed it): the loss is already divided by the whole step's totals.
         self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = True
         self.report = StepReport(step=0, objective=learner.objective)
-        self.scoring = Scoring(head_worth_avoiding(unwrap(self.model)))
+        self.scoring = Scoring(head_worth_avoiding(self.model))
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[list[Sample]], num_batches: int, device: torch.device

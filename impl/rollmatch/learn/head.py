@@ -1,4 +1,7 @@
-"""The output head in chunks of rows: losses of rows whose logits never exist all at once.
+"""A loss in the place of the output head, in chunks of rows, so that logits never exist all at once.
+
+With 152k ids the logits of a row outweigh the rest of its pass, so ``Scoring`` puts the loss in the head's place: the
+head returns the loss, within the model's forward pass, so wrappers (DDP, adapters, autocast) see every weight used.
 
 Each score belongs to one row, so its gradient by that row's hidden state has that state's size. With a frozen linear
 head (adapters are trained, or the language model is frozen) this gradient is made in the forward pass, where the logits
@@ -6,7 +9,8 @@ are; backward only scales it, and no logits are made twice. Any other head is ca
 gradients in forward: Liger kernel (arXiv 2410.10989), cut cross-entropy (2411.09009).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +44,9 @@ CHUNK_BYTES = 280_000_000
 """Of a chunk's logits, whose gradient is made in forward: rows enough for matrix products at full speed."""
 ROWS_STEP = 128
 """Rows of a tile of a matrix product, of which chunks are made."""
+
+_PROBES = (12345.678, 0.1)
+"""Numbers that change where logits are capped, scaled, moved or rounded to half precision."""
 
 Head = Callable[[Tensor], Tensor]
 """[K, H] hidden states -> [K, V] logits."""
@@ -81,6 +88,65 @@ class HeadStates:
 
 Logits = Tensor | HeadStates
 """Logits, or what stands for them."""
+Score = Callable[[Logits], Tensor]
+"""Logits [N, V], or what stands for them, -> losses of any shape."""
+
+
+class Scoring:
+    """Forward passes that end in a loss. ``head``: where to score; None: on logits."""
+
+    def __init__(self, head: nn.Module | None) -> None:
+        self.head = head
+        self._is_proven = False
+
+    def __call__(self, model: nn.Module, inputs: dict[str, object], score: Score) -> tuple[Tensor, object]:
+        """What ``score`` makes of the logits of one forward pass, with its graph, and the model's output."""
+        if self.head is not None and not self._is_proven:
+            if (proven := self._prove(self.head, model, inputs, score)) is not None:
+                return proven
+            self.head = None
+        with losing_logits(self.head, score) if self.head is not None else nullcontext():
+            outputs = model(**inputs)
+        return outputs.logits if self.head is not None else score(outputs.logits.flatten(0, -2)), outputs
+
+    def _prove(
+        self, head: nn.Module, model: nn.Module, inputs: dict[str, object], score: Score
+    ) -> tuple[Tensor, object] | None:
+        """The first pass; None where the model makes something of what its head returns (caps it, scales it).
+
+        A loss alone cannot tell, as one of 0 stays 0: ``_PROBES`` stand below it.
+        """
+        scored: list[Tensor] = []
+
+        def probed(logits: Logits) -> Tensor:
+            scored.append(score(logits))
+            return torch.cat([scored[-1].flatten(), scored[-1].new_tensor(_PROBES)])[:, None]
+
+        with losing_logits(head, probed) as made:
+            outputs = model(**inputs)
+        found, probes = outputs.logits, slice(-len(_PROBES), None)
+        is_same = len(made) == 1 and found.shape == made[0].shape
+        self._is_proven = is_same and torch.equal(found[probes].double(), made[0][probes].double())
+        return (found[: probes.start, 0].reshape(scored[0].shape), outputs) if self._is_proven else None
+
+
+@contextmanager
+def losing_logits(head: nn.Module, score: Score) -> Iterator[list[Tensor]]:
+    """While this lasts, the head returns what ``score`` makes of its input; yields all it returned."""
+    plain, own = head.forward, head.__dict__.get("forward")
+    made: list[Tensor] = []
+
+    def scored(hidden: Tensor) -> Tensor:
+        made.append(score(HeadStates.of(hidden.flatten(0, -2), head, forward=plain)))
+        return made[-1]
+
+    head.forward = scored
+    try:
+        yield made
+    finally:
+        del head.forward
+        if own is not None:
+            head.forward = own
 
 
 def logprobs_of(logits: Logits, ids: Tensor, *, temperature: float = 1.0, excluded_ids: Sequence[int] = ()) -> Tensor:
@@ -155,7 +221,17 @@ def _chunks(hidden: Tensor, weight: Tensor, *columns: Tensor) -> list[tuple[Tens
     return list(zip(*(torch.split(column, size) for column in (hidden, *columns)), strict=True))
 
 
-class _Logprobs(torch.autograd.Function):
+class _MadeInForward(torch.autograd.Function):
+    """Scores of rows; ``forward`` saves their gradients by the hidden states, its first argument."""
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_hidden,) = ctx.saved_tensors
+        return (grad[:, None] * grad_hidden).to(grad_hidden.dtype), *[None] * (len(ctx.needs_input_grad) - 1)
+
+
+class _Logprobs(_MadeInForward):
     """Log-probabilities with their gradient by the hidden states: (onehot - p) @ weight / temperature."""
 
     @staticmethod
@@ -166,12 +242,6 @@ class _Logprobs(torch.autograd.Function):
                 scores.append(_logprobs_of_chunk(rows, linear, (some, *sampling), place))
         ctx.save_for_backward(grad_hidden)
         return torch.cat(scores)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (grad_hidden,) = ctx.saved_tensors
-        return (grad[:, None] * grad_hidden).to(grad_hidden.dtype), None, None, None
 
 
 def _logprobs_of_chunk(rows: Tensor, linear: Any, settings: Any, grad_hidden: Tensor) -> Tensor:
@@ -187,7 +257,7 @@ def _logprobs_of_chunk(rows: Tensor, linear: Any, settings: Any, grad_hidden: Te
     return scores[:, 0]
 
 
-class _ColumnScores(torch.autograd.Function):
+class _ColumnScores(_MadeInForward):
     """Scores of some columns and the logsumexp of all, with their gradients by the hidden states."""
 
     @staticmethod
@@ -205,12 +275,6 @@ class _ColumnScores(torch.autograd.Function):
         ctx.save_for_backward(grad_hidden)
         ctx.mark_non_differentiable(figure)
         return torch.cat(scores), figure
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        (grad_hidden,) = ctx.saved_tensors
-        return (grad[:, None] * grad_hidden).to(grad_hidden.dtype), None, None
 
 
 def _columns_of_chunk(rows: Tensor, linear: Any, settings: Any, grad_hidden: Tensor) -> tuple[Tensor, Tensor]:

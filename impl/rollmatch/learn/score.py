@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from rollmatch.learn.batch import make_padded_inputs
-from rollmatch.learn.head import Logits, to_device
-from rollmatch.learn.loss_in_head import Scoring, head_worth_avoiding
+from rollmatch.learn.head import Logits, Scoring, to_device
 from rollmatch.model.images import ImageFeatures
-from rollmatch.model.policy import unwrap, without_adapters
+from rollmatch.model.policy import head_worth_avoiding, without_adapters
 from rollmatch.model.sharding import run_idle
 from rollmatch.model.split_weights import is_sharded
 from rollmatch.ranks import Ranks
@@ -69,7 +68,7 @@ def _score_batch(
         parts = zip(torch.split(rows, CHUNK_LEN), torch.split(ids, CHUNK_LEN), strict=True)
         return torch.cat([logprobs(logits[some], of) for some, of in parts])
 
-    scoring = Scoring(head_worth_avoiding(unwrap(model)))
+    scoring = Scoring(head_worth_avoiding(model))
     scores, _ = scoring(model, inputs | {"logits_to_keep": longest - earliest}, score)
     return [tuple(part.tolist()) for part in torch.split(scores, lens)]
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # seconds to load, which naming weights does not need
 
 ADAPTABLE = (nn.Linear, nn.Conv2d, nn.Conv3d)
 """Modules that may get an adapter."""
+LARGE_VOCABULARY = 32_768
+"""Ids from which on logits are worth avoiding on a CPU, too."""
 
 
 class NothingToTrain(ConfigError):
@@ -109,6 +111,13 @@ def load_adapters(model: nn.Module, checkpoint: Path, config: ModelConfig, tuner
 def unwrap(model: nn.Module) -> "PreTrainedModel":
     """The Hugging Face model inside an adapter wrapper."""
     return cast("PeftModel", model).get_base_model() if is_adapted(model) else model
+
+
+def head_worth_avoiding(model: nn.Module) -> nn.Module | None:
+    """The output head, where its logits are too large to be made; None where they may as well be."""
+    head = _head_of(unwrap(model))
+    weight = None if head is None else next(head.parameters())
+    return head if weight is not None and (weight.is_cuda or len(weight) >= LARGE_VOCABULARY) else None
 
 
 def count_weights(model: nn.Module) -> tuple[int, int]:
