@@ -8,9 +8,9 @@ import torch
 
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.objectives.rollout_matching.loss import LossTerms
-from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective
+from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective, summarize
 from rollmatch.objectives.rollout_matching.supervision import MaskRules
-from rollmatch.objectives.rollout_matching.target import RolloutReport, summarize
+from rollmatch.objectives.rollout_matching.target import RolloutReport
 from rollmatch.records import Rollout, Sample, Segment, Supervision
 from rollmatch.step_report import PHASES, StepReport
 

@@ -12,8 +12,9 @@ from conformance.objectives.answers import FAR_BOX, answer, box, element, ids, o
 from conformance.refusals import refused
 from rollmatch.objectives.rollout_matching.elements import DropReason, serialize_objects
 from rollmatch.objectives.rollout_matching.match import MatchRules
+from rollmatch.objectives.rollout_matching.objective import summarize
 from rollmatch.objectives.rollout_matching.supervision import MaskRules, TransportRules, mask_segment
-from rollmatch.objectives.rollout_matching.target import RolloutMatching, RolloutReport, summarize
+from rollmatch.objectives.rollout_matching.target import RolloutMatching, RolloutReport
 from rollmatch.records import Rollout, Sample
 
 VOCABULARY = make_vocabulary()

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from rollmatch.errors import LearnError
 from rollmatch.learn.head import Head, HeadStates, Logits, column_scores, logprobs_of, to_device, widened
-from rollmatch.objectives.rollout_matching.corrections import IGNORED
+from rollmatch.objectives.rollout_matching.supervision import IGNORED
 from rollmatch.records import NUM_BINS, Supervision
 
 

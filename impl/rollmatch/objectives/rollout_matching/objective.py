@@ -15,6 +15,7 @@ from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.head import Logits
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, TrainingTargets
+from rollmatch.objectives.rollout_matching.elements import DropReason
 from rollmatch.objectives.rollout_matching.loss import (
     LossRules,
     LossTerms,
@@ -25,7 +26,7 @@ from rollmatch.objectives.rollout_matching.loss import (
     masked_loss_of_kept,
 )
 from rollmatch.objectives.rollout_matching.supervision import BinOf, MaskRules, mask_segment, place_supervisions
-from rollmatch.objectives.rollout_matching.target import MatchedRollout, RolloutMatching, RolloutReport, summarize
+from rollmatch.objectives.rollout_matching.target import MatchedRollout, RolloutMatching, RolloutReport
 from rollmatch.records import Rollout, Sample, Segment, Supervision
 
 
@@ -131,3 +132,32 @@ def score(samples: Sequence[Sample], rollouts: Sequence[Rollout], target: Rollou
     """Precision, recall, f1 and their like over all samples."""
     _, reports = target.make_segments(samples, rollouts)
     return summarize(reports) | {"num_scenes": float(len(samples))}
+
+
+def summarize(reports: Sequence[RolloutReport]) -> dict[str, float]:
+    """Figures of many rollouts; the same keys whatever they hold, every ``drop/<reason>`` included.
+
+    Counts are summed first, then divided: a scene without truth and without prediction adds nothing, f1 is
+    ``2 matched / (predicted + truth)``. 0/0 is 0.0: where nothing was shown, nothing was earned.
+    ``f1_desc`` counts a match only if its description is right, ``mean_iou`` is over matched pairs, the rates are
+    over rollouts.
+    """
+    predicted = sum(report.num_predicted for report in reports)
+    truth = sum(report.num_truth for report in reports)
+    matched = sum(report.num_matched for report in reports)
+    correct = sum(report.num_desc_correct for report in reports)
+    drops = {f"drop/{reason}": float(sum(r.drops.get(reason, 0) for r in reports)) for reason in DropReason}
+    return {
+        "precision": _ratio(matched, predicted),
+        "recall": _ratio(matched, truth),
+        "f1": _ratio(2 * matched, predicted + truth),
+        "f1_desc": _ratio(2 * correct, predicted + truth),
+        "mean_iou": _ratio(sum(report.iou_sum for report in reports), matched),
+        "invalid_rate": _ratio(sum(report.invalid for report in reports), len(reports)),
+        "truncated_rate": _ratio(sum(report.truncated for report in reports), len(reports)),
+        **drops,
+    }
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -6,7 +6,7 @@ With P = ``prompt_len``, X = ``prefix_len``, L = ``encoded_len``:
 ``[0, P)``          prompt: nothing
 ``[P, P + X)``      the rollout's own words: nothing, but slots of matched objects learn the true bin, and tokens of
                     their numbers, and of their descriptions with ``desc_ce_weight_matched``, the true token
-                    (``corrections``)
+                    (``target``)
 ``[P + X, L)``      appended tail: coordinate tokens learn their own bin; every other token its own id,
                     with weight 1, or ``desc_ce_weight`` inside a description; closing and EOS included
 ==================  ==========================================================================
@@ -26,12 +26,13 @@ from scipy.special import softmax
 
 from rollmatch.errors import LearnError
 from rollmatch.learn.pack import starts_of_padded
-from rollmatch.objectives.rollout_matching.corrections import IGNORED
 from rollmatch.objectives.rollout_matching.match import outline
 from rollmatch.records import NUM_BINS, Geometry, GroundTruth, PredictedObject, Row, Segment, Supervision
 
 BinOf = Callable[[int], int | None]
 """Token id -> bin of a coordinate token, None for any other (``Vocabulary.bin_of``)."""
+IGNORED = -100
+"""Label of a position without text supervision, as torch's cross-entropy reads it."""
 
 
 class PromptLenOutOfRange(LearnError):
