@@ -1,4 +1,4 @@
-"""Which files of ``impl/`` a process runs through, by a profile function."""
+"""Which functions of ``impl/`` a process runs through, by a profile function."""
 
 import json
 import os
@@ -14,7 +14,7 @@ HOOK = "from conformance.harness.watch import Watch; Watch().start({folder!r})"
 
 
 class Watch:
-    """Which files of ours the process runs through, and when it last did."""
+    """Which functions of ours (``file:name``) the process runs through, and when it last did."""
 
     def __init__(self) -> None:
         self.last: dict[str, float] = {}
@@ -35,7 +35,7 @@ class Watch:
     def _called(self, frame: FrameType, event: str, _: Any) -> None:
         name = frame.f_code.co_filename
         if event == "call" and "/impl/rollmatch/" in name and frame.f_code.co_name != "<module>":
-            self.last[name.rpartition("/impl/rollmatch/")[2]] = time.time()
+            self.last[f"{name.rpartition('/impl/rollmatch/')[2]}:{frame.f_code.co_qualname}"] = time.time()
 
     def _write_beside(self, folder: Path) -> None:
         threading.Thread(target=self._write, args=(folder,), daemon=True).start()
