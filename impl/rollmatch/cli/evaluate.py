@@ -174,8 +174,7 @@ def judge(
     objective: "RolloutMatchingObjective", samples: Sequence[Sample], rollouts: Sequence[Rollout]
 ) -> dict[str, Any]:
     """Metrics, figures by class, and all scenes with the scores of their predictions."""
-    from rollmatch.objectives.rollout_matching.confidence import object_scores
-    from rollmatch.objectives.rollout_matching.detection import Answered, judge_detection
+    from rollmatch.objectives.rollout_matching.detection import Answered, judge_detection, object_scores
     from rollmatch.objectives.rollout_matching.objective import describe_scene
 
     target, answers, scenes = objective.eval_target, [], []

@@ -212,10 +212,11 @@ def append_missed(
     lens = [len((part + answer_format.between).encode()) for part in parts]
     firsts = accumulate(lens, initial=len(parsed.cut_head) + len(before.encode()))
     spans = [(first + start, first + end) for first, (start, end) in zip(firsts, within, strict=False)]
+    starts = list(accumulate((len(vocabulary.piece(token_id)) for token_id in token_ids), initial=0))
     return Tail(
         token_ids=(*token_ids, vocabulary.stop_id),
         text=before + after,
-        desc_positions=_overlapping([len(vocabulary.piece(token_id)) for token_id in token_ids], spans),
+        desc_positions=tuple(tokens_in(spans, starts)),
     )
 
 
@@ -251,16 +252,15 @@ def check_descs(objects: Sequence[GroundTruth], vocabulary: Vocabulary) -> None:
             )
 
 
-def _overlapping(piece_lens: Sequence[int], spans: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-    """Indices of pieces that share a byte with a span; spans ascend.
+def tokens_in(spans: Iterable[tuple[int, int]], starts: Sequence[int]) -> list[int]:
+    """Tokens that share a byte with a span, ascending; ``starts`` are the tokens' first bytes and the whole length.
 
-    Pieces of 3, 2 and 4 bytes start at 0, 3 and 5; bytes 4 and 5 lie in the second and the third:
+    Tokens of 3, 2 and 4 bytes; bytes 4 and 5 lie in the second and the third:
 
-    >>> _overlapping([3, 2, 4], [(4, 6)])
-    (1, 2)
-    >>> _overlapping([3, 2, 4], [(0, 3), (3, 5)])
-    (0, 1)
+    >>> tokens_in([(4, 6)], [0, 3, 5, 9])
+    [1, 2]
+    >>> tokens_in([(0, 3), (3, 5)], [0, 3, 5, 9])
+    [0, 1]
     """
-    starts = list(accumulate(piece_lens, initial=0))
     touched = (range(bisect_right(starts, low) - 1, bisect_left(starts, high)) for low, high in spans)
-    return tuple(sorted({index for indices in touched for index in indices}))
+    return sorted({token for tokens in touched for token in tokens})
