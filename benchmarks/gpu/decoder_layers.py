@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from benchmarks.gpu.measure import device, judge, matmul_tflops, on_gpu, say, take_turns
 from rollmatch.learn.attention import PACKED_ATTENTION
 from rollmatch.learn.checkpointing import AdaptiveCheckpointing
-from rollmatch.model.compiled_layers import compile_layers, decoder_layers
+from rollmatch.model.decoder_layers import compile_layers, decoder_layers
 from rollmatch.rollout.backend import eager
 
 SHAPE = {

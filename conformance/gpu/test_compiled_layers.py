@@ -6,7 +6,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rollmatch.learn.attention import PACKED_ATTENTION
 from rollmatch.learn.checkpointing import AdaptiveCheckpointing
-from rollmatch.model.compiled_layers import compile_layers, decoder_layers
+from rollmatch.model.decoder_layers import compile_layers, decoder_layers
 
 pytestmark = pytest.mark.gpu(1)
 SEGMENT, NUM_LAYERS = 512, 12

@@ -9,7 +9,7 @@ from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
 from conformance.learn.models import assert_same_gradients, gradients, make_packed_model, packed_logits, padded_logits
 from conformance.learn.segments import make_row, make_segment
 from conformance.refusals import refused
-from rollmatch.model.compiled_layers import compile_layers, decoder_layers
+from rollmatch.model.decoder_layers import compile_layers, decoder_layers
 from rollmatch.model.images import NO_IMAGES
 from rollmatch.rollout.backend import eager
 

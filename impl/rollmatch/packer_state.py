@@ -13,8 +13,9 @@ from rollmatch.checkpoint import SavedLearner, sealing
 from rollmatch.data import Window, WindowPlan
 from rollmatch.data.lazy import samples_by_id
 from rollmatch.errors import LaunchError
+from rollmatch.model.decoder_layers import sharded_units
 from rollmatch.model.images import ImageFeatures
-from rollmatch.model.sharding import check_split, not_engaged, sharded_units
+from rollmatch.model.sharding import check_split, not_engaged
 from rollmatch.objectives.protocol import Learner
 from rollmatch.records import PolicyTarget, Sample, Segment
 from rollmatch.rollout.source import Overlap, RolloutSource

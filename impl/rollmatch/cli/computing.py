@@ -5,7 +5,7 @@ import torch
 from rollmatch.config import RunConfig, effective
 from rollmatch.learn.attention import FLASH_DTYPES, check_packable, installed, why_unpackable
 from rollmatch.learn.checkpointing import AdaptiveCheckpointing
-from rollmatch.model.compiled_layers import compile_layers, decoder_layers
+from rollmatch.model.decoder_layers import compile_layers, decoder_layers
 from rollmatch.model.policy import unwrap
 
 

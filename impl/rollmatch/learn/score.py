@@ -11,8 +11,7 @@ from rollmatch.learn.batch import make_padded_inputs
 from rollmatch.learn.head import Logits, Scoring, to_device
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.policy import head_worth_avoiding, without_adapters
-from rollmatch.model.sharding import run_idle
-from rollmatch.model.split_weights import is_sharded
+from rollmatch.model.sharding import is_sharded, run_idle
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample, Segment
 

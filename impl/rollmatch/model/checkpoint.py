@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rollmatch.model.merge import LoraFactors, merge_weight, merges_by_kernel
-from rollmatch.model.split_weights import gathered, meta_of, whole
+from rollmatch.model.sharding import gathered, meta_of, whole
 
 if TYPE_CHECKING:  # seconds to load
     from peft.tuners.lora import LoraLayer

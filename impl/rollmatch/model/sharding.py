@@ -1,22 +1,66 @@
-"""A policy that learner ranks share in parts, as a whole: every forward pass gathers weights, so that all ranks run the
-same number of passes.
+"""A policy that learner ranks hold in parts: FSDP2's ``DTensor`` and DeepSpeed's ZeRO-3, gathered one by one.
+
+Every forward pass gathers weights, so that all ranks run the same number of passes.
 """
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rollmatch.errors import LaunchError
-from rollmatch.model.compiled_layers import decoder_layers
-from rollmatch.model.policy import unwrap
 
 
-def sharded_units(model: nn.Module) -> str:
-    """Names of the classes of decoder layers, each of which is gathered by itself. Errors: ``layers-not-found``.
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ranks hold parts of the weights.
 
-    A vision tower is no unit of its own: a rank whose batch has no image would not take part in gathering it.
+    >>> is_sharded(nn.Linear(2, 2))
+    False
     """
-    return ",".join(sorted({type(layer).__name__ for layer in decoder_layers(unwrap(model))}))
+    is_split = any(isinstance(module, FSDPModule) for module in model.modules())
+    return is_split or any(hasattr(weight, "ds_id") for weight in model.parameters())
+
+
+@torch.no_grad()
+def whole(weight: Tensor) -> Tensor:
+    """All of a weight, detached: a copy where ranks hold parts of it, which all of them then call for; else itself."""
+    if isinstance(weight, DTensor):
+        gathered_weight: Tensor = weight.full_tensor().detach()
+        return gathered_weight
+    if not hasattr(weight, "ds_id"):
+        return weight.detach()
+    with _deepspeed().zero.GatheredParameters([weight], modifier_rank=None):
+        return weight.detach().clone()
+
+
+def meta_of(weight: Tensor) -> Tensor:
+    """A tensor without memory, of the type and the shape of the whole weight.
+
+    >>> meta_of(torch.ones(2, 3, dtype=torch.bfloat16))
+    tensor(..., device='meta', size=(2, 3), dtype=torch.bfloat16)
+    """
+    return torch.empty(tuple(getattr(weight, "ds_shape", weight.shape)), dtype=weight.dtype, device="meta")
+
+
+@contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """Whole weights in a module while this lasts; all ranks call it. One that is not split stays as it is."""
+    spread = [weight for weight in module.parameters() if hasattr(weight, "ds_id")]
+    parts: list[dict[str, Any]] = [part._parameters for part in module.modules()]
+    split = [(part, name, weight) for part in parts for name, weight in part.items() if isinstance(weight, DTensor)]
+    for held, name, weight in split:
+        held[name] = nn.Parameter(whole(weight), requires_grad=False)
+    try:
+        with _deepspeed().zero.GatheredParameters(spread, modifier_rank=None) if spread else nullcontext():
+            yield
+    finally:
+        for held, name, weight in split:
+            held[name] = weight
 
 
 def check_split(model: nn.Module, strategy: str) -> None:
@@ -38,3 +82,7 @@ def run_idle(model: nn.Module) -> None:
     device = next(model.parameters()).device
     ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
     model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+
+
+def _deepspeed() -> Any:
+    return sys.modules["deepspeed"]

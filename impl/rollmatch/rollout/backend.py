@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from rollmatch.errors import RolloutError
 from rollmatch.model.images import ImageFeatures, image_arguments, once_per_images
 from rollmatch.model.policy import unwrap
-from rollmatch.model.split_weights import is_sharded
+from rollmatch.model.sharding import is_sharded
 from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import trim_stop, why_ended
 from rollmatch.ranks import Ranks

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rollmatch.errors import SyncError
 from rollmatch.model.checkpoint import CheckpointNames, checkpoint_names, checkpoint_tensors, merged_weights, model_key
-from rollmatch.model.split_weights import is_sharded
+from rollmatch.model.sharding import is_sharded
 from rollmatch.weights.plan import Merge, Spec, spec_of
 
 _FULL = "Set sync.mode to full."

@@ -1,15 +1,18 @@
-"""Decoder layers compiled one by one, in place: one graph serves all layers, parameter names stay.
+"""Decoder layers, the units in which a language model is compiled, recomputed and shared among ranks.
 
+They are compiled one by one, in place: one graph serves all layers, parameter names stay.
 ``nn.Module.compile`` replaces what a layer runs, not the layer: state dicts, peft and hooks see the same modules.
 Attention stays outside the graphs, since packed rows pass their bounds as Python integers.
 Source: regional compilation as in torchtitan; transformers' ``GradientCheckpointingLayer`` wraps the compiled forward.
 """
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollmatch.errors import LearnError
+from rollmatch.model.policy import unwrap
 
 GRAPH_LIMIT = 64
 """Graphs of one layer class before torch falls back to eager: {train, no_grad} x {adapters on, off} x batch of one or
@@ -46,3 +49,11 @@ def compile_layers(model: PreTrainedModel, *, backend: str = "inductor") -> int:
     for layer in layers:
         layer.compile(dynamic=True, backend=backend)
     return len(layers)
+
+
+def sharded_units(model: nn.Module) -> str:
+    """Names of the classes of decoder layers, each of which is gathered by itself. Errors: ``layers-not-found``.
+
+    A vision tower is no unit of its own: a rank whose batch has no image would not take part in gathering it.
+    """
+    return ",".join(sorted({type(layer).__name__ for layer in decoder_layers(unwrap(model))}))
