@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conformance.rollout.digits import requests_for, scenes, template_of
+from conformance.rollout.digits import load_model, requests_for, scenes, template_of
 from rollmatch.model.images import NO_IMAGES, ImagePreparation, once_per_images
+from rollmatch.rollout.backend import Decoding, HfBackend
 from rollmatch.rollout.overlap import WithoutRollouts
 from rollmatch.rollout.source import Lockstep, RequestedWindow
 
@@ -75,6 +76,15 @@ def test_stage_1_prepares_the_next_step_while_this_one_is_learnt(counted):
     (part,) = overlap.rollout([second])
     assert part.features.keys() == {PAIR[1].sample_id}
     assert len(prepared) == 2
+
+
+def test_the_hf_backend_takes_what_is_prepared_already(counted, monkeypatch):
+    preparation, prepared, _ = counted
+    monkeypatch.setattr(template_of(), "preparation", preparation)
+    preparation.begin(PAIR[:1])
+    HfBackend(load_model(), template_of(), batch_size=2).generate(requests_for(PAIR), Decoding(max_new_tokens=1))
+    preparation.collect(PAIR[:1])
+    assert sorted(prepared) == [sample.sample_id for sample in PAIR]
 
 
 def test_what_was_collected_is_not_kept(counted):

@@ -145,6 +145,11 @@ class ImagePreparation:
             if sample.images and sample.images not in self._begun:
                 self._begun[sample.images] = self._pool.submit(self._prepare, sample)
 
+    def of(self, sample: Sample) -> ImageFeatures:
+        """Features of one sample: those under way, which stay to be collected, or made now. Errors: as ``collect``."""
+        begun = self._begun.get(sample.images)
+        return begun.result() if begun else self._prepare(sample)
+
     def collect(self, samples: Iterable[Sample]) -> dict[int, ImageFeatures]:
         """Features by sample id; they are not kept. Errors: those of ``prepare``."""
         by_id = {sample.sample_id: sample for sample in samples}

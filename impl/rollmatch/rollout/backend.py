@@ -169,7 +169,7 @@ class HfBackend:
     def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
         """As the contract; a microbatch samples from its first request's seed."""
         rollouts: list[Rollout] = []
-        features_of = once_per_images(self.template.image_features, kept=self.batch_size)
+        features_of = once_per_images(self.template.preparation.of, kept=self.batch_size)
         starts = range(0, len(requests), self.batch_size)
         synced = self.ranks.learner_world_size > 1 and is_sharded(self.model)
         num_idle = max(self.ranks.gather(len(starts))) - len(starts) if synced else 0
