@@ -40,8 +40,8 @@ class Check:
     is_timed: bool = False
     """Judges how fast a reply comes: runs after the other checks that are not dangerous."""
     needs: tuple[str, ...] = ()
-    """Of ``model`` (its directory), ``pictures`` (a model that takes them), ``group`` (a transport), ``key`` (the
-    server's) and ``process`` (one that may be ended).
+    """Of ``model`` (its directory), ``ids`` (of prompts: sent as such, or by the model), ``pictures`` (a model that
+    takes them), ``group`` (a transport), ``key`` (the server's) and ``process`` (one that may be ended).
     """
     since: str = ""
     """Day on which it was added; recordings of an earlier day lack it."""

@@ -15,7 +15,7 @@ class UnknownCheck(ValueError):
 
 Lacks = Callable[[tuple[str, ...]], str]
 """What of a check's needs there is not; empty where all is there."""
-OPTIONS = {"model": "--model", "group": "--transport", "key": KEY_VARIABLE}
+OPTIONS = {"model": "--model", "ids": "--model", "group": "--transport", "key": KEY_VARIABLE}
 BY_OPTIONS = {*OPTIONS, "process"}
 """Needs that a user can meet; others are of the model's kind."""
 

@@ -101,11 +101,15 @@ def write_json(judgement: Judged, path: Path) -> None:
 
 
 def write_junit(judgement: Judged, path: Path) -> None:
-    """A missed MUST is a failure, a fault of the judge an error; what could not be tested is skipped, saying why."""
+    """A missed MUST is a failure, a fault of the judge an error; what was not tested is skipped, saying why."""
     report = report_of(judgement)
     suite = Element("testsuite", name=f"rollmatch-judge {report['url']}", time=str(report["seconds"]))
     for entry in report["checks"]:
         _add_case(suite, entry)
+    for check_id, needs in report["not_asked"].items():
+        family, _, name = check_id.partition("/")
+        case = SubElement(suite, "testcase", classname=f"{family}.not-asked", name=name)
+        SubElement(case, "skipped", message=f"not asked: needs {', '.join(needs)}")
     if problem := report["preflight"]["problem"] or report["not_restored"]:
         name = "preflight" if not report["checks"] else "server"
         case = SubElement(suite, "testcase", classname=judgement.family, name=name)

@@ -49,6 +49,8 @@ class Subject:
     """Where the server's workers and the judge meet to transfer weights."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """``bearer`` of the server's key; empty: it has none."""
+    shares: Any = None
+    """``checks.shares.Shares``, once a check has needed them."""
     process: Any = None
     """A ``Launched``, where the judge started the server; may be ended."""
 
@@ -58,6 +60,11 @@ class Subject:
             return Question(text=text, ids=list(text.encode()), picture=picture)
         options = {} if picture is None else {"has_picture": True}
         return Question(text=text, ids=self.policies.encode(text, **options), picture=picture)
+
+    @property
+    def makes_ids(self) -> bool:
+        """Whether the ids of a ``prompt`` are those that the server reads."""
+        return self.policies is not None or self.dialect.family != "swift"
 
     @property
     def tolerance(self) -> float:
@@ -73,6 +80,7 @@ class Subject:
         transport = self.dialect.transports[0]
         missing = {
             "model": None if self.policies else "the model's directory (--model)",
+            "ids": None if self.makes_ids else "ids of prompts (--model)",
             "pictures": None if "pictures" in needs and self._takes_pictures else "a model that takes pictures",
             "group": None if self.transport else f"a transport to the server's workers (--transport {transport})",
             "key": None if self.headers else f"the server's key (environment variable {KEY_VARIABLE})",

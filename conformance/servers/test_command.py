@@ -77,9 +77,9 @@ def named(*checks):
 
 @pytest.mark.scenario("judging/a-bare-url", clauses=["judging/a-server-is-judged-by-its-url-alone#1"])
 def test_a_bare_url_is_judged_without_torch_and_without_the_implementation(installed, tmp_path):
-    reports = ("--json", "all.json", "--page", "all.html")
+    reports = ("--json", "all.json", "--junit", "all.xml", "--page", "all.html")
     with small_server() as server:
-        code, output = judge(installed, tmp_path, server.url, "--minutes", "0.5", *reports)
+        code, output = judge(installed, tmp_path, server.url, "--minutes", "3", *reports)
     report = json.loads((tmp_path / "all.json").read_text())
     verdicts = {entry["id"].partition("/")[2]: entry["verdict"] for entry in report["checks"]}
     assert (code, report["exit_code"]) == (1, 1), output
@@ -88,9 +88,10 @@ def test_a_bare_url_is_judged_without_torch_and_without_the_implementation(insta
     assert not {"not-testable", "harness-error"} & {*verdicts.values()}, verdicts
     assert "checks were not asked: " in output
     assert " need --model, " in output
-    assert "--model" in report["not_asked"]["servers/logprobs-equal-transformers"]
-    assert "servers/logprobs-equal-transformers</dt><dd>needs --model" in (tmp_path / "all.html").read_text()
-    assert {path.name for path in tmp_path.iterdir()} == {"all.json", "all.html"}
+    assert "--model" in report["not_asked"]["servers/greedy-equals-transformers"]
+    assert "servers/greedy-equals-transformers</dt><dd>needs --model" in (tmp_path / "all.html").read_text()
+    assert "not asked: needs --model" in (tmp_path / "all.xml").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"all.json", "all.xml", "all.html"}
 
 
 def test_both_wheels_have_one_version():

@@ -1,13 +1,14 @@
 """Responses to prompts."""
 
 import math
+from collections.abc import Sequence
 
 from conformance.servers.check import SHOULD, check
 from conformance.servers.dialect_plugins import kinds
 from conformance.servers.dialects import Generated
 from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.numbers import remedy, tolerance_of
-from conformance.servers.talk import Talk
+from conformance.servers.talk import Stopped, Talk
 
 QUESTIONS = ("List every digit with its box.", "Say something.", "one two three", "What is in the picture?")
 ENDING_SEEDS, ENDING_TOKENS = range(1, 13), 200
@@ -28,9 +29,22 @@ def ids_of(exchange: Exchange, label: str) -> list[list[int]]:
     return [one.ids for one in read(exchange, label)]
 
 
+def prompts_of(talk: Talk, texts: Sequence[str]) -> list[list[int]]:
+    """Ids of each; where neither the judge nor its model makes them, those that the server returns for it alone."""
+    if talk.subject.makes_ids:
+        return [talk.subject.prompt(text).ids for text in texts]
+    came = []
+    for text in texts:
+        call = talk.generate("alone", [text], max_tokens=1)
+        came += [one.prompt_ids for one in talk.subject.dialect.read(call)[:1]] if call.is_ok else []
+    if len(came) != len(texts):
+        raise Stopped(f"{len(came)} of {len(texts)} prompts are answered alone")
+    return came
+
+
 def ask_order(talk: Talk) -> None:
     talk.generate("generate", QUESTIONS)
-    talk.note("prompts", [talk.subject.prompt(question).ids for question in QUESTIONS])
+    talk.note("prompts", prompts_of(talk, QUESTIONS))
 
 
 @check(
@@ -38,7 +52,6 @@ def ask_order(talk: Talk) -> None:
     "Prompts of one call MUST be answered in order, each with the token ids of the model's chat template.",
     clause="servers/each-prompt-gets-its-own-responses#1",
     ask=ask_order,
-    needs=("model",),
 )
 def judge_order(exchange: Exchange) -> str:
     came = [one.prompt_ids for one in read(exchange, "generate")]
@@ -239,7 +252,7 @@ def same_but_stop(came: list[list[int]], expected: list[list[int]]) -> bool:
 
 def ask_many(talk: Talk) -> None:
     talk.generate("generate", QUESTIONS[:2], n=2, temperature=2.0, seed=5)
-    talk.note("prompts", [talk.subject.prompt(question).ids for question in QUESTIONS[:2] for _ in range(2)])
+    talk.note("prompts", [ids for ids in prompts_of(talk, QUESTIONS[:2]) for _ in range(2)])
 
 
 @check(
@@ -248,7 +261,6 @@ def ask_many(talk: Talk) -> None:
     clause="servers/each-prompt-gets-its-own-responses#5",
     dialects=("swift", "trl", "vllm"),
     ask=ask_many,
-    needs=("model",),
     requires=("replies-in-order",),
 )
 def judge_many(exchange: Exchange) -> str:

@@ -1,18 +1,24 @@
-"""Ids and log-probabilities of responses against ``transformers`` with the same weights."""
+"""Ids and log-probabilities of responses against ``transformers`` with the same weights, or against each other."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from conformance.servers.check import check
 from conformance.servers.checks.generation import QUESTIONS
-from conformance.servers.exchange import Exchange
-from conformance.servers.numbers import distance, needed, off, remedy, seen, tolerance_of
+from conformance.servers.dialects import Generated
+from conformance.servers.exchange import Exchange, RecordedCall
+from conformance.servers.numbers import ROUNDED, distance, needed, off, remedy, seen, tolerance_of
 from conformance.servers.pictures import SHOWN, picture
 from conformance.servers.question import Question
-from conformance.servers.talk import Talk
+from conformance.servers.talk import Stopped, Talk
 
 ADDED = "2026-11-23"
+SAMPLED = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "seed": 11}
+"""With a seed, so that a tolerance that is named passes next time."""
 LONG_RESPONSE, DIGITS = 200, 5
+EVERY = 8
+"""Of so many ids of a long response, one is asked for again."""
 REPEATS = (1, 9, 39, 73, 97)
 """How often a prompt says the same; for the digits model, prompts of 12 to 300 ids."""
 SIZES = (1, 8, 9, 64, 257)
@@ -50,17 +56,46 @@ def judge_rows(exchange: Exchange, *labels: str, wanted: str = "gaps logprobs") 
 
 def ask_long(talk: Talk) -> None:
     questions = [talk.subject.prompt(QUESTIONS[0])]
-    talk.generate("long", questions, max_tokens=LONG_RESPONSE)
-    compare(talk, "long", questions)
+    if talk.subject.policies:
+        talk.generate("long", questions, max_tokens=LONG_RESPONSE)
+        compare(talk, "long", questions)
+    else:
+        ask_again(talk, questions[0])
+
+
+def ask_again(talk: Talk, question: Question) -> None:
+    """Without a model: other ids come after the first ids of the response, or with ``top_k`` 1, and are likelier."""
+    call = talk.generate("long", [question], max_tokens=LONG_RESPONSE, logprobs=True)
+    long = first_of(talk, call)
+    if not talk.subject.makes_ids:
+        sampled = {"max_tokens": LONG_RESPONSE, "temperature": 1.0, "top_k": 1}
+        again = first_of(talk, talk.generate("again", [question], logprobs=True, **sampled))
+        found = list(zip(range(len(long.ids)), again.ids, again.logprobs or [], strict=False))
+        found = [one for one in found if one[1] != long.ids[one[0]]][:1]
+    else:
+        places = range(0, len(long.ids), EVERY)
+        begun = [replace(question, ids=question.ids + long.ids[:place]) for place in places]
+        call = talk.generate("again", begun, max_tokens=1, logprobs=True)
+        came = talk.subject.dialect.read(call) if call.is_ok else []
+        found = [(place, one.ids[0], one.logprobs[0]) for place, one in zip(places, came, strict=False) if one.logprobs]
+    gaps = [value - (long.logprobs or [])[place] for place, i, value in found if i != long.ids[place]]
+    talk.note("long", [{"gaps": _rounded([gap for gap in gaps if gap > ROUNDED])}])
+
+
+def first_of(talk: Talk, call: RecordedCall) -> Generated:
+    """Of one prompt. Errors: ``Stopped`` where there is no response, or one without log-probabilities."""
+    came = talk.subject.dialect.read(call) if call.is_ok else []
+    if not came or came[0].logprobs is None or len(came[0].logprobs) != len(came[0].ids):
+        raise Stopped(f"no response with log-probabilities: {call.summary()}")
+    return came[0]
 
 
 @check(
     "long-responses-stay-greedy",
-    "Each id of a greedy response of up to 200 ids MUST be the likeliest by transformers, given those before it.",
+    "Each id of a greedy response of up to 200 ids MUST be the model's likeliest, given those before it.",
     clause="servers/numbers-are-those-of-the-model#3",
     ask=ask_long,
     since=ADDED,
-    needs=("model",),
     deadline_s=90,
     requires=("greedy-equals-transformers", "replies-in-order"),
 )
@@ -70,25 +105,55 @@ def judge_long(exchange: Exchange) -> str:
 
 def ask_logprobs(talk: Talk) -> None:
     questions = [talk.subject.prompt(text) for text in QUESTIONS]
+    if not talk.subject.policies:
+        compare_with_itself(talk, questions)
+        return
     talk.generate("greedy", questions, max_tokens=24, logprobs=True)
-    options = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "seed": 11}  # a tolerance that is named passes next time
-    talk.generate("sampled", questions, max_tokens=24, logprobs=True, **options)
+    talk.generate("sampled", questions, max_tokens=24, logprobs=True, **SAMPLED)
     for label in ("greedy", "sampled"):
         compare(talk, label, questions)
 
 
+def compare_with_itself(talk: Talk, questions: Sequence[Question]) -> None:
+    """Without a model: an id has the log-probability that it has as the first one, with those before in the prompt.
+
+    An id that does not come again says nothing.
+    """
+    talk.note("tolerance", ROUNDED)
+    rows = []
+    for label, options in (("greedy", {}), ("sampled", SAMPLED)):
+        call = talk.generate(label, questions, max_tokens=24, logprobs=True, **options)
+        came = talk.subject.dialect.read(call) if call.is_ok else []
+        places = [(q, one, place) for q, one in zip(questions, came, strict=False) for place in _third(one)]
+        begun = [replace(question, ids=question.ids + one.ids[:place]) for question, one, place in places]
+        again = talk.generate(f"{label}, begun", begun, max_tokens=1, logprobs=True, **options)
+        firsts = talk.subject.dialect.read(again) if again.is_ok else []
+        rows += [
+            {"logprobs": one.logprobs and [one.logprobs[place]], "expected": first.logprobs}
+            for (_, one, place), first in zip(places, firsts, strict=False)
+            if first.ids == [one.ids[place]]
+        ]
+    talk.note("greedy", rows)
+    talk.note("sampled", rows)
+
+
+def _third(one: Generated) -> range:
+    return range(0, len(one.ids), 3)
+
+
 @check(
     "logprobs-equal-transformers",
-    "Log-probabilities, greedy and at temperature 1, MUST be those of transformers, within the tolerance (0.001).",
+    "Log-probabilities, greedy and at temperature 1, MUST be those of the model, within the tolerance (0.001).",
     clause="servers/numbers-are-those-of-the-model#4",
     ask=ask_logprobs,
     since=ADDED,
-    needs=("model",),
+    needs=("ids",),
     deadline_s=90,
     requires=("logprobs-fit-the-ids", "replies-in-order"),
 )
 def judge_logprobs(exchange: Exchange) -> str:
-    return judge_rows(exchange, "greedy", "sampled", wanted="logprobs")
+    failed = exchange.unmet(ok=[call.label for call in exchange.calls])
+    return failed or judge_rows(exchange, "greedy", "sampled", wanted="logprobs")
 
 
 def ask_lengths(talk: Talk) -> None:
@@ -119,12 +184,22 @@ def ask_sizes(talk: Talk) -> None:
         call = talk.generate(label, questions[:size], max_tokens=1)
         if call.is_ok:
             came = talk.subject.dialect.read(call)
-            wrong = [i for i, one in enumerate(came) if i >= size or one.prompt_ids != questions[i].ids]
-            rows, tolerance = compare(talk, label, questions), talk.subject.tolerance
-            problem = off(rows, wanted="gaps", tolerance=tolerance)
-            problem += remedy(needed(rows, wanted="gaps"), tolerance) if problem else ""
+            wrong = _elsewhere(talk, questions[:size], came)
+            problem = ""
+            if talk.subject.policies:
+                rows, tolerance = compare(talk, label, questions), talk.subject.tolerance
+                problem = off(rows, wanted="gaps", tolerance=tolerance)
+                problem += remedy(needed(rows, wanted="gaps"), tolerance) if problem else ""
             talk.note(label, {"num": len(came), "elsewhere": wrong[:5], "wrong": problem})
             call.reply = f"{len(came)} responses"
+
+
+def _elsewhere(talk: Talk, questions: Sequence[Question], came: Sequence[Generated]) -> list[int]:
+    """Responses that are not those of their prompts; where nobody knows the ids of a text, that repeat a prompt."""
+    prompts = [one.prompt_ids for one in came]
+    if talk.subject.makes_ids:
+        return [i for i, ids in enumerate(prompts) if i >= len(questions) or ids != questions[i].ids]
+    return [i for i, ids in enumerate(prompts) if ids in prompts[:i]]
 
 
 @check(
@@ -133,7 +208,6 @@ def ask_sizes(talk: Talk) -> None:
     clause="servers/each-prompt-gets-its-own-responses#3",
     ask=ask_sizes,
     since=ADDED,
-    needs=("model",),
     deadline_s=150,
     requires=(
         "greedy-equals-transformers",

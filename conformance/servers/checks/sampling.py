@@ -1,82 +1,45 @@
-"""Sampling: distributions of one id against those of transformers, seeds, several responses."""
+"""Sampling: distributions of one id, seeds, several responses."""
 
-from collections import Counter
+from collections.abc import Callable
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conformance.servers.check import check
 from conformance.servers.checks.generation import QUESTIONS, ids_of
 from conformance.servers.checks.numeric import ADDED
+from conformance.servers.checks.shares import NUM_DRAWN, Shares, draw, shares_of
 from conformance.servers.exchange import Exchange
 from conformance.servers.numbers import FALSE_ALARM, chance_at_most
 from conformance.servers.talk import Talk
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-OPEN_PROMPT = "?"
-"""Its first id is uncertain: 0.32, 0.15, then many below 0.03, for the digits model."""
-NUM_CALLS, PER_CALL, LEAST_EXPECTED = 4, 128, 12
-NUM_DRAWN = NUM_CALLS * PER_CALL
-WHOLE = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
-"""Nothing is cut off, whatever the model's generation config says."""
 TEMPERATURES = {"cold": 0.5, "hot": 2.0}
-TOP_K, TOP_P, MIN_P = 2, 0.4, 0.05
 SEEDS = (11, 12, 2**30 + 11)
 """The last one is the first one in its lower bits: a learner's seeds are large numbers."""
 WITH_N = ("swift", "trl", "vllm")
 
 
-def draw(talk: Talk, label: str, options: dict[str, Any], probabilities: "Tensor") -> None:
-    """Copies of one prompt, without a seed; noted are how many came of each bin, and of what cannot come."""
-    question, came = talk.subject.prompt(OPEN_PROMPT), Counter[int]()
-    for _ in range(NUM_CALLS):
-        call = talk.generate(label, [question] * PER_CALL, max_tokens=1, **options)
-        if not call.is_ok:
+def compare(talk: Talk, shares: Shares | None, **asked: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Per label: options of the calls, and the limits that they set; noted are ``Shares.cells``."""
+    for label, (options, limits) in asked.items():
+        if not shares or not shares.shows(**limits):
+            reason = "every first id is nearly certain, so that draws without this option would look the same"
+            talk.exchange.untestable = talk.exchange.untestable or (reason if shares else "")
             return
-        came += Counter(one.ids[0] for one in talk.subject.dialect.read(call) if one.ids)
-        call.reply = f"{came.total()} ids so far"
-    bins = binned(probabilities)
-    cells = [(float(probabilities[ids].sum()), sum(came[i] for i in ids)) for ids in bins]
-    talk.note(label, [*cells, (0.0, came.total() - sum(count for _, count in cells))])
-
-
-def binned(probabilities: "Tensor") -> list[list[int]]:
-    """Ids from the likeliest on, alone or with the next ones, so that ``LEAST_EXPECTED`` of the draws are due."""
-    bins: list[list[int]] = [[]]
-    due = 0.0
-    for i in probabilities.argsort(descending=True).tolist():
-        if not probabilities[i]:
-            break
-        bins[-1].append(i)
-        due += float(probabilities[i]) * NUM_DRAWN
-        if due >= LEAST_EXPECTED:
-            bins.append([])
-            due = 0.0
-    return [ids for ids in bins if ids]
-
-
-def distribution(talk: Talk, temperature: float = 1.0) -> "Tensor":
-    """[V] of the first id, nothing cut off."""
-    question = talk.subject.prompt(OPEN_PROMPT)
-    return (talk.subject.policies.scorer.logits(0, question) / temperature).softmax(-1)
-
-
-def kept(probabilities: "Tensor", num_kept: int) -> "Tensor":
-    """Those of the likeliest ids, with sum 1; 0 for the others."""
-    order = probabilities.argsort(descending=True)[:num_kept]
-    cut = probabilities.new_zeros(probabilities.shape)
-    cut[order] = probabilities[order]
-    return cut / cut.sum()
+        if (came := draw(talk, label, shares, options)) is None:
+            return
+        cells = shares.cells(came, **limits)
+        talk.note(label, cells)
+        talk.note(f"{label} aside", came.total() - sum(count for _, count in cells))
 
 
 def judge_drawn(exchange: Exchange, *labels: str) -> str:
     """By the label of the calls; ``drawn`` unless others are named."""
+    if failed := "; ".join(call.summary() for call in exchange.calls if not call.is_ok):
+        return failed
     for label in labels or ("drawn",):
-        if failed := "; ".join(call.summary() for call in exchange.all(label) if not call.is_ok):
-            return failed
         cells = exchange.notes[label]
-        if (drawn := sum(count for _, count in cells)) != NUM_DRAWN:
+        drawn = sum(count for _, count in cells) + exchange.notes.get(f"{label} aside", 0)
+        if drawn != NUM_DRAWN:
             return f"{drawn} ids of {NUM_DRAWN} responses"
         if (chance := chance_at_most(cells)) <= FALSE_ALARM:
             shown = ", ".join(f"{count} for {NUM_DRAWN * p:.0f}" for p, count in cells)
@@ -85,34 +48,30 @@ def judge_drawn(exchange: Exchange, *labels: str) -> str:
 
 
 def ask_whole(talk: Talk) -> None:
-    draw(talk, "drawn", WHOLE, distribution(talk))
+    """Without a model, what a server draws has to fit its own log-probabilities."""
+    talk.subject.shares = None
+    shares = shares_of(talk)
+    if shares and (came := shares.came or draw(talk, "drawn", shares, {})):
+        talk.note("drawn", shares.cells(came))
 
 
 def ask_temperatures(talk: Talk) -> None:
-    for label, temperature in TEMPERATURES.items():
-        draw(talk, label, WHOLE | {"temperature": temperature}, distribution(talk, temperature))
+    asked = {label: ({"temperature": value}, {"temperature": value}) for label, value in TEMPERATURES.items()}
+    compare(talk, shares_of(talk), **asked)
 
 
-def ask_top_k(talk: Talk) -> None:
-    draw(talk, "drawn", WHOLE | {"top_k": TOP_K}, kept(distribution(talk), TOP_K))
+def asks_limit(name: str) -> Callable[[Talk], None]:
+    """Draw with this option of ``Shares.limits``."""
+
+    def ask(talk: Talk) -> None:
+        if shares := shares_of(talk):
+            compare(talk, shares, drawn=({name: shares.limits[name]}, {"num_kept": shares.num_kept}))
+
+    return ask
 
 
-def ask_top_p(talk: Talk) -> None:
-    """The threshold lies between two sums, so that rounding does not decide."""
-    probabilities = distribution(talk)
-    sums = probabilities.sort(descending=True).values.cumsum(0)
-    num_kept = int((sums < TOP_P).sum()) + 1
-    options = WHOLE | {"top_p": round(float(sums[num_kept - 2] + sums[num_kept - 1]) / 2, 4)}
-    draw(talk, "drawn", options, kept(probabilities, num_kept))
-
-
-def ask_min_p(talk: Talk) -> None:
-    """Also between two."""
-    probabilities = distribution(talk)
-    ratios = (probabilities / probabilities.max()).sort(descending=True).values
-    num_kept = int((ratios > MIN_P).sum())
-    options = WHOLE | {"min_p": round(float(ratios[num_kept - 1] + ratios[num_kept]) / 2, 5)}
-    draw(talk, "drawn", options, kept(probabilities, num_kept))
+def judge_whole(exchange: Exchange) -> str:
+    return exchange.notes.get("unsteady", "") or judge_drawn(exchange)
 
 
 def judge_temperatures(exchange: Exchange) -> str:
@@ -121,22 +80,26 @@ def judge_temperatures(exchange: Exchange) -> str:
 
 WHOLE_ID = "sampling-is-from-the-whole-distribution"
 DRAWN = (
-    (WHOLE_ID, "Without limits, sampled ids MUST follow the model's distribution", ask_whole, judge_drawn),
+    (WHOLE_ID, "Without limits, sampled ids MUST follow the model's distribution", ask_whole, judge_whole),
     (
         "temperature-is-applied",
         "At temperatures 0.5 and 2, sampled ids MUST follow the sharpened and the flattened distribution",
         *(ask_temperatures, judge_temperatures),
     ),
-    ("top-k-is-applied", "With top_k, sampled ids MUST follow the distribution of so many", ask_top_k, judge_drawn),
+    (
+        "top-k-is-applied",
+        "With top_k, sampled ids MUST follow the distribution of so many",
+        *(asks_limit("top_k"), judge_drawn),
+    ),
     (
         "top-p-is-applied",
         "With top_p, sampled ids MUST follow the distribution of the likeliest ones up to that sum",
-        *(ask_top_p, judge_drawn),
+        *(asks_limit("top_p"), judge_drawn),
     ),
     (
         "min-p-is-applied",
         "With min_p, sampled ids MUST follow the distribution of those above it",
-        *(ask_min_p, judge_drawn),
+        *(asks_limit("min_p"), judge_drawn),
     ),
 )
 for number, (name, sentence, ask, judge) in enumerate(DRAWN, start=1):
@@ -146,7 +109,6 @@ for number, (name, sentence, ask, judge) in enumerate(DRAWN, start=1):
         clause=f"servers/sampling-follows-its-parameters#{number}",
         ask=ask,
         since=ADDED,
-        needs=("model",),
         deadline_s=120,
         requires=("every-prompt-of-a-call-is-answered", *((WHOLE_ID,) if name != WHOLE_ID else ())),
     )(judge)
