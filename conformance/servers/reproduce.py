@@ -36,12 +36,21 @@ def curl_for(call: RecordedCall, subject: Subject) -> str:
 
 
 def decisive(calls: Sequence[RecordedCall]) -> RecordedCall | None:
-    """The call that most likely shows a miss: one served without the key; the last that failed; the first of all."""
+    """The call that most likely shows a miss: one served without the key; the last that failed; the first of all.
+
+    None where all went well and a group was joined: a call that opens one waits for a learner, and shows nothing alone.
+
+    >>> opened, joined = (RecordedCall(label="open", method=each, path="/", status=200) for each in ("POST", "JOIN"))
+    >>> decisive([opened]) is opened, decisive([opened, joined])
+    (True, None)
+    """
     sent = [call for call in calls if call.method in ("GET", "POST")]
     if served := [call for call in sent if call.key is not None and call.is_ok]:
         return served[0]
     failed = [call for call in sent if not call.is_ok]
-    return failed[-1] if failed else next(iter(sent), None)
+    if failed or len(sent) < len(calls):
+        return failed[-1] if failed else None
+    return next(iter(sent), None)
 
 
 def curl_of(exchange: Exchange | None, subject: Subject) -> str:
