@@ -8,7 +8,7 @@ from conformance.servers.check import check
 from conformance.servers.checks.generation import QUESTIONS
 from conformance.servers.dialects import Generated
 from conformance.servers.exchange import Exchange, RecordedCall
-from conformance.servers.numbers import ROUNDED, distance, needed, off, remedy, seen, tolerance_of
+from conformance.servers.numbers import SMALL, distance, needed, off, remedy, seen, tolerance_of
 from conformance.servers.pictures import SHOWN, picture
 from conformance.servers.question import Question
 from conformance.servers.talk import Stopped, Talk
@@ -79,7 +79,7 @@ def ask_again(talk: Talk, question: Question) -> None:
         came = talk.subject.dialect.read(call) if call.is_ok else []
         found = [(place, one.ids[0], one.logprobs[0]) for place, one in zip(places, came, strict=False) if one.logprobs]
     gaps = [value - (long.logprobs or [])[place] for place, i, value in found if i != long.ids[place]]
-    talk.note("long", [{"gaps": _rounded([gap for gap in gaps if gap > ROUNDED])}])
+    talk.note("long", [{"gaps": _rounded([gap for gap in gaps if gap > SMALL])}])
 
 
 def first_of(talk: Talk, call: RecordedCall) -> Generated:
@@ -119,7 +119,7 @@ def compare_with_itself(talk: Talk, questions: Sequence[Question]) -> None:
 
     An id that does not come again says nothing.
     """
-    talk.note("tolerance", ROUNDED)
+    talk.note("tolerance", SMALL)
     rows = []
     for label, options in (("greedy", {}), ("sampled", SAMPLED)):
         call = talk.generate(label, questions, max_tokens=24, logprobs=True, **options)

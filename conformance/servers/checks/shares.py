@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from conformance.servers.dialects import Generated
-from conformance.servers.numbers import FALSE_ALARM, ROUNDED, chance_at_most
+from conformance.servers.numbers import FALSE_ALARM, SMALL, chance_at_most
 from conformance.servers.question import Question
 from conformance.servers.talk import Talk
 
@@ -123,8 +123,8 @@ def unsteady(came: Iterable[Generated]) -> str:
     ''
     >>> unsteady([made([5], [-0.1]), made([5], [-0.9])])
     'id 5 as the first id has log-probabilities from -0.9 to -0.1'
-    >>> unsteady([made([number], [-1.0]) for number in range(3)])
-    'the 3 ids that came as the first id have probabilities of 1.104 together'
+    >>> unsteady([made([number], [-1.0]) for number in range(4)])
+    'the 4 ids that came as the first id have probabilities of 1.472 together'
     """
     found: dict[tuple[int, ...], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in came:
@@ -133,10 +133,10 @@ def unsteady(came: Iterable[Generated]) -> str:
     for before, ids in found.items():
         where = f"after {list(before)}" if before else "as the first id"
         for i, values in ids.items():
-            if max(values) - min(values) > ROUNDED:
+            if max(values) - min(values) > SMALL:
                 return f"id {i} {where} has log-probabilities from {min(values)} to {max(values)}"
         total = sum(math.exp(fmean(values)) for values in ids.values())
-        if total > 1 + ROUNDED / 4:
+        if total > 1 + SMALL / 4:
             return f"the {len(ids)} ids that came {where} have probabilities of {total:.4g} together"
     return ""
 
