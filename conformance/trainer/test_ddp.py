@@ -51,15 +51,25 @@ def test_both_ranks_hold_the_same_weights_bit_for_bit(pair_of_ranks):
     assert all(torch.equal(weight, second[name]) for name, weight in first.items())
 
 
-def test_a_rank_whose_batch_has_no_image_does_not_let_the_others_wait(tmp_path):
-    """With checkpointing, transformers promises DDP a gradient for every weight; the vision tower's do not."""
+@pytest.mark.scenario(
+    "learner-ranks/one-rank-s-batch-has-no-image",
+    clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#6"],
+)
+def test_a_rank_whose_batch_has_no_image_learns_with_the_others(tmp_path):
+    """DDP waits for all gradients, and FSDP2 sums up those that are there: the vision tower's are not."""
     overrides = (*TWO_STEPS, "training.per_device_train_batch_size=1", "training.gradient_checkpointing=true")
-    finish_two_ranks(tmp_path, sys.executable, *WORKER, "mixed", str(tmp_path), *overrides)
-    steps = zip(*journals_of(tmp_path, "packed", num_ranks=2), strict=True)
-    kinds = [{sample_id % 2 for row in ranks for sample_id in chain(*row["sample_ids"])} for ranks in steps]
-    assert {0, 1} in kinds, "no step had an image on one rank alone"
-    first, second = (load_file(tmp_path / f"rank{rank}.safetensors") for rank in (0, 1))
-    assert all(torch.equal(weight, second[name]) for name, weight in first.items())
+    learnt = {}
+    for strategy in ("ddp", "fsdp2"):
+        (out := tmp_path / strategy).mkdir()
+        words = ("mixed", str(out), *overrides, f"training.strategy={strategy}")
+        finish_two_ranks(out, sys.executable, *WORKER, *words)
+        steps = zip(*journals_of(out, "packed", num_ranks=2), strict=True)
+        kinds = [{sample_id % 2 for row in ranks for sample_id in chain(*row["sample_ids"])} for ranks in steps]
+        assert {0, 1} in kinds, "no step had an image on one rank alone"
+        first, learnt[strategy] = (load_file(out / f"rank{rank}.safetensors") for rank in (0, 1))
+        assert all(torch.equal(weight, learnt[strategy][name]) for name, weight in first.items())
+    whole, split = learnt["ddp"], learnt["fsdp2"]
+    assert all((split[name] - weight).norm() <= TOLERANCE * weight.norm() for name, weight in whole.items())
 
 
 def test_each_rank_rolls_out_and_learns_its_own_half(pair_of_ranks, one_rank):

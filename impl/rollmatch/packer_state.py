@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import Trainer, TrainerControl, TrainingArguments
 
 from rollmatch.checkpoint import SavedLearner, sealing
@@ -15,7 +15,7 @@ from rollmatch.data.lazy import samples_by_id
 from rollmatch.errors import LaunchError
 from rollmatch.model.decoder_layers import sharded_units
 from rollmatch.model.images import ImageFeatures
-from rollmatch.model.sharding import check_split, not_engaged
+from rollmatch.model.sharding import EvenGradients, check_split, not_engaged
 from rollmatch.objectives.protocol import Learner
 from rollmatch.records import PolicyTarget, Sample, Segment
 from rollmatch.rollout.source import Overlap, RolloutSource
@@ -144,6 +144,7 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
             args.fsdp_plugin_args.setdefault("transformer_cls_names_to_wrap", sharded_units(model))
         super().__init__(model=model, args=args, **arguments)
         self._is_split = False
+        self._even_gradients: EvenGradients | None = None
 
     def split(self) -> None:
         """Split the policy over ranks before it is first used, where FSDP2 does. Errors: ``strategy-not-engaged``."""
@@ -154,9 +155,13 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
             num_steps = self.set_initial_training_values(self.args, loader)[-1]
             super()._prepare_for_training(num_steps, loader, None)
             check_split(self.model, "fsdp2")
-            self._is_split = True
+            self._is_split, self._even_gradients = True, EvenGradients(self.model)
         if self.args.deepspeed and not self.is_deepspeed_enabled:
             raise not_engaged("deepspeed")
+
+    def evened(self, loss: Tensor) -> Tensor:
+        """The loss of a forward pass; all ranks get gradients of the same weights from it."""
+        return loss if self._even_gradients is None else self._even_gradients.join(loss)
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: object, resume_from_checkpoint: str | None

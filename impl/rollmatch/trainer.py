@@ -186,7 +186,7 @@ class RolloutTrainer(ResumableTrainer):
 
         total, outputs = self.scoring(model, batch.inputs, score)
         self.report.add_terms(terms[-1].figures)
-        loss = total * self.source.ranks.learner_world_size
+        loss = self.evened(total * self.source.ranks.learner_world_size)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
