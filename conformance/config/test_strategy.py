@@ -85,12 +85,15 @@ def test_one_rank_cannot_share(make_with):
     strategy_check.check_strategy(config)
 
 
-def test_deepspeed_needs_gpus_and_its_package(make_with, monkeypatch):
+def test_deepspeed_needs_a_launcher_and_its_package(make_with, monkeypatch):
     config = make_with("training.strategy=deepspeed_zero2")
-    monkeypatch.setattr(strategy_check, "has_gpu", lambda: False)
-    with refused("strategy-needs-gpu", key="training.strategy", remedy="fsdp2"):
-        strategy_check.check_strategy(config, learner_world_size=2)
-    monkeypatch.setattr(strategy_check, "has_gpu", lambda: True)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr(strategy_check.importlib.util, "find_spec", lambda name: name)
+    with refused("strategy-needs-ranks", key="training.strategy", remedy="torchrun --nproc-per-node 1"):
+        strategy_check.check_strategy(config, learner_world_size=1)
+    strategy_check.check_strategy(config, learner_world_size=2)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    strategy_check.check_strategy(config, learner_world_size=1)
     monkeypatch.setattr(strategy_check.importlib.util, "find_spec", lambda name: None)
     with refused("deepspeed-missing", key="training.strategy", remedy="pip install deepspeed"):
         strategy_check.check_strategy(config, learner_world_size=2)

@@ -1,8 +1,9 @@
-"""Weights of the whole model's own exchange, which FSDP2 makes of those that have a gradient."""
+"""Weights that ranks hold in parts: gradients in FSDP2's exchange of the whole model, sizes under ZeRO-3."""
 
 import torch
 from torch import nn
 
+from rollmatch.model.policy import LARGE_VOCABULARY, count_weights, head_worth_avoiding
 from rollmatch.model.sharding import EvenGradients
 
 
@@ -33,3 +34,13 @@ def test_weights_that_a_pass_has_not_used_get_zeros_and_the_others_their_own():
     assert torch.equal(model.tower.weight.grad, torch.zeros(2, 2))
     assert model.text.weight.grad.any()
     assert model.frozen.weight.grad is None
+
+
+def test_weights_of_which_this_rank_holds_nothing_now_have_their_whole_size():
+    head = nn.Linear(2, LARGE_VOCABULARY)
+    model = nn.Module()
+    model.get_output_embeddings = lambda: head
+    for weight in head.parameters():
+        weight.ds_shape, weight.data = weight.shape, torch.empty(0)
+    assert count_weights(head) == (3 * LARGE_VOCABULARY,) * 2
+    assert head_worth_avoiding(model) is head

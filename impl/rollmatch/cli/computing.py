@@ -6,7 +6,7 @@ from rollmatch.config import RunConfig, effective
 from rollmatch.learn.attention import FLASH_DTYPES, check_packable, installed, why_unpackable
 from rollmatch.learn.checkpointing import AdaptiveCheckpointing
 from rollmatch.model.decoder_layers import compile_layers, decoder_layers
-from rollmatch.model.policy import unwrap
+from rollmatch.model.policy import count_weights, unwrap
 
 
 def recomputes(config: RunConfig) -> bool:
@@ -21,7 +21,7 @@ def prepare_layers(config: RunConfig, model: torch.nn.Module) -> None:
     Errors: ``layers-not-found``.
     """
     on_gpu, policy = torch.cuda.is_available(), unwrap(model)
-    num_parameters = sum(weight.numel() for weight in policy.parameters())
+    num_parameters, _ = count_weights(policy)
     if effective.compiles_layers(config, on_gpu=on_gpu, num_parameters=num_parameters):
         compile_layers(policy)
     if on_gpu and config.training.gradient_checkpointing == "auto":

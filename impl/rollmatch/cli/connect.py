@@ -21,6 +21,7 @@ from rollmatch.errors import ConfigError
 from rollmatch.journal import Journal
 from rollmatch.model.checkpoint import checkpoint_tensors
 from rollmatch.model.policy import unwrap
+from rollmatch.model.sharding import meta_of
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.adapter_proof import prove_adapters
@@ -129,7 +130,7 @@ def _check_truncation(servers: Sequence[RolloutServer]) -> None:
 def _num_ids(model: nn.Module | None) -> int | None:
     """Rows of the input embeddings, padding included; None where there are none."""
     policy = None if model is None else unwrap(model)
-    return len(policy.get_input_embeddings().weight) if isinstance(policy, PreTrainedModel) else None
+    return len(meta_of(policy.get_input_embeddings().weight)) if isinstance(policy, PreTrainedModel) else None
 
 
 def try_out_adapters(backend: RolloutBackend, model: nn.Module) -> None:

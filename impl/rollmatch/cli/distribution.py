@@ -1,5 +1,7 @@
 """``training.strategy`` as arguments of transformers: accelerate and DeepSpeed distribute, we set their keys."""
 
+import importlib
+
 import torch
 from transformers import TrainingArguments
 
@@ -15,16 +17,24 @@ def strategy_arguments(strategy: Strategy) -> dict[str, object]:
 
 
 def complete(arguments: TrainingArguments, strategy: Strategy) -> TrainingArguments:
-    """Add what ``fsdp_config`` has no names for: precision, and FSDP2 on a CPU."""
-    if strategy.engine != "fsdp2":
-        return arguments
-    from accelerate.state import PartialState
-    from accelerate.utils import DistributedType
-    from torch.distributed.fsdp import MixedPrecisionPolicy
+    """Add what ``fsdp_config`` has no names for, precision, and let accelerate split a policy on CPUs."""
+    if strategy.engine == "fsdp2" and arguments.bf16:
+        from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    if arguments.bf16:  # gradients are summed in float32; a loss made inside the model is not rounded
+        # gradients are summed in float32; a loss made inside the model is not rounded
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         arguments.fsdp_plugin_args["mixed_precision_policy"] = policy
-    if arguments.device.type == "cpu":  # accelerate 1.15 reads its FSDP settings only where it knows several devices
-        PartialState().distributed_type = DistributedType.MULTI_GPU
+    if strategy.engine != "ddp" and arguments.device.type == "cpu":
+        _split_on_cpus(strategy)
     return arguments
+
+
+def _split_on_cpus(strategy: Strategy) -> None:
+    """Tell accelerate 1.15 of a kind of device for which it splits: on CPUs it leaves every strategy out."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    if strategy.engine == "deepspeed":
+        importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
+    kind = DistributedType.DEEPSPEED if strategy.engine == "deepspeed" else DistributedType.MULTI_GPU
+    PartialState().distributed_type = kind

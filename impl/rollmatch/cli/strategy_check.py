@@ -4,7 +4,6 @@ import importlib.util
 import os
 from collections.abc import Iterator
 
-from rollmatch.cli.processes import has_gpu
 from rollmatch.config import RunConfig
 from rollmatch.config.strategy import KEY, Strategy, read_strategy
 from rollmatch.errors import ErrorList, LaunchError
@@ -16,8 +15,7 @@ LAUNCHER_VARIABLES = {"ACCELERATE_USE_FSDP": "fsdp2", "ACCELERATE_USE_DEEPSPEED"
 def check_strategy(config: RunConfig, *, learner_world_size: int | None = None) -> None:
     """Check that this machine fits ``training.strategy``, and the learner's ranks where they are known.
 
-    Errors: ``ErrorList`` of ``strategy-needs-ranks``, ``strategy-needs-gpu``, ``deepspeed-missing``,
-    ``strategy-contradicted``.
+    Errors: ``ErrorList`` of ``strategy-needs-ranks``, ``deepspeed-missing``, ``strategy-contradicted``.
     """
     errors = [*_unfit(read_strategy(config.training.strategy), config.training.strategy, learner_world_size)]
     if errors:
@@ -28,10 +26,11 @@ def _unfit(strategy: Strategy, name: str, learner_world_size: int | None) -> Ite
     if strategy.engine == "fsdp2" and learner_world_size == 1:
         problem, remedy = f"{name} needs two learner ranks or more", "Add --gpus 0,1, or set it to ddp."
         yield LaunchError(problem, code="strategy-needs-ranks", key=KEY, remedy=remedy)
-    if strategy.engine == "deepspeed" and learner_world_size is not None and not has_gpu():
-        problem = f"{name} runs on GPUs only: accelerate leaves DeepSpeed out on a CPU"
-        yield LaunchError(problem, code="strategy-needs-gpu", key=KEY, remedy="Set it to fsdp2 or ddp.")
-    elif strategy.engine == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
+    if strategy.engine == "deepspeed" and learner_world_size == 1 and "LOCAL_RANK" not in os.environ:
+        problem = f"{name} needs a launcher, and one rank is started without"
+        remedy = "Add --gpus 0,1; for one rank: torchrun --nproc-per-node 1 -m rollmatch train; else set it to ddp."
+        yield LaunchError(problem, code="strategy-needs-ranks", key=KEY, remedy=remedy)
+    if strategy.engine == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
         remedy = "Run pip install deepspeed, or set it to fsdp2."
         yield LaunchError(f"{name} needs deepspeed", code="deepspeed-missing", key=KEY, remedy=remedy)
     for variable, engine in LAUNCHER_VARIABLES.items():

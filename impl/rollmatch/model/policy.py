@@ -13,6 +13,7 @@ from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.errors import ConfigError
 from rollmatch.model.checkpoint import is_adapted
 from rollmatch.model.parts import freeze
+from rollmatch.model.sharding import meta_of
 from rollmatch.model.vocabulary import Vocabulary
 
 if TYPE_CHECKING:  # seconds to load, which naming weights does not need
@@ -117,12 +118,12 @@ def head_worth_avoiding(model: nn.Module) -> nn.Module | None:
     """The output head, where its logits are too large to be made; None where they may as well be."""
     head = _head_of(unwrap(model))
     weight = None if head is None else next(head.parameters())
-    return head if weight is not None and (weight.is_cuda or len(weight) >= LARGE_VOCABULARY) else None
+    return head if weight is not None and (weight.is_cuda or len(meta_of(weight)) >= LARGE_VOCABULARY) else None
 
 
 def count_weights(model: nn.Module) -> tuple[int, int]:
     """Weights in all, and those that learn."""
-    sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
+    sizes = [(meta_of(weight).numel(), weight.requires_grad) for weight in model.parameters()]
     return sum(size for size, _ in sizes), sum(size for size, learns in sizes if learns)
 
 
