@@ -40,11 +40,16 @@ def test_a_file_is_deepspeeds_or_that_of_fsdp2(file):
 
 @pytest.mark.scenario(clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#1"])
 @pytest.mark.parametrize(
-    ("settings", "code"),
-    [({"fsdp_sync_module_states": True}, "strategy-key-unused"), ({"version": 1}, "strategy-key-unused")],
+    ("settings", "problem"),
+    [
+        ({"fsdp_sync_module_states": True}, "sync_module_states is not used"),
+        ({"version": 1}, "version must be 2"),
+        ({"zero_optimization": {"stage": 3}, "sequence_parallel_size": 2}, "sequence_parallel_size is not used"),
+        ({"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}, "configures accelerate launch"),
+    ],
 )
-def test_settings_that_have_no_effect_are_refused(settings, code, file, make_with):
-    with refused(code, key="training.strategy"):
+def test_settings_that_have_no_effect_are_refused(settings, problem, file, make_with):
+    with refused("strategy-key-unused", key="training.strategy", problem=problem):
         make_with(f"training.strategy={file(settings)}")
 
 
@@ -59,7 +64,7 @@ def test_a_name_that_is_neither_a_strategy_nor_a_file_is_refused(make_with, tmp_
     "learner-ranks/a-strategy-in-the-arguments-of-transformers-is-refused",
     clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#2"],
 )
-@pytest.mark.parametrize("name", ["fsdp", "fsdp_config", "deepspeed"])
+@pytest.mark.parametrize("name", ["fsdp", "fsdp_config", "deepspeed", "parallelism_config"])
 def test_the_fields_of_transformers_are_refused(name, make_with):
     with refused("argument-has-own-key", key=f"training.extra_arguments.{name}", remedy="training.strategy"):
         make_with(f"training.extra_arguments={{{name}: full_shard}}")
@@ -104,3 +109,10 @@ def test_a_launcher_that_sets_another_strategy_is_refused(make_with, monkeypatch
     with refused("strategy-contradicted", key="training.strategy", remedy="fsdp2"):
         strategy_check.check_strategy(make_with("training.strategy=ddp"), learner_world_size=2)
     strategy_check.check_strategy(make_with("training.strategy=fsdp2"), learner_world_size=2)
+
+
+@pytest.mark.scenario(clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#7"])
+def test_ranks_that_would_share_rows_are_refused(make_with, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+    with refused("parallelism-unsupported", key="ACCELERATE_USE_PARALLELISM_CONFIG", remedy="fsdp2"):
+        strategy_check.check_strategy(make_with("training.strategy=fsdp2"), learner_world_size=2)

@@ -10,12 +10,15 @@ from rollmatch.errors import ErrorList, LaunchError
 
 LAUNCHER_VARIABLES = {"ACCELERATE_USE_FSDP": "fsdp2", "ACCELERATE_USE_DEEPSPEED": "deepspeed"}
 """Set by ``accelerate launch``, and obeyed by accelerate whatever else is set."""
+PARALLELISM_VARIABLE = "ACCELERATE_USE_PARALLELISM_CONFIG"
+"""Set by ``accelerate launch --use_parallelism_config``: ranks would share rows or layers."""
 
 
 def check_strategy(config: RunConfig, *, learner_world_size: int | None = None) -> None:
     """Check that this machine fits ``training.strategy``, and the learner's ranks where they are known.
 
-    Errors: ``ErrorList`` of ``strategy-needs-ranks``, ``deepspeed-missing``, ``strategy-contradicted``.
+    Errors: ``ErrorList`` of ``strategy-needs-ranks``, ``deepspeed-missing``, ``strategy-contradicted``,
+    ``parallelism-unsupported``.
     """
     errors = [*_unfit(read_strategy(config.training.strategy), config.training.strategy, learner_world_size)]
     if errors:
@@ -37,3 +40,7 @@ def _unfit(strategy: Strategy, name: str, learner_world_size: int | None) -> Ite
         if os.environ.get(variable, "").lower() == "true" and engine != strategy.engine:
             problem, remedy = f"is {name}, but {variable} is set", f"Remove the variable, or set it to {engine}."
             yield LaunchError(problem, code="strategy-contradicted", key=KEY, remedy=remedy)
+    if os.environ.get(PARALLELISM_VARIABLE, "").lower() == "true":
+        problem = f"{PARALLELISM_VARIABLE} is set, but each rank learns from whole rows of its own"
+        remedy = "Start without --use_parallelism_config; for long rows set training.strategy to fsdp2."
+        yield LaunchError(problem, code="parallelism-unsupported", key=PARALLELISM_VARIABLE, remedy=remedy)

@@ -13,6 +13,8 @@ FSDP2: Mapping[str, object] = {"version": 2, "state_dict_type": "SHARDED_STATE_D
 """``fsdp_config`` of ``transformers.TrainingArguments``."""
 FSDP2_KEYS = ("version", "reshard_after_forward", "cpu_offload", "transformer_layer_cls_to_wrap")
 """Keys of a file for FSDP2, with or without ``fsdp_`` before them."""
+ROW_KEYS = ("sequence_parallel_size", "tensor_parallel")
+"""Keys of DeepSpeed's by which ranks would share rows or layers: here each learns from whole rows of its own."""
 DEEPSPEED: Mapping[str, object] = {
     "train_batch_size": "auto",
     "train_micro_batch_size_per_gpu": "auto",
@@ -69,7 +71,14 @@ def _of_file(name: str) -> Strategy:
     except (OSError, UnicodeDecodeError, ErrorList) as error:
         reason = error.errors[0].problem if isinstance(error, ErrorList) else "no strategy and no readable file"
         raise ConfigError(f"{name}: {reason}", code="strategy-unknown", key=KEY, remedy=_REMEDY) from error
+    if "distributed_type" in tree:
+        problem = f"{name} configures accelerate launch"
+        remedy = f"Name a file with its fsdp_config alone ({', '.join(FSDP2_KEYS)}), or DeepSpeed's JSON."
+        raise ConfigError(problem, code="strategy-key-unused", key=KEY, remedy=remedy)
     if isinstance(tree.get("zero_optimization"), dict):
+        if shared := [key for key in ROW_KEYS if key in tree]:
+            remedy = "Remove it; for long rows set training.gradient_checkpointing, or train adapters."
+            raise ConfigError(f"{name}: {shared[0]} is not used", code="strategy-key-unused", key=KEY, remedy=remedy)
         return Strategy(engine="deepspeed", settings=tree)
     return Strategy(engine="fsdp2", settings={**_checked(tree, name), **FSDP2})
 

@@ -8,8 +8,8 @@ from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.config.strategy import KEY, read_strategy
 from rollmatch.errors import ConfigError
 
-OWN = ("fsdp", "fsdp_config", "deepspeed")
-"""Fields of transformers that ``training.strategy`` sets."""
+OWN = ("fsdp", "fsdp_config", "deepspeed", "parallelism_config")
+"""Fields of transformers that ``training.strategy`` sets, or whose place it takes."""
 
 
 def _own_key(config: RunConfig) -> Iterator[ConfigError]:
