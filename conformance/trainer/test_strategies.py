@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from conformance.cli.started import finish_two_ranks
 from conformance.refusals import refused
 from conformance.trainer.small_run import make_trainer
+from rollmatch.ranks import Ranks
 
 WORKER = ("-m", "conformance.trainer.ddp_worker")
 ADAPTERS = ("tuner.train_type=lora", "tuner.lora_rank=2", "training.gradient_checkpointing=true")
@@ -54,3 +55,19 @@ def test_a_strategy_that_accelerate_leaves_out_is_refused(engine, tmp_path):
     setattr(trainer.args, engine, {"zero_optimization": {"stage": 2}})
     with refused("strategy-not-engaged", key="training.strategy"):
         trainer.evaluate()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize(
+    "frozen", [(), ("tuner.freeze_vit=true", "tuner.freeze_aligner=true")], ids=["learns", "frozen"]
+)
+def test_deepspeed_is_not_given_images_on_some_ranks_only(stage, frozen, tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path, *frozen)
+    trainer.args.deepspeed = {"zero_optimization": {"stage": stage}}
+    monkeypatch.setattr(Ranks, "gather", lambda self, item: [item, False])
+    trainer._check_images(has_images=False)
+    if frozen and stage == 2:  # then nothing of the tower is exchanged
+        trainer._check_images(has_images=True)
+        return
+    with refused("images-on-some-ranks", key="training.strategy", problem="step 0: rank 1", remedy="fsdp2"):
+        trainer._check_images(has_images=True)

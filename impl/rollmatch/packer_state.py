@@ -10,11 +10,15 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerControl, TrainingArguments
 
 from rollmatch.checkpoint import SavedLearner, sealing
+from rollmatch.config.strategy import KEY, Strategy
 from rollmatch.data import Window, WindowPlan
 from rollmatch.data.lazy import samples_by_id
 from rollmatch.errors import LaunchError
+from rollmatch.learn.batch import MicroBatch
 from rollmatch.model.decoder_layers import sharded_units
 from rollmatch.model.images import ImageFeatures
+from rollmatch.model.parts import NAMES, Part, count_parts
+from rollmatch.model.policy import unwrap
 from rollmatch.model.sharding import EvenGradients, check_split, not_engaged
 from rollmatch.objectives.protocol import Learner
 from rollmatch.records import PolicyTarget, Sample, Segment
@@ -128,6 +132,14 @@ def saved_learner(arguments: TrainingArguments, learner_world_size: int) -> Save
     )
 
 
+def _exchanges_tower(model: nn.Module, settings: Mapping[str, object]) -> bool:
+    """Whether ranks exchange the vision tower's weights (ZeRO-3) or its gradients; ``settings`` are DeepSpeed's."""
+    parts = count_parts(model, unwrap(model))
+    found = [parts[NAMES[part]] for part in (Part.VISION, Part.PROJECTOR) if NAMES[part] in parts]
+    is_in_parts = Strategy(engine="deepspeed", settings=settings).splits_weights
+    return bool(found) and (is_in_parts or any(part.num_trained for part in found))
+
+
 class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
     """A ``Trainer`` whose checkpoints also hold what is under way between two optimizer steps."""
 
@@ -177,6 +189,26 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
             self._load_from_checkpoint(resume_from_checkpoint, self.model_wrapped)
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
         return self.model_wrapped, train_dataloader
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, MicroBatch], num_items_in_batch: Tensor | None = None
+    ) -> Tensor:
+        """As transformers'. Errors: ``images-on-some-ranks``."""
+        if self.args.deepspeed:
+            self._check_images(any(segment.sample.images for segment in inputs["micro_batch"].segments))
+        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        return loss
+
+    def _check_images(self, has_images: bool) -> None:
+        """DeepSpeed exchanges a vision tower's weights or gradients only on ranks that have used it."""
+        seen = self.source.ranks.gather(has_images)
+        if len(set(seen)) == 1 or not _exchanges_tower(self.model, self.args.deepspeed):
+            return
+        problem = (
+            f"step {self.state.global_step}: rank {seen.index(False)} has a batch without images, others have some"
+        )
+        remedy = "Set it to fsdp2 or ddp, give every batch an image, or use deepspeed_zero2 with a frozen vision tower."
+        raise LaunchError(problem, code="images-on-some-ranks", key=KEY, remedy=remedy)
 
     @property
     def _has_packer_state(self) -> bool:

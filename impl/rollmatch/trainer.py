@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -171,7 +171,7 @@ class RolloutTrainer(ResumableTrainer):
             with self.compute_loss_context_manager():
                 return self.streamed.learn_early(model, inputs["micro_batch"], self.scoring)
         settled = self.streamed.settle() if self.streamed is not None else 0.0
-        return cast(Tensor, super().training_step(model, inputs, num_items_in_batch)) + settled
+        return super().training_step(model, inputs, num_items_in_batch) + settled
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, MicroBatch], return_outputs: bool = False, **_: object
