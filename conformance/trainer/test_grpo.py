@@ -9,6 +9,7 @@ import torch
 
 from conformance.rollout.digits import scenes, unseen
 from conformance.trainer.small_run import events, make_trainer, step_between, trained, weights_of
+from rollmatch.config import effective
 
 GRPO = (
     "custom.trainer_variant=grpo",
@@ -177,19 +178,65 @@ def test_an_evaluation_rewards_answers_at_its_own_temperature_and_writes_some_do
 DORA = ("tuner.train_type=lora", "tuner.use_dora=true")
 
 
-@pytest.mark.parametrize("tuner", [(), DORA], ids=["full", "dora"])
-def test_the_reference_is_a_copy_of_the_policy_before_training_or_the_policy_without_adapters(tuner, tmp_path):
-    beta, cut = ("custom.extra.grpo.beta=0.1", "training.max_steps=2"), {"is_shallow": bool(tuner)}
-    cut["samples"] = unseen(SAMPLES) if tuner else SAMPLES
-    trainer, _ = trained(tmp_path, *GRPO, *ONE_GROUP, *beta, *tuner, **cut)
-    kls = [line["kl"] for line in trainer.state.log_history if "loss" in line]
-    assert kls[0] == pytest.approx(0, abs=1e-6)
-    assert kls[1] > 1e-6
-    if tuner:
-        assert trainer.learner.reference is None
-        return
+DISTANT = (*GRPO, *ONE_GROUP, "custom.extra.grpo.beta=0.1", "training.max_steps=2")
+
+
+def kls_of(trainer):
+    """After the first step, which starts at the reference."""
+    first, *others = [line["kl"] for line in trainer.state.log_history if "loss" in line]
+    assert first == pytest.approx(0, abs=1e-6)
+    assert min(others) > 1e-6
+    return others
+
+
+def test_the_reference_is_a_copy_of_the_policy_before_training(tmp_path):
+    trainer, _ = trained(tmp_path, *DISTANT, samples=SAMPLES)
+    kls_of(trainer)
     before = weights_of(make_trainer(tmp_path / "fresh", *GRPO).model)
     assert not step_between(before, weights_of(trainer.learner.reference)).any()
+
+
+def passes_of(trainer):
+    """(tokens, whether it is learnt from) of each forward pass but those of generate; filled while it trains."""
+    passes = []
+
+    def note(_, args, inputs):
+        if inputs.get("use_cache") is False:
+            passes.append((inputs["input_ids"].numel(), torch.is_grad_enabled()))
+
+    trainer.model.register_forward_pre_hook(note, with_kwargs=True)
+    return passes
+
+
+@pytest.mark.parametrize("packing", ["false", "true"])
+def test_a_micro_batch_takes_one_pass_and_one_more_for_a_reference_without_adapters(tmp_path, monkeypatch, packing):
+    """None for old log-probabilities; the distance is the one to log-probabilities that are scored before."""
+    settings = (*DISTANT, *DORA, f"training.packing={packing}", "training.gradient_accumulation_steps=2")
+    options = {"samples": unseen(SAMPLES), "is_shallow": True}
+    trainer = make_trainer(tmp_path / "in-batch", *settings, **options)
+    assert trainer.learner.reference is None
+    passes = passes_of(trainer)
+    trainer.train()
+    assert [learns for _, learns in passes] == [False, True] * 4
+    assert [size for size, _ in passes[::2]] == [size for size, _ in passes[1::2]]
+    monkeypatch.setattr(effective, "reference_in_batch", lambda config: False)
+    before, _ = trained(tmp_path / "before", *settings, **options)
+    assert kls_of(trainer) == pytest.approx(kls_of(before), rel=1e-3)
+
+
+def test_a_completion_that_waits_for_a_row_keeps_log_probabilities_of_the_weights_that_made_it(tmp_path):
+    """Only those that wait are scored, once; the others start from the step's own."""
+    packed = ("training.packing=true", "global_max_length=80", "training.max_steps=2")
+    trainer = make_trainer(tmp_path, *GRPO, *ONE_GROUP, *packed, samples=unseen(SAMPLES), is_shallow=True)
+    passes = passes_of(trainer)
+    trainer.train()
+    old = [segment.policy.old_logprobs for segment in segments_of(trainer)]
+    assert [learns for _, learns in passes] == [False, True, False, True]
+    assert passes[0][0] < passes[1][0], "one of three waits"
+    assert old[0] is not None
+    assert set(old[1:]) == {None}
+    assert trainer.state.log_history[1]["ratio_mean"] != pytest.approx(1, abs=1e-6)
+    assert trainer.state.log_history[0]["ratio_mean"] == pytest.approx(1, abs=1e-6)
 
 
 def test_log_probabilities_from_the_engine_may_start_the_ratio(tmp_path):

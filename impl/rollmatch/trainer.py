@@ -152,7 +152,7 @@ class RolloutTrainer(ResumableTrainer):
             segments = self.window_targets.parts[window.part_of(report.step)]
             features_of = partial(self._features_of, known=self.window_targets.features)
             report.batches = self.learner.batcher.make(segments, features_of, num_batches=report.num_batches)
-            report.num_carried = packer.buffered if (packer := self.learner.batcher.packer) else 0
+            report.num_carried = self.learner.score_waiting(self._context(report, self.window_targets.features).score)
             self.source.journal.write("packed", **report.packed())
         supervisions = [batch.supervision for batch in report.batches]
         self.totals = self.learner.objective.total_of(supervisions, self.source.ranks.sum)
@@ -177,7 +177,7 @@ class RolloutTrainer(ResumableTrainer):
         self, model: nn.Module, inputs: dict[str, MicroBatch], return_outputs: bool = False, **_: object
     ) -> Tensor | tuple[Tensor, ModelOutput]:
         """The micro-batch's share of the step's loss, times the ranks that DDP will average over."""
-        batch = inputs["micro_batch"]
+        batch = self.learner.with_reference(model, inputs["micro_batch"], self.scoring)
         terms: list[Terms] = []
 
         def score(logits: Logits) -> Tensor:

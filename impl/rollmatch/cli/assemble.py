@@ -128,6 +128,8 @@ def make_parts(
         objective=objective,
         batcher=_make_batcher(config, model, objective, pad_id=template.pad_id),
         reference=_load_reference(config, model),
+        reference_in_batch=effective.reference_in_batch(config),
+        scores_waiting=config.custom.learns_from_rewards and effective.old_logprobs(config) == "current",
         graphs_kept=rules.graphs_kept,
         lengths=LengthRules(
             max_len=config.global_max_length,

@@ -61,6 +61,7 @@ def _logprob_rules(config: RunConfig) -> LogprobRules:
     return LogprobRules(
         old=effective.old_logprobs(config),
         corrects=rules.correction_cap is not None and rules.old_logprobs == "recomputed",
+        reference_in_batch=effective.reference_in_batch(config),
     )
 
 

@@ -97,7 +97,8 @@ class GrpoConfig(Section):
     beta: Weight = 0.0
     """Weight of the KL divergence from the reference policy; 0 needs no reference. Unit: loss weight."""
     old_logprobs: Literal["recomputed", "server"] = "recomputed"
-    """Denominator of the ratio: recomputed by the learner, or server for those the engine sampled with."""
+    """Denominator of the ratio: recomputed by the learner (where rollouts are used once, in the pass that learns), or
+    server for those the engine sampled with."""
     correction_cap: Positive | None = 2.0
     """Cap of the importance weight that corrects for differences between engine and learner; null disables the
     correction. Unit: ratio."""

@@ -192,13 +192,21 @@ def _requests_at_once(config: RunConfig) -> int | None:
     return section.vllm_data_parallel_size * int(configured)
 
 
+def reference_in_batch(config: RunConfig) -> bool:
+    """Whether the micro-batch that learns is scored by the reference, too: adapters off, its rows and its images as
+    they are. Rollouts that are learnt from several times are scored once, before.
+    """
+    rules = config.custom.extra.grpo
+    measures = config.custom.learns_from_rewards and rules.beta != 0
+    return measures and config.tuner.train_type == "lora" and rules.num_iterations == 1
+
+
 def old_logprobs(config: RunConfig) -> Literal["server", "recomputed", "current"]:
     """Where the ratio starts.
 
-    Rollouts used once and at once need no forward pass of their own: the step computes the same values.
+    Rollouts used once need no forward pass of their own: the step computes the same values.
     """
     rules = config.custom.extra.grpo
     if rules.old_logprobs == "server":
         return "server"
-    is_learnt_at_once = rules.steps_per_generation * rules.num_iterations == 1 and not config.training.packing
-    return "current" if is_learnt_at_once else "recomputed"
+    return "current" if rules.steps_per_generation * rules.num_iterations == 1 else "recomputed"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rollmatch.learn.batch import make_padded_inputs
-from rollmatch.learn.head import Logits, Scoring, to_device
+from rollmatch.learn.head import Logits, Score, Scoring, to_device
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.policy import head_worth_avoiding, without_adapters
 from rollmatch.model.sharding import is_sharded, run_idle
@@ -45,6 +45,19 @@ def score_segments(
     finally:
         model.train(training)
     return [scored[index] for index in range(len(segments))]
+
+
+@torch.no_grad()
+def score_without_adapters(model: nn.Module, inputs: dict[str, object], score: Score, scoring: Scoring) -> Tensor:
+    """What ``score`` makes of the logits of a pass without adapters and dropout. Errors: ``ReferenceMissing``."""
+    training = model.training
+    model.eval()
+    try:
+        with without_adapters(model, wanted=True):
+            scores, _ = scoring(model, inputs, score)
+    finally:
+        model.train(training)
+    return scores
 
 
 def _score_batch(

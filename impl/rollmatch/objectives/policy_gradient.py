@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from torch import Tensor
+
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.head import Logits
 from rollmatch.model.vocabulary import Vocabulary
@@ -15,11 +17,12 @@ from rollmatch.objectives.grpo.loss import (
     PolicyTotals,
     count_policy_totals,
     policy_logit_indices,
+    policy_logprobs,
     policy_loss,
     supervise_policy,
 )
 from rollmatch.objectives.grpo.segments import sampled_logprobs
-from rollmatch.objectives.protocol import ObjectiveContext
+from rollmatch.objectives.protocol import ObjectiveContext, ScoreSegments
 from rollmatch.records import Rollout, Segment
 
 
@@ -29,9 +32,11 @@ class LogprobRules:
 
     old: Literal["server", "recomputed", "current"] = "current"
     """As the engine sampled; by a forward pass of the learner's own before it learns; or those of the step that learns,
-    which are the same where that step is the only one and no segment waits for a row."""
+    which are the same where that step is the only one. Segments that wait for a row of a later step are scored."""
     corrects: bool
     """Whether the engine's log-probabilities are wanted besides, to correct for its differing from the learner."""
+    reference_in_batch: bool = False
+    """Whether the micro-batch that learns brings the reference's; else they are computed with the targets."""
 
     @property
     def wants_sampled(self) -> bool:
@@ -72,6 +77,14 @@ class PolicyGradient:
             logits, supervision=batch.supervision, rules=self.policy_rules, totals=totals, is_kept=batch.is_packed
         )
 
+    def logprobs(self, logits: Logits, batch: MicroBatch) -> Tensor:
+        """[K] of the micro-batch's target tokens. Errors: as ``policy_loss``."""
+        return policy_logprobs(logits, supervision=batch.supervision, rules=self.policy_rules, is_kept=batch.is_packed)
+
+    def with_reference(self, batch: MicroBatch, logprobs: Tensor) -> MicroBatch:
+        """The micro-batch whose distance is to a policy with these log-probabilities, [K]."""
+        return replace(batch, supervision=replace(batch.supervision, reference_logprobs=logprobs))
+
     def with_logprobs(
         self, segments: Sequence[Segment], rollouts: Sequence[Rollout], context: ObjectiveContext
     ) -> list[Segment]:
@@ -84,7 +97,8 @@ class PolicyGradient:
         sampled = self._sampled(segments, rollouts) if rules.wants_sampled else nothing
         old = {"server": sampled, "current": nothing}.get(rules.old)
         old = context.score(segments) if old is None else old
-        reference = context.score(segments, reference=True) if self.policy_rules.beta else nothing
+        wants_reference = self.policy_rules.beta != 0 and not rules.reference_in_batch
+        reference = context.score(segments, reference=True) if wants_reference else nothing
         engine_logprobs = sampled if rules.corrects else nothing
         return [
             replace(
@@ -97,6 +111,20 @@ class PolicyGradient:
                 ),
             )
             for segment, before, engine, far in zip(segments, old, engine_logprobs, reference, strict=True)
+        ]
+
+    def with_old_logprobs(self, segments: Sequence[Segment], score: ScoreSegments) -> list[Segment]:
+        """Segments that a later step learns from, with the log-probabilities of the weights as they are now.
+
+        Those that have some keep them. Called by all ranks, also without segments.
+        """
+        fresh = [one for one in segments if one.policy is not None and one.policy.old_logprobs is None]
+        scored = {id(one): old for one, old in zip(fresh, score(fresh), strict=True)}
+        return [
+            replace(one, policy=replace(one.policy, old_logprobs=scored[id(one)]))
+            if one.policy is not None and id(one) in scored
+            else one
+            for one in segments
         ]
 
     def _sampled(self, segments: Sequence[Segment], rollouts: Sequence[Rollout]) -> list[tuple[float, ...]]:

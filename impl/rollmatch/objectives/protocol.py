@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
 from rollmatch.data.order import Reuse
 from rollmatch.learn.batch import Batcher, MicroBatch, Supervisor
-from rollmatch.learn.head import Logits
+from rollmatch.learn.head import Logits, Scoring
+from rollmatch.learn.score import score_without_adapters
 from rollmatch.model.overlong import LengthRules
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample, Segment
@@ -124,6 +126,19 @@ class Divisible(Objective, Protocol):
         """What each part is divided by; parts are in the order of ``term_names``."""
 
 
+class PolicyObjective(Objective, Protocol):
+    """An objective that compares log-probabilities of the policy with those of other weights."""
+
+    def logprobs(self, logits: Logits, batch: MicroBatch) -> Tensor:
+        """[K] log-probabilities of what the micro-batch supervises; ``logits`` as in ``loss``."""
+
+    def with_reference(self, batch: MicroBatch, logprobs: Tensor) -> MicroBatch:
+        """The micro-batch with those of the reference, [K]."""
+
+    def with_old_logprobs(self, segments: Sequence[Segment], score: ScoreSegments) -> list[Segment]:
+        """Segments that a later step learns from, with those of the weights as they are now."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learner:
     """What segments are learnt with. Made by ``cli.assemble``, used by ``trainer``."""
@@ -132,10 +147,31 @@ class Learner:
     batcher: Batcher
     reference: nn.Module | None = None
     """The policy before training, where it is not the policy without its adapters."""
+    reference_in_batch: bool = False
+    """Whether each micro-batch is scored by the policy without its adapters before it is learnt from."""
+    scores_waiting: bool = False
+    """Whether segments that wait for a row of a later step need old log-probabilities."""
     graphs_kept: int
     """Graphs of micro-batches that are kept until the totals of a streamed step are known."""
     lengths: LengthRules | None = None
     """The longest segment; None: no limit but a row's."""
+
+    def with_reference(self, model: nn.Module, batch: MicroBatch, scoring: Scoring) -> MicroBatch:
+        """The micro-batch with log-probabilities of the policy without its adapters, where these are wanted."""
+        if not self.reference_in_batch:
+            return batch
+        objective = cast(PolicyObjective, self.objective)
+        logprobs = score_without_adapters(model, batch.inputs, partial(objective.logprobs, batch=batch), scoring)
+        return objective.with_reference(batch, logprobs)
+
+    def score_waiting(self, score: ScoreSegments) -> int:
+        """Number of segments that wait for a row of a later step; they get old log-probabilities where needed."""
+        packer = self.batcher.packer
+        if packer is None:
+            return 0
+        if self.scores_waiting:
+            packer.restore(cast(PolicyObjective, self.objective).with_old_logprobs(packer.state(), score))
+        return packer.buffered
 
     def make_targets(
         self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext

@@ -86,7 +86,7 @@ class PolicySupervision:
     advantages: tuple[float, ...]
     old_logprobs: tuple[float | None, ...]
     sampler_logprobs: tuple[float | None, ...]
-    reference_logprobs: tuple[float | None, ...]
+    reference_logprobs: tuple[float | None, ...] | Tensor
     num_target_tokens: int
     """Of all segments, masked ones included."""
     num_places: int
@@ -171,6 +171,15 @@ def count_policy_totals(
     return PolicyTotals(num_tokens=tokens, num_target_tokens=target_tokens, num_segments=segments)
 
 
+def policy_logprobs(logits: Logits, *, supervision: PolicySupervision, rules: PolicyRules, is_kept: bool) -> Tensor:
+    """[K] log-probabilities of the supervision's tokens; logits and errors as in ``policy_loss``."""
+    _check_num_rows(len(logits), len(supervision.positions) if is_kept else supervision.num_places)
+    if not is_kept:
+        logits = logits[to_device(policy_logit_indices(supervision), dtype=torch.int64, device=logits.device)]
+    ids = to_device(supervision.token_ids, dtype=torch.int64, device=logits.device)
+    return logprobs_of(logits, ids, temperature=rules.temperature, excluded_ids=rules.excluded_ids)
+
+
 def policy_loss(
     logits: Logits, *, supervision: PolicySupervision, rules: PolicyRules, totals: PolicyTotals, is_kept: bool
 ) -> PolicyTerms:
@@ -178,11 +187,7 @@ def policy_loss(
 
     Errors: ``PolicyLogitsMisfit``.
     """
-    _check_num_rows(len(logits), len(supervision.positions) if is_kept else supervision.num_places)
-    if not is_kept:
-        logits = logits[to_device(policy_logit_indices(supervision), dtype=torch.int64, device=logits.device)]
-    ids = to_device(supervision.token_ids, dtype=torch.int64, device=logits.device)
-    logprobs = logprobs_of(logits, ids, temperature=rules.temperature, excluded_ids=rules.excluded_ids)
+    logprobs = policy_logprobs(logits, supervision=supervision, rules=rules, is_kept=is_kept)
     return score_tokens(logprobs, supervision=supervision, rules=rules, totals=totals)
 
 
@@ -230,8 +235,10 @@ def _divisor(rules: PolicyRules, totals: PolicyTotals) -> int:
     return (totals.num_segments or 1) * (rules.max_new_tokens if rules.normalize == "constant" else 1)
 
 
-def _column(values: Sequence[float | None], *, otherwise: Tensor) -> Tensor:
+def _column(values: Sequence[float | None] | Tensor, *, otherwise: Tensor) -> Tensor:
     """[K] as recorded; where nothing is, the other column's value."""
+    if isinstance(values, Tensor):
+        return values
     if all(value is None for value in values):
         return otherwise
     known = to_device((value or 0.0 for value in values), dtype=torch.float32, device=otherwise.device)
