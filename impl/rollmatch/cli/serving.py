@@ -5,12 +5,14 @@ import json
 import os
 import socket
 import sys
+import time
 from functools import partial
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
 from rollmatch.cli.server_app import make_app
-from rollmatch.cli.shutdown import Shutdown
+from rollmatch.cli.shutdown import Shutdown, kill_children
 from rollmatch.server.connections import listen
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.health import health_of
@@ -24,6 +26,7 @@ from rollmatch.server.state import ServerState, assemble
 
 DEAD_CODE = 1
 """Exit code of a server that ended because a worker had died."""
+_START_POLL_S = 0.02
 DEAD_GRACE_S = 5.0
 """How long a server without one of its workers still says so."""
 
@@ -64,14 +67,36 @@ async def _start(settings: ServerSettings) -> ServerState:
 
 
 async def start_replicas(settings: ServerSettings) -> list[VllmReplica]:
-    """All engines, one after the other: each reads its GPUs from the environment, and a fork needs idle threads."""
+    """All engines side by side; the next one begins when the process of the one before is there.
 
-    def start(index: int) -> VllmReplica:
-        return VllmReplica(settings, index=index)
-
-    replicas = [await asyncio.to_thread(start, index) for index in range(settings.data_parallel_size)]
+    Each process takes its GPUs from the environment as it is then. Without GPUs processes are forked, which needs idle
+    threads: there, the engines start one after the other.
+    """
+    number, starts = settings.data_parallel_size, list[asyncio.Task[VllmReplica]]()
+    _say(f"starting {number} engine{'s' if number > 1 else ''} of {settings.model}; on GPUs this takes minutes")
+    try:
+        for index in range(number):
+            before = len(active_children())
+            starts.append(asyncio.create_task(_start_replica(settings, index)))
+            while not starts[-1].done() and not (settings.gpus and len(active_children()) > before):
+                await asyncio.sleep(_START_POLL_S)
+        replicas = await asyncio.gather(*starts)
+    except BaseException:
+        kill_children()  # threads that start the other engines end with them
+        raise
     await asyncio.gather(*(_warm_up(replica) for replica in replicas))
     return replicas
+
+
+async def _start_replica(settings: ServerSettings, index: int) -> VllmReplica:
+    began = time.monotonic()
+    replica = await asyncio.to_thread(VllmReplica, settings, index=index)
+    _say(f"engine {index + 1} of {settings.data_parallel_size} is up after {time.monotonic() - began:.0f} s")
+    return replica
+
+
+def _say(text: str) -> None:
+    print(f"rollout server: {text}", file=sys.stderr, flush=True)
 
 
 async def _warm_up(replica: VllmReplica) -> None:

@@ -1,0 +1,13 @@
+"""A process that stands in for vLLM's engine core; a file of its own, so that a spawned one loads nothing else."""
+
+import os
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+
+LIMIT_S = 60
+
+
+def engine_core(barrier: Barrier, sender: Connection) -> None:
+    """Ready when all have started; tells its GPUs."""
+    barrier.wait(timeout=LIMIT_S)
+    sender.send(os.environ["CUDA_VISIBLE_DEVICES"])
