@@ -71,12 +71,13 @@ def looks_often(monkeypatch):
     "launchers/the-server-comes-up-in-time",
     clauses=["launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#1"],
 )
-def test_a_server_that_comes_up_in_time_is_waited_for(looks_often):
+def test_a_server_that_comes_up_in_time_is_waited_for(looks_often, capsys):
     with serving(after_s=0.9) as url:
         began = time.monotonic()
         with not_refused():
             wait_for_servers(config_for(url, SIZES), WaitPolicy(timeout_s=30))
     assert 0.6 < time.monotonic() - began < 20
+    assert capsys.readouterr().out == f"waiting for {url} to be healthy, 30 s at most\n"
 
 
 @pytest.mark.scenario(

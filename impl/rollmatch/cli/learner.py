@@ -19,6 +19,7 @@ from rollmatch.config import RunConfig, load_config
 from rollmatch.config.effective import enforce_eager, rollout_backend, sync_mode, tensor_parallel_size
 from rollmatch.config.servers import uses_servers
 from rollmatch.data.checked import as_variables
+from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.errors import LaunchError
 from rollmatch.model.source import with_local_model
 from rollmatch.records import Sample
@@ -78,12 +79,13 @@ def train_config(
     check_strategy(config, learner_world_size=num_ranks)
     check_servers_reachable(config)
     sync_mode(config, learner_world_size=num_ranks)
+    set_environment(eager=enforce_eager(config, on_gpu=has_gpu()))
     if uses_servers(config):
+        BackgroundCall(_import_run)
         wait_for_servers(config, wait or WaitPolicy(), gpus=learner_gpus())
     else:
         tensor_parallel_size(config, learner_world_size=num_ranks)
         check_engine(rollout_backend(config))
-    set_environment(eager=enforce_eager(config, on_gpu=has_gpu()))
     if os.environ.get("RANK", "0") != "0":  # rank 0 locks the directory and names the checkpoint
         return _run(config, train_samples, val_samples, config_path=config_path, checkpoint=None)
     with open_run_directory(Path(config.training.output_dir), resume=resume, overwrite=overwrite) as directory:
@@ -98,9 +100,16 @@ def _run(
     config_path: str,
     checkpoint: Path | None,
 ) -> int:
-    with loading():
-        from rollmatch.cli.run import run
+    _import_run()
+    from rollmatch.cli.run import run
+
     return run(config, train_samples, val_samples, config_path=config_path, checkpoint=checkpoint)
+
+
+def _import_run() -> None:
+    """Load torch, transformers and what a run needs besides, which takes seconds."""
+    with loading():
+        import rollmatch.cli.run  # noqa: F401
 
 
 def check_engine(backend: str) -> None:

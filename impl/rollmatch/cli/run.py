@@ -24,7 +24,8 @@ from rollmatch.cli.prompts import read_prompts
 from rollmatch.cli.run_directory import JOURNAL, RESOLVED, changed_keys
 from rollmatch.cli.watch import EarlyStop, RunWatcher, SceneImages, check_metric
 from rollmatch.config import RunConfig, resolved_yaml
-from rollmatch.config.servers import pair_servers, server_section
+from rollmatch.config.effective import compiles_layers, rollout_backend
+from rollmatch.config.servers import pair_servers, server_section, uses_servers
 from rollmatch.errors import LaunchError, RolloutError, SyncError
 from rollmatch.evaluation import evaluation_file
 from rollmatch.journal import Journal, read_journal
@@ -69,6 +70,7 @@ def run(
     )
     if ranks.is_primary:
         _announce(event, config, resumed=checkpoint is not None)
+        print("".join(f"  {line}\n" for line in _slow_parts(config, model)), end="", flush=True)
     trainer = RolloutTrainer(
         **make_parts(config, model, template, journal=journal, ranks=ranks)._asdict(),
         model=model,
@@ -167,6 +169,16 @@ def _announce(event: Mapping[str, Any], config: RunConfig, *, resumed: bool) -> 
     unfinished.touch(mode=0o600)  # arguments of other libraries may hold secrets that nobody knows by name
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
+
+
+def _slow_parts(config: RunConfig, model: torch.nn.Module) -> Iterator[str]:
+    """What a start waits for longest."""
+    on_gpu = torch.cuda.is_available()
+    if rollout_backend(config) == "vllm" and not uses_servers(config):
+        yield f"starting the engine{', which takes a minute or more' if on_gpu else ''}"
+    num_parameters, _ = count_weights(unwrap(model))
+    if compiles_layers(config, on_gpu=on_gpu, num_parameters=num_parameters):
+        yield "the first step compiles the decoder layers, which takes a minute or more"
 
 
 def _changed_samples(event: Mapping[str, Any], journal: Path) -> Iterator[str]:
