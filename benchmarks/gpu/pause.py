@@ -2,10 +2,11 @@
 
     NCCL_NVLS_ENABLE=0 VLLM_USE_FLASHINFER_SAMPLER=0 python -m benchmarks.gpu.pause --results benchmarks/results
 
-One engine of 8B shape writes 256 responses; the last GPU's weights are sent to it. *Kept*: requests are frozen
-(``pause_generation``, mode keep) and go on with the new weights and the old attention cache, so that one response is
-of two versions. *Again*: requests end and are begun again from their prompts with the new weights, one version each,
-as our server does it. A gap is between two tokens of one stream; one that is begun again goes on being that stream.
+One engine of 8B shape writes 256 responses; the last GPU's weights are sent to it. *Kept*: requests are frozen (mode
+keep; ours without the sleep of vLLM's ``pause_generation``) and go on with the new weights and the old attention cache,
+so that one response is of two versions. *Again*: requests end and are begun again from their prompts with the new
+weights, one version each, as our server does it. A gap is between two tokens of one stream; one that is begun again
+goes on being that stream.
 
 ``--tiny`` rehearses all of it on a CPU; there a call per tensor stands for vLLM's transfer, which needs GPUs.
 """
@@ -64,13 +65,13 @@ def keep(report, name, told):
     )
 
 
-def measure_round(engines, transfer, *, seed, again):
+def measure_round(engines, transfer, *, seed, again, by_core=True):
     """Gaps around one sync; ``transfer`` None: around nothing."""
     call = engines.call
     call("live.begin", seed, within_s=READY_S)
     began, told = time.perf_counter(), {}
     if transfer is not None:
-        lost = call("live.stop" if again else "live.pause")[0]
+        lost = call(*(("live.stop",) if again else ("live.pause", by_core)))[0]
         halted = time.perf_counter()
         transfer()
         told = {"halt_s": halted - began, "transfer_s": time.perf_counter() - halted}
@@ -92,13 +93,15 @@ def measure(report, engines, weights, options):
     ways = {
         "no sync": (None, False),
         "ours, kept": (ours, False),
+        "peer's pause, ours, kept": (ours, False),
         "peer, kept": (peer, False),
         "ours, again": (ours, True),
         "peer, again": (peer, True),
     }
     for number in range(options.rounds + 1):
         for place, (name, (transfer, again)) in enumerate(ways.items()):
-            told = measure_round(engines, transfer, seed=100 * number + place, again=again)
+            by_core = not name.startswith("peer")
+            told = measure_round(engines, transfer, seed=100 * number + place, again=again, by_core=by_core)
             if number:
                 keep(report, name, told)
 

@@ -30,7 +30,7 @@ from rollmatch.server.settings import ServerSettings
 from rollmatch.server.state import assemble
 from rollmatch.weights.worker.extension import WorkerExtension
 
-START_TIMEOUT_S, END_TIMEOUT_S, POLL_S, TIMEOUT_S = 60, 10, 0.1, 20.0
+START_TIMEOUT_S, END_TIMEOUT_S, POLL_S, TIMEOUT_S = 240, 10, 0.1, 20.0
 
 
 class ForgetfulModel(torch.nn.Module):

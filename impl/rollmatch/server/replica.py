@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import os
+import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 EXTENSION = "rollmatch.weights.worker.extension.WorkerExtension"
-_RESET_TRIES, _RESET_PAUSE_S, _END_S = 200, 0.02, 0.5
+_RESET_LIMIT_S, _RESET_PAUSE_S, _END_S = 4.0, 0.001, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,13 +181,14 @@ class VllmReplica:
 
     async def reset_caches(self) -> bool:
         """As the protocol; blocks of requests that just ended are given back an engine step later."""
+        deadline = time.monotonic() + _RESET_LIMIT_S
         with _engine_death_as_ours():
-            for _ in range(_RESET_TRIES):
-                if await self.engine.reset_prefix_cache():
-                    await self.engine.reset_encoder_cache()
-                    return True
-                await asyncio.sleep(_RESET_PAUSE_S)
-        return False
+            while not await self.engine.reset_prefix_cache():
+                if time.monotonic() > deadline:
+                    return False
+                await asyncio.sleep(_RESET_PAUSE_S)  # nothing is generated meanwhile
+            await self.engine.reset_encoder_cache()
+        return True
 
     def unfinished_tokens(self) -> dict[str, int]:
         """As the protocol: vLLM hands out whole responses only, but collects their tokens in this process."""
