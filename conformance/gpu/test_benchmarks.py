@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.gpu import learner, six_and_two
+from benchmarks.gpu import grpo_step, learner, six_and_two
 from benchmarks.gpu.divided_run import DividedRun
 from benchmarks.gpu.measure import judge, take_turns
 from benchmarks.gpu.one_engine import EngineLoad
@@ -65,6 +65,19 @@ def test_a_bar_is_met_or_missed(capsys):
     judge(bars, "small", 6.0, at_most=5.0)
     assert [bar["met"] for bar in bars.values()] == [True, False]
     assert "MISSED small" in capsys.readouterr().out
+
+
+@pytest.mark.engine
+def test_a_grpo_step_is_timed_by_phase_beside_a_server(tmp_path, monkeypatch):
+    words = ("--rehearse", "--sides", "ours", "--overlap", "off", "--results", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["grpo_step", *words])
+    grpo_step.main()
+    told = json.loads((tmp_path / "grpo_step-lora.json").read_text())["samples"]["off"]
+    assert told["completions"] == grpo_step.TINY["num_prompts"] * grpo_step.TINY["num_generations"]
+    assert len(told["steps"]) == grpo_step.TINY["steps"]
+    for step in told["steps"]:
+        assert 0 < step["rollout"] + step["learn"] <= step["step_s"]
+        assert 0 < step["response_tokens"] < step["learn_tokens"]
 
 
 @pytest.mark.parametrize("stage", ["small", "big"])
