@@ -3,7 +3,7 @@
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from functools import partial
@@ -69,8 +69,7 @@ def run(
         **describe(config, model, ranks),
     )
     if ranks.is_primary:
-        _announce(event, config, resumed=checkpoint is not None)
-        print("".join(f"  {line}\n" for line in _slow_parts(config, model)), end="", flush=True)
+        _announce(event, config, _slow_parts(config, model), resumed=checkpoint is not None)
     trainer = RolloutTrainer(
         **make_parts(config, model, template, journal=journal, ranks=ranks)._asdict(),
         model=model,
@@ -152,8 +151,8 @@ def train_or_save(trainer: RolloutTrainer, checkpoint: Path | None) -> None:
         raise
 
 
-def _announce(event: Mapping[str, Any], config: RunConfig, *, resumed: bool) -> None:
-    """Print what begins and what has changed since a resumed run began; keep the configuration."""
+def _announce(event: Mapping[str, Any], config: RunConfig, slow_parts: Iterable[str] = (), *, resumed: bool) -> None:
+    """Print what begins, what has changed since a resumed run began, and what takes long; keep the configuration."""
     print_header(event)
     for name, count in event["prompts"].items():
         if count["num_skipped"] or count["num_truncated"]:
@@ -165,6 +164,7 @@ def _announce(event: Mapping[str, Any], config: RunConfig, *, resumed: bool) -> 
     changed = changed_keys(path.read_text(encoding="utf-8"), text) if resumed and path.exists() else []
     for line in [*changed, *(_changed_samples(event, path.with_name(JOURNAL)) if resumed else ())]:
         print(f"  changed since the run began: {line}")
+    print("".join(f"  {line}\n" for line in slow_parts), end="", flush=True)
     unfinished = path.with_suffix(".part")  # a full disk leaves no half configuration to a run that is resumed
     unfinished.touch(mode=0o600)  # arguments of other libraries may hold secrets that nobody knows by name
     unfinished.write_text(text, encoding="utf-8")
