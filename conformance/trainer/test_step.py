@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from itertools import chain
+from itertools import chain, pairwise
 
 import pytest
 import torch
@@ -47,6 +47,9 @@ def test_accumulation_and_packing_change_nothing_but_rounding(packing, batch_siz
         r.response_token_ids for r in reference.report.rollouts
     ]
     assert len(trainer.report.batches) == accumulation
+    if packing == "false":
+        lens = [[segment.encoded_len for segment in batch.segments] for batch in trainer.report.batches]
+        assert all(min(longer) >= max(shorter) for longer, shorter in pairwise(lens)), "similar ones share a rectangle"
     assert (step - expected).norm() < TOLERANCE * expected.norm()
     ours, theirs = (some.state.log_history[0]["loss"] for some in (trainer, reference))
     assert ours == pytest.approx(theirs, rel=1e-5)

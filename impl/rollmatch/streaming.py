@@ -1,7 +1,8 @@
 """An optimizer step that is learnt while its rollouts arrive: strictly on-policy, with the gradient of any other.
 
-The micro-batches are those of a step without overlap; only their order is that in which they become complete. Their
-divisors are known when the last rollout is there: ``learn.early`` keeps graphs or gradients until then.
+The micro-batches are the parts of the window, in the order in which they become complete; a step without overlap
+divides its segments by their lengths. Their divisors are known when the last rollout is there: ``learn.early`` keeps
+graphs or gradients until then.
 """
 
 from collections.abc import Iterator, Sequence

@@ -216,7 +216,7 @@ class Batcher:
             rows = [Row(segments=part, capacity=sum(one.encoded_len for one in part)) for part in parts]
             return [self._packed(row, features_of) for row in rows]
         if self.packer is None:
-            return [self._padded(part, features_of) for part in split_evenly(segments, num_batches)]
+            return [self._padded(part, features_of) for part in split_by_length(segments, num_batches)]
         self.waiting_before = self.packer.state()
         self.packer.add(segments)
         rows = [self.packer.pop_row(rows_to_follow=left) for left in reversed(range(num_batches))]
@@ -271,6 +271,22 @@ def split_by_tokens(segments: Sequence[Segment], num_parts: int) -> list[tuple[S
         places[part].append(index)
         totals[part] += segments[index].encoded_len
     return [tuple(segments[index] for index in sorted(part)) for part in places]
+
+
+def split_by_length(segments: Sequence[Segment], num_parts: int) -> list[tuple[Segment, ...]]:
+    """Parts of about as many segments each, of similar lengths, longest first; segments of a part in their given order.
+
+    Padding is up to the longest of a part. All ranks take their longest part first.
+
+    >>> sample = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
+    >>> def segment(length):
+    ...     return Segment(sample=sample, policy_version=1, token_ids=(7,) * length, prompt_len=1, prefix_len=0)
+    >>> parts = split_by_length([segment(length) for length in (2, 9, 3, 8, 4)], 2)
+    >>> [[one.encoded_len for one in part] for part in parts]
+    [[9, 8, 4], [2, 3]]
+    """
+    order = sorted(range(len(segments)), key=lambda index: (-segments[index].encoded_len, index))
+    return [tuple(segments[index] for index in sorted(part)) for part in split_evenly(order, num_parts)]
 
 
 def split_evenly(items: Sequence[Item], num_parts: int) -> list[Sequence[Item]]:
