@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from conformance.doubles.engine_core import LIMIT_S, engine_core
+from conformance.doubles.engine_process import LIMIT_S, engine_process
 from conformance.server.instance import settings_for
 from rollmatch.cli import serving
 
@@ -21,7 +21,7 @@ class SpawnedReplica:
         context = multiprocessing.get_context("spawn")
         receiver, sender = context.Pipe(duplex=False)
         time.sleep(0.05)  # what comes before the process
-        process = context.Process(target=engine_core, args=(self.barrier, sender))
+        process = context.Process(target=engine_process, args=(self.barrier, sender))
         process.start()
         self.gpu = receiver.recv() if receiver.poll(LIMIT_S) else None
         process.join()

@@ -276,8 +276,6 @@ def split_by_tokens(segments: Sequence[Segment], num_parts: int) -> list[tuple[S
 def split_by_length(segments: Sequence[Segment], num_parts: int) -> list[tuple[Segment, ...]]:
     """Parts of about as many segments each, of similar lengths, longest first; segments of a part in their given order.
 
-    Padding is up to the longest of a part. All ranks take their longest part first.
-
     >>> sample = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
     >>> def segment(length):
     ...     return Segment(sample=sample, policy_version=1, token_ids=(7,) * length, prompt_len=1, prefix_len=0)

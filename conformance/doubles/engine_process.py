@@ -1,4 +1,4 @@
-"""A process that stands in for vLLM's engine core; a file of its own, so that a spawned one loads nothing else."""
+"""A process in the place of a vLLM engine's; a file of its own, so that a spawned one loads nothing else."""
 
 import os
 from multiprocessing.connection import Connection
@@ -7,7 +7,7 @@ from multiprocessing.synchronize import Barrier
 LIMIT_S = 60
 
 
-def engine_core(barrier: Barrier, sender: Connection) -> None:
+def engine_process(barrier: Barrier, sender: Connection) -> None:
     """Ready when all have started; tells its GPUs."""
     barrier.wait(timeout=LIMIT_S)
     sender.send(os.environ["CUDA_VISIBLE_DEVICES"])
