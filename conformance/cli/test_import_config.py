@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from typing import get_args
 
 import pytest
 import yaml
@@ -101,6 +102,80 @@ def test_a_command_line_of_ms_swift_passes_check_and_its_rewards_fit(tmp_path, c
 def is_solution(completions, solution, **columns):
     """A reward as ms-swift's and TRL's users write them, by a column of the data set."""
     return [float(text == right) for text, right in zip(completions, solution, strict=True)]
+
+
+SHOWN_OTHERWISE = (
+    *("logging_steps", "report_to", "optim", "gradient_checkpointing", "dtype", "template"),
+    *("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_group_port", "vllm_server_host"),
+    *(
+        "vllm_server_port",
+        "vllm_server_group_port",
+        "vllm_max_num_seqs",
+        "sleep_level",
+        "target_modules",
+        "lora_target_modules",
+    ),
+    *("use_vllm", "ddp_timeout", "vllm_enforce_eager", "model_revision"),
+    *("dataset_train_split", "dataset_test_split", "lora_r", "lora_rank", "lora_alpha", "lora_dropout"),
+)
+"""Fields whose defaults change neither what is learnt nor what is kept, or count with other fields only."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "section"), [("trl", "trl/arguments", None), ("swift", "swift/options", "rlhf_defaults")]
+)
+def test_a_default_of_the_source_that_is_written_out_changes_nothing(kind, file, section):
+    recorded = json.loads((ROOT / f"fixtures/{file}.json").read_text())
+    fields = recorded[section] if section else recorded
+    plain, config = convert(kind, {}).keys, load_config(str(ROOT / "fixtures/arithmetic/grpo.yaml"))
+    wrong = {}
+    for name, default in fields.items():
+        if default is None or name in SHOWN_OTHERWISE:
+            continue
+        keys = convert(kind, {name: default}).keys
+        for key in keys.keys() - plain.keys():
+            ours = value_of(type(config), key)
+            if ours != keys[key] and (ours or keys[key]):
+                wrong[name] = (keys[key], ours)
+        changed = {key: (keys.get(key), plain[key]) for key in plain if keys.get(key) != plain[key]}
+        if changed:
+            wrong[name] = changed
+    assert wrong == {}
+
+
+def value_of(kind, key):
+    """Our default of a dotted key."""
+    name, _, rest = key.partition(".")
+    if kind is dict or name not in kind.model_fields:
+        return None
+    annotation = kind.model_fields[name].annotation
+    inner = next((one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields")), dict)
+    return value_of(inner, rest) if rest else kind.model_fields[name].default
+
+
+def test_a_command_line_of_ms_swift_has_ms_swift_s_defaults():
+    made = convert(*read_source(["swift", "rlhf", "--rlhf_type", "grpo", "--model", "M"]))
+    expected = {
+        f"{GRPO}.beta": 0.04, f"{GRPO}.normalize": "sequence", f"{GRPO}.correction_cap": None,
+        "tuner.train_type": "lora", "tuner.lora_alpha": 32, "tuner.freeze_vit": True, "training.weight_decay": 0.1,
+        "training.lr_scheduler_type": "cosine", "training.num_train_epochs": 3.0,
+        "training.per_device_train_batch_size": 1, "training.gradient_accumulation_steps": 2,
+    }  # fmt: skip
+    assert {key: made.keys[key] for key in expected} == expected
+
+
+def test_what_differs_in_substance_is_listed_with_its_reason():
+    fields = {"importance_sampling_level": "sequence", "min_p": 0.1, "push_to_hub": False, "log_completions": True}
+    made = convert(
+        "trl", fields | {"dataset_name": "trl-lib/x", "attn_implementation": "kernels-community/flash-attn2"}
+    )
+    assert made.left_out.keys() == {
+        *("importance_sampling_level", "min_p", "dataset_name", "attn_implementation"),
+        "vllm_importance_sampling_mode",
+    }
+    assert made.left_out["importance_sampling_level"] == "ratios are those of tokens"
+    assert (made.keys["custom.dataset.source"], made.keys[f"{GRPO}.correction_cap"]) == ("trl-lib/x", 3.0)
+    assert "custom.train_jsonl" not in made.text()
 
 
 @given(st.integers(1, 64), st.integers(1, 16), st.integers(2, 16))

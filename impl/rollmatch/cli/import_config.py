@@ -1,7 +1,7 @@
 """``rollmatch import-config``: a GRPO configuration of TRL or ms-swift as ours, and what has no counterpart.
 
-Both count completions where we count prompts: ``per_device_train_batch_size`` is divided by the group size. Sources:
-TRL 1.10 ``trainer/grpo_config.py``, ``trainer/model_config.py``; ms-swift 4.6 ``arguments/rlhf_args.py``.
+Both count completions where we count prompts: ``per_device_train_batch_size`` is divided by the group size. The names
+are in ``import_tables``.
 """
 
 import argparse
@@ -13,64 +13,32 @@ from pathlib import Path
 import yaml
 
 from rollmatch.cli.from_python import nested
-from rollmatch.cli.processes import shell_line
-from rollmatch.config.connection import FIRST_GROUP_PORT
-from rollmatch.config.training import TRAINER_KEYS
-from rollmatch.errors import ConfigError
-
-GRPO, MATCHING = "custom.extra.grpo", "custom.extra.rollout_matching"
-SERVER = f"{MATCHING}.vllm.server"
-TRAINING = (*TRAINER_KEYS, "eval_steps", "report_to", "gradient_checkpointing")
-TUNER = ("use_dora", "use_rslora", "lora_alpha", "lora_dropout", "freeze_vit", "freeze_llm", "freeze_aligner")
-SHARED = {name: f"training.{name}" for name in TRAINING} | {
-    "num_generations": f"{GRPO}.num_generations",
-    "num_iterations": f"{GRPO}.num_iterations",
-    "epsilon": f"{GRPO}.epsilon",
-    "epsilon_high": f"{GRPO}.epsilon_high",
-    "delta": f"{GRPO}.ratio_cap",
-    "beta": f"{GRPO}.beta",
-    "max_completion_length": f"{MATCHING}.max_new_tokens",
-    "repetition_penalty": f"{MATCHING}.repetition_penalty",
-    "temperature": f"{MATCHING}.decoding.temperature",
-    "top_p": f"{MATCHING}.decoding.top_p",
-    "vllm_gpu_memory_utilization": f"{MATCHING}.vllm.gpu_memory_utilization",
-    "vllm_tensor_parallel_size": f"{MATCHING}.vllm.tensor_parallel_size",
-    "vllm_server_timeout": f"{SERVER}.timeout_s",
-    "vllm_group_port": f"{SERVER}.group_port",
-    "vllm_server_group_port": f"{SERVER}.group_port",
-    "vllm_server_base_url": f"{SERVER}.base_url",
-    **{name: f"tuner.{name}" for name in TUNER},
-}
-TRL = {"model_name_or_path": "model.model", "dtype": "model.torch_dtype", "torch_dtype": "model.torch_dtype",
-       "lora_r": "tuner.lora_rank",
-       "attn_implementation": "model.attn_impl", "chat_template_kwargs": "model.chat_template_kwargs"}  # fmt: skip
-SWIFT = {"model": "model.model", "torch_dtype": "model.torch_dtype", "lora_rank": "tuner.lora_rank",
-         "max_length": "global_max_length", "system": "custom.prompts.system",
-         "attn_impl": "model.attn_impl",
-         "tuner_type": "tuner.train_type", "train_type": "tuner.train_type"}  # fmt: skip
-STRATEGIES = {"zero2": "deepspeed_zero2", "zero3": "deepspeed_zero3"}
-NORMALIZE = {"grpo": "sequence", "dapo": "token", "dr_grpo": "constant"}
-TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
-DEFAULTS = {
-    "trl": {"learning_rate": 1e-6, "num_generations": 8, "max_completion_length": 512, "temperature": 1.0,
-            "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "bf16": True},
-    "swift": {"learning_rate": 1e-4, "num_generations": 8, "max_completion_length": 512, "temperature": 0.9,
-              "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1},
-}  # fmt: skip
-"""Of the source, where ours differ: written out."""
-PROMPT_ROOM = 512
-"""Tokens for prompts where the source has no limit: the former default of both."""
-NEEDED = ("model.model", "custom.train_jsonl", "custom.val_jsonl", "training.output_dir", f"{GRPO}.rewards")
-USED_TOGETHER = (
-    *("per_device_train_batch_size", "steps_per_generation", "reward_funcs"),
-    *("reward_weights", "vllm_server_host", "vllm_server_port", "rlhf_type", "use_peft", "max_prompt_length"),
+from rollmatch.cli.import_source import read_source
+from rollmatch.cli.import_tables import (
+    ATTENTION,
+    DATASET,
+    DEFAULTS,
+    GRPO,
+    LORA_DEFAULTS,
+    MATCHING,
+    NEEDED,
+    NEUTRAL,
+    NORMALIZE,
+    ON_BY_DEFAULT,
+    PROMPT_ROOM,
+    REASONS,
+    SERVER,
+    SHARED,
+    STRATEGIES,
+    SWIFT,
+    SWIFT_BATCH,
+    TRL,
+    TRL_REWARDS,
+    USED_TOGETHER,
+    VLLM,
 )
-
-
-class SourceUnreadable(ConfigError):
-    """A YAML of TRL or ms-swift, or a command line that begins with swift or trl, is given."""
-
-    code = "import-source-unreadable"
+from rollmatch.config.connection import FIRST_GROUP_PORT
+from rollmatch.errors import ConfigError
 
 
 @dataclass(slots=True)
@@ -82,7 +50,8 @@ class Imported:
 
     def text(self) -> str:
         """Our YAML; what is missing and what was left out stand above it as comments."""
-        lines = [f"# not set here, and needed: {key}" for key in NEEDED if key not in self.keys]
+        given = {*self.keys, *(("custom.train_jsonl", "custom.val_jsonl") if DATASET in self.keys else ())}
+        lines = [f"# not set here, and needed: {key}" for key in NEEDED if key not in given]
         lines += [f"# left out: {name}: {reason}" for name, reason in self.left_out.items()]
         return "\n".join([*lines, yaml.safe_dump(nested(self.keys), sort_keys=False, allow_unicode=True)])
 
@@ -104,52 +73,9 @@ def import_config(options: argparse.Namespace) -> None:
         sys.stdout.write(text)
 
 
-def read_source(words: Sequence[str]) -> tuple[str, dict[str, object]]:
-    """(``trl`` or ``swift``, keys) of a command line or a YAML. Errors: ``SourceUnreadable``."""
-    if words[0] in ("swift", "trl"):
-        fields = read_words(words[2:])
-        inner = fields.pop("config", None)
-        return words[0], (_read_yaml(str(inner)) if inner else {}) | fields
-    if len(words) > 1:
-        problem = f"{shell_line(words, {})} begins with neither swift nor trl"
-        raise SourceUnreadable(problem, key="SOURCE", remedy="Give one YAML, or the whole command after --.")
-    fields = _read_yaml(words[0])
-    return ("swift" if "rlhf_type" in fields or "model" in fields else "trl"), fields
-
-
-def read_words(words: Sequence[str]) -> dict[str, object]:
-    """Options of a command line; values are read as YAML.
-
-    >>> read_words(["--beta", "0.04", "--reward_funcs", "a", "b", "--use_vllm", "--epsilon=0.3"])
-    {'beta': 0.04, 'reward_funcs': ['a', 'b'], 'use_vllm': True, 'epsilon': 0.3}
-    """
-    found: dict[str, list[str]] = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            name, is_joined, value = word[2:].partition("=")
-            found[name] = [value] if is_joined else []
-        elif name:
-            found[name].append(word)
-        else:
-            raise SourceUnreadable(f"{word} follows no option", key="SOURCE", remedy="Write --name value.")
-    read = {name: [yaml.safe_load(value) for value in values] for name, values in found.items()}
-    return {name: True if not values else values[0] if len(values) == 1 else values for name, values in read.items()}
-
-
-def _read_yaml(path: str) -> dict[str, object]:
-    try:
-        fields = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SourceUnreadable(f"{path}: {error}", key="SOURCE", remedy="Give a readable YAML file.") from error
-    if not isinstance(fields, dict):
-        raise SourceUnreadable(f"{path} holds no keys", key="SOURCE", remedy="Give a YAML of key: value lines.")
-    return fields
-
-
 def convert(kind: str, fields: Mapping[str, object]) -> Imported:
-    """Our keys for those of ``trl`` or ``swift``."""
-    given = DEFAULTS[kind] | dict(fields)
+    """Our keys for those of ``trl`` or ``swift``, with the source's defaults where ours differ."""
+    given = _with_defaults(kind, fields)
     renamed = SHARED | (TRL if kind == "trl" else SWIFT)
     made = Imported(keys={"custom.trainer_variant": "grpo"})
     for name, value in given.items():
@@ -157,16 +83,52 @@ def convert(kind: str, fields: Mapping[str, object]) -> Imported:
             CONVERTED[name](made, value)
         elif name in renamed:
             made.keys[renamed[name]] = value
-        elif name not in USED_TOGETHER:
-            made.left_out[name] = "no counterpart"
+        elif name not in USED_TOGETHER and not _is_neutral(name, value):
+            made.left_out[name] = REASONS.get(name, "no counterpart")
     _convert_batch(made, given)
     _convert_rewards(made, given)
     _convert_server(made, given)
+    _convert_correction(made, given)
     room = _whole(given.get("max_prompt_length", PROMPT_ROOM)) + _whole(given["max_completion_length"])
     made.keys.setdefault("global_max_length", room)
     if given.get("use_peft"):
         made.keys["tuner.train_type"] = "lora"
     return made
+
+
+def _is_neutral(name: str, value: object) -> bool:
+    """Whether a key without counterpart has a value that changes nothing.
+
+    >>> _is_neutral("push_to_hub", False), _is_neutral("shuffle_dataset", False), _is_neutral("min_p", 0.1)
+    (True, False, False)
+    """
+    is_off = value is None or (value is False and name not in ON_BY_DEFAULT)
+    return is_off or value in NEUTRAL.get(name, ())
+
+
+def _with_defaults(kind: str, fields: Mapping[str, object]) -> dict[str, object]:
+    given = DEFAULTS[kind] | dict(fields)
+    if given.get("use_peft") or (given.get("train_type") or given.get("tuner_type")) == "lora":
+        given = LORA_DEFAULTS[kind] | given
+    if "train_type" in fields:  # the older name of ms-swift's tuner_type
+        given.pop("tuner_type", None)
+    if kind == "swift" and given.get("gradient_accumulation_steps") is None:
+        size = _whole(given["per_device_train_batch_size"])
+        given["gradient_accumulation_steps"] = -(-SWIFT_BATCH // size)
+    return given
+
+
+def _convert_correction(made: Imported, given: Mapping[str, object]) -> None:
+    """The importance weight for engine and learner: ours is TRL's ``token_truncate``."""
+    is_on = given.get("vllm_importance_sampling_correction", False)
+    mode, cap = given.get("vllm_importance_sampling_mode"), given.get("vllm_importance_sampling_cap")
+    cap, key = cap or given.get("vllm_importance_sampling_clip_max"), "vllm_importance_sampling_mode"
+    if "rollout_importance_sampling_mode" in given:
+        mode, key = given["rollout_importance_sampling_mode"], "rollout_importance_sampling_mode"
+        is_on, cap = mode is not None, given["rollout_importance_sampling_threshold"]
+    made.keys[f"{GRPO}.correction_cap"] = cap if is_on else None
+    if is_on and mode != "token_truncate":
+        made.left_out[key] = f"{mode} has no counterpart; correction_cap truncates the weight of each token"
 
 
 def _convert_batch(made: Imported, given: Mapping[str, object]) -> None:
@@ -240,6 +202,35 @@ def _set_normalize(made: Imported, value: object) -> None:
         made.left_out["loss_type"] = f"{value} has no counterpart; {', '.join(NORMALIZE)} have"
 
 
+def _set_warmup(made: Imported, value: object) -> None:
+    """A share of all steps; without it, ``warmup_steps`` stands."""
+    if value:
+        made.keys["training.warmup_steps"] = value
+
+
+def _set_attention(made: Imported, value: object) -> None:
+    if value in ATTENTION:
+        made.keys["model.attn_impl"] = ATTENTION[str(value)]
+    elif value is not None:
+        made.left_out["attn_implementation"] = f"{value} has no counterpart; {', '.join(ATTENTION)} have"
+
+
+def _set_adapter(made: Imported, value: object) -> None:
+    paths = value if isinstance(value, list) else [value]
+    if len(paths) == 1:
+        made.keys["model.adapter"] = paths[0]
+    elif paths:
+        made.left_out["adapters"] = "name one"
+
+
+def _set_baseline(made: Imported, value: object) -> None:
+    known = {"grpo": "mean", "rloo": "leave_one_out"}
+    if value in known:
+        made.keys[f"{GRPO}.baseline"] = known[str(value)]
+    else:
+        made.left_out["advantage_estimator"] = f"{value} has no counterpart; {', '.join(known)} have"
+
+
 def _set_targets(made: Imported, value: object) -> None:
     names = value if isinstance(value, list) else [value]
     if names != ["all-linear"]:
@@ -253,6 +244,10 @@ def _to_data(key: str, name: str) -> Callable[[Imported, object], None]:
         paths = value if isinstance(value, list) else [value]
         if len(paths) == 1 and str(paths[0]).endswith(".jsonl"):
             made.keys[key] = str(paths[0])
+        elif name == "dataset_name" and value is not None:
+            made.keys |= {DATASET: value, "custom.dataset.columns": {"boxes": None, "prompt": "prompt"}}
+            made.keys.setdefault("custom.dataset.val", "test")
+            made.left_out[name] = "list the columns that rewards read in custom.dataset.columns.metadata"
         else:
             made.left_out[name] = "write the data set as one JSONL with prompt or messages per line"
 
@@ -274,10 +269,15 @@ CONVERTED: dict[str, Callable[[Imported, object], None]] = {
         f"{GRPO}.scale_rewards", lambda value: {"True": "group", "False": "none"}.get(str(value), value)
     ),
     "top_k": _to(f"{MATCHING}.decoding.top_k", lambda value: value or -1),
-    "warmup_ratio": _to("training.warmup_steps"),
+    "warmup_ratio": _set_warmup,
     "mask_truncated_completions": _to(f"{GRPO}.mask_truncated_completions"),
     "overlong_filter": _to(f"{GRPO}.mask_truncated_completions"),
-    "vllm_importance_sampling_correction": _to(f"{GRPO}.correction_cap", lambda value: 2.0 if value else None),
+    "vllm_enable_sleep_mode": _to(f"{VLLM}.sleep_level", lambda value: int(bool(value))),
+    "sleep_level": _to(f"{VLLM}.sleep_level", lambda value: min(_whole(value), 1)),
+    "attn_implementation": _set_attention,
+    "attn_impl": _set_attention,
+    "adapters": _set_adapter,
+    "advantage_estimator": _set_baseline,
     "lora_target_modules": _set_targets,
     "target_modules": _set_targets,
     "dataset": _to_data("custom.train_jsonl", "dataset"),
