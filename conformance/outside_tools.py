@@ -56,11 +56,20 @@ def trl_command() -> str | None:
 
 def verifiers_python() -> str | None:
     """A Python that has verifiers 0.1.x: ``VERIFIERS_PYTHON``, or this one."""
+    return os.environ.get("VERIFIERS_PYTHON") or (sys.executable if _verifiers().startswith("0.1.") else None)
+
+
+def verifiers_v1_python() -> str | None:
+    """A Python that has a verifiers of the v1 API alone: ``VERIFIERS_V1_PYTHON``, or this one."""
+    return os.environ.get("VERIFIERS_V1_PYTHON") or (sys.executable if _verifiers() > "0.3" else None)
+
+
+def _verifiers() -> str:
+    """The installed version; empty where there is none."""
     try:
-        is_old = version("verifiers").startswith("0.1.")
+        return version("verifiers")
     except PackageNotFoundError:
-        is_old = False
-    return os.environ.get("VERIFIERS_PYTHON") or (sys.executable if is_old else None)
+        return ""
 
 
 def has_ipv6() -> bool:
@@ -84,9 +93,10 @@ TOOLS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "swift": (swift_python, "install rollmatch[swift], or set SWIFT_PYTHON to a Python that has ms-swift"),
     "verifiers": (verifiers_python, "set VERIFIERS_PYTHON to a Python that has verifiers 0.1.9 and datasets"),
+    "verifiers_v1": (verifiers_v1_python, "set VERIFIERS_V1_PYTHON to a Python that has verifiers 0.4.0"),
     "trl": (trl_command, "run python -m conformance.servers.judge trl, or set TRL_COMMAND to the trl of TRL 1.10"),
 }
-OPTIONAL = ("deepspeed", "swift", "trl", "verifiers")
+OPTIONAL = ("deepspeed", "swift", "trl", "verifiers", "verifiers_v1")
 """Tools that CI goes without."""
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
 

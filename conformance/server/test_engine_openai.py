@@ -89,6 +89,33 @@ def test_a_chat_with_an_image_has_the_ids_and_logprobs_of_the_native_route(
 
 
 @pytest.mark.scenario(
+    "server-dialects/token-ids-go-in-and-come-out",
+    clauses=["server-dialects/the-openai-dialect-serves-openai-clients#10"],
+)
+def test_token_ids_with_an_image_have_the_ids_and_logprobs_of_the_native_route(server, base, scene_requests, greedy):
+    (request, *_), image_id = scene_requests, template_of().image_id
+    prompt_ids, url = list(request.prompt_token_ids), data_url(Path(request.sample.images[0]))
+    requests = [{"request_id": "0", "prompt_token_ids": prompt_ids, "images": [url]}]
+    status, native = server.post("/native/infer/", {"requests": requests, "sampling": greedy | {"logprobs": True}})
+    assert status == 200, native
+    sampling = greedy | {"temperature": 0.0, "logprobs": 1, "routed_experts_prompt_start": 0}
+    parts = [{"type": "image_url", "url": url}]
+    body = {"token_ids": prompt_ids, "content_parts": parts, "return_token_ids": True, "sampling_params": sampling}
+    status, reply = server.post("/inference/v1/generate", body)
+    assert status == 200, reply
+    (expected,), (choice,) = native["responses"], reply["choices"]
+    assert choice["token_ids"] == expected["response_token_ids"]
+    entries = choice["logprobs"]["content"]
+    assert [entry["logprob"] for entry in entries] == pytest.approx(expected["logprobs"], abs=1e-5)
+    assert [entry["token"] for entry in entries] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+    assert (reply["prompt_token_ids"], reply["policy_version"]) == (expected["prompt_token_ids"], server.version)
+    (run,) = reply["mm_placeholders"]["image"]
+    placed = reply["prompt_token_ids"][run["offset"] : run["offset"] + run["length"]]
+    assert set(placed) == {image_id}
+    assert reply["prompt_token_ids"].count(image_id) == run["length"] > 1
+
+
+@pytest.mark.scenario(
     "server-dialects/a-seed-counts-up-over-the-choices",
     clauses=["server-dialects/the-openai-dialect-serves-openai-clients#2"],
 )

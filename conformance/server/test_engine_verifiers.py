@@ -1,14 +1,14 @@
-"""Environments of an unmodified verifiers 0.1.x roll out against the OpenAI routes, with ids and log-probabilities."""
+"""Unmodified verifiers, 0.1.x and its v1 API, roll out against the OpenAI routes, with ids and log-probabilities."""
 
 import json
 import subprocess
 
 import pytest
 
-from conformance.outside_tools import verifiers_python
+from conformance.outside_tools import verifiers_python, verifiers_v1_python
 from conformance.rollout.digits import MODEL
 
-pytestmark = [pytest.mark.engine, pytest.mark.verifiers]
+pytestmark = pytest.mark.engine
 
 ROLLOUTS = """
 import json, sys
@@ -40,6 +40,44 @@ print(json.dumps(played))
 """
 
 
+CLIENTS = """
+import asyncio, json, sys
+import verifiers.v1 as vf
+from verifiers.v1.clients import resolve_client
+from verifiers.v1.dialects import ChatDialect
+
+url, model = sys.argv[1:]
+body = {"model": model, "messages": [{"role": "user", "content": "2 + 2?"}], "max_tokens": 6}
+train = vf.TrainClientConfig(base_url=url, api_key_var="NONE", renderer={"name": "default"})
+
+async def ask(config):
+    sampling = vf.SamplingConfig(max_tokens=6, temperature=1.0)
+    return await resolve_client(config).get_response(ChatDialect(), body, sampling, session_id="a")
+
+async def main():
+    trained, relayed = [await ask(one) for one in (train, vf.EvalClientConfig(base_url=url, api_key_var="NONE"))]
+    ids, logprobs = trained.tokens.completion_ids, trained.tokens.completion_logprobs
+    usage = [one.usage.prompt_tokens for one in (trained, relayed)]
+    print(json.dumps([trained.tokens.prompt_ids, ids, logprobs, usage, relayed.usage.completion_tokens]))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.verifiers_v1
+@pytest.mark.scenario(clauses=["server-dialects/the-openai-dialect-serves-openai-clients#11"])
+def test_both_clients_of_verifiers_v1_get_a_turn(instance):
+    command = [verifiers_v1_python(), "-c", CLIENTS, f"{instance.url}/v1", str(MODEL)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    prompt_ids, ids, logprobs, prompts, relayed = json.loads(ran.stdout.splitlines()[-1])
+    assert prompts == [len(prompt_ids)] * 2
+    assert 0 < len(ids) == len(logprobs) <= 6
+    assert max(logprobs) < 0
+    assert 0 < relayed <= 6
+
+
+@pytest.mark.verifiers
 @pytest.mark.scenario(
     "server-dialects/verifiers-rolls-out", clauses=["server-dialects/the-openai-dialect-serves-openai-clients#8"]
 )

@@ -133,6 +133,16 @@ BODIES = {
             },
         ),
         (
+            "/inference/v1/generate/",
+            {
+                "token_ids": [5, IMAGE, 6],
+                "content_parts": [{"type": "image_url", "url": ""}],
+                "sampling_params": {"n": 2, "logprobs": 1, "max_tokens": 2, "stop_token_ids": [3], "stop": ["x"]},
+                "return_token_ids": True,
+                "stream": False,
+            },
+        ),
+        (
             "/v1/completions/",
             {
                 "prompt": [[5, 6], [7]],

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from rollmatch.dialects.native.routes import native_routes
 from rollmatch.dialects.openai.routes import openai_routes
+from rollmatch.dialects.openai.token_routes import token_routes
 from rollmatch.dialects.swift.routes import swift_routes
 from rollmatch.dialects.trl.control_routes import control_routes
 from rollmatch.dialects.trl.routes import trl_routes
@@ -20,7 +21,7 @@ from rollmatch.server.http import Gate, SlashAtEnd, answer, refuse
 from rollmatch.server.openapi import describe
 from rollmatch.server.state import ServerState
 
-ROUTES = (native_routes, control_routes, swift_routes, trl_routes, openai_routes)
+ROUTES = (native_routes, control_routes, swift_routes, trl_routes, openai_routes, token_routes)
 """A dialect's routes are added here."""
 _METHOD_NOT_ALLOWED = 405
 

@@ -29,7 +29,7 @@ from rollmatch.server.state import ServerState
 
 MSGPACK = "application/msgpack"
 CONTENT_TYPES = ("application/json", MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
-OPENAI = "/v1/"
+OPENAI = ("/v1/", "/inference/")
 """Routes whose callers read errors as OpenAI's clients do, beside our form."""
 _OPEN = ("/health/",)
 """Routes that are answered without the key."""
@@ -234,6 +234,13 @@ def _decoded(
 def is_msgpack(request: Request) -> bool:
     """Whether the caller writes msgpack, and so reads it."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower() in CONTENT_TYPES[1:]
+
+
+def check_json(request: Request) -> None:
+    """Errors: ``Refusal`` with ``content-type-refused``, for routes that read no msgpack."""
+    if is_msgpack(request):
+        problem, remedy = "is msgpack", f"Send {CONTENT_TYPES[0]}."
+        raise Refusal(problem, code="content-type-refused", key="content-type", remedy=remedy)
 
 
 def answer(request: Request, reply: BaseModel | dict[str, Any] | list[Any], *, status: int = 200) -> Response:

@@ -71,6 +71,11 @@ class PromptMaker:
         self._unservable: frozenset[int] = frozenset() if video_id is None else frozenset({video_id})
         self.tokenizer: Any = getattr(processor, "tokenizer", None) or AutoTokenizer.from_pretrained(directory)
 
+    @property
+    def image_id(self) -> int | None:
+        """The id of each embedding of an image in an expanded prompt; None of a model without images."""
+        return None if self._images is None else self._images.image_id
+
     def make(
         self, request: GenerateRequest, budget: PixelBudget, *, item: int, where: str = "requests"
     ) -> EnginePrompt:

@@ -89,9 +89,14 @@ def _versioned(chunk: str, call: CallNotes, n: int) -> str:
     return f"{_DATA}{msgspec.json.encode(fields).decode()}\n\n"
 
 
+def model_unknown(problem: str) -> Refusal:
+    """A call names another model than the server's."""
+    remedy = "Take a name from /v1/models, or leave model out."
+    return Refusal(problem, code="model-unknown", key="model", remedy=remedy)
+
+
 def _refused(problem: str, status: int) -> Refusal:
     """vLLM's refusal as ours."""
     if status == _NOT_FOUND:
-        remedy = "Take a name from /v1/models, or leave model out."
-        return Refusal(problem, code="model-unknown", key="model", remedy=remedy)
+        return model_unknown(problem)
     return Refusal(problem, code="engine-refused", key="body", remedy="See vLLM's OpenAI server.")

@@ -18,7 +18,7 @@ from rollmatch.dialects.openai.engine import CallNotes, notes
 from rollmatch.dialects.openai.serving import OpenAIServing, make_serving
 from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
-from rollmatch.server.http import CONTENT_TYPES, answer, is_msgpack, read_body, unless_gone
+from rollmatch.server.http import CONTENT_TYPES, answer, check_json, read_body, unless_gone
 from rollmatch.server.openapi import accepts
 from rollmatch.server.sampling import make_sampling
 from rollmatch.server.state import VERSION_HEADER, ServerState
@@ -40,7 +40,7 @@ def openai_routes(server: ServerState) -> APIRouter:
     @router.post("/chat/completions/")
     @accepts(ChatBody, content_types=CONTENT_TYPES[:1])
     async def chat(request: Request) -> Response:
-        _check_json(request)
+        check_json(request)
         body = await read_body(request, ChatBody)
         urls = [url for message in body.messages for url in message.images()]
         check_count(len(urls), "max_images_per_call", server.settings.limits, key="messages.images")
@@ -51,7 +51,7 @@ def openai_routes(server: ServerState) -> APIRouter:
     @router.post("/completions/")
     @accepts(CompletionBody, content_types=CONTENT_TYPES[:1])
     async def completions(request: Request) -> Response:
-        _check_json(request)
+        check_json(request)
         longest = {"prompt": server.settings.limits.max_tokens_per_call}
         body = await read_body(request, CompletionBody, longest=longest)
         prompts = body.prompts()
@@ -124,9 +124,3 @@ class OpenAICalls:
             return StreamingResponse(chunks, media_type="text/event-stream", headers=version)
         whole = with_versions(reply, call, body.n or 1)
         return Response(msgspec.json.encode(whole), media_type=CONTENT_TYPES[0], headers=version)
-
-
-def _check_json(request: Request) -> None:
-    if is_msgpack(request):
-        problem, remedy = "is msgpack", f"Send {CONTENT_TYPES[0]}."
-        raise Refusal(problem, code="content-type-refused", key="content-type", remedy=remedy)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rollmatch.dialects.openai.answers import MISREAD, Endpoint
+from rollmatch.dialects.openai.answers import MISREAD, Endpoint, model_unknown
 from rollmatch.dialects.openai.engine import PooledEngine
 from rollmatch.errors import LaunchError
 from rollmatch.server.failures import Refusal
@@ -70,6 +70,12 @@ def _serving_of(server: ServerState, client: PooledEngine, models: Any) -> OpenA
 def names_of(server: ServerState) -> tuple[str, ...]:
     """Under which the server's model may be requested; the first one is what responses say."""
     return tuple(dict.fromkeys((*server.settings.served_model_names, server.settings.model)))
+
+
+def check_name(server: ServerState, name: str | None) -> None:
+    """Errors: ``Refusal`` with ``model-unknown``; None is the server's model."""
+    if name is not None and name not in names_of(server):
+        raise model_unknown(f"the model {name!r} is not served")
 
 
 def _unavailable(problem: str) -> Refusal:

@@ -1,0 +1,182 @@
+"""``/inference/v1/generate``: token ids in, token ids out, as ``TrainClient`` of verifiers' v1 API calls it.
+
+vLLM's own route changes its form from version to version; this one is ours. A log-probability stands beside the id in
+both forms that clients read, ``token_id`` and ``token`` ("token_id:7"). Sources: renderers 0.1.12 ``client.py``, vLLM
+0.32 ``entrypoints/scale_out/token_in_token_out/protocol.py``.
+"""
+
+import time
+import uuid
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from rollmatch.data.ids import PackedIds
+from rollmatch.dialects.openai.bodies import NumLogprobs
+from rollmatch.dialects.openai.serving import check_name, names_of
+from rollmatch.server.failures import Refusal
+from rollmatch.server.generation import check_count
+from rollmatch.server.http import CONTENT_TYPES, answer, check_json, read_body, unless_gone
+from rollmatch.server.openapi import accepts
+from rollmatch.server.payloads import Payload
+from rollmatch.server.prompts import GenerateRequest
+from rollmatch.server.replica import EngineOutput
+from rollmatch.server.sampling import Seed, StopTexts, make_sampling, seeds_of
+from rollmatch.server.state import ServerState
+from rollmatch.server.unserved import Unserved
+
+_LONGEST = 2**31 - 1
+_NOT_SAMPLING = {
+    *("n", "seed", "stop", "logprobs", "skip_special_tokens", "spaces_between_special_tokens", "detokenize"),
+    *("include_stop_str_in_output", "routed_experts_prompt_start"),
+}
+
+
+class TokenSampling(Payload):
+    """``sampling_params``, by vLLM's names; the last five concern texts and experts, which are not returned."""
+
+    n: Annotated[int, Field(ge=1)] = 1
+    seed: Seed | None = None
+    max_tokens: int | None = None
+    stop: StopTexts | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    logprobs: NumLogprobs | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    logit_bias: dict[int, float] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    detokenize: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    routed_experts_prompt_start: int | None = None
+
+
+class MediaPart(Payload):
+    """An image of the prompt, in the place of the next image placeholder."""
+
+    type: Literal["image_url"]
+    url: str
+    uuid: str | None = None
+
+
+class TokenBody(Payload):
+    """A call of ``/inference/v1/generate``."""
+
+    token_ids: PackedIds
+    """The prompt, one placeholder per image."""
+    sampling_params: TokenSampling = TokenSampling()
+    model: str | None = None
+    request_id: Annotated[str, Field(max_length=1024)] | None = None
+    content_parts: tuple[MediaPart, ...] = ()
+    return_token_ids: bool | None = None
+    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
+    """Without effect: a policy's cache serves no later one."""
+    priority: Literal[0] | None = None
+    output_mode: Literal["tokens"] = "tokens"
+    stream: Unserved = None
+    stream_options: Unserved = None
+    features: Unserved = None
+    kv_transfer_params: Unserved = None
+    ec_transfer_params: Unserved = None
+
+
+def token_routes(server: ServerState) -> APIRouter:
+    """The one route."""
+    router = APIRouter(tags=["openai"])
+
+    @router.post("/inference/v1/generate/")
+    @accepts(TokenBody, content_types=CONTENT_TYPES[:1])
+    async def generate(request: Request) -> Response:
+        check_json(request)
+        body = await read_body(request, TokenBody, sampling_at=("sampling_params",))
+        check_name(server, body.model)
+        check_count(body.sampling_params.n, "max_responses_per_prompt", server.settings.limits, key="n")
+        asked = token_request(body)
+        await server.chunked.before_generating()
+        outputs = await unless_gone(request, server.generator.generate([asked], where="token_ids", clamp=True))
+        if isinstance(outputs, Response):
+            return outputs
+        fields = _reply(body, outputs, name=names_of(server)[0])
+        if body.return_token_ids:
+            fields |= _prompt_of(body, outputs[0][0], server.prompts.image_id)
+        return server.with_version(answer(request, fields), outputs)
+
+    return router
+
+
+def token_request(body: TokenBody) -> GenerateRequest:
+    """The call's prompt; response i samples from ``seed + i``. Errors: ``Refusal``."""
+    given, stop = body.sampling_params, body.sampling_params.stop or ()
+    fields = given.model_dump(exclude=_NOT_SAMPLING) | {"logprobs": given.logprobs is not None}
+    return GenerateRequest(
+        token_ids=body.token_ids,
+        images=tuple(part.url for part in body.content_parts),
+        sampling=make_sampling(fields, defaults={"temperature": 1.0, "max_tokens": _LONGEST}),
+        seeds=seeds_of(given.seed, given.n),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        num_top=given.logprobs or 0,
+    )
+
+
+def _reply(body: TokenBody, outputs: Sequence[tuple[EngineOutput, int]], *, name: str) -> dict[str, Any]:
+    num_prompt = len(outputs[0][0].prompt_token_ids)
+    num_written = sum(len(output.response_token_ids) for output, _ in outputs)
+    usage = {"prompt_tokens": num_prompt, "completion_tokens": num_written, "total_tokens": num_prompt + num_written}
+    return {
+        "request_id": body.request_id or uuid.uuid4().hex,
+        "model": name,
+        "created": int(time.time()),
+        "choices": [_choice(place, *pair) for place, pair in enumerate(outputs)],
+        "usage": usage,
+        "policy_version": min(version for _, version in outputs),
+    }
+
+
+def _choice(place: int, output: EngineOutput, version: int) -> dict[str, Any]:
+    return {
+        "index": place,
+        "token_ids": output.response_token_ids,
+        "finish_reason": output.finish_reason,
+        "stop_reason": output.stop_token_id,
+        "logprobs": None if output.logprobs is None else {"content": _logprobs_of(output)},
+        "policy_version": version,
+    }
+
+
+def _logprobs_of(output: EngineOutput) -> list[dict[str, Any]]:
+    values = np.frombuffer(output.logprobs or b"", dtype="<f4").tolist()
+    top = output.top or [()] * len(values)
+    return [
+        _entry(token_id, value) | {"top_logprobs": [_entry(*pair) for pair in likeliest]}
+        for token_id, value, likeliest in zip(output.response_token_ids, values, top, strict=True)
+    ]
+
+
+def _entry(token_id: int, value: float) -> dict[str, Any]:
+    return {"token": f"token_id:{token_id}", "token_id": token_id, "logprob": value, "bytes": None}
+
+
+def _prompt_of(body: TokenBody, output: EngineOutput, image_id: int | None) -> dict[str, Any]:
+    """The expanded prompt, and where its images are. Errors: ``Refusal`` where they follow each other directly."""
+    found, place = [], 0
+    for is_image, run in groupby(output.prompt_token_ids, lambda token_id: token_id == image_id):
+        length = len(list(run))
+        found += [{"offset": place, "length": length}] * is_image
+        place += length
+    if len(found) != len(body.content_parts):
+        problem = f"the expanded prompt has {len(found)} runs of placeholders for {len(body.content_parts)} images"
+        remedy = "Leave return_token_ids out, or use /v1/chat/completions with this model."
+        raise Refusal(problem, code="images-misfit", key="content_parts", remedy=remedy)
+    return {"prompt_token_ids": output.prompt_token_ids, "mm_placeholders": {"image": found} if found else {}}
