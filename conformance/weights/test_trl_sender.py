@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 import torch
 from torch.distributed import PrefixStore, TCPStore
+from vllm.distributed.utils import StatelessProcessGroup
 
 from conformance.refusals import refused
 from conformance.server.calls import in_thread
@@ -52,8 +53,23 @@ def test_a_store_that_waits_for_its_workers_becomes_ready():
     assert held.result(timeout=10).size() == group.address.world_size == 2
 
 
-def address_of(port, *, rank):
-    return GroupAddress(host="127.0.0.1", port=port, rank=rank, world_size=2, timeout_s=5, join_timeout_s=5)
+@pytest.mark.scenario(
+    "server-connection/a-server-that-joins-by-nccl-is-refused-at-once",
+    clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#7"],
+)
+def test_a_server_with_a_gpu_is_refused_before_the_time_limit():
+    """What vLLM's ``PyNcclCommunicator`` does on rank 0 before it waits for the others on its GPU."""
+    port = free_port()
+    held = in_thread(lambda: StatelessProcessGroup.create("127.0.0.1", port, 0, 2, store_timeout=60))
+    joining = in_thread(lambda: StatelessGroup(address_of(port, rank=1, join_timeout_s=60)))
+    held.result(timeout=20).broadcast_obj("id", 0)
+    with refused("transports-differ", f"group_port {port}", problem="joins by NCCL"):
+        joining.result(timeout=20)
+
+
+def address_of(port, *, rank, join_timeout_s=5):
+    times = {"timeout_s": 5, "join_timeout_s": join_timeout_s}
+    return GroupAddress(host="127.0.0.1", port=port, rank=rank, world_size=2, **times)
 
 
 def test_the_dialect_decides_the_way():

@@ -21,11 +21,19 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
+from rollmatch.errors import SyncError
 from rollmatch.weights.gloo import Completion, Work, open_gloo
 from rollmatch.weights.group_address import GroupAddress, TransferFailed, not_joined
 from rollmatch.weights.nccl import failing, forbid_multicast
 
 _CPU = torch.device("cpu")
+_POLL_S, _DECIDED_S = 0.02, 15.0
+"""Rank 0 joins as soon as all are in its store; after the second one, gloo's own time limit counts."""
+_GLOO = "gloo"
+_GLOO_RANK_0 = f"{_GLOO}/0/0"
+"""Where gloo's rank 0 writes its address."""
+_NCCL_ID = "broadcast_from/0/0"
+"""Where vLLM's ``PyNcclCommunicator`` of rank 0 puts it; later, the name of the first barrier."""
 _LOOK_S = 2e-4
 """Between two looks at what NCCL does."""
 
@@ -43,7 +51,7 @@ class StatelessGroup:
     ) -> None:
         """Join; rank 0 brings the ``listener`` of its store, and the last rank is the source unless another is named.
 
-        Errors: ``CommunicatorTimeout``.
+        Errors: ``CommunicatorTimeout``, ``transports-differ``.
         """
         self.address, self.rank, self.device = address, address.rank, device
         self.source = address.world_size - 1 if source is None else source
@@ -54,7 +62,11 @@ class StatelessGroup:
             if device.type == "cuda":
                 self._group = self._open_nccl()
             else:
-                self._group = open_gloo(PrefixStore("gloo", self._store), address)
+                if self.rank:
+                    self._refuse_nccl()
+                self._group = open_gloo(PrefixStore(_GLOO, self._store), address)
+        except SyncError:
+            raise
         except (RuntimeError, TypeError) as error:
             raise not_joined(address, error) from error
         self._store.set_timeout(timedelta(seconds=address.timeout_s))
@@ -147,6 +159,18 @@ class StatelessGroup:
                 self._store.delete_key(f"arrival_{name}_{rank}")
                 self._store.delete_key(f"departure_{name}_{rank}")
 
+    def _refuse_nccl(self) -> None:
+        """Look how rank 0 joins, before this rank waits for it by gloo. Errors: ``transports-differ``."""
+        deadline = time.monotonic() + min(_DECIDED_S, self.address.join_timeout_s)
+        while not self._store.check([_GLOO_RANK_0]) and time.monotonic() < deadline:
+            if self._store.check([_NCCL_ID]):
+                problem = (
+                    f"the server at {self.address.host}:{self.address.port} joins by NCCL, this learner has no GPU"
+                )
+                remedy = "Run the learner on a GPU, or start the server on a machine without GPUs."
+                raise SyncError(problem, code="transports-differ", key=f"group_port {self.address.port}", remedy=remedy)
+            time.sleep(_POLL_S)
+
     def _open_nccl(self) -> Any:
         """vLLM's communicator; NCCL's id, a pickled object in the store, is read by ``_Reader``."""
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
@@ -159,7 +183,7 @@ class StatelessGroup:
             def broadcast_obj(self, obj: object, src: int) -> object:
                 if self.rank == src:
                     return super().broadcast_obj(obj, src)
-                return _Reader(store.get(f"broadcast_from/{src}/0"), ncclUniqueId).load()
+                return _Reader(_nccl_id(store), ncclUniqueId).load()
 
         group = ReadingGroup(rank=self.rank, world_size=self.address.world_size, store=store)
         self._num_barriers = 1  # peers count NCCL's id as the first broadcast of rank 0
@@ -169,6 +193,14 @@ class StatelessGroup:
         if made.disabled:
             raise RuntimeError("vLLM finds no NCCL library")
         return made
+
+
+def _nccl_id(store: TCPStore) -> bytes:
+    """What rank 0 offers. Errors: ``RuntimeError``."""
+    try:
+        return bytes(store.get(_NCCL_ID))
+    except RuntimeError as error:
+        raise RuntimeError("the server offers no NCCL id: it may have no GPU") from error
 
 
 def _open_store(address: GroupAddress, listener: socket.socket | None) -> TCPStore:
