@@ -154,6 +154,23 @@ RUBRIC = SimpleNamespace(
 )
 
 
+loops = []
+
+
+async def remembers(answer, sample):
+    loops.append(asyncio.get_running_loop())
+    return 1.0
+
+
+def test_a_client_of_a_judge_model_is_used_again_in_the_next_step():
+    """An HTTP client that is made once keeps connections of the event loop that it was first used in."""
+    for _ in range(2):
+        judge(["a", "b", "c"], Reward.of(remembers))
+    assert len(loops) == 6
+    assert len(set(loops)) == 1
+    assert not loops[0].is_closed()
+
+
 async def slow(answer, sample):
     await asyncio.sleep(sample.sample_id)
     return 1.0

@@ -4,7 +4,6 @@ The prompt is the sample's; ``answer``, ``info`` and ``task`` come from its meta
 (``ToolEnv``) are read for tool calls: see ``tool_texts``. The rubric scores the whole episode at its end.
 """
 
-import asyncio
 import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rollmatch.errors import TargetError
+from rollmatch.objectives.event_loop import run_coroutine
 from rollmatch.objectives.tool_texts import called_message, reply_text, tools_text
 from rollmatch.records import Sample
 
@@ -65,14 +65,16 @@ class VerifiersEnvironment:
         prompt = [{"role": role, "content": text} for role, text in sample.messages]
         known = {name: sample.metadata[name] for name in _OF_ROWS if name in sample.metadata}
         row = {"prompt": prompt, "example_id": sample.sample_id, "answer": ""} | known
-        self._state = asyncio.run(self._begin(row))
+        self._make()  # here: an environment sets signal handlers, which only a main thread may
+        self._state = run_coroutine(self._begin(row))
         self._messages, self._history = list(self._state["prompt"]), (str(sample.sample_id),)
         shown = (tools_text(self._make().oai_tools or ()), self._shown(prompt))
         return "\n".join(text for text in shown if text)
 
     def step(self, action: str) -> tuple[str, float, bool, bool]:
         """As the protocol. Errors: whatever the environment raises, and functions of its rubric."""
-        observation, reward, terminated, truncated = asyncio.run(self._advance(action))
+        self._make()
+        observation, reward, terminated, truncated = run_coroutine(self._advance(action))
         self._history += (action, observation)
         return observation, reward, terminated, truncated
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rollmatch.errors import ConfigError, TargetError
+from rollmatch.objectives.event_loop import run_coroutine
 from rollmatch.objectives.grpo.reward_processes import Arguments, RewardProcesses
 from rollmatch.records import Sample
 
@@ -58,7 +59,7 @@ class RewardCall:
 
     def _run(self, calls: Sequence[Arguments]) -> list[object]:
         if inspect.iscoroutinefunction(self.function):
-            return asyncio.run(self._gather(calls))
+            return run_coroutine(self._gather(calls))
         if self.processes is not None:
             return self.processes.map(self.function, calls)
         return [self._try(arguments, named) for arguments, named in calls]

@@ -1,0 +1,35 @@
+"""The event loop of users' coroutines: one for the life of the process, as HTTP clients keep connections of it."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+"""Process id -> its loop; a fork has none yet."""
+_lock = threading.Lock()
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Its result, waited for; from any thread but the loop's own.
+
+    >>> async def loop():
+    ...     return id(asyncio.get_running_loop())
+    >>> run_coroutine(loop()) == run_coroutine(loop())
+    True
+    """
+    pending = asyncio.run_coroutine_threadsafe(coroutine, _loop())
+    try:
+        return pending.result()
+    finally:
+        pending.cancel()  # without effect where it has ended; Ctrl-C ends the wait, too
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    with _lock:
+        if os.getpid() not in _loops:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="coroutines", daemon=True).start()
+        return _loops[os.getpid()]
