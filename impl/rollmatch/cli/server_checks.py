@@ -129,7 +129,7 @@ def _await_health(
     server: RolloutServer, *, deadline: float, limit_s: float, server_pid: int | None
 ) -> Mapping[str, object]:
     """The reply of /health/, as soon as the server is healthy; the first look without it says what is waited for."""
-    is_told = os.environ.get("RANK", "0") != "0"
+    is_announced = os.environ.get("RANK", "0") != "0"
     while True:
         if server_pid is not None and not _lives(server_pid):
             problem = f"process {server_pid} has ended, and {server.base_url} does not answer"
@@ -141,9 +141,9 @@ def _await_health(
             if left_s <= LOOK_S:
                 problem = f"{server.base_url} was not healthy within {limit_s:g} s"
                 raise ServerUnreachable(problem, key=server.base_url, remedy=error.remedy) from error
-            if not is_told:
+            if not is_announced:
                 print(f"waiting for {server.base_url} to be healthy, {left_s:.0f} s at most", flush=True)
-                is_told = True
+                is_announced = True
 
 
 def _lives(pid: int) -> bool:

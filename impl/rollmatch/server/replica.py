@@ -129,6 +129,9 @@ class VllmReplica:
         if settings.gpus:
             forbid_multicast()
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(settings.gpus[index * size : (index + 1) * size])
+            if settings.data_parallel_size > 1:
+                # They start side by side: a fork would keep locks for ever that threads of the others held.
+                os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         arguments |= settings.engine_arguments
         first_seed = arguments.get("seed", 0)
         if isinstance(first_seed, int):

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -130,7 +130,7 @@ def token_request(body: TokenBody) -> GenerateRequest:
     )
 
 
-def _reply(body: TokenBody, outputs: Sequence[tuple[EngineOutput, int]], *, name: str) -> dict[str, Any]:
+def _reply(body: TokenBody, outputs: Sequence[tuple[EngineOutput, int]], *, name: str) -> dict[str, object]:
     num_prompt = len(outputs[0][0].prompt_token_ids)
     num_written = sum(len(output.response_token_ids) for output, _ in outputs)
     usage = {"prompt_tokens": num_prompt, "completion_tokens": num_written, "total_tokens": num_prompt + num_written}
@@ -144,7 +144,7 @@ def _reply(body: TokenBody, outputs: Sequence[tuple[EngineOutput, int]], *, name
     }
 
 
-def _choice(place: int, output: EngineOutput, version: int) -> dict[str, Any]:
+def _choice(place: int, output: EngineOutput, version: int) -> dict[str, object]:
     return {
         "index": place,
         "token_ids": output.response_token_ids,
@@ -155,7 +155,7 @@ def _choice(place: int, output: EngineOutput, version: int) -> dict[str, Any]:
     }
 
 
-def _logprobs_of(output: EngineOutput) -> list[dict[str, Any]]:
+def _logprobs_of(output: EngineOutput) -> list[dict[str, object]]:
     values = np.frombuffer(output.logprobs or b"", dtype="<f4").tolist()
     top = output.top or [()] * len(values)
     return [
@@ -164,11 +164,11 @@ def _logprobs_of(output: EngineOutput) -> list[dict[str, Any]]:
     ]
 
 
-def _entry(token_id: int, value: float) -> dict[str, Any]:
+def _entry(token_id: int, value: float) -> dict[str, object]:
     return {"token": f"token_id:{token_id}", "token_id": token_id, "logprob": value, "bytes": None}
 
 
-def _prompt_of(body: TokenBody, output: EngineOutput, image_id: int | None) -> dict[str, Any]:
+def _prompt_of(body: TokenBody, output: EngineOutput, image_id: int | None) -> dict[str, object]:
     """The expanded prompt, and where its images are. Errors: ``Refusal`` where they follow each other directly."""
     found, place = [], 0
     for is_image, run in groupby(output.prompt_token_ids, lambda token_id: token_id == image_id):
