@@ -85,6 +85,7 @@ def test_a_bare_url_is_judged_without_torch_and_without_the_implementation(insta
     assert (code, report["exit_code"]) == (1, 1), output
     assert {name: verdicts[name] for name in GOOD} == dict.fromkeys(GOOD, "pass")
     assert verdicts["logprobs-fit-the-ids"] == "must"
+    verdicts.pop("short-call-passes-long-one")  # the double may end its long responses before another call arrives
     assert not {"not-testable", "harness-error"} & {*verdicts.values()}, verdicts
     assert "checks were not asked: " in output
     assert " need --model, " in output
