@@ -73,7 +73,13 @@ BODIES = {
                 "request_config": {"max_tokens": 2, "n": 2, "seed": 4, "stop": ["a"], "logprobs": True, "top_k": 3},
             },
         ),
-        ("/infer/", {"infer_requests": [{"prompt_token_ids": [5, IMAGE], "images": [""], "data_dict": {"a": 1}}]}),
+        (
+            "/infer/",
+            {
+                "infer_requests": [{"prompt_token_ids": [5, IMAGE], "images": [""], "data_dict": {"a": 1}}],
+                "use_tqdm": False,
+            },
+        ),
         ("/init_communicator/", GROUP),
         ("/update_flattened_params/", {"metadatas": [TENSOR | {"start_idx": 0, "end_idx": 256, "numel": 64}]}),
         ("/update_adapter_flattened_param/", {"peft_config": {}, "metadatas": []}),

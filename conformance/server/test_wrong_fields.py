@@ -4,6 +4,48 @@ import pytest
 
 from conformance.server.test_limits import call, native
 
+OF_MS_SWIFT = {
+    "infer_requests": [
+        {
+            "messages": [{"role": "user", "content": "Look."}],
+            "images": [],
+            "audios": [],
+            "videos": [],
+            "tools": None,
+            "objects": {},
+            "chat_template_kwargs": {},
+            "data_dict": {},
+            "uuid": None,
+            "add_eos": None,
+        }
+    ],
+    "request_config": {
+        "max_tokens": 2,
+        "temperature": None,
+        "top_k": None,
+        "top_p": None,
+        "min_p": None,
+        "num_beams": 1,
+        "stop": [],
+        "repetition_penalty": None,
+        "seed": None,
+        "stream": False,
+        "logprobs": False,
+        "top_logprobs": None,
+        "n": 1,
+        "prompt_logprobs": None,
+        "best_of": None,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "length_penalty": 1.0,
+        "return_details": False,
+        "structured_outputs_regex": None,
+    },
+    "metrics": None,
+    "use_tqdm": True,
+    "adapter_request": None,
+}
+"""What ms-swift 4.6's own client sends: every field, whether it is set or not."""
 TENSOR = {"name": "model.norm.weight", "dtype": "float32", "shape": [-1]}
 
 
@@ -45,6 +87,7 @@ TENSOR = {"name": "model.norm.weight", "dtype": "float32", "shape": [-1]}
         ("/infer/", {"infer_requests": [{"prompt_token_ids": [5], "images": [{"bytes": 3}]}]}, 422, "body-invalid"),
         ("/infer/", {"infer_requests": [{"prompt_token_ids": [5], "images": [{"path": []}]}]}, 422, "body-invalid"),
         ("/infer/", {"infer_requests": [{"prompt_token_ids": [5], "colour": 1}]}, 422, "body-invalid"),
+        ("/infer/", OF_MS_SWIFT, 200, None),
         ("/infer/", {"infer_requests": [{"prompt_token_ids": [5], "tools": [{}]}]}, 422, "body-invalid"),
         ("/infer/", {"infer_requests": [{"prompt_token_ids": [5], "tools": []}]}, 200, None),
         (

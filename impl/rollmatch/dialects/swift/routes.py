@@ -91,12 +91,14 @@ class SwiftRequestConfig(Payload):
 
 
 class SwiftBatch(Payload):
-    """A call of ``/infer/``; ``metrics`` and ``adapter_request`` are in the bodies of ms-swift's client."""
+    """A call of ``/infer/``; the last three fields are in every body of ms-swift's client."""
 
     infer_requests: list[SwiftInferRequest]
     request_config: SwiftRequestConfig | None = None
     metrics: Unserved = None
     adapter_request: Unserved = None
+    use_tqdm: bool | None = None
+    """Without effect: a progress bar of ms-swift's server."""
 
 
 def swift_routes(server: ServerState) -> APIRouter:
