@@ -63,8 +63,8 @@ def side_by_side(benchmark, request, check_bar):
         ours_s = statistics.median(benchmark.stats.stats.data)
         ratio = statistics.median(peer_s) / ours_s
         benchmark.extra_info |= {"peer_s": peer_s, "ratio": ratio, "bar": bar, "cores": os.cpu_count()}
-        told = "no bar" if bar is None else f"bar {bar:g} x"
-        line = f"{request.node.name}: {ratio:.1f} x its peer ({told}), {ours_s:.3g} s"
+        limit = "no bar" if bar is None else f"bar {bar:g} x"
+        line = f"{request.node.name}: {ratio:.1f} x its peer ({limit}), {ours_s:.3g} s"
         check_bar(line, bar is None or ratio >= bar)
         return ratio
 

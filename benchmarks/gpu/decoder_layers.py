@@ -105,7 +105,7 @@ def ways_of(step):
 
 
 def measure(shape, *, rounds, limit_s):
-    told = {"shape": shape, "floor_matmul_tflops": matmul_tflops(shape["matmul"]), "measured": {}}
+    figures = {"shape": shape, "floor_matmul_tflops": matmul_tflops(shape["matmul"]), "measured": {}}
     bars = {}
     for kind in ("lora", "full"):
         say(f"decoder layers, {kind}")
@@ -115,19 +115,19 @@ def measure(shape, *, rounds, limit_s):
         base = model.get_base_model() if kind == "lora" else model
         compile_layers(base, backend=shape["backend"])
         step = Step(model, base, rows_of(shape))
-        measured = told["measured"][kind] = _measure(step, rounds=rounds, limit_s=limit_s)
+        measured = figures["measured"][kind] = _measure(step, rounds=rounds, limit_s=limit_s)
         num_body = sum(weight.numel() for weight in base.model.parameters()) - base.lm_head.weight.numel()
         work = (4 if kind == "lora" else 6) * num_body * sum(shape["lengths"]) * shape["num_rows"]
         for one in measured.values():
-            one["share_of_matmul"] = work / one["median_s"] / 1e12 / told["floor_matmul_tflops"]
+            one["share_of_matmul"] = work / one["median_s"] / 1e12 / figures["floor_matmul_tflops"]
         losses = {name: float(loss) for name, loss in step.losses.items()}
-        told[f"losses_{kind}"] = losses
+        figures[f"losses_{kind}"] = losses
         worst = max(abs(loss / losses["eager_kept"] - 1) for loss in losses.values())
         judge(bars, f"{kind}: largest relative difference of losses", worst, at_most=LOSS_BAR)
         ratio = measured["eager_checkpointed"]["median_s"] / measured["compiled_kept"]["median_s"]
         judge(bars, f"{kind}: eager with checkpointing over compiled without", ratio, at_least=SPEED_BAR)
         del model, base, step
-    return told | {"bars": bars}
+    return figures | {"bars": bars}
 
 
 def _measure(step, *, rounds, limit_s):

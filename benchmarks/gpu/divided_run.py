@@ -61,7 +61,7 @@ class DividedRun:
 
     @contextmanager
     def server(self):
-        """Ready; told how long that took."""
+        """Ready, after that many seconds."""
         began = time.monotonic()
         with started(self.serve_command(), self.folder / "server.txt") as server:
             server.wait_until(lambda: is_healthy(self.url))
@@ -71,8 +71,8 @@ class DividedRun:
         """Run the learner to its end; its figures."""
         command = typed("train", GRPO, self.division.learners, self.overrides)
         with MemoryWatch() as watch:
-            code, told = finish(command, self.folder / "learner.txt")
-        assert code == 0, told[-3000:]
+            code, log = finish(command, self.folder / "learner.txt")
+        assert code == 0, log[-3000:]
         return self.figures() | {"most_memory_mib": watch.most_mib}
 
     def figures(self):

@@ -42,13 +42,13 @@ CONFIG = {
 
 def shapes(num_layers=NUM_LAYERS):
     """Name -> shape of every tensor of the checkpoint."""
-    told = {"model.embed_tokens.weight": (IDS, HIDDEN)}
+    shapes = {"model.embed_tokens.weight": (IDS, HIDDEN)}
     for layer in range(num_layers):
         prefix = f"model.layers.{layer}"
-        told |= {f"{prefix}.{name}.weight": shape for name, shape in LINEARS.items()}
-        told |= {f"{prefix}.self_attn.{name}.weight": (HEAD,) for name in ("q_norm", "k_norm")}
-        told |= {f"{prefix}.{name}.weight": (HIDDEN,) for name in ("input_layernorm", "post_attention_layernorm")}
-    return told | {"model.norm.weight": (HIDDEN,), "lm_head.weight": (IDS, HIDDEN)}
+        shapes |= {f"{prefix}.{name}.weight": shape for name, shape in LINEARS.items()}
+        shapes |= {f"{prefix}.self_attn.{name}.weight": (HEAD,) for name in ("q_norm", "k_norm")}
+        shapes |= {f"{prefix}.{name}.weight": (HIDDEN,) for name in ("input_layernorm", "post_attention_layernorm")}
+    return shapes | {"model.norm.weight": (HIDDEN,), "lm_head.weight": (IDS, HIDDEN)}
 
 
 def make_directory(directory, num_layers=NUM_LAYERS):
@@ -64,10 +64,10 @@ def make_directory(directory, num_layers=NUM_LAYERS):
         stop = start + 2 * torch.Size(shape).numel()
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, stop]}
         start = stop
-    told = json.dumps(header).encode()
+    encoded = json.dumps(header).encode()
     with (Path(directory) / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(told)) + told)
-        file.truncate(8 + len(told) + start)
+        file.write(struct.pack("<Q", len(encoded)) + encoded)
+        file.truncate(8 + len(encoded) + start)
 
 
 def random_weights(device, num_layers=NUM_LAYERS):

@@ -179,7 +179,7 @@ class Sides:
 
 def ratios(samples):
     """Median seconds without the first step, and ratios of the medians per response token."""
-    later = {way: told["steps"][1:] for way, told in samples.items()}
+    later = {way: measured["steps"][1:] for way, measured in samples.items()}
     middle = {way: statistics.median(step["step_s"] for step in steps) for way, steps in later.items()}
     each = {way: statistics.median(s["step_s"] / s["response_tokens"] for s in steps) for way, steps in later.items()}
     return middle, {f"{way} / trl": each[way] / each["trl"] for way in each if way != "trl" and "trl" in each}
@@ -187,8 +187,8 @@ def ratios(samples):
 
 def peaks(samples):
     """Peak GPU memory in tensors of each way's learner, a colocated engine included. Unit: GB."""
-    ours = {way: told["memory"]["peak_gb"] for way, told in samples.items() if told.get("memory")}
-    return ours | {way: told["peak_bytes"] / 1e9 for way, told in samples.items() if "peak_bytes" in told}
+    ours = {way: measured["memory"]["peak_gb"] for way, measured in samples.items() if measured.get("memory")}
+    return ours | {way: measured["peak_bytes"] / 1e9 for way, measured in samples.items() if "peak_bytes" in measured}
 
 
 def matrix_rate():
@@ -220,7 +220,7 @@ def main():
     bars = BARS[options.lengths] if (options.kind, options.mode) == ("lora", "server") else {}
     memory = options.engine_memory if options.mode == "colocate" else None
     new = {"machine": describe(), "bars": bars, "engine_memory": memory, "samples": {}}
-    told = json.loads(path.read_text()) if path.exists() else new
+    measured = json.loads(path.read_text()) if path.exists() else new
     scale = TINY if options.rehearse else FULL | LENGTHS[options.lengths]
     with tempfile.TemporaryDirectory() as folder:
         model = SMALL_MODEL if options.rehearse else Path(f"{options.model}-{options.lengths}")
@@ -228,18 +228,18 @@ def main():
             make_model(model, scale.get("mean_len"))
         for side in options.sides:
             try:
-                told["samples"] |= getattr(Sides(options, Path(folder), model, scale), side)()
+                measured["samples"] |= getattr(Sides(options, Path(folder), model, scale), side)()
             finally:
                 (logs := options.results / f"logs-{name}-{side}").mkdir(parents=True, exist_ok=True)
                 for log in Path(folder).glob("*.txt"):
                     shutil.copy(log, logs)
-            told["median_s"], told["ratios"] = ratios(told["samples"])
-            told["peak_gb"] = peaks(told["samples"])
-            if "off" in told["samples"] and not options.rehearse:
-                told["matrix_tflops"] = (rate := matrix_rate()) / 1e12
-                told["learn_share"] = learn_shares(told["samples"]["off"]["steps"][1:], options.kind, rate)
-            path.write_text(json.dumps(told, indent=1) + "\n")
-    sys.stdout.write(json.dumps({name: told[name] for name in told if name != "samples"}, indent=1) + "\n")
+            measured["median_s"], measured["ratios"] = ratios(measured["samples"])
+            measured["peak_gb"] = peaks(measured["samples"])
+            if "off" in measured["samples"] and not options.rehearse:
+                measured["matrix_tflops"] = (rate := matrix_rate()) / 1e12
+                measured["learn_share"] = learn_shares(measured["samples"]["off"]["steps"][1:], options.kind, rate)
+            path.write_text(json.dumps(measured, indent=1) + "\n")
+    sys.stdout.write(json.dumps({name: measured[name] for name in measured if name != "samples"}, indent=1) + "\n")
 
 
 def parse():

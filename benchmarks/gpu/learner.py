@@ -19,13 +19,13 @@ RESULTS = Path(__file__).parents[1] / "results"
 def run(name, *, kind, rounds, limit_s, out):
     """Measure one path at one of its shapes and write it down; returns its bars."""
     began, path = time.perf_counter(), PATHS[name]
-    told = path.measure(path.SHAPES[kind], rounds=rounds, limit_s=limit_s)
-    told = {"benchmark": name, "kind": kind, "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())} | told
+    figures = path.measure(path.SHAPES[kind], rounds=rounds, limit_s=limit_s)
+    figures = {"benchmark": name, "kind": kind, "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())} | figures
     out.mkdir(parents=True, exist_ok=True)
     file = out / f"{name}{'' if kind == 'full' else '-' + kind}.json"
-    file.write_text(json.dumps(told | {"on": surroundings()}, indent=1) + "\n")
+    file.write_text(json.dumps(figures | {"on": surroundings()}, indent=1) + "\n")
     say(f"{name}: {time.perf_counter() - began:.0f} s, {file}")
-    return told["bars"]
+    return figures["bars"]
 
 
 def main(arguments=None):

@@ -60,8 +60,8 @@ class Streams:
         await self.wait_past(time.perf_counter())
         await asyncio.sleep(RUN_IN_S)
         pairs = [list(itertools.pairwise(times)) for times in self.times]
-        usual = [end - begin for told in pairs for begin, end in told if end < since]
-        longest = [max(end - begin for begin, end in told if end >= since) for told in pairs]
+        usual = [end - begin for times in pairs for begin, end in times if end < since]
+        longest = [max(end - begin for begin, end in times if end >= since) for times in pairs]
         return {"longest_s": max(longest), "median_longest_s": statistics.median(longest), "usual_s": _median(usual)}
 
     async def wait_past(self, point):
@@ -133,10 +133,10 @@ async def _serve(directory, pipe, arguments):
     )
     live = Live(engine, load)
     pipe.send("ready")
-    while (told := await asyncio.to_thread(pipe.recv)) is not None:
+    while (message := await asyncio.to_thread(pipe.recv)) is not None:
         try:
-            answer = await asyncio.wait_for(live.answer(*told), ANSWER_S)
-        except Exception as error:  # noqa: BLE001 - told to the other side
+            answer = await asyncio.wait_for(live.answer(*message), ANSWER_S)
+        except Exception as error:  # noqa: BLE001 - sent to the other side
             answer = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-2000:]}
         pipe.send(answer)
     engine.shutdown()

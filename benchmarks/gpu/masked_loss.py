@@ -109,23 +109,23 @@ def measure(shape, *, rounds, limit_s):
     place = {"device": device(), "dtype": shape["dtype"]}
     head = torch.nn.Linear(shape["hidden_len"], shape["num_ids"], bias=False, **place).requires_grad_(False)
     hidden = torch.randn(shape["num_tokens"], shape["hidden_len"], **place, requires_grad=True)
-    told = {}
+    figures = {}
     for share in SHARES:
         say(f"masked loss, f = {share}")
         calls = {name: with_backward(hidden, call) for name, call in forms(head, hidden, share).items()}
         losses = {name: float(call()) for name, call in calls.items()}
         measured = take_turns({"floor": floor_of(head, hidden, share)} | calls, rounds=rounds, limit_s=limit_s)
-        told[str(share)] = {"losses": losses, "measured": measured}
+        figures[str(share)] = {"losses": losses, "measured": measured}
     del head, hidden, calls
-    return {"shape": {**shape, "dtype": str(shape["dtype"])}, "shares": told, "bars": bars_of(told)}
+    return {"shape": {**shape, "dtype": str(shape["dtype"])}, "shares": figures, "bars": bars_of(figures)}
 
 
-def bars_of(told):
+def bars_of(figures):
     def median(share, name):
-        return told[str(share)]["measured"][name]["median_s"]
+        return figures[str(share)]["measured"][name]["median_s"]
 
     bars = {}
-    judged = told[str(JUDGED)]
+    judged = figures[str(JUDGED)]
     faster = median(JUDGED, "whole_logits_of_transformers") / median(JUDGED, "ours")
     judge(bars, "masked loss, times as fast as whole logits, f = 0.2", faster, at_least=FASTER_BAR)
     if "liger" in judged["measured"]:

@@ -56,22 +56,22 @@ def peak_of(call):
 
 def take_turns(calls, *, rounds, limit_s):
     """Name -> samples and peak: each call once for its memory, then all in turn while rounds and time last."""
-    told = {}
+    figures = {}
     for name, call in calls.items():
         call()
-        told[name] = {"peak_bytes": peak_of(call), "samples_s": []}
-        say(f"  {name}: warm, peak {told[name]['peak_bytes'] / 1e9:.2f} GB")
+        figures[name] = {"peak_bytes": peak_of(call), "samples_s": []}
+        say(f"  {name}: warm, peak {figures[name]['peak_bytes'] / 1e9:.2f} GB")
     began = time.perf_counter()
     for turn in range(rounds):
         if turn >= 2 and time.perf_counter() - began > limit_s:
             say(f"  {turn} of {rounds} rounds in {limit_s} s")
             break
         for name, call in calls.items():
-            told[name]["samples_s"].append(time_once(call))
-    for name, one in told.items():
+            figures[name]["samples_s"].append(time_once(call))
+    for name, one in figures.items():
         one["median_s"] = statistics.median(one["samples_s"])
         say(f"  {name}: {one['median_s'] * 1000:.2f} ms (of {len(one['samples_s'])})")
-    return told
+    return figures
 
 
 def matmul_tflops(size):

@@ -54,38 +54,38 @@ class Runs:
         out = self.folder / f"{mode}-{seed}"
         more = (f"{MATCHING}.overlap={mode}", f"training.seed={seed}", f"training.output_dir={out}")
         command = typed("train", CONFIG, self.options.learner, (*self.overrides, *more))
-        code, told = finish(command, out.with_suffix(".txt"))
-        assert code == 0, told[-3000:]
+        code, log = finish(command, out.with_suffix(".txt"))
+        assert code == 0, log[-3000:]
         return journal_of(out, None)
 
 
 def figures(journal):
     """Of one run."""
     first, *_, last = [event["metrics"]["f1"] for event in journal if event["event"] == "evaluated"]
-    told = {name: busy(journal, name, **MEASURED) for name in ("rollout_s", "learn_s")}
-    return told | {"f1": [first, last], "steps_s": steps_of(journal, **MEASURED)}
+    measured = {name: busy(journal, name, **MEASURED) for name in ("rollout_s", "learn_s")}
+    return measured | {"f1": [first, last], "steps_s": steps_of(journal, **MEASURED)}
 
 
 def measure(options, folder, report):
-    runs, told, learnt = Runs(options, folder), {}, {}
+    runs, measured, learnt = Runs(options, folder), {}, {}
     with runs.server():
         for seed in options.seeds:
             for mode in options.modes:
                 journal = runs.learn(mode, seed)
-                told[f"{mode}-{seed}"] = one = figures(journal)
+                measured[f"{mode}-{seed}"] = one = figures(journal)
                 learnt.setdefault(seed, []).append(samples_of(journal))
-                report.write(runs=told)
+                report.write(runs=measured)
                 took, (before, after) = statistics.median(one["steps_s"]), one["f1"]
                 busy_s = f"R {one['rollout_s']:.3f} s, L {one['learn_s']:.3f} s"
                 report.say(f"{mode} seed {seed}: {took:.3f} s a step, {busy_s}, F1 {before:.3f} -> {after:.3f}")
     equal = all(samples == several[0] for several in learnt.values() for samples in several)
-    report.write(equal_samples=equal, ratios=ratios(told, options), bar=BAR)
+    report.write(equal_samples=equal, ratios=ratios(measured, options), bar=BAR)
 
 
-def ratios(told, options):
+def ratios(measured, options):
     """Seconds of a step without overlap over those of each mode, of all seeds together."""
     medians = {
-        mode: statistics.median(took for seed in options.seeds for took in told[f"{mode}-{seed}"]["steps_s"])
+        mode: statistics.median(took for seed in options.seeds for took in measured[f"{mode}-{seed}"]["steps_s"])
         for mode in options.modes
     }
     return {mode: medians["off"] / took for mode, took in medians.items() if mode != "off"}
@@ -96,8 +96,8 @@ def main():
     report = Report(options.results / "overlap_3v1.json")
     with tempfile.TemporaryDirectory() as folder:
         measure(options, Path(folder), report)
-    told = report.told
-    report.end(f"{told['ratios']} (bar {BAR}), equal samples: {told['equal_samples']}")
+    measured = report.written
+    report.end(f"{measured['ratios']} (bar {BAR}), equal samples: {measured['equal_samples']}")
 
 
 def parse():

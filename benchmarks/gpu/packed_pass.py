@@ -196,7 +196,7 @@ def measure(shape, *, rounds, limit_s):
     losses = {name: float(loss) for name, loss in one.losses.items()}
     num_tokens, places = sum(shape["lengths"]), max(shape["lengths"]) * len(shape["lengths"])
     kernel = installed() if on_gpu() else None
-    told = {
+    figures = {
         "shape": shape,
         "num_weights": num_weights,
         "num_tokens": num_tokens,
@@ -208,19 +208,19 @@ def measure(shape, *, rounds, limit_s):
         "gradient_differences": differences,
         "measured": measured,
     }
-    told["reached_tflops"] = 6 * num_weights * num_tokens / measured["packed"]["median_s"] / 1e12
-    say(f"  reached {told['reached_tflops']:.0f} TFLOP/s (6 x weights x tokens: two forwards, gradients of inputs)")
-    return told | {"bars": bars_of(told)}
+    figures["reached_tflops"] = 6 * num_weights * num_tokens / measured["packed"]["median_s"] / 1e12
+    say(f"  reached {figures['reached_tflops']:.0f} TFLOP/s (6 x weights x tokens: two forwards, gradients of inputs)")
+    return figures | {"bars": bars_of(figures)}
 
 
-def bars_of(told):
-    median = {name: one["median_s"] for name, one in told["measured"].items()}
+def bars_of(figures):
+    median = {name: one["median_s"] for name, one in figures["measured"].items()}
     bars = {}
-    proportional = median["padded"] * told["num_tokens"] / told["num_places_padded"]
+    proportional = median["padded"] * figures["num_tokens"] / figures["num_places_padded"]
     share = proportional / median["packed"]
     judge(bars, "packed pass, padded time per place over packed time per token", share, at_least=PROPORTIONAL_BAR)
     ratio = median["alone"] / median["packed"]
     judge(bars, "packed pass, one by one over packed", ratio, at_least=PROPORTIONAL_BAR)
-    worst = max(abs(loss / told["losses"]["alone"] - 1) for loss in told["losses"].values())
+    worst = max(abs(loss / figures["losses"]["alone"] - 1) for loss in figures["losses"].values())
     judge(bars, "packed pass, largest relative difference of losses", worst, at_most=LOSS_BAR)
     return bars

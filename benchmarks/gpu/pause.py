@@ -52,12 +52,12 @@ TINY = {
 READY_S = 300
 
 
-def keep(report, name, told):
+def keep(report, name, figures):
     """One more round of a way."""
-    rounds = report.told.setdefault("rounds", {})
-    rounds.setdefault(name, []).append(told)
-    report.say(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in told.items()))
-    longest = {name: [told["longest_s"] for told in several] for name, several in rounds.items()}
+    rounds = report.written.setdefault("rounds", {})
+    rounds.setdefault(name, []).append(figures)
+    report.say(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in figures.items()))
+    longest = {name: [figures["longest_s"] for figures in several] for name, several in rounds.items()}
     report.write(
         longest_gap_s={
             name: {"median": statistics.median(values), "worst": max(values)} for name, values in longest.items()
@@ -69,17 +69,17 @@ def measure_round(engines, transfer, *, seed, again, by_core=True):
     """Gaps around one sync; ``transfer`` None: around nothing."""
     call = engines.call
     call("live.begin", seed, within_s=READY_S)
-    began, told = time.perf_counter(), {}
+    began, figures = time.perf_counter(), {}
     if transfer is not None:
         lost = call(*(("live.stop",) if again else ("live.pause", by_core)))[0]
         halted = time.perf_counter()
         transfer()
-        told = {"halt_s": halted - began, "transfer_s": time.perf_counter() - halted}
+        figures = {"halt_s": halted - began, "transfer_s": time.perf_counter() - halted}
         call("live.start" if again else "live.resume")
-        told |= {"lost_tokens": lost} if again else {}
+        figures |= {"lost_tokens": lost} if again else {}
     gaps = call("live.gaps", began)[0]
     call("live.stop")
-    return gaps | told
+    return gaps | figures
 
 
 def measure(report, engines, weights, options):
@@ -101,9 +101,9 @@ def measure(report, engines, weights, options):
     for number in range(options.rounds + 1):
         for place, (name, (transfer, again)) in enumerate(ways.items()):
             by_core = not name.startswith("peer")
-            told = measure_round(engines, transfer, seed=100 * number + place, again=again, by_core=by_core)
+            figures = measure_round(engines, transfer, seed=100 * number + place, again=again, by_core=by_core)
             if number:
-                keep(report, name, told)
+                keep(report, name, figures)
 
 
 def main():
@@ -124,7 +124,7 @@ def main():
             measure(report, engines, weights, options)
         finally:
             engines.end()
-    report.end(str(report.told["longest_gap_s"]))
+    report.end(str(report.written["longest_gap_s"]))
 
 
 def make_weights(options):

@@ -42,8 +42,8 @@ class PeerWorker(WorkerExtension):
 
     def peer_held(self):
         """Something of every parameter, to be compared."""
-        told = self._rollmatch_model().named_parameters()
-        return {name: int(weight.view(torch.int16).long().sum()) for name, weight in told}
+        weights = self._rollmatch_model().named_parameters()
+        return {name: int(weight.view(torch.int16).long().sum()) for name, weight in weights}
 
 
 def take_gpu(index):
@@ -67,14 +67,14 @@ def run_engine(directory, gpu, pipe, arguments):
         **arguments,
     )
     pipe.send("ready")
-    while (told := pipe.recv()) is not None:
-        method, *arguments = told
+    while (message := pipe.recv()) is not None:
+        method, *arguments = message
         try:
             if method.startswith("llm."):
                 answer = getattr(llm, method[4:])(*arguments)
             else:
                 answer = llm.collective_rpc(method, args=tuple(arguments))
-        except Exception as error:  # noqa: BLE001 - told to the other side
+        except Exception as error:  # noqa: BLE001 - sent to the other side
             answer = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-2000:]}
         pipe.send(answer)
 
@@ -100,17 +100,17 @@ class Engines:
         self.engines[index].pipe.send((method, *arguments))
 
     def answers(self, *, within_s=60.0):
-        """Of all, in order; raises what an engine was told to raise."""
-        told = []
+        """Of all, in order; raises what an engine sent as an error."""
+        answers = []
         for engine in self.engines:
             if not engine.pipe.poll(within_s):
                 raise TimeoutError(f"an engine did not answer within {within_s} s")
-            told.append(engine.pipe.recv())
-        for answer in told:
+            answers.append(engine.pipe.recv())
+        for answer in answers:
             first = answer[0] if isinstance(answer, list) and answer else answer
             if isinstance(first, dict) and ("error" in first or "failure" in first):
                 raise RuntimeError(str(first))
-        return told
+        return answers
 
     def call(self, method, *arguments, within_s=60.0):
         self.begin(method, *arguments)

@@ -37,7 +37,7 @@ USUAL = 0
 def measure(num_layers=NUM_LAYERS, rounds=ROUNDS, *, sizes=(USUAL,), tiny=False, keep=None):
     """Samples in seconds of either, and the ratio of their medians; of the first size, and of each by itself.
 
-    ``keep`` is told of each size as soon as it is measured.
+    ``keep`` receives each size as soon as it is measured.
     """
     by_size = {}
     num_servers = 2 if tiny else torch.cuda.device_count() - 1
@@ -55,12 +55,12 @@ def measure(num_layers=NUM_LAYERS, rounds=ROUNDS, *, sizes=(USUAL,), tiny=False,
                     keep(by_bucket_bytes=by_size)
         finally:
             servers.end()
-    told = {
+    figures = {
         "num_servers": num_servers,
         "num_bytes": sum(tensor.nbytes for tensor in weights.values()),
         "bar": BAR,
     }
-    return told | by_size[sizes[0]]
+    return figures | by_size[sizes[0]]
 
 
 def learner_gpu():
@@ -79,8 +79,8 @@ def measure_one(servers, weights, rounds, bucket_bytes):
         servers.sender.close()
     one, all_ = (statistics.median(samples[name]) for name in samples)
     medians = {
-        name: {phase: statistics.median(one[phase] for one in told) for phase in PHASES}
-        for name, told in phases.items()
+        name: {phase: statistics.median(one[phase] for one in figures) for phase in PHASES}
+        for name, figures in phases.items()
     }
     return {"samples_s": samples, "phases_s": medians, "all / one": all_ / one}
 
@@ -103,7 +103,7 @@ def main():
     name = "tiny" if options.tiny else torch.cuda.device_count() - 1
     report = Report(options.results / f"receivers_{name}.json")
     report.write(**measure(rounds=options.rounds, sizes=sizes, tiny=options.tiny, keep=report.write))
-    for size, one in report.told["by_bucket_bytes"].items():
+    for size, one in report.written["by_bucket_bytes"].items():
         report.say(f"buckets of {size >> 20 or 'usual'} MiB: all / one {one['all / one']:.3f} (bar {BAR})")
         for name, phases in one["phases_s"].items():
             spelled = ", ".join(f"{phase} {seconds * 1e3:.2f}" for phase, seconds in phases.items())

@@ -20,7 +20,7 @@ class Report:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.began = path, time.monotonic()
         self.bars = bars or {}
-        self.told = {"machine": describe()}
+        self.written = {"machine": describe()}
 
     def say(self, text):
         sys.stdout.write(f"[{time.monotonic() - self.began:6.1f} s] {text}\n")
@@ -28,15 +28,15 @@ class Report:
 
     def write(self, **fields):
         """These fields too."""
-        self.told |= fields
+        self.written |= fields
         if self.bars:
-            self.told |= {"ratios": self.ratios(), "bars": self.bars}
-        self.path.write_text(json.dumps(self.told, indent=1) + "\n")
+            self.written |= {"ratios": self.ratios(), "bars": self.bars}
+        self.path.write_text(json.dumps(self.written, indent=1) + "\n")
 
     def note(self, **fields):
         """Facts that are no samples."""
         self.say(" ".join(f"{name}={value}" for name, value in fields.items()))
-        self.write(notes=self.told.get("notes", {}) | fields)
+        self.write(notes=self.written.get("notes", {}) | fields)
 
     def sample(self, name, call):
         """How long a call takes, the GPU's work included."""
@@ -52,18 +52,18 @@ class Report:
     @property
     def samples(self):
         """Name -> seconds."""
-        return self.told.setdefault("samples_s", {})
+        return self.written.setdefault("samples_s", {})
 
     def ratios(self):
         """Of those bars whose samples are there."""
         medians = {name: statistics.median(samples) for name, samples in self.samples.items() if samples}
-        pairs = {told: [medians.get(name) for name in told.split(" / ")] for told in self.bars}
-        return {told: one / other for told, (one, other) in pairs.items() if one and other}
+        pairs = {ratio_name: [medians.get(name) for name in ratio_name.split(" / ")] for ratio_name in self.bars}
+        return {ratio_name: one / other for ratio_name, (one, other) in pairs.items() if one and other}
 
     def end(self, text=""):
         """The ratios, and where all of it is."""
-        for told, ratio in self.ratios().items():
-            self.say(f"{told}: {ratio:.3f} (bar {self.bars[told]})")
+        for ratio_name, ratio in self.ratios().items():
+            self.say(f"{ratio_name}: {ratio:.3f} (bar {self.bars[ratio_name]})")
         self.say(f"{text}{', ' if text else ''}{self.path}")
 
 

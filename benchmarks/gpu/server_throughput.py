@@ -54,9 +54,9 @@ def main():
     options = parse()
     report = Report(options.results / f"server_throughput_{torch.cuda.device_count()}.json")
     with tempfile.TemporaryDirectory() as folder:
-        told = measure(options, Path(folder), report.say)
-    report.write(**told)
-    report.end(f"server over engine x {told['num_gpus']}: {told['server over engine x GPUs']:.3f} (bar {BAR})")
+        figures = measure(options, Path(folder), report.say)
+    report.write(**figures)
+    report.end(f"server over engine x {figures['num_gpus']}: {figures['server over engine x GPUs']:.3f} (bar {BAR})")
 
 
 def parse():

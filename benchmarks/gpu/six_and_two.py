@@ -84,18 +84,18 @@ class Stages:
     def small(self):
         run = self._run("small", self.first, SMALL)
         with run.server() as ready_s:
-            told = run.learn() | {"server_ready_s": ready_s}
+            values = run.learn() | {"server_ready_s": ready_s}
         shutil.copy(run.folder / "trace.jsonl", self.options.results / f"trace-{self.first}.jsonl")
-        return told
+        return values
 
     def divisions(self):
-        told = []
+        values = []
         for division in self.others:
             run = self._run("divisions", division, SMALL)
             with run.server() as ready_s:
-                told.append(run.learn() | {"server_ready_s": ready_s})
-            self.say(f"{division}: {told[-1]['step_s']:.2f} s a step")
-        return told
+                values.append(run.learn() | {"server_ready_s": ready_s})
+            self.say(f"{division}: {values[-1]['step_s']:.2f} s a step")
+        return values
 
     def big(self):
         if self._making is not None:
@@ -112,16 +112,16 @@ class Stages:
                 rounds, server = self.scale["rounds"], Server(run.url)
                 samples = compare(server, engine, load, num_replicas=replicas, rounds=rounds, say=self.say)
                 engine.end()
-                told = run.learn() | {"server_ready_s": ready_s, "throughput_s": samples}
+                values = run.learn() | {"server_ready_s": ready_s, "throughput_s": samples}
         finally:
             engine.process.kill()
-        told["broadcast_s"] = broadcast(told["sync_bytes"], self.first.num_replicas + 1)
-        told["ratios"] = {
-            "sync / broadcast": statistics.median(told["sync_s"][1:] or told["sync_s"])
-            / statistics.median(told["broadcast_s"]),
+        values["broadcast_s"] = broadcast(values["sync_bytes"], self.first.num_replicas + 1)
+        values["ratios"] = {
+            "sync / broadcast": statistics.median(values["sync_s"][1:] or values["sync_s"])
+            / statistics.median(values["broadcast_s"]),
             "server / engine x replicas": statistics.median(samples["engine"]) / statistics.median(samples["server"]),
         }
-        return told | {"forecasts": forecasts(run, self.options.gpus, told["prompt_len"], told["response_len"])}
+        return values | {"forecasts": forecasts(run, self.options.gpus, values["prompt_len"], values["response_len"])}
 
     def _run(self, stage, division, overrides):
         steps, folder = self.scale["steps"][stage], self.folder / f"{stage}-{division}"
@@ -171,7 +171,7 @@ def main():
 
     options.results.mkdir(parents=True, exist_ok=True)
     path = options.results / f"six_and_two{'-rehearsal' if options.rehearse else ''}-{options.gpus}.json"
-    told = {"machine": describe(), "bars": BARS, "rehearsal": options.rehearse}
+    values = {"machine": describe(), "bars": BARS, "rehearsal": options.rehearse}
     with tempfile.TemporaryDirectory() as folder:
         stages = Stages(options, Path(folder), say)
         for name in options.stages:
@@ -179,9 +179,9 @@ def main():
                 say(f"{name}: not begun, the time is over")
                 continue
             say(f"{name}: begins")
-            told[name] = getattr(stages, name)()
-            path.write_text(json.dumps(told, indent=1) + "\n")
-            say(f"{name}: {json.dumps(told[name])}")
+            values[name] = getattr(stages, name)()
+            path.write_text(json.dumps(values, indent=1) + "\n")
+            say(f"{name}: {json.dumps(values[name])}")
     say(f"written: {path}")
 
 

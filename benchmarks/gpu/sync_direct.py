@@ -90,7 +90,7 @@ def join_packed(ways, engines, weights):
 
 
 def measure_adapters(report, servers, options):
-    """The first one reads the base from its file; the proof that the learner makes beside is told apart."""
+    """The first one reads the base from its file; the proof that the learner makes beside is reported separately."""
     adapters = Adapters(servers, options.layers)
     attempt(report, "learner's merge", adapters.merge)
     attempt(report, "server adapter: first", adapters)
@@ -102,7 +102,7 @@ def measure_adapters(report, servers, options):
 
 
 def attempt(report, name, call):
-    """A way that fails is told, and the others go on."""
+    """A way that fails is reported, and the others continue."""
     try:
         report.sample(name, call)
     except Exception as error:  # noqa: BLE001 - whatever it is, the other ways are worth their time

@@ -88,8 +88,8 @@ def train(settings):
     lengths = [line["completions/mean_length"] for line in trainer.state.log_history if "loss" in line]
     for step, length in zip(clock.steps, lengths, strict=True):
         step["response_tokens"] = length * settings["num_prompts"] * settings["num_generations"]
-    told = {"steps": clock.steps, "peak_bytes": torch.cuda.max_memory_allocated()}
-    Path(settings["samples"]).write_text(json.dumps(told))
+    figures = {"steps": clock.steps, "peak_bytes": torch.cuda.max_memory_allocated()}
+    Path(settings["samples"]).write_text(json.dumps(figures))
 
 
 if __name__ == "__main__":

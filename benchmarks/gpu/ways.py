@@ -32,12 +32,12 @@ class Direct:
         self.engines, self.weights = engines, weights
         self.num_engines = len(engines.engines)
         world_size = self.num_engines + 1
-        told = {"host": HOST, "port": port, "world_size": world_size, "secret": SECRET, "timeout_s": TIMEOUT_S}
+        place = {"host": HOST, "port": port, "world_size": world_size, "secret": SECRET, "timeout_s": TIMEOUT_S}
         for index in range(self.num_engines):
-            engines.begin_one(index, "rollmatch_open", to_wire(GroupAddress(**told, rank=index)), "direct")
+            engines.begin_one(index, "rollmatch_open", to_wire(GroupAddress(**place, rank=index)), "direct")
         engines.answers()
         device = next(iter(weights.values())).device
-        self.group = open_direct(GroupAddress(**told, rank=self.num_engines), device)
+        self.group = open_direct(GroupAddress(**place, rank=self.num_engines), device)
         engines.call("rollmatch_poll", 30.0)
         specs = [spec_of(*pair) for pair in weights.items()]
         self.plan = make_plan(specs, bucket_bytes=BUCKET_BYTES, tail_bytes=TAIL_BYTES)
@@ -62,8 +62,8 @@ class Direct:
         times.append(time.perf_counter())
         names = [spec.name for spec in self.plan.specs]
         self.engines.answers()
-        for told in self.engines.answers():
-            assert [told[0]["digests"][name] for name in names] == list(digests)
+        for answer in self.engines.answers():
+            assert [answer[0]["digests"][name] for name in names] == list(digests)
         times.append(time.perf_counter())
         steps = zip(PHASES, pairwise(times), strict=True)
         self.phases_s.append({step: end - began for step, (began, end) in steps})
@@ -72,7 +72,7 @@ class Direct:
         """Whether all parameters of every engine together hold what was sent."""
         held = self.engines.call("peer_held")
         sent = sum(int(tensor.view(torch.int16).long().sum()) for tensor in self.weights.values())
-        return all(sum(told[0].values()) == sent for told in held) and all(told == held[0] for told in held)
+        return all(sum(sums[0].values()) == sent for sums in held) and all(sums == held[0] for sums in held)
 
     def _announce(self, sync_id):
         """All of it once; afterwards by its name, as over HTTP."""
@@ -134,8 +134,8 @@ class Packed:
         world_size = len(engines.engines) + 1
         rendezvous = {"master_address": HOST, "master_port": port, "world_size": world_size}
         for index in range(world_size - 1):
-            told = {"init_info": rendezvous | {"rank_offset": index + 1}}
-            engines.begin_one(index, "llm.init_weight_transfer_engine", told)
+            body = {"init_info": rendezvous | {"rank_offset": index + 1}}
+            engines.begin_one(index, "llm.init_weight_transfer_engine", body)
         self.group = trainer_init(rendezvous)
         engines.answers()
 
@@ -157,10 +157,10 @@ class OurServers:
 
     def __init__(self, directory, num_servers, folder, arguments=ENGINE, **fields):
         """``arguments``: vLLM's; ``fields``: further settings of the servers."""
-        told = {"model": str(directory), "dtype": "bfloat16", "max_model_len": 2048, "load_format": "dummy"}
-        told |= {"engine_arguments": arguments, "drain_s": 0.0, **fields}
+        given = {"model": str(directory), "dtype": "bfloat16", "max_model_len": 2048, "load_format": "dummy"}
+        given |= {"engine_arguments": arguments, "drain_s": 0.0, **fields}
         gpus = range(num_servers) if torch.cuda.is_available() else [None] * num_servers
-        settings = [settings_for(**told, gpus=() if gpu is None else (str(gpu),)) for gpu in gpus]
+        settings = [settings_for(**given, gpus=() if gpu is None else (str(gpu),)) for gpu in gpus]
         pairs = enumerate(settings)
         self.instances = [Instance(one, folder / f"server{place}.log") for place, one in pairs]
         self.versions = itertools.count(1)

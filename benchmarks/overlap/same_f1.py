@@ -15,8 +15,8 @@ SAVE_STEPS = 10
 
 def scores(out: Path) -> tuple[float, float] | None:
     """F1 on held-out scenes before and after training, once it has ended."""
-    told = [event["metrics"]["f1"] for event in journal_of(out, "evaluated")]
-    return (told[0], told[-1]) if journal_of(out, "finished") else None
+    figures = [event["metrics"]["f1"] for event in journal_of(out, "evaluated")]
+    return (figures[0], figures[-1]) if journal_of(out, "finished") else None
 
 
 def learn(folder: Path, mode: str, seed: int) -> tuple[float, float]:
@@ -37,11 +37,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1, 2])
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
-    told = parser.parse_args()
-    told.folder.mkdir(parents=True, exist_ok=True)
-    for seed in told.seeds:
-        for mode in told.modes:
-            before, after = learn(told.folder, mode, seed)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for seed in options.seeds:
+        for mode in options.modes:
+            before, after = learn(options.folder, mode, seed)
             print(f"seed {seed:>3}  {mode:<6}  F1 {before:.3f} -> {after:.3f}", flush=True)  # noqa: T201
 
 

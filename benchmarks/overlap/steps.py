@@ -1,4 +1,4 @@
-"""What a run's journal tells of its steps, as overlap is measured by it."""
+"""Steps of a run's journal, as overlap is measured by it."""
 
 import statistics
 from itertools import chain, pairwise
@@ -15,8 +15,8 @@ def steps_of(journal: Journal, *, num_warm_up: int, tail: int) -> list[float]:
 
 def busy(journal: Journal, name: str, *, num_warm_up: int, tail: int) -> float:
     """Median seconds of rollout or learning in a step, such as ``rollout_s``."""
-    told = [event["overlap"][name] for event in journal if event["event"] == "step"]
-    return statistics.median(told[num_warm_up:-tail])
+    figures = [event["overlap"][name] for event in journal if event["event"] == "step"]
+    return statistics.median(figures[num_warm_up:-tail])
 
 
 def samples_of(journal: Journal) -> list[list[str]]:

@@ -42,8 +42,8 @@ def run_ahead(folder, *, call_s, learn_s):
 
 @pytest.mark.parametrize(("call_s", "learn_s"), [(1.6, 0.6), (1.2, 1.0), (0.6, 1.2)])
 def test_the_longer_side_never_waits(tmp_path, benchmark, check_bar, call_s, learn_s):
-    told = benchmark.pedantic(run_ahead, args=(tmp_path,), kwargs={"call_s": call_s, "learn_s": learn_s}, rounds=1)
-    middle = {name: statistics.median(one[name] for one in told) for name in told[0]}
-    benchmark.extra_info |= {"steps": told, "bar": BAR}
+    figures = benchmark.pedantic(run_ahead, args=(tmp_path,), kwargs={"call_s": call_s, "learn_s": learn_s}, rounds=1)
+    middle = {name: statistics.median(one[name] for one in figures) for name in figures[0]}
+    benchmark.extra_info |= {"steps": figures, "bar": BAR}
     line = f"ahead, R {middle['rollout_s']:.2f} s, L {middle['learn_s']:.2f} s: efficiency {middle['efficiency']:.3f}"
     check_bar(f"{line} (bar {BAR}), sync {middle['sync_s'] * 1e3:.0f} ms", middle["efficiency"] >= BAR)

@@ -72,7 +72,7 @@ def steps(tmp_path_factory):
         backend = connect_servers(configs[1], make_template(configs[1]), ranks=Ranks())
         stack.callback(backend.close)
         backend.push(named_weights(load_model()), version=1)
-        told = {pieces: Steps(backend, config, pieces=pieces) for pieces, config in configs.items()}
+        steps_by_pieces = {pieces: Steps(backend, config, pieces=pieces) for pieces, config in configs.items()}
         samples = scenes("train")
         backend.generate(requests_for(samples[:NUM_SEATS]), DECODING)  # the first tokens of an engine take longest
         stack.enter_context(slowed(servers[0]))
@@ -80,10 +80,10 @@ def steps(tmp_path_factory):
             requests = requests_for(samples[number * SIZE : (number + 1) * SIZE])
             turn = number % len(PIECES)
             for pieces in (*PIECES[turn:], *PIECES[:turn]):
-                assert told[pieces].write(number, requests) == [request.request_id for request in requests]
-        for each in told.values():
+                assert steps_by_pieces[pieces].write(number, requests) == [request.request_id for request in requests]
+        for each in steps_by_pieces.values():
             each.prefetch.close()
-    return told
+    return steps_by_pieces
 
 
 def test_one_server_takes_longer_for_its_share(steps):

@@ -23,13 +23,13 @@ MEASURED = {"num_warm_up": NUM_WARM_UP, "tail": TAIL}
 def runs(tmp_path_factory):
     """Journals by mode, each mode once in every round."""
     folder = tmp_path_factory.mktemp("overlap")
-    told = {mode: [] for mode in MODES}
+    journals = {mode: [] for mode in MODES}
     with pinned_server(folder) as server:
         for number in range(NUM_ROUNDS):
             for mode in MODES:
                 settings = (f"{MATCHING}.overlap={mode}", f"training.max_steps={NUM_WARM_UP + NUM_STEPS + TAIL}")
-                told[mode].append(server.learn(folder / f"{mode}-{number}", *settings, "training.eval_scenes=1"))
-    return told
+                journals[mode].append(server.learn(folder / f"{mode}-{number}", *settings, "training.eval_scenes=1"))
+    return journals
 
 
 def test_the_case_is_one_that_overlap_can_help(runs, check_bar):

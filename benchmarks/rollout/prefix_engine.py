@@ -94,18 +94,18 @@ def main(caching: str, block_size: str = "32", order: str = "shortest") -> None:
     backend = VllmColocateBackend(settings, template_of(), Ranks())
     backend.push(merged_weights(load_model()), version=1)
     asked = requests_of()
-    told: dict[str, float] = {"one state: unique": PROMPT_LEN, "all states: unique": len(asked[-1].token_ids)}
+    figures: dict[str, float] = {"one state: unique": PROMPT_LEN, "all states: unique": len(asked[-1].token_ids)}
     for name, part in (("one state", asked[:NUM_CONTINUATIONS]), ("all states", asked)):
         part = in_order(part, order)
         began, before = time.perf_counter(), computed_by(backend)
         rollouts = backend.generate(part, DECODING)
-        told[name] = time.perf_counter() - began
-        told[f"{name}: computed"] = computed_by(backend) - before
+        figures[name] = time.perf_counter() - began
+        figures[f"{name}: computed"] = computed_by(backend) - before
         lengths = [len(request.token_ids) for request in part]
-        told[f"{name}: least"] = least_computed(lengths, block_size=int(block_size))
-        told[f"{name}: generated"] = sum(len(rollout.response_token_ids) for rollout in rollouts)
+        figures[f"{name}: least"] = least_computed(lengths, block_size=int(block_size))
+        figures[f"{name}: generated"] = sum(len(rollout.response_token_ids) for rollout in rollouts)
         backend._engine.reset_prefix_cache()
-    sys.stdout.write(f"RESULT{json.dumps(told)}\n")
+    sys.stdout.write(f"RESULT{json.dumps(figures)}\n")
 
 
 if __name__ == "__main__":

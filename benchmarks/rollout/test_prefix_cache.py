@@ -33,9 +33,9 @@ def measure(caching):
 
 
 def test_nine_continuations_cost_one_prefill(benchmark, check_bar):
-    told = benchmark.pedantic(lambda: {caching: measure(caching) for caching in ("on", "off")}, rounds=1)
-    on, off = told["on"], told["off"]
-    benchmark.extra_info |= told
+    figures = benchmark.pedantic(lambda: {caching: measure(caching) for caching in ("on", "off")}, rounds=1)
+    on, off = figures["on"], figures["off"]
+    benchmark.extra_info |= figures
     benchmark.extra_info |= {
         f"{name}: {what}": round(value, 3)
         for name in ("one state", "all states")

@@ -58,8 +58,8 @@ class QueuedLearner:
 @pytest.fixture(scope="module")
 def urls():
     """Two servers, because each takes weights from one learner at a time."""
-    with receiving(NUM_TENSORS, NUM_FLOATS, num_servers=2) as told:
-        yield told
+    with receiving(NUM_TENSORS, NUM_FLOATS, num_servers=2) as receivers:
+        yield receivers
 
 
 @pytest.fixture

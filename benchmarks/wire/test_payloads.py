@@ -52,7 +52,7 @@ def ids():
 
 @pytest.fixture(scope="module")
 def listed(ids):
-    """The same ids as lists, which is how an engine tells them."""
+    """The same ids as lists, which is how an engine returns them."""
     return [(prompt.tolist(), response.tolist()) for prompt, response in ids]
 
 
