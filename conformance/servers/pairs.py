@@ -16,7 +16,7 @@ rollout servers.
 
 A cell says two things: what was seen on a CPU (over gloo), and what was seen on GPUs (over NCCL).
 
-| | |
+| Cell | Meaning |
 |---|---|
 | yes | a rollout and a weight transfer were run; "Why" names the tests, or the page that reports the run |
 | not seen | on a CPU: not run; on GPUs: needs a GPU run. Nothing is known to forbid it |
