@@ -6,7 +6,7 @@ One engine of 8B shape writes 256 responses; the last GPU's weights are sent to 
 keep; ours without the sleep of vLLM's ``pause_generation``) and go on with the new weights and the old attention cache,
 so that one response is of two versions. *Again*: requests end and are begun again from their prompts with the new
 weights, one version each, as our server does it. A gap is between two tokens of one stream; one that is begun again
-goes on being that stream.
+stays that stream.
 
 ``--tiny`` rehearses all of it on a CPU; there a call per tensor stands for vLLM's transfer, which needs GPUs.
 """

@@ -8,6 +8,6 @@ LIMIT_S = 60
 
 
 def engine_process(barrier: Barrier, sender: Connection) -> None:
-    """Ready when all have started; tells its GPUs."""
+    """Ready when all have started; sends its GPUs."""
     barrier.wait(timeout=LIMIT_S)
     sender.send(os.environ["CUDA_VISIBLE_DEVICES"])

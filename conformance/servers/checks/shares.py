@@ -58,7 +58,7 @@ class Shares:
         return Counter({i: round(NUM_DRAWN * math.exp(value)) for i, value in self.logprobs.items()})
 
     def shows(self, **limits: Any) -> bool:
-        """Whether draws without these limits would be told from draws with them."""
+        """Whether draws without these limits would be distinguished from draws with them."""
         cells = self.cells(self.plain(), **limits)
         if any(count >= LEAST_DUE for p, count in cells if not p):
             return True
