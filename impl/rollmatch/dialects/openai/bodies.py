@@ -15,10 +15,23 @@ Longest = Annotated[int, Field(ge=1, lt=2**31)]
 NumLogprobs = Annotated[int, Field(ge=0, le=20)]
 JsonObject = dict[str, object]
 
-SAMPLED = (
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "min_tokens", "ignore_eos", "stop_token_ids", "logit_bias",
-)  # fmt: skip
+
+class GivenSampling(Payload):
+    """Fields that all calls of this dialect have, by vLLM's names; their ranges are those of ``Sampling``."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+
+
+SAMPLED = (*GivenSampling.model_fields, "logit_bias")
 """Fields whose ranges are those of every other dialect: ``Sampling``."""
 
 
@@ -43,7 +56,7 @@ class StructuredOutputs(Payload):
     structural_tag: str | None = None
 
 
-class OpenAIBody(Payload):
+class OpenAIBody(GivenSampling):
     """What both kinds of calls have; None leaves a value to the model's generation config."""
 
     no_matter: ClassVar = frozenset(
@@ -58,16 +71,6 @@ class OpenAIBody(Payload):
     stop: StopTexts | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     stream: bool | None = None
     stream_options: OpenAIStreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[TokenId] | None = None
     bad_words: Annotated[list[str], Field(max_length=1024)] | None = None

@@ -17,7 +17,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from rollmatch.data.ids import PackedIds
-from rollmatch.dialects.openai.bodies import NumLogprobs
+from rollmatch.dialects.openai.bodies import GivenSampling, NumLogprobs
 from rollmatch.dialects.openai.serving import check_name, names_of
 from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
@@ -37,7 +37,7 @@ _NOT_SAMPLING = {
 }
 
 
-class TokenSampling(Payload):
+class TokenSampling(GivenSampling):
     """``sampling_params``, by vLLM's names; the last five concern texts and experts, which are not returned."""
 
     n: Annotated[int, Field(ge=1)] = 1
@@ -45,16 +45,6 @@ class TokenSampling(Payload):
     max_tokens: int | None = None
     stop: StopTexts | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     logprobs: NumLogprobs | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
     logit_bias: dict[int, float] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
