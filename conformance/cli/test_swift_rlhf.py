@@ -34,6 +34,11 @@ def test_swift_s_own_learner_trains_with_our_server(tmp_path, monkeypatch):
         assert code == 0, output[-3000:] + server.output()[-3000:]
         health = requests.get(f"http://127.0.0.1:{port}/health/", timeout=10).json()
     assert health["policy_version"] == STEPS
+    check_steps(out)
+
+
+def check_steps(out):
+    """Rewards add up, every rollout came from the weights of the learner, and these changed."""
     steps = logged(out)
     assert len(steps) == STEPS
     for step in steps:

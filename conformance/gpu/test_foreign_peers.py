@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from conformance.cli.division import VLLM, typed
 from conformance.cli.one_step import take_steps
 from conformance.cli.started import finish, is_healthy, started
-from conformance.gpu.places import place
+from conformance.gpu.places import place, put_at
 from conformance.gpu.trl_trainer import MAX_TOKENS, MODEL, NUM_PROMPTS, NUM_STEPS, prompts
 from conformance.rollout.digits import ROOT
 from conformance.server.instance import free_port
@@ -55,12 +55,13 @@ def our_server(port):
     return typed("serve", ARITHMETIC, "0", overrides)
 
 
+@pytest.mark.gpu(1)
 @pytest.mark.parametrize(
     "make_command",
-    [  # TRL's server refuses a learner with the id of its own GPU
-        pytest.param(trl_server, id="trl", marks=pytest.mark.gpu(2)),
-        pytest.param(stock_server, id="vllm", marks=pytest.mark.gpu(1)),
-        pytest.param(our_server, id="ours", marks=pytest.mark.gpu(1)),
+    [
+        pytest.param(trl_server, id="trl"),
+        pytest.param(stock_server, id="vllm"),
+        pytest.param(our_server, id="ours"),
     ],
 )
 def test_a_server_answers_by_the_weights_of_every_step(tmp_path, monkeypatch, make_command):
@@ -68,8 +69,7 @@ def test_a_server_answers_by_the_weights_of_every_step(tmp_path, monkeypatch, ma
     variables = place(0) | {"VLLM_SERVER_DEV_MODE": "1"}
     with started(make_command(port), tmp_path / "server.txt", **variables) as server:
         server.wait_until(lambda: is_healthy(f"http://127.0.0.1:{port}"))
-        for name, value in place(1).items():
-            monkeypatch.setenv(name, value)
+        put_at(1, tmp_path, monkeypatch)
         overrides = ("custom.extra.grpo.eval_temperature=0", "training.lr_scheduler_type=constant")
         try:
             take_steps(ARITHMETIC, f"http://127.0.0.1:{port}", tmp_path, *overrides, num_steps=3)

@@ -41,7 +41,7 @@ def train(url, group_port, directory):
 
     def reward(completions, **_):
         noted.append(greedy_answers(url))
-        return [float(len(set(completion))) for completion in completions]
+        return [float(sum(map(ord, completion)) % 7) for completion in completions]  # rarely all alike
 
     config = GRPOConfig(
         output_dir=directory,
@@ -49,7 +49,8 @@ def train(url, group_port, directory):
         per_device_train_batch_size=8,
         num_generations=4,
         max_completion_length=MAX_TOKENS,
-        learning_rate=2e-3,
+        temperature=2.0,  # completions that are all alike move no weight
+        learning_rate=1e-2,
         lr_scheduler_type="constant",
         bf16=False,
         gradient_checkpointing=False,
