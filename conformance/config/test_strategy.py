@@ -111,6 +111,46 @@ def test_a_launcher_that_sets_another_strategy_is_refused(make_with, monkeypatch
     strategy_check.check_strategy(make_with("training.strategy=fsdp2"), learner_world_size=2)
 
 
+@pytest.fixture
+def launched(monkeypatch):
+    """As by ``accelerate launch`` with this ``deepspeed_config``; names as accelerate 1.15 makes them of its fields."""
+
+    def set_variables(**fields):
+        monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+        monkeypatch.setenv("ACCELERATE_CONFIG_DS_FIELDS", ",".join(fields))
+        for name, value in fields.items():
+            prefix = "" if name.startswith("gradient") else "DEEPSPEED_"
+            monkeypatch.setenv(f"ACCELERATE_{prefix}{name.upper()}", value)
+
+    monkeypatch.setattr(strategy_check.importlib.util, "find_spec", lambda name: name)
+    return set_variables
+
+
+def test_a_launcher_s_file_may_say_what_the_strategy_says(make_with, launched):
+    launched(zero_stage="3", offload_optimizer_device="none", gradient_clipping="1.0", gradient_accumulation_steps="4")
+    alike = make_with("training.strategy=deepspeed_zero3", "training.gradient_accumulation_steps=4")
+    strategy_check.check_strategy(alike, learner_world_size=2)
+    with refused("strategy-contradicted", key="training.strategy", remedy="deepspeed_zero3"):
+        strategy_check.check_strategy(make_with("training.strategy=ddp"), learner_world_size=2)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"zero_stage": "2"},
+        {"offload_param_device": "cpu"},
+        {"offload_optimizer_device": "nvme"},
+        {"gradient_clipping": "0.5"},
+        {"gradient_accumulation_steps": "2"},
+        {"config_file": "zero3.json"},
+    ],
+)
+def test_a_launcher_s_file_that_says_something_else_is_refused(make_with, launched, fields):
+    launched(**({"zero_stage": "3"} | fields))
+    with refused("strategy-contradicted", key="training.strategy", remedy="Set both alike"):
+        strategy_check.check_strategy(make_with("training.strategy=deepspeed_zero3"), learner_world_size=2)
+
+
 @pytest.mark.scenario(clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#7"])
 def test_ranks_that_would_share_rows_are_refused(make_with, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")

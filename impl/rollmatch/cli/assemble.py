@@ -15,6 +15,7 @@ from rollmatch.cli.distribution import complete, strategy_arguments
 from rollmatch.cli.objectives import make_objective
 from rollmatch.cli.plugins import needs_coord_tokens
 from rollmatch.cli.preflight import check_training_arguments
+from rollmatch.cli.strategy_check import LAUNCHER_FIELDS
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.config.servers import uses_servers
@@ -63,6 +64,7 @@ def make_arguments(config: RunConfig) -> TrainingArguments:
     check_training_arguments(training)
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(Path(training.output_dir) / "tensorboard"))
     strategy = read_strategy(training.strategy)
+    os.environ.pop(LAUNCHER_FIELDS, None)  # compared in check_strategy; accelerate raises wherever both say something
     arguments = TrainingArguments(**(named | strategy_arguments(strategy) | training.extra_arguments))
     return complete(arguments, strategy)
 

@@ -10,6 +10,9 @@ from rollmatch.errors import ErrorList, LaunchError
 
 LAUNCHER_VARIABLES = {"ACCELERATE_USE_FSDP": "fsdp2", "ACCELERATE_USE_DEEPSPEED": "deepspeed"}
 """Set by ``accelerate launch``, and obeyed by accelerate whatever else is set."""
+STAGE = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
+LAUNCHER_FIELDS = "ACCELERATE_CONFIG_DS_FIELDS"
+"""Names, with commas between them, of what the file of ``accelerate launch`` says under ``deepspeed_config``."""
 PARALLELISM_VARIABLE = "ACCELERATE_USE_PARALLELISM_CONFIG"
 """Set by ``accelerate launch --use_parallelism_config``: ranks would share rows or layers."""
 
@@ -20,7 +23,9 @@ def check_strategy(config: RunConfig, *, learner_world_size: int | None = None) 
     Errors: ``ErrorList`` of ``strategy-needs-ranks``, ``deepspeed-missing``, ``strategy-contradicted``,
     ``parallelism-unsupported``.
     """
-    errors = [*_unfit(read_strategy(config.training.strategy), config.training.strategy, learner_world_size)]
+    strategy = read_strategy(config.training.strategy)
+    errors = [*_unfit(strategy, config.training.strategy, learner_world_size)]
+    errors += _contradicted(strategy, config) if strategy.engine == "deepspeed" else []
     if errors:
         raise ErrorList(errors)
 
@@ -38,9 +43,30 @@ def _unfit(strategy: Strategy, name: str, learner_world_size: int | None) -> Ite
         yield LaunchError(f"{name} needs deepspeed", code="deepspeed-missing", key=KEY, remedy=remedy)
     for variable, engine in LAUNCHER_VARIABLES.items():
         if os.environ.get(variable, "").lower() == "true" and engine != strategy.engine:
-            problem, remedy = f"is {name}, but {variable} is set", f"Remove the variable, or set it to {engine}."
+            fitting = f"deepspeed_zero{os.environ.get(STAGE, '3')}" if engine == "deepspeed" else engine
+            problem, remedy = f"is {name}, but {variable} is set", f"Remove the variable, or set it to {fitting}."
             yield LaunchError(problem, code="strategy-contradicted", key=KEY, remedy=remedy)
     if os.environ.get(PARALLELISM_VARIABLE, "").lower() == "true":
         problem = f"{PARALLELISM_VARIABLE} is set, but each rank learns from whole rows of its own"
         remedy = "Start without --use_parallelism_config; for long rows set training.strategy to fsdp2."
         yield LaunchError(problem, code="parallelism-unsupported", key=PARALLELISM_VARIABLE, remedy=remedy)
+
+
+def _contradicted(strategy: Strategy, config: RunConfig) -> Iterator[LaunchError]:
+    """What ``accelerate launch --config_file`` asks of DeepSpeed in other words than ours, which are obeyed."""
+    fields = os.environ.get(LAUNCHER_FIELDS, "").split(",")
+    training, zero = config.training, strategy.settings.get("zero_optimization")
+    ours = {STAGE: str(strategy.stage), "ACCELERATE_DEEPSPEED_CONFIG_FILE": ""}
+    for part in ("optimizer", "param"):
+        offload = zero.get(f"offload_{part}") if isinstance(zero, dict) else None
+        device = offload.get("device", "none") if isinstance(offload, dict) else "none"
+        ours[f"ACCELERATE_DEEPSPEED_OFFLOAD_{part.upper()}_DEVICE"] = str(device)
+    if "gradient_accumulation_steps" in fields:
+        ours["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(training.gradient_accumulation_steps)
+    if "gradient_clipping" in fields:
+        ours["ACCELERATE_GRADIENT_CLIPPING"] = str(float(training.max_grad_norm))
+    for variable, value in ours.items():
+        if (theirs := os.environ.get(variable, value)) != value:
+            problem = f"is {training.strategy}, which means {value or 'no file'}, but {variable} is {theirs}"
+            remedy = "Set both alike; a file with DeepSpeed's own settings is named here."
+            yield LaunchError(problem, code="strategy-contradicted", key=KEY, remedy=remedy)
