@@ -14,7 +14,7 @@ from rollmatch.data import StepShape, WindowPlan
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.watch import WatchRules
 from rollmatch.journal import Journal
-from rollmatch.learn.batch import split_evenly
+from rollmatch.learn.deal import split_evenly
 from rollmatch.model.images import ImagePreparation
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.overlap import Ahead, Stream

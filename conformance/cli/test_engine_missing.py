@@ -40,11 +40,12 @@ def test_a_missing_vllm_is_an_error_and_not_a_switch_to_hf(machine_without_vllm)
         learner.train(str(CONFIG), overrides=[*machine_without_vllm, *hf])
 
 
-def test_a_sliding_window_is_not_concatenated():
-    config, model = load_digits("training.padding_free=true"), make_tiny_qwen3()
+@pytest.mark.parametrize(("key", "value"), [("padding_free", "true"), ("tokens_per_micro_batch", 4096)])
+def test_a_sliding_window_is_not_concatenated(key, value):
+    config, model = load_digits("training.packing=false", f"training.{key}={value}"), make_tiny_qwen3()
     assert is_padding_free(config, model)
     model.config.layer_types = ["sliding_attention"] * 2
-    with refused("sliding-window-packed", "training.padding_free"):
+    with refused("sliding-window-packed", f"training.{key}"):
         is_padding_free(config, model)
 
 

@@ -20,6 +20,9 @@ FROZEN = "tuner={freeze_llm: true, freeze_vit: true, freeze_aligner: "
 WEIGHTLESS = ("~.soft_ce_weight=0", "~.w1_weight=0")
 PACKED, FLUSHED = "training.packing_drop_last=false", "training.packing_drop_last"
 EXTRA = "training.extra_arguments"
+TOKENS = "training.tokens_per_micro_batch"
+ROW = f"{TOKENS}=1024"
+SERVER = "~.vllm.server={servers: [{base_url: 'http://127.0.0.1:8000', group_port: 51216}]}"
 BROKEN = [
     ("dora-without-lora", "tuner.use_dora", ["tuner.use_dora=true"], ["tuner.use_dora=true", "tuner.train_type=lora"]),
     ("nothing-to-train", "tuner.freeze_llm", [f"{FROZEN}true}}"], [f"{FROZEN}false}}"]),
@@ -37,6 +40,13 @@ BROKEN = [
     values("engine-longer-than-segment", "~.vllm.max_model_len", 1025, 1024),
     values("answer-format-unknown", "~.answer_format", "yolo", "qwen3_vl"),
     values("coordinate-loss-unused", "~.target_sigma", 1.5, 2.0, "~.answer_format=integers"),
+    values("micro-batch-below-segment", TOKENS, 1023, 1024),
+    values("micro-batch-twice", "training.packing", "true", "false", ROW),
+    values("micro-batch-twice", "training.padding_free", "false", "true", ROW),
+    values("micro-batch-twice", "training.gradient_accumulation_steps", 2, 1, ROW),
+    values("padding-free-attention", TOKENS, 1024, "null", "model.attn_impl=sdpa"),
+    values("micro-batch-strategy", "training.strategy", "deepspeed_zero2", "fsdp2", ROW),
+    values("stream-needs-parts", "~.overlap", "stream", "ahead", ROW, "~.vllm.mode=server", SERVER),
     values("reporter-contradiction", "training.report_to", "[none, wandb]", "none"),
     values("reporter-contradiction", "training.report_to", "[wandb, wandb]", "[wandb]"),
 ]
@@ -53,6 +63,8 @@ BROKEN = [
     "configuration/a-policy-that-is-frozen-as-a-whole-is-refused",
     "supervision/all-coordinate-weights-at-zero-are-refused",
     "packing/a-last-short-row-is-not-promised",
+    "packing/a-micro-batch-that-a-segment-may-not-fit-is-refused",
+    "packing/a-micro-batch-of-one-longest-segment-is-accepted",
     "decoding/beam-search-on-hf-is-accepted",
     "decoding/a-limit-that-leaves-room-is-accepted",
     "decoding/an-engine-as-long-as-a-segment-is-accepted",
@@ -73,6 +85,7 @@ BROKEN = [
         "configuration/a-policy-is-trained-whole-or-by-adapters#1,2,3,4",
         "supervision/coordinates-are-learnt-as-distributions-over-bins#2,6",
         "packing/the-waiting-list-is-bounded#4",
+        "packing/the-number-of-passes-may-follow-from-the-tokens#6,7,8",
         "configuration/rollout-matching-is-chosen-by-its-trainer-variant#2",
     ],
 )

@@ -10,6 +10,7 @@ from conformance.learn.loss_cases import MASK, RULES
 from conformance.learn.models import TOLERANCE, assert_same_gradients, gradients, make_packed_model
 from conformance.learn.segments import make_segment
 from rollmatch.learn.batch import Batcher
+from rollmatch.learn.deal import PassSize
 from rollmatch.learn.head import HeadStates, Scoring, logprobs_of, losing_logits
 from rollmatch.learn.pack import Packer
 from rollmatch.learn.score import score_segments
@@ -120,7 +121,7 @@ def test_a_model_that_makes_all_logits_has_the_same_log_probabilities(in_head, m
     model, pairs = make_tiny_qwen3(), [make_segment(seed, num_images=0)[0] for seed in range(3)]
 
     def scored():
-        return score_segments(model, pairs, lambda sample: NO_IMAGES, logprobs=logprobs_of, batch_size=2)
+        return score_segments(model, pairs, lambda sample: NO_IMAGES, logprobs=logprobs_of, size=PassSize(segments=2))
 
     expected, forward = scored(), model.forward
     monkeypatch.setattr(model, "forward", lambda *, logits_to_keep, **inputs: forward(**inputs))
@@ -135,7 +136,11 @@ def test_log_probabilities_without_gradients_are_those_of_logits(learns, monkeyp
 
     def scored():
         return score_segments(
-            model, pairs, lambda sample: NO_IMAGES, logprobs=partial(logprobs_of, temperature=0.7), batch_size=2
+            model,
+            pairs,
+            lambda sample: NO_IMAGES,
+            logprobs=partial(logprobs_of, temperature=0.7),
+            size=PassSize(segments=2),
         )
 
     plain = scored()

@@ -207,6 +207,25 @@ def test_a_measured_pass_is_forecast_within_a_quarter(forecaster):
     assert beside == pytest.approx(measured["peak_bytes"], rel=0.25)
 
 
+def test_a_number_of_tokens_bounds_a_pass_whatever_the_samples(forecaster):
+    """400 segments of 3,000 tokens: four fit a row of 12,500, so 100 passes of that many; or two segments, and one."""
+    samples = ("training.gradient_accumulation_steps=1", "training.per_device_train_batch_size=400")
+    rows = ("training.packing=false", "training.tokens_per_micro_batch=12500")
+    many, few = (
+        make_workload(forecaster(*settings, *rows).config, prompt_len=2500, response_len=500)
+        for settings in (samples, (samples[0], "training.per_device_train_batch_size=2"))
+    )
+    assert (many.row_len, many.num_passes, many.fill) == (12500, 100, 1.0)
+    assert (few.row_len, few.num_passes) == (6000, 1)
+    padded = make_workload(forecaster(*samples, rows[0]).config, prompt_len=2500, response_len=500)
+    assert (padded.row_len, padded.num_passes) == (400 * 3000, 1)
+    by_tokens, by_samples = (
+        replace(forecaster(*samples, *more), work=work).forecast(split(3, 1)).learner.activations
+        for more, work in ((rows, many), (rows[:1], padded))
+    )
+    assert by_tokens / by_samples == pytest.approx(12500 / (400 * 3000))
+
+
 SCORING = [
     ((), 0),
     (("grpo.beta=0.02",), 1),

@@ -7,6 +7,7 @@ from itertools import accumulate, chain
 import torch
 
 from conformance.rollout.digits import template_of
+from rollmatch.learn.deal import PassSize
 from rollmatch.learn.head import logprobs_of
 from rollmatch.learn.score import score_segments
 from rollmatch.objectives.grpo.loss import PolicyRules, count_policy_totals, score_tokens, supervise_policy
@@ -38,7 +39,7 @@ def found_in(model, requests, rollouts, *, temperature: float) -> list[tuple[flo
     """The learner's, of the same tokens."""
     template, segments = template_of(), segments_of(requests, rollouts)
     logprobs = partial(logprobs_of, temperature=temperature, excluded_ids=template.banned_ids)
-    return score_segments(model, segments, template.image_features, logprobs=logprobs, batch_size=8)
+    return score_segments(model, segments, template.image_features, logprobs=logprobs, size=PassSize(segments=8))
 
 
 def farthest_apart(model, requests, rollouts, *, temperature: float) -> float:

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from conformance.rollout.digits import scenes
 from conformance.trainer import small_run, turns
 from conformance.trainer.small_run import weights_of
+from rollmatch.learn import deal
 from rollmatch.model import policy
 from rollmatch.trainer import RolloutTrainer
 
@@ -29,9 +30,22 @@ def make_mixed_trainer(folder: Path, *overrides: str) -> RolloutTrainer:
     return small_run.make_trainer(folder, *overrides, samples=samples, is_shallow=True)
 
 
+def make_uneven_trainer(folder: Path, *overrides: str) -> RolloutTrainer:
+    """Rank 0 learns from all segments of both ranks but one, so that rank 1 runs passes without any."""
+
+    def unevenly(lengths: list[int], *, capacity: int, num_ranks: int) -> list[list[list[int]]]:
+        assert (max(lengths) <= capacity, num_ranks) == (True, 2)
+        *most, last = ([place] for place in range(len(lengths)))
+        return [most, [last, *([] for _ in most[1:])]]
+
+    deal.deal = unevenly
+    return small_run.make_trainer(folder, *overrides)
+
+
 def main(task: str, folder: Path, *overrides: str, checkpoint: str | None = None) -> None:
     policy.LARGE_VOCABULARY = 0
-    make = {"digits": small_run.make_trainer, "mixed": make_mixed_trainer}.get(task, turns.make_trainer)
+    makers = {"digits": small_run.make_trainer, "mixed": make_mixed_trainer, "uneven": make_uneven_trainer}
+    make = makers.get(task, turns.make_trainer)
     trainer = make(folder, *overrides)
     metrics = trainer.evaluate()
     trainer.train(resume_from_checkpoint=checkpoint)

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import Trainer, TrainerControl, TrainingArguments
+from transformers import TrainerControl, TrainingArguments
 
 from rollmatch.checkpoint import SavedLearner, sealing
 from rollmatch.config.strategy import KEY, Strategy
 from rollmatch.data import Window, WindowPlan
 from rollmatch.data.lazy import samples_by_id
 from rollmatch.errors import LaunchError
-from rollmatch.learn.batch import MicroBatch
+from rollmatch.learn.batch import Passes
 from rollmatch.model.decoder_layers import sharded_units
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.parts import NAMES, Part, count_parts
 from rollmatch.model.policy import unwrap
 from rollmatch.model.sharding import EvenGradients, check_split, not_engaged
+from rollmatch.multi_pass import MultiPassTrainer
 from rollmatch.objectives.protocol import Learner
 from rollmatch.records import PolicyTarget, Sample, Segment
 from rollmatch.rollout.source import Overlap, RolloutSource
@@ -140,7 +141,7 @@ def _exchanges_tower(model: nn.Module, settings: Mapping[str, object]) -> bool:
     return bool(found) and (is_in_parts or any(part.num_trained for part in found))
 
 
-class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
+class ResumableTrainer(MultiPassTrainer):
     """A ``Trainer`` whose checkpoints also hold what is under way between two optimizer steps."""
 
     control: TrainerControl
@@ -190,14 +191,11 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers is not ty
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
         return self.model_wrapped, train_dataloader
 
-    def training_step(
-        self, model: nn.Module, inputs: dict[str, MicroBatch], num_items_in_batch: Tensor | None = None
-    ) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: Passes, num_items_in_batch: Tensor | None = None) -> Tensor:
         """As transformers'. Errors: ``images-on-some-ranks``."""
         if self.args.deepspeed:
-            self._check_images(any(segment.sample.images for segment in inputs["micro_batch"].segments))
-        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
-        return loss
+            self._check_images(any(one.sample.images for batch in inputs["passes"] for one in batch.segments))
+        return super().training_step(model, inputs, num_items_in_batch)
 
     def _check_images(self, has_images: bool) -> None:
         """DeepSpeed exchanges a vision tower's weights or gradients only on ranks that have used it."""

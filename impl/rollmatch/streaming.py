@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rollmatch.learn.batch import MicroBatch
+from rollmatch.learn.batch import MicroBatch, Passes
 from rollmatch.learn.early import EarlyGradients
 from rollmatch.learn.head import Scoring
 from rollmatch.model.images import ImageFeatures
@@ -33,7 +33,7 @@ class PartTargets:
     """By sample id."""
 
 
-class StreamedStep(Sequence[dict[str, MicroBatch]]):
+class StreamedStep(Sequence[Passes]):
     """The micro-batches of one step, one per part, each as soon as its part is complete.
 
     ``totals`` is None until every part of every rank is there; all ranks agree on that before each micro-batch.
@@ -63,11 +63,11 @@ class StreamedStep(Sequence[dict[str, MicroBatch]]):
     def __getitem__(self, place: Any) -> Any:
         raise TypeError("a streamed step is iterated once, from its beginning")
 
-    def __iter__(self) -> Iterator[dict[str, MicroBatch]]:
+    def __iter__(self) -> Iterator[Passes]:
         for place in range(self.num_parts):
             if self.totals is None:
                 self._agree(place)
-            yield {"micro_batch": self._batches[self.order[place]]}
+            yield {"passes": (self._batches[self.order[place]],)}
 
     def learn_early(self, model: torch.nn.Module, batch: MicroBatch, scoring: Scoring) -> Tensor:
         """Keep the graph of a micro-batch whose divisors are not known yet; its loss is reported by ``settle``."""

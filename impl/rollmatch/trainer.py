@@ -19,7 +19,8 @@ from transformers.utils import ModelOutput
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
 from rollmatch.data.order import check_order
 from rollmatch.evaluation import evaluate_policy, write_evaluation
-from rollmatch.learn.batch import MicroBatch, split_evenly
+from rollmatch.learn.batch import Passes
+from rollmatch.learn.deal import split_evenly
 from rollmatch.learn.early import EarlyGradients
 from rollmatch.learn.head import Logits, Scoring, logprobs_of
 from rollmatch.learn.score import SegmentScorer
@@ -71,7 +72,7 @@ class RolloutTrainer(ResumableTrainer):
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[list[Sample]], num_batches: int, device: torch.device
-    ) -> tuple[Sequence[dict[str, MicroBatch]], int | None]:
+    ) -> tuple[Sequence[Passes], int | None]:
         """One optimizer step: its micro-batches, for transformers to iterate, and the number of its samples."""
         is_over = self.state.global_step >= self.state.max_steps  # a run that was resumed at its end
         planned, _ = ([], None) if is_over else super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -129,9 +130,7 @@ class RolloutTrainer(ResumableTrainer):
             report.num_cut_prompts += sum(map(self.source.template.is_cut, asked))
             yield PartTargets(index=part.index, rollouts=part.rollouts, targets=made, features=features)
 
-    def learn(
-        self, window: Window, targets: Iterable[PartTargets], report: StepReport
-    ) -> Sequence[dict[str, MicroBatch]]:
+    def learn(self, window: Window, targets: Iterable[PartTargets], report: StepReport) -> Sequence[Passes]:
         """Pack segments into micro-batches; transformers takes each through ``training_step``, then steps."""
         if self.overlap.streams:
             report.learn_began = time.time()
@@ -158,26 +157,24 @@ class RolloutTrainer(ResumableTrainer):
         self.totals = self.learner.objective.total_of(supervisions, self.source.ranks.sum)
         self.source.fence.backend.rest()
         report.learn_began = time.time()
-        return [{"micro_batch": batch} for batch in report.batches]
+        return self.learner.batcher.as_inputs(report.batches)
 
-    def training_step(
-        self, model: nn.Module, inputs: dict[str, MicroBatch], num_items_in_batch: Tensor | None = None
-    ) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: Passes, num_items_in_batch: Tensor | None = None) -> Tensor:
         """As transformers'; a micro-batch whose step has no totals yet is learnt early."""
         self.check()
         if self.streamed is not None:
             self.totals = self.streamed.totals
         if self.streamed is not None and self.totals is None:
             with self.compute_loss_context_manager():
-                return self.streamed.learn_early(model, inputs["micro_batch"], self.scoring)
+                return self.streamed.learn_early(model, inputs["passes"][0], self.scoring)
         settled = self.streamed.settle() if self.streamed is not None else 0.0
         return super().training_step(model, inputs, num_items_in_batch) + settled
 
     def compute_loss(
-        self, model: nn.Module, inputs: dict[str, MicroBatch], return_outputs: bool = False, **_: object
+        self, model: nn.Module, inputs: Passes, return_outputs: bool = False, **_: object
     ) -> Tensor | tuple[Tensor, ModelOutput]:
         """The micro-batch's share of the step's loss, times the ranks that DDP will average over."""
-        batch = self.learner.with_reference(model, inputs["micro_batch"], self.scoring)
+        batch = self.learner.with_reference(model, inputs["passes"][0], self.scoring)
         terms: list[Terms] = []
 
         def score(logits: Logits) -> Tensor:
@@ -275,7 +272,7 @@ class RolloutTrainer(ResumableTrainer):
             reference=self.learner.reference,
             features_of=partial(self._features_of, known=features),
             logprobs=partial(logprobs_of, temperature=temperature, excluded_ids=source.template.banned_ids),
-            batch_size=self.args.per_device_train_batch_size * self.learner.objective.reuse.num_rollouts,
+            size=self.learner.pass_size(self.args.per_device_train_batch_size),
             ranks=source.ranks,
         )
         return ObjectiveContext(

@@ -24,6 +24,7 @@ from rollmatch.config.training import TRAINER_KEYS
 from rollmatch.journal import Journal
 from rollmatch.learn.attention import PACKED_ATTENTION, check_packable
 from rollmatch.learn.batch import Batcher
+from rollmatch.learn.deal import Dealer
 from rollmatch.learn.pack import Packer
 from rollmatch.model.overlong import LengthRules
 from rollmatch.model.policy import load_policy
@@ -128,7 +129,7 @@ def make_parts(
     source = replace(source, decoding=decoding, eval_decoding=_make_eval_decoding(config, decoding))
     learner = Learner(
         objective=objective,
-        batcher=_make_batcher(config, model, objective, pad_id=template.pad_id),
+        batcher=_make_batcher(config, model, objective, pad_id=template.pad_id, ranks=ranks),
         reference=_load_reference(config, model),
         reference_in_batch=effective.reference_in_batch(config),
         scores_waiting=config.custom.learns_from_rewards and effective.old_logprobs(config) == "current",
@@ -238,7 +239,9 @@ def _engine_arguments(config: RunConfig) -> dict[str, object]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _make_batcher(config: RunConfig, model: torch.nn.Module, objective: Objective, *, pad_id: int) -> Batcher:
+def _make_batcher(
+    config: RunConfig, model: torch.nn.Module, objective: Objective, *, pad_id: int, ranks: Ranks
+) -> Batcher:
     training = config.training
     packer = None
     if training.packing:
@@ -248,7 +251,10 @@ def _make_batcher(config: RunConfig, model: torch.nn.Module, objective: Objectiv
             max_buffered=training.packing_buffer,
             min_fill_ratio=training.packing_min_fill_ratio,
         )
-    return Batcher(model, objective, packer=packer, pad_id=pad_id, padding_free=is_padding_free(config, model))
+    dealer = None
+    if is_padding_free(config, model):
+        dealer = Dealer(capacity=training.tokens_per_micro_batch, ranks=ranks)
+    return Batcher(model, objective, packer=packer, pad_id=pad_id, dealer=dealer)
 
 
 def make_decoding(rules: RolloutMatchingConfig) -> Decoding:

@@ -42,6 +42,9 @@ def memory_figures(config: RunConfig, model: torch.nn.Module) -> dict[str, objec
 def is_padding_free(config: RunConfig, model: torch.nn.Module) -> bool:
     """auto: where a flash kernel takes a whole row and the attention allows it. Errors: ``SlidingWindowPacked``."""
     wanted = config.training.padding_free
+    if config.training.tokens_per_micro_batch is not None:
+        check_packable(model, key="training.tokens_per_micro_batch")
+        return True
     if wanted != "auto":
         if wanted:
             check_packable(model, key="training.padding_free")

@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from rollmatch.config import effective
+from rollmatch.config.batch_rules import BATCH_RULES
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.objective_rules import ENVIRONMENT_RULES, GRPO_RULES, OVERLAP_RULES
 from rollmatch.config.rollout_matching import ANSWER_FORMATS, RolloutMatchingConfig
@@ -177,20 +178,6 @@ def _coordinate_loss_used(config: RunConfig) -> Iterator[ConfigError]:
             )
 
 
-def _packing(config: RunConfig) -> Iterator[ConfigError]:
-    if config.training.packing and not config.training.packing_drop_last:
-        problem = "is false, but packing carries left-over segments and never flushes them"
-        remedy = "Set it to true, or packing to false."
-        yield ConfigError(problem, code="packing-never-flushes", key="training.packing_drop_last", remedy=remedy)
-
-
-def _padding_free(config: RunConfig) -> Iterator[ConfigError]:
-    if config.training.padding_free is True and config.model.attn_impl != "packed":
-        problem = f"is true, but attention {config.model.attn_impl} would let the segments of a row see each other"
-        remedy = "Set model.attn_impl to packed, or this to auto or false."
-        yield ConfigError(problem, code="padding-free-attention", key="training.padding_free", remedy=remedy)
-
-
 def _extra_arguments(config: RunConfig) -> Iterator[ConfigError]:
     for name in config.training.extra_arguments:
         key = f"training.extra_arguments.{name}"
@@ -280,8 +267,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reads=_of_rollout("soft_ce_weight", "w1_weight", "gate_weight"), check=_coordinate_loss),
     Rule(reads=_of_rollout("answer_format"), check=_answer_format),
     Rule(reads=_of_rollout("answer_format", *COORDINATE_LOSS), check=_coordinate_loss_used),
-    Rule(reads=("training.packing", "training.packing_drop_last"), check=_packing),
-    Rule(reads=("training.padding_free", "model.attn_impl"), check=_padding_free),
+    *BATCH_RULES,
     Rule(reads=("training.extra_arguments",), check=_extra_arguments),
     Rule(reads=("training.early_stopping", "training.eval_steps"), check=_early_stopping),
     Rule(reads=("training.report_to",), check=_reporters),

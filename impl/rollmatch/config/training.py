@@ -165,7 +165,13 @@ class TrainingConfig(Section):
     num_train_epochs: Positive = 1.0
     """Length of the run when max_steps is -1. Unit: epochs."""
     per_device_train_batch_size: Count = 1
-    """Samples of one forward pass, per learner rank. Unit: samples."""
+    """Samples of one forward pass, per learner rank; of one optimizer step with tokens_per_micro_batch.
+    Unit: samples."""
+    tokens_per_micro_batch: Count | None = None
+    """Most tokens of one forward pass, per learner rank. An optimizer step then takes as many passes as its segments
+    need, on every rank as many and of about as many tokens; nothing is padded. At least global_max_length. Needs
+    gradient_accumulation_steps 1, no packing, and model.attn_impl: packed. null gives each pass a number of samples.
+    Unit: tokens."""
     gradient_accumulation_steps: Count = 1
     """Forward passes of one optimizer step, per learner rank. Unit: micro-batches."""
     learning_rate: Weight = 1e-5

@@ -246,7 +246,7 @@ def why_unpackable(model: torch.nn.Module) -> str:
 def check_packable(model: torch.nn.Module, *, key: str = "training.packing") -> None:
     """Reject packed rows for models whose attention is not plain causal. Errors: ``SlidingWindowPacked``."""
     if problem := why_unpackable(model):
-        raise SlidingWindowPacked(problem, key=key, remedy=f"Set {key} to false.")
+        raise SlidingWindowPacked(problem, key=key, remedy=f"Remove {key}.")
 
 
 def spans_of(bounds: Tensor, *, num_tokens: int) -> tuple[Span, ...]:

@@ -1,16 +1,17 @@
-"""Segments -> the forward passes of one optimizer step: packed rows, or padded batches where packing is off."""
+"""Segments -> the forward passes of one optimizer step: rows without padding, or padded batches."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from rollmatch.errors import LearnError
+from rollmatch.learn.deal import Dealer, split_by_length
 from rollmatch.learn.pack import Packer, starts_of_padded
-from rollmatch.model.images import ImageFeatures, image_arguments, multimodal_part, token_types
+from rollmatch.model.images import NO_IMAGES, ImageFeatures, image_arguments, multimodal_part, token_types
 from rollmatch.records import Row, Sample, Segment
 
 VIDEO = 2
@@ -160,7 +161,6 @@ def _on_device_of(model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, A
     return {name: part.to(device) if isinstance(part, Tensor) else part for name, part in inputs.items()}
 
 
-Item = TypeVar("Item")
 FeaturesOf = Callable[[Sample], ImageFeatures]
 
 
@@ -188,6 +188,10 @@ class MicroBatch:
     is_packed: bool
 
 
+Passes = dict[str, Sequence[MicroBatch]]
+"""``passes`` of one batch of transformers: one, or all of an optimizer step. What ``training_step`` takes."""
+
+
 class Batcher:
     """Makes the micro-batches of an optimizer step; holds the packing buffer between steps."""
 
@@ -198,10 +202,10 @@ class Batcher:
         *,
         packer: Packer | None,
         pad_id: int,
-        padding_free: bool = False,
+        dealer: Dealer | None = None,
     ) -> None:
-        """``padding_free``: without a packer, segments of a micro-batch are concatenated, not padded."""
-        self.padding_free = padding_free
+        """``dealer``: without a packer, segments of a micro-batch are concatenated, not padded."""
+        self.dealer = dealer
         self.model = model
         self.supervisor = supervisor
         self.packer = packer
@@ -209,12 +213,23 @@ class Batcher:
         self.waiting_before: Sequence[Segment] = ()
         """Segments that waited for a row before the last ``make``."""
 
+    @property
+    def tokens_per_batch(self) -> int | None:
+        """Most tokens of a micro-batch, where their number follows from this; None where their number is fixed."""
+        return None if self.dealer is None else self.dealer.capacity
+
+    def as_inputs(self, batches: Sequence[MicroBatch]) -> list[Passes]:
+        """What transformers iterates: each micro-batch, or all together where their number varies."""
+        return [{"passes": [batch]} for batch in batches] if self.tokens_per_batch is None else [{"passes": batches}]
+
     def make(self, segments: Sequence[Segment], features_of: FeaturesOf, *, num_batches: int) -> list[MicroBatch]:
-        """Exactly ``num_batches`` micro-batches. Errors: those of ``Packer.add``; the buffer is then unchanged."""
-        if self.packer is None and self.padding_free:
-            parts = split_by_tokens(segments, num_batches)
-            rows = [Row(segments=part, capacity=sum(one.encoded_len for one in part)) for part in parts]
-            return [self._packed(row, features_of) for row in rows]
+        """``num_batches`` micro-batches, or as many as the dealer finds; all ranks call it.
+
+        Errors: those of ``Packer.add``; the buffer is then unchanged.
+        """
+        if self.packer is None and self.dealer is not None:
+            dealt = self.dealer.rows_of(segments, num_rows=num_batches)
+            return [self._packed(row, features_of) if row.segments else self.idle(row.capacity) for row in dealt]
         if self.packer is None:
             return [self._padded(part, features_of) for part in split_by_length(segments, num_batches)]
         self.waiting_before = self.packer.state()
@@ -222,18 +237,28 @@ class Batcher:
         rows = [self.packer.pop_row(rows_to_follow=left) for left in reversed(range(num_batches))]
         return [self._packed(row, features_of) for row in rows]
 
+    def idle(self, capacity: int) -> MicroBatch:
+        """A pass of one token that nothing is learnt from: it takes part in what ranks exchange."""
+        sample = Sample(sample_id=0, origin="no sample", images=())
+        token = Segment(sample=sample, policy_version=0, token_ids=(self.pad_id,), prompt_len=1, prefix_len=0)
+        row = Row(segments=(token,), capacity=capacity)
+        return self._pass_of(row, [NO_IMAGES], learnt=replace(row, segments=()))
+
     def _packed(self, row: Row, features_of: FeaturesOf) -> MicroBatch:
-        supervision = self.supervisor.supervise(row.segments, starts=row.offsets, num_tokens=row.num_tokens)
-        images = [features_of(segment.sample) for segment in row.segments]
+        return self._pass_of(row, [features_of(segment.sample) for segment in row.segments], learnt=row)
+
+    def _pass_of(self, row: Row, images: Sequence[ImageFeatures], *, learnt: Row) -> MicroBatch:
+        """``learnt``: the row, or none of its segments."""
+        supervision = self.supervisor.supervise(learnt.segments, starts=learnt.offsets, num_tokens=row.num_tokens)
         inputs = make_model_inputs(row, images=images, model=self.model)
         indices = self.supervisor.logit_indices(supervision)
         kept = torch.tensor(indices, dtype=torch.int64, device=inputs["input_ids"].device)
         return MicroBatch(
             inputs=inputs | {"logits_to_keep": kept},
             supervision=supervision,
-            segments=row.segments,
-            num_tokens=row.num_tokens,
-            fill=row.fill,
+            segments=learnt.segments,
+            num_tokens=learnt.num_tokens,
+            fill=learnt.fill,
             is_packed=True,
         )
 
@@ -250,49 +275,3 @@ class Batcher:
             fill=num_tokens / num_places,
             is_packed=False,
         )
-
-
-def split_by_tokens(segments: Sequence[Segment], num_parts: int) -> list[tuple[Segment, ...]]:
-    """Parts of about as many tokens each, none of them empty, segments of a part in their given order.
-
-    Longest first, each into the part with the fewest tokens so far (Graham's rule: at most 4/3 of the best maximum).
-
-    >>> sample = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
-    >>> def segment(length):
-    ...     return Segment(sample=sample, policy_version=1, token_ids=(7,) * length, prompt_len=1, prefix_len=0)
-    >>> parts = split_by_tokens([segment(length) for length in (9, 1, 8, 2, 7, 3)], 2)
-    >>> [[one.encoded_len for one in part] for part in parts]
-    [[9, 1, 2, 3], [8, 7]]
-    """
-    places: list[list[int]] = [[] for _ in range(num_parts)]
-    totals = [0] * num_parts
-    for index in sorted(range(len(segments)), key=lambda index: (-segments[index].encoded_len, index)):
-        part = min(range(num_parts), key=lambda part: (totals[part], part))
-        places[part].append(index)
-        totals[part] += segments[index].encoded_len
-    return [tuple(segments[index] for index in sorted(part)) for part in places]
-
-
-def split_by_length(segments: Sequence[Segment], num_parts: int) -> list[tuple[Segment, ...]]:
-    """Parts of about as many segments each, of similar lengths, longest first; segments of a part in their given order.
-
-    >>> sample = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
-    >>> def segment(length):
-    ...     return Segment(sample=sample, policy_version=1, token_ids=(7,) * length, prompt_len=1, prefix_len=0)
-    >>> parts = split_by_length([segment(length) for length in (2, 9, 3, 8, 4)], 2)
-    >>> [[one.encoded_len for one in part] for part in parts]
-    [[9, 8, 4], [2, 3]]
-    """
-    order = sorted(range(len(segments)), key=lambda index: (-segments[index].encoded_len, index))
-    return [tuple(segments[index] for index in sorted(part)) for part in split_evenly(order, num_parts)]
-
-
-def split_evenly(items: Sequence[Item], num_parts: int) -> list[Sequence[Item]]:
-    """Contiguous parts whose sizes differ by at most one, larger ones first.
-
-    >>> split_evenly([1, 2, 3, 4, 5], 2)
-    [[1, 2, 3], [4, 5]]
-    """
-    size, extra = divmod(len(items), num_parts)
-    starts = [part * size + min(part, extra) for part in range(num_parts + 1)]
-    return [items[start:end] for start, end in pairwise(starts)]

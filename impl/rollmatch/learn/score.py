@@ -7,13 +7,14 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from rollmatch.learn.batch import make_padded_inputs
+from rollmatch.learn.batch import make_model_inputs, make_padded_inputs
+from rollmatch.learn.deal import PassSize
 from rollmatch.learn.head import Logits, Score, Scoring, to_device
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.policy import head_worth_avoiding, without_adapters
 from rollmatch.model.sharding import is_sharded, run_idle
 from rollmatch.ranks import Ranks
-from rollmatch.records import Sample, Segment
+from rollmatch.records import Row, Sample, Segment
 
 LogprobsOf = Callable[[Logits, Tensor], Tensor]
 """([n, V] logits, [n] ids) -> [n] log-probabilities."""
@@ -28,20 +29,19 @@ def score_segments(
     features_of: Callable[[Sample], ImageFeatures],
     *,
     logprobs: LogprobsOf,
-    batch_size: int,
+    size: PassSize,
 ) -> list[tuple[float, ...]]:
     """[L - P] log-probabilities of each segment's target, in order; the model as in evaluation, its mode kept.
 
     ``logprobs`` is ``logprobs_of`` with the temperature and the excluded ids of the rollouts.
     """
     training, scored = model.training, dict[int, tuple[float, ...]]()
-    order = sorted(range(len(segments)), key=lambda index: segments[index].encoded_len)
+    score = _score_batch if size.tokens is None else _score_row
     model.eval()
     try:
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
+        for chosen in size.split([segment.encoded_len for segment in segments]):
             batch = [segments[index] for index in chosen]
-            scored |= dict(zip(chosen, _score_batch(model, batch, features_of, logprobs), strict=True))
+            scored |= dict(zip(chosen, score(model, batch, features_of, logprobs), strict=True))
     finally:
         model.train(training)
     return [scored[index] for index in range(len(segments))]
@@ -58,6 +58,32 @@ def score_without_adapters(model: nn.Module, inputs: dict[str, object], score: S
     finally:
         model.train(training)
     return scores
+
+
+def _score_row(
+    model: nn.Module,
+    segments: Sequence[Segment],
+    features_of: Callable[[Sample], ImageFeatures],
+    logprobs: LogprobsOf,
+) -> list[tuple[float, ...]]:
+    row = Row(segments=tuple(segments), capacity=0)
+    inputs = make_model_inputs(row, images=[features_of(segment.sample) for segment in segments], model=model)
+    device, lens = inputs["input_ids"].device, [segment.train_len for segment in segments]
+    firsts = [start + segment.prompt_len - 1 for segment, start in zip(segments, row.offsets, strict=True)]
+    kept = to_device(chain(*map(_count_from, firsts, lens)), dtype=torch.int64, device=device)
+    ids = to_device(chain(*(s.token_ids[s.prompt_len :] for s in segments)), dtype=torch.int64, device=device)
+
+    def score(logits: Logits) -> Tensor:
+        rows = kept if len(logits) == row.num_tokens else torch.arange(len(kept), device=device)  # as below: all
+        return _in_chunks(logprobs, logits, rows, ids)
+
+    scores, _ = Scoring(head_worth_avoiding(model))(model, inputs | {"logits_to_keep": kept}, score)
+    return [tuple(part.tolist()) for part in torch.split(scores, lens)]
+
+
+def _in_chunks(logprobs: LogprobsOf, logits: Logits, rows: Tensor, ids: Tensor) -> Tensor:
+    parts = zip(torch.split(rows, CHUNK_LEN), torch.split(ids, CHUNK_LEN), strict=True)
+    return torch.cat([logprobs(logits[some], of) for some, of in parts])
 
 
 def _score_batch(
@@ -77,8 +103,7 @@ def _score_batch(
         num_kept = len(logits) // len(batch)  # all, where a model takes no logits_to_keep (Qwen-Omni)
         firsts = [(place + 1) * num_kept - longest + segment.prompt_len - 1 for place, segment in enumerate(batch)]
         rows = to_device(chain(*map(_count_from, firsts, lens)), dtype=torch.int64, device=device)
-        parts = zip(torch.split(rows, CHUNK_LEN), torch.split(ids, CHUNK_LEN), strict=True)
-        return torch.cat([logprobs(logits[some], of) for some, of in parts])
+        return _in_chunks(logprobs, logits, rows, ids)
 
     scoring = Scoring(head_worth_avoiding(model))
     scores, _ = scoring(model, inputs | {"logits_to_keep": longest - earliest}, score)
@@ -98,26 +123,26 @@ class SegmentScorer:
     """The policy before training; None: the policy without its adapters."""
     features_of: Callable[[Sample], ImageFeatures]
     logprobs: LogprobsOf
-    batch_size: int
+    size: PassSize
     ranks: Ranks = field(default_factory=Ranks)
 
     def __call__(self, segments: Sequence[Segment], *, reference: bool = False) -> list[tuple[float, ...]]:
         """As ``score_segments``. Called by all ranks, which run as many passes where they share the weights."""
         kept = self.reference if reference else None
-        num_idle = self._count_idle(len(segments)) if kept is None and is_sharded(self.model) else 0
+        num_idle = self._count_idle(segments) if kept is None and is_sharded(self.model) else 0
         with without_adapters(self.model, wanted=reference and kept is None):
             scores = score_segments(
                 self.model if kept is None else kept,
                 segments,
                 self.features_of,
                 logprobs=self.logprobs,
-                batch_size=self.batch_size,
+                size=self.size,
             )
             for _ in range(num_idle):
                 run_idle(self.model)
         return scores
 
-    def _count_idle(self, num_segments: int) -> int:
+    def _count_idle(self, segments: Sequence[Segment]) -> int:
         """Passes that other ranks run more than this one."""
-        num_batches = -(-num_segments // self.batch_size)
-        return max(self.ranks.gather(num_batches)) - num_batches
+        num_passes = len(self.size.split([segment.encoded_len for segment in segments]))
+        return max(self.ranks.gather(num_passes)) - num_passes

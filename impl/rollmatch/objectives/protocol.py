@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rollmatch.data.order import Reuse
 from rollmatch.learn.batch import Batcher, MicroBatch, Supervisor
+from rollmatch.learn.deal import PassSize
 from rollmatch.learn.head import Logits, Scoring
 from rollmatch.learn.score import score_without_adapters
 from rollmatch.model.overlong import LengthRules
@@ -163,6 +164,10 @@ class Learner:
         objective = cast(PolicyObjective, self.objective)
         logprobs = score_without_adapters(model, batch.inputs, partial(objective.logprobs, batch=batch), scoring)
         return objective.with_reference(batch, logprobs)
+
+    def pass_size(self, num_samples: int) -> PassSize:
+        """Of a pass without gradients: rollouts of ``num_samples`` samples, or as many tokens as a micro-batch has."""
+        return PassSize(segments=num_samples * self.objective.reuse.num_rollouts, tokens=self.batcher.tokens_per_batch)
 
     def score_waiting(self, score: ScoreSegments) -> int:
         """Number of segments that wait for a row of a later step; they get old log-probabilities where needed."""

@@ -191,7 +191,7 @@ class Forecaster:
         carried = 2 * size * learning_weights(self.config, self.shape)
         if read_strategy(self.config.training.strategy).splits_weights:
             compute = 2 if self.config.training.bf16 else self.shape.weight_bytes
-            carried += 2 * compute * self.shape.num_weights * self.config.training.gradient_accumulation_steps
+            carried += 2 * compute * self.shape.num_weights * self.work.num_passes
         return carried / self.link_bytes_s
 
     def _sync_s(self, split: Split) -> float:

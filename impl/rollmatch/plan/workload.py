@@ -55,6 +55,8 @@ class Workload:
     fill: float
     """Of its places, tokens."""
     max_model_len: int
+    num_passes: int
+    """Forward and backward passes of the step."""
 
     @property
     def segment_len(self) -> int:
@@ -78,11 +80,18 @@ def make_workload(config: RunConfig, *, prompt_len: int | None, response_len: in
     prompt = prompt_len or max(1, longest - response)
     generations = config.custom.extra.grpo.num_generations if config.custom.learns_from_rewards else 1
     batch = training.per_device_train_batch_size * generations
+    num_passes, row_len = training.gradient_accumulation_steps, batch * (prompt + response)
+    if training.packing:
+        row_len = config.global_max_length
+    elif (most := training.tokens_per_micro_batch) is not None:
+        num_passes = -(-batch // max(1, most // (prompt + response)))
+        row_len = min(most, row_len)
     return Workload(
         num_rollouts=batch * training.gradient_accumulation_steps,
         prompt_len=prompt,
         response_len=response,
-        row_len=config.global_max_length if training.packing else batch * (prompt + response),
+        row_len=row_len,
         fill=PACKED_FILL if training.packing else 1.0,
         max_model_len=longest,
+        num_passes=num_passes,
     )
