@@ -36,6 +36,7 @@ from rollmatch.model.checkpoint import merged_weights
 from rollmatch.model.policy import load_policy
 from rollmatch.weights.digest import digests_of
 from rollmatch.weights.named_weights import named_weights
+from rollmatch.weights.stream import OutgoingWeights
 
 TARGETS = {
     "every linear layer": r".*layers.*_proj",
@@ -78,20 +79,40 @@ def measure(report, sender, policy, name, rounds):
     adapter_bytes = sum(tensor.nbytes for _, tensor in adapter.tensors)
     merged, plain = list(adapter.merged), list(merged_weights(policy))
     report.note(**{f"{name}: adapter_bytes": adapter_bytes, f"{name}: merged_bytes": sum(t.nbytes for t in merged)})
+    made = OutgoingWeights(specs=tuple(weights.specs()), weights=weights)
     ways = {
-        "full": lambda: sender.send(iter(weights), version=next(VERSIONS)),
+        "full": lambda: sender.send(made, version=next(VERSIONS)),
+        "full, all merged first": lambda: sender.send(list(weights), version=next(VERSIONS)),
         "full, merged before": lambda: sender.send(plain, version=next(VERSIONS)),
         "adapter after full": lambda: sender.send_adapter(weights.adapter(), version=next(VERSIONS)),
         "adapter": lambda: sender.send_adapter(weights.adapter(), version=next(VERSIONS)),
         "learner's merge": lambda: [None for _ in adapter.merged],
         "digests of merged weights": lambda: digests_of(merged),
     }
+    peaks = {}
     for number in range(rounds + 1):
         for way, call in ways.items():
+            if way.startswith("full"):
+                call()  # the server's memory is that of the kind of sync before
+            before = forget_peak()
             report.sample(f"{name}: {way}" if number else f"{name}: {way}, first", call)
+            peaks.setdefault(way, resident_bytes("VmHWM") - before)
+    report.note(**{f"{name}: {way}, peak of extra bytes": num_bytes for way, num_bytes in peaks.items()})
     medians = {way: statistics.median(report.samples[f"{name}: {way}"]) for way in ways}
-    for way in ("full", "full, merged before"):
+    for way in ("full", "full, all merged first", "full, merged before"):
         report.note(**{f"{name}: {way} / adapter": medians[way] / medians["adapter"]})
+
+
+def forget_peak():
+    """The bytes that are resident now, from which the next peak is counted."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident_bytes()
+
+
+def resident_bytes(field="VmRSS"):
+    """Of this process, now or (``VmHWM``) at most since ``forget_peak``."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 VERSIONS = itertools.count(1)

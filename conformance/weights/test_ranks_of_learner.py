@@ -11,9 +11,11 @@ from safetensors.torch import load_file
 from conformance.cli.started import two_ranks
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
-from conformance.weights.ranks_of_learner import BUCKET_BYTES, make_model, train
+from conformance.weights.ranks_of_learner import BUCKET_BYTES, LiveBytes, make_model, train
 from rollmatch.journal import read_journal
+from rollmatch.model import checkpoint
 from rollmatch.model.checkpoint import merged_weights
+from rollmatch.weights.named_weights import named_weights
 
 SCRIPT = Path(__file__).with_name("ranks_of_learner.py")
 
@@ -64,12 +66,38 @@ def test_sharded_weights_arrive_whole_and_equal_those_of_one_rank(run):
 )
 def test_no_rank_holds_more_than_two_buckets_of_gathered_weights(run):
     folder, double = run
-    sizes = [weight.numel() * weight.element_size() for weight in double.served.values()]
-    bucket = max(BUCKET_BYTES, *sizes)
-    assert sum(sizes) > 4 * bucket
+    bucket = largest_bucket(double.served)
     for rank in (0, 1):
         assert 0 < saw(folder, rank)["peak_bytes"] <= 2 * bucket
         assert saw(folder, rank)["left_bytes"] == 0
+
+
+@pytest.mark.scenario(
+    "learner-ranks/merged-weights-of-one-rank-pass-by",
+    clauses=["learner-ranks/only-the-main-process-sends-weights#5"],
+)
+def test_one_rank_merges_as_it_sends_and_merges_again_for_a_server_that_was_started_again(attach, monkeypatch):
+    model, live = make_model(), LiveBytes()
+    zeros = {name: weight * 0 for name, weight in merged_weights(model)}
+    double = NativeDouble(zeros)
+    backend = attach(double)
+    backend.sender.bucket_bytes = BUCKET_BYTES
+    monkeypatch.setattr(checkpoint, "_merged", live.counting(checkpoint._merged))
+    for version in (1, 2):
+        backend.push(named_weights(model), version=version)
+        assert double.policy_version == version
+        assert all(torch.equal(double.served[name], weight) for name, weight in merged_weights(model))
+        assert 0 < live.peak <= 2 * largest_bucket(zeros)
+        assert live.now == 0
+        double.restart(zeros)
+
+
+def largest_bucket(weights):
+    """Bytes of it; weights are much larger."""
+    sizes = [weight.nbytes for weight in weights.values()]
+    largest = max(BUCKET_BYTES, *sizes)
+    assert sum(sizes) > 4 * largest
+    return largest
 
 
 @pytest.mark.scenario(

@@ -23,7 +23,7 @@ from rollmatch.rollout.server_calls import ServerCalls
 from rollmatch.rollout.weight_sender import WeightSender
 from rollmatch.rollout.work_items import Chunk
 from rollmatch.weights.named_weights import Adapter
-from rollmatch.weights.stream import ListedWeights, WeightStream
+from rollmatch.weights.stream import ListedWeights, OutgoingWeights
 
 MAX_CALLS = 1024
 """Calls at the same time; a thread begins only where no other is free."""
@@ -73,12 +73,15 @@ class VllmServerBackend:
 
         Errors: those of the sender.
         """
-        passing, is_sharded = iter(weights), getattr(weights, "is_sharded", True)
+        is_sharded = getattr(weights, "is_sharded", True)
+        passing = iter(weights) if is_sharded else weights
         self.members.instances = None
         try:
             if self.sender:
-                specs = weights.specs() if is_sharded and isinstance(weights, ListedWeights) else None
-                sent = passing if specs is None else WeightStream(specs, passing)
+                specs = weights.specs() if isinstance(weights, ListedWeights) else None
+                sent = passing
+                if specs is not None:
+                    sent = OutgoingWeights(specs=tuple(specs), weights=passing, is_gathered=is_sharded)
                 self._sender_for_present().send(sent, version=version)
         finally:
             if is_sharded:

@@ -142,8 +142,8 @@ class GlooGroup:
         ``check`` is not needed: a server that gives up leaves the group, which the broadcast notices.
         """
         digests: list[bytes] = []
-        at_once = 1 if transfer.is_streamed else MAX_IN_FLIGHT  # beside it, the next bucket is gathered
-        broadcast_all(pieces_of(transfer, self._buffers, digests), self.begin, at_once=at_once)
+        kept = 1 if transfer.is_streamed else MAX_IN_FLIGHT  # beside it, the next bucket is made
+        broadcast_all(pieces_of(transfer, self._buffers, digests), self.begin, kept=kept)
         return tuple(digest.hex() for digest in digests)
 
     def broadcast(self, tensor: Tensor, *, source: int | None = None) -> None:
@@ -232,23 +232,23 @@ class Blocks:
 class InFlight:
     """Broadcasts in the order in which they were begun."""
 
-    def __init__(self, begin: Callable[[Tensor], Completion], *, at_once: int = MAX_IN_FLIGHT) -> None:
-        self._begin, self._at_once = begin, at_once
+    def __init__(self, begin: Callable[[Tensor], Completion]) -> None:
+        self._begin = begin
         self._under_way: deque[tuple[Completion, Completion]] = deque()
 
     def add(self, tensor: Tensor, *, then: Completion = lambda: None) -> None:
-        """Begin one as soon as fewer than ``at_once`` are under way.
+        """Begin one as soon as fewer than ``MAX_IN_FLIGHT`` are under way.
 
         ``then`` is called when it has ended and the next one has begun: the link does not wait for it.
         """
-        ended = self._complete_first() if len(self._under_way) == self._at_once else None
+        ended = self._complete_first() if len(self._under_way) == MAX_IN_FLIGHT else None
         self._under_way.append((self._begin(tensor), then))
         if ended is not None:
             ended()
 
-    def wait(self) -> None:
-        """Until all have ended."""
-        while self._under_way:
+    def wait(self, *, kept: int = 0) -> None:
+        """Until all but the last ``kept`` have ended."""
+        while len(self._under_way) > kept:
             self._complete_first()()
 
     def _complete_first(self) -> Completion:
@@ -263,12 +263,16 @@ class InFlight:
 
 
 def broadcast_all(
-    tensors: Iterable[Tensor], begin: Callable[[Tensor], Completion], *, at_once: int = MAX_IN_FLIGHT
+    tensors: Iterable[Tensor], begin: Callable[[Tensor], Completion], *, kept: int = MAX_IN_FLIGHT
 ) -> None:
-    """Broadcast one after the other, and wait for all; ``tensors`` may be made as they are needed."""
-    in_flight = InFlight(begin, at_once=at_once)
+    """Broadcast one after the other, and wait for all.
+
+    ``tensors`` may be made as they are needed: each while the last ``kept`` before it are under way.
+    """
+    in_flight = InFlight(begin)
     for tensor in tensors:
         in_flight.add(tensor)
+        in_flight.wait(kept=kept)
     in_flight.wait()
 
 

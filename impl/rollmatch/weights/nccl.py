@@ -152,7 +152,7 @@ class DirectGroup:
                     add_mixed([bytes_of(part) for part in parts], sums[bucket.start : bucket.stop])
                 kept.append(parts)
                 points.append(self.mark())
-                done = len(kept) - (1 if transfer.is_streamed else 3)  # a gather beside a broadcast may lock up NCCL
+                done = len(kept) - _num_in_flight(transfer)
                 if done >= 0:
                     self.wait(points[done], check)
                     kept[done] = []
@@ -221,6 +221,13 @@ def failing(where: str) -> Iterator[None]:
         raise
     except RuntimeError as error:
         raise _failed(f"{where}: {str(error).splitlines()[0]}") from error
+
+
+def _num_in_flight(transfer: WeightTransfer) -> int:
+    """Buckets at the same time: one where the next is gathered, because that beside a broadcast may lock up NCCL."""
+    if transfer.is_gathered:
+        return 1
+    return 2 if transfer.is_streamed else 3
 
 
 def _parts_of(transfer: WeightTransfer, bucket: Bucket, device: torch.device) -> list[Tensor]:

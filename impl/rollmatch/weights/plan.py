@@ -116,10 +116,12 @@ class WeightTransfer:
     """What servers merge, where the tensors are an adapter's."""
     merged_digests: Mapping[str, str] | None = None
     """Digests of the learner's own merge, by weight."""
+    is_gathered: bool = False
+    """Whether ranks gather tensors as they are sent."""
 
     @property
     def is_streamed(self) -> bool:
-        """Whether tensors are gathered as they are sent."""
+        """Whether tensors are made as they are sent."""
         return not isinstance(self.tensors, tuple)
 
     @property
@@ -179,7 +181,7 @@ def make_plan(specs: Sequence[Spec], *, bucket_bytes: int, tail_bytes: int = 0, 
 
     A tensor larger than that has a bucket of its own. With ``tail_bytes`` the largest of a dtype come first, and what
     is left of so many bytes makes the last bucket: work on it is all that remains when everything has arrived.
-    ``in_order``: as the learner lists them, because they are gathered in that order.
+    ``in_order``: as the learner lists them, because they are made in that order.
 
     >>> plan = make_plan([Spec("a", "float32", (2,)), Spec("b", "bfloat16", (3,)), Spec("c", "float32", (1,))],
     ...                  bucket_bytes=100)

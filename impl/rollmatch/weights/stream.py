@@ -1,11 +1,12 @@
-"""Weights that are gathered while they are sent: a rank holds what is under way, and never the whole model."""
+"""Weights that are gathered and merged while they are sent: a rank holds what is under way, never the whole model."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol, overload, runtime_checkable
 
 from torch import Tensor
 
-from rollmatch.weights.plan import Spec, WeightTransfer, make_plan, spec_of
+from rollmatch.weights.plan import Plan, Spec, WeightTransfer, make_plan, spec_of
 
 
 class TensorStream(Sequence[Tensor]):
@@ -45,26 +46,53 @@ class ListedWeights(Protocol):
         """In the order in which they come; None where they cannot."""
 
 
-class WeightStream:
-    """Iterates once over (name, tensor), as ``specs`` lists them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutgoingWeights:
+    """Weights that are to be sent, listed before the first one is made."""
 
-    def __init__(self, specs: Sequence[Spec], pairs: Iterator[tuple[str, Tensor]]) -> None:
-        self.specs = tuple(specs)
-        self._pairs = pairs
+    specs: tuple[Spec, ...]
+    weights: Iterable[tuple[str, Tensor]]
+    """(name, tensor), as ``specs`` lists them."""
+    is_held: bool = False
+    """Whether all are in memory already, so that they may be sent in any order."""
+    is_gathered: bool = False
+    """Whether ranks gather them while they are sent: once, and beside nothing else that these GPUs transfer."""
+
+    @classmethod
+    def of(cls, weights: "OutgoingWeights | Iterable[tuple[str, Tensor]]") -> "OutgoingWeights":
+        """Weights that are not listed are all made now.
+
+        >>> import torch
+        >>> OutgoingWeights.of({"a": torch.zeros(2)}.items()).specs
+        (Spec(name='a', dtype='float32', shape=(2,)),)
+        """
+        if isinstance(weights, OutgoingWeights):
+            return weights
+        named = tuple(weights)
+        return cls(specs=tuple(spec_of(*pair) for pair in named), weights=named, is_held=True)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return self._pairs
+        return iter(self.weights)
 
-    def tensors(self) -> TensorStream:
-        """The tensors alone, in the order of ``specs``."""
-        return TensorStream((tensor for _, tensor in self._pairs), len(self.specs))
+    def held(self) -> tuple[Tensor, ...]:
+        """All tensors that are in memory already."""
+        return tuple(tensor for _, tensor in self.weights) if self.is_held else ()
+
+    def plan(self, specs: Sequence[Spec], *, bucket_bytes: int, tail_bytes: int = 0) -> Plan:
+        """``make_plan`` of ``specs``, which are these with the types of the servers."""
+        return make_plan(specs, bucket_bytes=bucket_bytes, tail_bytes=tail_bytes, in_order=not self.is_held)
+
+    def transfer(self, plan: Plan) -> WeightTransfer:
+        """One sync of these weights; tensors that are not in memory are made as they are sent."""
+        held = self.held()
+        tensors = tuple(held[index] for index in plan.order) if self.is_held else self._made(len(plan.specs))
+        return WeightTransfer(plan=plan, tensors=tensors, is_gathered=self.is_gathered)
+
+    def _made(self, size: int) -> TensorStream:
+        return TensorStream((tensor for _, tensor in self.weights), size)
 
 
-def outgoing(weights: Iterable[tuple[str, Tensor]], *, bucket_bytes: int) -> WeightTransfer:
-    """What is sent to servers that do not list their tensors; types stay, and a stream keeps its order."""
-    if isinstance(weights, WeightStream):
-        plan = make_plan(weights.specs, bucket_bytes=bucket_bytes, in_order=True)
-        return WeightTransfer(plan=plan, tensors=weights.tensors())
-    named = list(weights)
-    plan = make_plan([spec_of(*pair) for pair in named], bucket_bytes=bucket_bytes)
-    return WeightTransfer(plan=plan, tensors=tuple(named[index][1] for index in plan.order))
+def outgoing(weights: OutgoingWeights | Iterable[tuple[str, Tensor]], *, bucket_bytes: int) -> WeightTransfer:
+    """What is sent to servers that do not list their tensors; types stay."""
+    named = OutgoingWeights.of(weights)
+    return named.transfer(named.plan(named.specs, bucket_bytes=bucket_bytes))

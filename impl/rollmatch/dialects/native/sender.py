@@ -31,8 +31,8 @@ from rollmatch.weights.digest import DigestMismatch, check_digests
 from rollmatch.weights.group_address import TransferFailed
 from rollmatch.weights.group_store import DROP, GO
 from rollmatch.weights.named_weights import Adapter
-from rollmatch.weights.plan import Plan, Spec, WeightTransfer, fit, make_plan, spec_of
-from rollmatch.weights.stream import WeightStream
+from rollmatch.weights.plan import Plan, Spec, WeightTransfer, fit
+from rollmatch.weights.stream import OutgoingWeights
 
 SYNC, AGAIN = "/native/sync", "/native/sync/again"
 COMMIT, DROP_STAGED = "/native/sync/commit", "/native/sync/drop"
@@ -41,7 +41,6 @@ _READY_POLL_S, _DOUBT_S = 0.0001, 0.05
 """After ``_DOUBT_S`` without a reply, the health of servers is requested."""
 _LEFT = "communicator-missing"
 """Code of a server for a sync whose group the learner itself has left."""
-_Named = Sequence[tuple[str, Tensor]]
 
 
 class NotReady(SyncError):
@@ -91,14 +90,11 @@ class NativeSender:
 
     def send(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """All weights, as one version. Errors: those of ``plan``, ``gloo`` and ``digest``, and the servers' own."""
-        if isinstance(weights, WeightStream):
-            self._send_stream(weights, version)
-        else:
-            self._send(list(weights), None, version)
+        self._send(OutgoingWeights.of(weights), None, version)
 
     def send_adapter(self, adapter: Adapter, *, version: int) -> None:
         """An adapter, merged by the servers and proven by the digests of the learner's own merge. Errors as above."""
-        self._send(adapter.tensors, adapter, version)
+        self._send(OutgoingWeights.of(adapter.tensors), adapter, version)
 
     def close(self) -> None:
         """Leave the group."""
@@ -106,30 +102,29 @@ class NativeSender:
             self._group.close()
         self._group = None
 
-    def _send(self, named: _Named, adapter: Adapter | None, version: int) -> None:
-        """By the open group; once more by a new one where it was of no use, because a server was started again."""
+    def _send(self, weights: OutgoingWeights, adapter: Adapter | None, version: int) -> None:
+        """By the open group; once more by a new one where it was of no use, because a server was started again.
+
+        What ranks gather can be sent only once, so that is noticed before.
+        """
         known = self.instances if self._group is not None else None
-        try:
-            self._transfer(named, adapter, version)
-        except RollmatchError:
-            if known is None or not self._is_changed(known):
-                raise
-            self._transfer(named, adapter, version)
-
-    def _send_stream(self, weights: WeightStream, version: int) -> None:
-        """Once: what has been gathered is gone. So a server that was started again is noticed before."""
-        known = self.instances
-        if self._group is not None and known is not None and self._is_changed(known):
+        if weights.is_gathered and known is not None and self._is_changed(known):
             self.close()
-        self._transfer(weights, None, version)
+        try:
+            self._transfer(weights, adapter, version)
+        except RollmatchError:
+            if weights.is_gathered or known is None or not self._is_changed(known):
+                raise
+            self._transfer(weights, adapter, version)
 
-    def _open(self, named: _Named) -> LearnerGroup:
+    def _open(self, weights: OutgoingWeights) -> LearnerGroup:
         """The open group, or a new one."""
         if self._group is None:
             self._identities = tuple(read_identity(server) for server in self.servers)
             self._plans, self._known = {}, None
             transport = choose_transport(self.servers, self._identities, self.wanted)
-            self._group = LearnerGroup(self.servers, self._identities, self.rendezvous, transport, named)
+            held = weights.weights if weights.is_held else ()
+            self._group = LearnerGroup(self.servers, self._identities, self.rendezvous, transport, held)
         return self._group
 
     def _is_changed(self, known: tuple[str, ...]) -> bool:
@@ -139,30 +134,25 @@ class NativeSender:
         except RollmatchError:
             return False
 
-    def _plan(self, group: LearnerGroup, named: _Named | WeightStream, *, whole: bool) -> Plan:
+    def _plan(self, group: LearnerGroup, weights: OutgoingWeights, *, whole: bool) -> Plan:
         """Made once for the same tensors; ``whole`` compares them with what each server holds."""
-        streams = isinstance(named, WeightStream)
-        specs = named.specs if isinstance(named, WeightStream) else tuple(spec_of(*pair) for pair in named)
-        found = self._plans.get(specs)
+        key = weights.specs, weights.is_held
+        found = self._plans.get(key)
         if found is None:
-            fitted = list(specs)
+            fitted = list(weights.specs)
             for server, identity in zip(self.servers if whole else (), self._identities, strict=False):
                 fitted = fit(fitted, identity.tensors, identity.aliases, server=server.base_url)
             size, tail = self.bucket_bytes or group.transport.bucket_bytes, group.transport.tail_bytes
-            found = self._plans[specs] = make_plan(fitted, bucket_bytes=size, tail_bytes=tail, in_order=streams)
+            found = self._plans[key] = weights.plan(fitted, bucket_bytes=size, tail_bytes=tail)
         return found
 
-    def _transfer(self, named: _Named | WeightStream, adapter: Adapter | None, version: int) -> None:
-        group = self._open(() if isinstance(named, WeightStream) else named)
-        plan = self._plan(group, named, whole=adapter is None)
-        transfer = WeightTransfer(
-            plan=plan,
-            tensors=named.tensors()
-            if isinstance(named, WeightStream)
-            else tuple(named[index][1] for index in plan.order),
-            merges=() if adapter is None else adapter.merges,
-            merged_digests=None if adapter is None or group.transport.stages else _merged_digests(adapter, group),
-        )
+    def _transfer(self, weights: OutgoingWeights, adapter: Adapter | None, version: int) -> None:
+        group = self._open(weights)
+        plan = self._plan(group, weights, whole=adapter is None)
+        transfer = weights.transfer(plan)
+        if adapter is not None:
+            merged = None if group.transport.stages else _merged_digests(adapter, group)
+            transfer = replace(transfer, merges=adapter.merges, merged_digests=merged)
         sync_id = f"{version}-{next(self._numbers)}"
         route, body = self._announcement(group, transfer, sync_id, version)
         calls = [_begin(server, route, body) for server in self.servers]
