@@ -11,6 +11,8 @@ from conformance.rollout.digits import scenes
 from conformance.trainer.small_run import events, make_trainer, requested, step_between, weights_of
 from rollmatch.cli.run import train_or_save
 from rollmatch.dialects.watch import ServerDied
+from rollmatch.model.images import ImagePreparation
+from rollmatch.rollout.backend import HfBackend
 
 BRIEF = "custom.extra.rollout_matching.max_new_tokens=8"
 
@@ -37,6 +39,17 @@ class SeesEverySecondScene:
         seen = dataclasses.replace(request.sample, objects=()) if blind else request.sample
         (segment,), _ = self.target.make_segments([seen], [nothing])
         return dataclasses.replace(nothing, response_token_ids=segment.token_ids[segment.prompt_len : -1])
+
+
+def test_an_evaluation_prepares_each_image_once(tmp_path, monkeypatch):
+    trainer, prepared = make_trainer(tmp_path, BRIEF), []
+    assert isinstance(trainer.source.fence.backend, HfBackend)
+    template = trainer.source.template
+    prepare = template.image_features
+    counting = ImagePreparation(lambda sample: prepared.append(sample.sample_id) or prepare(sample))
+    monkeypatch.setattr(template, "preparation", counting)
+    trainer.evaluate()
+    assert sorted(prepared) == [sample.sample_id for sample in trainer.eval_dataset]
 
 
 def test_an_evaluation_measures_writes_its_scenes_and_learns_nothing(tmp_path):

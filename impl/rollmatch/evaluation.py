@@ -16,6 +16,7 @@ def evaluate_policy(
     """Each rank rolls out its part; record and metrics of all samples, the same on every rank."""
     ranks, began = source.ranks, time.perf_counter()
     mine = samples[ranks.rank :: ranks.learner_world_size]
+    source.template.preparation.begin(mine)  # the hf backend takes them, and others leave time for it
     rollouts = source.roll_out(mine, context.step, purpose="eval")
     rollout_s = time.perf_counter() - began
     source.journal.write(
