@@ -65,6 +65,7 @@ def test_the_communicator_is_closed_after_an_error(attach, tmp_path, monkeypatch
     trainer.close = MethodType(RolloutTrainer.close, trainer)
     for name, made in {
         "make_arguments": None,
+        "check_training_arguments": None,
         "read_policy": None,
         "prepare_layers": None,
         "read_prompts": (template, fit, fit),
@@ -77,8 +78,9 @@ def test_the_communicator_is_closed_after_an_error(attach, tmp_path, monkeypatch
     monkeypatch.setattr(run_module, "_train", third_step_fails)
     training = SimpleNamespace(output_dir=str(tmp_path), eval_scenes=1)
     config = SimpleNamespace(training=training, model=None, tuner=None)
+    prepared = run_module.prepare(config, [], [], with_policy=False)
     with pytest.raises(RuntimeError, match="third step"):
-        run_module.run(config, [], [], config_path="run.yaml", checkpoint=None)
+        run_module.run(config, prepared, config_path="run.yaml", checkpoint=None)
     assert [name for name in names_called(double) if name.startswith("sync")] == ["sync", "sync_again"]
     assert [name for name, _ in double.calls][-1] == "close_communicator"
     assert (double.group, double.client) == (None, None)

@@ -7,7 +7,9 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rollmatch.cli.nodes import Placement, check_endpoint, check_servers_reachable, interface_variables
 from rollmatch.cli.preflight import load_checked
@@ -20,10 +22,14 @@ from rollmatch.config.effective import enforce_eager, rollout_backend, sync_mode
 from rollmatch.config.servers import uses_servers
 from rollmatch.data.checked import as_variables
 from rollmatch.dialects.calls import BackgroundCall
+from rollmatch.dialects.http import raise_failures
 from rollmatch.errors import LaunchError
 from rollmatch.model.source import with_local_model
 from rollmatch.records import Sample
 from rollmatch.startup import loading
+
+if TYPE_CHECKING:  # seconds to load
+    from rollmatch.cli.run import Prepared
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process
@@ -80,36 +86,39 @@ def train_config(
     check_servers_reachable(config)
     sync_mode(config, learner_world_size=num_ranks)
     set_environment(eager=enforce_eager(config, on_gpu=has_gpu()))
+    prepared: BackgroundCall[Prepared] | None = None
     if uses_servers(config):
-        BackgroundCall(_import_run)
-        wait_for_servers(config, wait or WaitPolicy(), gpus=learner_gpus())
+        prepared = BackgroundCall(partial(_prepare, config, train_samples, val_samples, with_policy=True))
+        check = partial(raise_failures, [prepared])
+        wait_for_servers(config, wait or WaitPolicy(), gpus=learner_gpus(), check=check)
     else:
         tensor_parallel_size(config, learner_world_size=num_ranks)
         check_engine(rollout_backend(config))
     if os.environ.get("RANK", "0") != "0":  # rank 0 locks the directory and names the checkpoint
-        return _run(config, train_samples, val_samples, config_path=config_path, checkpoint=None)
+        ready = prepared.result() if prepared else _prepare(config, train_samples, val_samples)
+        return _run(config, ready, config_path=config_path, checkpoint=None)
     with open_run_directory(Path(config.training.output_dir), resume=resume, overwrite=overwrite) as directory:
-        return _run(config, train_samples, val_samples, config_path=config_path, checkpoint=directory.checkpoint)
+        ready = prepared.result() if prepared else _prepare(config, train_samples, val_samples)
+        return _run(config, ready, config_path=config_path, checkpoint=directory.checkpoint)
 
 
-def _run(
-    config: RunConfig,
-    train_samples: Sequence[Sample],
-    val_samples: Sequence[Sample],
-    *,
-    config_path: str,
-    checkpoint: Path | None,
-) -> int:
-    _import_run()
+def _prepare(
+    config: RunConfig, train_samples: Sequence[Sample], val_samples: Sequence[Sample], *, with_policy: bool = False
+) -> "Prepared":
+    """What needs neither servers nor other ranks; ``with_policy``: also the policy, where no launcher splits it.
+
+    Loading torch and transformers takes seconds, and a large policy minutes.
+    """
+    with loading():
+        from rollmatch.cli.run import prepare
+    is_alone = "LOCAL_RANK" not in os.environ
+    return prepare(config, train_samples, val_samples, with_policy=with_policy and is_alone)
+
+
+def _run(config: RunConfig, prepared: "Prepared", *, config_path: str, checkpoint: Path | None) -> int:
     from rollmatch.cli.run import run
 
-    return run(config, train_samples, val_samples, config_path=config_path, checkpoint=checkpoint)
-
-
-def _import_run() -> None:
-    """Load torch, transformers and what a run needs besides, which takes seconds."""
-    with loading():
-        import rollmatch.cli.run  # noqa: F401
+    return run(config, prepared, config_path=config_path, checkpoint=checkpoint)
 
 
 def check_engine(backend: str) -> None:

