@@ -22,6 +22,7 @@ import yaml
 from benchmarks.gpu.four_billion import SHAPE, SMALL_MODEL
 from benchmarks.gpu.grpo_step import FULL, TINY, VLLM, our_config, serving
 from benchmarks.gpu.machine import describe
+from benchmarks.gpu.report import RESULTS, folder_of
 from conformance.cli.started import finish, journal_of
 from conformance.server.instance import free_port
 from rollmatch.cli.assemble import make_backend, make_template
@@ -166,12 +167,13 @@ def main():
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--shapes", nargs="+", choices=("dense", "experts"), default=["dense", "experts"])
     parser.add_argument("--mode", choices=("colocate", "server"), default="colocate")
     parser.add_argument("--eager", action="store_true", help="engines start sooner; weights arrive as fast")
     parser.add_argument("--rehearse", action="store_true", help="tiny models, without GPUs")
     options = parser.parse_args()
+    options.results = folder_of(options.results, is_rehearsal=options.rehearse)
     if not options.rehearse and torch.cuda.device_count() < (2 if options.mode == "server" else 1):
         parser.error(f"not testable: too few GPUs ({torch.cuda.device_count()})")
     return options

@@ -28,6 +28,7 @@ import yaml
 
 from benchmarks.gpu.four_billion import SMALL_MODEL, make_model, shaped
 from benchmarks.gpu.machine import describe
+from benchmarks.gpu.report import RESULTS, folder_of
 from conformance.cli.started import finish, is_healthy, journal_of, started
 from conformance.rollout.digits import ROOT
 from conformance.server.instance import free_port
@@ -244,7 +245,7 @@ def main():
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--model", type=Path, default=Path(tempfile.gettempdir(), "grpo-step-model"))
     parser.add_argument("--kind", choices=("lora", "full"), default="lora")
     parser.add_argument("--mode", choices=("server", "colocate"), default="server")
@@ -255,6 +256,7 @@ def parse():
     parser.add_argument("--checkpointed", action="store_true", help="colocated: ours with every layer recomputed, too")
     parser.add_argument("--rehearse", action="store_true", help="our side only, on a tiny model, without GPUs")
     options = parser.parse_args()
+    options.results = folder_of(options.results, is_rehearsal=options.rehearse)
     num_needed = 0 if options.rehearse else 2 if options.mode == "server" else 1
     if torch.cuda.device_count() < num_needed:
         parser.error(f"not testable: needs {num_needed} GPUs, has {torch.cuda.device_count()}")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from benchmarks.gpu import decoder_layers, masked_loss, packed_pass
 from benchmarks.gpu.measure import on_gpu, say, surroundings
+from benchmarks.gpu.report import RESULTS, folder_of
 
 PATHS = {"masked_loss": masked_loss, "packed_pass": packed_pass, "decoder_layers": decoder_layers}
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 def run(name, *, kind, rounds, limit_s, out):
@@ -39,11 +39,11 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if not (on_gpu() or options.tiny):
         parser.error("not testable: needs a GPU, has none (--tiny runs anywhere)")
-    bars = {}
+    bars, out = {}, folder_of(options.out, is_rehearsal=options.tiny)
     for name in [options.only] if options.only else PATHS:
         short = options.lengths == "short" and "short" in PATHS[name].SHAPES
         kind = "tiny" if options.tiny else "short" if short else "full"
-        bars |= run(name, kind=kind, rounds=options.rounds, limit_s=options.limit_s, out=options.out)
+        bars |= run(name, kind=kind, rounds=options.rounds, limit_s=options.limit_s, out=out)
     missed = [] if options.tiny else [name for name, bar in bars.items() if not bar["met"]]
     say(f"{len(bars) - len(missed)} of {len(bars)} bars met" if not options.tiny else "tiny: bars say nothing")
     return int(bool(missed))

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from benchmarks.gpu.eight_billion import IDS, NUM_LAYERS, ROOT, make_directory, random_weights
 from benchmarks.gpu.live_engine import Load, run_live_engine
 from benchmarks.gpu.peer_engine import Engines
-from benchmarks.gpu.report import Report, parser_of
+from benchmarks.gpu.report import Report, folder_of, parser_of
 from benchmarks.gpu.ways import PACKED, Direct, OneByOne, Packed
 from conformance.server.instance import free_port
 
@@ -109,7 +109,7 @@ def measure(report, engines, weights, options):
 def main():
     options = parse()
     options.load = TINY_LOAD if options.tiny else LOAD
-    report = Report(options.results / ("pause_tiny.json" if options.tiny else "pause.json"))
+    report = Report(folder_of(options.results, is_rehearsal=options.tiny) / "pause.json")
     with tempfile.TemporaryDirectory() as folder:
         directory = TINY_MODEL if options.tiny else Path(folder) / "model"
         if not options.tiny:

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.gpu.eight_billion import NUM_LAYERS, ROOT, make_directory, random_weights
-from benchmarks.gpu.report import Report, parser_of
+from benchmarks.gpu.report import Report, folder_of, parser_of
 from benchmarks.gpu.ways import PHASES, OurServers
 
 BAR = 1.05
@@ -101,7 +101,7 @@ def main():
     options = parse()
     sizes = (USUAL, *(size << 20 for size in options.buckets_mb))
     name = "tiny" if options.tiny else torch.cuda.device_count() - 1
-    report = Report(options.results / f"receivers_{name}.json")
+    report = Report(folder_of(options.results, is_rehearsal=options.tiny) / f"receivers_{name}.json")
     report.write(**measure(rounds=options.rounds, sizes=sizes, tiny=options.tiny, keep=report.write))
     for size, one in report.written["by_bucket_bytes"].items():
         report.say(f"buckets of {size >> 20 or 'usual'} MiB: all / one {one['all / one']:.3f} (bar {BAR})")

@@ -11,6 +11,9 @@ import torch
 
 from benchmarks.gpu.machine import describe
 
+_ROOT = Path(__file__).parents[2]
+RESULTS, REHEARSALS = _ROOT / "benchmarks/results", _ROOT / "build/benchmarks"
+
 
 class Report:
     """One file of results: the machine, and what is noted and sampled."""
@@ -70,8 +73,15 @@ class Report:
 def parser_of(description):
     """Of a benchmark's command line, with where results go."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     return parser
+
+
+def folder_of(results, *, is_rehearsal):
+    """Where results go, made; those of a rehearsal beside the ones that are kept, unless a folder is named."""
+    folder = REHEARSALS if is_rehearsal and results == RESULTS else results
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _finish():

@@ -28,6 +28,7 @@ import torch
 from benchmarks.gpu.divided_run import SERVER, DividedRun, GpuDivision
 from benchmarks.gpu.machine import describe
 from benchmarks.gpu.one_engine import EngineLoad, OneEngine, compare
+from benchmarks.gpu.report import RESULTS, folder_of
 from conformance.cli.division import GRPO
 from conformance.cli.started import cli_command
 from conformance.rollout.digits import ROOT
@@ -169,7 +170,6 @@ def main():
         sys.stdout.write(f"[{time.monotonic() - began:6.1f} s] {text}\n")
         sys.stdout.flush()
 
-    options.results.mkdir(parents=True, exist_ok=True)
     path = options.results / f"six_and_two{'-rehearsal' if options.rehearse else ''}-{options.gpus}.json"
     values = {"machine": describe(), "bars": BARS, "rehearsal": options.rehearse}
     with tempfile.TemporaryDirectory() as folder:
@@ -187,12 +187,13 @@ def main():
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--gpus", type=int, default=8, choices=(2, 4, 8))
     parser.add_argument("--rehearse", action="store_true", help="without GPUs, on the small model")
     parser.add_argument("--stages", nargs="+", default=["small", "big", "divisions"])
     parser.add_argument("--limit-s", type=float, default=400.0, help="no stage begins after this")
     options = parser.parse_args()
+    options.results = folder_of(options.results, is_rehearsal=options.rehearse)
     if not options.rehearse and torch.cuda.device_count() < options.gpus:
         parser.error(f"not testable: needs {options.gpus} GPUs, has {torch.cuda.device_count()}")
     return options
