@@ -42,6 +42,7 @@ LENGTHS = {
 }
 BARS = {"even": {"off / trl": 0.5, "ahead / trl": 0.33}, "uneven": {"off / trl": 0.4}, "long": {}}
 """At most; with LoRA, a server and two GPUs."""
+OVERLAPS = ("off", "stream", "ahead")
 SHOWN = ("uneven", "long", "colocate")
 """Parts of a result's name that say what is not the default."""
 VLLM = "custom.extra.rollout_matching.vllm"
@@ -121,6 +122,8 @@ class Sides:
             fields = {f"{VLLM}.mode": "colocate", f"{VLLM}.gpu_memory_utilization": self.options.engine_memory}
             ways = {"off": {}, "checkpointed": {"training.gradient_checkpointing": True}}
             ways = ways if self.options.checkpointed else {"off": {}}
+            if self.options.tokens_per_micro_batch:
+                ways = {"tokens": self._by_tokens()}
             return {way: self._our_run(way, config, fields | own, gpu="0") for way, own in ways.items()}
         common = {f"{VLLM}.mode": "server", f"{VLLM}.server.base_url": self.url,
                   f"{VLLM}.server.group_port": self.group_port}  # fmt: skip
@@ -131,9 +134,17 @@ class Sides:
                 samples[way] = self._our_run(way, config, common, gpu="1") | {"server_ready_s": ready_s}
         return samples
 
+    def _by_tokens(self):
+        """A step's prompts at once; its passes hold whole segments, as many as fit."""
+        return {
+            "training.tokens_per_micro_batch": self.options.tokens_per_micro_batch,
+            "training.per_device_train_batch_size": self.scale["num_prompts"],
+            "training.gradient_accumulation_steps": 1,
+        }
+
     def _our_run(self, way, config, fields, *, gpu):
         out = self.folder / way
-        overlap = "off" if way == "checkpointed" else way
+        overlap = way if way in OVERLAPS else "off"
         fields |= {"training.output_dir": out, "custom.extra.rollout_matching.overlap": overlap}
         command = self._command("train", config, fields, gpu=gpu)
         code, output = finish(command, self.folder / f"{way}.txt", timeout_s=500)
@@ -217,6 +228,7 @@ def learn_shares(steps, kind, rate):
 def main():
     options = parse()
     name = "-".join(["grpo_step", options.kind, *(part for part in (options.lengths, options.mode) if part in SHOWN)])
+    name += "-tokens" if options.tokens_per_micro_batch else ""
     path = options.results / f"{name}.json"
     bars = BARS[options.lengths] if (options.kind, options.mode) == ("lora", "server") else {}
     memory = options.engine_memory if options.mode == "colocate" else None
@@ -236,9 +248,9 @@ def main():
                     shutil.copy(log, logs)
             measured["median_s"], measured["ratios"] = ratios(measured["samples"])
             measured["peak_gb"] = peaks(measured["samples"])
-            if "off" in measured["samples"] and not options.rehearse:
+            if (ours := measured["samples"].get("off") or measured["samples"].get("tokens")) and not options.rehearse:
                 measured["matrix_tflops"] = (rate := matrix_rate()) / 1e12
-                measured["learn_share"] = learn_shares(measured["samples"]["off"]["steps"][1:], options.kind, rate)
+                measured["learn_share"] = learn_shares(ours["steps"][1:], options.kind, rate)
             path.write_text(json.dumps(measured, indent=1) + "\n")
     sys.stdout.write(json.dumps({name: measured[name] for name in measured if name != "samples"}, indent=1) + "\n")
 
@@ -252,8 +264,9 @@ def parse():
     parser.add_argument("--engine-memory", type=float, default=0.3, help="share of the GPU of a colocated engine")
     parser.add_argument("--lengths", choices=tuple(LENGTHS), default="even")
     parser.add_argument("--sides", nargs="+", choices=("ours", "trl"), default=["ours", "trl"])
-    parser.add_argument("--overlap", nargs="+", choices=("off", "stream", "ahead"), default=["off", "ahead"])
+    parser.add_argument("--overlap", nargs="+", choices=OVERLAPS, default=["off", "ahead"])
     parser.add_argument("--checkpointed", action="store_true", help="colocated: ours with every layer recomputed, too")
+    parser.add_argument("--tokens-per-micro-batch", type=int, help="colocated: ours by this key, in place of samples")
     parser.add_argument("--rehearse", action="store_true", help="our side only, on a tiny model, without GPUs")
     options = parser.parse_args()
     options.results = folder_of(options.results, is_rehearsal=options.rehearse)
