@@ -95,7 +95,12 @@ def test_each_gpu_gets_a_process_that_knows_the_yaml():
 
 
 @pytest.mark.parametrize(
-    ("override", "key"), [(MATCHING, "custom.trainer_variant"), (("rlhf.vllm_mode=colocate",), "rlhf.vllm_mode")]
+    ("override", "key"),
+    [
+        (MATCHING, "custom.trainer_variant"),
+        (("rlhf.vllm_mode=colocate",), "rlhf.vllm_mode"),
+        (("training.packing=false", "training.tokens_per_micro_batch=4096"), "training.tokens_per_micro_batch"),
+    ],
 )
 def test_what_swift_does_not_train_is_refused(override, key):
     with refused("swift-trains-otherwise", key):
