@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -194,16 +195,22 @@ class ResumableTrainer(MultiPassTrainer):
     def training_step(self, model: nn.Module, inputs: Passes, num_items_in_batch: Tensor | None = None) -> Tensor:
         """As transformers'. Errors: ``images-on-some-ranks``."""
         if self.args.deepspeed:
-            self._check_images(any(one.sample.images for batch in inputs["passes"] for one in batch.segments))
+            self._check_images([any(one.sample.images for one in batch.segments) for batch in inputs["passes"]])
         return super().training_step(model, inputs, num_items_in_batch)
 
-    def _check_images(self, has_images: bool) -> None:
-        """DeepSpeed exchanges a vision tower's weights or gradients only on ranks that have used it."""
-        seen = self.source.ranks.gather(has_images)
-        if len(set(seen)) == 1 or not _exchanges_tower(self.model, self.args.deepspeed):
+    def _check_images(self, has_images: Sequence[bool]) -> None:
+        """DeepSpeed exchanges a vision tower's weights or gradients only on ranks that have used it.
+
+        ``has_images``: of each pass that this rank is about to run; a rank with fewer of them runs others without.
+        """
+        if not self.args.deepspeed or not _exchanges_tower(self.model, self.args.deepspeed):
+            return
+        passes = zip_longest(*self.source.ranks.gather(list(has_images)), fillvalue=False)
+        mixed = next((seen for seen in passes if len(set(seen)) > 1), None)
+        if mixed is None:
             return
         problem = (
-            f"step {self.state.global_step}: rank {seen.index(False)} has a batch without images, others have some"
+            f"step {self.state.global_step}: rank {mixed.index(False)} has a batch without images, others have some"
         )
         remedy = "Set it to fsdp2 or ddp, give every batch an image, or use deepspeed_zero2 with a frozen vision tower."
         raise LaunchError(problem, code="images-on-some-ranks", key=KEY, remedy=remedy)

@@ -273,6 +273,7 @@ class RolloutTrainer(ResumableTrainer):
             features_of=partial(self._features_of, known=features),
             logprobs=partial(logprobs_of, temperature=temperature, excluded_ids=source.template.banned_ids),
             size=self.learner.pass_size(self.args.per_device_train_batch_size),
+            check_images=self._check_images,
             ranks=source.ranks,
         )
         return ObjectiveContext(

@@ -124,25 +124,23 @@ class SegmentScorer:
     features_of: Callable[[Sample], ImageFeatures]
     logprobs: LogprobsOf
     size: PassSize
+    check_images: Callable[[Sequence[bool]], None]
+    """Takes whether each pass has images, on all ranks at once. Errors: where ranks cannot run them together."""
     ranks: Ranks = field(default_factory=Ranks)
 
     def __call__(self, segments: Sequence[Segment], *, reference: bool = False) -> list[tuple[float, ...]]:
         """As ``score_segments``. Called by all ranks, which run as many passes where they share the weights."""
         kept = self.reference if reference else None
-        num_idle = self._count_idle(segments) if kept is None and is_sharded(self.model) else 0
+        model = self.model if kept is None else kept
+        num_idle = self._count_idle(segments) if is_sharded(model) else 0
         with without_adapters(self.model, wanted=reference and kept is None):
-            scores = score_segments(
-                self.model if kept is None else kept,
-                segments,
-                self.features_of,
-                logprobs=self.logprobs,
-                size=self.size,
-            )
+            scores = score_segments(model, segments, self.features_of, logprobs=self.logprobs, size=self.size)
             for _ in range(num_idle):
-                run_idle(self.model)
+                run_idle(model)
         return scores
 
     def _count_idle(self, segments: Sequence[Segment]) -> int:
-        """Passes that other ranks run more than this one."""
-        num_passes = len(self.size.split([segment.encoded_len for segment in segments]))
-        return max(self.ranks.gather(num_passes)) - num_passes
+        """Passes that other ranks run more than this one. Errors: those of ``check_images``."""
+        passes = self.size.split([segment.encoded_len for segment in segments])
+        self.check_images([any(segments[index].sample.images for index in chosen) for chosen in passes])
+        return max(self.ranks.gather(len(passes))) - len(passes)
