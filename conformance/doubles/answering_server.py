@@ -1,14 +1,19 @@
 """A rollout server whose engine is transformers: it answers with the weights that a sync has brought."""
 
 import io
+import threading
 from types import SimpleNamespace
 
+import torch
 from PIL import Image
 
 from conformance.doubles.engine import RememberingEngine
 from conformance.weights.native_double import NativeDouble
 from rollmatch.data.ids import pack_ids, unpack_ids
 from rollmatch.model.checkpoint import merged_weights
+
+SAMPLING = threading.Lock()
+"""torch's generator, which answers that are sampled take from, is one for all threads."""
 
 
 class AnsweringServer(NativeDouble):
@@ -46,5 +51,7 @@ class AnsweringServer(NativeDouble):
             logit_bias={int(token_id): bias for token_id, bias in sampling["logit_bias"].items()},
             stop_token_ids=sampling["stop_token_ids"],
         )
-        (answer,) = self.engine.generate([prompt], [returned], use_tqdm=False)
+        with SAMPLING:
+            torch.manual_seed(request["seed"])
+            (answer,) = self.engine.generate([prompt], [returned], use_tqdm=False)
         return answer.prompt_token_ids, answer.outputs[0].token_ids

@@ -28,6 +28,7 @@ from rollmatch.learn.deal import Dealer
 from rollmatch.learn.pack import Packer
 from rollmatch.model.overlong import LengthRules
 from rollmatch.model.policy import load_policy
+from rollmatch.model.sharding import gather_in_passes
 from rollmatch.model.template import Template, TemplateOptions
 from rollmatch.objectives.protocol import Learner, Objective
 from rollmatch.ranks import Ranks
@@ -287,7 +288,7 @@ def _load_reference(config: RunConfig, model: torch.nn.Module) -> torch.nn.Modul
     if config.tuner.train_type == "lora":
         return None
     kept = read_policy(config).requires_grad_(False)
-    return kept.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return gather_in_passes(kept.to("cuda" if torch.cuda.is_available() else "cpu")).eval()
 
 
 def _threads_per_rank() -> int:

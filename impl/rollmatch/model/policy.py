@@ -13,7 +13,7 @@ from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.errors import ConfigError
 from rollmatch.model.checkpoint import is_adapted
 from rollmatch.model.parts import freeze
-from rollmatch.model.sharding import meta_of
+from rollmatch.model.sharding import changeable, is_sharded, meta_of
 from rollmatch.model.vocabulary import Vocabulary
 
 if TYPE_CHECKING:  # seconds to load, which naming weights does not need
@@ -75,8 +75,21 @@ def _with_adapter(model: nn.Module, config: ModelConfig, tuner: TunerConfig) -> 
 
     continues = _continues(config, tuner)
     adapted = PeftModel.from_pretrained(cast("PreTrainedModel", model), config.adapter, is_trainable=continues)
-    merged: nn.Module = adapted if continues else adapted.merge_and_unload()
+    if continues:
+        return cast(nn.Module, adapted)
+    _merge_split(adapted)
+    merged: nn.Module = adapted.merge_and_unload()
     return merged
+
+
+def _merge_split(adapted: nn.Module) -> None:
+    """Merge adapters into weights that ranks hold in parts, layer by layer; peft skips what is merged already."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for layer in adapted.modules() if is_sharded(adapted) else ():
+        if isinstance(layer, BaseTunerLayer):
+            with changeable(layer):
+                layer.merge()
 
 
 def _continues(config: ModelConfig, tuner: TunerConfig) -> bool:

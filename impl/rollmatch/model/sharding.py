@@ -63,6 +63,26 @@ def gathered(module: nn.Module) -> Iterator[None]:
             held[name] = weight
 
 
+@contextmanager
+def changeable(module: nn.Module) -> Iterator[None]:
+    """Whole weights in a module while this lasts, where ZeRO-3 has split them; what rank 0 makes of them stays."""
+    spread = [weight for weight in module.parameters() if hasattr(weight, "ds_id")]
+    with _deepspeed().zero.GatheredParameters(spread, modifier_rank=0) if spread else nullcontext():
+        yield
+
+
+def gather_in_passes(model: nn.Module) -> nn.Module:
+    """A model that does not learn; where ZeRO-3 has split it as it was read, each forward pass gathers its weights.
+
+    transformers calls ``deepspeed.initialize`` for the policy alone.
+    """
+    if any(hasattr(weight, "ds_id") for weight in model.parameters()):
+        is_bfloat16 = next(model.parameters()).dtype == torch.bfloat16
+        settings = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": is_bfloat16}}
+        _deepspeed().initialize(model=model, config={"train_micro_batch_size_per_gpu": 1, **settings})
+    return model
+
+
 def check_split(model: nn.Module, strategy: str) -> None:
     """Errors: ``strategy-not-engaged``, where no rank holds less than all weights."""
     if not any(isinstance(weight, DTensor) for weight in model.parameters()):
