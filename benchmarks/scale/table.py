@@ -47,27 +47,30 @@ def slowdown(way: str, num_servers: int, *, base: int = 4, num_bytes: float = WE
     return times[0] / times[1]
 
 
-def tables() -> Iterator[str]:
-    """All figures, in Markdown."""
-    yield from _fan_out()
+def tables(max_servers: int = 1000, max_steps: int = 10_000) -> Iterator[str]:
+    """All figures up to these sizes, in Markdown. The largest runs take most of the time."""
+    fleets = [fleet for fleet in FLEETS if fleet.num_servers <= max_servers]
+    yield from _fan_out([count for count in SERVERS if count <= max_servers])
     yield ""
-    yield from _loads()
+    yield from _loads(fleets)
     yield ""
-    yield from _records()
+    yield from _records(fleets)
     yield ""
     yield from _head("optimizer steps", "servers", "page, kB")
-    yield from (_row(*sizes, f"{page_bytes(*sizes) / 1e3:.0f}") for sizes in PAGES)
+    for steps, servers in PAGES:
+        if steps <= max_steps and servers <= max_servers:
+            yield _row(steps, servers, f"{page_bytes(steps, servers) / 1e3:.0f}")
 
 
-def _fan_out() -> Iterator[str]:
+def _fan_out(servers: Sequence[int]) -> Iterator[str]:
     yield from _head("servers", *(f"{way}, s" for way in WAYS), *(f"{way} / to 4" for way in WAYS))
-    times = {(way, n): sync_s(way, n, num_bytes=WEIGHT_BYTES, network=network()) for way in WAYS for n in SERVERS}
-    for count in SERVERS:
+    times = {(way, n): sync_s(way, n, num_bytes=WEIGHT_BYTES, network=network()) for way in WAYS for n in servers}
+    for count in servers:
         seconds = [f"{times[way, count]:.2f}" for way in WAYS]
         yield _row(count, *seconds, *(f"{times[way, count] / times[way, 4]:.2f}" for way in WAYS))
 
 
-def _loads() -> Iterator[str]:
+def _loads(fleets: Sequence[Fleet]) -> Iterator[str]:
     heads = (
         "generate calls",
         "most requests of a server",
@@ -77,17 +80,17 @@ def _loads() -> Iterator[str]:
         "if all began with server 0",
     )
     yield from _head("servers", "ranks", "requests a rank", *heads)
-    for fleet in FLEETS:
+    for fleet in fleets:
         now, crowded = load_of(fleet, spread), load_of(fleet, together)
         counts = (now.num_calls, now.most_requests, now.num_idle)
         shares = (f"{now.seconds:.1f}", f"{now.efficiency:.2f}", f"{crowded.efficiency:.2f}")
         yield _row(fleet.num_servers, fleet.num_ranks, fleet.requests_per_rank, *counts, *shares)
 
 
-def _records() -> Iterator[str]:
+def _records(fleets: Sequence[Fleet]) -> Iterator[str]:
     heads = ("sync calls (gloo)", "store messages", "generate calls", "health calls/s", "journal of a rank, kB")
     yield from _head("servers", "ranks", "requests a rank", *heads)
-    for fleet in FLEETS:
+    for fleet in fleets:
         found = records_of(fleet, is_staged=False)
         staged = records_of(fleet, is_staged=True).control_calls
         calls = (f"{found.control_calls} ({staged})", found.store_messages, found.generate_calls, found.health_calls_s)
