@@ -10,6 +10,7 @@ import sys
 from argparse import ArgumentParser, _SubParsersAction
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -282,12 +283,15 @@ BLOCKS = {"keys": keys, "commands": commands, "errors": errors, "routes": routes
 
 def filled(page: str) -> str:
     """A page with all its blocks made again."""
+    pattern = rf"<!-- ((?:{'|'.join(BLOCKS)})\b.*?) -->.*?<!-- end -->"
+    return re.sub(pattern, lambda found: block(found[1]), page, flags=re.DOTALL)
 
-    def block(found: re.Match[str]) -> str:
-        name, *arguments = found[1].split()
-        return "\n\n".join([f"<!-- {found[1]} -->", *BLOCKS[name](*arguments), "<!-- end -->"])
 
-    return re.sub(rf"<!-- ((?:{'|'.join(BLOCKS)})\b.*?) -->.*?<!-- end -->", block, page, flags=re.DOTALL)
+@cache
+def block(words: str) -> str:
+    """The block of a name and its arguments; the code does not change while this runs."""
+    name, *arguments = words.split()
+    return "\n\n".join([f"<!-- {words} -->", *BLOCKS[name](*arguments), "<!-- end -->"])
 
 
 def main(mode: str) -> int:
