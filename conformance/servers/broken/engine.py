@@ -77,7 +77,8 @@ class TinyEngine:
         self._first = kind.from_pretrained(directory, dtype=dtype).eval()
         self._written: dict[Any, tuple[TinyResponse | None, set[str]]] = {}
         """Repeatable responses, with the mistake that changed them, and the switches that were asked for each."""
-        self._firsts: dict[Any, Tensor] = {}
+        self._read: dict[Any, Tensor] = {}
+        """Logits behind what was read already: a mistake changes what is chosen from them."""
         self._turn = threading.Lock()
         self._ready: dict[int, Any] = {}
         self.reset()
@@ -121,7 +122,7 @@ class TinyEngine:
 
     def forget(self) -> None:
         """Models of earlier updates, and what they wrote; where there are many updates."""
-        self._ready, self._firsts, self._written = {}, {}, {}
+        self._ready, self._read, self._written = {}, {}, {}
 
     def write(
         self, prompt: TinyPrompt, sampling: TinySampling, seed: int | None, *, is_left: Callable[[], bool]
@@ -135,15 +136,15 @@ class TinyEngine:
                 break
         else:
             with self.broken.noted() as asked:
-                made = self._write(model, prompt, sampling, random.Random(seed), is_left)
+                made = self._write(model, prompt, sampling, seed, is_left)
             if (seed is not None or sampling.temperature == 0) and not is_left():
                 self._written[key, self.broken.on if self.broken.on in asked else ""] = made, asked
         self.broken.asked |= asked
         return replace(made, prompt=prompt, ids=[*made.ids], logprobs=[*made.logprobs])
 
-    def _write(self, model: Any, prompt: TinyPrompt, sampling: TinySampling, draw: Any, is_left: Any) -> TinyResponse:
+    def _write(self, model: Any, prompt: TinyPrompt, sampling: TinySampling, seed: Any, is_left: Any) -> TinyResponse:
         inputs, delta = self._inputs(model, prompt)
-        made = TinyResponse(prompt=prompt, prompt_ids=inputs["input_ids"][0].tolist())
+        made, draw = TinyResponse(prompt=prompt, prompt_ids=inputs["input_ids"][0].tolist()), random.Random(seed)
         if len(made.prompt_ids) + 1 > LONGEST:
             raise Unserved(f"prompt of {len(made.prompt_ids)} ids is too long")
         limit = min(sampling.max_tokens, LONGEST - len(made.prompt_ids))
@@ -151,27 +152,25 @@ class TinyEngine:
             limit = CAP
         if sampling.temperature == 0 and limit == 1 and self.broken("max_tokens 1 gives two"):
             limit = 2
-        cache, place = DynamicCache(), inputs["position_ids"]
+        cache, is_repeatable = DynamicCache(), seed is not None or sampling.temperature == 0
+        read = id(model), tuple(made.prompt_ids), float(inputs.get("pixel_values", torch.zeros(1)).sum())
         while len(made.ids) < limit and not is_left():
-            logits = self._logits(model, inputs, cache, is_only=limit == 1)
+            key = *read, tuple(made.ids)
+            if (logits := self._read.get(key)) is None:
+                logits = self._logits(model, _behind(inputs, made.ids, delta, cache.get_seq_length()), cache)
+                if is_repeatable or not made.ids:
+                    self._read[key] = logits
             chosen, logprob = self._choose(logits, sampling, draw, len(made.ids))
             made.ids.append(chosen)
             made.logprobs.append(logprob)
             if self._ends(made, sampling):
                 break
-            position = torch.full_like(place[..., :1], cache.get_seq_length() + delta)
-            inputs = {"input_ids": torch.tensor([[chosen]]), "position_ids": position}
         return made
 
-    def _logits(self, model: Any, inputs: Mapping[str, Tensor], cache: Any, *, is_only: bool) -> Tensor:
-        """[V] of the next id; kept where nothing follows, for prompts with many responses of one id."""
-        key = id(model), tuple(inputs["input_ids"][0].tolist())
-        if is_only and "pixel_values" not in inputs and key in self._firsts:
-            return self._firsts[key]
+    def _logits(self, model: Any, inputs: Mapping[str, Tensor], cache: Any) -> Tensor:
+        """[V] of the next id."""
         with self._turn, torch.no_grad():
             output = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        if is_only:
-            self._firsts[key] = output.logits[0, -1].float()
         return output.logits[0, -1].float()
 
     def _ends(self, made: TinyResponse, sampling: TinySampling) -> bool:
@@ -264,6 +263,20 @@ class TinyEngine:
     @property
     def picture_id(self) -> int:
         return int(self._first.config.image_token_id)
+
+
+def _behind(inputs: Mapping[str, Tensor], ids: Sequence[int], delta: int, num_read: int) -> dict[str, Tensor]:
+    """What a forward pass takes behind the first ``num_read`` places of a prompt and the ids of its response."""
+    count, new = inputs["input_ids"].shape[1], torch.tensor([ids], dtype=torch.long)
+    places = (torch.arange(count, count + len(ids)) + delta).expand(*inputs["position_ids"].shape[:-1], -1)
+    whole = {
+        "input_ids": torch.cat([inputs["input_ids"], new], dim=-1)[:, num_read:],
+        "position_ids": torch.cat([inputs["position_ids"], places], dim=-1)[..., num_read:],
+    }
+    if num_read:
+        return whole
+    kinds = inputs.get("mm_token_type_ids")
+    return {**inputs, **whole} | ({} if kinds is None else {"mm_token_type_ids": torch.cat([kinds, 0 * new], dim=-1)})
 
 
 def _is_long(key: tuple[tuple[int, ...], bytes | None]) -> bool:
