@@ -5,7 +5,7 @@ import io
 import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -165,12 +165,7 @@ class Scorer:
         if question.picture is None:
             made = {"input_ids": torch.tensor([question.ids])}
         else:
-            chat = [{"role": "user", "content": [_shown(question.picture), {"type": "text", "text": question.text}]}]
-            made = dict(
-                self._processor.apply_chat_template(
-                    chat, tokenize=True, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-                )
-            )
+            made = dict(self._shown(question.picture, question.text))
         answer = torch.tensor([list(ids)], dtype=torch.long)
         made["input_ids"] = torch.cat([made["input_ids"], answer], dim=1)
         made["attention_mask"] = torch.ones_like(made["input_ids"])
@@ -178,9 +173,14 @@ class Scorer:
             made["mm_token_type_ids"] = torch.cat([made["mm_token_type_ids"], torch.zeros_like(answer)], dim=1)
         return made
 
-
-def _shown(picture: bytes) -> dict[str, Any]:
-    return {"type": "image", "image": Image.open(io.BytesIO(picture)).convert("RGB")}
+    @cache  # noqa: B019  # a judge has one of these, and as many pictures as its checks
+    def _shown(self, picture: bytes, text: str) -> Mapping[str, Tensor]:
+        """A chat as the processor makes it; a picture takes as long as a pass."""
+        image = Image.open(io.BytesIO(picture)).convert("RGB")
+        chat = [{"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": text}]}]
+        settings = {"tokenize": True, "add_generation_prompt": True, "return_dict": True, "return_tensors": "pt"}
+        made: Mapping[str, Tensor] = self._processor.apply_chat_template(chat, **settings)
+        return made
 
 
 def _first_difference(came: Sequence[int], written: Sequence[int]) -> int | None:
