@@ -1,6 +1,7 @@
 """The judge of trainers, judged: a correct trainer passes every check, and each mistake is found by its own check.
 
-Runs in which a mistake was not asked for are those of the correct trainer, so that only the others are made again.
+Only runs in which the mistake shows are made again; the others are those of the correct trainer. A mistake that the
+plain run asks for shows there, and is not made again in the runs whose server goes wrong.
 """
 
 import pytest
@@ -13,7 +14,7 @@ from conformance.servers.broken.engine import TinyEngine
 from conformance.servers.broken.switches import Switches
 from conformance.trainers.checks import BY_ID, CHECKS
 from conformance.trainers.judgement import TrainerJudgement
-from conformance.trainers.runs import RUNS, TrainerRuns, TrainerSubject
+from conformance.trainers.runs import AGAIN, PLAIN, RUNS, TrainerRuns, TrainerSubject
 from conformance.trainers.server import RecordingServer, recording
 from conformance.trainers.small_trainer import SmallTrainer, launch_of
 
@@ -85,7 +86,9 @@ class TrainerBench:
         self.broken.turn(mistake)
         judgement = TrainerJudgement(self.runs().subject, lambda check: "")
         judgement.runs = self.runs()
-        judgement.runs.made = {name: made for name, made in self.clean.items() if mistake not in self.asked[name]}
+        again = {name for name, asked in self.asked.items() if mistake in asked}
+        again = again & {PLAIN, AGAIN} if mistake in self.asked[PLAIN] else again
+        judgement.runs.made = {name: made for name, made in self.clean.items() if name not in again}
         judgement.look()
         return {check.check_id: judgement.verdict_of(check) for check in CHECKS}
 
