@@ -40,7 +40,7 @@ def learn(model, row, images):
 
 @pytest.mark.parametrize(
     ("adapter", "checkpointed", "backend"),
-    [(None, True, "aot_eager"), (None, False, "eager"), ({}, True, "eager"), ({"use_dora": True}, False, "eager")],
+    [(None, True, "aot_eager"), ({}, True, "eager"), ({"use_dora": True}, False, "eager")],
 )
 def test_packed_rows_of_any_length_have_the_same_loss_and_gradients(adapter, checkpointed, backend):
     models = [make_packed_model().train() for _ in range(2)]

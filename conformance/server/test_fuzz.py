@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from conformance.server.stand_in import make_stand_in
 from rollmatch.data.ids import pack_ids
 
-NUM_BODIES = int(os.environ.get("ROLLMATCH_BODIES", "2000" if "ROLLMATCH_STRICT" in os.environ else "500"))
+NUM_BODIES = int(os.environ.get("ROLLMATCH_BODIES", "2000" if "ROLLMATCH_STRICT" in os.environ else "200"))
 IMAGE = 414
 UNAVAILABLE = 501
 """What the OpenAI routes say to a body that only vLLM's classes could refuse, where the engines are not vLLM's."""

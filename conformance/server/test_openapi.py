@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from conformance.server.stand_in import make_stand_in
 from conformance.server.test_fuzz import BODIES, calls, encoded
 
-NUM_BODIES = 600 if "ROLLMATCH_STRICT" in os.environ else 200
+NUM_BODIES = 600 if "ROLLMATCH_STRICT" in os.environ else 100
 WITHOUT_BODY = {"/close_communicator/", "/get_engine_type/", "/process_weights_after_loading/"}
 WITHOUT_BODY |= {"/get_num_background_tasks/", *(f"/reset_{name}_cache/" for name in ("prefix", "encoder", "mm"))}
 
