@@ -8,8 +8,9 @@ from rollmatch.config import json_schema
 from rollmatch.errors import LaunchError
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``schema``."""
+def add_command(parser: argparse.ArgumentParser) -> None:
+    """``schema`` with its arguments."""
+    parser.set_defaults(command=write_schema)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of stdout")
 
 
