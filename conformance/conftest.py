@@ -13,8 +13,10 @@ from conformance import processes
 from rollmatch.cli.learner import set_environment
 
 pytest_plugins = [
-    *("conformance.outside_tools", "conformance.gpus"),
-    *("conformance.servers.plugin", "conformance.harness.plugin"),
+    "conformance.outside_tools",
+    "conformance.gpus",
+    "conformance.servers.plugin",
+    "conformance.harness.plugin",
 ]
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests download nothing

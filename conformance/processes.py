@@ -26,12 +26,17 @@ from rollmatch.cli.processes import has_gpu
 ROOT = Path(__file__).parents[1]
 START_TIMEOUT_S, END_TIMEOUT_S = 300.0, 20.0
 LEARNER = [
-    *("torch.distributed", "peft", "transformers.models.auto.processing_auto"),
+    "torch.distributed",
+    "peft",
+    "transformers.models.auto.processing_auto",
     *(f"transformers.models.qwen3_vl.{name}_qwen3_vl" for name in ("modeling", "processing")),
     *(f"rollmatch.cli.{name}" for name in ("run", "planning", "learner", "rollout_server")),
 ]
 ENGINE = [
-    *("setproctitle", "vllm.entrypoints.llm", "vllm.entrypoints.openai.api_server", "vllm.v1.worker.cpu_worker"),
+    "setproctitle",
+    "vllm.entrypoints.llm",
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.worker.cpu_worker",
     *(f"vllm.model_executor.models.{name}" for name in ("qwen3", "qwen3_vl")),
     "rollmatch.cli.serving",
 ]

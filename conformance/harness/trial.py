@@ -23,10 +23,28 @@ import pytest
 ROOT = Path(__file__).parents[2]
 IMPL = ROOT / "impl"
 PRELOADED = (
-    *("numpy", "scipy.optimize", "pydantic", "hypothesis", "PIL.Image", "pycocotools.mask", "yaml", "jinja2", "rich"),
-    *("torch", "torch.distributed", "peft", "accelerate", "requests", "fastapi.testclient", "uvicorn", "msgspec"),
-    *("transformers.trainer", "transformers.models.auto.processing_auto", "transformers.generation.utils"),
-    *("transformers.models.qwen3_vl.modeling_qwen3_vl", "transformers.models.qwen3_vl.processing_qwen3_vl"),
+    "numpy",
+    "scipy.optimize",
+    "pydantic",
+    "hypothesis",
+    "PIL.Image",
+    "pycocotools.mask",
+    "yaml",
+    "jinja2",
+    "rich",
+    "torch",
+    "torch.distributed",
+    "peft",
+    "accelerate",
+    "requests",
+    "fastapi.testclient",
+    "uvicorn",
+    "msgspec",
+    "transformers.trainer",
+    "transformers.models.auto.processing_auto",
+    "transformers.generation.utils",
+    "transformers.models.qwen3_vl.modeling_qwen3_vl",
+    "transformers.models.qwen3_vl.processing_qwen3_vl",
 )
 OPTIONS = (
     "-q",

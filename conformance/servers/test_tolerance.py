@@ -17,11 +17,23 @@ from conformance.servers.test_broken import MISTAKES, BrokenBench
 
 WIDE = 0.1
 NUMERIC = (
-    *("greedy-equals-transformers", "logprobs-equal-transformers", "long-responses-stay-greedy"),
-    *("prompts-of-other-lengths-are-read-whole", "every-prompt-of-a-call-is-answered", "pictures-are-seen"),
-    *("max-tokens-is-the-limit", "a-stop-text-ends-the-response", "temperature-is-applied", "top-k-is-applied"),
-    *("new-weights-are-served", "old-weights-come-back", "caches-forget-old-weights", "caches-forget-old-pictures"),
-    *("every-tensor-is-updated", "same-weights-same-responses", "no-half-update-is-served"),
+    "greedy-equals-transformers",
+    "logprobs-equal-transformers",
+    "long-responses-stay-greedy",
+    "prompts-of-other-lengths-are-read-whole",
+    "every-prompt-of-a-call-is-answered",
+    "pictures-are-seen",
+    "max-tokens-is-the-limit",
+    "a-stop-text-ends-the-response",
+    "temperature-is-applied",
+    "top-k-is-applied",
+    "new-weights-are-served",
+    "old-weights-come-back",
+    "caches-forget-old-weights",
+    "caches-forget-old-pictures",
+    "every-tensor-is-updated",
+    "same-weights-same-responses",
+    "no-half-update-is-served",
 )
 """Checks that compare with transformers, or with what it writes."""
 IN_BFLOAT16 = 0.3

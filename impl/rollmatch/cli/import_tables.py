@@ -12,8 +12,15 @@ TRAINING = (*TRAINER_KEYS, "eval_steps", "report_to", "gradient_checkpointing")
 OF_TRANSFORMERS = ("lr_scheduler_kwargs", "optim_args", "optim_target_modules", "run_name", "tf32", "ddp_timeout")
 """Fields of ``transformers.TrainingArguments`` that work as they are."""
 TUNER = (
-    *("use_dora", "use_rslora", "lora_alpha", "lora_dropout", "freeze_vit", "freeze_llm", "freeze_aligner"),
-    *("target_regex", "modules_to_save"),
+    "use_dora",
+    "use_rslora",
+    "lora_alpha",
+    "lora_dropout",
+    "freeze_vit",
+    "freeze_llm",
+    "freeze_aligner",
+    "target_regex",
+    "modules_to_save",
 )
 SHARED = (
     {name: f"training.{name}" for name in TRAINING}
@@ -95,10 +102,21 @@ NEEDED = ("model.model", "custom.train_jsonl", "custom.val_jsonl", "training.out
 DATASET = "custom.dataset.source"
 """Stands for both JSONL files."""
 USED_TOGETHER = (
-    *("per_device_train_batch_size", "steps_per_generation", "reward_funcs"),
-    *("reward_weights", "vllm_server_host", "vllm_server_port", "rlhf_type", "use_peft", "max_prompt_length"),
-    *("vllm_importance_sampling_correction", "vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
-    *("vllm_importance_sampling_mode", "rollout_importance_sampling_mode", "rollout_importance_sampling_threshold"),
+    "per_device_train_batch_size",
+    "steps_per_generation",
+    "reward_funcs",
+    "reward_weights",
+    "vllm_server_host",
+    "vllm_server_port",
+    "rlhf_type",
+    "use_peft",
+    "max_prompt_length",
+    "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_cap",
+    "vllm_importance_sampling_clip_max",
+    "vllm_importance_sampling_mode",
+    "rollout_importance_sampling_mode",
+    "rollout_importance_sampling_threshold",
 )
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "importance_sampling_level": ("token",),

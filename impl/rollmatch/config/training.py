@@ -130,11 +130,29 @@ TRAINER_KEYS = (
 
 NOT_USED = frozenset(
     {
-        *("data_seed", "ignore_data_skip", "train_sampling_strategy", "length_column_name", "remove_unused_columns"),
-        *("label_names", "label_smoothing_factor", "average_tokens_across_devices", "resume_from_checkpoint"),
-        *("per_device_eval_batch_size", "prediction_loss_only", "eval_accumulation_steps", "eval_do_concat_batches"),
-        *("eval_use_gather_object", "include_for_metrics", "batch_eval_metrics", "bf16_full_eval", "fp16_full_eval"),
-        *("do_train", "do_eval", "do_predict", "disable_tqdm", "skip_memory_metrics"),
+        "data_seed",
+        "ignore_data_skip",
+        "train_sampling_strategy",
+        "length_column_name",
+        "remove_unused_columns",
+        "label_names",
+        "label_smoothing_factor",
+        "average_tokens_across_devices",
+        "resume_from_checkpoint",
+        "per_device_eval_batch_size",
+        "prediction_loss_only",
+        "eval_accumulation_steps",
+        "eval_do_concat_batches",
+        "eval_use_gather_object",
+        "include_for_metrics",
+        "batch_eval_metrics",
+        "bf16_full_eval",
+        "fp16_full_eval",
+        "do_train",
+        "do_eval",
+        "do_predict",
+        "disable_tqdm",
+        "skip_memory_metrics",
     }
 )
 """Fields of transformers.TrainingArguments that have no effect, or a wrong one: what would read them is replaced."""

@@ -32,8 +32,15 @@ from rollmatch.server.unserved import Unserved
 
 _LONGEST = 2**31 - 1
 _NOT_SAMPLING = {
-    *("n", "seed", "stop", "logprobs", "skip_special_tokens", "spaces_between_special_tokens", "detokenize"),
-    *("include_stop_str_in_output", "routed_experts_prompt_start"),
+    "n",
+    "seed",
+    "stop",
+    "logprobs",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "detokenize",
+    "include_stop_str_in_output",
+    "routed_experts_prompt_start",
 }
 
 

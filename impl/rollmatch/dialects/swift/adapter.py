@@ -13,8 +13,14 @@ from rollmatch.server.payloads import AdapterPlan, AnnouncedMerge
 _PREFIX = "base_model.model."
 _PARTS = {".lora_A": "lora_a", ".lora_B": "lora_b", ".lora_magnitude_vector": "magnitude"}
 _UNMERGED = (
-    *("modules_to_save", "alpha_pattern", "fan_in_fan_out", "lora_bias", "use_qalora", "target_parameters"),
-    *("trainable_token_indices", "layer_replication"),
+    "modules_to_save",
+    "alpha_pattern",
+    "fan_in_fan_out",
+    "lora_bias",
+    "use_qalora",
+    "target_parameters",
+    "trainable_token_indices",
+    "layer_replication",
 )
 """Options of peft under which a weight is not base + scaling * B @ A."""
 

@@ -218,7 +218,14 @@ def _with_index(device: torch.device | str | int | None) -> torch.device:
 
 
 _SAMPLING = (
-    *("n", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens", "logprobs"),
+    "n",
+    "repetition_penalty",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "max_tokens",
+    "logprobs",
     "structured_outputs_regex",
 )
 
