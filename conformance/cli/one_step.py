@@ -10,6 +10,7 @@ from conformance.rollout.digits import CONFIG, absolute
 from conformance.server.instance import free_port
 from rollmatch.cli.assemble import make_template
 from rollmatch.cli.preflight import load_checked
+from rollmatch.cli.processes import has_gpu
 from rollmatch.config import load_config
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.policy import load_policy
@@ -51,6 +52,7 @@ def answers_of_transformers(config: Path, model: Path) -> list[str]:
     samples = load_checked(run)[1][:NUM_SAMPLES]
     requests = make_requests(samples, prompt_of=template.prompt_token_ids, run_seed=run.training.seed, step=0, rank=0)
     policy = load_policy(run.model, TunerConfig(), attn_implementation="sdpa").eval()
+    policy = policy.cuda() if has_gpu() else policy
     decoding = Decoding(max_new_tokens=run.custom.extra.rollout_matching.max_new_tokens)
     rollouts = HfBackend(policy, template, batch_size=NUM_SAMPLES).generate(requests, decoding)
     return [template.vocabulary.text(rollout.response_token_ids) for rollout in rollouts]

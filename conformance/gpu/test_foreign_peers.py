@@ -98,11 +98,11 @@ def test_our_server_answers_by_the_weights_of_trl_s_trainer(tmp_path):
 
 
 def greedy_answers_of_transformers(directory):
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).cuda().eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
     answers = []
     for prompt in prompts()[:NUM_PROMPTS]:
-        ids = tokenizer(prompt, return_tensors="pt")
+        ids = tokenizer(prompt, return_tensors="pt").to("cuda")
         whole = model.generate(**ids, do_sample=False, max_new_tokens=MAX_TOKENS)
         answers.append(whole[0, ids["input_ids"].shape[1] :].tolist())
     return answers
