@@ -34,6 +34,12 @@ def test_names_are_those_of_the_plain_model():
     assert all(torch.equal(weight, plain[name]) for name, weight in named_weights(make_tiny_qwen3_vl()))
 
 
+def test_weights_that_have_to_be_merged_are_listed_before():
+    policy = adapted()
+    assert [spec.name for spec in named_weights(policy).specs()] == [name for name, _ in named_weights(policy)]
+    assert named_weights(make_tiny_qwen3_vl()).specs() is None, "all are in memory: they may go in any order"
+
+
 def test_weights_are_read_when_iterated_over():
     model = make_tiny_qwen3()
     weights = named_weights(model)

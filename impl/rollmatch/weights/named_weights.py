@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rollmatch.errors import SyncError
-from rollmatch.model.checkpoint import CheckpointNames, checkpoint_names, checkpoint_tensors, merged_weights, model_key
+from rollmatch.model.checkpoint import (
+    CheckpointNames,
+    checkpoint_names,
+    checkpoint_tensors,
+    is_adapted,
+    merged_weights,
+    model_key,
+)
 from rollmatch.model.sharding import is_sharded
 from rollmatch.weights.plan import Merge, Spec, spec_of
 
@@ -59,8 +66,10 @@ class NamedWeights:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return merged_weights(self.model)
 
-    def specs(self) -> list[Spec]:
-        """Name, type and shape of each, in order; nothing is gathered."""
+    def specs(self) -> list[Spec] | None:
+        """Name, type and shape of each, in order, before one is gathered or merged; None where all are in memory."""
+        if not self.is_sharded and not is_adapted(self.model):
+            return None
         return [spec_of(*pair) for pair in checkpoint_tensors(self.model)]
 
     def adapter(self) -> Adapter:

@@ -40,10 +40,10 @@ class TensorStream(Sequence[Tensor]):
 
 @runtime_checkable
 class ListedWeights(Protocol):
-    """Weights that can be listed before they are gathered."""
+    """Weights that can be listed before they are made."""
 
     def specs(self) -> Sequence[Spec] | None:
-        """In the order in which they come; None where they cannot."""
+        """In the order in which they come; None where none has to be made, or they cannot be listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
