@@ -111,6 +111,24 @@ def test_what_takes_more_memory_is_forecast_to(forecaster):
         assert forecaster(heavier).forecast(split(3, 1)).learner.total > plain, heavier
 
 
+@pytest.mark.parametrize(("strategy", "shares"), [("ddp", 1), ("fsdp2", 1), ("deepspeed_zero3", 2)])
+def test_a_reference_that_is_kept_takes_memory(forecaster, strategy, shares):
+    """With adapters there is none: they are left out for its passes. FSDP2 splits the policy alone."""
+    rewards = (
+        "custom.trainer_variant=grpo",
+        "custom.extra.grpo.rewards=[{function: a:b}]",
+        f"{RULES}.decoding.temperature=1",
+        "custom.extra.grpo.beta=0.1",
+    )
+    split_over = f"training.strategy={strategy}"
+    adapters, full, free = (
+        forecaster(*rewards, split_over, *more).forecast(split(2, 2)).learner
+        for more in ((), ("tuner.train_type=full",), ("tuner.train_type=full", "custom.extra.grpo.beta=0"))
+    )
+    assert adapters.reference == free.reference == 0
+    assert full.total - free.total == full.reference == pytest.approx(2 * 8.19e9 / shares, rel=1e-3)
+
+
 def test_learners_engines_and_nodes_change_what_they_should(forecaster):
     alone, two = (forecaster("tuner.train_type=full").forecast(split(2, number)) for number in (1, 2))
     assert two.learner.learning == pytest.approx(alone.learner.learning * 4 / 3, rel=1e-3), "a copy of the gradients"

@@ -279,13 +279,11 @@ def _make_eval_decoding(config: RunConfig, decoding: Decoding) -> Decoding:
 
 
 def _load_reference(config: RunConfig, model: torch.nn.Module) -> torch.nn.Module | None:
-    """A second copy of the policy before training, only where a distance to it counts and no adapters can be left out.
+    """A second copy of the policy before training, where one is kept.
 
     It lives where the policy will: transformers moves the policy to its device later.
     """
-    if not config.custom.learns_from_rewards or config.custom.extra.grpo.beta == 0:
-        return None
-    if config.tuner.train_type == "lora":
+    if not config.keeps_reference:
         return None
     kept = read_policy(config).requires_grad_(False)
     return gather_in_passes(kept.to("cuda" if torch.cuda.is_available() else "cpu")).eval()

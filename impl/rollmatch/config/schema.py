@@ -39,6 +39,12 @@ class RunConfig(Section):
     training: TrainingConfig
     """Optimizer, run and packing."""
 
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether a second copy of the policy stays as it was: the distance to it counts, and it has no adapters."""
+        counts = self.custom.learns_from_rewards and self.custom.extra.grpo.beta != 0
+        return counts and self.tuner.train_type != "lora"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:

@@ -1,9 +1,10 @@
 """Bytes per GPU: of a learner rank, and of a rollout engine.
 
-A learner holds weights, what learns (gradients and two moments of Adam), activations and the head's chunk. With
-activations computed again, each layer keeps its input, and one layer at a time keeps everything. What a layer keeps for
-backward, per token, in numbers of two bytes: 8 hidden states, queries and outputs 3 times, keys and values 4 times, the
-inner width 4 times; as transformers' decoders with a flash kernel do.
+A learner holds weights, what learns (gradients and two moments of Adam), activations, the head's chunk, and a copy of
+the policy before training where full fine-tuning measures the distance to it. With activations computed again, each
+layer keeps its input, and one layer at a time keeps everything. What a layer keeps for backward, per token, in numbers
+of two bytes: 8 hidden states, queries and outputs 3 times, keys and values 4 times, the inner width 4 times; as
+transformers' decoders with a flash kernel do.
 """
 
 from dataclasses import dataclass
@@ -31,13 +32,15 @@ class LearnerMemory:
     learning: float
     """Adapters (or what learns of the weights), gradients, moments."""
     activations: float
+    reference: float = 0.0
+    """The policy before training, where a copy of it is kept."""
     head: float = HEAD_BYTES
     overhead: float = OVERHEAD_BYTES
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.weights + self.learning + self.activations + self.head + self.overhead
+        return self.weights + self.learning + self.activations + self.reference + self.head + self.overhead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +66,13 @@ def learner_memory(config: RunConfig, shape: ModelShape, work: Workload, *, num_
     else:
         learning = learning_weights(config, shape) * size * (copies + 2)
     weights = float(shape.num_weights * size)
+    reference = weights * config.keeps_reference / (num_learners if strategy.stage == 3 else 1)
     if strategy.splits_weights and num_learners > 1:
         weights = weights / num_learners + gathered_bytes(config, shape)
     return LearnerMemory(
         weights=weights,
         learning=learning / shares,
+        reference=reference,
         activations=_activations(config, shape, work.row_len),
     )
 
