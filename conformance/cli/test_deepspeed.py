@@ -54,7 +54,7 @@ PATHS = {"PYTHONPATH": f"{ROOT / 'impl'}:{ROOT}"}
 
 
 def scattered(answer, sample):
-    """A reward that tells the answers of a group apart."""
+    """A reward by which the answers of a group differ."""
     return sum(map(ord, answer)) % 7 / 7
 
 
