@@ -74,22 +74,18 @@ class OutgoingWeights:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return iter(self.weights)
 
-    def held(self) -> tuple[Tensor, ...]:
-        """All tensors that are in memory already."""
-        return tuple(tensor for _, tensor in self.weights) if self.is_held else ()
-
     def plan(self, specs: Sequence[Spec], *, bucket_bytes: int, tail_bytes: int = 0) -> Plan:
         """``make_plan`` of ``specs``, which are these with the types of the servers."""
         return make_plan(specs, bucket_bytes=bucket_bytes, tail_bytes=tail_bytes, in_order=not self.is_held)
 
     def transfer(self, plan: Plan) -> WeightTransfer:
         """One sync of these weights; tensors that are not in memory are made as they are sent."""
-        held = self.held()
-        tensors = tuple(held[index] for index in plan.order) if self.is_held else self._made(len(plan.specs))
-        return WeightTransfer(plan=plan, tensors=tensors, is_gathered=self.is_gathered)
-
-    def _made(self, size: int) -> TensorStream:
-        return TensorStream((tensor for _, tensor in self.weights), size)
+        passing = (tensor for _, tensor in self.weights)
+        if not self.is_held:
+            stream = TensorStream(passing, len(plan.specs))
+            return WeightTransfer(plan=plan, tensors=stream, is_gathered=self.is_gathered)
+        held = tuple(passing)
+        return WeightTransfer(plan=plan, tensors=tuple(held[index] for index in plan.order))
 
 
 def outgoing(weights: OutgoingWeights | Iterable[tuple[str, Tensor]], *, bucket_bytes: int) -> WeightTransfer:
