@@ -13,17 +13,18 @@ import json
 import shutil
 import sys
 import tempfile
-from contextlib import nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import yaml
 
 from benchmarks.gpu.four_billion import SHAPE, SMALL_MODEL
-from benchmarks.gpu.grpo_step import FULL, TINY, VLLM, our_config, serving
+from benchmarks.gpu.grpo_sides import VLLM, our_config
+from benchmarks.gpu.grpo_step import FULL, TINY
 from benchmarks.gpu.machine import describe
 from benchmarks.gpu.report import RESULTS, folder_of
-from conformance.cli.started import finish, journal_of
+from conformance.cli.started import finish, is_healthy, journal_of, started
 from conformance.server.instance import free_port
 from rollmatch.cli.assemble import make_backend, make_template
 from rollmatch.cli.learner import set_environment
@@ -80,6 +81,7 @@ def measure(kind, folder, options):
     if options.rehearse:
         fields["model"]["torch_dtype"], fields["training"]["bf16"] = "float32", False
     fields["training"] |= {"compile_layers": False}  # which takes a minute and has no part in a sync
+    fields["training"] |= {"extra_arguments": {"save_only_model": True}}
     fields["training"] |= {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 2, "optim": "sgd"}
     config.write_text(yaml.safe_dump(fields))
     sets = [f"training.output_dir={folder / 'run'}", *settings_of(options)]
@@ -142,13 +144,18 @@ def settings_of(options):
     ]
 
 
+@contextmanager
 def server_of(config, folder, words, options):
+    """Up while its context lasts; none for a colocated engine."""
     if options.mode == "colocate":
-        return nullcontext()
+        yield
+        return
     gpus = [] if options.rehearse else ["--gpus", "0"]
     url = next(word for word in words if "base_url" in word).partition("=")[2]
     command = [sys.executable, "-m", "rollmatch", "serve", str(config), *words, *gpus]
-    return serving(command, url, folder / "server.txt")
+    with started(command, folder / "server.txt") as server:
+        server.wait_until(lambda: is_healthy(url))
+        yield
 
 
 def main():

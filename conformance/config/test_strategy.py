@@ -79,6 +79,15 @@ def test_streaming_and_deepspeed_with_the_policys_own_generate_are_refused(make_
         make_with(f"{ROLLOUT}.rollout_backend=hf", "training.strategy=deepspeed_zero3")
 
 
+def test_a_checkpoint_of_parts_holds_the_optimizers_state(make_with):
+    only = "training.extra_arguments={save_only_model: true}"
+    with refused("strategy-saves-all", key="training.extra_arguments.save_only_model", remedy="training.strategy"):
+        make_with("training.strategy=fsdp2", only)
+    make_with("training.strategy=fsdp2", "training.extra_arguments={save_only_model: false}")
+    make_with("training.strategy=deepspeed_zero2", only)
+    make_with(only)
+
+
 @pytest.mark.scenario(
     "learner-ranks/one-rank-cannot-share", clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#3"]
 )

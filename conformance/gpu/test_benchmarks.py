@@ -69,15 +69,25 @@ def test_a_bar_is_met_or_missed(capsys):
 
 @pytest.mark.engine
 def test_a_grpo_step_is_timed_by_phase_beside_a_server(tmp_path, monkeypatch):
-    words = ("--rehearse", "--sides", "ours", "--overlap", "off", "--results", str(tmp_path))
+    words = (
+        "--rehearse",
+        "--sides",
+        "ours",
+        "--cases",
+        "lora-even:off,tokens-ahead",
+        "full-even",
+        "--results",
+        str(tmp_path),
+    )
     monkeypatch.setattr("sys.argv", ["grpo_step", *words])
     grpo_step.main()
-    sample = json.loads((tmp_path / "grpo_step-lora.json").read_text())["samples"]["off"]
-    assert sample["completions"] == grpo_step.TINY["num_prompts"] * grpo_step.TINY["num_generations"]
-    assert len(sample["steps"]) == grpo_step.TINY["steps"]
-    for step in sample["steps"]:
-        assert 0 < step["rollout"] + step["learn"] <= step["step_s"]
-        assert 0 < step["response_tokens"] < step["learn_tokens"]
+    for kind in ("lora", "full"):
+        sample = json.loads((tmp_path / f"grpo_step-{kind}.json").read_text())["samples"]["off"]
+        assert sample["completions"] == grpo_step.TINY["num_prompts"] * grpo_step.TINY["num_generations"]
+        assert len(sample["steps"]) == grpo_step.TINY["steps"]
+        for step in sample["steps"]:
+            assert 0 < step["rollout"] + step["learn"] <= step["step_s"]
+            assert 0 < step["response_tokens"] < step["learn_tokens"]
 
 
 @pytest.mark.parametrize("stage", ["small", "big"])

@@ -37,10 +37,14 @@ def _readable(config: RunConfig) -> Iterator[ConfigError]:
         problem = f"is hf, but {config.training.strategy} generates with no policy of its own"
         key, remedy = f"{ROLLOUT_MATCHING}.rollout_backend", f"Set it to vllm, or {KEY} to fsdp2 or ddp."
         yield ConfigError(problem, code="strategy-needs-vllm", key=key, remedy=remedy)
+    if strategy.engine == "fsdp2" and config.training.extra_arguments.get("save_only_model"):
+        problem = f"is set, but {config.training.strategy} saves parts, and the optimizer's state with them"
+        key, remedy = "training.extra_arguments.save_only_model", f"Remove it, or set {KEY} to ddp."
+        yield ConfigError(problem, code="strategy-saves-all", key=key, remedy=remedy)
 
 
 _READ = ("overlap", "rollout_backend", "vllm.mode")
 STRATEGY_RULES: tuple[Rule, ...] = (
     Rule(reads=("training.extra_arguments",), check=_own_key),
-    Rule(reads=(KEY, *(f"{ROLLOUT_MATCHING}.{name}" for name in _READ)), check=_readable),
+    Rule(reads=(KEY, "training.extra_arguments", *(f"{ROLLOUT_MATCHING}.{name}" for name in _READ)), check=_readable),
 )
