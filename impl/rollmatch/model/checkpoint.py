@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rollmatch.model.merge import LoraFactors, merge_weight, merges_by_kernel
-from rollmatch.model.sharding import gathered, meta_of, whole
+from rollmatch.model.sharding import gathered, is_sharded, meta_of, shape_of, whole
 
 if TYPE_CHECKING:  # seconds to load
     from peft.tuners.lora import LoraLayer
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # seconds to load
     from peft.utils import ModulesToSaveWrapper
     from transformers import PreTrainedModel
 
-Shapes = tuple[tuple[str, torch.Size], ...]
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 Source = tuple[str, Tensor, Callable[[], Tensor]]
 """Key in the plain model, the tensor without memory, what makes it."""
 _OF_ADAPTERS = (".modules_to_save.", "lora_", "trainable_tokens_")
@@ -123,12 +123,16 @@ _KNOWN: WeakKeyDictionary[nn.Module, tuple[Shapes, CheckpointNames]] = WeakKeyDi
 
 def checkpoint_names(model: nn.Module) -> CheckpointNames:
     """The names of a policy's weights, in or without an adapter wrapper, as its shapes are now."""
+    return _names_of(model, dict(model_tensors(model)))
+
+
+def _names_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> CheckpointNames:
     base = _base_of(model)
-    tensors = {key: meta_of(tensor) for key, tensor in model_tensors(model)}
-    shapes = tuple((key, tensor.shape) for key, tensor in tensors.items())
+    shapes = tuple((key, shape_of(tensor)) for key, tensor in tensors.items())
     known = _KNOWN.get(base)
     if known is None or known[0] != shapes:
-        known = _KNOWN[base] = (shapes, CheckpointNames(base, tensors))
+        metas = {key: meta_of(tensor) for key, tensor in tensors.items()}
+        known = _KNOWN[base] = (shapes, CheckpointNames(base, metas))
     return known[1]
 
 
@@ -140,7 +144,8 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     precision on a GPU, where ``merge`` states the difference. Where ranks hold parts, each weight is gathered when its
     turn comes: all ranks iterate to the end.
     """
-    yield from checkpoint_names(model).convert((key, make()) for key, _, make in _sources(model))
+    kept = dict(model_tensors(model))
+    yield from _names_of(model, kept).convert((key, make()) for key, _, make in _sources(model, kept))
 
 
 def model_key(name: str) -> str:
@@ -155,7 +160,7 @@ def model_key(name: str) -> str:
 def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(key in the plain model, tensor) of all that ``save_pretrained`` writes, adapters left out, tied weights once."""
     ignored = set(getattr(_base_of(model), "_keys_to_ignore_on_save", None) or ())
-    for name, weight in (*model.named_parameters(), *_saved_buffers(model)):
+    for name, weight in _saved_tensors(model):
         key = model_key(name).replace(".original_module.", ".")
         if key not in ignored and not any(part in name for part in _OF_ADAPTERS):
             yield key, weight
@@ -163,7 +168,8 @@ def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def checkpoint_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(checkpoint name, tensor without memory) of every weight: what ``merged_weights`` will yield, in its order."""
-    yield from checkpoint_names(model).convert((key, meta) for key, meta, _ in _sources(model))
+    kept = dict(model_tensors(model))
+    yield from _names_of(model, kept).convert((key, meta) for key, meta, _ in _sources(model, kept))
 
 
 def is_adapted(model: nn.Module) -> bool:
@@ -177,16 +183,23 @@ def _base_of(model: nn.Module) -> nn.Module:
     return base
 
 
-def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _saved_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, tied ones once, then buffers. One pass: adapters make thousands of modules, and servers wait."""
+    seen, buffers = set[int](), list[tuple[str, Tensor]]()
     for prefix, module in model.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
-                yield f"{prefix}.{name}" if prefix else name, buffer
+        start = f"{prefix}." if prefix else ""
+        for name, weight in module._parameters.items():
+            if weight is not None and id(weight) not in seen:
+                seen.add(id(weight))
+                yield start + name, weight
+        hidden = module._non_persistent_buffers_set
+        buffers += [(start + name, buffer) for name, buffer in module._buffers.items() if name not in hidden]
+    yield from ((name, buffer) for name, buffer in buffers if buffer is not None)
 
 
-def _sources(model: nn.Module) -> Iterator[Source]:
-    """What adapters replace, then everything else."""
-    kept, replaced = dict(model_tensors(model)), set[str]()
+def _sources(model: nn.Module, kept: Mapping[str, Tensor]) -> Iterator[Source]:
+    """Of ``model_tensors``: what adapters replace, then everything else."""
+    replaced = set[str]()
     for source in _adapted_sources(model, kept) if is_adapted(model) else ():
         replaced.add(source[0])
         yield source
@@ -199,13 +212,15 @@ def _adapted_sources(model: nn.Module, kept: Mapping[str, Tensor]) -> Iterator[S
     from peft.tuners.trainable_tokens import TrainableTokensLayer
     from peft.utils import ModulesToSaveWrapper
 
-    modules = [(model_key(name), module) for name, module in model.named_modules()]
+    kinds = LoraLayer, TrainableTokensLayer, ModulesToSaveWrapper
+    modules = [(model_key(name), module) for name, module in model.named_modules() if isinstance(module, kinds)]
+    made = _made_whole if is_sharded(model) else _made
     for key, module in modules:
         if isinstance(module, LoraLayer):
-            yield f"{key}.weight", meta_of(module.get_base_layer().weight), partial(_made_whole, _merged, module)
+            yield f"{key}.weight", meta_of(module.get_base_layer().weight), partial(made, _merged, module)
     for key, module in modules:
         if isinstance(module, TrainableTokensLayer) and (name := f"{key}.weight") in kept:
-            yield name, meta_of(kept[name]), partial(_made_whole, _with_trained_rows, module)
+            yield name, meta_of(kept[name]), partial(made, _with_trained_rows, module)
         elif isinstance(module, ModulesToSaveWrapper):
             copies = ((f"{key}.{name}", weight) for name, weight in _trained_copy(module))
             yield from ((name, meta_of(copy), partial(whole, copy)) for name, copy in copies if name in kept)
@@ -214,6 +229,10 @@ def _adapted_sources(model: nn.Module, kept: Mapping[str, Tensor]) -> Iterator[S
 def _made_whole(make: Callable[[Any], Tensor], layer: nn.Module) -> Tensor:
     with gathered(layer):
         return make(layer)
+
+
+def _made(make: Callable[[Any], Tensor], layer: nn.Module) -> Tensor:
+    return make(layer)
 
 
 def _with_trained_rows(layer: "TrainableTokensLayer") -> Tensor:

@@ -22,8 +22,12 @@ def is_sharded(model: nn.Module) -> bool:
     >>> is_sharded(nn.Linear(2, 2))
     False
     """
-    is_split = any(isinstance(module, FSDPModule) for module in model.modules())
-    return is_split or any(hasattr(weight, "ds_id") for weight in model.parameters())
+    if not torch.distributed.is_initialized():
+        return False
+    return any(
+        isinstance(module, FSDPModule) or any(hasattr(weight, "ds_id") for weight in module._parameters.values())
+        for module in model.modules()
+    )
 
 
 @torch.no_grad()
@@ -44,7 +48,16 @@ def meta_of(weight: Tensor) -> Tensor:
     >>> meta_of(torch.ones(2, 3, dtype=torch.bfloat16))
     tensor(..., device='meta', size=(2, 3), dtype=torch.bfloat16)
     """
-    return torch.empty(tuple(getattr(weight, "ds_shape", weight.shape)), dtype=weight.dtype, device="meta")
+    return torch.empty(shape_of(weight), dtype=weight.dtype, device="meta")
+
+
+def shape_of(weight: Tensor) -> tuple[int, ...]:
+    """Of the whole weight.
+
+    >>> shape_of(torch.ones(2, 3))
+    (2, 3)
+    """
+    return tuple(getattr(weight, "ds_shape", weight.shape))
 
 
 @contextmanager
