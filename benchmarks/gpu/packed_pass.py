@@ -115,7 +115,7 @@ class Pass:
         self.model, self.text = model, Text(shape["num_ids"])
         self.scoring = Scoring(model.get_base_model().lm_head)
         self.segments = segments_of(shape, self.text)
-        packer = Packer(shape["capacity"], max_buffered=len(self.segments), min_fill_ratio=0.5)
+        packer = Packer(shape["capacity"], max_buffered=len(self.segments))
         self.packed = self._batches(packer, [self.segments])
         self.padded = self._batches(None, [self.segments])
         self.alone = [

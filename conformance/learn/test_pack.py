@@ -16,8 +16,8 @@ from rollmatch.learn.pack import Packer, fullest_subset, pack
 lengths_and_capacity = st.tuples(st.lists(st.integers(1, 12), max_size=10), st.integers(0, 40))
 
 
-def make_packer(*lengths, capacity=10, max_buffered=512, min_fill_ratio=0.65):
-    packer = Packer(capacity, max_buffered=max_buffered, min_fill_ratio=min_fill_ratio)
+def make_packer(*lengths, capacity=10, max_buffered=512):
+    packer = Packer(capacity, max_buffered=max_buffered)
     packer.add(plain_segments(*lengths))
     return packer
 
@@ -136,12 +136,6 @@ def test_an_empty_buffer_has_no_row():
         packer.pop_row()
     packer.add(plain_segments(1))
     assert packer.pop_row().num_tokens == 1
-
-
-@pytest.mark.parametrize(("length", "underfull"), [(6, True), (7, False)])
-def test_a_row_is_underfull_below_the_threshold(length, underfull):
-    packer = make_packer(length, min_fill_ratio=0.7)
-    assert packer.is_underfull(packer.pop_row()) is underfull
 
 
 def test_a_full_buffer_packs_within_20_ms():

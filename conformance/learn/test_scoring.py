@@ -33,7 +33,7 @@ class ScoringSupervisor:
 def micro_batch(model, *, packed):
     pairs = [make_segment(seed, num_images=count) for seed, count in enumerate((1, 0, 2))]
     images = {segment.sample.sample_id: some for segment, some in pairs}
-    packer = Packer(10_000, max_buffered=8, min_fill_ratio=0.01) if packed else None
+    packer = Packer(10_000, max_buffered=8) if packed else None
     batcher = Batcher(model, ScoringSupervisor(), packer=packer, pad_id=0)
     (batch,) = batcher.make([s for s, _ in pairs], lambda sample: images[sample.sample_id], num_batches=1)
     return batch

@@ -71,9 +71,9 @@ def ids_of(rollouts):
     return [rollout.response_token_ids for rollout in rollouts]
 
 
-def restarting(double):
-    """Loses its weights in the middle of the first call."""
-    infer, restarts = double.infer, [True]
+def restarting(double, times=1):
+    """Loses its weights in the middle of the first calls."""
+    infer, restarts = double.infer, [True] * times
 
     def call(body):
         if restarts:

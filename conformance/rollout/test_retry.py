@@ -13,7 +13,8 @@ from conformance.rollout.test_vllm_server import GREEDY, STOP, requests_of
 from rollmatch.dialects.http import ServerRefused, TransportFailed
 from rollmatch.dialects.watch import ServerDied
 from rollmatch.errors import RollmatchError
-from rollmatch.rollout.retry import CallRules, Pause, ReplyOutOfRange, call_with_retries
+from rollmatch.rollout.retry import CallRules, Pause, ReplyOutOfRange, ServerRestarted, call_with_retries
+from rollmatch.rollout.source import MAX_RESTARTS
 
 
 class RetryClock:
@@ -165,6 +166,11 @@ def test_a_server_that_is_restarted_in_a_call_gets_the_weights_and_the_requests_
         name: tensor.tolist() for name, tensor in WEIGHTS.items()
     }
     assert {rollout.policy_version for rollout in rollouts} == {source.policy_version} == {2}
+    restarting(double, MAX_RESTARTS)
+    assert ids_of(source.generate(requests_of(3), GREEDY)) == undisturbed
+    restarting(double, MAX_RESTARTS + 1)
+    with pytest.raises(ServerRestarted):
+        source.generate(requests_of(3), GREEDY)
 
 
 def test_a_dead_server_that_came_back_is_not_asked_before_it_has_the_weights(attached):

@@ -15,7 +15,7 @@ from rollmatch.learn.pack import Packer
 
 
 def packer_with(*lengths, capacity=10, max_buffered=512):
-    packer = Packer(capacity, max_buffered=max_buffered, min_fill_ratio=0.65)
+    packer = Packer(capacity, max_buffered=max_buffered)
     packer.add(plain_segments(*lengths))
     return packer
 

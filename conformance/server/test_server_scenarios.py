@@ -189,6 +189,7 @@ def test_infer_answers_in_order_with_both_lists_of_ids(start):
     assert (status, type(entries)) == (200, list)
     returned = [(e["response"]["prompt_token_ids"], e["response"]["choices"][0]["token_ids"]) for e in entries]
     assert returned == [([5, 9 + i], [9 + i, STOP]) for i in range(3)]
+    assert entries[0]["response"]["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
 
 
 @pytest.mark.scenario(

@@ -132,6 +132,8 @@ def test_a_member_that_waits_hears_of_the_stores_end(pair):
     pair[0].close()
     with pytest.raises(TransferFailed):
         waiting.result(timeout=3)
+    with pytest.raises(TransferFailed):
+        pair[1].store.set("later", "1")
 
 
 def test_closed_groups_leave_no_thread_and_no_descriptor():

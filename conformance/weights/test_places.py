@@ -92,15 +92,23 @@ def put_in_two_pieces(model, tensor):
     model.fused.data[1:3].copy_(tensor[1:])
 
 
+def put_in_two_pieces_turned_round(model, tensor):
+    model.fused.data[2:3].copy_(tensor[:1])
+    model.fused.data[:2].copy_(tensor[1:])
+
+
 @pytest.mark.parametrize(
     ("name", "change", "shape", "wanted"),
     [
         ("a", lambda model, tensor: tensor.narrow(1, 4, 4), (3, 8), "copies"),  # the second of two ranks
         ("c", lambda model, tensor: tensor.abs() * 2, (3, 4), "by_loader"),
         ("a", put_in_two_pieces, (3, 4), "whole"),
+        ("a", put_in_two_pieces_turned_round, (3, 4), "copies"),
+        ("a", lambda model, tensor: tensor[:3], (6, 4), "copies"),
+        ("a", lambda model, tensor: tensor[3:], (6, 4), "copies"),
         ("a", lambda model, tensor: tensor.T, (4, 3), "copies"),
     ],
-    ids=["half", "scaled", "in two pieces", "transposed"],
+    ids=["half", "scaled", "in two pieces", "turned round", "first rows", "last rows", "transposed"],
 )
 def test_what_is_no_whole_run_goes_another_way(name, change, shape, wanted):
     model = Otherwise(name, change, shape)

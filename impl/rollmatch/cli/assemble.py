@@ -247,11 +247,7 @@ def _make_batcher(
     packer = None
     if training.packing:
         check_packable(model)
-        packer = Packer(
-            config.global_max_length,
-            max_buffered=training.packing_buffer,
-            min_fill_ratio=training.packing_min_fill_ratio,
-        )
+        packer = Packer(config.global_max_length, max_buffered=training.packing_buffer)
     dealer = None
     if is_padding_free(config, model):
         dealer = Dealer(capacity=training.tokens_per_micro_batch, ranks=ranks)

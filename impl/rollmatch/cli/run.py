@@ -214,15 +214,15 @@ def _warn_about_rng(checkpoint: Path, ranks: Ranks) -> None:
 
 
 def _watch(trainer: RolloutTrainer, config: RunConfig, console: StepConsole | None) -> RunWatcher:
-    packer = trainer.learner.batcher.packer
-    watcher = RunWatcher(console, min_fill=packer.min_fill_ratio if packer else None)
+    training = config.training
+    watcher = RunWatcher(console, min_fill=training.packing_min_fill_ratio if training.packing else None)
     watcher.trainer = trainer
     watcher.machine_figures = partial(memory_figures, config, trainer.model)
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
-    if (stopping := config.training.early_stopping) is not None:
+    if (stopping := training.early_stopping) is not None:
         trainer.add_callback(EarlyStop(stopping.patience, stopping.threshold))
-    if "wandb" in config.training.report_to:
+    if "wandb" in training.report_to:
         trainer.add_callback(SceneImages())
     for callback in (*load_callbacks(config), watcher):
         trainer.add_callback(callback)

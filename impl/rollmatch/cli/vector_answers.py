@@ -125,7 +125,7 @@ def append(fields: Fields) -> Fields:
 def pack(fields: Fields) -> Fields:
     """Case ``pack``; a segment's first token is its index."""
     lengths, num_rows = fields["lengths"], fields["num_rows"]
-    packer = Packer(fields["capacity"], max_buffered=fields["max_waiting"], min_fill_ratio=0.0)
+    packer = Packer(fields["capacity"], max_buffered=fields["max_waiting"])
     packer.add(
         Segment(sample=_SAMPLE, policy_version=1, token_ids=(place,) * length, prompt_len=0, prefix_len=0)
         for place, length in enumerate(lengths)

@@ -74,14 +74,12 @@ def pack(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
 class Packer:
     """Rank-local buffer of segments that hands out rows; the buffer outlives optimizer steps.
 
-    ``capacity`` is ``global_max_length`` in tokens, ``max_buffered`` is ``training.packing_buffer`` in segments,
-    ``min_fill_ratio`` is a threshold for reporting (0..1), never a rule.
+    ``capacity`` is ``global_max_length`` in tokens, ``max_buffered`` is ``training.packing_buffer`` in segments.
     """
 
-    def __init__(self, capacity: int, *, max_buffered: int, min_fill_ratio: float) -> None:
+    def __init__(self, capacity: int, *, max_buffered: int) -> None:
         self.capacity = capacity
         self.max_buffered = max_buffered
-        self.min_fill_ratio = min_fill_ratio
         self._buffer: list[Segment] = []
 
     @property
@@ -114,10 +112,6 @@ class Packer:
         self._buffer = [segment for index, segment in enumerate(younger) if index not in chosen] + held_back
         return Row(segments=(oldest, *companions), capacity=self.capacity)
 
-    def is_underfull(self, row: Row) -> bool:
-        """Whether a row stays below the fill one wants; worth a warning when it happens often."""
-        return row.fill < self.min_fill_ratio
-
     def state(self) -> list[Segment]:
         """The buffer, oldest first; ``restore`` of it continues exactly as this packer would."""
         return list(self._buffer)
@@ -141,5 +135,5 @@ class Packer:
 
 def starts_of_padded(segments: Sequence[Segment]) -> range:
     """Where each segment of a right-padded batch starts, the batch read as one list; it ends at ``stop``."""
-    padded_len = max((segment.encoded_len for segment in segments), default=0)
-    return range(0, padded_len * len(segments), padded_len or 1)
+    padded_len = max(segment.encoded_len for segment in segments)
+    return range(0, padded_len * len(segments), padded_len)

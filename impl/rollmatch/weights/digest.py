@@ -47,7 +47,6 @@ class DigestMismatch(SyncError):
     """What a server holds is bit for bit what was sent."""
 
     code = "digest-mismatch"
-    status = 409
 
 
 def digest_of(tensor: Tensor) -> bytes:

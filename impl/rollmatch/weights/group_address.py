@@ -14,21 +14,18 @@ class GroupPortInUse(SyncError):
     """The worker of rank 0 can listen at the group's address."""
 
     code = "group-port-in-use"
-    status = 409
 
 
 class CommunicatorTimeout(SyncError):
     """All ranks join the group in time."""
 
     code = "communicator-timeout"
-    status = 409
 
 
 class TransferFailed(SyncError):
     """A transfer reaches every rank in time."""
 
     code = "transfer-failed"
-    status = 409
 
 
 class GroupAddressInvalid(SyncError):

@@ -35,7 +35,6 @@ class NcclNotOpened(SyncError):
     """NCCL opens between the GPUs of all ranks, each of which is another."""
 
     code = "nccl-not-opened"
-    status = 409
 
 
 class DirectGroup:

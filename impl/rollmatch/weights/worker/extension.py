@@ -62,10 +62,6 @@ class WorkerExtension:
     rollmatch_serves_base = True
     """Whether nothing was loaded since the start."""
 
-    def rollmatch_describe(self) -> Reply:
-        """This worker's index among the tensor parallel ranks of its engine."""
-        return {"rank": int(self.rank), "device": str(self.device)}
-
     @_with_failure
     def rollmatch_open(self, address: bytes, transport: str) -> Reply:
         """Begin to join a ``GroupAddress``, whose rank is the engine's first; the port is bound when this returns."""

@@ -19,7 +19,6 @@ class LayoutUnknown(SyncError):
     """What a loader does is a set of copies that write every parameter exactly once."""
 
     code = "places-unknown"
-    status = 409
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,6 @@ def merge_received(receiver: Receiver, plan: MergePlan, base: FrozenWeights) -> 
     return digests
 
 
-@torch.no_grad()
 def merge_in_place(receiver: InPlaceReceiver, plan: MergePlan, base: FrozenWeights, model: nn.Module) -> dict[str, str]:
     """Write merged weights, and the base's where something else is. Returns the digests of all that was merged.
 

@@ -26,14 +26,12 @@ class NothingReceived(SyncError):
     """Only what was received can be loaded."""
 
     code = "communicator-missing"
-    status = 409
 
 
 class SyncDropped(SyncError):
     """A transfer runs until it is complete, unless somebody drops it."""
 
     code = "sync-dropped"
-    status = 409
 
 
 class ReceivingGroup(Protocol):
@@ -52,7 +50,6 @@ class LoadFailed(SyncError):
     """vLLM's loader takes every tensor that was checked before."""
 
     code = "weights-broken"
-    status = 409
 
 
 @dataclass(slots=True)
