@@ -144,6 +144,15 @@ def test_the_time_inside_a_phase_adds_up_also_when_it_fails():
     assert {name for name, seconds in step.phase_s.items() if seconds} == {"pack"}
 
 
+def test_time_between_other_phases_since_learning_began_was_learning(monkeypatch):
+    step = StepReport(step=0, objective=MATCHING, learn_began=100.0)
+    step.spans = [("sync", 90.0, 95.0), ("wait", 110.0, 120.0), ("pack", 120.0, 125.0)]
+    monkeypatch.setattr(time, "time", lambda: 130.0)
+    step.end_learning()
+    assert step.phase_s["learn"] == 15.0
+    assert step.spans[3:] == [("learn", 100.0, 110.0), ("learn", 125.0, 130.0)]
+
+
 def test_the_phases_of_two_steps_are_their_own():
     one, other = StepReport(step=0, objective=MATCHING), StepReport(step=1, objective=MATCHING)
     one.phase_s["sync"] = 1.0

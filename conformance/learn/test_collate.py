@@ -74,6 +74,7 @@ def test_padded_inputs_pad_on_the_right_and_mask_it(pairs, model):
     longest = max(segment.encoded_len for segment in segments)
     assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (4, longest)
     assert inputs["position_ids"].shape == (4, 4, longest)
+    assert inputs["use_cache"] is False
     for place, segment in enumerate(segments):
         real = segment.encoded_len
         assert inputs["input_ids"][place, :real].tolist() == list(segment.token_ids)

@@ -136,7 +136,7 @@ def test_log_probabilities_of_packed_rows_are_those_of_padded_batches(cases):
 
     expected = scored(PassSize(segments=3))
     sizes.clear()
-    found = scored(PassSize(tokens=limit_of(cases)))
+    found = scored(PassSize(segments=3, tokens=limit_of(cases)))
     for ours, theirs in zip(found, expected, strict=True):
         assert ours == pytest.approx(theirs, abs=TOLERANCE)
     assert max(sizes) <= limit_of(cases)
@@ -144,4 +144,4 @@ def test_log_probabilities_of_packed_rows_are_those_of_padded_batches(cases):
 
 
 def test_without_segments_there_is_no_pass_to_score():
-    assert PassSize(tokens=5).split([]) == PassSize(segments=5).split([]) == []
+    assert PassSize(segments=5, tokens=5).split([]) == PassSize(segments=5).split([]) == []

@@ -9,6 +9,7 @@ from conformance.doubles.tokenizer import make_vocabulary
 from conformance.scenarios.configs import config_with
 from rollmatch.cli.objectives import make_objective
 from rollmatch.learn.batch import MicroBatch
+from rollmatch.objectives.grpo.objective import NUM_SHOWN
 from rollmatch.objectives.protocol import ObjectiveContext
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample
@@ -46,7 +47,7 @@ def rollout(reward, *, finish_reason="stop"):
     return make_rollout(response, prompt_token_ids=(1, 2), finish_reason=finish_reason, response_logprobs=logprobs)
 
 
-def segments_of(objective, *rollouts, samples=(SAMPLE,), ranks=None):
+def targets_of(objective, *rollouts, samples=(SAMPLE,), ranks=None):
     context = ObjectiveContext(
         step=0,
         ranks=ranks or Ranks(),
@@ -55,8 +56,11 @@ def segments_of(objective, *rollouts, samples=(SAMPLE,), ranks=None):
         score=lambda segments, reference=False: [(-2.0,) * segment.train_len for segment in segments],
         log=lambda *event, **fields: None,
     )
-    groups = objective.make_segments(samples, rollouts, context).segments
-    return [segment for group in groups for segment in group]
+    return objective.make_segments(samples, rollouts, context)
+
+
+def segments_of(*given, **where):
+    return [segment for group in targets_of(*given, **where).segments for segment in group]
 
 
 @pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#5,6"])
@@ -145,3 +149,15 @@ def test_two_processes_scale_together():
     first, second = together(2, lambda member: advantages(((1, 0), (3, 0))[member.rank], ranks=member))
     assert first + second == pytest.approx(alone)
     assert advantages((1, 0, 3, 0), baseline="leave_one_out") == pytest.approx([2 * one for one in alone])
+
+
+def test_figures_count_groups_that_teach_nothing_and_an_evaluation_shows_its_first_answers():
+    objective = objective_with(f"{SECTION}num_generations=2")
+    made = targets_of(objective, *map(rollout, (1, 0, 1, 1)), samples=(SAMPLE,) * 2)
+    figures = objective.summarize(made.reports)
+    assert (figures["reward"], figures["flat_group_rate"]) == (0.75, 0.5)
+    num_answers = NUM_SHOWN + 1
+    evaluated = objective.evaluate([SAMPLE] * num_answers, [rollout(1)] * num_answers, None)
+    assert [shown["reward"] for shown in evaluated.record["answers"]] == [1.0] * NUM_SHOWN
+    assert evaluated.metrics["num_scenes"] == num_answers
+    assert "flat_group_rate" not in evaluated.metrics

@@ -69,12 +69,7 @@ def train(
 
 
 def train_config(
-    config: RunConfig,
-    *,
-    config_path: str,
-    resume: bool = False,
-    overwrite: bool = False,
-    wait: WaitPolicy | None = None,
+    config: RunConfig, *, config_path: str, resume: bool, overwrite: bool, wait: WaitPolicy | None = None
 ) -> int:
     """Run a training; ``config_path`` is for the journal. Returns as ``train``."""
     config = with_local_model(config)

@@ -5,9 +5,6 @@ from pathlib import Path
 
 from rollmatch.errors import LaunchError
 
-REFUSALS = (401, 403)
-"""Status codes of a hub that wants a token, or another one."""
-
 
 def check_name(name: str) -> None:
     """Errors: ``hub-name-invalid`` unless the name is OWNER/NAME as the hub allows it."""
@@ -47,7 +44,7 @@ def _failure(error: Exception, out: Path, name: str, *, endpoint: str) -> Launch
 
     again = f"{out} is complete: upload it by `hf upload {name} {shlex.quote(str(out))} --private`."
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-    if status in REFUSALS:
+    if status in (401, 403):  # it wants a token, or another one
         return _denied(status, name, again, endpoint=endpoint)
     reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     problem = f"the upload to {endpoint} failed: {reason.strip().rstrip('.')}"

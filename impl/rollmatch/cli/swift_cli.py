@@ -111,7 +111,7 @@ TRUNCATION = {"skip": "delete", "truncate_left": "left"}
 
 
 def train_by_swift(
-    path: str, *, overrides: Sequence[str] = (), gpus: Sequence[str] = (), wait: WaitPolicy, dry_run: bool = False
+    path: str, *, overrides: Sequence[str], gpus: Sequence[str], wait: WaitPolicy, dry_run: bool = False
 ) -> int:
     """Become ms-swift's learner; returns only from a dry run, which prints the command.
 

@@ -18,6 +18,9 @@ from rollmatch.config.section import (
     lower_case,
 )
 
+Cost = Annotated[float, Field(ge=0, le=1000)]
+"""Of an object without a match; up to 1000, costs are exact when they are added."""
+
 
 class SyncConfig(Section):
     """How new weights reach the rollout engine."""
@@ -136,11 +139,11 @@ class RolloutMatchingConfig(Section):
     """Ground-truth objects considered as a match of each predicted object, by box IoU. Unit: objects."""
     maskiou_gate: Share = 0.3
     """Smallest mask IoU of a match. Unit: IoU."""
-    maskiou_resolution: Count = 256
+    maskiou_resolution: Annotated[int, Field(ge=2)] = 256
     """Side of the square canvas on which masks are compared. Unit: cells."""
-    fp_cost: Weight = 1.0
+    fp_cost: Cost = 1.0
     """Matching cost of a predicted object without a match; a match costs 1 - IoU. Unit: cost."""
-    fn_cost: Weight = 1.0
+    fn_cost: Cost = 1.0
     """Matching cost of a ground-truth object without a match. Unit: cost."""
     ot_cost: Literal["l2", "l1"] = "l2"
     """Distance between polygon vertices in the optimal transport that pairs them."""

@@ -27,7 +27,7 @@ BESIDE_ADAPTERS = ("modules_to_save", "trainable_token_indices")
 """Keys of ``tuner`` that train weights beside the adapters."""
 
 
-def check_rules(config: RunConfig, *, wrong_keys: Collection[str] = ()) -> list[ConfigError]:
+def check_rules(config: RunConfig, *, wrong_keys: Collection[str]) -> list[ConfigError]:
     """All broken rules, but for those that read a wrong key (or a key above or below one)."""
 
     def is_judgeable(rule: Rule) -> bool:

@@ -118,15 +118,12 @@ def _aligned(segments: Sequence[Segment], images: Sequence[ImageFeatures]) -> li
 
 def _positions(segment: Segment, images: ImageFeatures, part: Any) -> Tensor:
     """[4, L] text, time, height, width where the model uses MRoPE; [1, L] where it does not."""
-    text = torch.arange(segment.encoded_len)[None]
-    if part is None:
-        _check_images(segment, torch.zeros(1, 0), images)
-        return text
-    token_ids = _ids(segment)[None]
-    types = token_types(token_ids, part.config)
+    text, token_ids = torch.arange(segment.encoded_len)[None], _ids(segment)[None]
+    types = torch.zeros_like(token_ids) if part is None else token_types(token_ids, part.config)
     if bool((types == VIDEO).any()):
         raise VideoTokens("a video placeholder", key=segment.sample.origin, remedy="Ban it from rollouts (logit_bias).")
-    rope = next((module for module in part.modules() if hasattr(module, "get_rope_index")), None)
+    modules = () if part is None else part.modules()
+    rope = next((module for module in modules if hasattr(module, "get_rope_index")), None)
     _check_images(segment, types, images, in_runs=rope is not None)
     if rope is None:
         return text
@@ -135,7 +132,7 @@ def _positions(segment: Segment, images: ImageFeatures, part: Any) -> Tensor:
     return torch.cat([text, mrope[:, 0]])
 
 
-def _check_images(segment: Segment, types: Tensor, images: ImageFeatures, *, in_runs: bool = False) -> None:
+def _check_images(segment: Segment, types: Tensor, images: ImageFeatures, *, in_runs: bool) -> None:
     """Placeholders of a segment and of its images; ``in_runs``: each image is one run of them (MRoPE counts these)."""
     runs = [len(list(run)) for is_image, run in groupby(types[0].tolist()) if is_image]
     expected = list(images.num_placeholders)

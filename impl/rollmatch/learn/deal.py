@@ -22,7 +22,7 @@ def spread_longest_first(lengths: Sequence[int], num_parts: int) -> list[list[in
     """
     parts: list[list[int]] = [[] for _ in range(num_parts)]
     fewest = [(0, part) for part in range(num_parts)]
-    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
         total, part = fewest[0]
         parts[part].append(index)
         heapq.heapreplace(fewest, (total + lengths[index], part))
@@ -88,14 +88,14 @@ class Dealer:
 class PassSize:
     """Size of a pass without gradients: a number of segments, padded to the longest, or a number of tokens, packed."""
 
-    segments: int = 1
+    segments: int
     tokens: int | None = None
     """Decides where it is given."""
 
     def split(self, lengths: Sequence[int]) -> list[list[int]]:
         """Indices of the segments of each pass; similar lengths share a padded batch.
 
-        >>> PassSize(segments=2).split([5, 2, 4]), PassSize(tokens=6).split([5, 2, 4])
+        >>> PassSize(segments=2).split([5, 2, 4]), PassSize(segments=2, tokens=6).split([5, 2, 4])
         ([[1, 2], [0]], [[0], [1, 2]])
         """
         if self.tokens is not None:
@@ -130,7 +130,7 @@ def split_by_length(segments: Sequence[Segment], num_parts: int) -> list[tuple[S
     >>> [[one.encoded_len for one in part] for part in parts]
     [[9, 8, 4], [2, 3]]
     """
-    order = sorted(range(len(segments)), key=lambda index: (-segments[index].encoded_len, index))
+    order = sorted(range(len(segments)), key=lambda index: segments[index].encoded_len, reverse=True)
     return [tuple(segments[index] for index in sorted(part)) for part in split_evenly(order, num_parts)]
 
 

@@ -257,7 +257,7 @@ class Fence:
             return self.backend.may_push_again(error)
         return False
 
-    def _push_with_others(self, weights: Counted, version: int, *, may_repeat: bool = False) -> Mode | None:
+    def _push_with_others(self, weights: Counted, version: int, *, may_repeat: bool) -> Mode | None:
         """Push and share the verdict; also where a push fails in a way not listed, so that nobody waits for ever."""
         carried, cause, again = None, None, False
         problem = f"rank {self.ranks.rank} failed; see its traceback"

@@ -3,7 +3,6 @@
 Generation is idempotent, since seeds belong to requests: a call that was repeated gives the rollouts of the first try.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
@@ -105,7 +104,7 @@ def call_with_retries(
     budget_s: float,
     failed: Callable[[RolloutError, Pause | None], None],
     repeating: Callable[[RolloutError], None] = lambda error: None,
-    clock: WaitClock = time,
+    clock: WaitClock,
 ) -> Result:
     """The result of ``call``, repeated while it fails transiently and the budget lasts.
 

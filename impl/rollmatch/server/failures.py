@@ -114,7 +114,7 @@ def openai_failure_of(error: RollmatchError) -> dict[str, object]:
     return {"message": str(error), "type": kind, "param": error.key or None, "code": error.code}
 
 
-def bad_body(error: ValidationError, *, sampling_at: tuple[str, ...] = ("sampling",)) -> Refusal:
+def bad_body(error: ValidationError, *, sampling_at: tuple[str, ...]) -> Refusal:
     """The first problem that pydantic found; one below a field of ``sampling_at`` is a wrong sampling value."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = first["loc"]

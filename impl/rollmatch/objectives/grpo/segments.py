@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from rollmatch.data.order import Reuse
 from rollmatch.errors import TargetError
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.grpo.advantage import is_flat
@@ -70,15 +71,16 @@ def make_reports(
     rollouts: Sequence[Rollout], judged: Sequence[Judgement], *, group_size: int
 ) -> list[CompletionReport]:
     """One per rollout, in order."""
-    totals = [judgement.total for judgement in judged]
+    groups = Reuse(num_rollouts=group_size).group([judgement.total for judgement in judged])
+    flat = [is_flat(group) for group in groups for _ in group]
     return [
         CompletionReport(
             judgement=judgement,
             response_len=len(rollout.response_token_ids),
             is_truncated=rollout.finish_reason == "length",
-            is_flat=is_flat(totals[index - index % group_size :][:group_size]),
+            is_flat=alike,
         )
-        for index, (rollout, judgement) in enumerate(zip(rollouts, judged, strict=True))
+        for rollout, judgement, alike in zip(rollouts, judged, flat, strict=True)
     ]
 
 

@@ -238,11 +238,6 @@ class TransportRules:
     """Entropy weight in bins; the smaller, the closer each point keeps to one true point."""
     ot_iters: int = 30
 
-    def __post_init__(self) -> None:
-        assert self.ot_cost in ("l2", "l1")
-        assert self.ot_epsilon > 0
-        assert self.ot_iters >= 1
-
 
 def coordinate_targets(predicted: PredictedObject, truth: GroundTruth, rules: TransportRules) -> tuple[int, ...]:
     """[len(predicted.bins)] true bins for the slots of a prediction, rounded half to even, within 0..999.
