@@ -8,8 +8,11 @@ from threading import Thread
 
 
 @contextmanager
-def answering(answer: Callable[[str, object], tuple[int, object]]) -> Iterator[str]:
-    """The server's URL; ``answer`` gets the last part of a path and the body, and returns status and reply."""
+def answering(answer: Callable[[str, object], tuple[int, object]], *, key: str = "") -> Iterator[str]:
+    """The server's URL; ``answer`` gets the last part of a path and the body, and returns status and reply.
+
+    ``key``: what all calls have to bring.
+    """
 
     class FrontRoutes(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -20,6 +23,8 @@ def answering(answer: Callable[[str, object], tuple[int, object]]) -> Iterator[s
 
         def _answer(self, body: object) -> None:
             status, reply = answer(self.path.strip("/").rpartition("/")[2], body)
+            if key and self.headers.get("Authorization") != f"Bearer {key}":
+                status, reply = 401, {"code": "unauthorized"}
             content = json.dumps(reply).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))

@@ -159,7 +159,7 @@ def test_a_command_line_of_ms_swift_has_ms_swift_s_defaults():
         f"{GRPO}.beta": 0.04, f"{GRPO}.normalize": "sequence", f"{GRPO}.correction_cap": None,
         "tuner.train_type": "lora", "tuner.lora_alpha": 32, "tuner.freeze_vit": True, "training.weight_decay": 0.1,
         "training.lr_scheduler_type": "cosine", "training.num_train_epochs": 3.0,
-        "training.per_device_train_batch_size": 1, "training.gradient_accumulation_steps": 2,
+        "training.per_device_train_batch_size": 1, "training.gradient_accumulation_steps": 2, "global_max_length": 1024,
     }  # fmt: skip
     assert {key: made.keys[key] for key in expected} == expected
 

@@ -22,13 +22,14 @@ from rollmatch.cli.processes import parse_gpus, run_child, shell_line
 from rollmatch.cli.server_checks import ServerProcessDied, WaitPolicy, wait_for_servers
 from rollmatch.data import LazySamples
 from rollmatch.data.checked import CHECKED_FILES
+from rollmatch.server.settings import KEY_VARIABLE
 
 SERVED = ("~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000", "~.vllm.server.group_port=51216")
 SIZES = "custom.extra.rollout_server.vllm_data_parallel_size=3"
 PAIRS = "custom.extra.rollout_server.vllm_tensor_parallel_size=2"
 
 
-def serving(world_size=3, *, after_s=0.0):
+def serving(world_size=3, *, after_s=0.0, key=""):
     """A server that is healthy from some time on."""
     healthy_at = time.monotonic() + after_s
 
@@ -36,7 +37,7 @@ def serving(world_size=3, *, after_s=0.0):
         reply = {"world_size": world_size} if "world" in name else {"status": "ok"}
         return (200 if time.monotonic() >= healthy_at else 503), reply
 
-    return answering(answer)
+    return answering(answer, key=key)
 
 
 def config_for(url, *overrides):
@@ -71,8 +72,9 @@ def looks_often(monkeypatch):
     "launchers/the-server-comes-up-in-time",
     clauses=["launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#1"],
 )
-def test_a_server_that_comes_up_in_time_is_waited_for(looks_often, capsys):
-    with serving(after_s=0.9) as url:
+def test_a_server_that_comes_up_in_time_is_waited_for(looks_often, capsys, monkeypatch):
+    monkeypatch.setenv(KEY_VARIABLE, "mine")
+    with serving(after_s=0.9, key="mine") as url:
         began = time.monotonic()
         with not_refused():
             wait_for_servers(config_for(url, SIZES), WaitPolicy(timeout_s=30))

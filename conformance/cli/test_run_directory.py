@@ -239,6 +239,9 @@ def test_an_impossible_directory_is_an_error_before_anything_starts(tmp_path, na
     assert (problem.code, problem.key) == ("output-dir-not-writable", "training.output_dir")
     with pytest.raises(LaunchError, match="output-dir-not-writable"):
         opened(tmp_path / name)
+    (tmp_path / "other" / run_directory.LOCK).mkdir(parents=True)
+    with pytest.raises(LaunchError, match="output-dir-not-writable"):
+        opened(tmp_path / "other")
 
 
 def test_a_full_disk_is_found_by_writing(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from inspect import signature
 from types import SimpleNamespace
 
 import psutil
@@ -24,6 +25,7 @@ from rollmatch.dialects.session import RolloutServer, connect_all
 from rollmatch.dialects.trl.vllm_client import VLLMClient
 from rollmatch.ranks import Ranks
 
+CALLS = (VLLMClient.generate, VLLMClient.chat)
 FIVE = "--use_vllm_server --vllm_host localhost --vllm_server_port 8000 --vllm_group_port 22222"
 
 
@@ -135,6 +137,14 @@ def test_an_error_of_the_server_is_an_error_and_no_empty_completion(slow_server)
     assert "out of memory" in caught.value.problem
     settings.status = 200
     assert client.generate(["a"])["completion_ids"] == [[5, 6]]
+
+
+def test_completions_and_chats_are_sampled_by_the_same_defaults():
+    ours, theirs = ({p.name: p.default for p in signature(method).parameters.values()} for method in CALLS)
+    shared = ours.keys() & theirs.keys() - {"self"}
+    assert len(shared) == 10
+    assert {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
+    assert [ours[name] for name in ("n", "temperature", "top_p", "top_k", "max_tokens")] == [1, 1.0, 1.0, 0, 16]
 
 
 def test_a_server_with_a_key_gets_that_of_the_environment(slow_server, monkeypatch):

@@ -86,7 +86,13 @@ def install(model: Any, template: Any, monkeypatch: Any) -> None:
     stub = ModuleType("vllm")
     stub.SamplingParams = SimpleNamespace  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", stub)
-    monkeypatch.setattr(vllm_colocate, "_open_engine", lambda settings, ranks: RememberingEngine(model, template))
+
+    def open_engine(settings: EngineSettings, ranks: Any) -> RememberingEngine:
+        engine = RememberingEngine(model, template)
+        engine.arguments = settings.engine_arguments  # type: ignore[attr-defined]
+        return engine
+
+    monkeypatch.setattr(vllm_colocate, "_open_engine", open_engine)
 
 
 def make_remembering_backend(model: Any, template: Any, ranks: Any, monkeypatch: Any) -> VllmColocateBackend:

@@ -22,8 +22,18 @@ SLOW_TESTS = {
     "cli/serving.py": (f"{SERVER}_generation.py",),
     "cli/server_process.py": (f"{SERVER}_generation.py",),
     "dialects/native/routes.py": (f"{SERVER}_generation.py",),
+    "dialects/openai/": (f"{SERVER}_openai.py",),
+    "cli/ray_": tuple(
+        f"conformance/cli/test_up_on_cluster.py::test_a_{name}"
+        for name in (
+            "cluster_that_is_too_small_is_refused_with_its_numbers",
+            "server_that_is_lost_too_often_ends_the_run",
+            "server_that_comes_back_at_another_address_ends_the_run",
+        )
+    ),
     "cli/processes.py": ("conformance/cli/test_learner_launcher.py",),
     "cli/learner.py": ("conformance/cli/test_learner_launcher.py",),
+    "cli/shutdown.py": ("conformance/server/test_shutdown.py",),
     "cli/watch.py": ("conformance/cli/test_train_resume.py",),
     "cli/run.py": ("conformance/cli/test_train_resume.py",),
     "startup.py": ("conformance/test_startup.py",),

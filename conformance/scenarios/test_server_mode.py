@@ -75,6 +75,9 @@ def test_both_modes_see_the_same_samples(runs):
     learnt = found(served, "packed", "step", "sample_ids")
     assert learnt == found(colocate, "packed", "step", "sample_ids")
     assert [sorted(chain(*rows)) for _, rows in learnt] == [sorted(ids) for _, ids, *_ in requested]
+    arguments = colocate.source.fence.backend._engine.arguments
+    assert arguments["seed"] == 42
+    assert None not in arguments.values()
 
 
 @pytest.mark.scenario("rollout-backends/server-mode-hands-on-what-the-servers-said")

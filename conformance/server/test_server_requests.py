@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 import threading
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from PIL import Image
 
 from conformance.rollout.digits import requests_for, scenes
 from conformance.server.stand_in import STOP
+from rollmatch.config.limits import LimitsConfig
 from rollmatch.data.ids import pack_ids, unpack_ids
 from rollmatch.dialects.swift.routes import SwiftInferRequest, SwiftRequestConfig, generate_requests
 
@@ -192,6 +194,13 @@ def test_an_image_that_is_too_narrow_for_the_model_is_refused(post, num_drawn, s
     found = (returned_status, returned["code"], returned["key"], returned["item"])
     assert found == (400, "image-unreadable", "requests[0].images", 0)
     assert num_drawn() == 0
+
+
+def test_a_file_of_an_image_may_be_as_long_as_a_body(start):
+    size = os.path.getsize(scene_image())
+    for limit, status in ((size, 200), (size - 1, 400)):
+        _, post, _ = start(max_model_len=512, limits=LimitsConfig(max_body_bytes=limit))
+        assert post("/native/infer/", with_image(scene_image()))[0] == status
 
 
 def test_a_link_out_of_the_roots_is_seen_through(start, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conformance.refusals import refused
-from conformance.weights.native_double import NativeDouble
+from conformance.weights.native_double import NativeDouble, Refused
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.native import group as gloo
 from rollmatch.dialects.native.sender import NativeSender, _cause_of
@@ -202,6 +202,20 @@ def test_a_control_call_is_sent_once(start):
     with pytest.raises(RollmatchError):
         start(*doubles).send(tensors_of(1).items(), version=1)
     assert [names_called(double).count("sync") for double in doubles] == [1, 1]
+
+
+def refuse(_body):
+    raise Refused("engine-dead")
+
+
+def test_the_cause_is_named_also_where_the_server_answers_nothing_afterwards(start):
+    double = NativeDouble(tensors_of(0))
+    sender = start(double)
+    sender.send(tensors_of(1).items(), version=1)
+    double.faults = {"flip": "b"}
+    double.health = refuse
+    with refused("digest-mismatch", "b"):
+        sender.send(tensors_of(2).items(), version=2)
 
 
 def test_a_restarted_server_is_joined_again(start):

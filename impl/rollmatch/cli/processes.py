@@ -91,7 +91,7 @@ def forwarded() -> tuple[signal.Signals, ...]:
     return numbers if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else numbers[:2]
 
 
-def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def run_child(command: Sequence[str], environment: Mapping[str, str], *, grace_s: float = GRACE_S) -> int:
     """Run to its end; a second signal is the end at once. Returns the exit code, or 128 + the signal that was it."""
     child = psutil.Popen(command, env={**os.environ, **environment}, start_new_session=True, preexec_fn=end_with_parent)
     received: list[int] = []
@@ -104,7 +104,7 @@ def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
     before = {number: signal.signal(number, pass_on) for number in forwarded()}
     try:
-        code = _wait(child, received)
+        code = _wait(child, received, grace_s)
     finally:
         kill_family(child)
         for number, handler in before.items():
@@ -138,15 +138,15 @@ def _addressees(child: psutil.Popen) -> list[psutil.Process]:
     return ranks or _family(child)[-1:]
 
 
-def _wait(child: psutil.Popen, received: list[int]) -> int:
-    """Wait for its exit code; after a signal at most ``GRACE_S``."""
-    left_s = GRACE_S
+def _wait(child: psutil.Popen, received: list[int], grace_s: float) -> int:
+    """Wait for its exit code; after a signal at most ``grace_s``."""
+    left_s = grace_s
     while left_s > 0:
         try:
             return int(child.wait(timeout=1.0))
         except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
             left_s -= 1.0 if received else 0.0
-    print(f"rollmatch: still running {GRACE_S:g} s after signal {received[0]}, killed", file=sys.stderr)
+    print(f"rollmatch: still running {grace_s:g} s after signal {received[0]}, killed", file=sys.stderr)
     return -signal.SIGKILL
 
 

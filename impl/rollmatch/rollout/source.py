@@ -270,7 +270,7 @@ class Lockstep:
 
     def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
         """As ``Overlap``: one part."""
-        window = windows[0]
+        (window,) = windows
         self.source.template.preparation.begin(window.samples)
         yield RolloutPart(index=0, rollouts=self.source.roll_out(window.samples, window.step, purpose="train"))
 

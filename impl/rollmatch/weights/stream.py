@@ -63,8 +63,9 @@ class OutgoingWeights:
         """Weights that are not listed are all made now.
 
         >>> import torch
-        >>> OutgoingWeights.of({"a": torch.zeros(2)}.items()).specs
-        (Spec(name='a', dtype='float32', shape=(2,)),)
+        >>> made = OutgoingWeights.of({"a": torch.zeros(2)}.items())
+        >>> made.specs, made.is_held
+        ((Spec(name='a', dtype='float32', shape=(2,)),), True)
         """
         if isinstance(weights, OutgoingWeights):
             return weights

@@ -136,13 +136,15 @@ def supervise_policy(segments: Sequence[Segment], *, starts: Sequence[int], num_
         ids = segment.token_ids[segment.prompt_len :]
         whole = zip(places, ids, [index] * len(ids), policy.advantages, *columns, strict=True)
         rows += whole if policy.is_written is None else compress(whole, policy.is_written)
-    columns_of = list(zip(*rows, strict=True)) or [()] * 7
-    names = ("positions", "token_ids", "segments", "advantages")
+    positions, token_ids, owners, advantages, old, sampler, reference = list(zip(*rows, strict=True)) or [()] * 7
     return PolicySupervision(
-        **dict(zip(names, columns_of[:4], strict=True)),
-        old_logprobs=columns_of[4],
-        sampler_logprobs=columns_of[5],
-        reference_logprobs=columns_of[6],
+        positions=positions,
+        token_ids=token_ids,
+        segments=owners,
+        advantages=advantages,
+        old_logprobs=old,
+        sampler_logprobs=sampler,
+        reference_logprobs=reference,
         segment_lens=tuple(lens),
         num_target_tokens=sum(map(num_written, segments)),
         num_places=num_tokens,

@@ -125,11 +125,10 @@ class TreeValues:
             tree.add(made, self._cuts_from(node, made), start=node)
 
     def _cuts_from(self, node: Node, made: Trajectory) -> Cuts:
-        """The bounds on the way to the node, then the continuation's own."""
+        """The continuation's own bounds; those before the node count for nothing."""
         assert node.state is not None
-        before = {above.state.position for above in node.lineage() if above.state is not None}
         after = {cut for cut in self.splitter.cuts(made) if cut > node.state.position}
-        return tuple(sorted({0, *before, *after, len(made.token_ids)}))
+        return tuple(sorted({0, *after, len(made.token_ids)}))
 
 
 def _begin(tree: Tree) -> Node:
