@@ -59,6 +59,7 @@ def test_a_configuration_of_trl_loads_as_ours(tmp_path, capsys):
     assert (grpo.normalize, grpo.scale_rewards) == ("constant", "none")
     assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == (2, 4)
     assert (training.learning_rate, config.tuner.lora_rank, config.tuner.train_type) == (1e-6, 32, "lora")
+    assert (config.tuner.lora_alpha, config.tuner.lora_dropout) == (32, 0.05), "TRL's defaults"
     assert config.custom.extra.rollout_matching.vllm.server.base_url == "http://127.0.0.1:8090"
 
 
@@ -157,7 +158,8 @@ def test_a_command_line_of_ms_swift_has_ms_swift_s_defaults():
     made = convert(*read_source(["swift", "rlhf", "--rlhf_type", "grpo", "--model", "M"]))
     expected = {
         f"{GRPO}.beta": 0.04, f"{GRPO}.normalize": "sequence", f"{GRPO}.correction_cap": None,
-        "tuner.train_type": "lora", "tuner.lora_alpha": 32, "tuner.freeze_vit": True, "training.weight_decay": 0.1,
+        "tuner.train_type": "lora", "tuner.lora_rank": 8, "tuner.lora_alpha": 32, "tuner.lora_dropout": 0.05,
+        "tuner.freeze_vit": True, "training.weight_decay": 0.1,
         "training.lr_scheduler_type": "cosine", "training.num_train_epochs": 3.0,
         "training.per_device_train_batch_size": 1, "training.gradient_accumulation_steps": 2, "global_max_length": 1024,
     }  # fmt: skip

@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 import time
-from inspect import signature
 from types import SimpleNamespace
 
 import psutil
@@ -25,7 +24,6 @@ from rollmatch.dialects.session import RolloutServer, connect_all
 from rollmatch.dialects.trl.vllm_client import VLLMClient
 from rollmatch.ranks import Ranks
 
-CALLS = (VLLMClient.generate, VLLMClient.chat)
 FIVE = "--use_vllm_server --vllm_host localhost --vllm_server_port 8000 --vllm_group_port 22222"
 
 
@@ -97,15 +95,16 @@ ROUTES = ("/health/", "/generate/", "/init_communicator/", "/update_named_param/
 @pytest.fixture
 def slow_server():
     """Connects at once and generates for longer than one may wait to connect; ``waited``: seconds of each call."""
-    settings = SimpleNamespace(delay_s=5.0, status=200, waited=[])
+    settings = SimpleNamespace(delay_s=5.0, status=200, waited=[], bodies=[])
 
     def answer(name, body):
         if body is None:
             return 200, {"paths": {path: {} for path in ROUTES}} if name == "openapi.json" else {"status": "ok"}
         time.sleep(settings.delay_s)
         settings.waited.append(settings.delay_s)
-        ids = [[5, 6]] * len(body["prompts"]) * body["n"]
-        replies = {"prompt_ids": [[1, 2]] * len(body["prompts"]), "completion_ids": ids}
+        settings.bodies.append(body)
+        num_prompts = len(body.get("prompts") or body["messages"])
+        replies = {"prompt_ids": [[1, 2]] * num_prompts, "completion_ids": [[5, 6]] * num_prompts * body["n"]}
         return settings.status, replies if settings.status == 200 else {"detail": "out of memory"}
 
     with answering(answer) as url:
@@ -139,12 +138,15 @@ def test_an_error_of_the_server_is_an_error_and_no_empty_completion(slow_server)
     assert client.generate(["a"])["completion_ids"] == [[5, 6]]
 
 
-def test_completions_and_chats_are_sampled_by_the_same_defaults():
-    ours, theirs = ({p.name: p.default for p in signature(method).parameters.values()} for method in CALLS)
-    shared = ours.keys() & theirs.keys() - {"self"}
-    assert len(shared) == 10
-    assert {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
-    assert [ours[name] for name in ("n", "temperature", "top_p", "top_k", "max_tokens")] == [1, 1.0, 1.0, 0, 16]
+def test_completions_and_chats_are_sampled_by_the_same_defaults(slow_server):
+    server, port = slow_server
+    server.delay_s = 0.0
+    client = VLLMClient(server_port=port, connection_timeout=1.0)
+    client.generate(["a"])
+    client.chat([[{"role": "user", "content": "a"}]])
+    sampling = {"n": 1, "repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    sampling |= {"max_tokens": 16, "logprobs": 0, "generation_kwargs": {}}
+    assert [{name: body[name] for name in sampling} for body in server.bodies] == [sampling] * 2
 
 
 def test_a_server_with_a_key_gets_that_of_the_environment(slow_server, monkeypatch):

@@ -157,6 +157,15 @@ def test_an_image_comes_as_path_data_url_or_base64(start, form, fields):
     assert draw.prompt.expanded_len == 2 + 1 + parts.prompts._images.growth((draw.prompt.images[0].size,)) > 10
 
 
+@pytest.mark.parametrize("num_places", [1, 2, 7])
+def test_trl_may_send_a_placeholder_for_each_embedding_of_an_image(start, num_places):
+    parts, post, _ = start(max_model_len=512)
+    prompt = [5, *[IMAGE] * num_places, 6, 6]
+    assert post("/generate/", {"prompts": [prompt], "images": [[encoded()]]})[0] == 200
+    (draw,) = [draw for replica in parts.pool.replicas for draw in replica.generated]
+    assert draw.prompt.token_ids == [5, IMAGE, 6, 6]
+
+
 @pytest.mark.scenario(
     "rollout-server/a-path-outside-the-roots-is-refused",
     clauses=["rollout-server/images-come-from-where-the-operator-allows#2"],

@@ -254,6 +254,24 @@ def test_workers_hear_of_a_groups_end_before_they_hear_of_the_next():
     asyncio.run(run())
 
 
+def test_a_learner_that_hangs_up_before_all_have_joined_leaves_the_group():
+    async def run():
+        parts, _ = make_stand_in()
+        for replica in parts.pool.replicas:
+            replica.answers["rollmatch_poll"] = {"state": "joining"}
+        address = GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3)
+        joining = asyncio.create_task(parts.communicator.join("me", address, transport="gloo"))
+        while not calls_of(parts, "rollmatch_poll"):
+            await asyncio.sleep(0.01)
+        joining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await joining
+        assert parts.communicator.attached is None
+        assert len(calls_of(parts, "rollmatch_close")) == 2
+
+    asyncio.run(run())
+
+
 @pytest.mark.scenario(
     "rollout-server/a-control-call-without-the-key-is-refused",
     clauses=[
