@@ -23,6 +23,8 @@ EXTRA = "training.extra_arguments"
 TOKENS = "training.tokens_per_micro_batch"
 ROW = f"{TOKENS}=1024"
 SERVER = "~.vllm.server={servers: [{base_url: 'http://127.0.0.1:8000', group_port: 51216}]}"
+BESIDE = "tuner.modules_to_save=[lm_head]"
+ALONE = ["tuner.train_type=lora", "~.rollout_backend=vllm", "~.vllm.enable_lora=true", "~.vllm.sync.mode=adapter"]
 BROKEN = [
     ("dora-without-lora", "tuner.use_dora", ["tuner.use_dora=true"], ["tuner.use_dora=true", "tuner.train_type=lora"]),
     ("nothing-to-train", "tuner.freeze_llm", [f"{FROZEN}true}}"], [f"{FROZEN}false}}"]),
@@ -45,6 +47,10 @@ BROKEN = [
     values("micro-batch-twice", "training.padding_free", "false", "true", ROW),
     values("micro-batch-twice", "training.gradient_accumulation_steps", 2, 1, ROW),
     values("padding-free-attention", TOKENS, 1024, "null", "model.attn_impl=sdpa"),
+    values("padding-free-attention", "training.padding_free", "true", "false", "model.attn_impl=sdpa"),
+    values("adapter-option-without-lora", "tuner.use_rslora", "true", "false"),
+    ("adapter-option-without-lora", "tuner.modules_to_save", [BESIDE], [BESIDE, "tuner.train_type=lora"]),
+    ("adapter-incomplete", "tuner.modules_to_save", [BESIDE, *ALONE], [BESIDE, *ALONE[:-1]]),
     values("micro-batch-strategy", "training.strategy", "deepspeed_zero2", "fsdp2", ROW),
     values("stream-needs-parts", "~.overlap", "stream", "ahead", ROW, "~.vllm.mode=server", SERVER),
     values("reporter-contradiction", "training.report_to", "[none, wandb]", "none"),

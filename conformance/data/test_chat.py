@@ -86,6 +86,7 @@ UNUSABLE = ("a", {"type": "text"}, {"type": "image_url", "image_url": {"url": "h
         ({"messages": [{"role": "user"}]}, "chat-malformed", {"messages": [USER]}),
         ({"messages": [USER | {"name": "x"}]}, "chat-malformed", {"messages": [USER]}),
         ({"messages": [USER | {"role": "me"}]}, "chat-malformed", {"messages": [USER]}),
+        ({"messages": [USER | {"content": 3}]}, "chat-malformed", {"messages": [USER]}),
         *[({"messages": [USER | {"content": [part]}]}, "content-unusable", {"messages": [USER]}) for part in UNUSABLE],
         ({"messages": [PICTURED], "images": ["a.png"]}, "content-unusable", {"messages": [PICTURED]}),
         ({"messages": [SYSTEM, USER], "system": "b"}, "content-unusable", {"messages": [USER], "system": "b"}),

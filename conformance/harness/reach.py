@@ -23,6 +23,8 @@ SLOW_TESTS = {
     "cli/server_process.py": (f"{SERVER}_generation.py",),
     "dialects/native/routes.py": (f"{SERVER}_generation.py",),
     "dialects/openai/": (f"{SERVER}_openai.py",),
+    "dialects/trl/vllm_client.py": ("conformance/server/test_vllm_client.py",),
+    "server/chunked_update.py": (f"{SERVER}_swift_adapter.py",),
     "cli/ray_": tuple(
         f"conformance/cli/test_up_on_cluster.py::test_a_{name}"
         for name in (

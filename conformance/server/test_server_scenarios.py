@@ -234,3 +234,16 @@ def test_a_second_communicator_is_refused_until_the_first_is_closed(start):
     assert post("/close_communicator/")[0] == 200
     assert post("/init_communicator/", GROUP | {"port": 23001})[0] == 200
     assert post("/update_named_param/", spec)[0] == 200
+
+
+def test_a_chat_of_trl_is_rendered_as_one_of_ms_swift_with_seeds_of_its_own(start):
+    parts, post, _ = start(max_model_len=512)
+    chats = [[{"role": "user", "content": text}] for text in ("one", "two")]
+    assert post("/chat/", {"messages": chats, "max_tokens": 2, "generation_kwargs": {"seed": 7}})[0] == 200
+    infer = {"infer_requests": [{"messages": messages} for messages in chats], "request_config": {"max_tokens": 2}}
+    assert post("/infer/", infer)[0] == 200
+    drawn = [draw for replica in parts.pool.replicas for draw in replica.generated]
+    prompts = sorted(tuple(draw.prompt.token_ids) for draw in drawn)
+    assert (prompts[0], prompts[2]) == (prompts[1], prompts[3])
+    assert len(set(prompts)) == 2
+    assert {draw.seed for draw in drawn} >= {7, 8}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from conformance.refusals import refused
 from conformance.weights.native_double import NativeDouble
 from conformance.weights.test_native_sender import equal, tensors_of
 
@@ -57,3 +58,15 @@ def test_other_tensors_are_announced_in_full(start):
     sender.send(reversed(list(tensors_of(2).items())), version=2)
     assert [name for name, _ in announced_by(double)] == ["sync", "sync"]
     assert equal(double.served, tensors_of(2))
+
+
+@pytest.mark.parametrize(("name", "value"), [("protocol", 0), ("digest", "crc32")])
+def test_a_server_of_another_protocol_is_refused(start, name, value):
+    double = NativeDouble(tensors_of(0))
+    described = double.identity
+    double.identity = lambda body: described(body) | {name: value}
+    sender = start(double)
+    with refused("protocol-unknown"):
+        sender.send(tensors_of(1).items(), version=1)
+    double.identity = described
+    sender.send(tensors_of(1).items(), version=1)
