@@ -1,11 +1,25 @@
-"""Figures of the tree, each beside its bar: ``python -m conformance.measure``."""
+"""Figures of the tree, each beside its bar: ``python -m conformance.measure [--quick]``. ``--quick`` runs nothing.
 
+The last two count files of ``impl/`` that one optimizer step (hf backend) and one weight sync (native dialect, gloo, a
+real vLLM engine) run through, in all processes. Below the table, each file is listed with the functions that ran and
+the number of those that it has. What a server that nobody calls runs through (a poll for its end, a look at its
+engines) is no part of a sync.
+"""
+
+import argparse
 import ast
+import json
+import os
 import re
 import sys
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from conformance.harness.watch import HOOK, Watch
 
 ROOT = Path(__file__).parents[1]
 IMPL = ROOT / "impl" / "rollmatch"
@@ -47,8 +61,64 @@ def long_functions() -> list[str]:
     ]
 
 
+def functions_of_a_step() -> set[str]:
+    """``file:name`` of those of the second optimizer step; the first one imports and compiles."""
+    from transformers import TrainerCallback
+
+    from conformance.trainer.small_run import make_trainer
+
+    watch = Watch()
+
+    class Second(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            watch.start() if state.global_step == 1 else watch.stop()
+
+    with tempfile.TemporaryDirectory() as folder:
+        make_trainer(Path(folder), "training.max_steps=2", callbacks=[Second()]).train()
+    return set(watch.last)
+
+
+def functions_of_a_sync() -> set[str]:
+    """Those of the second sync to a server of one replica: learner, server and worker together."""
+    from conformance.dialects.learner_side import native_backend
+    from conformance.rollout.digits import load_model
+    from conformance.server.instance import running
+    from rollmatch.model.checkpoint import merged_weights
+
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch, "sitecustomize.py").write_text(HOOK.format(folder=scratch))
+        os.environ["PYTHONPATH"] = os.pathsep.join((scratch, str(ROOT / "impl"), str(ROOT)))
+        with running(Path(scratch, "log"), fork=False) as instance:
+            backend, weights = native_backend(instance.url), dict(merged_weights(load_model()))
+            backend.push(weights.items(), version=1)
+            time.sleep(3)
+            idle = seen_since(time.time() - 2, scratch)
+            watch, began = Watch(), time.time()
+            watch.start()
+            backend.push(weights.items(), version=2)
+            functions = watch.stop()
+            time.sleep(1)
+            backend.close()
+            return functions | seen_since(began, scratch) - idle
+
+
+def seen_since(began: float, folder: str) -> set[str]:
+    """Functions that watched processes have run through since then."""
+    seen = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+    return {name for functions in seen for name, last in functions.items() if last > began}
+
+
+def listed(functions: set[str]) -> Iterator[str]:
+    """A line for each file: which of its functions ran, and how many it has."""
+    for file in sorted({name.partition(":")[0] for name in functions}):
+        ran = sorted(name.partition(":")[2] for name in functions if name.startswith(f"{file}:") and ".<" not in name)
+        nodes = ast.walk(ast.parse((IMPL / file).read_bytes()))
+        total = sum(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in nodes)
+        yield f"{file}: {len(ran)} of {total}: {', '.join(ran)}"
+
+
 def rows() -> Iterator[tuple[str, object, str]]:
-    """(name, figure, bar) of what is counted."""
+    """(name, figure, bar) of what is counted without running anything."""
     yield "Python in conformance/ that is no test (without servers/)", num_lines(harness_files()), "6000"
     yield "Python in conformance/", num_lines(python_files(ROOT / "conformance")), "32000"
     yield "class names used twice", len(repeated_classes()), "0"
@@ -59,11 +129,25 @@ def rows() -> Iterator[tuple[str, object, str]]:
 
 
 def main() -> None:
-    """Print one line a figure, and names that are used twice."""
-    for figure_name, figure, bar in rows():
-        sys.stdout.write(f"{figure!s:>7}  at most {bar:>5}  {figure_name}\n")
+    """Print one line a figure, and what is over its bar."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    is_quick = parser.parse_args().quick
+    for row in rows():
+        print_row(*row)
     for name in repeated_classes():
         sys.stdout.write(f"twice: {name}\n")
+    if is_quick:
+        return
+    for name, bar, watched in (("hf step", "22", functions_of_a_step), ("native gloo sync", "12", functions_of_a_sync)):
+        lines = list(listed(watched()))
+        print_row(f"files of impl/ in one {name}", len(lines), bar)
+        sys.stdout.writelines(f"{'':>9}{line}\n" for line in lines)
+
+
+def print_row(name: str, figure: object, bar: str) -> None:
+    """A line of the table."""
+    sys.stdout.write(f"{figure!s:>7}  at most {bar:>5}  {name}\n")
 
 
 if __name__ == "__main__":
