@@ -99,7 +99,7 @@ def our_run(command, out, log):
     return {"steps": steps, "completions": events[-1]["segments"], "memory": events[-1].get("gpu_memory")}
 
 
-class Side:
+class GrpoSide:
     """A server on the first GPU, for all cases, and learners on the last; colocated: learners with engines."""
 
     def __init__(self, options, folder):
@@ -120,7 +120,7 @@ class Side:
         return time.monotonic() - self.began
 
 
-class Ours(Side):
+class OurSide(GrpoSide):
     """Each of the ways that were asked for."""
 
     def __init__(self, options, folder):
@@ -160,7 +160,7 @@ class Ours(Side):
         return {f"{VLLM}.mode": "server"} | {f"{VLLM}.server.{name}": value for name, value in server.items()}
 
 
-class Trl(Side):
+class TrlSide(GrpoSide):
     """TRL's own server and trainer."""
 
     def serve(self, model, scale):

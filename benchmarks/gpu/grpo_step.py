@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.four_billion import SMALL_MODEL, make_model, shaped
-from benchmarks.gpu.grpo_sides import WAYS, Ours, Trl, longest_of
+from benchmarks.gpu.grpo_sides import WAYS, OurSide, TrlSide, longest_of
 from benchmarks.gpu.machine import describe
 from benchmarks.gpu.report import RESULTS, folder_of
 
@@ -40,7 +40,7 @@ LENGTHS = {
 }
 BARS = {"even": {"off / trl": 0.5, "ahead / trl": 0.33}, "uneven": {"off / trl": 0.4}, "long": {}}
 """At most; with LoRA, a server and two GPUs."""
-SIDES = {"ours": Ours, "trl": Trl}
+SIDES = {"ours": OurSide, "trl": TrlSide}
 SHOWN = ("uneven", "long", "colocate")
 """Parts of a result's name that say what is not the default."""
 
