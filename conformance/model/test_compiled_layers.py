@@ -1,10 +1,14 @@
 """Compiled decoder layers learn what eager ones learn, without a graph for each length."""
 
+import json
+import sys
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch._dynamo.utils import counters
 
+from conformance.cli.started import finish_two_ranks
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
 from conformance.learn.models import assert_same_gradients, gradients, make_packed_model, packed_logits, padded_logits
 from conformance.learn.segments import make_row, make_segment
@@ -12,6 +16,38 @@ from conformance.refusals import refused
 from rollmatch.model.decoder_layers import compile_layers, decoder_layers
 from rollmatch.model.images import NO_IMAGES
 from rollmatch.rollout.backend import eager
+
+SPLIT = """
+import json, pathlib, sys
+import torch
+import torch.distributed as dist
+from conformance.weights.ranks_of_learner import make_model, split
+from rollmatch.model.decoder_layers import compile_layers
+from torch._dynamo.utils import counters
+
+dist.init_process_group("gloo")
+models = [make_model().train() for _ in range(2)]
+for model in models:
+    model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
+    model.enable_input_require_grads()
+compile_layers(models[1].get_base_model(), backend="eager")
+losses = []
+for model in map(split, models):
+    optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=0.1)
+    losses.append([])
+    for length in (16, 11, 13):
+        ids = torch.arange(20, 20 + length)[None] + dist.get_rank()
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses[-1].append(loss.item())
+graphs = counters["stats"]["unique_graphs"]
+broken = list(counters["graph_break"])
+found = {"losses": losses, "graphs": graphs, "broken": broken}
+pathlib.Path(sys.argv[1], f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
+dist.destroy_process_group()
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +98,18 @@ def test_packed_rows_of_any_length_have_the_same_loss_and_gradients(adapter, che
         if seed == 2:
             after_three = graphs
     assert graphs == after_three > 0
+
+
+def test_ranks_that_hold_parts_of_the_layers_learn_the_same_by_few_whole_graphs(tmp_path):
+    (tmp_path / "split.py").write_text(SPLIT)
+    finish_two_ranks(tmp_path, sys.executable, str(tmp_path / "split.py"), str(tmp_path))
+    for rank in (0, 1):
+        found = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        plain, compiled = found["losses"]
+        assert compiled == pytest.approx(plain, abs=1e-6)
+        assert len(set(plain)) == 3
+        assert 0 < found["graphs"] <= 2  # one more for the layer that is recomputed first
+        assert found["broken"] == []
 
 
 def test_batches_with_a_mask_have_the_same_logits():

@@ -4,6 +4,7 @@ from typing import Literal
 
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.schema import RunConfig
+from rollmatch.config.strategy import read_strategy
 from rollmatch.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -106,14 +107,16 @@ COMPILED_FROM = 1_000_000_000
 
 
 def compiles_layers(config: RunConfig, *, on_gpu: bool, num_parameters: int) -> bool:
-    """Whether decoder layers are compiled. peft's dropout does not compile under checkpointing; not measured where a
-    strategy splits layers.
+    """Whether decoder layers are compiled.
+
+    peft's dropout does not compile under checkpointing, nor FSDP2's DoRA in one graph; not measured under DeepSpeed.
     """
     configured = config.training.compile_layers
     if configured != "auto":
         return configured
-    is_whole = config.training.strategy == "ddp"
-    return on_gpu and num_parameters >= COMPILED_FROM and not config.tuner.lora_dropout and is_whole
+    engine, tuner = read_strategy(config.training.strategy).engine, config.tuner
+    works = engine == "ddp" or (engine == "fsdp2" and not tuner.use_dora)
+    return on_gpu and num_parameters >= COMPILED_FROM and not tuner.lora_dropout and works
 
 
 def chunked_prefill(config: RunConfig, *, on_gpu: bool, max_model_len: int) -> bool | None:

@@ -223,7 +223,8 @@ class TrainingConfig(Section):
     """With gradient_checkpointing: auto, the GPU memory that may be in use. Unit: share of the memory of the GPU."""
     compile_layers: Literal["auto"] | bool = "auto"
     """Compile each decoder layer with torch.compile: about half the learning time, one to two minutes of compilation in
-    the first step. auto compiles policies of a billion parameters and more on a GPU, without lora_dropout."""
+    the first step. auto compiles policies of a billion parameters and more on a GPU, without lora_dropout, under ddp
+    and (without use_dora) fsdp2."""
     logging_steps: Count = 1
     """Steps between log lines. Unit: optimizer steps."""
     eval_steps: Index = 0
