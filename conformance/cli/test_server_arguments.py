@@ -56,6 +56,17 @@ def test_the_five_arguments_reach_the_client(monkeypatch):
     assert (rendezvous.host, rendezvous.port, rendezvous.join_timeout_s) == (resolve("localhost"), 22222, 30.0)
 
 
+def test_the_next_command_of_a_process_does_not_inherit_them(capsys):
+    command = ["train", str(ROOT / "fixtures/digits/digits.yaml"), "--dry-run"]
+    outputs = []
+    for words in ([], ["--use_vllm_server", "--vllm_server_port", "8000"], []):
+        assert main.main([*command, *words]) == 0
+        outputs.append(capsys.readouterr().out)
+    before, served, after = outputs
+    assert ":8000" in served
+    assert before == after
+
+
 @pytest.mark.scenario(clauses=["vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#3"])
 def test_the_group_port_is_trl_s_unless_set():
     (address,) = pair_servers(configured("--use_vllm_server").custom.extra.rollout_matching.vllm.server)

@@ -256,7 +256,7 @@ def _train(options: argparse.Namespace) -> int:
     from rollmatch.cli.server_checks import WaitPolicy
 
     placement = nodes.Placement(gpus=options.gpus or (), nodes=nodes.nodes_of(options))
-    options.overrides += server_arguments.overrides_of(options)
+    options.overrides = [*options.overrides, *server_arguments.overrides_of(options)]  # the parser keeps its default
     if options.use_vllm_server:
         server_arguments.check_used(load_config(options.config, options.overrides))
     arguments = [part for override in options.overrides for part in ("--set", override)]
