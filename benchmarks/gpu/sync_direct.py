@@ -90,14 +90,14 @@ def join_packed(ways, engines, weights):
 
 
 def measure_adapters(report, servers, options):
-    """The first one reads the base from its file; the proof that the learner makes beside is reported separately."""
+    """The first one reads the base from its file; what the learner does beside the servers is also measured alone."""
     adapters = Adapters(servers, options.layers)
-    attempt(report, "learner's merge", adapters.merge)
     attempt(report, "server adapter: first", adapters)
+    servers.phases_s = []
     for _ in range(options.rounds):
         attempt(report, "server adapter", adapters)
-        attempt(report, "learner's merge", adapters.merge)
-        attempt(report, "learner's digests of its merge", adapters.prove)
+        attempt(report, "learner's merge and its digests", adapters.prove)
+    report.note(phases_of_adapter_s=servers.phases_s)
     report.note(adapter_bytes=adapters.num_bytes)
 
 

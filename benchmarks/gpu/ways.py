@@ -12,7 +12,7 @@ from conformance.server.instance import Instance, settings_for
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
-from rollmatch.weights.digest import mixed_digests_of
+from rollmatch.weights.digest import add_mixed_of_each, mixed_digests
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.group_store import GO
 from rollmatch.weights.nccl import BUCKET_BYTES, TAIL_BYTES, open_direct
@@ -213,19 +213,22 @@ class Adapters:
         self.servers = servers
         self.device = next(iter(servers.weights.values())).device
         self.tensors, self.merges = random_adapter(self.device, num_layers)
-        self.shapes, self.merged = shapes(num_layers), []
+        self.shapes = shapes(num_layers)
         self.num_bytes = sum(tensor.nbytes for _, tensor in self.tensors)
 
-    def merge(self):
-        """The learner's own."""
-        parts, self.merged = dict(self.tensors), []
+    def made(self):
+        """Weights of the learner's own merge, each made when its turn comes."""
+        parts = dict(self.tensors)
         for merge in self.merges:
             base = torch.zeros(self.shapes[merge.name], dtype=torch.bfloat16, device=self.device)
-            self.merged.append(merge_named(merge, base, parts))
+            yield merge_named(merge, base, parts)
 
     def prove(self):
-        mixed_digests_of(self.merged)
+        """The learner's part beside the servers' merge: its own, and the digests."""
+        sums = torch.zeros(len(self.merges), 2, dtype=torch.int64, device=self.device)
+        add_mixed_of_each(self.made(), sums)
+        mixed_digests(sums)
 
     def __call__(self):
-        adapter = SimpleNamespace(tensors=self.tensors, merges=self.merges, merged=self.merged)
+        adapter = SimpleNamespace(tensors=self.tensors, merges=self.merges, merged=self.made())
         self.servers.sender.send_adapter(adapter, version=next(self.servers.versions))

@@ -22,10 +22,10 @@ EVERYWHERE = r"model\.(visual|language_model)\..*\.(qkv|proj|linear_fc1|q_proj|v
 """Linear layers of the vision tower and of the language model."""
 
 
-def adapted(*, use_dora):
+def adapted(*, use_dora, seed=1):
     """A policy whose adapters, the vision tower's too, change what it writes."""
     model = load_model(TunerConfig(train_type="lora", use_dora=use_dora, target_regex=EVERYWHERE))
-    return perturb_adapters(model)
+    return perturb_adapters(model, seed=seed)
 
 
 def merged_copy(model):

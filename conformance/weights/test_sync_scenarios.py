@@ -147,6 +147,19 @@ def test_only_adapter_bytes_travel(attach):
     }
 
 
+def test_an_adapter_is_announced_by_name_until_its_merges_change(attach):
+    policy = lora_policy(8)
+    double = Merging(policy)
+    backend = attach(double)
+    for version in (1, 2, 3):
+        if version == 3:
+            for module in policy.modules():
+                if hasattr(module, "lora_A"):
+                    module.scaling["default"] /= 2
+        backend.push_adapter(adapter_of(policy), version=version)
+    assert [name for name, _ in double.calls if name.startswith("sync")] == ["sync", "sync_again", "sync"]
+
+
 def test_a_server_that_merges_into_another_base_commits_nothing(attach):
     policy = lora_policy()
     double = Merging(policy)

@@ -125,8 +125,9 @@ def _bad_adapter(problem: str, key: str) -> AnnouncementInvalid:
     return AnnouncementInvalid(problem, key=key, remedy=remedy, code="adapter-invalid")
 
 
-def plan_of(request: SyncRequest, model: Model) -> TransferPlan:
-    """What the workers are to receive."""
+def plan_of(request: SyncRequest, model: Model, *, in_place: bool) -> TransferPlan:
+    """What the workers are to receive, and where it is written in place, to merge."""
+    merges = request.adapter if in_place else None
     return TransferPlan(
         sync_id=request.sync_id,
         tensors=specs_of(request.tensors),
@@ -135,6 +136,7 @@ def plan_of(request: SyncRequest, model: Model) -> TransferPlan:
         digests_follow=request.digests is None,
         may_repeat=may_repeat(request),
         is_adapter=request.adapter is not None,
+        merge=None if merges is None else merge_plan_of(merges, model),
         aliases=tuple(sorted(model.aliases)),
     )
 
@@ -155,4 +157,4 @@ def merge_plan_of(adapter: AdapterPlan, model: Model) -> MergePlan:
 
 def may_repeat(request: SyncRequest) -> bool:
     """Whether nothing of a request but its version belongs to one sync only."""
-    return request.adapter is None and request.digests is None
+    return request.digests is None and (request.adapter is None or request.adapter.merged_digests is None)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from rollmatch.data.ids import PackedIds, unpack_ids
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised when a message changes in a way that an older side cannot read."""
 
 
@@ -186,6 +186,8 @@ class AdapterPlan(Payload):
 
     merges: Annotated[tuple[AnnouncedMerge, ...], Field(min_length=1)]
     merged_digests: dict[str, str] | None = None
+    """Of the learner's own merge. None: it compares those of the reply; with transport direct they follow in the group.
+    """
 
 
 class SyncRequest(Payload):
@@ -210,7 +212,7 @@ class SyncAgain(Payload):
     sync_id: Annotated[str, Field(min_length=1, pattern="^[^/]*$")]
     version: Annotated[int, Field(ge=1)]
     like: str
-    """``sync_id`` of the last one that was announced in full, without an adapter, and received."""
+    """``sync_id`` of the last one that was announced in full, without digests, and received."""
     commit: bool = True
 
 

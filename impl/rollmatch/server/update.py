@@ -178,13 +178,14 @@ class Update:
     async def _receive(self, request: SyncRequest, *, in_place: bool = False) -> Staged:
         """What is announced, on all workers, verified and merged.
 
-        ``in_place``: nothing is generated meanwhile; caches are emptied while the bytes travel, and workers may wait.
+        ``in_place``: nothing is generated meanwhile; caches are emptied while the bytes travel, workers may wait, and
+        they merge as soon as an adapter has arrived.
         """
         began, attached = time.perf_counter(), self.communicator.attached
         if self._known is not None and self._is_known(request):
             await self.pool.call_all("rollmatch_receive_again", request.sync_id, self._known[1].sync_id)
         else:
-            await self.pool.call_all("rollmatch_receive", to_wire(plan_of(request, self.model)))
+            await self.pool.call_all("rollmatch_receive", to_wire(plan_of(request, self.model, in_place=in_place)))
         if in_place:
             await self._forget_old()
         digests = agreed(await self.communicator.settle(wait_s=_WAIT_S if in_place else 0.0))
@@ -198,11 +199,12 @@ class Update:
             sync_id=request.sync_id,
             version=request.version,
             digests=tuple(digests[spec.name] for spec in request.tensors),
-            merged_digests=await self._merge(request),
+            merged_digests=_merged_in(digests, request) if in_place else await self._merge(request),
             receive_s=time.perf_counter() - began,
         )
 
     async def _merge(self, request: SyncRequest) -> dict[str, str]:
+        """What was staged; returns digests by weight."""
         if request.adapter is None:
             return {}
         plan = merge_plan_of(request.adapter, self.model)
@@ -250,6 +252,11 @@ class Update:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _merged_in(digests: Mapping[str, str], request: SyncRequest) -> dict[str, str]:
+    """Those of weights that were merged in place."""
+    return {merge.name: digests[merge.name] for merge in (request.adapter.merges if request.adapter else ())}
 
 
 def agreed(digests: Sequence[dict[str, str]]) -> dict[str, str]:

@@ -12,7 +12,7 @@ same numbers. Digests find faults of a transport, not forgers: whoever may send 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import cycle
+from itertools import cycle, islice
 from typing import NamedTuple, cast
 
 import torch
@@ -28,6 +28,8 @@ DIGEST_KIND, MIXED_KIND = "xxh3-128", "splitmix-2x64"
 DIGEST_KINDS = {GLOO: DIGEST_KIND, DIRECT: MIXED_KIND}
 NUM_DIGEST_BYTES = 16
 _PART_WORDS, _WORD_BYTES = 2**20, 8
+_AT_ONCE = 16
+"""Tensors whose digests are made in one launch, and which stand in memory until then."""
 _REMEDY = "The transport changed the bytes, or the server runs another version of rollmatch."
 
 
@@ -173,18 +175,18 @@ def mixed_digest_of(tensor: Tensor) -> bytes:
     return mixed_digests(sums)[0]
 
 
-def mixed_digests_of(tensors: Iterable[Tensor]) -> list[str]:
-    """[n] mixed digest of each tensor's bytes, in hexadecimal; all on one device.
+def add_mixed_of_each(tensors: Iterable[Tensor], sums: Tensor) -> None:
+    """``add_mixed`` of the bytes of [n] tensors, each made when its turn comes; few of them stand at the same time.
 
-    >>> [digest[:16] for digest in mixed_digests_of([torch.zeros(1, dtype=torch.int64)])], mixed_digests_of([])
-    (['afcd1d7b39a820e2'], [])
+    >>> sums = torch.zeros(2, 2, dtype=torch.int64)
+    >>> add_mixed_of_each((torch.tensor([number]) for number in (0, 1)), sums)
+    >>> mixed_digests(sums) == [mixed_digest_of(torch.tensor([0])), mixed_digest_of(torch.tensor([1]))]
+    True
     """
-    raw = [bytes_of(tensor) for tensor in tensors]
-    if not raw:
-        return []
-    sums = torch.zeros(len(raw), 2, dtype=torch.int64, device=raw[0].device)
-    add_mixed(raw, sums)
-    return [digest.hex() for digest in mixed_digests(sums)]
+    made, start = iter(tensors), 0
+    while some := list(islice(made, _AT_ONCE)):
+        add_mixed([bytes_of(tensor) for tensor in some], sums[start : start + len(some)])
+        start += len(some)
 
 
 def mixed_digests(sums: Tensor) -> list[bytes]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
-from rollmatch.weights.digest import Buffer, pieces_of
+from rollmatch.weights.digest import Buffer, digests_of, pieces_of
 from rollmatch.weights.group_address import GroupAddress, TransferFailed, is_wildcard, not_joined, own_address
 from rollmatch.weights.group_store import GroupStore
 from rollmatch.weights.plan import WeightTransfer
@@ -137,14 +137,15 @@ class GlooGroup:
         return cls(store, group, source=source)
 
     def send(self, transfer: WeightTransfer, check: Completion = lambda: None) -> tuple[str, ...]:
-        """Broadcast every bucket, and last of all the digests, which are returned in hexadecimal.
+        """Broadcast every bucket, then the digests, which are returned in hexadecimal.
 
+        Behind them come those of the learner's own merge, which are not sent and are made while servers merge.
         ``check`` is not needed: a server that gives up leaves the group, which the broadcast notices.
         """
         digests: list[bytes] = []
         kept = 1 if transfer.is_streamed else MAX_IN_FLIGHT  # beside it, the next bucket is made
         broadcast_all(pieces_of(transfer, self._buffers, digests), self.begin, kept=kept)
-        return tuple(digest.hex() for digest in digests)
+        return (*(digest.hex() for digest in digests), *digests_of(transfer.merged))
 
     def broadcast(self, tensor: Tensor, *, source: int | None = None) -> None:
         """Send the tensor from ``source`` to every other rank, in place."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.weights.digest import add_mixed, bytes_of, mixed_digests
+from rollmatch.weights.digest import add_mixed, add_mixed_of_each, bytes_of, mixed_digests
 from rollmatch.weights.gloo import GlooGroup, broadcast_all
 from rollmatch.weights.group_address import GroupAddress, TransferFailed
 from rollmatch.weights.group_store import GroupStore
@@ -135,20 +135,25 @@ class DirectGroup:
     def send(self, transfer: WeightTransfer, check: Callable[[], None]) -> tuple[str, ...]:
         """Send every bucket in one group of broadcasts, then the digests, which are returned in hexadecimal.
 
+        An adapter's buckets are one broadcast each, and digests of its merges are made and sent while servers merge.
         ``check`` raises when a server has given up. Errors: ``TransferFailed``, those of ``check``.
         """
         plan = transfer.plan
         with self.on_device():
-            sums = torch.zeros(len(plan.specs), 2, dtype=torch.int64, device=self.device)
+            sums = torch.zeros(len(plan.specs) + len(transfer.merges), 2, dtype=torch.int64, device=self.device)
             kept: list[list[Tensor]] = []
             """Casts of a bucket stay until it has gone."""
             points: list[torch.cuda.Event | None] = []
             for bucket in plan.buckets:
                 parts = _parts_of(transfer, bucket, self.device)
+                raw = [bytes_of(part) for part in parts]
+                if transfer.is_adapter:
+                    parts = [torch.cat(raw)]
+                    raw = list(torch.split(parts[0], [len(part) for part in raw]))
                 self.follow()
                 self.broadcast_group(parts)
                 with self.working():
-                    add_mixed([bytes_of(part) for part in parts], sums[bucket.start : bucket.stop])
+                    add_mixed(raw, sums[bucket.start : bucket.stop])
                 kept.append(parts)
                 points.append(self.mark())
                 done = len(kept) - _num_in_flight(transfer)
@@ -156,7 +161,11 @@ class DirectGroup:
                     self.wait(points[done], check)
                     kept[done] = []
             self.follow(work=True)
-            self.broadcast_group([sums])
+            self.broadcast_group([sums[: len(plan.specs)]])
+            if transfer.is_adapter:
+                add_mixed_of_each(transfer.merged, sums[len(plan.specs) :])
+                self.follow()
+                self.broadcast_group([sums[len(plan.specs) :]])
             self.wait(self.mark(), check)
         return tuple(digest.hex() for digest in mixed_digests(sums))
 

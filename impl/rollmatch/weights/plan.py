@@ -114,8 +114,8 @@ class WeightTransfer:
     """[len(plan.specs)], each requested once, bucket by bucket."""
     merges: tuple[Merge, ...] = ()
     """What servers merge, where the tensors are an adapter's."""
-    merged_digests: Mapping[str, str] | None = None
-    """Digests of the learner's own merge, by weight."""
+    merged: Iterable[Tensor] = ()
+    """[len(merges)] the learner's own merge, each weight made when its turn comes."""
     is_gathered: bool = False
     """Whether ranks gather tensors as they are sent."""
 
@@ -147,6 +147,8 @@ class TransferPlan:
     """Whether a later sync may name this plan by its ``sync_id``."""
     is_adapter: bool = False
     """Whether tensors stay beside the model until they are merged."""
+    merge: "MergePlan | None" = None
+    """What an adapter is merged by as soon as it has arrived; then the digests of the learner's merge follow."""
     aliases: tuple[str, ...] = ()
     """Names of tied tensors, which have no memory of their own in the model."""
 
@@ -156,8 +158,8 @@ class MergePlan:
     """How a worker merges an adapter that it has received."""
 
     merges: tuple[Merge, ...]
-    merged_digests: Mapping[str, str] | None
-    """Digests that the merged weights must have, by weight."""
+    merged_digests: Mapping[str, str] | None = None
+    """Digests that the merged weights must have, by weight, where the learner announced them."""
     model: tuple[Spec, ...]
     """All tensors of the served model."""
 

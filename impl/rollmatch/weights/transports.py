@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rollmatch.weights import gloo, nccl
-from rollmatch.weights.digest import DIRECT, GLOO, digests_of, mixed_digests_of
+from rollmatch.weights.digest import DIRECT, GLOO
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.group_store import GroupStore
 from rollmatch.weights.plan import WeightTransfer
@@ -20,7 +20,10 @@ class WeightSource(Protocol):
     store: GroupStore
 
     def send(self, transfer: WeightTransfer, check: Callable[[], None]) -> tuple[str, ...]:
-        """All tensors to all servers; returns their digests in hexadecimal. Errors: ``TransferFailed``."""
+        """All tensors to all servers. Errors: ``TransferFailed``.
+
+        Returns digests in hexadecimal: of all that was sent, then of the learner's own merge.
+        """
 
     def close(self) -> None:
         """Leave the group."""
@@ -37,8 +40,6 @@ class Transport:
     stages: bool
     """Whether servers keep weights beside what they serve until a commit."""
     open: Callable[[GroupAddress, torch.device], WeightSource]
-    digests_of: Callable[[Iterable[Tensor]], list[str]]
-    """Digests in hexadecimal, as servers of this transport make them."""
     device_of: Callable[[Iterable[tuple[str, Tensor]]], torch.device]
     """Where the group of a learner with these weights is."""
 
@@ -50,7 +51,6 @@ TRANSPORTS = {
         tail_bytes=0,
         stages=True,
         open=lambda address, _: gloo.GlooGroup.open(address),
-        digests_of=digests_of,
         device_of=lambda _: torch.device("cpu"),
     ),
     DIRECT: Transport(
@@ -59,7 +59,6 @@ TRANSPORTS = {
         tail_bytes=nccl.TAIL_BYTES,
         stages=False,
         open=nccl.open_direct,
-        digests_of=mixed_digests_of,
         device_of=nccl.device_of,
     ),
 }

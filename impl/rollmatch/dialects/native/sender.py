@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -31,7 +31,7 @@ from rollmatch.weights.digest import DigestMismatch, check_digests
 from rollmatch.weights.group_address import TransferFailed
 from rollmatch.weights.group_store import DROP, GO
 from rollmatch.weights.named_weights import Adapter
-from rollmatch.weights.plan import Plan, Spec, WeightTransfer, fit
+from rollmatch.weights.plan import Merge, Plan, Spec, WeightTransfer, fit
 from rollmatch.weights.stream import OutgoingWeights
 
 SYNC, AGAIN = "/native/sync", "/native/sync/again"
@@ -55,6 +55,14 @@ class SyncUnconfirmed(SyncError):
     code = "sync-unconfirmed"
 
 
+class _Known(NamedTuple):
+    """An announcement that may be named again."""
+
+    plan: Plan
+    merges: tuple[Merge, ...]
+    sync_id: str
+
+
 class NativeSender:
     """Rank 0's way to its servers; opens the group when it first sends."""
 
@@ -67,8 +75,8 @@ class NativeSender:
         self._group: LearnerGroup | None = None
         self._identities: tuple[ServerIdentity, ...] = ()
         self._plans: dict[object, Plan] = {}
-        self._known: tuple[Plan, str] | None = None
-        """The plan that all servers of the open group know, and their name for it."""
+        self._known: _Known | None = None
+        """What all servers of the open group know."""
         self._numbers = count()
 
     @property
@@ -151,16 +159,13 @@ class NativeSender:
         plan = self._plan(group, weights, whole=adapter is None)
         transfer = weights.transfer(plan)
         if adapter is not None:
-            merged = None if group.transport.stages else _merged_digests(adapter, group)
-            transfer = replace(transfer, merges=adapter.merges, merged_digests=merged)
+            transfer = replace(transfer, merges=adapter.merges, merged=adapter.merged)
         sync_id = f"{version}-{next(self._numbers)}"
         route, body = self._announcement(group, transfer, sync_id, version)
         calls = [_begin(server, route, body) for server in self.servers]
         try:
             self._wait_ready(group, sync_id, calls)
             digests = group.source.send(transfer, partial(raise_failures, calls))
-            if adapter is not None and group.transport.stages:  # while the servers merge
-                transfer = replace(transfer, merged_digests=_merged_digests(adapter, group))
             replies = [call.result().body for call in calls]
             self._check(transfer, digests, replies)
             if not body["commit"]:
@@ -171,8 +176,8 @@ class NativeSender:
             if cause is error:
                 raise
             raise cause from error
-        if route == SYNC and not transfer.is_adapter:
-            self._known = plan, sync_id
+        if route == SYNC:
+            self._known = _Known(plan, transfer.merges, sync_id)
         for server, identity, reply in zip(self.servers, self._identities, replies, strict=True):
             _check_committed(server, reply, version)
             _check_instance(server, reply, identity.instance)
@@ -187,15 +192,16 @@ class NativeSender:
             "version": version,
             "commit": not group.transport.stages or (len(self.servers) == 1 and not transfer.is_adapter),
         }
-        plan, like = self._known or (None, "")
-        if not transfer.is_adapter and plan is transfer.plan and all(AGAIN in one.routes for one in self.servers):
-            return AGAIN, body | {"like": like}
+        known = self._known
+        is_known = known is not None and known.plan is transfer.plan and known.merges == transfer.merges
+        if known is not None and is_known and all(AGAIN in one.routes for one in self.servers):
+            return AGAIN, body | {"like": known.sync_id}
         merges = [asdict(merge) for merge in transfer.merges]
         return SYNC, body | {
             "tensors": [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in transfer.plan.specs],
             "buckets": [bucket.stop - bucket.start for bucket in transfer.plan.buckets],
             "digests": None,  # they follow the tensors
-            "adapter": {"merges": merges, "merged_digests": transfer.merged_digests} if merges else None,
+            "adapter": {"merges": merges} if merges else None,  # digests of the learner's merge follow, too
         }
 
     def _wait_ready(self, group: LearnerGroup, sync_id: str, calls: Sequence[RunningCall[HttpReply]]) -> None:
@@ -222,10 +228,10 @@ class NativeSender:
 
     def _check(self, transfer: WeightTransfer, digests: Sequence[str], replies: Sequence[Any]) -> None:
         names = [spec.name for spec in transfer.plan.specs]
+        merged = dict(zip((merge.name for merge in transfer.merges), digests[len(names) :], strict=True))
         for server, reply in zip(self.servers, replies, strict=True):
-            check_digests(names, digests, reply["digests"], server=server.base_url)
-            if transfer.merged_digests is not None:
-                _check_merged(transfer.merged_digests, reply, server)
+            check_digests(names, digests[: len(names)], reply["digests"], server=server.base_url)
+            _check_merged(merged, reply, server)
 
     def _commit(self, sync_id: str) -> list[object]:
         body = {"client": self.rendezvous.client, "sync_id": sync_id}
@@ -248,10 +254,6 @@ def _begin(server: RolloutServer, route: str, body: dict[str, Any]) -> RunningCa
 
 def _ask_to_drop(server: RolloutServer, body: dict[str, Any]) -> Any:
     return server.control(DROP_STAGED, body, timeout_s=_GRACE_S, content_type=MSGPACK)
-
-
-def _merged_digests(adapter: Adapter, group: LearnerGroup) -> dict[str, str]:
-    return dict(zip((one.name for one in adapter.merges), group.transport.digests_of(adapter.merged), strict=True))
 
 
 def _check_merged(merged: Mapping[str, str], reply: dict[str, Any], server: RolloutServer) -> None:

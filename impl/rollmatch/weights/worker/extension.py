@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,10 +22,8 @@ from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.plan import MergePlan, TransferPlan, from_wire
 from rollmatch.weights.worker.in_place import InPlaceReceiver, Served
 from rollmatch.weights.worker.loading import keep_weights_loadable
+from rollmatch.weights.worker.merging import FrozenWeights, merge_received
 from rollmatch.weights.worker.receiver import NothingReceived, Receiver
-
-if TYPE_CHECKING:
-    from rollmatch.weights.worker.merging import FrozenWeights
 
 Reply = dict[str, Any]
 
@@ -58,7 +56,7 @@ class WorkerExtension:
     vllm_config: Any
     rollmatch_receiver: Receiver | None = None
     rollmatch_served: Served | None = None
-    rollmatch_base: "FrozenWeights | None" = None
+    rollmatch_base: FrozenWeights | None = None
     rollmatch_serves_base = True
     """Whether nothing was loaded since the start."""
 
@@ -114,12 +112,8 @@ class WorkerExtension:
     @_with_failure
     def rollmatch_merge(self, plan: bytes) -> Reply:
         """Turn received adapter tensors into merged weights by a ``MergePlan``, ready to be loaded."""
-        from rollmatch.weights.worker.merging import merge_in_place, merge_received
-
-        receiver, merge_plan, base = self._rollmatch_needed(), from_wire(plan, MergePlan), self._rollmatch_kept_base()
-        if isinstance(receiver, InPlaceReceiver):
-            return {"digests": merge_in_place(receiver, merge_plan, base, self._rollmatch_model())}
-        return {"digests": merge_received(receiver, merge_plan, base)}
+        merge_plan = from_wire(plan, MergePlan)
+        return {"digests": merge_received(self._rollmatch_needed(), merge_plan, self._rollmatch_kept_base())}
 
     @_with_failure
     def rollmatch_drop(self) -> Reply:
@@ -137,8 +131,10 @@ class WorkerExtension:
 
     def _rollmatch_begin(self, plan: TransferPlan) -> Reply:
         receiver = self._rollmatch_needed()
+        if isinstance(receiver, InPlaceReceiver):
+            receiver.base = self._rollmatch_kept_base() if plan.merge else None
         receiver.begin(plan)
-        if isinstance(receiver, InPlaceReceiver) and not plan.is_adapter:
+        if isinstance(receiver, InPlaceReceiver) and not plan.merge:
             self._rollmatch_forget_base()
         return {}
 
@@ -147,11 +143,9 @@ class WorkerExtension:
         model: nn.Module = self.model_runner.get_model()
         return model
 
-    def _rollmatch_kept_base(self) -> "FrozenWeights":
+    def _rollmatch_kept_base(self) -> FrozenWeights:
         """Made when first needed; what the engine was started with is the base, unless it was placeholders."""
         if self.rollmatch_base is None:
-            from rollmatch.weights.worker.merging import FrozenWeights
-
             config = self.model_runner.model_config
             self.rollmatch_base = FrozenWeights(config.model, dtype=config.dtype, device=self.device)
             if self.rollmatch_serves_base and self.vllm_config.load_config.load_format != "dummy":

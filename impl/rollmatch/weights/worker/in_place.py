@@ -1,16 +1,17 @@
-"""Receives weights straight into vLLM's parameters, which nobody may use meanwhile; adapters beside them."""
+"""Receives weights straight into vLLM's parameters, which nobody may use meanwhile; adapters are merged into them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from rollmatch.weights.digest import add_mixed, bytes_of, mixed_digests
+from rollmatch.weights.digest import add_mixed, bytes_of, cut, mixed_digests
 from rollmatch.weights.group_address import GroupAddress, bind
 from rollmatch.weights.nccl import DirectGroup, failing, open_direct
-from rollmatch.weights.plan import Spec, TransferPlan
+from rollmatch.weights.plan import MergePlan, Spec, TransferPlan
+from rollmatch.weights.worker.merging import FrozenWeights, check_merged, merge_in_place
 from rollmatch.weights.worker.receiver import Received, Receiver, SyncDropped, check_announced, wait_go
 from rollmatch.weights.worker.weight_layout import (
     Location,
@@ -38,6 +39,8 @@ class InPlaceReceiver(Receiver):
     def __init__(self) -> None:
         super().__init__()
         self.served = Served()
+        self.base: FrozenWeights | None = None
+        """What adapters are merged into; given before one is announced."""
         self._model: nn.Module | None = None
         self._layout: WeightLayout | None = None
         self._specs: list[Spec] = []
@@ -53,7 +56,9 @@ class InPlaceReceiver(Receiver):
 
     def begin(self, plan: TransferPlan) -> None:
         """As ``Receiver``, once it is known where everything goes. Errors also: ``LayoutUnknown``."""
-        if not plan.is_adapter and not (plan.tensors is self._learnt_from and self.layout.holds_for(self._model)):
+        if plan.merge is not None:
+            self.learn(plan.merge.model)
+        elif not (plan.tensors is self._learnt_from and self.layout.holds_for(self._model)):
             self.learn([spec for spec in plan.tensors if spec.name not in plan.aliases])
             self._learnt_from = plan.tensors
         super().begin(plan)
@@ -79,57 +84,96 @@ class InPlaceReceiver(Receiver):
         assert plan.sync_id is not None
         wait_go(self.group.store, plan.sync_id)
         with failing(f"rank {self.group.rank}"), self.group.on_device(), torch.no_grad():
-            self.served.is_whole = self.served.is_whole and plan.is_adapter
-            kept = self._receive_buckets(plan, received)
-            if plan.is_adapter:
-                received.tensors = kept
-                return
-            load_changed(self._model, self.layout, kept)
-            fill_padding(self.layout)
-            self.group.finish()
+            if plan.merge is not None:
+                self._merge(plan.merge, self._receive_adapter(plan, received), received)
+            else:
+                self.served.is_whole = False
+                load_changed(self._model, self.layout, self._receive_buckets(plan, received))
+                fill_padding(self.layout)
+                self.group.finish()
             self.served.is_whole = True
+
+    def _receive_adapter(self, plan: TransferPlan, received: Received) -> dict[str, Tensor]:
+        """A broadcast for each bucket, then the learner's digests. The model stays as it is."""
+        group, sums = self.group, self._new_sums(len(plan.tensors))
+        group.follow()
+        found, first = dict[str, Tensor](), 0
+        for num_tensors in plan.buckets:
+            specs = plan.tensors[first : first + num_tensors]
+            sizes = [spec.num_bytes for spec in specs]
+            flat = group.scratch((sum(sizes),), torch.uint8)
+            group.broadcast_group([flat])
+            with group.working():
+                add_mixed(torch.split(flat, sizes), sums[0, first : first + num_tensors])
+                tensors = cut(flat, [spec.kind for spec in specs])
+            found |= zip((spec.name for spec in specs), tensors, strict=True)
+            first += num_tensors
+        names = [spec.name for spec in plan.tensors]
+        check_announced(names, self._announced_of(names, sums, received), received)
+        return found
+
+    def _merge(self, plan: MergePlan, adapter: Mapping[str, Tensor], received: Received) -> None:
+        """Into the model, while the learner makes its own merge, whose digests come last."""
+        assert self.base is not None
+        self.served.is_whole = False
+        sums = self._new_sums(len(plan.merges))
+        self.group.follow()
+        with self.group.working():
+            merge_in_place(self.layout, plan, adapter, self.base, sums=sums[0])
+        names = [merge.name for merge in plan.merges]
+        wanted = dict(zip(names, self._announced_of(names, sums, received), strict=True))
+        check_merged(received.digests, wanted | dict(plan.merged_digests or {}))
+
+    def _new_sums(self, number: int) -> Tensor:
+        """[2, number, 2] of what is here, and as the learner has it."""
+        return torch.zeros(2, number, 2, dtype=torch.int64, device=self.group.device)
+
+    def _announced_of(self, names: Sequence[str], sums: Tensor, received: Received) -> list[str]:
+        """The learner's digests, which come now; ours are noted. Errors: ``SyncDropped``, ``TransferFailed``."""
+        self.group.broadcast_group([sums[1]])
+        self.group.wait(self.group.mark(), lambda: _check_wanted(received))
+        ours, announced = ([digest.hex() for digest in mixed_digests(part)] for part in sums.cpu())
+        received.digests |= zip(names, ours, strict=True)
+        return announced
 
     def _receive_buckets(self, plan: TransferPlan, received: Received) -> dict[str, Tensor]:
         """Every bucket, then the learner's digests. Returns what is not in the model by now."""
         group, specs = self.group, plan.tensors
-        sums = torch.zeros(2, len(specs), 2, dtype=torch.int64, device=group.device)
+        sums = self._new_sums(len(specs))
         group.follow()
         kept: dict[str, Tensor] = {}
         points, first = [group.mark()], 0
         for num_tensors in plan.buckets:
             bucket = specs[first : first + num_tensors]
-            memory = [self._memory_for(spec, plan) for spec in bucket]
+            memory = [self._memory_for(spec) for spec in bucket]
             group.broadcast_group(memory)
             with group.working():
                 add_mixed([bytes_of(part) for part in memory], sums[0, first : first + num_tensors])
-                kept |= self._store(bucket, memory, plan)
+                kept |= self._store(bucket, memory)
             first += num_tensors
             points.append(group.mark())
-            if any(self._location_of(spec.name, plan).whole is None for spec in bucket):
+            if any(self._location_of(spec.name).whole is None for spec in bucket):
                 group.wait(points[-2], lambda: _check_wanted(received))  # or scratch memory would pile up
-        group.broadcast_group([sums[1]])
-        group.wait(group.mark(), lambda: _check_wanted(received))
-        ours, announced = (mixed_digests(part) for part in sums.cpu())
-        received.digests |= {spec.name: digest.hex() for spec, digest in zip(specs, ours, strict=True)}
-        check_announced(specs, [digest.hex() for digest in announced], received)
+        names = [spec.name for spec in specs]
+        check_announced(names, self._announced_of(names, sums, received), received)
         return kept
 
-    def _location_of(self, name: str, plan: TransferPlan) -> Location:
-        return _NOWHERE if plan.is_adapter else self.layout.by_name.get(name, _NOWHERE)
+    def _location_of(self, name: str) -> Location:
+        return self.layout.by_name.get(name, _NOWHERE)
 
-    def _memory_for(self, spec: Spec, plan: TransferPlan) -> Tensor:
+    def _memory_for(self, spec: Spec) -> Tensor:
         """Where a broadcast ends: in the model, or in scratch memory."""
-        whole = self._location_of(spec.name, plan).whole
+        whole = self._location_of(spec.name).whole
         dtype, shape = spec.kind
         return self.group.scratch(shape, dtype) if whole is None else whole
 
-    def _store(self, bucket: Sequence[Spec], memory: Sequence[Tensor], plan: TransferPlan) -> dict[str, Tensor]:
+    def _store(self, bucket: Sequence[Spec], memory: Sequence[Tensor]) -> dict[str, Tensor]:
         """Copy parts to where they go; returns what is to be kept, by name."""
         kept = {}
         for spec, tensor in zip(bucket, memory, strict=True):
-            location = self._location_of(spec.name, plan)
+            location = self._location_of(spec.name)
             write_parts(location, tensor)
-            if location.by_loader or plan.is_adapter:
+            if location.by_loader:
                 kept[spec.name] = tensor
         return kept
 

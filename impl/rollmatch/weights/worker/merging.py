@@ -10,13 +10,12 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from rollmatch.errors import SyncError
 from rollmatch.model.merge import LoraFactors, merge_weight
-from rollmatch.weights.digest import DigestMismatch, add_mixed, bytes_of, digest_of, mixed_digests
+from rollmatch.weights.digest import DigestMismatch, add_mixed, bytes_of, digest_of
 from rollmatch.weights.plan import Merge, MergePlan
-from rollmatch.weights.worker.in_place import InPlaceReceiver
 from rollmatch.weights.worker.receiver import Received, Receiver
 from rollmatch.weights.worker.weight_layout import WeightLayout, write_tensors
 
@@ -91,29 +90,23 @@ def merge_received(receiver: Receiver, plan: MergePlan, base: FrozenWeights) -> 
     return digests
 
 
-def merge_in_place(receiver: InPlaceReceiver, plan: MergePlan, base: FrozenWeights, model: nn.Module) -> dict[str, str]:
-    """Write merged weights, and the base's where something else is. Returns the digests of all that was merged.
+def merge_in_place(
+    layout: WeightLayout, plan: MergePlan, adapter: Mapping[str, Tensor], base: FrozenWeights, *, sums: Tensor
+) -> None:
+    """Write merged weights, and the base's where something else is, on the current stream of a GPU.
 
-    Errors: ``AdapterMisfit``, ``DigestMismatch``, ``LayoutUnknown``; the model may then hold a mixture.
+    Adds what their digests are made of to [len(plan.merges), 2] ``sums``. Errors: ``AdapterMisfit``, ``LoadFailed``;
+    the model may then hold a mixture.
     """
-    parts, merges = receiver.take(), plan.merges
-    receiver.learn(plan.model)
-    names = [merge.name for merge in merges]
-    receiver.served.is_whole = False
-    with receiver.group.on_device():
-        for name in base.names_to_restore((spec.name for spec in plan.model), names):
-            write_tensors(model, receiver.layout, {name: base.read(name).to(base.device)})
-        base.changed = set(names)
-        sums = torch.zeros(len(merges), 2, dtype=torch.int64, device=base.device)
-        for start in range(0, len(merges), _AT_ONCE):
-            some = merges[start : start + _AT_ONCE]
-            merged = {merge.name: _merged(base, parts, merge, receiver.layout) for merge in some}
-            write_tensors(model, receiver.layout, merged)
-            add_mixed([bytes_of(tensor) for tensor in merged.values()], sums[start : start + len(some)])
-        digests = dict(zip(names, (digest.hex() for digest in mixed_digests(sums)), strict=True))
-    check_merged(digests, plan.merged_digests)
-    receiver.served.is_whole = True
-    return digests
+    names = [merge.name for merge in plan.merges]
+    for name in base.names_to_restore((spec.name for spec in plan.model), names):
+        write_tensors(layout.model, layout, {name: base.read(name).to(base.device)})
+    base.changed = set(names)
+    for start in range(0, len(names), _AT_ONCE):
+        some = plan.merges[start : start + _AT_ONCE]
+        merged = {merge.name: _merged(base, adapter, merge, layout) for merge in some}
+        write_tensors(layout.model, layout, merged)
+        add_mixed([bytes_of(tensor) for tensor in merged.values()], sums[start : start + len(some)])
 
 
 def merge_named(merge: Merge, weight: Tensor, tensors: Mapping[str, Tensor], *, out: Tensor | None = None) -> Tensor:

@@ -61,7 +61,7 @@ class Received:
     """The memory that the tensors lie in."""
     digests: dict[str, str] = field(default_factory=dict)
     num_tensors: int = 0
-    """That were announced."""
+    """That were announced, with those that are merged from them."""
     merged: frozenset[str] | None = None
     """Names of merged weights, where an adapter was received: all others are the base's. Else None."""
     dropped: bool = False
@@ -127,7 +127,7 @@ class Receiver:
         if plan.may_repeat and (self._known is None or plan.tensors is not self._known.tensors):
             self._known = plan
         received = self._received
-        received.num_tensors = len(plan.tensors)
+        received.num_tensors = len(plan.tensors) + (len(plan.merge.merges) if plan.merge else 0)
 
         def receive() -> None:
             try:
@@ -239,7 +239,7 @@ class Receiver:
             in_flight.add(trailer)
         in_flight.wait()
         announced = _digests_in(trailer) if plan.digests_follow else plan.digests or ()
-        check_announced(plan.tensors, announced, received)
+        check_announced([spec.name for spec in plan.tensors], announced, received)
 
     def _begin_bucket(self, specs: Sequence[Spec], in_flight: InFlight, received: Received) -> None:
         sizes = [spec.num_bytes for spec in specs]
@@ -268,13 +268,13 @@ def load_into(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> No
         ) from error
 
 
-def check_announced(specs: Sequence[Spec], announced: Sequence[str], received: Received) -> None:
+def check_announced(names: Sequence[str], announced: Sequence[str], received: Received) -> None:
     """Errors: ``DigestMismatch``."""
-    for spec, digest in zip(specs, announced, strict=False):
-        if received.digests[spec.name] != digest:
-            problem = f"arrived with digest {received.digests[spec.name]}, announced was {digest}"
+    for name, digest in zip(names, announced, strict=False):
+        if received.digests[name] != digest:
+            problem = f"arrived with digest {received.digests[name]}, announced was {digest}"
             remedy = "Sync again; if it happens again, look for a tensor that changes while it is sent."
-            raise DigestMismatch(problem, key=spec.name, remedy=remedy)
+            raise DigestMismatch(problem, key=name, remedy=remedy)
 
 
 def wait_go(store: GroupStore, sync_id: str) -> None:
