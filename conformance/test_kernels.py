@@ -16,13 +16,13 @@ torch.cuda.device = lambda device: contextlib.nullcontext()
 """
 DIGEST = """
 from rollmatch.weights.digest import MIX, mixed_digest_of, mixed_digests
-from rollmatch.weights.digest_kernel import _BLOCK_WORDS, _CHUNK_WORDS, add_mixed_on_gpu
+from rollmatch.weights.digest_kernel import _BLOCK_WORDS, _CHUNK_WORDS, add_mixed_at
 torch.Tensor.pin_memory = lambda tensor: tensor
 words = [torch.randint(-2**62, 2**62, (num,)) for num in (1, _BLOCK_WORDS + 3, _CHUNK_WORDS + 7)]
 sums = torch.zeros(len(words), 2, dtype=torch.int64)
-add_mixed_on_gpu(words, sums, MIX)
+add_mixed_at([part.data_ptr() for part in words], [len(part) for part in words], sums, MIX)
 assert mixed_digests(sums) == [mixed_digest_of(part) for part in words]
-add_mixed_on_gpu([], sums, MIX)
+add_mixed_at([], [], sums, MIX)
 """
 MERGE = """
 from rollmatch.model.merge import LoraFactors, merge_weight

@@ -15,11 +15,14 @@ from conformance.server.instance import free_port
 
 VLLM = "custom.extra.rollout_matching.vllm"
 OVERLAP, SERVER = "custom.extra.rollout_matching.overlap", "custom.extra.rollout_server"
+ADAPTER = {f"{VLLM}.sync.mode": "adapter", f"{VLLM}.enable_lora": True}
 TOKENS = 16_384
 WAYS = {
     "off": {},
     "stream": {OVERLAP: "stream"},
     "ahead": {OVERLAP: "ahead"},
+    "adapter": ADAPTER,
+    "adapter-ahead": ADAPTER | {OVERLAP: "ahead"},
     "checkpointed": {"training.gradient_checkpointing": True},
     "tokens": {"training.tokens_per_micro_batch": TOKENS},
     "tokens-ahead": {"training.tokens_per_micro_batch": TOKENS, OVERLAP: "ahead"},
@@ -135,12 +138,11 @@ class OurSide(GrpoSide):
         return command, self.folder / "server.txt", {}
 
     def samples(self, case):
-        """By way."""
+        """(way, its samples), one run after the other."""
         config = our_config(self.folder, case.model, case.scale, lora=case.kind == "lora")
         place = self._place()
         if self.options.mode == "colocate":
             place = {f"{VLLM}.mode": "colocate", f"{VLLM}.gpu_memory_utilization": self.options.engine_memory}
-        samples = {}
         for way in case.ways:
             own, out = dict(WAYS[way]), self.folder / f"{case.name}-{way}"
             if "training.tokens_per_micro_batch" in own:  # a step's prompts at once, in passes as full as they may be
@@ -149,8 +151,7 @@ class OurSide(GrpoSide):
             command = our_command(
                 "train", config, place | own | {"training.output_dir": out}, gpus=self._gpus(self.learner_gpu)
             )
-            samples[way] = our_run(command, out, out.with_suffix(".txt"))
-        return samples
+            yield way, our_run(command, out, out.with_suffix(".txt"))
 
     def _gpus(self, wanted):
         return "" if self.options.rehearse else wanted
@@ -174,7 +175,7 @@ class TrlSide(GrpoSide):
         return command, self.folder / "trl-server.txt", PATHS | {"CUDA_VISIBLE_DEVICES": "0"}
 
     def samples(self, case):
-        """Of its one way."""
+        """As ``OurSide``, of its one way."""
         name, scale = f"{case.name}-trl", case.scale
         settings = scale | {
             "model": str(case.model), "url": self.url, "group_port": free_port(), "prompts": prompts_of(scale),
@@ -188,4 +189,4 @@ class TrlSide(GrpoSide):
         code, output = finish(command, log, timeout_s=500, CUDA_VISIBLE_DEVICES=self.learner_gpu, **PATHS)
         assert code == 0, output[-3000:]
         completions = scale["num_prompts"] * scale["num_generations"]
-        return {"trl": json.loads(Path(settings["samples"]).read_text()) | {"completions": completions}}
+        yield "trl", json.loads(Path(settings["samples"]).read_text()) | {"completions": completions}

@@ -133,7 +133,8 @@ def main():
                 start_servers(sides, cases, servers)
             for case in cases:
                 for side in sides.values():
-                    case.add(side.samples(case), learner_device)
+                    for way, samples in side.samples(case):
+                        case.add({way: samples}, learner_device)
         finally:
             (logs := options.results / "logs").mkdir(parents=True, exist_ok=True)
             for log in folder.glob("*.txt"):

@@ -29,7 +29,7 @@ BARS = {
     "server / floor": 1.1,
     "packed / direct": 1.8,
     "one by one / direct": 15,
-    "server / server adapter": 4,
+    "server / server adapter": 1,
 }
 """Times of the first over times of the second; the first two at most, the others at least."""
 
@@ -93,6 +93,7 @@ def measure_adapters(report, servers, options):
     """The first one reads the base from its file; what the learner does beside the servers is also measured alone."""
     adapters = Adapters(servers, options.layers)
     attempt(report, "server adapter: first", adapters)
+    report.note(phases_of_server_s=servers.phases_s[1:])
     servers.phases_s = []
     for _ in range(options.rounds):
         attempt(report, "server adapter", adapters)

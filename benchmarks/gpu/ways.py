@@ -183,8 +183,12 @@ class OurServers:
         source.send = self._stamped(source.send, at_end=True)
 
     def __call__(self):
+        self.time(self.sender.send, self.weights.items())
+
+    def time(self, send, weights):
+        """One sync, by phase."""
         times, self._ends = [time.perf_counter()], []
-        self.sender.send(self.weights.items(), version=next(self.versions))
+        send(weights, version=next(self.versions))
         times += [*self._ends, time.perf_counter()]
         steps = zip(PHASES, pairwise(times), strict=True)
         self.phases_s.append({step: end - began for step, (began, end) in steps})
@@ -231,4 +235,4 @@ class Adapters:
 
     def __call__(self):
         adapter = SimpleNamespace(tensors=self.tensors, merges=self.merges, merged=self.made())
-        self.servers.sender.send_adapter(adapter, version=next(self.servers.versions))
+        self.servers.time(self.servers.sender.send_adapter, adapter)

@@ -15,7 +15,7 @@ from conformance.server.instance import ENGINE, running
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.errors import RollmatchError
 from rollmatch.model.checkpoint import merged_weights
-from rollmatch.weights.digest import mixed_digest_of
+from rollmatch.weights.digest import add_mixed_in, mixed_digest_of, mixed_digests
 from rollmatch.weights.nccl import DirectGroup
 
 NUM_SCENES = 4
@@ -32,6 +32,15 @@ def test_a_gpu_makes_the_digest_that_a_cpu_makes(num_bytes):
     other = raw.clone()
     other[num_bytes // 2] ^= 1
     assert mixed_digest_of(other.cuda()) != mixed_digest_of(raw)
+
+
+@pytest.mark.gpu(1)
+@pytest.mark.parametrize("sizes", [(8, 4096, 2**20 + 24), (5, 8, 3)], ids=["whole words", "odd"])
+def test_runs_of_one_memory_have_the_digests_of_their_bytes(sizes):
+    raw = torch.randint(0, 256, (sum(sizes),), dtype=torch.uint8, device="cuda")
+    sums = torch.zeros(len(sizes), 2, dtype=torch.int64, device="cuda")
+    add_mixed_in(raw, sizes, sums)
+    assert mixed_digests(sums) == [mixed_digest_of(part.cpu()) for part in torch.split(raw, sizes)]
 
 
 def weights_of(seed, device):

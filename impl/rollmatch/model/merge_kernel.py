@@ -10,7 +10,7 @@ from torch import Tensor
 
 _ROWS, _COLUMNS, _LEAST_RANK = 16, 256, 16
 """Of the tiles of a matrix product; 16 is the least that it takes."""
-_WARPS = 8
+_WARPS = 4
 _PRECISION = "tf32x3"
 """Float32 products from three passes of the tensor cores; "ieee" without them."""
 

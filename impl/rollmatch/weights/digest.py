@@ -12,7 +12,7 @@ same numbers. Digests find faults of a transport, not forgers: whoever may send 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import cycle, islice
+from itertools import accumulate, cycle, islice
 from typing import NamedTuple, cast
 
 import torch
@@ -155,9 +155,9 @@ def add_mixed(raw: Sequence[Tensor], sums: Tensor) -> None:
     """Add the sums of n runs of bytes to [n, 2] int64 ``sums`` on the same device; on a GPU the work is only queued."""
     words = [_words(part) for part in raw]
     if sums.is_cuda:
-        from rollmatch.weights.digest_kernel import add_mixed_on_gpu
+        from rollmatch.weights.digest_kernel import add_mixed_at
 
-        add_mixed_on_gpu(words, sums, MIX)
+        add_mixed_at([part.data_ptr() for part in words], [len(part) for part in words], sums, MIX)
         return
     for index, part in enumerate(words):
         for start in range(0, len(part), _PART_WORDS):
@@ -173,6 +173,25 @@ def mixed_digest_of(tensor: Tensor) -> bytes:
     sums = torch.zeros(1, 2, dtype=torch.int64, device=tensor.device)
     add_mixed([bytes_of(tensor)], sums)
     return mixed_digests(sums)[0]
+
+
+@torch.no_grad()
+def add_mixed_in(flat: Tensor, sizes: Sequence[int], sums: Tensor) -> None:
+    """``add_mixed`` of n runs of ``sizes`` bytes that lie one after the other in contiguous memory.
+
+    >>> sums = torch.zeros(2, 2, dtype=torch.int64)
+    >>> add_mixed_in(torch.tensor([0, 1]), [8, 8], sums)
+    >>> mixed_digests(sums)[1] == mixed_digest_of(torch.tensor([1]))
+    True
+    """
+    raw = bytes_of(flat)
+    if not flat.is_cuda or flat.data_ptr() % _WORD_BYTES or any(size % _WORD_BYTES for size in sizes):
+        add_mixed(torch.split(raw, list(sizes)), sums)
+        return
+    from rollmatch.weights.digest_kernel import add_mixed_at
+
+    ends = list(accumulate(sizes, initial=flat.data_ptr()))
+    add_mixed_at(ends[:-1], [size // _WORD_BYTES for size in sizes], sums, MIX)
 
 
 def add_mixed_of_each(tensors: Iterable[Tensor], sums: Tensor) -> None:

@@ -46,9 +46,9 @@ def _add_mixed(  # type: ignore[no-untyped-def]  # noqa: ANN202
     tl.atomic_add(sums + row * 2 + 1, tl.sum(sum_y))
 
 
-def add_mixed_on_gpu(words: Sequence[torch.Tensor], sums: torch.Tensor, mix: Sequence[int]) -> None:
+def add_mixed_at(addresses: Sequence[int], lengths: Sequence[int], sums: torch.Tensor, mix: Sequence[int]) -> None:
     """Add the sums of n runs of int64 words to [n, 2] ``sums``, on the current stream; ``mix``: ``MixConstants``."""
-    table = table_of([part.data_ptr() for part in words], [len(part) for part in words])
+    table = table_of(addresses, lengths)
     if not len(table):
         return
     with torch.cuda.device(sums.device):  # a kernel starts on the calling thread's, wherever its arguments are

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.weights.digest import add_mixed, add_mixed_of_each, bytes_of, mixed_digests
+from rollmatch.weights.digest import add_mixed, add_mixed_in, add_mixed_of_each, bytes_of, mixed_digests
 from rollmatch.weights.gloo import GlooGroup, broadcast_all
 from rollmatch.weights.group_address import GroupAddress, TransferFailed
 from rollmatch.weights.group_store import GroupStore
-from rollmatch.weights.plan import Bucket, WeightTransfer
+from rollmatch.weights.plan import Bucket, Spec, WeightTransfer
 
 NVLS = "NCCL_NVLS_ENABLE"
 """Multicast in the switch of a machine: it fails on some virtual machines, and a broadcast is no faster by it."""
@@ -146,14 +146,12 @@ class DirectGroup:
             points: list[torch.cuda.Event | None] = []
             for bucket in plan.buckets:
                 parts = _parts_of(transfer, bucket, self.device)
-                raw = [bytes_of(part) for part in parts]
                 if transfer.is_adapter:
-                    parts = [torch.cat(raw)]
-                    raw = list(torch.split(parts[0], [len(part) for part in raw]))
+                    parts = [torch.cat([part.view(-1) for part in parts])]
                 self.follow()
                 self.broadcast_group(parts)
                 with self.working():
-                    add_mixed(raw, sums[bucket.start : bucket.stop])
+                    self._add_digests(parts, plan.specs[bucket.start : bucket.stop], sums[bucket.start : bucket.stop])
                 kept.append(parts)
                 points.append(self.mark())
                 done = len(kept) - _num_in_flight(transfer)
@@ -168,6 +166,14 @@ class DirectGroup:
                 self.broadcast_group([sums[len(plan.specs) :]])
             self.wait(self.mark(), check)
         return tuple(digest.hex() for digest in mixed_digests(sums))
+
+    @staticmethod
+    def _add_digests(parts: Sequence[Tensor], specs: Sequence[Spec], sums: Tensor) -> None:
+        """Of tensors, or of one run of memory that holds them all."""
+        if len(parts) == len(specs):
+            add_mixed([bytes_of(part) for part in parts], sums)
+        else:
+            add_mixed_in(parts[0], [spec.num_bytes for spec in specs], sums)
 
 
 def open_direct(address: GroupAddress, device: torch.device, *, listener: socket.socket | None = None) -> DirectGroup:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from rollmatch.weights.digest import add_mixed, bytes_of, cut, mixed_digests
+from rollmatch.weights.digest import add_mixed, add_mixed_in, bytes_of, mixed_digests
 from rollmatch.weights.group_address import GroupAddress, bind
 from rollmatch.weights.nccl import DirectGroup, failing, open_direct
 from rollmatch.weights.plan import MergePlan, Spec, TransferPlan
@@ -94,19 +95,22 @@ class InPlaceReceiver(Receiver):
             self.served.is_whole = True
 
     def _receive_adapter(self, plan: TransferPlan, received: Received) -> dict[str, Tensor]:
-        """A broadcast for each bucket, then the learner's digests. The model stays as it is."""
+        """A broadcast for each bucket, whose tensors have one type, then the learner's digests.
+
+        The model stays as it is.
+        """
         group, sums = self.group, self._new_sums(len(plan.tensors))
         group.follow()
         found, first = dict[str, Tensor](), 0
         for num_tensors in plan.buckets:
             specs = plan.tensors[first : first + num_tensors]
-            sizes = [spec.num_bytes for spec in specs]
-            flat = group.scratch((sum(sizes),), torch.uint8)
+            lengths = [prod(spec.shape) for spec in specs]
+            flat = group.scratch((sum(lengths),), specs[0].kind[0])
             group.broadcast_group([flat])
             with group.working():
-                add_mixed(torch.split(flat, sizes), sums[0, first : first + num_tensors])
-                tensors = cut(flat, [spec.kind for spec in specs])
-            found |= zip((spec.name for spec in specs), tensors, strict=True)
+                add_mixed_in(flat, [spec.num_bytes for spec in specs], sums[0, first : first + num_tensors])
+            parts = zip(specs, torch.split(flat, lengths), strict=True)
+            found |= {spec.name: part.view(spec.shape) for spec, part in parts}
             first += num_tensors
         names = [spec.name for spec in plan.tensors]
         check_announced(names, self._announced_of(names, sums, received), received)
