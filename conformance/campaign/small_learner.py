@@ -11,10 +11,10 @@ from conformance.rollout.attached import sender_of
 from conformance.rollout.test_vllm_server import GREEDY, TEMPLATE, requests_of
 from rollmatch.checkpoint import checkpoints_in, find_damage, sealing, step_of
 from rollmatch.data import StepShape, WindowPlan
+from rollmatch.data.order import split_evenly
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.watch import WatchRules
 from rollmatch.journal import Journal
-from rollmatch.learn.deal import split_evenly
 from rollmatch.model.images import ImagePreparation
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.overlap import Ahead, Stream

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, WindowPlan
+from rollmatch.data.order import split_evenly
 
 SEEDS = st.integers(0, 2**40)
 EPOCHS = st.integers(0, 10_000)
@@ -127,3 +128,12 @@ def test_ranks_share_a_window_without_overlap():
     windows = [WindowPlan(16, seed=1, shape=shape, rank=rank).at(1) for rank in (0, 1)]
     assert sorted(chain(*(window.sample_indices for window in windows))) == list(range(16))
     assert {(window.first_step, window.end_step) for window in windows} == {(0, 2)}
+
+
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 9))
+def test_parts_of_about_as_many_items_hold_each_item_once(items, num_parts):
+    parts = split_evenly(items, num_parts)
+    assert [item for part in parts for item in part] == items
+    sizes = [len(part) for part in parts]
+    assert (len(sizes), sizes) == (num_parts, sorted(sizes, reverse=True))
+    assert sizes[0] - sizes[-1] <= 1

@@ -10,7 +10,7 @@ from conformance.learn.models import TOLERANCE, assert_same_gradients, gradients
 from conformance.learn.segments import make_segment, plain_segment
 from conformance.learn.test_scoring import ScoringSupervisor
 from rollmatch.learn.batch import Batcher
-from rollmatch.learn.deal import Dealer, PassSize, deal, split_evenly, spread_longest_first
+from rollmatch.learn.deal import Dealer, PassSize, deal, spread_longest_first
 from rollmatch.learn.head import Scoring, logprobs_of
 from rollmatch.learn.score import score_segments
 from rollmatch.objectives.rollout_matching.loss import count_totals, masked_loss_of_kept
@@ -26,11 +26,6 @@ def test_parts_of_about_as_many_tokens_hold_each_sequence_once(lengths, num_part
     assert parts == [sorted(part) for part in parts]
     totals = [sum(lengths[index] for index in part) for part in parts]
     assert max(totals) - min(totals) <= max(lengths, default=0)
-    even = split_evenly(lengths, num_parts)
-    assert [one for part in even for one in part] == lengths
-    sizes = [len(part) for part in even]
-    assert (len(sizes), sizes) == (num_parts, sorted(sizes, reverse=True))
-    assert sizes[0] - sizes[-1] <= 1
 
 
 @given(st.lists(st.integers(1, CAPACITY), min_size=1, max_size=40), st.integers(1, 5))

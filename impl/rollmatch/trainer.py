@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
-from rollmatch.data.order import check_order
+from rollmatch.data.order import check_order, split_evenly
 from rollmatch.evaluation import evaluate_policy, write_evaluation
 from rollmatch.learn.batch import Passes
-from rollmatch.learn.deal import split_evenly
 from rollmatch.learn.early import EarlyGradients
 from rollmatch.learn.head import Logits, Scoring, logprobs_of
 from rollmatch.learn.score import SegmentScorer

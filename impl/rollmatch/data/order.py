@@ -8,7 +8,7 @@ optimizer step is a window of its own.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, cycle, islice
+from itertools import chain, cycle, islice, pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +18,17 @@ from rollmatch.errors import LearnError
 from rollmatch.records import Sample
 
 Item = TypeVar("Item")
+
+
+def split_evenly(items: Sequence[Item], num_parts: int) -> list[Sequence[Item]]:
+    """Contiguous parts whose sizes differ by at most one, larger ones first.
+
+    >>> split_evenly([1, 2, 3, 4, 5], 2)
+    [[1, 2, 3], [4, 5]]
+    """
+    size, extra = divmod(len(items), num_parts)
+    starts = [part * size + min(part, extra) for part in range(num_parts + 1)]
+    return [items[start:end] for start, end in pairwise(starts)]
 
 
 class LearnerOrder:

@@ -3,13 +3,11 @@
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
-from typing import TypeVar
+from itertools import chain
 
+from rollmatch.data.order import split_evenly
 from rollmatch.ranks import Ranks
 from rollmatch.records import Row, Segment
-
-Item = TypeVar("Item")
 
 
 def spread_longest_first(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
@@ -132,14 +130,3 @@ def split_by_length(segments: Sequence[Segment], num_parts: int) -> list[tuple[S
     """
     order = sorted(range(len(segments)), key=lambda index: segments[index].encoded_len, reverse=True)
     return [tuple(segments[index] for index in sorted(part)) for part in split_evenly(order, num_parts)]
-
-
-def split_evenly(items: Sequence[Item], num_parts: int) -> list[Sequence[Item]]:
-    """Contiguous parts whose sizes differ by at most one, larger ones first.
-
-    >>> split_evenly([1, 2, 3, 4, 5], 2)
-    [[1, 2, 3], [4, 5]]
-    """
-    size, extra = divmod(len(items), num_parts)
-    starts = [part * size + min(part, extra) for part in range(num_parts + 1)]
-    return [items[start:end] for start, end in pairwise(starts)]
