@@ -16,9 +16,10 @@ from rollmatch.learn.batch import MicroBatch, Passes
 from rollmatch.learn.early import EarlyGradients
 from rollmatch.learn.head import Scoring
 from rollmatch.model.images import ImageFeatures
-from rollmatch.objectives.protocol import Divisible, Learner, TrainingTargets
+from rollmatch.objectives.protocol import Divisible, TrainingTargets
 from rollmatch.records import Rollout
 from rollmatch.rollout.source import Overlap
+from rollmatch.segment_trainer import Learner
 from rollmatch.step_report import StepReport
 
 

@@ -25,17 +25,18 @@ from rollmatch.learn.head import Logits, Scoring, logprobs_of
 from rollmatch.learn.score import SegmentScorer
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.policy import head_worth_avoiding
-from rollmatch.objectives.protocol import Learner, ObjectiveContext, Terms
-from rollmatch.packer_state import ResumableTrainer, WindowTargets
+from rollmatch.objectives.protocol import ObjectiveContext, Terms
+from rollmatch.packer_state import WindowTargets
 from rollmatch.records import Sample
 from rollmatch.rollout.overlap import Ahead
 from rollmatch.rollout.source import Overlap, RequestedWindow, RolloutPart, RolloutSource
+from rollmatch.segment_trainer import Learner, SegmentTrainer
 from rollmatch.step_report import StepReport
 from rollmatch.streaming import PartTargets, StreamedStep
 from rollmatch.weights.named_weights import named_weights
 
 
-class RolloutTrainer(ResumableTrainer):
+class RolloutTrainer(SegmentTrainer):
     """A ``transformers.Trainer`` whose batches are made from the policy's own rollouts."""
 
     def __init__(

@@ -30,7 +30,7 @@ from rollmatch.model.overlong import LengthRules
 from rollmatch.model.policy import load_policy
 from rollmatch.model.sharding import gather_in_passes
 from rollmatch.model.template import Template, TemplateOptions
-from rollmatch.objectives.protocol import Learner, Objective
+from rollmatch.objectives.protocol import Objective
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, HfBackend, RolloutBackend
 from rollmatch.rollout.fence import Fence, SyncMode
@@ -39,6 +39,7 @@ from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.prefetch_rules import PrefetchRules, ServerBackend
 from rollmatch.rollout.source import Lockstep, Overlap, RolloutSource
 from rollmatch.rollout.work_items import first_server
+from rollmatch.segment_trainer import Learner
 
 
 def make_arguments(config: RunConfig) -> TrainingArguments:

@@ -33,11 +33,11 @@ from rollmatch.journal import Journal, read_journal
 from rollmatch.model.parts import count_parts
 from rollmatch.model.policy import count_weights, unwrap
 from rollmatch.model.template import Template
-from rollmatch.packer_state import saved_learner
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample
 from rollmatch.report.console import StepConsole, print_before_after, print_header
 from rollmatch.report.page import write_page
+from rollmatch.segment_trainer import saved_learner
 from rollmatch.startup import loading
 from rollmatch.trainer import RolloutTrainer
 

@@ -1,18 +1,14 @@
 """The contract between the trainer and an objective: what each provides to the other."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Protocol, cast
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from rollmatch.data.order import Reuse
-from rollmatch.learn.batch import Batcher, MicroBatch, Supervisor
-from rollmatch.learn.deal import PassSize
-from rollmatch.learn.head import Logits, Scoring
-from rollmatch.learn.score import score_without_adapters
-from rollmatch.model.overlong import LengthRules
+from rollmatch.learn.batch import MicroBatch, Supervisor
+from rollmatch.learn.head import Logits
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample, Segment
 from rollmatch.rollout.backend import Decoding
@@ -138,56 +134,3 @@ class PolicyObjective(Objective, Protocol):
 
     def with_old_logprobs(self, segments: Sequence[Segment], score: ScoreSegments) -> list[Segment]:
         """Segments that a later step learns from, with those of the weights as they are now."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learner:
-    """What segments are learnt with. Made by ``cli.assemble``, used by ``trainer``."""
-
-    objective: Objective
-    batcher: Batcher
-    reference: nn.Module | None = None
-    """The policy before training, where it is not the policy without its adapters."""
-    reference_in_batch: bool = False
-    """Whether each micro-batch is scored by the policy without its adapters before it is learnt from."""
-    scores_waiting: bool = False
-    """Whether segments that wait for a row of a later step need old log-probabilities."""
-    graphs_kept: int
-    """Graphs of micro-batches that are kept until the totals of a streamed step are known."""
-    lengths: LengthRules | None = None
-    """The longest segment; None: no limit but a row's."""
-
-    def with_reference(self, model: nn.Module, batch: MicroBatch, scoring: Scoring) -> MicroBatch:
-        """The micro-batch with log-probabilities of the policy without its adapters, where these are wanted."""
-        if not self.reference_in_batch:
-            return batch
-        objective = cast(PolicyObjective, self.objective)
-        logprobs = score_without_adapters(model, batch.inputs, partial(objective.logprobs, batch=batch), scoring)
-        return objective.with_reference(batch, logprobs)
-
-    def pass_size(self, num_samples: int) -> PassSize:
-        """Of a pass without gradients: rollouts of ``num_samples`` samples, or as many tokens as a micro-batch has."""
-        return PassSize(segments=num_samples * self.objective.reuse.num_rollouts, tokens=self.batcher.tokens_per_batch)
-
-    def score_waiting(self, score: ScoreSegments) -> int:
-        """Number of segments that wait for a row of a later step; they get old log-probabilities where needed."""
-        packer = self.batcher.packer
-        if packer is None:
-            return 0
-        if self.scores_waiting:
-            packer.restore(cast(PolicyObjective, self.objective).with_old_logprobs(packer.state(), score))
-        return packer.buffered
-
-    def make_targets(
-        self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext
-    ) -> TrainingTargets:
-        """The objective's, each segment fitted to ``lengths``. Errors: ``SegmentTooLong``."""
-        made = self.objective.make_segments(samples, rollouts, context)
-        if self.lengths is None:
-            return made
-        long = [s for segments in made.segments for s in segments if s.encoded_len > self.lengths.max_len]
-        if not long:
-            return made
-        fitted = tuple(tuple(self.lengths.fit(segment) for segment in segments) for segments in made.segments)
-        num_cut = sum(self.lengths.fit(segment).train_len == segment.train_len for segment in long)
-        return replace(made, segments=fitted, num_skipped=len(long) - num_cut, num_cut=num_cut)
