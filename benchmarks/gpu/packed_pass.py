@@ -25,7 +25,7 @@ from rollmatch.objectives.rollout_matching.loss import (
     masked_loss,
     masked_loss_of_kept,
 )
-from rollmatch.objectives.rollout_matching.supervision import MaskRules, mask_segment, place_supervisions
+from rollmatch.objectives.rollout_matching.supervision import MaskRules, mask_segments
 from rollmatch.records import Sample, Segment
 
 SHAPE = {
@@ -85,8 +85,7 @@ class Text:
         return token_id - self.first if token_id >= self.first else None
 
     def supervise(self, segments, *, starts, num_tokens):
-        masks = [mask_segment(one, rules=MaskRules(desc_ce_weight=1.0), bin_of=self.bin_of) for one in segments]
-        return place_supervisions(masks, starts=starts, num_tokens=num_tokens)
+        return mask_segments(segments, starts=starts, num_tokens=num_tokens, rules=MaskRules(), bin_of=self.bin_of)
 
     def logit_indices(self, supervision):
         return logit_indices(supervision)

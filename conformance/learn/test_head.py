@@ -9,17 +9,15 @@ from torch.autograd import gradcheck
 from torch.nn import functional
 
 from conformance.doubles.tiny_qwen3_vl import COORD_IDS, VOCAB_LEN
-from conformance.learn.loss_cases import FIELDS, MASK, RULES, same_terms, scoring_of
+from conformance.learn.loss_cases import FIELDS, RULES, mask_row, masked_loss_from_hidden, same_terms, scoring_of
 from conformance.learn.models import TOLERANCE
 from rollmatch.learn import head as head_file
 from rollmatch.learn.head import HeadStates, column_scores, logprobs_of
 from rollmatch.objectives.rollout_matching.loss import (
     coord_losses,
     logit_indices,
-    masked_loss_from_hidden,
     masked_loss_of_kept,
 )
-from rollmatch.objectives.rollout_matching.supervision import mask_row
 
 HIDDEN_LEN, SHORT_LEN = 16, 4
 SMALL = 9 * VOCAB_LEN * 4
@@ -46,7 +44,7 @@ def test_a_head_that_does_not_learn_gives_the_loss_and_gradient_of_whole_logits(
 ):
     monkeypatch.setattr(head_file, "CHUNK_BYTES", chunk_bytes)
     row, _ = batch
-    supervision = mask_row(row, **MASK)
+    supervision = mask_row(row)
     rules = replace(RULES, gate_weight=gate_weight, temperature_coord=1.3)
     scoring = scoring_of(supervision, rules)
     head, hidden = make_head(bias=bias), torch.randn(row.num_tokens, HIDDEN_LEN)
@@ -108,7 +106,7 @@ def test_logits_exist_for_a_chunk_at_a_time_and_are_made_once(batch, monkeypatch
 
     monkeypatch.setattr(head_file.functional, "linear", counting)
     row, _ = batch
-    supervision = mask_row(row, **MASK)
+    supervision = mask_row(row)
     hidden = torch.randn(row.num_tokens, HIDDEN_LEN, requires_grad=True)
     scoring = scoring_of(supervision)
     masked_loss_from_hidden(hidden, lm_head=make_head(), **scoring).total.backward()
@@ -126,7 +124,7 @@ def test_rows_of_a_chunk_fill_whole_tiles():
 @pytest.mark.parametrize("rows_step", [1, 4])
 def test_blocks_of_a_chunk_are_scored_like_one(rows_step, batch, monkeypatch):
     row, _ = batch
-    supervision = mask_row(row, **MASK)
+    supervision = mask_row(row)
     scoring = scoring_of(supervision)
     head, hidden = make_head(), torch.randn(row.num_tokens, HIDDEN_LEN)
 

@@ -10,14 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.doubles.tiny_qwen3_vl import COORD_IDS, VOCAB_LEN
-from conformance.learn.loss_cases import FIELDS, RULES, random_logits, same_terms, scored_segment, scoring_of
+from conformance.learn.loss_cases import (
+    FIELDS,
+    RULES,
+    masked_loss_from_hidden,
+    random_logits,
+    same_terms,
+    scored_segment,
+    scoring_of,
+)
 from conformance.refusals import refused
 from rollmatch.objectives.rollout_matching.loss import (
     LossTotals,
     gaussian_targets,
     logit_indices,
     masked_loss,
-    masked_loss_from_hidden,
     masked_loss_of_kept,
     slot_losses,
 )

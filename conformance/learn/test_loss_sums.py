@@ -4,7 +4,18 @@ import pytest
 import torch
 
 from conformance.doubles.tiny_qwen3_vl import VOCAB_LEN
-from conformance.learn.loss_cases import FIELDS, MASK, RULES, random_logits, row_of, same_terms, scoring_of
+from conformance.learn.loss_cases import (
+    FIELDS,
+    MASK,
+    RULES,
+    mask_padded,
+    mask_row,
+    masked_loss_from_hidden,
+    random_logits,
+    row_of,
+    same_terms,
+    scoring_of,
+)
 from conformance.learn.models import (
     TOLERANCE,
     assert_same_gradients,
@@ -21,17 +32,16 @@ from rollmatch.objectives.rollout_matching.loss import (
     count_totals,
     logit_indices,
     masked_loss,
-    masked_loss_from_hidden,
     masked_loss_of_kept,
 )
-from rollmatch.objectives.rollout_matching.supervision import IGNORED, mask_padded, mask_row, mask_segment
+from rollmatch.objectives.rollout_matching.supervision import IGNORED, mask_segment
 
 
 @pytest.mark.parametrize("chunk_len", [1, 7, 1024])
 def test_the_three_forms_agree_in_value_and_gradient(chunk_len, batch, monkeypatch):
     monkeypatch.setattr(head_file, "CHUNK_LEN", chunk_len)
     row, _ = batch
-    supervision = mask_row(row, **MASK)
+    supervision = mask_row(row)
     scoring = scoring_of(supervision)
     torch.manual_seed(0)
     head = torch.nn.Linear(16, VOCAB_LEN)
@@ -55,7 +65,7 @@ def test_the_three_forms_agree_in_value_and_gradient(chunk_len, batch, monkeypat
 def test_hidden_states_meet_the_head_one_chunk_at_a_time(batch, monkeypatch):
     monkeypatch.setattr(head_file, "CHUNK_LEN", 5)
     row, _ = batch
-    supervision = mask_row(row, **MASK)
+    supervision = mask_row(row)
     seen = []
 
     def head(states):
@@ -71,7 +81,7 @@ def test_hidden_states_meet_the_head_one_chunk_at_a_time(batch, monkeypatch):
 
 def test_a_model_that_keeps_only_these_logits_gives_the_same_loss(model, batch):
     row, images = batch
-    supervision = mask_row(row, **MASK)
+    supervision = mask_row(row)
     scoring = scoring_of(supervision)
     inputs = make_model_inputs(row, images=images, model=model)
     with torch.no_grad():
@@ -102,14 +112,14 @@ def test_packed_rows_segments_alone_and_a_padded_batch_give_one_loss_and_one_gra
 
     def packed(some):
         row, images = row_of(some)
-        return lambda: (packed_logits(model, row, images), mask_row(row, **MASK))
+        return lambda: (packed_logits(model, row, images), mask_row(row))
 
     def alone(segment, images):
         return lambda: (single_logits(model, segment, images), mask_segment(segment, **MASK))
 
     def padded():
         segments, images = zip(*pairs, strict=True)
-        return padded_logits(model, segments, images).flatten(0, 1), mask_padded(segments, **MASK)
+        return padded_logits(model, segments, images).flatten(0, 1), mask_padded(segments)
 
     one_row = run(packed(pairs))
     for other in (

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.doubles.tiny_qwen3_vl import COORD_IDS, EOS_ID, bin_of
+from conformance.learn.loss_cases import mask_padded, mask_row
 from conformance.learn.segments import make_row, make_sample, write_segment
 from conformance.refusals import refused
-from rollmatch.objectives.rollout_matching.supervision import IGNORED, MaskRules, mask_padded, mask_row, mask_segment
+from rollmatch.objectives.rollout_matching.supervision import IGNORED, MaskRules, mask_segment
 from rollmatch.records import Segment
 
 RULES = MaskRules()
@@ -122,7 +123,7 @@ def test_every_tail_token_teaches_exactly_one_thing(segment):
 @given(st.lists(drawn_segments, min_size=1, max_size=5), drawn_rules)
 def test_a_row_is_masked_as_its_segments_are(segments, rules):
     row = make_row(*segments)
-    whole = mask_row(row, rules=rules, bin_of=bin_of)
+    whole = mask_row(row, rules=rules)
     parts = [mask(segment, rules) for segment in segments]
     assert whole.labels == sum((part.labels for part in parts), ())
     assert whole.weights == sum((part.weights for part in parts), ())
@@ -137,7 +138,7 @@ def test_a_row_is_masked_as_its_segments_are(segments, rules):
 
 @given(st.lists(drawn_segments, min_size=1, max_size=4))
 def test_a_padded_batch_is_masked_as_its_segments_are_and_padding_teaches_nothing(segments):
-    whole = mask_padded(segments, rules=RULES, bin_of=bin_of)
+    whole = mask_padded(segments, rules=RULES)
     longest = max(segment.encoded_len for segment in segments)
     assert len(whole.labels) == len(whole.weights) == longest * len(segments)
     for place, segment in enumerate(segments):

@@ -17,7 +17,7 @@ from rollmatch.learn.score import score_segments
 from rollmatch.model import policy
 from rollmatch.model.images import NO_IMAGES
 from rollmatch.objectives.rollout_matching.loss import count_totals, logit_indices, masked_loss, masked_loss_of_kept
-from rollmatch.objectives.rollout_matching.supervision import mask_segment, place_supervisions
+from rollmatch.objectives.rollout_matching.supervision import mask_segments
 
 
 class ScoringSupervisor:
@@ -25,9 +25,7 @@ class ScoringSupervisor:
 
     @staticmethod
     def supervise(segments, *, starts, num_tokens):
-        return place_supervisions(
-            [mask_segment(segment, **MASK) for segment in segments], starts=starts, num_tokens=num_tokens
-        )
+        return mask_segments(segments, starts=starts, num_tokens=num_tokens, **MASK)
 
 
 def micro_batch(model, *, packed):

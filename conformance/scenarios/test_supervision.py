@@ -6,14 +6,14 @@ import torch
 from conformance.doubles.records import make_rollout, make_sample
 from conformance.doubles.tiny_qwen3_vl import COORD_IDS, VOCAB_LEN
 from conformance.doubles.tokenizer import make_vocabulary
-from conformance.learn.loss_cases import MASK, RULES, random_logits
+from conformance.learn.loss_cases import MASK, RULES, mask_row, random_logits
 from conformance.learn.segments import make_row, make_segment
 from conformance.objectives.answers import answer, box, ids
 from conformance.scenarios.configs import config_with
 from rollmatch.cli.objectives import loss_rules_of
 from rollmatch.objectives.rollout_matching.loss import LossRules, count_totals, masked_loss, slot_losses
 from rollmatch.objectives.rollout_matching.match import MatchRules
-from rollmatch.objectives.rollout_matching.supervision import IGNORED, MaskRules, TransportRules, mask_row, mask_segment
+from rollmatch.objectives.rollout_matching.supervision import IGNORED, MaskRules, TransportRules, mask_segment
 from rollmatch.objectives.rollout_matching.target import RolloutMatching
 
 
@@ -73,7 +73,7 @@ def test_four_rows_at_once_or_one_after_the_other():
         leaves, loss = {name: some.clone().requires_grad_() for name, some in logits.items()}, 0.0
         for row in rows:
             states = torch.cat([leaves[segment.sample.sample_id] for segment in row])
-            terms = masked_loss(states, supervision=mask_row(make_row(*row), **MASK), rules=RULES, totals=totals)
+            terms = masked_loss(states, supervision=mask_row(make_row(*row)), rules=RULES, totals=totals)
             terms.total.backward()
             loss += float(terms.total.detach())
         return loss, torch.cat([leaves[name].grad.flatten() for name in sorted(leaves)])

@@ -66,7 +66,7 @@ def make_padded_inputs(
 ) -> dict[str, Any]:
     """Arguments of one forward pass over B segments, right-padded to the longest, [B, L], with their mask.
 
-    The unpacked form; ``mask_padded`` gives the supervision of its logits read as [B * L, V].
+    The unpacked form; its supervision is that of its logits read as [B * L, V].
     Errors: as ``make_model_inputs``.
     """
     part = multimodal_part(model)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from rollmatch.errors import LearnError
-from rollmatch.learn.head import Head, HeadStates, Logits, column_scores, logprobs_of, to_device, widened
+from rollmatch.learn.head import Logits, column_scores, logprobs_of, to_device, widened
 from rollmatch.objectives.rollout_matching.supervision import IGNORED
 from rollmatch.records import NUM_BINS, Supervision
 
@@ -139,16 +139,6 @@ def masked_loss_of_kept(logits: Logits, *, supervision: Supervision, rules: Loss
         slot_rows=torch.searchsorted(order, targets.slot_rows),
     )
     return _score(logits, targets=targets, rules=rules, totals=totals)
-
-
-def masked_loss_from_hidden(
-    hidden: Tensor, *, lm_head: Head, supervision: Supervision, rules: LossRules, totals: LossTotals
-) -> LossTerms:
-    """Score a row's last hidden states [T, H]: logits exist for a chunk of supervised positions at a time.
-
-    Errors: as ``masked_loss``.
-    """
-    return masked_loss(HeadStates.of(hidden, lm_head), supervision=supervision, rules=rules, totals=totals)
 
 
 def gaussian_targets(bins: Tensor, *, rules: LossRules) -> Tensor:

@@ -25,7 +25,7 @@ from rollmatch.objectives.rollout_matching.loss import (
     masked_loss,
     masked_loss_of_kept,
 )
-from rollmatch.objectives.rollout_matching.supervision import BinOf, MaskRules, mask_segment, place_supervisions
+from rollmatch.objectives.rollout_matching.supervision import BinOf, MaskRules, mask_segments
 from rollmatch.objectives.rollout_matching.target import MatchedRollout, RolloutMatching, RolloutReport
 from rollmatch.records import Rollout, Sample, Segment, Supervision
 
@@ -51,9 +51,8 @@ class RolloutMatchingObjective:
         return TrainingTargets(segments=tuple((segment,) for segment in segments), reports=tuple(reports))
 
     def supervise(self, segments: Sequence[Segment], *, starts: Sequence[int], num_tokens: int) -> Supervision:
-        """Prefix slots and the tail. Errors: as ``mask_segment``."""
-        masks = [mask_segment(segment, rules=self.mask_rules, bin_of=self.bin_of) for segment in segments]
-        return place_supervisions(masks, starts=starts, num_tokens=num_tokens)
+        """Prefix slots and the tail. Errors: as ``mask_segments``."""
+        return mask_segments(segments, starts=starts, num_tokens=num_tokens, rules=self.mask_rules, bin_of=self.bin_of)
 
     def logit_indices(self, supervision: Supervision) -> tuple[int, ...]:
         """Before each supervised token."""

@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from rollmatch.errors import LearnError
-from rollmatch.learn.pack import starts_of_padded
 from rollmatch.objectives.rollout_matching.match import outline
-from rollmatch.records import NUM_BINS, Geometry, GroundTruth, PredictedObject, Row, Segment, Supervision
+from rollmatch.records import NUM_BINS, Geometry, GroundTruth, PredictedObject, Segment, Supervision
 
 BinOf = Callable[[int], int | None]
 """Token id -> bin of a coordinate token, None for any other (``Vocabulary.bin_of``)."""
@@ -132,24 +131,16 @@ def mask_segment(segment: Segment, *, rules: MaskRules, bin_of: BinOf) -> Superv
     )
 
 
-def mask_row(row: Row, *, rules: MaskRules, bin_of: BinOf) -> Supervision:
-    """What a packed row is to learn: its segments' supervision, shifted by their offsets.
+def mask_segments(
+    segments: Iterable[Segment], *, starts: Iterable[int], num_tokens: int, rules: MaskRules, bin_of: BinOf
+) -> Supervision:
+    """What a list of ``num_tokens`` tokens is to learn in which segment i starts at ``starts[i]``: row or padded batch.
 
     Position 0 of a segment is prompt and so has no label: no segment is ever scored on the last logit of
     the one before it. Errors: as ``mask_segment``.
     """
-    supervisions = [mask_segment(segment, rules=rules, bin_of=bin_of) for segment in row.segments]
-    return place_supervisions(supervisions, starts=row.offsets, num_tokens=row.num_tokens)
-
-
-def mask_padded(segments: Sequence[Segment], *, rules: MaskRules, bin_of: BinOf) -> Supervision:
-    """What a right-padded batch [B, L] is to learn, read as one list of B * L tokens.
-
-    Segment b starts at ``b * L``, L the longest of them. Errors: as ``mask_segment``.
-    """
-    supervisions = [mask_segment(segment, rules=rules, bin_of=bin_of) for segment in segments]
-    starts = starts_of_padded(segments)
-    return place_supervisions(supervisions, starts=starts, num_tokens=starts.stop)
+    masks = [mask_segment(segment, rules=rules, bin_of=bin_of) for segment in segments]
+    return place_supervisions(masks, starts=starts, num_tokens=num_tokens)
 
 
 def place_supervisions(supervisions: Iterable[Supervision], *, starts: Iterable[int], num_tokens: int) -> Supervision:
