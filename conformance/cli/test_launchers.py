@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conformance.cli.front import answering
+from conformance.doubles.http_server import answering
 from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digits
 from conformance.scenarios.configs import not_refused

@@ -10,8 +10,8 @@ import numpy as np
 import psutil
 import pytest
 
-from conformance.cli.front import answering
 from conformance.cli.started import HF, journal_of, started, train_command
+from conformance.doubles.http_server import answering
 from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG, load_digits, write_cut
 from conformance.scenarios.configs import config_with, not_refused

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from conformance.cli.front import answering
+from conformance.doubles.http_server import answering
 from conformance.rollout.digits import CONFIG
 
 WAIT_S = 240

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from starlette.testclient import TestClient
 
-from conformance.cli.front import answering
+from conformance.doubles.http_server import answering
 from conformance.refusals import refused
 from conformance.rollout.digits import MODEL, ROOT
 from conformance.server.instance import free_port

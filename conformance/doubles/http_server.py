@@ -57,3 +57,20 @@ def send(handler, status, body):
     handler.send_header("Content-Length", str(len(raw)))
     handler.end_headers()
     handler.wfile.write(raw)
+
+
+@contextmanager
+def answering(answer, *, key=""):
+    """Yield the URL of a server; ``answer`` gets the last part of a path and the body, and returns status and reply.
+
+    ``key``: what all calls have to bring.
+    """
+
+    def reply(handler):
+        status, body = answer(handler.path.strip("/").rpartition("/")[2], read_body(handler))
+        if key and handler.headers.get("Authorization") != f"Bearer {key}":
+            status, body = 401, {"code": "unauthorized"}
+        send(handler, status, body)
+
+    with http_server(reply) as server:
+        yield server.url
