@@ -34,54 +34,6 @@ IGNORED = -100
 """Label of a position without text supervision, as torch's cross-entropy reads it."""
 
 
-class PromptLenOutOfRange(LearnError):
-    """A segment has at least one prompt token and one target token: 1 <= P < L."""
-
-    code = "prompt-len-out-of-range"
-
-
-class SegmentLensDisagree(LearnError):
-    """The prefix ends inside the segment; every coordinate slot has one bin, every corrected token one label."""
-
-    code = "segment-lens-disagree"
-
-
-class SupervisionOutsideTarget(LearnError):
-    """Every supervised index lies in the target, [P, L)."""
-
-    code = "supervision-outside-target"
-
-
-class SlotOutsidePrefix(LearnError):
-    """Slots of matched objects lie in the prefix, [P, P + X)."""
-
-    code = "slot-outside-prefix"
-
-
-class DescOutsideTail(LearnError):
-    """Description tokens are marked in the tail, [P + X, L), or are corrected."""
-
-    code = "desc-outside-tail"
-
-
-class PositionsNotAscending(LearnError):
-    """Positions ascend without repeats, so that nothing counts twice."""
-
-    code = "positions-not-ascending"
-
-
-class SlotHoldsNoCoord(LearnError):
-    """A slot's token is a coordinate token."""
-
-    code = "slot-holds-no-coord"
-
-
-class SlotBinOutOfRange(LearnError):
-    """A slot's true bin lies in 0..999."""
-
-    code = "slot-bin-out-of-range"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskRules:
     """What is learnt as text, and with what weight."""
@@ -95,7 +47,7 @@ class MaskRules:
 def mask_segment(segment: Segment, *, rules: MaskRules, bin_of: BinOf) -> Supervision:
     """What one segment is to learn; positions index ``segment.token_ids``.
 
-    Errors: every class of this file; ``key`` is the sample's origin.
+    Errors: ``LearnError`` for lengths and positions that do not fit; ``key`` is the sample's origin.
 
     Prompt 7 7, prefix ``(`` slot 22 ``)``, tail ``a`` 25 EOS; 20..29 are coordinates, bin = id - 20:
 
@@ -179,16 +131,17 @@ def _text_weights(segment: Segment, text_positions: Iterable[int], rules: MaskRu
 def _check_lens(segment: Segment) -> None:
     origin = segment.sample.origin
     if not 1 <= segment.prompt_len < segment.encoded_len:
-        raise PromptLenOutOfRange(f"prompt_len {segment.prompt_len} of {segment.encoded_len} tokens", key=origin)
+        problem = f"prompt_len {segment.prompt_len} of {segment.encoded_len} tokens, of which one at least is a target"
+        raise LearnError(problem, code="prompt-len-out-of-range", key=origin)
     if not 0 <= segment.prefix_len <= segment.train_len:
-        raise SegmentLensDisagree(f"prefix_len {segment.prefix_len} of {segment.train_len} target tokens", key=origin)
+        problem = f"prefix_len {segment.prefix_len} of {segment.train_len} target tokens"
+        raise LearnError(problem, code="segment-lens-disagree", key=origin)
     if len(segment.coord_positions) != len(segment.coord_bins):
-        raise SegmentLensDisagree(
-            f"{len(segment.coord_positions)} slots but {len(segment.coord_bins)} bins", key=origin
-        )
+        problem = f"{len(segment.coord_positions)} slots but {len(segment.coord_bins)} bins"
+        raise LearnError(problem, code="segment-lens-disagree", key=origin)
     if len(segment.corrected_positions) != len(segment.corrected_labels):
-        counts = f"{len(segment.corrected_positions)} corrected tokens but {len(segment.corrected_labels)} labels"
-        raise SegmentLensDisagree(counts, key=origin)
+        problem = f"{len(segment.corrected_positions)} corrected tokens but {len(segment.corrected_labels)} labels"
+        raise LearnError(problem, code="segment-lens-disagree", key=origin)
 
 
 def _check_positions(segment: Segment) -> None:
@@ -196,24 +149,29 @@ def _check_positions(segment: Segment) -> None:
     for positions in (segment.coord_positions, segment.desc_positions, segment.corrected_positions):
         outside = [index for index in positions if not segment.prompt_len <= index < segment.encoded_len]
         if outside:
-            target = f"[{segment.prompt_len}, {segment.encoded_len})"
-            raise SupervisionOutsideTarget(f"index {outside[0]} is not in the target {target}", key=origin)
+            problem = f"index {outside[0]} is not in the target [{segment.prompt_len}, {segment.encoded_len})"
+            raise LearnError(problem, code="supervision-outside-target", key=origin)
         if any(before >= after for before, after in pairwise(positions)):
-            raise PositionsNotAscending(f"positions {positions} do not ascend", key=origin)
+            problem = f"positions {positions} do not ascend without repeats"
+            raise LearnError(problem, code="positions-not-ascending", key=origin)
     if any(index >= tail_start for index in segment.coord_positions):
-        raise SlotOutsidePrefix(f"slot {segment.coord_positions[-1]} lies in the tail from {tail_start}", key=origin)
+        slot = segment.coord_positions[-1]
+        raise LearnError(f"slot {slot} lies in the tail from {tail_start}", code="slot-outside-prefix", key=origin)
     before = [index for index in segment.desc_positions if index < tail_start]
     if not set(before) <= set(segment.corrected_positions):
-        raise DescOutsideTail(f"description at {before[0]}, before {tail_start}", key=origin)
+        misplaced = f"description token {before[0]} lies before the tail from {tail_start}, and is not corrected"
+        raise LearnError(misplaced, code="desc-outside-tail", key=origin)
 
 
 def _check_slots(segment: Segment, bin_of: BinOf) -> None:
     origin = segment.sample.origin
     for index, coord_bin in zip(segment.coord_positions, segment.coord_bins, strict=True):
         if bin_of(segment.token_ids[index]) is None:
-            raise SlotHoldsNoCoord(f"token {segment.token_ids[index]} at {index} is no coordinate", key=origin)
+            problem = f"token {segment.token_ids[index]} of slot {index} is no coordinate"
+            raise LearnError(problem, code="slot-holds-no-coord", key=origin)
         if not 0 <= coord_bin < NUM_BINS:
-            raise SlotBinOutOfRange(f"bin {coord_bin} of slot {index} is not in 0..{NUM_BINS - 1}", key=origin)
+            problem = f"bin {coord_bin} of slot {index} is none of {NUM_BINS}"
+            raise LearnError(problem, code="slot-bin-out-of-range", key=origin)
 
 
 Floats = NDArray[np.float64]
