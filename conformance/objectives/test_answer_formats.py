@@ -20,10 +20,16 @@ from rollmatch.objectives.rollout_matching.answer_format import (
     load_answer_format,
 )
 from rollmatch.objectives.rollout_matching.elements import append_missed, serialize_objects
-from rollmatch.objectives.rollout_matching.match import MatchRules
+from rollmatch.objectives.rollout_matching.match import MatchRules, TransportRules
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
-from rollmatch.objectives.rollout_matching.supervision import IGNORED, MaskRules, TransportRules, mask_segment
-from rollmatch.objectives.rollout_matching.target import Correction, RolloutMatching, label_corrections
+from rollmatch.objectives.rollout_matching.supervision import (
+    IGNORED,
+    Correction,
+    MaskRules,
+    label_corrections,
+    mask_segment,
+)
+from rollmatch.objectives.rollout_matching.target import RolloutMatching
 from rollmatch.records import Geometry
 
 VOCABULARY, FUSING = make_vocabulary(), make_fusing_vocabulary()

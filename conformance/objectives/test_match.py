@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 from pycocotools import mask as coco_mask
 
 from conformance.objectives.answers import BOX, FAR_BOX, box, boxes, poly, polys
-from rollmatch.objectives.rollout_matching.match import MatchRules, match_objects, outline, score_pairs
-from rollmatch.objectives.rollout_matching.supervision import TransportRules, coordinate_targets
+from rollmatch.objectives.rollout_matching.match import (
+    MatchRules,
+    TransportRules,
+    coordinate_targets,
+    match_objects,
+    outline,
+    score_pairs,
+)
 from rollmatch.records import Geometry, Matching, PredictedObject
 
 

@@ -11,9 +11,9 @@ from conformance.doubles.tokenizer import make_vocabulary
 from conformance.objectives.answers import FAR_BOX, answer, box, element, ids, object_lists, responses
 from conformance.refusals import refused
 from rollmatch.objectives.rollout_matching.elements import DropReason, serialize_objects
-from rollmatch.objectives.rollout_matching.match import MatchRules
+from rollmatch.objectives.rollout_matching.match import MatchRules, TransportRules
 from rollmatch.objectives.rollout_matching.objective import summarize
-from rollmatch.objectives.rollout_matching.supervision import MaskRules, TransportRules, mask_segment
+from rollmatch.objectives.rollout_matching.supervision import MaskRules, mask_segment
 from rollmatch.objectives.rollout_matching.target import RolloutMatching, RolloutReport
 from rollmatch.records import Rollout, Sample
 

@@ -12,9 +12,9 @@ from rollmatch.objectives.grpo.objective import GroupRules, GrpoObjective
 from rollmatch.objectives.policy_gradient import LogprobRules
 from rollmatch.objectives.protocol import Objective
 from rollmatch.objectives.rollout_matching.loss import LossRules
-from rollmatch.objectives.rollout_matching.match import MatchRules
+from rollmatch.objectives.rollout_matching.match import MatchRules, TransportRules
 from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective, SupervisedObjective
-from rollmatch.objectives.rollout_matching.supervision import MaskRules, TransportRules
+from rollmatch.objectives.rollout_matching.supervision import MaskRules
 from rollmatch.objectives.rollout_matching.target import RolloutMatching, fitted_format
 
 

@@ -11,16 +11,20 @@ cell can draw nothing at all; there the IoU of boxes stands in, so that an exact
 Costs are compared in billionths, as whole numbers, so that equal means equal. Among the cheapest solutions the first in
 lexicographic order wins: prediction 0 takes the lowest ground truth index it can have in any of them (unmatched comes
 last), then prediction 1, and so on.
+
+The slots of a matched prediction learn the bins of its true object. Where one of the two is a polygon, its outline is
+carried over by optimal transport.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pycocotools import mask as coco_mask
 from scipy.optimize import linear_sum_assignment
+from scipy.special import softmax
 
 from rollmatch.records import NUM_BINS, Geometry, GroundTruth, Matching, PredictedObject
 
@@ -242,3 +246,50 @@ def _slack(costs: Ints, columns: Ints) -> Ints:
     rows = own - prices[columns]
     slack: Ints = costs - rows[:, None] - prices[None, :]
     return slack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportRules:
+    """How outlines are carried over; the names are the YAML's."""
+
+    ot_cost: Literal["l2", "l1"] = "l2"
+    """Distance of two points in bins: Euclidean or Manhattan."""
+    ot_epsilon: float = 10.0
+    """Entropy weight in bins; the smaller, the closer each point keeps to one true point."""
+    ot_iters: int = 30
+
+
+def coordinate_targets(predicted: PredictedObject, truth: GroundTruth, rules: TransportRules) -> tuple[int, ...]:
+    """[len(predicted.bins)] true bins for the slots of a prediction, rounded half to even, within 0..999.
+
+    A predicted box with a polygon as its truth gets the box around its four projected corners.
+
+    >>> far_apart = (100, 100, 300, 100, 300, 300, 100, 300)
+    >>> predicted = PredictedObject(desc="a", geometry=Geometry.POLY, bins=far_apart, positions=tuple(range(8)))
+    >>> truth = GroundTruth(desc="a", geometry=Geometry.BBOX, bins=(110, 90, 320, 310))
+    >>> coordinate_targets(predicted, truth, TransportRules())
+    (110, 90, 320, 90, 320, 310, 110, 310)
+    """
+    if predicted.geometry is Geometry.BBOX and truth.geometry is Geometry.BBOX:
+        return truth.bins
+    points, true_points = (np.array(outline(shape), dtype=np.float64).reshape(-1, 2) for shape in (predicted, truth))
+    projected = _project(points, true_points, rules)
+    if predicted.geometry is Geometry.BBOX:
+        projected = np.concatenate([projected.min(axis=0), projected.max(axis=0)])
+    return tuple(int(k) for k in np.clip(np.rint(projected), 0, NUM_BINS - 1).ravel())
+
+
+def _project(points: Floats, true_points: Floats, rules: TransportRules) -> Floats:
+    """[N, 2] the mean true point of each point under the transport plan between [N, 2] and [M, 2].
+
+    The plan is ``exp(kernel + row scale + column scale)``; a mean over a row does not see the row's own scale.
+    """
+    order = 2 if rules.ot_cost == "l2" else 1
+    kernel = -np.linalg.norm(points[:, None] - true_points[None], ord=order, axis=-1) / rules.ot_epsilon
+    column_scales = np.zeros(len(true_points))
+    for _ in range(rules.ot_iters):
+        row_scales = -np.log(len(points)) - np.logaddexp.reduce(kernel + column_scales[None, :], axis=1)
+        column_scales = -np.log(len(true_points)) - np.logaddexp.reduce(kernel + row_scales[:, None], axis=0)
+    weights = softmax(kernel + column_scales[None, :], axis=1)
+    projected: Floats = weights @ true_points
+    return projected

@@ -6,27 +6,46 @@ With P = ``prompt_len``, X = ``prefix_len``, L = ``encoded_len``:
 ``[0, P)``          prompt: nothing
 ``[P, P + X)``      the rollout's own words: nothing, but slots of matched objects learn the true bin, and tokens of
                     their numbers, and of their descriptions with ``desc_ce_weight_matched``, the true token
-                    (``target``)
+                    (``label_corrections``)
 ``[P + X, L)``      appended tail: coordinate tokens learn their own bin; every other token its own id,
                     with weight 1, or ``desc_ce_weight`` inside a description; closing and EOS included
 ==================  ==========================================================================
 
 A coordinate token never gets a text label, wherever it stands. Source: the rollout-matching objective
 (prefix slots and tail supervised, everything else context).
+
+Matched numbers and descriptions of several tokens are corrected: each place gets the token that it should have held.
+A wrong digit makes what follows it meaningless: behind the 4 of ``145`` no digit says anything about a true ``137``. So
+a text is supervised from its first token up to and including the first one where it leaves the true text, and not
+behind it. With ``y`` the sampled tokens from the text's first one, and ``u`` the tokens of the true text in its place,
+up to the end of the token that holds the delimiter::
+
+    m        = the first k with y[k] != u[k], or the last k where there is none
+    label[k] = u[k]          for k <= m
+    label[k] = unsupervised  for k > m
+
+The delimiter counts: a number that ends too early leaves the true one there.
+
+===========  ===========  ======================
+sampled      true         labels
+===========  ===========  ======================
+``145,``     ``137,``     ``1 3``, then none
+``13,``      ``137,``     ``1 3 7``
+``1375,``    ``137,``     ``1 3 7 ,``, then none
+``137,``     ``137,``     ``1 3 7 ,``
+``sixty"``   ``six"``     ``six "``, then none
+===========  ===========  ======================
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
-from scipy.special import softmax
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from rollmatch.errors import LearnError
-from rollmatch.objectives.rollout_matching.match import outline
-from rollmatch.records import NUM_BINS, Geometry, GroundTruth, PredictedObject, Segment, Supervision
+from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.records import NUM_BINS, Segment, Supervision
 
 BinOf = Callable[[int], int | None]
 """Token id -> bin of a coordinate token, None for any other (``Vocabulary.bin_of``)."""
@@ -174,60 +193,73 @@ def _check_slots(segment: Segment, bin_of: BinOf) -> None:
             raise LearnError(problem, code="slot-bin-out-of-range", key=origin)
 
 
-Floats = NDArray[np.float64]
+class Correction(NamedTuple):
+    """Where a number or a description stands in a target, and what it should have been."""
+
+    start: int
+    """First byte."""
+    end: int
+    """Byte after the last one: the delimiter's first."""
+    text: str
+    is_desc: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransportRules:
-    """How outlines are carried over; the names are the YAML's."""
+class CorrectedToken(NamedTuple):
+    """One token of a corrected text."""
 
-    ot_cost: Literal["l2", "l1"] = "l2"
-    """Distance of two points in bins: Euclidean or Manhattan."""
-    ot_epsilon: float = 10.0
-    """Entropy weight in bins; the smaller, the closer each point keeps to one true point."""
-    ot_iters: int = 30
+    position: int
+    """Index into the target's ids."""
+    label: int
+    """The token that should have stood there, or -100."""
+    is_desc: bool
 
 
-def coordinate_targets(predicted: PredictedObject, truth: GroundTruth, rules: TransportRules) -> tuple[int, ...]:
-    """[len(predicted.bins)] true bins for the slots of a prediction, rounded half to even, within 0..999.
+def label_corrections(
+    target_ids: Sequence[int], corrections: Sequence[Correction], vocabulary: Vocabulary
+) -> list[CorrectedToken]:
+    """The tokens of these texts, ascending, as the texts are.
 
-    A predicted box with a polygon as its truth gets the box around its four projected corners.
-
-    >>> far_apart = (100, 100, 300, 100, 300, 300, 100, 300)
-    >>> predicted = PredictedObject(desc="a", geometry=Geometry.POLY, bins=far_apart, positions=tuple(range(8)))
-    >>> truth = GroundTruth(desc="a", geometry=Geometry.BBOX, bins=(110, 90, 320, 310))
-    >>> coordinate_targets(predicted, truth, TransportRules())
-    (110, 90, 320, 90, 320, 310, 110, 310)
+    ``target_ids`` are prefix and tail: where the delimiter's token is cut off the prefix, the tail holds it.
     """
-    if predicted.geometry is Geometry.BBOX and truth.geometry is Geometry.BBOX:
-        return truth.bins
-    projected = _project(_points(outline(predicted)), _points(outline(truth)), rules)
-    if predicted.geometry is Geometry.BBOX:
-        projected = np.concatenate([projected.min(axis=0), projected.max(axis=0)])
-    return tuple(int(k) for k in np.clip(np.rint(projected), 0, NUM_BINS - 1).ravel())
+    pieces = [vocabulary.piece(token_id) for token_id in target_ids]
+    starts = list(accumulate(map(len, pieces), initial=0))
+    text = b"".join(pieces)
+    found: dict[int, CorrectedToken] = {}
+    for start, end, wanted, is_desc in corrections:
+        first = bisect_right(starts, start) - 1
+        if first in found and found[first].label != target_ids[first]:
+            continue  # the text before has left its truth in this very token
+        after = _token_border(starts, end, text)
+        true_text = text[starts[first] : start] + wanted.encode() + text[end : starts[after]]
+        labels = _labels_of(target_ids[first:after], vocabulary.encode_bytes(true_text), first=first)
+        found |= {position: CorrectedToken(position, label, is_desc) for position, label in labels.items()}
+    return [found[position] for position in sorted(found)]
 
 
-def _points(flat: Sequence[int]) -> Floats:
-    return np.array(flat, dtype=np.float64).reshape(-1, 2)
+def _labels_of(sampled: Sequence[int], true: Sequence[int], *, first: int) -> dict[int, int]:
+    """The rule at the top of this file, for one text whose first token is the target's ``first``.
 
-
-def _project(points: Floats, true_points: Floats, rules: TransportRules) -> Floats:
-    """[N, 2] the mean true point of each point under the transport plan between [N, 2] and [M, 2].
-
-    The plan is ``exp(kernel + row scale + column scale)``; a mean over a row does not see the row's own scale.
+    >>> _labels_of([1, 4, 5, 0], [1, 3, 7, 0], first=20)
+    {20: 1, 21: 3, 22: -100, 23: -100}
+    >>> _labels_of([1, 3, 0], [1, 3, 7, 0], first=20)
+    {20: 1, 21: 3, 22: 7}
+    >>> _labels_of([1, 3, 7, 5, 0], [1, 3, 7, 0], first=20)
+    {20: 1, 21: 3, 22: 7, 23: 0, 24: -100}
     """
-    kernel = -_distances(points, true_points, rules) / rules.ot_epsilon
-    column_scales = np.zeros(len(true_points))
-    for _ in range(rules.ot_iters):
-        row_scales = -np.log(len(points)) - np.logaddexp.reduce(kernel + column_scales[None, :], axis=1)
-        column_scales = -np.log(len(true_points)) - np.logaddexp.reduce(kernel + row_scales[:, None], axis=0)
-    weights = softmax(kernel + column_scales[None, :], axis=1)
-    projected: Floats = weights @ true_points
-    return projected
+    pairs = zip(sampled, true, strict=False)
+    leaves = next((place for place, (mine, wanted) in enumerate(pairs) if mine != wanted), len(true))
+    return {first + place: true[place] if place <= leaves else IGNORED for place in range(len(sampled))}
 
 
-def _distances(points: Floats, true_points: Floats, rules: TransportRules) -> Floats:
-    """[N, M] bins."""
-    order = 2 if rules.ot_cost == "l2" else 1
-    distances: Floats = np.linalg.norm(points[:, None] - true_points[None], ord=order, axis=-1)
-    return distances
+def _token_border(starts: Sequence[int], byte: int, text: bytes) -> int:
+    """The first token behind the one that holds ``byte`` that does not begin in mid-character.
+
+    With tokens of 3, 1 and 2 bytes, byte 2 lies in the first one; the second begins with the second byte of an e acute:
+
+    >>> _token_border([0, 3, 4, 6], 2, "1,\u00e9].".encode())
+    2
+    """
+    after = bisect_right(starts, byte)
+    while after < len(starts) - 1 and 0x80 <= text[starts[after]] < 0xC0:
+        after += 1
+    return after
