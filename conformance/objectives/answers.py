@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conformance.doubles.tokenizer import CONTROL_TOKENS, FUSED, ids_of_bytes, make_vocabulary
 from rollmatch.model.vocabulary import coord_token
-from rollmatch.objectives.rollout_matching.elements import serialize_objects
+from rollmatch.objectives.rollout_matching.target import serialize_objects
 from rollmatch.records import Geometry, GroundTruth
 
 BOX = (100, 100, 300, 300)

@@ -10,6 +10,7 @@ from conformance.doubles.records import make_rollout, make_sample
 from conformance.doubles.tokenizer import CONTROL_TOKENS, ids_of_bytes, make_fusing_vocabulary, make_vocabulary
 from conformance.objectives.answers import BOX, FAR_BOX, PLACES, box, boxes, object_lists, poly, tokens
 from conformance.refusals import refused
+from rollmatch.cli.plugins import load_answer_format
 from rollmatch.objectives.rollout_matching.answer_format import (
     ANSWER_FORMATS,
     COORD_TOKENS,
@@ -17,9 +18,7 @@ from rollmatch.objectives.rollout_matching.answer_format import (
     QWEN2_5_VL,
     QWEN3_VL,
     AnswerFormat,
-    load_answer_format,
 )
-from rollmatch.objectives.rollout_matching.elements import append_missed, serialize_objects
 from rollmatch.objectives.rollout_matching.match import MatchRules, TransportRules
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.objectives.rollout_matching.supervision import (
@@ -29,7 +28,7 @@ from rollmatch.objectives.rollout_matching.supervision import (
     label_corrections,
     mask_segment,
 )
-from rollmatch.objectives.rollout_matching.target import RolloutMatching
+from rollmatch.objectives.rollout_matching.target import RolloutMatching, append_missed, serialize_objects
 from rollmatch.records import Geometry
 
 VOCABULARY, FUSING = make_vocabulary(), make_fusing_vocabulary()

@@ -10,8 +10,8 @@ from conformance.doubles.tokenizer import make_vocabulary
 from conformance.objectives.answers import answer, box, element, ids, object_lists
 from conformance.refusals import refused
 from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS
-from rollmatch.objectives.rollout_matching.elements import append_missed, serialize_objects
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
+from rollmatch.objectives.rollout_matching.target import append_missed, serialize_objects
 
 VOCABULARY = make_vocabulary()
 DESC = re.compile(rb'"desc": "((?:[^"\\]|\\.)*)"')

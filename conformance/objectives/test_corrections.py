@@ -11,11 +11,10 @@ from conformance.objectives.answers import BOX, FAR_BOX, answer, box, boxes, des
 from conformance.objectives.test_answer_formats import FORMATS, FUSING, VOCABULARY, rollout_of, vocabularies
 from conformance.refusals import refused
 from conformance.scenarios.configs import config_with
-from rollmatch.objectives.rollout_matching.elements import serialize_objects
 from rollmatch.objectives.rollout_matching.match import MatchRules, TransportRules
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.objectives.rollout_matching.supervision import IGNORED, MaskRules, mask_segment
-from rollmatch.objectives.rollout_matching.target import RolloutMatching
+from rollmatch.objectives.rollout_matching.target import RolloutMatching, serialize_objects
 
 ASKED = config_with("~.desc_ce_weight_matched=0.5").custom.extra.rollout_matching.desc_ce_weight_matched
 DEFAULT = config_with().custom.extra.rollout_matching.desc_ce_weight_matched

@@ -14,9 +14,9 @@ from conformance.doubles.tokenizer import make_vocabulary
 from conformance.objectives.answers import answer, element, ids
 from rollmatch.objectives.rollout_matching.average_precision import DetectedBox, TrueBox, average_precision
 from rollmatch.objectives.rollout_matching.detection import Answered, judge_detection, object_scores
-from rollmatch.objectives.rollout_matching.elements import tokens_in
 from rollmatch.objectives.rollout_matching.match import MatchRules
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
+from rollmatch.objectives.rollout_matching.target import tokens_in
 from rollmatch.records import Geometry, GroundTruth, ParsedRollout, PredictedObject
 
 VOCABULARY = make_vocabulary()

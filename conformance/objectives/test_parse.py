@@ -7,9 +7,9 @@ from hypothesis import given
 
 from conformance.doubles.tokenizer import CONTROL_TOKENS, ids_of_bytes, make_vocabulary
 from conformance.objectives.answers import BOX, FAR_BOX, UNKNOWN_ID, answer, box, element, ids, poly, quoted, responses
-from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS
-from rollmatch.objectives.rollout_matching.elements import DropReason, serialize_objects
+from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS, DropReason
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
+from rollmatch.objectives.rollout_matching.target import serialize_objects
 from rollmatch.records import Geometry
 
 VOCABULARY = make_vocabulary()

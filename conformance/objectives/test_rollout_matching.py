@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.objectives.answers import FAR_BOX, answer, box, element, ids, object_lists, responses
 from conformance.refusals import refused
-from rollmatch.objectives.rollout_matching.elements import DropReason, serialize_objects
+from rollmatch.objectives.rollout_matching.answer_format import DropReason
 from rollmatch.objectives.rollout_matching.match import MatchRules, TransportRules
 from rollmatch.objectives.rollout_matching.objective import summarize
 from rollmatch.objectives.rollout_matching.supervision import MaskRules, mask_segment
-from rollmatch.objectives.rollout_matching.target import RolloutMatching, RolloutReport
+from rollmatch.objectives.rollout_matching.target import RolloutMatching, RolloutReport, serialize_objects
 from rollmatch.records import Rollout, Sample
 
 VOCABULARY = make_vocabulary()

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS
-from rollmatch.objectives.rollout_matching.elements import MAX_DEPTH
+from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS, MAX_DEPTH
 from rollmatch.objectives.rollout_matching.parse import Ending, expect, scan_elements
 
 RICH = (

@@ -9,10 +9,9 @@ from conformance.doubles.tokenizer import ids_of_bytes, make_vocabulary
 from conformance.objectives.answers import answer, box, element, ids
 from conformance.refusals import refused
 from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS
-from rollmatch.objectives.rollout_matching.elements import append_missed
 from rollmatch.objectives.rollout_matching.match import MatchRules, TransportRules
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
-from rollmatch.objectives.rollout_matching.target import RolloutMatching
+from rollmatch.objectives.rollout_matching.target import RolloutMatching, append_missed
 
 OTHER = (500, 500, 700, 700)
 

@@ -13,7 +13,7 @@ from conformance.rollout.digits import scenes
 from conformance.trainer.small_run import KEPT, events, make_trainer, requested, step_between, trained, weights_of
 from rollmatch.journal import read_journal
 from rollmatch.model import policy
-from rollmatch.objectives.rollout_matching.elements import DropReason
+from rollmatch.objectives.rollout_matching.answer_format import DropReason
 from rollmatch.records import Segment
 from rollmatch.step_report import PHASES
 from rollmatch.weights.named_weights import named_weights

@@ -30,9 +30,9 @@ _MODULES = {
     "objectives.grpo.advantage": ("group_advantages",),
     "objectives.grpo.reward": ("RewardFunction",),
     "objectives.rollout_matching.answer_format": ("AnswerFormat",),
-    "objectives.rollout_matching.elements": ("append_missed", "serialize_objects"),
     "objectives.rollout_matching.match": ("MatchRules", "match_objects"),
     "objectives.rollout_matching.parse": ("parse_rollout",),
+    "objectives.rollout_matching.target": ("append_missed", "serialize_objects"),
     "records": ("GroundTruth", "Matching", "ParsedRollout", "PredictedObject", "Rollout", "Row", "Sample", "Segment"),
     "trainer": ("RolloutTrainer",),
 }

@@ -18,11 +18,11 @@ from rollmatch.objectives.environment import Environment as Environment
 from rollmatch.objectives.grpo.advantage import group_advantages as group_advantages
 from rollmatch.objectives.grpo.reward import RewardFunction as RewardFunction
 from rollmatch.objectives.rollout_matching.answer_format import AnswerFormat as AnswerFormat
-from rollmatch.objectives.rollout_matching.elements import append_missed as append_missed
-from rollmatch.objectives.rollout_matching.elements import serialize_objects as serialize_objects
 from rollmatch.objectives.rollout_matching.match import MatchRules as MatchRules
 from rollmatch.objectives.rollout_matching.match import match_objects as match_objects
 from rollmatch.objectives.rollout_matching.parse import parse_rollout as parse_rollout
+from rollmatch.objectives.rollout_matching.target import append_missed as append_missed
+from rollmatch.objectives.rollout_matching.target import serialize_objects as serialize_objects
 from rollmatch.records import GroundTruth as GroundTruth
 from rollmatch.records import Matching as Matching
 from rollmatch.records import ParsedRollout as ParsedRollout

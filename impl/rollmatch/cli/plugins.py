@@ -13,7 +13,7 @@ from rollmatch.errors import ConfigError, ErrorList, RollmatchError, TargetError
 from rollmatch.objectives.environment import MakeEnvironment, load_environment, show
 from rollmatch.objectives.grpo.reward import CallLimits, Reward, load_rewards_of
 from rollmatch.objectives.named import load_named
-from rollmatch.objectives.rollout_matching.answer_format import AnswerFormat, load_answer_format
+from rollmatch.objectives.rollout_matching.answer_format import ANSWER_FORMATS, AnswerFormat
 from rollmatch.records import Sample
 
 Loaded = TypeVar("Loaded")
@@ -23,6 +23,12 @@ class CallbackUnknown(ConfigError):
     """A callback is named as module:class, can be imported, and is made without arguments."""
 
     code = "callback-unknown"
+
+
+class AnswerFormatUnknown(ConfigError):
+    """An answer format is one of the four by name, or a class that derives from ``AnswerFormat``."""
+
+    code = "answer-format-unknown"
 
 
 def load_callbacks(config: RunConfig) -> tuple[object, ...]:
@@ -79,6 +85,18 @@ def load_rewards(config: RunConfig) -> tuple[Reward, ...]:
         )
         for place, entry in enumerate(config.custom.extra.grpo.rewards)
     )
+
+
+def load_answer_format(name: str, *, key: str) -> AnswerFormat:
+    """One of the four, or what ``module:Class`` makes without arguments. Errors: ``AnswerFormatUnknown``."""
+    if name in ANSWER_FORMATS:
+        return ANSWER_FORMATS[name]
+    made = load_named(name, key=key, kind="Class", refuse=AnswerFormatUnknown)
+    made = made() if callable(made) else made
+    if not isinstance(made, AnswerFormat):
+        remedy = "Derive the class from rollmatch.AnswerFormat; it is made without arguments."
+        raise AnswerFormatUnknown(f"{name} makes no AnswerFormat", key=key, remedy=remedy)
+    return made
 
 
 def load_configured_format(config: RunConfig) -> AnswerFormat:

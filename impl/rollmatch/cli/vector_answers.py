@@ -13,9 +13,9 @@ from rollmatch.learn.pack import Packer
 from rollmatch.model.vocabulary import CHAT_STOP, Vocabulary, coord_token
 from rollmatch.objectives.grpo.advantage import group_advantages
 from rollmatch.objectives.rollout_matching.answer_format import ANSWER_FORMATS, AnswerFormat
-from rollmatch.objectives.rollout_matching.elements import append_missed
 from rollmatch.objectives.rollout_matching.match import MatchRules, PairScores, match_objects
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
+from rollmatch.objectives.rollout_matching.target import append_missed
 from rollmatch.objectives.vineppo.continuation import ContinuationResult, Waves
 from rollmatch.objectives.vineppo.trajectory import State, Trajectory
 from rollmatch.objectives.vineppo.value import ContinuationValues, ValueRules, passages_of

@@ -1,4 +1,4 @@
-"""How an answer is written: the text around its list, the keys of an object, and what a coordinate is. Needs no torch.
+"""How an answer is written, and which elements of its list are predictions. Needs no torch.
 
 ============  =============================================================================  ======================
 name          an answer with one object                                                      coordinates
@@ -16,22 +16,20 @@ Qwen2.5-VL and Qwen3-VL.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from enum import StrEnum
+from typing import Any, NamedTuple, Self
 
-from rollmatch.errors import ConfigError
+from rollmatch.data.geometry import twice_area
 from rollmatch.model.vocabulary import coord_token
-from rollmatch.objectives.named import load_named
-from rollmatch.records import NUM_BINS, Geometry, GroundTruth
+from rollmatch.records import NUM_BINS, Geometry, GroundTruth, PredictedObject
 
 LAST_BIN = NUM_BINS - 1
-
-
-class AnswerFormatUnknown(ConfigError):
-    """An answer format is one of the four by name, or a class that derives from ``AnswerFormat``."""
-
-    code = "answer-format-unknown"
+MAX_DEPTH = 32
+"""Levels of nesting an element may have."""
+_COORD_LITERAL = re.compile(r"<\|coord_\d+\|>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,13 +172,116 @@ ANSWER_FORMATS: Mapping[str, AnswerFormat] = {
 }
 
 
-def load_answer_format(name: str, *, key: str) -> AnswerFormat:
-    """One of the four, or what ``module:Class`` makes without arguments. Errors: ``AnswerFormatUnknown``."""
-    if name in ANSWER_FORMATS:
-        return ANSWER_FORMATS[name]
-    made = load_named(name, key=key, kind="Class", refuse=AnswerFormatUnknown)
-    made = made() if callable(made) else made
-    if not isinstance(made, AnswerFormat):
-        remedy = "Derive the class from rollmatch.AnswerFormat; it is made without arguments."
-        raise AnswerFormatUnknown(f"{name} makes no AnswerFormat", key=key, remedy=remedy)
-    return made
+class JsonObject(NamedTuple):
+    """A JSON object with its duplicate keys."""
+
+    pairs: list[tuple[str, object]]
+
+
+def is_too_deep(value: object) -> bool:
+    """Whether a value has more than ``MAX_DEPTH`` levels."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for parent in level for child in _children(parent)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: object) -> list[object]:
+    if isinstance(value, JsonObject):
+        return [child for _, child in value.pairs]
+    return value if isinstance(value, list) else []
+
+
+class DropReason(StrEnum):
+    """Why something in a response is no prediction; of an element the first that applies, in this order."""
+
+    NOT_AN_OBJECT = "not_an_object"
+    DUPLICATE_KEY = "duplicate_key"
+    UNEXPECTED_KEYS = "unexpected_keys"
+    MISSING_DESC = "missing_desc"
+    """Absent, no string, blank, or no text (half a surrogate pair)."""
+    COORD_TOKEN_IN_DESC = "coord_token_in_desc"
+    """The token, or its literal, which would become the token when written again."""
+    MISSING_GEOMETRY = "missing_geometry"
+    """Absent, or no list."""
+    TWO_GEOMETRIES = "two_geometries"
+    NESTED_GEOMETRY = "nested_geometry"
+    WRONG_ARITY = "wrong_arity"
+    """A box without exactly 4 values; a polygon with an odd number of them or fewer than 6."""
+    NON_COORD_TOKEN = "non_coord_token"
+    """A value that is not exactly one coordinate token between quotes."""
+    NON_NUMBER = "non_number"
+    """A value that is no whole number, where coordinates are numbers."""
+    OUT_OF_RANGE = "out_of_range"
+    """A number that lies outside the image."""
+    BBOX_DEGENERATE = "bbox_degenerate"
+    """x2 <= x1 or y2 <= y1."""
+    POLY_DEGENERATE = "poly_degenerate"
+    """Zero signed area."""
+    MALFORMED = "malformed"
+    TRAILING_TEXT = "trailing_text"
+
+
+class Slot(NamedTuple):
+    """A coordinate as it stands in a response."""
+
+    start: int
+    """First byte."""
+    end: int
+    """Byte after the last one."""
+    position: int
+    """Index of the token that holds the first byte."""
+    number: int
+    """Bin of a coordinate token, or the number as it is written."""
+
+
+def judge(value: Any, slots: tuple[Slot, ...], answer_format: AnswerFormat) -> PredictedObject | DropReason:
+    """A prediction, or why an element is none; ``slots`` are all coordinates that stand in the element, in order."""
+    if not isinstance(value, JsonObject):
+        return DropReason.NOT_AN_OBJECT
+    members = dict(value.pairs)
+    if len(members) != len(value.pairs):
+        return DropReason.DUPLICATE_KEY
+    if not members.keys() <= {answer_format.desc_key, *answer_format.geometries}:
+        return DropReason.UNEXPECTED_KEYS
+    desc = members.get(answer_format.desc_key)
+    if not isinstance(desc, str) or not desc.strip() or any("\ud800" <= character <= "\udfff" for character in desc):
+        return DropReason.MISSING_DESC
+    if _COORD_LITERAL.search(desc):
+        return DropReason.COORD_TOKEN_IN_DESC
+    geometries = [geometry for geometry in answer_format.geometries if geometry in members]
+    if len(geometries) == 2:
+        return DropReason.TWO_GEOMETRIES
+    values = members[geometries[0]] if geometries else None
+    if not isinstance(values, list):
+        return DropReason.MISSING_GEOMETRY
+    reason = _flaw_of(geometries[0], values, slots, answer_format)
+    bins = answer_format.bins_of([slot.number for slot in slots])
+    if reason or bins is None:
+        return reason or DropReason.OUT_OF_RANGE
+    return PredictedObject(
+        desc=desc,
+        geometry=geometries[0],
+        bins=bins,
+        positions=tuple(slot.position for slot in slots),
+        spans=tuple((slot.start, slot.end) for slot in slots),
+    )
+
+
+def _flaw_of(
+    geometry: Geometry, values: list[Any], slots: tuple[Slot, ...], answer_format: AnswerFormat
+) -> DropReason | None:
+    """No coordinate stands outside the geometry once keys and description are judged, so order decides the rest."""
+    if any(isinstance(value, list) for value in values):
+        return DropReason.NESTED_GEOMETRY
+    if len(values) != 4 if geometry is Geometry.BBOX else len(values) < 6 or len(values) % 2:
+        return DropReason.WRONG_ARITY
+    numbers = [slot.number for slot in slots]
+    is_written = values == [answer_format.literal(number) for number in numbers]
+    if not is_written or any(isinstance(value, (bool, float)) for value in values):  # 1.0 and true are equal to 1
+        return DropReason.NON_COORD_TOKEN if answer_format.uses_tokens else DropReason.NON_NUMBER
+    if geometry is Geometry.BBOX:
+        return DropReason.BBOX_DEGENERATE if numbers[2] <= numbers[0] or numbers[3] <= numbers[1] else None
+    return None if twice_area(numbers) else DropReason.POLY_DEGENERATE

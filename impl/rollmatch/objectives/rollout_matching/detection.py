@@ -21,8 +21,8 @@ from rollmatch.objectives.rollout_matching.average_precision import (
     TrueBox,
     average_precision,
 )
-from rollmatch.objectives.rollout_matching.elements import tokens_in
 from rollmatch.objectives.rollout_matching.match import MatchRules, box_ious, match_objects, outline, score_pairs
+from rollmatch.objectives.rollout_matching.target import tokens_in
 from rollmatch.records import GroundTruth, Matching, ParsedRollout, PredictedObject, Rollout, Sample
 
 F1_IOUS = (0.5, 0.75, 0.9)

@@ -15,7 +15,7 @@ from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.head import Logits
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, TrainingTargets
-from rollmatch.objectives.rollout_matching.elements import DropReason
+from rollmatch.objectives.rollout_matching.answer_format import DropReason
 from rollmatch.objectives.rollout_matching.loss import (
     LossRules,
     LossTerms,

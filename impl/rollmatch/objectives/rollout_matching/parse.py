@@ -35,8 +35,15 @@ from itertools import accumulate
 from typing import NamedTuple, NoReturn
 
 from rollmatch.model.vocabulary import Vocabulary
-from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS, AnswerFormat
-from rollmatch.objectives.rollout_matching.elements import DropReason, JsonObject, Slot, is_too_deep, judge
+from rollmatch.objectives.rollout_matching.answer_format import (
+    COORD_TOKENS,
+    AnswerFormat,
+    DropReason,
+    JsonObject,
+    Slot,
+    is_too_deep,
+    judge,
+)
 from rollmatch.records import ParsedRollout, PredictedObject
 
 _NUMBERS = re.compile(r'"(?:[^"\\]|\\.)*"|(-?[0-9]{1,9})')

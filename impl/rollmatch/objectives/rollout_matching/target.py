@@ -1,25 +1,21 @@
-"""From rollouts to segments, and what each rollout was worth: parse, match, append, correct. Needs no torch."""
+"""From rollouts to segments, and what each rollout was worth: parse, match, append, correct. Needs no torch.
+
+The tail that is written (missed objects, closing, stop token) is tokenised alone, so it never merges with the prefix:
+the rollout's own ids stay as sampled. It begins with the cut head, the kept bytes of a token that the cut fell into.
+Tokenised together with what follows, they make the token that the model would use by itself: where it wrote ``"]}]}``
+too early, the label in that very place is ``"]}, {"``. Without that, continuing or closing would never be taught.
+"""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from rollmatch.errors import TargetError
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS, AnswerFormat
-from rollmatch.objectives.rollout_matching.elements import (
-    DescChangedByTokenizer,
-    DescHoldsAddedToken,
-    Tail,
-    append_missed,
-    check_descs,
-)
-from rollmatch.objectives.rollout_matching.match import (
-    MatchRules,
-    TransportRules,
-    coordinate_targets,
-    match_objects,
-)
+from rollmatch.objectives.rollout_matching.match import MatchRules, TransportRules, coordinate_targets, match_objects
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.objectives.rollout_matching.supervision import Correction, label_corrections
 from rollmatch.records import GroundTruth, Matching, ParsedRollout, PredictedObject, Rollout, Sample, Segment
@@ -35,12 +31,6 @@ def fitted_format(answer_format: AnswerFormat, image_size: Callable[[Sample], tu
         return answer_format.fitted(*image_size(sample)) if answer_format.in_pixels else answer_format
 
     return format_of
-
-
-class RolloutsMisaligned(TargetError):
-    """Every sample has exactly one rollout, in the same order."""
-
-    code = "rollouts-misaligned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +74,118 @@ class MatchedRollout:
         return [(self.parsed.objects[index], self.truth[partner]) for index, partner in self.matching.pairs]
 
 
+class DescHoldsAddedToken(TargetError):
+    """A description must not spell an added token: it would stop the answer, or claim a coordinate."""
+
+    code = "desc-holds-added-token"
+
+
+class DescChangedByTokenizer(TargetError):
+    """A description must come out of the tokenizer as it went in (a normalizer may rewrite it)."""
+
+    code = "desc-changed-by-tokenizer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """What follows the prefix. Made by ``append_missed``, used by ``rollout_matching``."""
+
+    token_ids: tuple[int, ...]
+    """[N] cut head and text, tokenised together and alone, then the stop token."""
+    text: str
+    """What is appended to the prefix text; without cut head and stop token."""
+    desc_positions: tuple[int, ...]
+    """Indices into ``token_ids`` of tokens that hold any byte of a description's content, ascending."""
+
+
+def serialize_objects(objects: Iterable[GroundTruth], answer_format: AnswerFormat = COORD_TOKENS) -> str:
+    """The whole answer for these objects.
+
+    >>> from rollmatch.records import Geometry
+    >>> print(serialize_objects([GroundTruth(desc="leaf", geometry=Geometry.POLY, bins=(1, 2, 9, 2, 9, 8))]))
+    ... # doctest: +ELLIPSIS
+    {"objects": [{"desc": "leaf", "poly": ["<|coord_1|>", "<|coord_2|>", ... "<|coord_8|>"]}]}
+    """
+    written = [answer_format.write(answer_format.shaped(each)) for each in objects]
+    return answer_format.opening + "".join(answer_format.join(written, follows=False))
+
+
+def append_missed(
+    parsed: ParsedRollout,
+    missed: Sequence[GroundTruth],
+    vocabulary: Vocabulary,
+    answer_format: AnswerFormat = COORD_TOKENS,
+) -> Tail:
+    """The tail that completes a prefix: a comma if needed, the missed objects in order, the closing, the stop token.
+
+    Errors: ``DescHoldsAddedToken``, ``DescChangedByTokenizer`` (``key`` is ``missed[index].desc``),
+    ``cut-head-not-encodable``.
+    """
+    check_descs(missed, vocabulary)
+    parts = [answer_format.write(answer_format.shaped(each)) for each in missed]
+    before, after = answer_format.join(parts, follows=parsed.num_elements > 0)
+    token_ids = _encode(parsed.cut_head + (before + after).encode(), vocabulary)
+    within = [answer_format.desc_span(each.desc, part) for each, part in zip(missed, parts, strict=True)]
+    lens = [len((part + answer_format.between).encode()) for part in parts]
+    firsts = accumulate(lens, initial=len(parsed.cut_head) + len(before.encode()))
+    spans = [(first + start, first + end) for first, (start, end) in zip(firsts, within, strict=False)]
+    starts = list(accumulate((len(vocabulary.piece(token_id)) for token_id in token_ids), initial=0))
+    return Tail(
+        token_ids=(*token_ids, vocabulary.stop_id),
+        text=before + after,
+        desc_positions=tuple(tokens_in(spans, starts)),
+    )
+
+
+def _encode(raw: bytes, vocabulary: Vocabulary) -> tuple[int, ...]:
+    token_ids = vocabulary.encode_bytes(raw)
+    if vocabulary.decode(token_ids) != raw:
+        raise TargetError(
+            f"{raw!r} is tokenised as {vocabulary.decode(token_ids)!r}",
+            code="cut-head-not-encodable",
+            key="cut_head",
+            remedy="Use a tokenizer whose normalizer leaves such text alone.",
+        )
+    return token_ids
+
+
+def check_descs(objects: Sequence[GroundTruth], vocabulary: Vocabulary) -> None:
+    """Raise ``DescHoldsAddedToken`` or ``DescChangedByTokenizer``; ``key`` is ``missed[index].desc``."""
+    for index, each in enumerate(objects):
+        quoted = json.dumps(each.desc, ensure_ascii=False)
+        token_ids = vocabulary.encode(quoted)
+        key = f"missed[{index}].desc"
+        for token_id in token_ids:
+            if token_id in vocabulary.control_ids or vocabulary.bin_of(token_id) is not None:
+                raise DescHoldsAddedToken(
+                    f"{quoted} holds the added token {vocabulary.text([token_id])}",
+                    key=key,
+                    remedy="Take the literal out of the description.",
+                )
+        if vocabulary.decode(token_ids) != quoted.encode():
+            raise DescChangedByTokenizer(
+                f"{quoted} is tokenised as {vocabulary.text(token_ids)}",
+                key=key,
+                remedy="Store the description as the tokenizer writes it (Qwen: Unicode NFC).",
+            )
+
+
+def tokens_in(spans: Iterable[tuple[int, int]], starts: Sequence[int]) -> list[int]:
+    """Tokens that share a byte with a span, ascending; ``starts`` are the tokens' first bytes and the whole length.
+
+    Tokens of 3, 2 and 4 bytes; bytes 4 and 5 lie in the second and the third:
+
+    >>> tokens_in([(4, 6)], [0, 3, 5, 9])
+    [1, 2]
+    >>> tokens_in([(0, 3), (3, 5)], [0, 3, 5, 9])
+    [0, 1]
+    """
+    touched = (range(bisect_right(starts, low) - 1, bisect_left(starts, high)) for low, high in spans)
+    return sorted({token for tokens in touched for token in tokens})
+
+
 class RolloutMatching:
-    """Rollouts in, segments out. Errors: ``RolloutsMisaligned`` and those of parse and append."""
+    """Rollouts in, segments out. Errors: ``rollouts-misaligned``, and those of ``append_missed``."""
 
     def __init__(
         self,
@@ -108,7 +208,8 @@ class RolloutMatching:
     ) -> tuple[list[Segment], list[RolloutReport]]:
         """One segment and one report per sample, in order; errors about a description name the sample's origin."""
         if len(samples) != len(rollouts):
-            raise RolloutsMisaligned(f"{len(samples)} samples, {len(rollouts)} rollouts", key="rollouts")
+            problem = f"{len(samples)} samples, {len(rollouts)} rollouts; each sample has one, in the same order"
+            raise TargetError(problem, code="rollouts-misaligned", key="rollouts")
         made = [self._make_segment(sample, rollout) for sample, rollout in zip(samples, rollouts, strict=True)]
         return [segment for segment, _ in made], [report for _, report in made]
 
