@@ -18,7 +18,7 @@ import psutil
 
 from conformance.campaign.observe import JournalTail, judge_story, name_of_end
 from conformance.cli.division import MATCHING, SMALL, VLLM, named, typed
-from conformance.cli.started import Started, journals_of
+from conformance.cli.started import Started, journals_of, rank_variables
 from conformance.rollout.digits import absolute, write_cut
 from conformance.server.instance import free_port
 from rollmatch.checkpoint import checkpoints_in
@@ -77,16 +77,10 @@ class StruckRun:
     def start_learner(self):
         """Run what torchrun starts; a rank's output is a file of its own."""
         resume, self.num_started = ("--resume",) if self.ranks else (), self.num_started + 1
-        size, command = str(self.num_ranks), typed("train", MATCHING, "2", self.overrides, *resume)
-        world = {
-            "WORLD_SIZE": size,
-            "LOCAL_WORLD_SIZE": size,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-        }
-        places = [world | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(self.num_ranks)]
+        command = typed("train", MATCHING, "2", self.overrides, *resume)
+        places = rank_variables(self.num_ranks) if self.num_ranks > 1 else [{}]
         self.ranks = [
-            Started(command, self.folder / f"{self.num_started}-learner{rank}.txt", **(place if size > "1" else {}))
+            Started(command, self.folder / f"{self.num_started}-learner{rank}.txt", **place)
             for rank, place in enumerate(places)
         ]
 

@@ -69,17 +69,20 @@ def finish(command: list[str], log: Path, *, timeout_s: float = TIMEOUT_S, **var
         return running.wait(timeout_s), running.output()
 
 
+def rank_variables(num_ranks: int) -> list[dict[str, str]]:
+    """What torchrun tells each rank of one machine."""
+    world = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [world | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+
+
 @contextmanager
 def started_ranks(folder: Path, num_ranks: int, *command: str, **variables: str) -> Iterator[list[Started]]:
     """The ranks of a command as torchrun would start them, except that none ends the others; logs in ``folder``."""
-    world = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), **variables}
-    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with ExitStack() as stack:
         yield [
-            stack.enter_context(
-                started(list(command), folder / f"rank{rank}.txt", RANK=str(rank), LOCAL_RANK=str(rank), **world)
-            )
-            for rank in range(num_ranks)
+            stack.enter_context(started(list(command), folder / f"rank{rank}.txt", **(variables | of_rank)))
+            for rank, of_rank in enumerate(rank_variables(num_ranks))
         ]
 
 

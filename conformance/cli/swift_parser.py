@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from conformance.outside_tools import swift_python
-from conformance.rollout.digits import ROOT
+from conformance.servers.known import write_swift_command
 
 FOLDER = Path(__file__).parents[2] / "fixtures/swift"
 TRUE, FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
@@ -57,17 +57,8 @@ def parse(command: str, words: list[str]) -> dict:
     return vars(known)
 
 
-PLUGGED = ROOT / "conformance/servers/plugged"
-
-
 def put_on_the_path(folder, monkeypatch) -> None:
     """For this test; a learner keeps the ``PYTHONPATH`` that it was started with, for our rewards."""
-    command = folder / "bin" / "swift"
-    command.parent.mkdir()
-    command.write_text(
-        "#!/bin/sh\nunset VLLM_ENABLE_V1_MULTIPROCESSING\n"  # vLLM's plug-ins come first in workers of their own
-        f'export PYTHONPATH="{PLUGGED}${{PYTHONPATH:+:$PYTHONPATH}}" VLLM_PLUGINS=gloo_for_nccl\n'
-        f'exec "{swift_python()}" "{PLUGGED}/swift_on_a_cpu.py" "$@"\n'
-    )
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
+    (folder / "bin").mkdir()
+    commands = write_swift_command(folder / "bin", swift_python())
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")

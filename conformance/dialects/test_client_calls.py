@@ -10,7 +10,7 @@ import pytest
 import responses
 
 from conformance.dialects.swift_double import QUICK, RULES, error_of, prompts, running_double
-from conformance.server.calls import in_thread
+from conformance.servers.talk import in_thread
 from rollmatch.dialects.http import MSGPACK, HttpServer, _root_of
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.rollout.retry import is_transient

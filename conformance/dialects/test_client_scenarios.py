@@ -13,8 +13,8 @@ from conformance.dialects.learner_side import TEMPLATE, rendezvous
 from conformance.dialects.swift_double import error_of, running_double
 from conformance.refusals import refused
 from conformance.scenarios.configs import config_with, not_refused
-from conformance.server.calls import in_thread
 from conformance.server.instance import free_port
+from conformance.servers.talk import in_thread
 from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.cli.assemble import make_parts
 from rollmatch.cli.connect import connect_servers

@@ -1,13 +1,12 @@
 """Calls to a rollout server, spelled out: no client of ours is involved, so that server and client are judged apart."""
 
 import base64
-import threading
-from concurrent.futures import Future
 
 import msgspec
 import requests
 import torch
 
+from conformance.servers.talk import in_thread
 from rollmatch.data.ids import pack_ids, unpack_ids
 from rollmatch.weights.digest import bytes_of, digest_of
 from rollmatch.weights.gloo import GlooGroup
@@ -64,20 +63,6 @@ def text_batch(prompts, **fields):
 
 def data_url(path):
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-
-
-def in_thread(call, *arguments, **keywords):
-    """Start a call; ``result()`` of what comes back waits for it."""
-    future = Future()
-
-    def run():
-        try:
-            future.set_result(call(*arguments, **keywords))
-        except (AssertionError, OSError, ValueError, RuntimeError) as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 class RawLearner:

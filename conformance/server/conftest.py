@@ -9,9 +9,10 @@ from starlette.testclient import TestClient
 from conformance.dialects.learner_side import native_backend
 from conformance.processes import stopped
 from conformance.rollout.digits import BRIEF, load_model, perturb, requests_for, scenes, template_of
-from conformance.server.calls import RawLearner, in_thread, text_batch
+from conformance.server.calls import RawLearner, text_batch
 from conformance.server.instance import free_port
 from conformance.server.stand_in import make_stand_in
+from conformance.servers.talk import in_thread
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.data.ids import pack_ids
 from rollmatch.model.checkpoint import merged_weights

@@ -22,8 +22,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from conformance.server.calls import in_thread, text_batch
+from conformance.server.calls import text_batch
 from conformance.server.test_fuzz import BODIES, calls, encoded
+from conformance.servers.talk import in_thread
 
 pytestmark = pytest.mark.engine
 NUM_BODIES = int(os.environ.get("ROLLMATCH_BODIES", "300" if "ROLLMATCH_STRICT" in os.environ else "100"))

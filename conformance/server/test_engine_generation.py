@@ -15,7 +15,8 @@ from conformance.dialects.learner_side import connected
 from conformance.dialects.swift_double import RULES, prompts
 from conformance.processes import stopped
 from conformance.rollout.digits import load_digits, template_of
-from conformance.server.calls import data_url, in_thread, text_batch
+from conformance.server.calls import data_url, text_batch
+from conformance.servers.talk import in_thread
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.watch import CallStalled
 

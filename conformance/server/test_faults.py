@@ -10,8 +10,9 @@ import requests
 
 from conformance.cli.test_killed_server import stopped
 from conformance.processes import is_healthy, start
-from conformance.server.calls import RawLearner, in_thread, text_batch
+from conformance.server.calls import RawLearner, text_batch
 from conformance.server.instance import ENVIRONMENT, Instance, free_port, running, settings_for
+from conformance.servers.talk import in_thread
 
 pytestmark = pytest.mark.engine
 

@@ -102,7 +102,11 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge
 
 def run() -> NoReturn:
     """``main`` as a process of its own; a thread that a server left hanging may break an ordinary end."""
-    code = main()
+    leave(main())
+
+
+def leave(code: int) -> NoReturn:
+    """End the process without waiting for its threads."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -152,7 +156,7 @@ def add_reports(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {text}")
 
 
-def say(*lines: str) -> None:
+def say(*lines: object) -> None:
     """Write at once."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()

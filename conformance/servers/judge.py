@@ -16,6 +16,7 @@ from conformance.processes import Running
 from conformance.rollout.digits import MODEL
 from conformance.servers.check import MISSED, PASSED, Check, judge
 from conformance.servers.checks import checks_for
+from conformance.servers.command import say
 from conformance.servers.dialects import DIALECTS
 from conformance.servers.exchange import Exchange
 from conformance.servers.install import InstallFailed
@@ -143,12 +144,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             num_failing += 1
     write_page()
     os._exit(bool(num_failing))  # a thread that a server left hanging may break an ordinary end
-
-
-def say(*lines: object) -> None:
-    """Write at once."""
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -209,3 +209,15 @@ def find_known(word: str) -> Known:
     if newest.ends and wanted >= Version(newest.ends):
         raise UnknownServer(f"{word}: from {newest.ends} on, {name} starts vLLM's own server: judge vllm")
     return replace(newest, version=str(wanted))
+
+
+def write_swift_command(folder: Path, python: str) -> Path:
+    """``swift`` on a machine without GPUs: ms-swift of this interpreter, over gloo. Returns the folder."""
+    command = folder / "swift"
+    command.write_text(
+        "#!/bin/sh\nunset VLLM_ENABLE_V1_MULTIPROCESSING\n"  # vLLM's plug-ins come first in workers of their own
+        f'export PYTHONPATH="{PLUGGED}${{PYTHONPATH:+:$PYTHONPATH}}" VLLM_PLUGINS=gloo_for_nccl\n'
+        f'exec "{python}" "{PLUGGED}/swift_on_a_cpu.py" "$@"\n'
+    )
+    command.chmod(0o755)
+    return folder

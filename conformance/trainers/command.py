@@ -7,7 +7,6 @@ it a learning rate without warm-up and rewards that differ.
 """
 
 import argparse
-import os
 import shlex
 import shutil
 import signal
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from conformance.servers.command import CODES, add_reports, check_files, explained, is_installed, line_of, say
+from conformance.servers.command import CODES, add_reports, check_files, explained, is_installed, leave, line_of, say
 from conformance.servers.reports import MEANINGS, write_json, write_junit
 from conformance.servers.sheet import write_sheet
 from conformance.servers.verdicts import summary
@@ -42,10 +41,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge
 
 def run() -> NoReturn:
     """``main`` as a process of its own; a thread that a trainer left hanging may break an ordinary end."""
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(main())
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:

@@ -12,9 +12,10 @@ from pathlib import Path
 from conformance.rollout.digits import ROOT
 from conformance.servers.broken.engine import TinyEngine
 from conformance.servers.broken.switches import Switches
+from conformance.servers.command import say
 from conformance.servers.install import interpreter_of
 from conformance.servers.known import BY_NAME as SERVERS
-from conformance.servers.known import PLUGGED, UnknownServer, find_known
+from conformance.servers.known import PLUGGED, UnknownServer, find_known, write_swift_command
 from conformance.servers.recording import facts_of_today, is_due
 from conformance.servers.verdicts import summary
 from conformance.trainers.recording import TRAINERS, TrainerRecording, write_trainer
@@ -36,8 +37,8 @@ class KnownTrainer:
     paths: tuple[str, ...] = ()
     """Put on ``PYTHONPATH``."""
     model: str = "fixtures/models/arithmetic"
-    shim: str = ""
-    """A command that ``COMMAND`` calls, and which is to be this interpreter with ``plugged/swift_on_a_cpu.py``."""
+    calls_swift: bool = False
+    """Whether ``COMMAND`` calls ``swift``, which is to be that of its interpreter."""
 
     @property
     def trainer(self) -> str:
@@ -119,7 +120,7 @@ KNOWN = (
             title="swift rlhf (ms-swift), with rewards of rollmatch",
             command=_swift,
             model="fixtures/models/digits-summary",
-            shim="swift",
+            calls_swift=True,
         )
         for version in ("4.5.3", "4.6.0")
     ),
@@ -148,8 +149,9 @@ def record(known: KnownTrainer) -> int:
     python = str(interpreter_of(known.name, known.version, known.packages))
     paths = [*known.paths, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    if known.shim:
-        os.environ["PATH"] = os.pathsep.join([str(_shim(known.shim, python)), os.environ["PATH"]])
+    if known.calls_swift:
+        commands = write_swift_command(Path(tempfile.mkdtemp()), python)
+        os.environ["PATH"] = f"{commands}{os.pathsep}{os.environ['PATH']}"
     words = known.command(python)
     subject = TrainerSubject(
         launch=command_launch(words),
@@ -161,32 +163,15 @@ def record(known: KnownTrainer) -> int:
     runs = TrainerRuns(subject)
     for name in RUNS:
         exchange = runs.run(name)
-        _say(f"{known.name:16} {name:8} ended with {exchange.notes['code']}")
+        say(f"{known.name:16} {name:8} ended with {exchange.notes['code']}")
     facts = facts_of_today(model=known.model, packages=list(known.packages), steps=subject.steps)
     facts |= {"title": known.title, "command": spoken(["python", *words[1:]])}
     recording = TrainerRecording(trainer=known.trainer, dialect=known.dialect, facts=facts, runs=runs.made)
     rows = recording.rows()
     for row in rows:
-        _say(f"{known.name:16} {row}")
-    _say(f"{write_trainer(recording).name}: {summary(rows)}")
+        say(f"{known.name:16} {row}")
+    say(f"{write_trainer(recording).name}: {summary(rows)}")
     return sum(row.fails for row in rows)
-
-
-def _shim(name: str, python: str) -> Path:
-    """A folder with the command."""
-    command = Path(tempfile.mkdtemp()) / name
-    command.write_text(
-        "#!/bin/sh\nunset VLLM_ENABLE_V1_MULTIPROCESSING\n"
-        f'export PYTHONPATH="{PLUGGED}${{PYTHONPATH:+:$PYTHONPATH}}" VLLM_PLUGINS=gloo_for_nccl\n'
-        f'exec "{python}" "{PLUGGED}/swift_on_a_cpu.py" "$@"\n'
-    )
-    command.chmod(0o755)
-    return command.parent
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

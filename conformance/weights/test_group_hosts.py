@@ -8,8 +8,8 @@ import torch
 
 from conformance.dialects.learner_side import rendezvous
 from conformance.scenarios.configs import config_with
-from conformance.server.calls import in_thread
 from conformance.server.instance import free_port
+from conformance.servers.talk import in_thread
 from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.config.servers import pair_servers
 from rollmatch.dialects.native.group import resolve

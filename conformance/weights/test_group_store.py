@@ -13,8 +13,8 @@ import torch
 from torch.distributed import TCPStore
 
 from conformance.refusals import refused
-from conformance.server.calls import in_thread
 from conformance.server.instance import free_port
+from conformance.servers.talk import in_thread
 from rollmatch.weights.gloo import GlooGroup
 from rollmatch.weights.group_address import CommunicatorTimeout, GroupAddress, GroupAddressInvalid, TransferFailed
 from rollmatch.weights.group_store import DROP, GO, GroupStore

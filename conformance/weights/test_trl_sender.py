@@ -9,8 +9,8 @@ from torch.distributed import PrefixStore, TCPStore
 from vllm.distributed.utils import StatelessProcessGroup
 
 from conformance.refusals import refused
-from conformance.server.calls import in_thread
 from conformance.server.instance import free_port
+from conformance.servers.talk import in_thread
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import DIALECTS, ClientSettings, RolloutServer
