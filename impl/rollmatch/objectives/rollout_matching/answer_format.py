@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from rollmatch.data.geometry import twice_area
 from rollmatch.model.vocabulary import coord_token
@@ -237,7 +237,7 @@ class Slot(NamedTuple):
     """Bin of a coordinate token, or the number as it is written."""
 
 
-def judge(value: Any, slots: tuple[Slot, ...], answer_format: AnswerFormat) -> PredictedObject | DropReason:
+def judge(value: object, slots: tuple[Slot, ...], answer_format: AnswerFormat) -> PredictedObject | DropReason:
     """A prediction, or why an element is none; ``slots`` are all coordinates that stand in the element, in order."""
     if not isinstance(value, JsonObject):
         return DropReason.NOT_AN_OBJECT
@@ -271,7 +271,7 @@ def judge(value: Any, slots: tuple[Slot, ...], answer_format: AnswerFormat) -> P
 
 
 def _flaw_of(
-    geometry: Geometry, values: list[Any], slots: tuple[Slot, ...], answer_format: AnswerFormat
+    geometry: Geometry, values: list[object], slots: tuple[Slot, ...], answer_format: AnswerFormat
 ) -> DropReason | None:
     """No coordinate stands outside the geometry once keys and description are judged, so order decides the rest."""
     if any(isinstance(value, list) for value in values):
