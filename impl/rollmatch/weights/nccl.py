@@ -27,6 +27,8 @@ BUCKET_BYTES = 2**30
 """Digests of one bucket are made while the next one travels."""
 TAIL_BYTES = 2**26
 """Of the last bucket, whose digests are made while nothing travels."""
+MERGE_LIMIT_S = 600.0
+"""Until all servers have merged an adapter: the first one reads the base from a disk."""
 _POLL_S = 0.0001
 _NCCL_ID = "nccl-id"
 
@@ -95,12 +97,14 @@ class DirectGroup:
         with self.working():
             return cast(torch.cuda.Event, torch.cuda.current_stream(self.device).record_event())
 
-    def wait(self, point: torch.cuda.Event | None, check: Callable[[], None] = lambda: None) -> None:
+    def wait(
+        self, point: torch.cuda.Event | None, check: Callable[[], None] = lambda: None, *, limit_s: float | None = None
+    ) -> None:
         """Until all before the point is done; leaves the group when ``check`` raises, and after its time limit.
 
         Errors: ``TransferFailed``, those of ``check``.
         """
-        limit_s = self._gloo.address.timeout_s
+        limit_s = limit_s or self._gloo.address.timeout_s
         deadline = time.monotonic() + limit_s
         finished = point is None
         try:
@@ -138,34 +142,47 @@ class DirectGroup:
         An adapter's buckets are one broadcast each, and digests of its merges are made and sent while servers merge.
         ``check`` raises when a server has given up. Errors: ``TransferFailed``, those of ``check``.
         """
-        plan = transfer.plan
+        num_sent = len(transfer.plan.specs)
         with self.on_device():
-            sums = torch.zeros(len(plan.specs) + len(transfer.merges), 2, dtype=torch.int64, device=self.device)
-            kept: list[list[Tensor]] = []
-            """Casts of a bucket stay until it has gone."""
-            points: list[torch.cuda.Event | None] = []
-            for bucket in plan.buckets:
-                parts = _parts_of(transfer, bucket, self.device)
-                if transfer.is_adapter:
-                    parts = [torch.cat([part.view(-1) for part in parts])]
-                self.follow()
-                self.broadcast_group(parts)
-                with self.working():
-                    self._add_digests(parts, plan.specs[bucket.start : bucket.stop], sums[bucket.start : bucket.stop])
-                kept.append(parts)
-                points.append(self.mark())
-                done = len(kept) - _num_in_flight(transfer)
-                if done >= 0:
-                    self.wait(points[done], check)
-                    kept[done] = []
+            sums = torch.zeros(num_sent + len(transfer.merges), 2, dtype=torch.int64, device=self.device)
+            sent, merged = sums[:num_sent], sums[num_sent:]
+            in_flight = self._send_buckets(transfer, sent, check)
             self.follow(work=True)
-            self.broadcast_group([sums[: len(plan.specs)]])
+            self.broadcast_group([sent])
+            arrived, limit_s = self.mark(), None
             if transfer.is_adapter:
-                add_mixed_of_each(transfer.merged, sums[len(plan.specs) :])
+                add_mixed_of_each(transfer.merged, merged)
+                self.wait(arrived, check)
                 self.follow()
-                self.broadcast_group([sums[len(plan.specs) :]])
-            self.wait(self.mark(), check)
+                self.broadcast_group([merged])
+                arrived, limit_s = self.mark(), MERGE_LIMIT_S
+            self.wait(arrived, check, limit_s=limit_s)
+            in_flight.clear()
         return tuple(digest.hex() for digest in mixed_digests(sums))
+
+    def _send_buckets(self, transfer: WeightTransfer, sums: Tensor, check: Callable[[], None]) -> list[list[Tensor]]:
+        """Begin all broadcasts of weights, and add what their digests are made of to ``sums``.
+
+        Returns what is under way by bucket, which may be casts: they stay until it has gone.
+        """
+        kept: list[list[Tensor]] = []
+        points: list[torch.cuda.Event | None] = []
+        for bucket in transfer.plan.buckets:
+            parts = _parts_of(transfer, bucket, self.device)
+            if transfer.is_adapter:
+                parts = [torch.cat([part.view(-1) for part in parts])]
+            self.follow()
+            self.broadcast_group(parts)
+            with self.working():
+                specs = transfer.plan.specs[bucket.start : bucket.stop]
+                self._add_digests(parts, specs, sums[bucket.start : bucket.stop])
+            kept.append(parts)
+            points.append(self.mark())
+            done = len(kept) - _num_in_flight(transfer)
+            if done >= 0:
+                self.wait(points[done], check)
+                kept[done] = []
+        return kept
 
     @staticmethod
     def _add_digests(parts: Sequence[Tensor], specs: Sequence[Spec], sums: Tensor) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rollmatch.weights.digest import add_mixed, add_mixed_in, bytes_of, mixed_digests
 from rollmatch.weights.group_address import GroupAddress, bind
-from rollmatch.weights.nccl import DirectGroup, failing, open_direct
+from rollmatch.weights.nccl import MERGE_LIMIT_S, DirectGroup, failing, open_direct
 from rollmatch.weights.plan import MergePlan, Spec, TransferPlan
 from rollmatch.weights.worker.merging import FrozenWeights, check_merged, merge_in_place
 from rollmatch.weights.worker.receiver import Received, Receiver, SyncDropped, check_announced, wait_go
@@ -125,17 +125,20 @@ class InPlaceReceiver(Receiver):
         with self.group.working():
             merge_in_place(self.layout, plan, adapter, self.base, sums=sums[0])
         names = [merge.name for merge in plan.merges]
-        wanted = dict(zip(names, self._announced_of(names, sums, received), strict=True))
+        announced = self._announced_of(names, sums, received, limit_s=MERGE_LIMIT_S)  # others may still merge
+        wanted = dict(zip(names, announced, strict=True))
         check_merged(received.digests, wanted | dict(plan.merged_digests or {}))
 
     def _new_sums(self, number: int) -> Tensor:
         """[2, number, 2] of what is here, and as the learner has it."""
         return torch.zeros(2, number, 2, dtype=torch.int64, device=self.group.device)
 
-    def _announced_of(self, names: Sequence[str], sums: Tensor, received: Received) -> list[str]:
+    def _announced_of(
+        self, names: Sequence[str], sums: Tensor, received: Received, *, limit_s: float | None = None
+    ) -> list[str]:
         """The learner's digests, which come now; ours are noted. Errors: ``SyncDropped``, ``TransferFailed``."""
         self.group.broadcast_group([sums[1]])
-        self.group.wait(self.group.mark(), lambda: _check_wanted(received))
+        self.group.wait(self.group.mark(), lambda: _check_wanted(received), limit_s=limit_s)
         ours, announced = ([digest.hex() for digest in mixed_digests(part)] for part in sums.cpu())
         received.digests |= zip(names, ours, strict=True)
         return announced
