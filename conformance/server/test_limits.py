@@ -76,10 +76,21 @@ def test_a_call_above_a_limit_is_refused_and_one_at_it_served(served, limits, ro
     assert call(client, route, within)[0] == 200
 
 
-def test_a_million_responses_are_refused_before_a_prompt_is_made(served, monkeypatch):
+@pytest.mark.parametrize("count", [10**6, 2**48])
+@pytest.mark.parametrize(
+    ("route", "body_with"),
+    [
+        ("/generate/", lambda n: {"prompts": [[5]], "n": n}),
+        ("/chat/", lambda n: {"messages": [[user("a")]], "n": n}),
+        ("/infer/", lambda n: {"infer_requests": [{"prompt_token_ids": [5]}], "request_config": {"n": n}}),
+        ("/inference/v1/generate/", lambda n: {"token_ids": [5], "sampling_params": {"n": n}}),
+    ],
+)
+def test_too_many_responses_are_refused_before_anything_is_made_for_each(served, monkeypatch, route, body_with, count):
+    """No machine has the memory for 2**48 of anything."""
     parts, client = served()
     monkeypatch.setattr(parts.prompts, "make", None)
-    assert call(client, "/generate/", {"prompts": [[5]], "n": 10**6}) == (422, "call-too-large", "n")
+    assert call(client, route, body_with(count)) == (422, "call-too-large", "n")
 
 
 @pytest.mark.parametrize("route", ["/generate/", "/infer/"])

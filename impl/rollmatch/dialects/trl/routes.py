@@ -1,7 +1,7 @@
 """The trl dialect: what TRL up to 1.10 and verifiers 0.1.x call. Source: TRL 1.10 ``scripts/vllm_serve.py``."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -75,13 +75,19 @@ class TrlChats(TrlSampling):
     tools: list[dict[str, Any]] | None = None
 
 
+_Call = TypeVar("_Call", bound=TrlSampling)
+
+
 def trl_routes(server: ServerState) -> APIRouter:
     """The routes that only this dialect has; its control routes are ``control_routes``."""
     router = APIRouter(tags=["trl"])
     limits = server.settings.limits
 
-    async def serve(request: Request, call: TrlSampling, requests: list[GenerateRequest], where: str) -> Response:
+    async def serve(
+        request: Request, call: _Call, make: Callable[[_Call], list[GenerateRequest]], where: str
+    ) -> Response:
         check_count(call.n, "max_responses_per_prompt", limits, key="n")
+        requests = make(call)  # with a seed for each response
         await server.chunked.before_generating()
         outputs = await unless_gone(request, server.generator.generate(requests, where=where, clamp=True))
         if isinstance(outputs, Response):
@@ -93,14 +99,14 @@ def trl_routes(server: ServerState) -> APIRouter:
     async def generate(request: Request) -> Response:
         longest = {"prompts": limits.max_prompts_per_call}
         batch = await read_body(request, TrlBatch, sampling_at=_SAMPLING_AT, longest=longest)
-        return await serve(request, batch, generate_requests(batch), "prompts")
+        return await serve(request, batch, generate_requests, "prompts")
 
     @router.post("/chat/")
     @accepts(TrlChats)
     async def chat(request: Request) -> Response:
         longest = {"messages": limits.max_prompts_per_call}
         chats = await read_body(request, TrlChats, sampling_at=_SAMPLING_AT, longest=longest)
-        return await serve(request, chats, chat_requests(chats), "messages")
+        return await serve(request, chats, chat_requests, "messages")
 
     return router
 
