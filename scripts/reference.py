@@ -26,6 +26,8 @@ PACKAGE, PAGES = ROOT / "impl" / "rollmatch", ROOT / "docs" / "reference"
 SEE_MESSAGE = "Follow the message: it names the value and the place."
 OTHERWISE = dict.fromkeys(("LearnError", "TargetError"), "Internal check. Report it with `ROLLMATCH_TRACEBACK=1`.")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+UNSTATED = 2**63
+"""Bound of every integer of a body."""
 Tree = Mapping[str, Any]
 Classes = Mapping[str, ast.ClassDef]
 Assigned = Mapping[str, list[ast.expr]]
@@ -83,13 +85,13 @@ def _type(about: Tree, parts: Tree) -> str:
         return f"list of {_type(about['items'], parts)}"
     kind = {"object": "mapping", "boolean": "true or false"}.get(about.get("type", "object"))
     limits = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    bounds = ", ".join(f"{sign} {_number(about[name])}" for name, sign in limits.items() if name in about)
+    stated = {name: about[name] for name in limits if abs(about.get(name, UNSTATED)) < UNSTATED}
+    bounds = ", ".join(f"{limits[name]} {_number(value)}" for name, value in stated.items())
     return f"{kind or about['type']} {bounds}".rstrip()
 
 
 def _number(value: float) -> str:
-    exponent = {2.0**31: "2^31", 2.0**63: "2^63"}.get(abs(float(value)))
-    return f"{value:g}" if exponent is None else "-" * (value < 0) + exponent
+    return "2^31" if value == 2**31 else f"{value:g}"
 
 
 def _value(value: Any) -> str:

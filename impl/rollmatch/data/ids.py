@@ -30,16 +30,25 @@ def unpack_ids(packed: bytes) -> NDArray[np.int32]:
 
 
 def _from_list(value: object) -> object:
-    """A plain list of ids (as JSON has it) as bytes; whole ids only."""
+    """A plain list of ids (as JSON has it, where 3.0 is 3) as bytes; whole ids only."""
     if isinstance(value, bytes):
         if len(value) % _ID.itemsize:
             raise PydanticCustomError("ids", "Input should hold 4 bytes per id")
         return value
-    if not isinstance(value, list | tuple) or any(type(item) is not int for item in value):
+    if not isinstance(value, list | tuple) or not all(map(_is_whole, value)):
         raise PydanticCustomError("ids", "Input should be a list of token ids")
     if any(not 0 <= item < 2**31 for item in value):
         raise PydanticCustomError("ids", "Input should hold ids from 0 to 2147483647")
     return pack_ids(value)
+
+
+def _is_whole(item: object) -> bool:
+    """By JSON Schema.
+
+    >>> [_is_whole(item) for item in (3, 3.0, 3.5, True, "3")]
+    [True, True, False, False, False]
+    """
+    return type(item) is int or (type(item) is float and item.is_integer())
 
 
 PackedIds = Annotated[

@@ -15,8 +15,11 @@ PROTOCOL = 5
 
 
 TimeLimit = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
-ImageIndex = Annotated[int, Field(ge=0, strict=True)]
-Shape = tuple[Annotated[int, Field(ge=0)], ...]
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""Every integer is bounded, for 1e308 is one by JSON Schema."""
+Size = Annotated[Int64, Field(ge=0)]
+Shape = tuple[Size, ...]
+Version = Annotated[Int64, Field(ge=1)]
 MIN_SECRET, MAX_WORLD_SIZE = 16, 4096
 
 
@@ -63,9 +66,9 @@ class InferRequest(Payload):
     request_id: str
     prompt_token_ids: PackedIds | None = None
     messages: tuple[dict[str, Any], ...] | None = None
-    images: tuple[str | bytes | ImageIndex, ...] = ()
+    images: tuple[str | bytes | Size, ...] = ()
     """Paths, data URLs, base64 text or encoded bytes; or places in the batch's ``images``."""
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Int64 | None = None
     sampling: Sampling | None = None
     """Instead of the batch's."""
 
@@ -195,9 +198,9 @@ class SyncRequest(Payload):
 
     client: str
     sync_id: Annotated[str, Field(min_length=1, pattern="^[^/]*$")]
-    version: Annotated[int, Field(ge=1)]
+    version: Version
     tensors: Annotated[tuple[TensorSpec, ...], Field(min_length=1)]
-    buckets: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+    buckets: Annotated[tuple[Annotated[Size, Field(ge=1)], ...], Field(min_length=1)]
     """Number of tensors of each broadcast, in order."""
     digests: tuple[Annotated[str, Field(pattern="^[0-9a-f]{32}$")], ...] | None = None
     """None: they follow in the group, after the last bucket."""
@@ -210,7 +213,7 @@ class SyncAgain(Payload):
 
     client: str
     sync_id: Annotated[str, Field(min_length=1, pattern="^[^/]*$")]
-    version: Annotated[int, Field(ge=1)]
+    version: Version
     like: str
     """``sync_id`` of the last one that was announced in full, without digests, and received."""
     commit: bool = True

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 from PIL import Image
 from pydantic import ConfigDict, Field
 
-from rollmatch.server.payloads import Payload
-from rollmatch.server.sampling import Seed, StopTexts
+from rollmatch.server.payloads import Int64, Payload
+from rollmatch.server.sampling import StopTexts
 from rollmatch.server.unserved import Unserved
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -21,14 +21,14 @@ class GivenSampling(Payload):
 
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int64 | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    min_tokens: int | None = None
+    min_tokens: Int64 | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Int64] | None = None
 
 
 SAMPLED = (*GivenSampling.model_fields, "logit_bias")
@@ -65,8 +65,8 @@ class OpenAIBody(GivenSampling):
     """Fields of OpenAI's clients that change no response here; vLLM does not get them."""
 
     model: str | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
-    seed: Seed | None = None
+    n: Annotated[Int64, Field(ge=1)] | None = None
+    seed: Int64 | None = None
     max_tokens: Longest | None = None
     stop: StopTexts | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     stream: bool | None = None

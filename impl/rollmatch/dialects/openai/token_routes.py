@@ -23,10 +23,10 @@ from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
 from rollmatch.server.http import CONTENT_TYPES, answer, check_json, read_body, unless_gone
 from rollmatch.server.openapi import accepts
-from rollmatch.server.payloads import Payload
+from rollmatch.server.payloads import Int64, Payload
 from rollmatch.server.prompts import GenerateRequest
 from rollmatch.server.replica import EngineOutput
-from rollmatch.server.sampling import Seed, StopTexts, make_sampling, seeds_of
+from rollmatch.server.sampling import StopTexts, make_sampling, seeds_of
 from rollmatch.server.state import ServerState
 from rollmatch.server.unserved import Unserved
 
@@ -47,9 +47,9 @@ _NOT_SAMPLING = {
 class TokenSampling(GivenSampling):
     """``sampling_params``, by vLLM's names; the last five concern texts and experts, which are not returned."""
 
-    n: Annotated[int, Field(ge=1)] = 1
-    seed: Seed | None = None
-    max_tokens: int | None = None
+    n: Annotated[Int64, Field(ge=1)] = 1
+    seed: Int64 | None = None
+    max_tokens: Int64 | None = None
     stop: StopTexts | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     logprobs: NumLogprobs | None = None
     logit_bias: dict[int, float] | None = None
@@ -57,7 +57,7 @@ class TokenSampling(GivenSampling):
     spaces_between_special_tokens: bool | None = None
     detokenize: bool | None = None
     include_stop_str_in_output: bool | None = None
-    routed_experts_prompt_start: int | None = None
+    routed_experts_prompt_start: Int64 | None = None
 
 
 class MediaPart(Payload):

@@ -1,7 +1,7 @@
 """The swift dialect, as ms-swift 4.x trainers call it. Source: ms-swift 4.6 ``pipelines/infer/rollout.py``."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -14,10 +14,10 @@ from rollmatch.dialects.trl.control_routes import check_places, spec_of_entry
 from rollmatch.server.generation import check_count
 from rollmatch.server.http import answer, read_body, unless_gone
 from rollmatch.server.openapi import accepts
-from rollmatch.server.payloads import Payload
+from rollmatch.server.payloads import Int64, Payload
 from rollmatch.server.prompts import GenerateRequest
 from rollmatch.server.replica import EngineOutput
-from rollmatch.server.sampling import Seed, StopTexts, make_sampling, model_defaults, seeds_of
+from rollmatch.server.sampling import StopTexts, make_sampling, model_defaults, seeds_of
 from rollmatch.server.state import ServerState
 from rollmatch.server.unserved import Unserved, UnservedFactor
 
@@ -68,17 +68,17 @@ class SwiftInferRequest(Payload):
 class SwiftRequestConfig(Payload):
     """How responses are sampled; None leaves it to the model's generation config."""
 
-    max_tokens: int | None = None
+    max_tokens: Int64 | None = None
     temperature: float | None = None
-    top_k: int | None = None
+    top_k: Int64 | None = None
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    seed: Seed | None = None
+    seed: Int64 | None = None
     stop: StopTexts | str | None = None
-    n: int = Field(default=1, ge=1)
+    n: Annotated[Int64, Field(ge=1)] = 1
     logprobs: bool = False
     return_details: bool = False
     num_beams: UnservedFactor = None

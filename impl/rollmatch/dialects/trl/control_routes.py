@@ -7,7 +7,7 @@ from starlette.responses import Response
 from rollmatch.server.announced import AnnouncementInvalid
 from rollmatch.server.http import answer, read_body
 from rollmatch.server.openapi import accepts
-from rollmatch.server.payloads import Shape, TensorSpec
+from rollmatch.server.payloads import Shape, Size, TensorSpec
 from rollmatch.server.state import ServerState
 from rollmatch.weights.group_address import MAX_WORLD_SIZE, GroupAddress, is_wildcard
 from rollmatch.weights.plan import DTYPES, Spec
@@ -34,9 +34,9 @@ class NamedParam(BaseModel):
 class FlatTensor(NamedParam):
     """One tensor of a bucket; places count bytes."""
 
-    start_idx: int
-    end_idx: int
-    numel: int
+    start_idx: Size
+    end_idx: Size
+    numel: Size
 
 
 class FlatBucket(BaseModel):

@@ -13,10 +13,10 @@ from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
 from rollmatch.server.http import answer, read_body, unless_gone
 from rollmatch.server.openapi import accepts
-from rollmatch.server.payloads import Payload
+from rollmatch.server.payloads import Int64, Payload
 from rollmatch.server.prompts import GenerateRequest
 from rollmatch.server.replica import EngineOutput
-from rollmatch.server.sampling import Seed, StopTexts, make_sampling, seeds_of
+from rollmatch.server.sampling import StopTexts, make_sampling, seeds_of
 from rollmatch.server.state import ServerState
 from rollmatch.server.unserved import Unserved
 
@@ -30,29 +30,29 @@ class TrlGenerationKwargs(Payload):
     repetition_penalty: float | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int64 | None = None
     min_p: float | None = None
-    max_tokens: int | None = None
+    max_tokens: Int64 | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    min_tokens: int | None = None
+    min_tokens: Int64 | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Int64] | None = None
     logit_bias: dict[int, float] | None = None
-    seed: Seed | None = None
+    seed: Int64 | None = None
     stop: StopTexts | Annotated[str, Field(min_length=1)] | None = None
 
 
 class TrlSampling(Payload):
     """What both calls have."""
 
-    n: int = Field(default=1, ge=1)
+    n: Annotated[Int64, Field(ge=1)] = 1
     repetition_penalty: float = 1.0
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = -1
+    top_k: Int64 = -1
     min_p: float = 0.0
-    max_tokens: int = 16
+    max_tokens: Int64 = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = 0
     generation_kwargs: TrlGenerationKwargs = TrlGenerationKwargs()
     structured_outputs_regex: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
