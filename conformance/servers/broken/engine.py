@@ -158,7 +158,7 @@ class TinyEngine:
             key = *read, tuple(made.ids)
             if (logits := self._read.get(key)) is None:
                 logits = self._logits(model, _behind(inputs, made.ids, delta, cache.get_seq_length()), cache)
-                if is_repeatable or not made.ids:
+                if is_repeatable or len(made.ids) < 2:  # places that are drawn from again and again
                     self._read[key] = logits
             chosen, logprob = self._choose(logits, sampling, draw, len(made.ids))
             made.ids.append(chosen)

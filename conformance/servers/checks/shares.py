@@ -159,7 +159,7 @@ def _by_server(talk: Talk) -> Shares | None:
         return None
     firsts = {text: Counter(one.ids[0] for one in read(call) if one.ids) for text, call in looks.items()}
     text = min(firsts, key=lambda text: max(firsts[text].values(), default=PER_CALL))
-    calls = [talk.generate("own", [text] * PER_CALL, max_tokens=1, **options) for _ in range(NUM_CALLS)]
+    calls = [talk.generate("own", [text] * PER_CALL, max_tokens=2, **options) for _ in range(NUM_CALLS)]
     if not all(call.is_ok for call in calls):
         return None
     drawn = [one for call in calls for one in read(call) if one.ids]
