@@ -80,6 +80,13 @@ def test_a_caller_that_hangs_up_frees_the_engine(server):
     assert server.infer(text_batch([[5]]), max_tokens=2)[0]
 
 
+def test_a_bias_decides_a_greedy_response(server):
+    (plain,), (biased,) = (
+        server.infer(text_batch([[5]]), max_tokens=4, ignore_eos=True, logit_bias=bias)[0] for bias in ({}, {9: 100.0})
+    )
+    assert biased == (9,) * 4 != plain
+
+
 @pytest.mark.scenario("rollout-server/a-bad-sampling-value-is-named")
 def test_a_bad_item_costs_only_its_own_call(server):
     good = in_thread(server.infer, text_batch([[5]] * 4), max_tokens=200, ignore_eos=True)
