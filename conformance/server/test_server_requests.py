@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import os
 import threading
 from types import SimpleNamespace
@@ -234,7 +235,8 @@ def test_swift_renders_tags_parts_and_unplaced_images_alike(stand_in):
     ]  # fmt: skip
     prompts = []
     for message, images in forms:
-        made = SwiftInferRequest(messages=[message], images=images)
+        chat = [{"role": "system", "content": "Speak."}, message, {"role": "user", "content": "More."}]
+        made = SwiftInferRequest.model_validate_json(json.dumps({"messages": chat, "images": images}))
         (request,) = generate_requests([made], SwiftRequestConfig(), defaults={})
         prompt = parts.prompts.make(request, parts.prompts.reader.budget(), item=0)
         assert len(prompt.images) == 1
