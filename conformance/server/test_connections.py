@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import resource
 import socket
 import threading
 import time
@@ -14,7 +16,7 @@ from conformance.server.instance import free_port
 from conformance.server.stand_in import make_parts
 from rollmatch.cli.server_app import make_app
 from rollmatch.config.limits import LimitsConfig
-from rollmatch.server.connections import listen
+from rollmatch.server.connections import Acceptor, listen
 from rollmatch.server.health import health_of
 from rollmatch.server.port import bind_http
 
@@ -173,6 +175,32 @@ def test_more_connections_than_allowed_are_429_and_health_is_answered(serve):
     while requests.get(f"{served.url}/get_world_size/", timeout=60).status_code == 429:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_server_without_free_descriptors_answers_once_there_are_some(serve, monkeypatch):
+    served, tried = serve(), threading.Event()
+    accept = Acceptor._accept
+    monkeypatch.setattr(Acceptor, "_accept", lambda acceptor: (accept(acceptor), tried.set()))
+    with socket.socket() as caller:
+        with no_free_descriptor():
+            caller.connect(("127.0.0.1", served.port))
+            assert tried.wait(60)
+        caller.settimeout(60)
+        caller.sendall(b"GET /health/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert caller.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
+@contextlib.contextmanager
+def no_free_descriptor():
+    """This process can open nothing inside."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)  # the lowest one
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_million_tokens_are_prepared_beside_the_loop(serve):
