@@ -141,7 +141,7 @@ class RayRun:
             self._replace(part)
             return
         except RayError as error:
-            raise _not_started(part, str(error).strip().splitlines()[-1]) from error
+            raise _not_started(part, _last_line(error)) from error
         if isinstance(answer, ActorSite):
             self._take_site(part, answer)
             return
@@ -266,6 +266,15 @@ class RayRun:
 def _not_started(part: RunPart, problem: str) -> LaunchError:
     remedy = "Every node needs the same packages and the same paths."
     return LaunchError(f"{part.name}: {problem}", code="command-not-started", remedy=remedy)
+
+
+def _last_line(error: Exception) -> str:
+    """What remains of an error that Ray tells with the traceback of another process.
+
+    >>> _last_line(RuntimeError("ray::start()\\n  File a.py\\nOSError: no such file\\n")), _last_line(RuntimeError())
+    ('OSError: no such file', 'RuntimeError')
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 @contextmanager
