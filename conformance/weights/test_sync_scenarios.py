@@ -69,7 +69,7 @@ def test_the_communicator_is_closed_after_an_error(attach, tmp_path, monkeypatch
         "read_policy": None,
         "prepare_layers": None,
         "read_prompts": (template, fit, fit),
-        "make_parts": TrainerParts(source, None, None),
+        "make_parts": TrainerParts(source, None, None, 0),
         "describe": {},
         "_announce": None,
         "RolloutTrainer": trainer,

@@ -45,7 +45,7 @@ class RolloutTrainer(SegmentTrainer):
         source: RolloutSource,
         overlap: Overlap,
         learner: Learner,
-        logged_completions: int = 0,
+        logged_completions: int,
         **arguments: Any,
     ) -> None:
         super().__init__(data_collator=list, **arguments)

@@ -114,7 +114,7 @@ class TrainerParts(NamedTuple):
     source: RolloutSource
     overlap: Overlap
     learner: Learner
-    logged_completions: int = 0
+    logged_completions: int
 
 
 def make_parts(
