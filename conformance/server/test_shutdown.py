@@ -28,6 +28,18 @@ print("requested", flush=True)
 threading.Event().wait()
 """
 """A server that does not end in order: its main thread waits for ever."""
+IN_ORDER = """
+import os, signal, sys, time
+from rollmatch.cli import shutdown
+shutdown.LONGEST_S = 1000.0
+with shutdown.Shutdown(lambda: print("cleaned", flush=True)) as ending:
+    ending.begin_serving()
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not ending.is_requested():
+        time.sleep(0.01)
+sys.exit(ending.exit_code)
+"""
+"""A server that ends in order."""
 FORKED = """
 import os, signal
 from rollmatch.cli.shutdown import Shutdown
@@ -106,6 +118,13 @@ def test_what_does_not_end_in_order_is_killed_in_the_end(tmp_path, ended):
     running = ended(held(tmp_path, "0.1", "serving"))
     running.process.send_signal(signal.SIGTERM)
     check_ended(running, signal.SIGTERM)
+
+
+def test_what_ends_in_order_is_not_kept_by_who_watches_it(tmp_path, ended):
+    log = tmp_path / "log"
+    running = ended(Running(start([sys.executable, "-c", IN_ORDER], log, fork=False), log))
+    check_ended(running, signal.SIGTERM)
+    assert "cleaned" not in running.output()
 
 
 def test_a_forked_child_has_signals_of_its_own(tmp_path):
