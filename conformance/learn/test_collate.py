@@ -1,4 +1,4 @@
-"""Collation: restarting positions, images beside their segments, the padded form, the metadata."""
+"""Collation: restarting positions, images beside their segments, the padded form, the order of segments."""
 
 from dataclasses import replace
 
@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from conformance.doubles.tiny_qwen3_vl import IMAGE_ID, PAD_ID, VIDEO_ID
-from conformance.learn.loss_cases import row_of
+from conformance.learn.loss_cases import MASK, RULES, row_of
 from conformance.learn.models import TOLERANCE, padded_logits, single_logits
-from conformance.learn.segments import features_of, make_row, make_segment
+from conformance.learn.segments import features_of, make_row, make_segment, plain_segments
 from conformance.refusals import refused
-from rollmatch.learn.batch import make_model_inputs, make_padded_inputs, row_metadata
+from rollmatch.learn.batch import Batcher, make_model_inputs, make_padded_inputs
+from rollmatch.learn.pack import Packer
 from rollmatch.model.images import NO_IMAGES
+from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective
 
 
 def collate(pairs, model):
@@ -130,16 +132,22 @@ def test_a_placeholder_sampled_in_a_rollout_is_refused(token_id, code, model):
 @pytest.mark.scenario(
     "packing/offsets-of-three-segments", clauses=["packing/each-segment-of-a-row-keeps-its-description#1,2,3"]
 )
-def test_metadata_describes_each_segment_in_order(pairs):
-    row = make_row(*(segment for segment, _ in pairs))
-    metadata = row_metadata(row)
-    ids = [token for segment in row.segments for token in segment.token_ids]
-    offset = 0
-    for meta, segment in zip(metadata, row.segments, strict=True):
-        assert meta["encoded_len"] == meta["prompt_len"] + meta["train_len"] == segment.encoded_len
-        assert ids[offset : offset + meta["prompt_len"]] == meta["prompt_ids"]
-        assert meta["prefix_len"] == segment.prefix_len
-        for name in ("coord_positions", "coord_bins", "desc_positions"):
-            assert meta[name] == list(getattr(segment, name))
-        offset += meta["encoded_len"]
-    assert offset == row.num_tokens
+def test_a_micro_batch_keeps_its_segments_in_the_order_of_its_row(pairs, model):
+    images = {segment.sample.sample_id: features for segment, features in pairs}
+    objective = RolloutMatchingObjective(
+        target=None, eval_target=None, mask_rules=MASK["rules"], loss_rules=RULES, bin_of=MASK["bin_of"]
+    )
+    batcher = Batcher(model, objective, packer=Packer(4096, max_buffered=8), pad_id=PAD_ID)
+    (batch,) = batcher.make([segment for segment, _ in pairs], lambda sample: images[sample.sample_id], num_batches=1)
+    assert sorted(batch.segments, key=lambda one: one.sample.sample_id) == [segment for segment, _ in pairs]
+    ids, offset, slots = batch.inputs["input_ids"][0].tolist(), 0, []
+    for segment in batch.segments:
+        assert segment.encoded_len == segment.prompt_len + segment.train_len
+        assert tuple(ids[offset : offset + segment.encoded_len]) == segment.token_ids
+        slots += [offset + position for position in segment.coord_positions]
+        offset += segment.encoded_len
+    assert offset == len(ids) == batch.num_tokens
+    supervision = batch.supervision
+    kept = zip(supervision.coord_positions, supervision.coord_in_prefix, strict=True)
+    assert [position for position, in_prefix in kept if in_prefix] == slots
+    assert make_row(*plain_segments(3, 2, 4)).offsets == (0, 3, 5)

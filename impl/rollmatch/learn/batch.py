@@ -86,26 +86,6 @@ def make_padded_inputs(
     return _on_device_of(model, inputs | image_arguments(token_ids, images, model))
 
 
-def row_metadata(row: Row) -> list[dict[str, Any]]:
-    """What describes each segment of a row, in concatenation order; offsets are cumulative ``encoded_len``.
-
-    Positions are the segment's own. For tests and dumps; source: the packing metadata contract.
-    """
-    return [
-        {
-            "encoded_len": segment.encoded_len,
-            "prompt_len": segment.prompt_len,
-            "prefix_len": segment.prefix_len,
-            "train_len": segment.train_len,
-            "prompt_ids": list(segment.token_ids[: segment.prompt_len]),
-            "coord_positions": list(segment.coord_positions),
-            "coord_bins": list(segment.coord_bins),
-            "desc_positions": list(segment.desc_positions),
-        }
-        for segment in row.segments
-    ]
-
-
 def _aligned(segments: Sequence[Segment], images: Sequence[ImageFeatures]) -> list[tuple[Segment, ImageFeatures]]:
     if len(segments) != len(images):
         raise ImagesNotAligned(
