@@ -12,7 +12,7 @@ from conformance.refusals import refused
 from conformance.weights.native_double import NativeDouble, Refused
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.native import group as gloo
-from rollmatch.dialects.native.sender import NativeSender, _cause_of
+from rollmatch.dialects.native.sender import _cause_of
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.digest import digests_of
 from rollmatch.weights.gloo import GlooGroup
@@ -216,28 +216,6 @@ def test_the_cause_is_named_also_where_the_server_answers_nothing_afterwards(sta
     double.health = refuse
     with refused("digest-mismatch", "b"):
         sender.send(tensors_of(2).items(), version=2)
-
-
-def test_a_restarted_server_is_joined_again(start):
-    doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
-    sender = start(*doubles)
-    sender.send(tensors_of(1).items(), version=1)
-    doubles[1].restart(tensors_of(0))
-    sender.send(tensors_of(2).items(), version=2)
-    assert all(equal(double.served, tensors_of(2)) for double in doubles)
-    assert [double.policy_version for double in doubles] == [2, 2]
-
-
-def test_a_learner_that_was_started_again_takes_the_place_of_its_dead_self(start):
-    doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
-    dead = start(*doubles)
-    dead.send(tensors_of(1).items(), version=1)
-    dead.close = lambda: None  # killed: it sent no message, and its sockets are closed
-    rendezvous, dead._group = dead.rendezvous, None
-    again = NativeSender(dead.servers, rendezvous)
-    again.send(tensors_of(2).items(), version=2)
-    assert all(equal(double.served, tensors_of(2)) for double in doubles)
-    again.close()
 
 
 @pytest.mark.scenario(

@@ -78,6 +78,8 @@ class NativeSender:
         self._known: _Known | None = None
         """What all servers of the open group know."""
         self._numbers = count()
+        self._has_begun = False
+        """Whether the bytes of the last transfer were allowed."""
 
     @property
     def transport(self) -> str:
@@ -113,7 +115,8 @@ class NativeSender:
     def _send(self, weights: OutgoingWeights, adapter: Adapter | None, version: int) -> None:
         """By the open group; once more by a new one where it was of no use, because a server was started again.
 
-        What ranks gather can be sent only once, so that is noticed before.
+        What ranks gather can be sent only once, so that is noticed before. A transfer that broke under way is an error,
+        however soon its server is back: the caller repeats it as a newer version, and says so.
         """
         known = self.instances if self._group is not None else None
         if weights.is_gathered and known is not None and self._is_changed(known):
@@ -121,7 +124,7 @@ class NativeSender:
         try:
             self._transfer(weights, adapter, version)
         except RollmatchError:
-            if weights.is_gathered or known is None or not self._is_changed(known):
+            if weights.is_gathered or self._has_begun or known is None or not self._is_changed(known):
                 raise
             self._transfer(weights, adapter, version)
 
@@ -155,6 +158,7 @@ class NativeSender:
         return found
 
     def _transfer(self, weights: OutgoingWeights, adapter: Adapter | None, version: int) -> None:
+        self._has_begun = False
         group = self._open(weights)
         plan = self._plan(group, weights, whole=adapter is None)
         transfer = weights.transfer(plan)
@@ -224,6 +228,7 @@ class NativeSender:
             with suppress(TransferFailed):  # with the first server its store is gone, too
                 store.give_verdict(sync_id, DROP)
             raise
+        self._has_begun = True  # before a server can know: it may be gone before this returns
         store.give_verdict(sync_id, GO)
 
     def _check(self, transfer: WeightTransfer, digests: Sequence[str], replies: Sequence[Any]) -> None:
