@@ -9,6 +9,9 @@ import pytest
 
 from rollmatch.config.connection import is_loopback
 
+HEALTH_CHECKS = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
+"""By Ray's own numbers, 11 s pass before a lost node counts as dead. A slow node still has 10 s for each reply."""
+
 
 def own_address():
     """An IPv4 address of this machine that is not loopback."""
@@ -32,7 +35,8 @@ def ray_nodes(*resources, address):
         patch.setenv("RAY_AUTH_MODE", "disabled")  # whether this user's home has a token is no matter
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # else it looks for a head at 127.0.0.1 elsewhere
         where = {"node_ip_address": address, "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0, **where})
+        head = {"num_cpus": 0, "num_gpus": 0, "_system_config": HEALTH_CHECKS, **where}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
             for each in resources:
                 cluster.add_node(**each, **where)
