@@ -39,6 +39,14 @@ def test_a_process_that_leaves_ends_its_threads_and_exit_functions_and_takes_not
     assert run(THREADS_AND_EXIT_FUNCTIONS + "leave(7)") == (7, ["begun", "thread", "exit function"])
 
 
+def test_a_command_with_an_error_of_ours_shows_it_and_takes_nothing_down_either():
+    code = "from rollmatch.startup import run_process\nimport sys\n"
+    code += "sys.excepthook = lambda kind, error, trace: print(kind.__name__, error, trace is not None)\n"
+    code += "run_process(lambda: {}['key'], with_traceback=False)"
+    shown = "KeyError 'key' True"
+    assert run(THREADS_AND_EXIT_FUNCTIONS + code) == (1, ["begun", shown, "thread", "exit function"])
+
+
 def test_a_process_that_ends_otherwise_takes_all_down():
     assert run(THREADS_AND_EXIT_FUNCTIONS) == (0, ["begun", "thread", "exit function", "taken down"])
 

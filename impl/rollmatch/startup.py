@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import NoReturn, cast
 
+from rollmatch.errors import FAILURES
+
 UNNEEDED = "sklearn"
 """Transformers loads it where it is installed, for a way of decoding that is not ours: most of a second."""
 _left_with: list[int] = []
@@ -44,7 +46,10 @@ def loading() -> Iterator[None]:
 
 
 def run_process(command: Callable[[], int], *, with_traceback: bool) -> NoReturn:
-    """Run a command as this process, and leave with its code: output in any locale, Ctrl-C without a traceback."""
+    """Run a command as this process, and leave with its code: output in any locale, Ctrl-C without a traceback.
+
+    An error that nobody has caught is 1, after its traceback; other ranks wait for the end of this one.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -55,6 +60,9 @@ def run_process(command: Callable[[], int], *, with_traceback: bool) -> NoReturn
             raise
         sys.stderr.write("rollmatch: stopped by Ctrl-C\n")
         leave(128 + signal.SIGINT)
+    except FAILURES as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # torch's names the rank
+        leave(1)
 
 
 def leave(code: int) -> NoReturn:
