@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -19,7 +20,7 @@ from rollmatch.cli import learner
 from rollmatch.cli.main import main
 from rollmatch.cli.nodes import Placement
 from rollmatch.cli.processes import parse_gpus, run_child, shell_line
-from rollmatch.cli.server_checks import ServerProcessDied, WaitPolicy, wait_for_servers
+from rollmatch.cli.server_checks import ServerProcessDied, WaitPolicy, wait_for_notice, wait_for_servers
 from rollmatch.data import LazySamples
 from rollmatch.data.checked import CHECKED_FILES
 from rollmatch.server.settings import KEY_VARIABLE
@@ -245,8 +246,16 @@ def test_two_gpus_are_two_ranks_and_a_signal_leaves_a_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("threads", [None, "3"])
 @pytest.mark.parametrize(("overrides", "waits"), [(SERVED, 1), (("~.vllm.mode=colocate",), 0)])
-def test_ranks_start_once_their_servers_are_there(monkeypatch, overrides, waits, threads):
+def test_ranks_get_a_notice_once_their_servers_are_there(monkeypatch, overrides, waits, threads):
     calls, shown = [], []
+
+    def run_child(words, environment, *, check=lambda: None, has_begun=None):
+        shown.append(environment)
+        if notice := environment.pop(learner.SERVERS_NOTICE, None):
+            wait_for_notice(Path(notice), check)
+            assert calls == [("0", "2")]
+        return 7
+
     monkeypatch.setenv("OMP_NUM_THREADS", threads or "")
     if threads is None:
         monkeypatch.delenv("OMP_NUM_THREADS")
@@ -254,10 +263,24 @@ def test_ranks_start_once_their_servers_are_there(monkeypatch, overrides, waits,
     monkeypatch.setattr(learner, "with_local_model", lambda config: config)
     monkeypatch.setattr(learner, "load_checked", lambda config: ((), ()))
     monkeypatch.setattr(learner, "wait_for_servers", lambda config, wait, *, gpus: calls.append(gpus))
-    monkeypatch.setattr(learner, "run_child", lambda words, environment: shown.append(environment) or 7)
+    monkeypatch.setattr(learner, "run_child", run_child)
     assert learner.launch("x.yaml", (), Placement(gpus=("0", "2")), wait=WaitPolicy()) == 7
     assert calls == [("0", "2")] * waits
     assert shown == [{"CUDA_VISIBLE_DEVICES": "0,2"} | ({} if threads else {"OMP_NUM_THREADS": "1"})]
+
+
+def test_an_error_of_a_check_ends_the_child():
+    sleeping = [sys.executable, "-c", "import time; time.sleep(99)"]
+
+    def check():
+        children.update(psutil.Process().children())
+        raise ServerProcessDied("gone")
+
+    children, before = set(), set(psutil.Process().children())
+    with pytest.raises(ServerProcessDied):
+        run_child(sleeping, {}, check=check)
+    (child,) = children - before
+    assert not child.is_running()
 
 
 def test_ranks_are_spared_what_the_launcher_has_checked(monkeypatch):

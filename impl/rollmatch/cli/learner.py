@@ -6,6 +6,7 @@ Import nothing heavy: some variables only count if they are set before torch and
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from rollmatch.cli.nodes import Placement, check_endpoint, check_servers_reachab
 from rollmatch.cli.preflight import load_checked
 from rollmatch.cli.processes import end_with_parent, has_gpu, run_child, shell_line, visible
 from rollmatch.cli.run_directory import open_run_directory
-from rollmatch.cli.server_checks import WaitPolicy, learner_gpus, wait_for_servers
+from rollmatch.cli.server_checks import WaitPolicy, learner_gpus, wait_for_notice, wait_for_servers
 from rollmatch.cli.strategy_check import check_strategy
 from rollmatch.config import RunConfig, load_config
 from rollmatch.config.effective import enforce_eager, rollout_backend, sync_mode, tensor_parallel_size
@@ -47,6 +48,8 @@ CPU_ENVIRONMENT = {
 EAGER_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",  # else each engine compiles its log-probability kernel, which takes 5 s
 }
+SERVERS_NOTICE = "ROLLMATCH_SERVERS_NOTICE"
+"""Environment variable of the ranks: the file that the launcher writes once it has found the servers right."""
 
 
 class EngineMissing(LaunchError):
@@ -85,7 +88,10 @@ def train_config(
     if uses_servers(config):
         prepared = BackgroundCall(partial(_prepare, config, train_samples, val_samples, with_policy=True))
         check = partial(raise_failures, [prepared])
-        wait_for_servers(config, wait or WaitPolicy(), gpus=learner_gpus(), check=check)
+        if notice := os.environ.get(SERVERS_NOTICE):
+            wait_for_notice(Path(notice), check)
+        else:
+            wait_for_servers(config, wait or WaitPolicy(), gpus=learner_gpus(), check=check)
     else:
         tensor_parallel_size(config, learner_world_size=num_ranks)
         check_engine(rollout_backend(config))
@@ -164,7 +170,10 @@ def launch(
     overrides: Sequence[str] = (),
     wait: WaitPolicy,
 ) -> int:
-    """Check and wait here, once, then start this machine's ranks. Returns the learner's exit code."""
+    """Check here, once, and start this machine's ranks, which load while servers are waited for here.
+
+    Returns the learner's exit code.
+    """
     config, nodes = with_local_model(load_config(path, overrides)), placement.nodes
     environment = as_variables(load_checked(config))
     check_strategy(config, learner_world_size=placement.world_size)
@@ -172,8 +181,22 @@ def launch(
     if nodes is not None:
         check_servers_reachable(config, num_nodes=nodes.nnodes)
         environment |= interface_variables(check_endpoint(nodes))
-    if uses_servers(config):
-        wait_for_servers(config, wait, gpus=placement.gpus)
     if "OMP_NUM_THREADS" not in os.environ:  # torchrun would warn and set it
         environment["OMP_NUM_THREADS"] = "1"
-    return run_child(learner_command(path, arguments, placement), environment)
+    command = learner_command(path, arguments, placement)
+    if not uses_servers(config):
+        return run_child(command, environment)
+    with tempfile.TemporaryDirectory(prefix="rollmatch-") as folder:
+        notice = Path(folder) / "servers-are-there"
+        waiting = BackgroundCall(partial(_wait_and_tell, config, wait, placement.gpus, notice))
+        environment[SERVERS_NOTICE] = str(notice)
+        check = partial(raise_failures, [waiting])
+        code = run_child(command, environment, check=check, has_begun=waiting.is_done)
+    if code > 128 and not waiting.is_done():
+        print(f"rollmatch: stopped by signal {code - 128} while it waited for servers", file=sys.stderr)
+    return code
+
+
+def _wait_and_tell(config: RunConfig, wait: WaitPolicy, gpus: Sequence[str], notice: Path) -> None:
+    wait_for_servers(config, wait, gpus=gpus)
+    notice.touch()

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
@@ -91,20 +91,32 @@ def forwarded() -> tuple[signal.Signals, ...]:
     return numbers if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else numbers[:2]
 
 
-def run_child(command: Sequence[str], environment: Mapping[str, str], *, grace_s: float = GRACE_S) -> int:
-    """Run to its end; a second signal is the end at once. Returns the exit code, or 128 + the signal that was it."""
+def run_child(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    grace_s: float = GRACE_S,
+    check: Callable[[], None] = lambda: None,
+    has_begun: Callable[[], bool] = lambda: True,
+) -> int:
+    """Run to its end; a second signal is the end at once. Returns the exit code, or 128 + the signal that was it.
+
+    ``check`` is called about once a second; an error that it raises is the child's end, too. Until ``has_begun``, there
+    is nothing to save, and the first signal is the end.
+    """
     child = psutil.Popen(command, env={**os.environ, **environment}, start_new_session=True, preexec_fn=end_with_parent)
     received: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        for process in _addressees(child) if len(received) == 1 else _family(child):
+        is_request = len(received) == 1 and has_begun()
+        for process in _addressees(child) if is_request else _family(child):
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(number if len(received) == 1 else signal.SIGKILL)
+                process.send_signal(number if is_request else signal.SIGKILL)
 
     before = {number: signal.signal(number, pass_on) for number in forwarded()}
     try:
-        code = _wait(child, received, grace_s)
+        code = _wait(child, received, grace_s, check)
     finally:
         kill_family(child)
         for number, handler in before.items():
@@ -138,14 +150,16 @@ def _addressees(child: psutil.Popen) -> list[psutil.Process]:
     return ranks or _family(child)[-1:]
 
 
-def _wait(child: psutil.Popen, received: list[int], grace_s: float) -> int:
-    """Wait for its exit code; after a signal at most ``grace_s``."""
+def _wait(child: psutil.Popen, received: list[int], grace_s: float, check: Callable[[], None]) -> int:
+    """Wait for its exit code; after a signal at most ``grace_s``. Errors: those of ``check``, without a signal."""
     left_s = grace_s
     while left_s > 0:
         try:
             return int(child.wait(timeout=1.0))
         except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
             left_s -= 1.0 if received else 0.0
+        if not received:
+            check()
     print(f"rollmatch: still running {grace_s:g} s after signal {received[0]}, killed", file=sys.stderr)
     return -signal.SIGKILL
 

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -71,6 +72,7 @@ def _identity(server: RolloutServer) -> dict[str, object]:
 
 LOOK_S = 1.0
 """Longest wait for one server's health before its process is checked again."""
+_NOTICE_POLL_S = 0.05
 
 
 class ServerProcessDied(LaunchError):
@@ -112,6 +114,16 @@ def wait_for_servers(
         server = RolloutServer(address.base_url, settings)
         health = _await_health(server, check, deadline=deadline, limit_s=limit_s, server_pid=wait.server_pid)
         check_server(server, health, config, gpus=gpus)
+
+
+def wait_for_notice(notice: Path, check: Callable[[], None]) -> None:
+    """Wait until the launcher, which waits for the servers, has written a file; it ends this process if they fail.
+
+    Errors: those of ``check``.
+    """
+    while not notice.exists():
+        check()
+        time.sleep(_NOTICE_POLL_S)
 
 
 def check_server(
