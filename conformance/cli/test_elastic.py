@@ -1,7 +1,7 @@
 """Rollout servers that join and leave while ``rollmatch train`` runs on two ranks, beside the same run on one server.
 
 The servers are doubles with a real HTTP server, a real gloo group and a small model; the learner is the command that
-people type.
+people type, in two processes as torchrun starts them.
 """
 
 import json
@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from conformance.cli.division import BESIDE_DOUBLES, VLLM
-from conformance.cli.started import in_time, journal_of, journals_of, started, train_command
+from conformance.cli.started import finish_two_ranks, in_time, journal_of, journals_of, train_command
 from conformance.doubles.answering_server import AnsweringServer
 from conformance.harness.judge import judge
 from conformance.rollout.digits import cut, load_model, template_of, write_cut
@@ -71,14 +71,11 @@ def learned(folder, num_servers, lists):
             f"{VLLM}.server.servers_file={listed.path}",
             f"training.output_dir={out}",
         )
-        command = train_command(*words, f"model.model={model}", flags=("--gpus", "0,1"))
-        learner = stack.enter_context(started(command, folder / "learner.txt"))
-        code, output = learner.wait(), learner.output()
-        assert code == 0, output[-3000:]
+        finish_two_ranks(folder, *train_command(*words, f"model.model={model}"))
     return SimpleNamespace(
         urls=urls,
         servers=servers,
-        output=output,
+        output=(folder / "rank0.txt").read_text(),
         events=in_time(journals_of(out, num_ranks=2)),
         moves=[
             (event["event"], event["server"], event["num_present"])
