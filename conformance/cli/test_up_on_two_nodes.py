@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.cli.division import MATCHING, SMALL, VLLM, named
+from conformance.cli.division import MATCHING, SMALL, VLLM, named, typed
 from conformance.cli.ray_nodes import own_address, ray_nodes
-from conformance.cli.started import cli_command, finish, journals_of
+from conformance.cli.started import cli_command, finish, finish_two_ranks, journals_of, started
 from conformance.server.instance import free_port
 
 pytestmark = pytest.mark.engine
@@ -21,23 +21,40 @@ ALONE = (f"{VLLM}.max_num_seqs=1", f"{VLLM}.enable_prefix_caching=false")
 """One request at a time, each computed as a whole."""
 
 
-def learned(folder, address, *flags):
-    """A run of two ranks: its journals, the place of each command, and weights at the end."""
-    out = folder / "run"
-    overrides = (
+def overrides_of(folder):
+    return (
         *(*named(MATCHING, free_port(), free_port()), *SMALL, *ALONE),
-        *(f"training.output_dir={out}", f"training.max_steps={STEPS}", f"training.save_steps={STEPS}"),
+        *(f"training.output_dir={folder / 'run'}", f"training.max_steps={STEPS}", f"training.save_steps={STEPS}"),
         "custom.extra.rollout_server.vllm_data_parallel_size=null",
     )
-    command = [*cli_command("up", MATCHING, *overrides), "--address", address, "--learners", "2", *flags]
-    code, output = finish(command, folder / "up.txt")
+
+
+def learned_on_one_node(folder):
+    """A run of two ranks, started as torchrun does, and a server."""
+    overrides = overrides_of(folder)
+    with started(typed("serve", MATCHING, "0", overrides), folder / "server.txt"):
+        finish_two_ranks(folder, *cli_command("train", MATCHING, *overrides))
+    return result_of(folder)
+
+
+def learned_on_two_nodes(folder):
+    """The same by one command on a cluster, which has a node for each rank and one for the server."""
+    command, node = cli_command("up", MATCHING, *overrides_of(folder)), {"num_cpus": 1}
+    with ray_nodes(node, node, node, address=own_address()) as nodes:
+        flags = ("--address", nodes.cluster.address, "--learners", "2", "--learner-nodes", "2")
+        code, output = finish([*command, *flags], folder / "up.txt")
     assert code == 0, output[-3000:]
-    journals = journals_of(out, num_ranks=2)
+    assert {path.stem for path in (folder / "run" / "logs").iterdir()} == {"learner-0", "learner-1", "server-0"}
+    return result_of(folder)
+
+
+def result_of(folder):
+    """What two ranks have requested and learnt."""
+    journals = journals_of(folder / "run", num_ranks=2)
     return SimpleNamespace(
-        parts={path.stem for path in (out / "logs").iterdir()},
         requests=[[(one["sample_ids"], one["seeds"]) for one in of_kind(events, "requested")] for events in journals],
         losses=[[event["loss"] for event in of_kind(events, "step")] for events in journals],
-        weights=load_file(out / f"checkpoint-{STEPS}" / "model.safetensors"),
+        weights=load_file(folder / "run" / f"checkpoint-{STEPS}" / "model.safetensors"),
     )
 
 
@@ -49,13 +66,8 @@ def of_kind(events, kind):
     "launchers/learner-ranks-on-two-nodes", clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#16"]
 )
 def test_ranks_on_two_nodes_learn_what_they_learn_on_one(tmp_path_factory):
-    node = {"num_cpus": 1}
-    with ray_nodes(node, node, node, address=own_address()) as nodes:
-        address = nodes.cluster.address
-        one = learned(tmp_path_factory.mktemp("one"), address)
-        two = learned(tmp_path_factory.mktemp("two"), address, "--learner-nodes", "2")
-    assert one.parts == {"learner", "server-0"}
-    assert two.parts == {"learner-0", "learner-1", "server-0"}
+    one = learned_on_one_node(tmp_path_factory.mktemp("one"))
+    two = learned_on_two_nodes(tmp_path_factory.mktemp("two"))
     assert two.requests == one.requests
     assert two.losses == one.losses
     assert [len(losses) for losses in two.losses] == [STEPS, STEPS]
