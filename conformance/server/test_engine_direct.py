@@ -163,6 +163,10 @@ def test_an_adapter_that_changes_on_its_way_leaves_the_served_weights(
     assert policies[1].wrote(server.infer(scene_batch, **greedy)[0])
 
 
+@pytest.mark.scenario(
+    "weight-sync/a-merge-in-place-that-differs-is-not-served",
+    clauses=["weight-sync/adapter-sync-sends-adapters-only#2"],
+)
 def test_a_merge_that_differs_from_the_learners_is_not_served(sender, server, policies, monkeypatch):
     push(sender, server, policies[1].weights)
     found, version = adapter_of(adapted(use_dora=False)), server.version
