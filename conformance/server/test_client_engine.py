@@ -60,9 +60,12 @@ def test_merged_adapters_of_the_vision_tower_too_arrive(backend, scene_requests,
 
 @pytest.mark.parametrize("use_dora", [False, True])
 def test_an_adapter_alone_is_merged_by_the_server_bit_for_bit(backend, scene_requests, use_dora):
-    model, mode = adapted(use_dora=use_dora), SyncMode("adapter", fallback_to_full=False)
-    assert mode.push(backend, named_weights(model), version=backend.policy_version + 1) == "adapter"
-    assert tokens_of(backend.generate(scene_requests, BRIEF)) == expected_of(merged_copy(model), scene_requests)
+    """Also the second one, which is announced by name."""
+    mode = SyncMode("adapter", fallback_to_full=False)
+    for seed in (1, 2):
+        model = adapted(use_dora=use_dora, seed=seed)
+        assert mode.push(backend, named_weights(model), version=backend.policy_version + 1) == "adapter"
+        assert tokens_of(backend.generate(scene_requests, BRIEF)) == expected_of(merged_copy(model), scene_requests)
 
 
 def test_the_prompt_that_the_engine_saw_is_the_learners(backend, policies, scene_requests):
