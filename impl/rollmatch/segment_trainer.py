@@ -53,16 +53,16 @@ class Learner:
 
     objective: Objective
     batcher: Batcher
-    reference: nn.Module | None = None
+    reference: nn.Module | None
     """The policy before training, where it is not the policy without its adapters."""
-    reference_in_batch: bool = False
+    reference_in_batch: bool
     """Whether each micro-batch is scored by the policy without its adapters before it is learnt from."""
-    scores_waiting: bool = False
+    scores_waiting: bool
     """Whether segments that wait for a row of a later step need old log-probabilities."""
     graphs_kept: int
     """Graphs of micro-batches that are kept until the totals of a streamed step are known."""
-    lengths: LengthRules | None = None
-    """The longest segment; None: no limit but a row's."""
+    lengths: LengthRules
+    """The longest segment."""
 
     def with_reference(self, model: nn.Module, batch: MicroBatch, scoring: Scoring) -> MicroBatch:
         """The micro-batch with log-probabilities of the policy without its adapters, where these are wanted."""
@@ -90,8 +90,6 @@ class Learner:
     ) -> TrainingTargets:
         """The objective's, each segment fitted to ``lengths``. Errors: ``SegmentTooLong``."""
         made = self.objective.make_segments(samples, rollouts, context)
-        if self.lengths is None:
-            return made
         long = [s for segments in made.segments for s in segments if s.encoded_len > self.lengths.max_len]
         if not long:
             return made
