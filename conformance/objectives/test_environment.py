@@ -43,6 +43,15 @@ class ForgetfulEnvironment(Ladder):
         return ForgetfulEnvironment()
 
 
+class RunningEnvironment(ForgetfulEnvironment):
+    """Clones are a step ahead."""
+
+    def clone(self, rng):
+        twin = RunningEnvironment()
+        twin.rung = self.rung + 1
+        return twin
+
+
 class WithoutClone:
     """All methods but one."""
 
@@ -122,6 +131,7 @@ def test_what_is_no_action_is_rejected_by_the_environment_alone():
     [
         (Silent, "observation-not-text"),
         (ForgetfulEnvironment, "clone-differs"),
+        (RunningEnvironment, "clone-differs"),
         (lambda: AnsweringEnvironment.__new__(AnsweringEnvironment), "environment-failed"),
     ],
 )
