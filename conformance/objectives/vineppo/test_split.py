@@ -90,6 +90,7 @@ def test_long_pieces_break_near_their_middle_first_in_words_then_in_mathematics(
     assert sentence_starts(formula) == [72]
     assert sentence_starts(b"$" + b"x" * 30 + b"\n" + b"y" * 80 + b"$") == [31], "at a line, not near the middle"
     assert sentence_starts(b"w" * 20 + b", " + b"v" * 100) == []
+    assert sentence_starts(b"w" * 100 + b", " + b"v" * 20) == []
 
 
 def test_low_probability_cuts_before_every_nth_unsure_token():

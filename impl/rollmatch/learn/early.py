@@ -27,6 +27,9 @@ class EarlyGradients:
     [4.0, 3.0]
     >>> weight.grad.round()
     tensor([2., 1.])
+    >>> early.keep([weight[0], weight[1]])
+    >>> early.settle([1, 1])
+    [2.0, 3.0]
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:

@@ -35,6 +35,8 @@ def called_message(text: str) -> dict[str, Any]:
     >>> message = called_message('So: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
     >>> message["content"], message["tool_calls"][0]["function"]
     ('So:', {'name': 'add', 'arguments': '{"a": 1}'})
+    >>> called_message("<tool_call>add 1</tool_call>")["tool_calls"][0]["function"]
+    {'name': '', 'arguments': 'add 1'}
     >>> called_message("4")
     {'role': 'assistant', 'content': '4'}
     """

@@ -77,10 +77,11 @@ class Trajectory:
         """Ids that the policy wrote, from ``start`` on.
 
         >>> from rollmatch.records import Sample
-        >>> Trajectory(sample=Sample(sample_id=0, origin="x:1", images=()), prompt_token_ids=(1,), rewards=(),
-        ...            token_ids=(5, 6, 7, 8, 9), policy_version=1,
-        ...            turns=(Turn(start=0, stop=2), Turn(start=4, stop=5))).num_written(1)
-        2
+        >>> whole = Trajectory(sample=Sample(sample_id=0, origin="x:1", images=()), prompt_token_ids=(1,), rewards=(),
+        ...                    token_ids=(5, 6, 7, 8, 9), policy_version=1,
+        ...                    turns=(Turn(start=0, stop=2), Turn(start=4, stop=5)))
+        >>> whole.num_written(1), whole.num_written(3)
+        (2, 1)
         """
         turns = self.turns or (Turn(start=0, stop=len(self.token_ids)),)
         return sum(max(turn.stop - max(turn.start, start), 0) for turn in turns)
