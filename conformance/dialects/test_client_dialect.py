@@ -54,6 +54,8 @@ def test_routes_name_the_dialect(dialect):
     server = RolloutServer(URL, ClientSettings(timeout_s=1))
     server.connect()
     assert server.dialect.name == dialect
+    is_silent_when_busy = server.watch.silence_s is None
+    assert is_silent_when_busy == (dialect in ("swift", "trl")), "no answer to health while ms-swift or TRL generates"
 
 
 @pytest.mark.parametrize("dialect", ["swift", "trl", "vllm"])

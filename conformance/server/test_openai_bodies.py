@@ -209,3 +209,11 @@ def test_a_stream_that_is_closed_frees_its_place():
         assert (pool.num_running, pool._running) == (0, set())
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_the_likeliest_ids_are_returned_where_they_are_wanted(served, count):
+    _, client = served()
+    reply = client.post(TOKENS, json={"token_ids": [5], "sampling_params": {"max_tokens": 2, "logprobs": count}}).json()
+    entries = reply["choices"][0]["logprobs"]["content"]
+    assert [(entry["logprob"], bool(entry["top_logprobs"])) for entry in entries] == [(-1.0, count > 0)] * 2
