@@ -1,5 +1,7 @@
 """Weights straight into a real server's parameters; on a CPU by gloo, the same steps as by NCCL on GPUs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -151,6 +153,7 @@ def test_an_adapter_is_merged_into_what_is_served_and_announced_by_name_afterwar
 def test_an_adapter_that_changes_on_its_way_leaves_the_served_weights(
     sender, server, policies, scene_batch, greedy, monkeypatch
 ):
+    sender.rendezvous = replace(sender.rendezvous, timeout_s=5)  # over gloo, the learner waits for it
     push(sender, server, policies[1].weights)
     model, version = adapted(use_dora=False), server.version
     with monkeypatch.context() as patched:
