@@ -123,25 +123,29 @@ def _start(trial: Trial, folder: Path) -> int:
     try:
         os.setsid()
         tests = os.fork()
-        status = _wait_alone(tests) if tests else _run_within(trial, folder)
+        status = _wait_alone(tests, trial.timeout_s) if tests else _run_logged(trial, folder)
     finally:
         sys.stdout.flush()
         os._exit(status)
 
 
-def _wait_alone(tests: int) -> int:
-    """Status of a fork; then end all that it has started, in whatever session: a test that times out ends nothing."""
+def _wait_alone(tests: int, timeout_s: int) -> int:
+    """Status of a fork, which has so many seconds; then end all that it has started, in whatever session.
+
+    The alarm rings here, because pytest-timeout sets the fork's own.
+    """
     from rollmatch.cli.processes import adopt_orphans, kill_orphans  # not before the fork, which loads a copy
 
     adopt_orphans()
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(tests, signal.SIGKILL))
+    signal.alarm(timeout_s)
     status = os.waitstatus_to_exitcode(os.waitpid(tests, 0)[1])
     kill_orphans()
     return status if status in VERDICTS else 3
 
 
-def _run_within(trial: Trial, folder: Path) -> int:
-    """Run the tests, with their output in a file, until the time limit kills this process."""
-    signal.alarm(trial.timeout_s)
+def _run_logged(trial: Trial, folder: Path) -> int:
+    """Run the tests, with their output in a file."""
     log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -80,6 +80,7 @@ def test_the_first_call_comes_after_the_first_committed_update(mode, tmp_path):
         assert sorted(begun) == sorted(ended), "no call is under way when weights move"
 
 
+@pytest.mark.timeout(60)  # a learner that no error reaches would wait for ever
 @pytest.mark.scenario("prefetch/an-error-in-the-background", clauses=["prefetch/a-stuck-prefetcher-is-an-error#1"])
 def test_an_error_at_the_third_request_stops_the_run_within_ten_seconds(tmp_path):
     trainer, servers = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=4", **BLIND)
