@@ -70,7 +70,7 @@ def finish(command: list[str], log: Path, *, timeout_s: float = TIMEOUT_S, **var
 
 
 def rank_variables(num_ranks: int) -> list[dict[str, str]]:
-    """What torchrun tells each rank of one machine."""
+    """Variables that torchrun sets for each rank of one machine."""
     world = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
     world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [world | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]

@@ -269,7 +269,7 @@ def _not_started(part: RunPart, problem: str) -> LaunchError:
 
 
 def _last_line(error: Exception) -> str:
-    """What remains of an error that Ray tells with the traceback of another process.
+    """What remains of an error that Ray reports with the traceback of another process.
 
     >>> _last_line(RuntimeError("ray::start()\\n  File a.py\\nOSError: no such file\\n")), _last_line(RuntimeError())
     ('OSError: no such file', 'RuntimeError')
