@@ -135,7 +135,6 @@ def plan_of(request: SyncRequest, model: Model, *, in_place: bool) -> TransferPl
         digests=request.digests,
         digests_follow=request.digests is None,
         may_repeat=may_repeat(request),
-        is_adapter=request.adapter is not None,
         merge=None if merges is None else merge_plan_of(merges, model),
         aliases=tuple(sorted(model.aliases)),
     )

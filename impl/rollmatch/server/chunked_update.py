@@ -83,7 +83,7 @@ class ChunkedUpdate:
             problem, remedy = "other weights are on their way", "End their sync before an adapter is sent."
             raise AnnouncementInvalid(problem, key="metadatas", remedy=remedy, code="adapter-invalid")
         check_adapter(adapter, tensors, self.model)
-        plan = TransferPlan(tensors=specs_of(tensors), buckets=(len(tensors),), is_adapter=True)
+        plan = TransferPlan(tensors=specs_of(tensors), buckets=(len(tensors),))
         await self.pool.call_all("rollmatch_receive", to_wire(plan))
         self._adapter = merge_plan_of(adapter, self.model)
         self._num_announced += 1

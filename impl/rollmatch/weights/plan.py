@@ -145,8 +145,6 @@ class TransferPlan:
     """Whether the digests come in the group, after the last bucket."""
     may_repeat: bool = False
     """Whether a later sync may name this plan by its ``sync_id``."""
-    is_adapter: bool = False
-    """Whether tensors stay beside the model until they are merged."""
     merge: "MergePlan | None" = None
     """What an adapter is merged by as soon as it has arrived; then the digests of the learner's merge follow."""
     aliases: tuple[str, ...] = ()

@@ -196,9 +196,8 @@ class NativeSender:
             "version": version,
             "commit": not group.transport.stages or (len(self.servers) == 1 and not transfer.is_adapter),
         }
-        known = self._known
-        is_known = known is not None and known.plan is transfer.plan and known.merges == transfer.merges
-        if known is not None and is_known and all(AGAIN in one.routes for one in self.servers):
+        known, may_name = self._known, all(AGAIN in one.routes for one in self.servers)
+        if known and may_name and known.plan is transfer.plan and known.merges == transfer.merges:
             return AGAIN, body | {"like": known.sync_id}
         merges = [asdict(merge) for merge in transfer.merges]
         return SYNC, body | {
