@@ -26,15 +26,27 @@ add_mixed_at([], [], sums, MIX)
 """
 MERGE = """
 from rollmatch.model.merge import LoraFactors, merge_weight
-from rollmatch.model.merge_kernel import merge_on_gpu
+from rollmatch.model.merge_kernel import KernelWork, merge_all_on_gpu, merge_on_gpu
+torch.Tensor.pin_memory = lambda tensor: tensor
+works, alone = [], []
 for num_out, num_in, rank in ((37, 300, 3), (16, 256, 16), (5, 7, 20)):
     weight, a, b = torch.randn(num_out, num_in), torch.randn(rank, num_in), torch.randn(num_out, rank)
     for magnitude in (None, torch.rand(num_out) + 0.5):
         exact = merge_weight(weight, LoraFactors(lora_a=a, lora_b=b, magnitude=magnitude, scaling=0.7))
         memory = torch.full((num_out + 1, num_in), 7.0)
-        assert merge_on_gpu(weight, (a, b), magnitude, 0.7, out=memory[:-1]) is not None
+        merge_on_gpu(KernelWork(weight, a, b, magnitude, 0.7, memory[:-1]))
         torch.testing.assert_close(memory[:-1], exact, rtol=1e-4, atol=1e-4)
         assert (memory[-1] == 7).all(), "written behind the weight"
+        halves = weight.half()[1:]  # which need not be aligned
+        for into in works, alone:
+            behind = torch.full((num_out, num_in), 7.0).half()
+            into.append(KernelWork(halves, a, b[1:], None if magnitude is None else magnitude[1:], 0.7, behind[:-1]))
+for work in alone:
+    merge_on_gpu(work)
+merge_all_on_gpu([*works, works[0]])
+for one, listed in zip(alone, works):
+    assert torch.equal(one.out, listed.out) and not (one.out == 7).all()
+    assert (listed.out._base[-1] == 7).all(), "written behind the weight"
 """
 SOFTMAX = """
 from rollmatch.learn.softmax_kernel import _BLOCK, logsumexps_on_gpu, to_probs_on_gpu

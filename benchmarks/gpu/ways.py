@@ -217,15 +217,18 @@ class Adapters:
         self.servers = servers
         self.device = next(iter(servers.weights.values())).device
         self.tensors, self.merges = random_adapter(self.device, num_layers)
-        self.shapes = shapes(num_layers)
+        whole = shapes(num_layers)
+        self.base = {
+            merge.name: torch.zeros(whole[merge.name], dtype=torch.bfloat16, device=self.device)
+            for merge in self.merges
+        }
         self.num_bytes = sum(tensor.nbytes for _, tensor in self.tensors)
 
     def made(self):
         """Weights of the learner's own merge, each made when its turn comes."""
         parts = dict(self.tensors)
         for merge in self.merges:
-            base = torch.zeros(self.shapes[merge.name], dtype=torch.bfloat16, device=self.device)
-            yield merge_named(merge, base, parts)
+            yield merge_named(merge, self.base[merge.name], parts)
 
     def prove(self):
         """The learner's part beside the servers' merge: its own, and the digests."""

@@ -4,8 +4,9 @@ In half precision on a GPU: one kernel, which sums in float32 and rounds once; i
 the rounding of the result. Elsewhere: operation by operation as peft does, bit for bit; on a CPU, a few rows at a time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,13 +46,11 @@ def merge_weight(weight: Tensor, factors: LoraFactors, *, out: Tensor | None = N
     tensor([[0.5000, 1.0000],
             [0.0000, 0.0000]])
     """
-    if weight.dim() == 2:
-        _check_fit(weight, factors)
+    check_fit(weight, factors)
     if merges_by_kernel(weight, factors):
-        from rollmatch.model.merge_kernel import merge_on_gpu
-
         into = torch.empty_like(weight) if out is None else out
-        return merge_on_gpu(weight, (factors.lora_a, factors.lora_b), factors.magnitude, factors.scaling, out=into)
+        merge_by_kernel([Merging(weight, factors, into)])
+        return into
     if weight.is_cuda or weight.dim() > 2:
         merged = _merge_whole(weight, factors)
         return merged if out is None else out.copy_(merged)
@@ -61,6 +60,25 @@ def merge_weight(weight: Tensor, factors: LoraFactors, *, out: Tensor | None = N
     for rows in _row_blocks(weight):
         merged[rows] = _merge_whole(weight[rows], factors.of_rows(rows))
     return merged
+
+
+class Merging(NamedTuple):
+    """A weight, its adapter and the memory of the merged weight."""
+
+    weight: Tensor
+    factors: LoraFactors
+    out: Tensor
+
+
+def merge_by_kernel(merges: Sequence[Merging]) -> None:
+    """``merge_weight`` of weights on one GPU that ``merges_by_kernel`` and ``check_fit`` passed, in few launches."""
+    from rollmatch.model.merge_kernel import KernelWork, merge_all_on_gpu, merge_on_gpu
+
+    works = [KernelWork(weight, f.lora_a, f.lora_b, f.magnitude, f.scaling, out) for weight, f, out in merges]
+    if len(works) == 1:
+        merge_on_gpu(works[0])  # without a table
+    else:
+        merge_all_on_gpu(works)
 
 
 def _merge_in_blocks(weight: Tensor, factors: LoraFactors, merged: Tensor) -> Tensor:
@@ -82,8 +100,13 @@ def _merge_in_blocks(weight: Tensor, factors: LoraFactors, merged: Tensor) -> Te
     return merged
 
 
-def _check_fit(weight: Tensor, factors: LoraFactors) -> None:
-    """Rows of B beyond the weight's, or a single one, would be merged without an error of torch."""
+def check_fit(weight: Tensor, factors: LoraFactors) -> None:
+    """Rows of B beyond the weight's, or a single one, would be merged without an error of torch.
+
+    Errors: ``RuntimeError``.
+    """
+    if weight.dim() != 2:
+        return
     (num_out, num_in), rank = weight.shape, len(factors.lora_a)
     magnitude = num_out if factors.magnitude is None else factors.magnitude.numel()
     shapes = [tuple(factors.lora_a.shape), tuple(factors.lora_b.shape), magnitude]

@@ -5,7 +5,8 @@ the server was started with, read from the model directory again where something
 stages the weights that change; a direct group writes one after the other into the served model.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rollmatch.errors import SyncError
-from rollmatch.model.merge import LoraFactors, merge_weight
+from rollmatch.model.merge import LoraFactors, Merging, check_fit, merge_by_kernel, merge_weight, merges_by_kernel
 from rollmatch.weights.digest import DigestMismatch, add_mixed, bytes_of, digest_of
 from rollmatch.weights.plan import Merge, MergePlan
 from rollmatch.weights.worker.receiver import Received, Receiver
@@ -22,7 +23,7 @@ from rollmatch.weights.worker.weight_layout import WeightLayout, write_tensors
 _SPARE_BYTES = 4 * 2**30
 """Of a GPU's memory, left to the engine and to merging."""
 _AT_ONCE = 16
-"""Weights whose digests are made in one launch, and which may stand beside the model until then."""
+"""Weights that are merged by one launch, and may stand beside the model until their digests are made."""
 
 
 class AdapterMisfit(SyncError):
@@ -104,7 +105,7 @@ def merge_in_place(
     base.changed = set(names)
     for start in range(0, len(names), _AT_ONCE):
         some = plan.merges[start : start + _AT_ONCE]
-        merged = {merge.name: _merged(base, adapter, merge, layout) for merge in some}
+        merged = _merge_together(layout, some, adapter, base)
         write_tensors(layout.model, layout, merged)
         add_mixed([bytes_of(tensor) for tensor in merged.values()], sums[start : start + len(some)])
 
@@ -114,14 +115,24 @@ def merge_named(merge: Merge, weight: Tensor, tensors: Mapping[str, Tensor], *, 
 
     Errors: ``AdapterMisfit``, ``KeyError``.
     """
+    with _misfits(merge.name):
+        return merge_weight(weight, _factors_of(merge, tensors), out=out)
+
+
+def _factors_of(merge: Merge, tensors: Mapping[str, Tensor]) -> LoraFactors:
     magnitude = None if merge.magnitude is None else tensors[merge.magnitude]
     lora_a, lora_b = tensors[merge.lora_a], tensors[merge.lora_b]
-    factors = LoraFactors(lora_a=lora_a, lora_b=lora_b, magnitude=magnitude, scaling=merge.scaling)
+    return LoraFactors(lora_a=lora_a, lora_b=lora_b, magnitude=magnitude, scaling=merge.scaling)
+
+
+@contextmanager
+def _misfits(name: str) -> Iterator[None]:
+    """Errors: ``AdapterMisfit``, for torch's."""
     try:
-        return merge_weight(weight, factors, out=out)
+        yield
     except RuntimeError as error:
         problem = str(error).splitlines()[0]
-        raise AdapterMisfit(problem, key=merge.name, remedy="Send the adapter of this model.") from error
+        raise AdapterMisfit(problem, key=name, remedy="Send the adapter of this model.") from error
 
 
 def check_merged(digests: Mapping[str, str], wanted: Mapping[str, str] | None) -> None:
@@ -132,8 +143,22 @@ def check_merged(digests: Mapping[str, str], wanted: Mapping[str, str] | None) -
             raise DigestMismatch(problem, key=name, remedy="Send full weights.")
 
 
-def _merged(base: FrozenWeights, parts: Mapping[str, Tensor], merge: Merge, layout: WeightLayout) -> Tensor:
-    """In the model already, where it lies there as one run."""
-    weight, whole = base.take(merge.name), layout.by_name[merge.name].whole
-    out = whole.view(weight.shape) if whole is not None and whole.dtype == weight.dtype else None
-    return merge_named(merge, weight, parts, out=out)
+def _merge_together(
+    layout: WeightLayout, merges: Sequence[Merge], adapter: Mapping[str, Tensor], base: FrozenWeights
+) -> dict[str, Tensor]:
+    """In the model already, where a weight lies there as one run."""
+    merged, by_kernel = dict[str, Tensor](), list[Merging]()
+    for merge in merges:
+        weight, factors = base.take(merge.name), _factors_of(merge, adapter)
+        whole = layout.by_name[merge.name].whole
+        memory = whole if whole is not None and whole.dtype == weight.dtype else torch.empty_like(weight)
+        out = merged[merge.name] = memory.view(weight.shape)
+        with _misfits(merge.name):
+            if merges_by_kernel(weight, factors):
+                check_fit(weight, factors)
+                by_kernel.append(Merging(weight, factors, out))
+            else:
+                merge_weight(weight, factors, out=out)
+    if by_kernel:
+        merge_by_kernel(by_kernel)
+    return merged
