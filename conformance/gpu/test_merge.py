@@ -6,7 +6,7 @@ import torch
 from conformance.rollout.digits import MODEL
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.checkpoint import merged_weights, model_key
-from rollmatch.model.merge import LoraFactors, merge_weight, merges_by_kernel
+from rollmatch.model.merge import LoraFactors, Merging, merge_by_kernel, merge_weight, merges_by_kernel
 from rollmatch.model.policy import load_policy
 
 pytestmark = pytest.mark.gpu(1)
@@ -43,6 +43,21 @@ def test_the_sum_is_rounded_once(shape, rank, is_dora):
     out = torch.empty_like(weight)
     assert merge_weight(weight, parts, out=out) is out
     assert torch.equal(out, merged)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_merged_together_are_those_merged_alone(dtype):
+    """Digests of a learner, which merges one after the other, are compared with those of a server, which does not."""
+    torch.manual_seed(5)
+    shapes, merges = [(37, 300), (1024, 4096), (64, 4096), (128, 333)], []
+    for shape in shapes:
+        for is_dora in (False, True):
+            weight = torch.randn(shape, device="cuda", dtype=dtype)[1:]  # 333 columns are not aligned
+            parts = parts_for(weight, rank=16 if shape[1] == 4096 else 3, is_dora=is_dora)
+            merges.append(Merging(weight, parts, torch.zeros_like(weight)))
+    merge_by_kernel(merges)
+    for weight, parts, out in merges:
+        assert torch.equal(out, merge_weight(weight, parts))
 
 
 def test_parts_that_do_not_fit_are_refused():
