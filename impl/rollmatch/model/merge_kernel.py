@@ -95,7 +95,7 @@ def _merge_one(  # type: ignore[no-untyped-def]  # noqa: ANN202
     COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program per ``ROWS`` rows."""
+    """One program per ``ROWS`` rows of one weight, which needs no table in the memory of the GPU."""
     places = (weight, lora_a, lora_b, magnitude, out)
     first_row = tl.program_id(0) * ROWS
     _merge_rows(places, first_row, num_out, num_in, rank, scaling, HAS_MAGNITUDE, RANK, ROWS, COLUMNS, PRECISION)
