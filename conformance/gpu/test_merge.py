@@ -6,7 +6,7 @@ import torch
 from conformance.rollout.digits import MODEL
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.checkpoint import merged_weights, model_key
-from rollmatch.model.merge import LoraFactors, Merging, merge_by_kernel, merge_weight, merges_by_kernel
+from rollmatch.model.merge import AdaptedWeight, LoraFactors, merge_by_kernel, merge_weight, merges_by_kernel
 from rollmatch.model.policy import load_policy
 
 pytestmark = pytest.mark.gpu(1)
@@ -54,7 +54,7 @@ def test_weights_merged_together_are_those_merged_alone(dtype):
         for is_dora in (False, True):
             weight = torch.randn(shape, device="cuda", dtype=dtype)[1:]  # 333 columns are not aligned
             parts = parts_for(weight, rank=16 if shape[1] == 4096 else 3, is_dora=is_dora)
-            merges.append(Merging(weight, parts, torch.zeros_like(weight)))
+            merges.append(AdaptedWeight(weight, parts, torch.zeros_like(weight)))
     merge_by_kernel(merges)
     for weight, parts, out in merges:
         assert torch.equal(out, merge_weight(weight, parts))

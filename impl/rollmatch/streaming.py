@@ -50,7 +50,10 @@ class StreamedStep(Sequence[Passes]):
         overlap: Overlap,
     ) -> None:
         self.targets, self.report, self.num_parts = targets, report, report.num_batches
-        self.early, self.learner, self.overlap, self.source = early, learner, overlap, overlap.source
+        self.early = early
+        self.learner = learner
+        self.overlap = overlap
+        self.source = overlap.source
         self.objective = cast(Divisible, learner.objective)
         self.order: list[int] = []
         """Parts, as they became complete."""

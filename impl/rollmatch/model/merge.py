@@ -49,7 +49,7 @@ def merge_weight(weight: Tensor, factors: LoraFactors, *, out: Tensor | None = N
     check_fit(weight, factors)
     if merges_by_kernel(weight, factors):
         into = torch.empty_like(weight) if out is None else out
-        merge_by_kernel([Merging(weight, factors, into)])
+        merge_by_kernel([AdaptedWeight(weight, factors, into)])
         return into
     if weight.is_cuda or weight.dim() > 2:
         merged = _merge_whole(weight, factors)
@@ -62,7 +62,7 @@ def merge_weight(weight: Tensor, factors: LoraFactors, *, out: Tensor | None = N
     return merged
 
 
-class Merging(NamedTuple):
+class AdaptedWeight(NamedTuple):
     """A weight, its adapter and the memory of the merged weight."""
 
     weight: Tensor
@@ -70,7 +70,7 @@ class Merging(NamedTuple):
     out: Tensor
 
 
-def merge_by_kernel(merges: Sequence[Merging]) -> None:
+def merge_by_kernel(merges: Sequence[AdaptedWeight]) -> None:
     """``merge_weight`` of weights on one GPU that ``merges_by_kernel`` and ``check_fit`` passed, in few launches."""
     from rollmatch.model.merge_kernel import KernelWork, merge_all_on_gpu, merge_on_gpu
 

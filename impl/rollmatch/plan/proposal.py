@@ -69,7 +69,10 @@ def _nothing_fits(forecasts: Sequence[Forecast], key: str) -> NothingFits:
 
 
 def _assumptions(forecaster: Forecaster) -> list[str]:
-    work, rates, site, shape = forecaster.work, forecaster.rates, forecaster.site, forecaster.shape
+    work = forecaster.work
+    rates = forecaster.rates
+    site = forecaster.site
+    shape = forecaster.shape
     gpu, source = forecaster.gpu, decode_source(forecaster.rates, site.gpu)
     overlap = forecaster.config.custom.extra.rollout_matching.overlap
     learnt = "measured" if gpu.learn_flops_s else f"{rates.learn_share:g} of its matrix products, not measured"

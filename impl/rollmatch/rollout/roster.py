@@ -68,7 +68,10 @@ class ServerRoster:
         journal: Journal | None,
     ) -> None:
         """``addresses``: of the members."""
-        self.members, self.rules, self._ranks, self._journal = members, rules, ranks, journal
+        self.members = members
+        self.rules = rules
+        self._ranks = ranks
+        self._journal = journal
         self._indices = {address: index for index, address in enumerate(addresses)}
         self._known: frozenset[RosterProblem] = frozenset()
 

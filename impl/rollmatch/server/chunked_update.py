@@ -31,7 +31,10 @@ class ChunkedUpdate:
     """What these dialects' control calls do."""
 
     def __init__(self, pool: EnginePool, communicator: Communicator, update: Update, model: Model) -> None:
-        self.pool, self.communicator, self.update, self.model = pool, communicator, update, model
+        self.pool = pool
+        self.communicator = communicator
+        self.update = update
+        self.model = model
         self._names: set[str] = set()
         self._num_announced = 0
         self._following: asyncio.Task[None] | None = None

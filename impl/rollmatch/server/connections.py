@@ -121,7 +121,10 @@ class Acceptor:
     """A thread that owns the listening socket."""
 
     def __init__(self, listener: socket.socket, loop: UvicornLoop, limits: LimitsConfig, *, health: Health) -> None:
-        self._listener, self._loop, self._limits, self._health = listener, loop, limits, health
+        self._listener = listener
+        self._loop = loop
+        self._limits = limits
+        self._health = health
         self._deadlines: dict[socket.socket, float] = {}
         """Connections from which nothing has come yet, and when they are closed."""
         self._selector = selectors.DefaultSelector()

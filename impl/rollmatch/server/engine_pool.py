@@ -11,7 +11,10 @@ from rollmatch.server.failures import Refusal, WorkerFailure
 from rollmatch.server.progress import CallProgress
 from rollmatch.server.replica import EngineCall, EngineOutput, EnginePart, EngineRequest, Replica, dead
 
-SERVING, NOT_SET, BROKEN, UPDATING = "serving", "weights-not-set", "weights-broken", "updating"
+SERVING = "serving"
+NOT_SET = "weights-not-set"
+BROKEN = "weights-broken"
+UPDATING = "updating"
 WRITING = "update-in-progress"
 """Weights are being written in place."""
 _WATCH_S, _ABORT_S = 0.5, 30.0

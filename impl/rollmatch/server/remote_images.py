@@ -10,7 +10,10 @@ from rollmatch.server.failures import Refusal
 
 SCHEMES = ("http://", "https://", "ftp://")
 _HTTP = ("http", "https")
-_PAUSE_S, _LONGEST_S, _CHUNK_BYTES, _OK = 5.0, 20.0, 65536, 200
+_PAUSE_S = 5.0
+_LONGEST_S = 20.0
+_CHUNK_BYTES = 65536
+_OK = 200
 _KEY = "custom.extra.rollout_server.allowed_media_domains"
 
 

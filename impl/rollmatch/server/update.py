@@ -66,7 +66,10 @@ class Update:
     """Stages, commits and drops; one update at a time over all dialects."""
 
     def __init__(self, pool: EnginePool, communicator: Communicator, model: Model, *, drain_s: float) -> None:
-        self.pool, self.communicator, self.model, self.drain_s = pool, communicator, model, drain_s
+        self.pool = pool
+        self.communicator = communicator
+        self.model = model
+        self.drain_s = drain_s
         self.staged: Staged | None = None
         self.is_busy = False
         self._known: tuple[Attached | None, SyncRequest] | None = None

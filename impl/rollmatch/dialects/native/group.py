@@ -22,7 +22,10 @@ from rollmatch.weights.transports import TRANSPORTS, Transport, WeightSource
 
 AUTO = "auto"
 IDENTITY, COMMUNICATOR, CLOSE = "/native/identity", "/native/communicator", "/native/communicator/close"
-_POLL_S, _REFUSAL_S, _FREE_POLL_S, _GRACE_S = 0.0003, 0.3, 0.1, 5.0
+_POLL_S = 0.0003
+_REFUSAL_S = 0.3
+_FREE_POLL_S = 0.1
+_GRACE_S = 5.0
 _SECRET_BYTES = 32
 
 

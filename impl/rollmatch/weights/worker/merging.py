@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rollmatch.errors import SyncError
-from rollmatch.model.merge import LoraFactors, Merging, check_fit, merge_by_kernel, merge_weight, merges_by_kernel
+from rollmatch.model.merge import AdaptedWeight, LoraFactors, check_fit, merge_by_kernel, merge_weight, merges_by_kernel
 from rollmatch.weights.digest import DigestMismatch, add_mixed, bytes_of, digest_of
 from rollmatch.weights.plan import Merge, MergePlan
 from rollmatch.weights.worker.receiver import Received, Receiver
@@ -77,7 +77,10 @@ def merge_received(receiver: Receiver, plan: MergePlan, base: FrozenWeights) -> 
 
     Returns the digests of all that was merged. Errors: ``AdapterMisfit``, ``DigestMismatch``.
     """
-    parts, merged, digests, blocks = receiver.take(), dict[str, Tensor](), dict[str, str](), list[Tensor]()
+    parts = receiver.take()
+    merged = dict[str, Tensor]()
+    digests = dict[str, str]()
+    blocks = list[Tensor]()
     for merge in plan.merges:
         weight = base.take(merge.name)
         blocks.append(receiver.free_block(weight.nbytes))
@@ -147,7 +150,7 @@ def _merge_together(
     layout: WeightLayout, merges: Sequence[Merge], adapter: Mapping[str, Tensor], base: FrozenWeights
 ) -> dict[str, Tensor]:
     """In the model already, where a weight lies there as one run."""
-    merged, by_kernel = dict[str, Tensor](), list[Merging]()
+    merged, by_kernel = dict[str, Tensor](), list[AdaptedWeight]()
     for merge in merges:
         weight, factors = base.take(merge.name), _factors_of(merge, adapter)
         whole = layout.by_name[merge.name].whole
@@ -156,7 +159,7 @@ def _merge_together(
         with _misfits(merge.name):
             if merges_by_kernel(weight, factors):
                 check_fit(weight, factors)
-                by_kernel.append(Merging(weight, factors, out))
+                by_kernel.append(AdaptedWeight(weight, factors, out))
             else:
                 merge_weight(weight, factors, out=out)
     if by_kernel:
