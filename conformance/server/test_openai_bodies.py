@@ -74,6 +74,7 @@ def test_fields_and_values_are_checked_before_vllm(served, route, body, expected
     [
         ({"max_prompts_per_call": 1}, COMPLETION, {"prompt": ["a", "b"]}, {"prompt": ["a"]}),
         ({"max_responses_per_call": 3}, COMPLETION, {"prompt": ["a", "b"], "n": 2}, {"prompt": ["a"], "n": 2}),
+        ({"max_waiting_responses": 5}, COMPLETION, {"prompt": ["a", "b", "c"], "n": 2}, {"prompt": ["a", "b"], "n": 2}),
         ({"max_tokens_per_call": 3}, COMPLETION, {"prompt": [[5, 5], [5, 5]]}, {"prompt": [[5, 5], [5]]}),
         ({"max_text_bytes": 40}, COMPLETION, {"prompt": "a" * 41}, {"prompt": ["a" * 40, "b"]}),
         ({"max_text_bytes": 40}, CHAT, chat({"type": "text", "text": "a" * 41}), chat()),
