@@ -5,6 +5,7 @@ import json
 import pytest
 
 from conformance.refusals import refused
+from conformance.scenarios.configs import config_with
 from rollmatch.config import check_files
 from rollmatch.config.effective import (
     chunked_prefill,
@@ -26,8 +27,8 @@ TP_KEY = "custom.extra.rollout_matching.vllm.tensor_parallel_size"
     clauses=["rollout-backends/a-colocated-engine-leaves-room-for-training#1,2"],
 )
 @pytest.mark.parametrize(("value", "world_size", "size"), [("null", 4, 4), ("null", 8, 1), ("null", 1, 1), ("2", 4, 2)])
-def test_tensor_parallel_size_follows_the_learner(make_with, value, world_size, size):
-    config = make_with(f"~.vllm.tensor_parallel_size={value}")
+def test_tensor_parallel_size_follows_the_learner(value, world_size, size):
+    config = config_with(f"~.vllm.tensor_parallel_size={value}")
     assert tensor_parallel_size(config, learner_world_size=world_size) == size
     assert tensor_parallel_rule(config) == ("4 with 4 learner ranks, else 1" if value == "null" else f"{value}, as set")
 
@@ -37,18 +38,18 @@ def test_tensor_parallel_size_follows_the_learner(make_with, value, world_size, 
     clauses=["rollout-backends/a-colocated-engine-leaves-room-for-training#3"],
 )
 @pytest.mark.parametrize(("value", "world_size"), [("3", 4), ("2", 1), ("4", 6)])
-def test_ranks_that_do_not_divide_are_refused(make_with, value, world_size):
+def test_ranks_that_do_not_divide_are_refused(value, world_size):
     with refused("tensor-parallel-mismatch", TP_KEY):
-        tensor_parallel_size(make_with(f"~.vllm.tensor_parallel_size={value}"), learner_world_size=world_size)
-    fitting = tensor_parallel_size(make_with(f"~.vllm.tensor_parallel_size={value}"), learner_world_size=12)
+        tensor_parallel_size(config_with(f"~.vllm.tensor_parallel_size={value}"), learner_world_size=world_size)
+    fitting = tensor_parallel_size(config_with(f"~.vllm.tensor_parallel_size={value}"), learner_world_size=12)
     assert fitting == int(value)
 
 
 @pytest.mark.parametrize(
     ("value", "on_cpu", "on_gpu"), [("null", True, False), ("true", True, True), ("false", False, False)]
 )
-def test_eager_running(make_with, value, on_cpu, on_gpu):
-    config = make_with(f"~.vllm.enforce_eager={value}")
+def test_eager_running(value, on_cpu, on_gpu):
+    config = config_with(f"~.vllm.enforce_eager={value}")
     assert (enforce_eager(config, on_gpu=False), enforce_eager(config, on_gpu=True)) == (on_cpu, on_gpu)
 
 
@@ -62,8 +63,8 @@ def test_eager_running(make_with, value, on_cpu, on_gpu):
         ("max_num_batched_tokens=1023", None, None),
     ],
 )
-def test_prompts_are_not_split_on_a_cpu_where_a_step_can_hold_a_sequence(make_with, value, on_cpu, on_gpu):
-    config = make_with(f"~.vllm.{value}")
+def test_prompts_are_not_split_on_a_cpu_where_a_step_can_hold_a_sequence(value, on_cpu, on_gpu):
+    config = config_with(f"~.vllm.{value}")
     found = [chunked_prefill(config, on_gpu=where, max_model_len=1024) for where in (False, True)]
     assert found == [on_cpu, on_gpu]
 
@@ -74,8 +75,8 @@ SET = ("~.vllm.max_model_len=600", "~.vllm.kv_cache_memory_mib=64", "training.ro
 @pytest.mark.parametrize(
     ("overrides", "length", "cache", "threads"), [((), 1024, (512, None), (1, None)), (SET, 600, (64, 64), (3, 3))]
 )
-def test_lengths_threads_and_cache_are_the_set_ones_or_have_a_default(make_with, overrides, length, cache, threads):
-    config = make_with(*overrides)
+def test_lengths_threads_and_cache_are_the_set_ones_or_have_a_default(overrides, length, cache, threads):
+    config = config_with(*overrides)
     assert max_model_len(config) == length
     assert (kv_cache_memory_mib(config, on_gpu=False), kv_cache_memory_mib(config, on_gpu=True)) == cache
     assert (rollout_threads(config, on_gpu=False), rollout_threads(config, on_gpu=True)) == threads
@@ -96,44 +97,44 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_is_there_is_accepted(place, make_with):
-    check_files(make_with())
+def test_what_is_there_is_accepted(place):
+    check_files(config_with())
     (place / "images").mkdir()
-    check_files(make_with("custom.image_root=images"))
+    check_files(config_with("custom.image_root=images"))
 
 
-def test_a_model_that_is_no_directory_is_refused(place, make_with):
+def test_a_model_that_is_no_directory_is_refused(place):
     with refused("model-directory-missing", "model.model", remedy="organization/name"):
-        check_files(make_with("model.model=Qwen3-VL-2B-Instruct"))
+        check_files(config_with("model.model=Qwen3-VL-2B-Instruct"))
 
 
 @pytest.mark.parametrize(("name", "text"), [("config.json", None), ("tokenizer.json", None), *BROKEN])
-def test_a_model_needs_its_files(place, make_with, name, text):
+def test_a_model_needs_its_files(place, name, text):
     path = place / "models/tiny" / name
     path.unlink() if text is None else path.write_text(text)
     with refused("model-file-missing", "model.model"):
-        check_files(make_with())
+        check_files(config_with())
 
 
 @pytest.mark.parametrize("nested", [True, False])
-def test_segments_fit_the_models_positions(place, make_with, nested):
+def test_segments_fit_the_models_positions(place, nested):
     limits = {"max_position_embeddings": 1023}
     (place / "models/tiny/config.json").write_text(json.dumps({"text_config": limits} if nested else limits))
     with refused("model-too-short", "global_max_length"):
-        check_files(make_with())
-    check_files(make_with("global_max_length=1023"))
+        check_files(config_with())
+    check_files(config_with("global_max_length=1023"))
 
 
-def test_quantized_weights_are_refused(place, make_with):
+def test_quantized_weights_are_refused(place):
     (place / "models/tiny/config.json").write_text(json.dumps({"quantization_config": {"quant_method": "gptq"}}))
     with refused("base-quantized", "model.model", remedy="QLoRA"):
-        check_files(make_with())
+        check_files(config_with())
 
 
-def test_everything_missing_is_reported_at_once(tmp_path, monkeypatch, make_with):
+def test_everything_missing_is_reported_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ErrorList) as caught:
-        check_files(make_with("custom.image_root=gone"))
+        check_files(config_with("custom.image_root=gone"))
     assert [(error.code, error.key) for error in caught.value.errors] == [
         ("model-directory-missing", "model.model"),
         ("data-file-missing", "custom.train_jsonl"),

@@ -173,6 +173,7 @@ def test_values_are_yaml(text, value):
     [
         *(("training.seed", "training.seed"), ("=1", ""), ("a..b=1", "a..b")),
         *(("a.=1", "a."), ("a=[1", "a"), ("extends=x", "extends")),
+        *((f"a={value}", "a") for value in ("!!int abc", "9" * 5000, "[" * 5000, "!own x")),
     ],
 )
 def test_a_malformed_override_is_refused(override, key):

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jsonschema import Draft7Validator
 
 from conformance.refusals import refused
+from conformance.scenarios.configs import config_with
 from rollmatch.config import json_schema, load_config, make, resolved_yaml
 from rollmatch.config.schema import fields
 from rollmatch.config.yaml_dialect import parse_mapping
@@ -65,7 +67,8 @@ def test_all_that_is_wrong_is_reported_at_once_and_a_repaired_twin_loads(path):
 
 @pytest.fixture(scope="module")
 def validator():
-    return pytest.importorskip("jsonschema").Draft7Validator(json_schema())
+    Draft7Validator.check_schema(json_schema())
+    return Draft7Validator(json_schema())
 
 
 @pytest.mark.parametrize("path", READABLE_BY_EDITORS, ids=name_of)
@@ -90,21 +93,12 @@ def test_the_minimal_file_holds_only_what_is_required():
             make(smaller)
 
 
-jsonschema = pytest.importorskip("jsonschema")
-
-
-@pytest.fixture(scope="module")
-def judge():
-    jsonschema.Draft7Validator.check_schema(json_schema())
-    return jsonschema.Draft7Validator(json_schema())
-
-
 def test_it_is_plain_json():
     assert json.loads(json.dumps(json_schema())) == json_schema()
 
 
-def test_a_resolved_tree_is_accepted(judge, make_with):
-    judge.validate(parse_mapping(resolved_yaml(make_with()), origin="resolved"))
+def test_a_resolved_tree_is_accepted(validator):
+    validator.validate(parse_mapping(resolved_yaml(config_with()), origin="resolved"))
 
 
 @pytest.mark.parametrize(
@@ -121,8 +115,8 @@ def test_a_resolved_tree_is_accepted(judge, make_with):
         ([{"custom": {"extra": {"rollout_matching": {"vllm": {"max_model_len": None}}}}}], True),
     ],
 )
-def test_it_judges_parts_of_trees_as_loading_does(judge, trees, is_fine):
-    assert [judge.is_valid(tree) for tree in trees] == [is_fine] * len(trees)
+def test_it_judges_parts_of_trees_as_loading_does(validator, trees, is_fine):
+    assert [validator.is_valid(tree) for tree in trees] == [is_fine] * len(trees)
 
 
 def test_every_key_is_described_for_the_editor():

@@ -2,12 +2,10 @@
 
 import pytest
 
-from conformance.scenarios.configs import config_with, problems_of, refusal_of
+from conformance.scenarios.configs import GRPO, config_with, problems_of, refusal_of
 
 SECTION = "custom.extra.grpo."
-VARIANT, SAMPLED = "custom.trainer_variant=grpo", "~.decoding.temperature=1"
-REWARDS = f"{SECTION}rewards=[{{function: builtins:len}}]"
-GRPO = (VARIANT, SAMPLED, REWARDS)
+VARIANT, REWARDS, SAMPLED = GRPO
 
 
 TWO = f"{SECTION}rewards=[{{function: a:f}}, {{function: b:f"

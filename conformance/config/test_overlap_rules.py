@@ -2,18 +2,14 @@
 
 import pytest
 
+from conformance.scenarios import configs
 from conformance.scenarios.configs import config_with, not_refused, problems_of, refusal_of
 from rollmatch.config.effective import calls_together, num_windows_ahead
 
 LONG = "custom.extra.rollout_matching"
 AHEAD = ("~.overlap=ahead", "~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000")
 SERVED = (*AHEAD, "~.vllm.server.group_port=51216")
-GRPO = (
-    "custom.trainer_variant=grpo",
-    "~.decoding.temperature=1",
-    "custom.extra.grpo.rewards=[{function: builtins:len}]",
-    *SERVED,
-)
+ALONE, GRPO = configs.GRPO, (*configs.GRPO, *SERVED)
 VINEPPO = ("custom.trainer_variant=vineppo", *GRPO[1:])
 WORLD = ("custom.extra.environment.name=a:World", "custom.extra.environment.max_response_tokens=600")
 SHARE_OF_32 = ("training.per_device_train_batch_size=8", "training.gradient_accumulation_steps=8")
@@ -24,9 +20,9 @@ SEVERAL = ("custom.extra.grpo.steps_per_generation=2", "custom.extra.grpo.num_it
 
 def test_servers_named_under_rlhf_may_overlap():
     named = ("rlhf.use_vllm=true", "rlhf.vllm_mode=server", "rlhf.vllm_server_host=[a]", "rlhf.vllm_server_port=[8080]")
-    assert config_with(*GRPO[:3], "~.overlap=ahead", *named).custom.extra.rollout_matching.overlap == "ahead"
+    assert config_with(*ALONE, "~.overlap=ahead", *named).custom.extra.rollout_matching.overlap == "ahead"
     colocated = ("rlhf.use_vllm=true", "rlhf.vllm_mode=colocate")
-    found = [(each.code, each.key) for each in problems_of(*GRPO[:3], "~.overlap=ahead", *colocated)]
+    found = [(each.code, each.key) for each in problems_of(*ALONE, "~.overlap=ahead", *colocated)]
     assert ("overlap-needs-servers", f"{LONG}.overlap") in found
     assert config_with(*GRPO).custom.extra.rollout_matching.overlap == "ahead"
 

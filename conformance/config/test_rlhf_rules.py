@@ -2,13 +2,9 @@
 
 import pytest
 
+from conformance.scenarios.configs import GRPO, config_with, rejected
 from rollmatch.config.servers import max_model_len, pair_servers, server_key, server_section, uses_servers
 
-GRPO = (
-    "custom.trainer_variant=grpo",
-    "custom.extra.grpo.rewards=[{function: builtins:len}]",
-    "custom.extra.rollout_matching.decoding.temperature=1",
-)
 MODE = (*GRPO, "rlhf.use_vllm=true", "rlhf.vllm_mode=server")
 HOSTS, PORTS = "rlhf.vllm_server_host=[a, b]", "rlhf.vllm_server_port=[8080, 8081]"
 NAMED = (*MODE, HOSTS, PORTS)
@@ -78,29 +74,27 @@ BROKEN = [
     ],
 )
 @pytest.mark.parametrize(("code", "key", "broken", "repaired"), BROKEN)
-def test_a_contradiction_is_refused_and_the_repaired_section_accepted(
-    problems_with, make_with, code, key, broken, repaired
-):
-    assert problems_with(*broken) == [(code, key)]
-    make_with(*repaired)
+def test_a_contradiction_is_refused_and_the_repaired_section_accepted(code, key, broken, repaired):
+    assert rejected(*broken) == [(code, key)]
+    config_with(*repaired)
 
 
 @pytest.mark.scenario(
     "grpo-server-mode/one-host-and-one-port-are-accepted", clauses=["grpo-server-mode/two-jobs-can-share-a-machine#1"]
 )
-def test_servers_of_rlhf_are_paired_by_place(make_with):
-    config = make_with(*NAMED, 'rlhf.vllm_server_host=["fd00::1", b]')
+def test_servers_of_rlhf_are_paired_by_place():
+    config = config_with(*NAMED, 'rlhf.vllm_server_host=["fd00::1", b]')
     found = [(server.base_url, server.host, server.group_port) for server in pair_servers(server_section(config))]
     assert found == [("http://[fd00::1]:8080", "fd00::1", 51216), ("http://b:8081", "b", 51217)]
     assert server_key(config) == "rlhf.vllm_server_host"
 
 
-def test_servers_are_used_where_one_section_says_so(make_with):
-    assert uses_servers(make_with(*NAMED))
-    assert uses_servers(make_with("~.vllm.mode=server", OTHER))
-    assert not uses_servers(make_with(*COLOCATE))
-    assert not uses_servers(make_with("~.vllm.mode=server", OTHER, "~.rollout_backend=hf"))
-    assert not uses_servers(make_with())
-    assert server_section(make_with(*NAMED, "~.vllm.server.infer_timeout_s=7")).infer_timeout_s == 7
-    lengths = [max_model_len(make_with(*named, "~.vllm.max_model_len=600")) for named in ((), NAMED)]
+def test_servers_are_used_where_one_section_says_so():
+    assert uses_servers(config_with(*NAMED))
+    assert uses_servers(config_with("~.vllm.mode=server", OTHER))
+    assert not uses_servers(config_with(*COLOCATE))
+    assert not uses_servers(config_with("~.vllm.mode=server", OTHER, "~.rollout_backend=hf"))
+    assert not uses_servers(config_with())
+    assert server_section(config_with(*NAMED, "~.vllm.server.infer_timeout_s=7")).infer_timeout_s == 7
+    lengths = [max_model_len(config_with(*named, "~.vllm.max_model_len=600")) for named in ((), NAMED)]
     assert lengths == [600, 1024], "only rollout matching's server follows its engine"

@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 from transformers import TrainingArguments
 
+from conformance.scenarios.configs import GRPO, config_with, rejected
 from rollmatch.config.rollout_matching import ANSWER_FORMATS
 from rollmatch.config.rules import RULES
 from rollmatch.config.schema import fields
@@ -96,34 +97,29 @@ BROKEN = [
     ],
 )
 @pytest.mark.parametrize(("code", "key", "broken", "repaired"), BROKEN)
-def test_a_broken_rule_is_refused_and_its_repair_accepted(problems_with, make_with, code, key, broken, repaired):
-    assert problems_with(*broken) == [(code, key)]
-    assert make_with(*repaired).global_max_length == 1024
+def test_a_broken_rule_is_refused_and_its_repair_accepted(code, key, broken, repaired):
+    assert rejected(*broken) == [(code, key)]
+    assert config_with(*repaired).global_max_length == 1024
 
 
-def test_each_answer_format_brings_its_own_question_unless_one_is_set(make_with):
-    asked = {name: make_with(f"~.answer_format={name}").custom.prompts for name in ANSWER_FORMATS}
+def test_each_answer_format_brings_its_own_question_unless_one_is_set():
+    asked = {name: config_with(f"~.answer_format={name}").custom.prompts for name in ANSWER_FORMATS}
     assert len({prompts.user for prompts in asked.values()}) == 3
     assert "coordinate token" in asked["coord_tokens"].user
     assert "token" not in asked["integers"].user
     assert asked["qwen3_vl"].system == asked["qwen2_5_vl"].system == ""
-    own = make_with("~.answer_format=qwen3_vl", "custom.prompts.user=Where?").custom.prompts
+    own = config_with("~.answer_format=qwen3_vl", "custom.prompts.user=Where?").custom.prompts
     assert (own.system, own.user) == ("", "Where?")
 
 
-def test_a_variant_with_rewards_has_no_system_message_unless_one_is_set(make_with):
-    rewarded = (
-        "custom.trainer_variant=grpo",
-        "custom.extra.grpo.rewards=[{function: 'builtins:len'}]",
-        "~.decoding.temperature=1",
-    )
-    assert make_with(*rewarded).custom.chat_system == ""
-    assert make_with(*rewarded, "custom.prompts.system=Be brief.").custom.chat_system == "Be brief."
-    assert "JSON" in make_with().custom.prompts.system
+def test_a_variant_with_rewards_has_no_system_message_unless_one_is_set():
+    assert config_with(*GRPO).custom.chat_system == ""
+    assert config_with(*GRPO, "custom.prompts.system=Be brief.").custom.chat_system == "Be brief."
+    assert "JSON" in config_with().custom.prompts.system
 
 
-def test_rules_are_judged_although_other_keys_are_wrong(problems_with):
-    assert problems_with("training.seed=x", "tuner.use_dora=true") == [
+def test_rules_are_judged_although_other_keys_are_wrong():
+    assert rejected("training.seed=x", "tuner.use_dora=true") == [
         ("wrong-type", "training.seed"),
         ("dora-without-lora", "tuner.use_dora"),
     ]
@@ -138,21 +134,16 @@ def test_rules_are_judged_although_other_keys_are_wrong(problems_with):
         (["training.extra_arguments=[bf16]"], ("wrong-type", "training.extra_arguments")),
     ],
 )
-def test_a_rule_that_reads_a_wrong_key_is_not_judged(problems_with, overrides, problem):
-    assert problems_with(*overrides) == [problem]
+def test_a_rule_that_reads_a_wrong_key_is_not_judged(overrides, problem):
+    assert rejected(*overrides) == [problem]
 
 
-@pytest.mark.parametrize("reporters", ["mlflow", "[mlflow, wandb]"])
-def test_a_wrong_item_of_a_list_is_one_problem(problems_with, reporters):
-    assert problems_with(f"training.report_to={reporters}") == [("not-a-choice", "training.report_to.0")]
-
-
-def test_arguments_of_transformers_that_nothing_here_reads_are_refused(problems_with):
+def test_arguments_of_transformers_that_nothing_here_reads_are_refused():
     known = {field.name for field in dataclasses.fields(TrainingArguments)}
     assert known >= NOT_USED
     for name in NOT_USED:
         key = f"training.extra_arguments.{name}"
-        assert problems_with(f"{key}=1") == [("argument-not-used", key)]
+        assert rejected(f"{key}=1") == [("argument-not-used", key)]
 
 
 def test_rules_read_keys_that_exist():

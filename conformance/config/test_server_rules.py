@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.refusals import refused
+from conformance.scenarios.configs import config_with, rejected
 from rollmatch.config.connection import ServerConfig
 from rollmatch.config.effective import sync_mode
 from rollmatch.config.servers import pair_servers
@@ -99,18 +100,18 @@ BROKEN = [
     ],
 )
 @pytest.mark.parametrize(("code", "key", "broken", "repaired"), BROKEN)
-def test_a_wrong_naming_is_refused_and_the_repaired_one_accepted(problems_with, make_with, code, key, broken, repaired):
-    assert problems_with(*broken) == [(code, ".".join(["~.vllm.server", *([key] if key else [])]))]
-    make_with(*repaired)
+def test_a_wrong_naming_is_refused_and_the_repaired_one_accepted(code, key, broken, repaired):
+    assert rejected(*broken) == [(code, ".".join(["~.vllm.server", *([key] if key else [])]))]
+    config_with(*repaired)
 
 
 @pytest.mark.scenario(
     "server-connection/lists-of-different-lengths-are-refused",
     clauses=["server-connection/base-urls-and-group-ports-are-paired-one-to-one#1"],
 )
-def test_the_problem_of_two_lengths_names_both(make_with):
+def test_the_problem_of_two_lengths_names_both():
     with refused("pairing-length-mismatch", problem="3") as caught:
-        make_with(*named(f'base_url: ["{A}", "{B}", "{C}"], group_port: [51216, 51217]'))
+        config_with(*named(f'base_url: ["{A}", "{B}", "{C}"], group_port: [51216, 51217]'))
     assert "2" in caught.value.errors[0].problem
 
 
@@ -122,11 +123,11 @@ def test_the_problem_of_two_lengths_names_both(make_with):
         ("servers-file-with-adapter", ("~.vllm.sync.mode=auto", "~.vllm.enable_lora=true", "tuner.train_type=lora")),
     ],
 )
-def test_what_a_list_that_changes_does_not_go_with(problems_with, make_with, code, overrides):
+def test_what_a_list_that_changes_does_not_go_with(code, overrides):
     form = named("servers_file: servers.yaml")
-    assert problems_with(*form, *overrides) == [(code, "~.vllm.server.servers_file")]
-    make_with(*form)
-    make_with(*GOOD, *overrides)
+    assert rejected(*form, *overrides) == [(code, "~.vllm.server.servers_file")]
+    config_with(*form)
+    config_with(*GOOD, *overrides)
 
 
 def pairs_of(config):
@@ -138,13 +139,13 @@ def pairs_of(config):
     "server-connection/a-whole-url-is-accepted",
     clauses=["server-connection/server-mode-names-its-servers-in-one-of-three-forms#2"],
 )
-def test_both_forms_say_the_same(make_with):
+def test_both_forms_say_the_same():
     expected = [(A, 51216), (B, 51217)]
-    assert pairs_of(make_with(*GOOD)) == expected
-    assert pairs_of(make_with(*named(f'base_url: ["{A}", "{B}/"], group_port: [51216, 51217]'))) == expected
-    assert pairs_of(make_with(*named(f'base_url: ["{A}", "{B}"], group_port: 51216'))) == expected
-    assert pairs_of(make_with(*named(f'base_url: "{A}", group_port: 51216'))) == expected[:1]
-    assert make_with(*GOOD[1:]).custom.extra.rollout_matching.vllm.mode == "colocate"
+    assert pairs_of(config_with(*GOOD)) == expected
+    assert pairs_of(config_with(*named(f'base_url: ["{A}", "{B}/"], group_port: [51216, 51217]'))) == expected
+    assert pairs_of(config_with(*named(f'base_url: ["{A}", "{B}"], group_port: 51216'))) == expected
+    assert pairs_of(config_with(*named(f'base_url: "{A}", group_port: 51216'))) == expected[:1]
+    assert config_with(*GOOD[1:]).custom.extra.rollout_matching.vllm.mode == "colocate"
 
 
 @pytest.mark.scenario(
@@ -154,8 +155,8 @@ def test_both_forms_say_the_same(make_with):
         "server-connection/base-urls-and-group-ports-are-paired-one-to-one#1",
     ],
 )
-def test_lists_are_paired_by_index(make_with):
-    found = pairs_of(make_with(*named(f'base_url: ["{A}", "{B}"], group_port: [51300, 51216]')))
+def test_lists_are_paired_by_index():
+    found = pairs_of(config_with(*named(f'base_url: ["{A}", "{B}"], group_port: [51300, 51216]')))
     assert found == [(A, 51300), (B, 51216)]
 
 
@@ -174,10 +175,10 @@ def test_one_port_counts_on(num_servers, first):
     "server-connection/unset-timeouts-have-defaults",
     clauses=["server-connection/reaching-and-generating-have-timeouts-of-their-own#1,4"],
 )
-def test_timeouts_have_defaults(make_with):
-    server = make_with(*GOOD).custom.extra.rollout_matching.vllm.server
+def test_timeouts_have_defaults():
+    server = config_with(*GOOD).custom.extra.rollout_matching.vllm.server
     assert (server.timeout_s, server.infer_timeout_s) == (240.0, None)
-    assert make_with(*named(f"{entries((A, 1))}, infer_timeout_s: -1")).custom.extra.rollout_matching.vllm.server
+    assert config_with(*named(f"{entries((A, 1))}, infer_timeout_s: -1")).custom.extra.rollout_matching.vllm.server
 
 
 @pytest.mark.scenario(
@@ -189,8 +190,8 @@ def test_timeouts_have_defaults(make_with):
     ("mode", "enable_lora", "resolved"),
     [("full", False, "full"), ("full", True, "full"), ("auto", False, "full"), ("auto", True, "adapter")],
 )
-def test_auto_follows_the_engine(make_with, mode, enable_lora, resolved):
-    config = make_with(f"~.vllm.sync.mode={mode}", f"~.vllm.enable_lora={str(enable_lora).lower()}")
+def test_auto_follows_the_engine(mode, enable_lora, resolved):
+    config = config_with(f"~.vllm.sync.mode={mode}", f"~.vllm.enable_lora={str(enable_lora).lower()}")
     assert sync_mode(config, learner_world_size=1) == resolved
 
 
@@ -199,15 +200,15 @@ def test_auto_follows_the_engine(make_with, mode, enable_lora, resolved):
     "weight-sync/adapter-with-lora-is-accepted",
     clauses=["weight-sync/the-sync-mode-is-chosen-in-yaml#4"],
 )
-def test_adapters_alone_need_an_engine_that_takes_them(problems_with, make_with):
-    assert problems_with("~.vllm.sync.mode=adapter") == [("adapter-needs-enable-lora", "~.vllm.sync.mode")]
-    assert sync_mode(make_with("~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true"), learner_world_size=1)
+def test_adapters_alone_need_an_engine_that_takes_them():
+    assert rejected("~.vllm.sync.mode=adapter") == [("adapter-needs-enable-lora", "~.vllm.sync.mode")]
+    assert sync_mode(config_with("~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true"), learner_world_size=1)
 
 
 @pytest.mark.scenario(clauses=["learner-ranks/several-ranks-take-full-sync-only#1"])
 @pytest.mark.parametrize("mode", ["adapter", "auto"])
-def test_several_ranks_take_full_sync_only(make_with, mode):
-    config = make_with(f"~.vllm.sync.mode={mode}", "~.vllm.enable_lora=true")
+def test_several_ranks_take_full_sync_only(mode):
+    config = config_with(f"~.vllm.sync.mode={mode}", "~.vllm.enable_lora=true")
     with refused("adapter-with-several-ranks", "custom.extra.rollout_matching.vllm.sync.mode", remedy="full"):
         sync_mode(config, learner_world_size=2)
-    assert sync_mode(make_with("~.vllm.sync.mode=auto"), learner_world_size=2) == "full"
+    assert sync_mode(config_with("~.vllm.sync.mode=auto"), learner_world_size=2) == "full"

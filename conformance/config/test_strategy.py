@@ -5,6 +5,7 @@ import json
 import pytest
 
 from conformance.refusals import refused
+from conformance.scenarios.configs import config_with
 from rollmatch.cli import strategy_check
 from rollmatch.config.strategy import read_strategy
 
@@ -48,16 +49,16 @@ def test_a_file_is_deepspeeds_or_that_of_fsdp2(file):
         ({"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}, "configures accelerate launch"),
     ],
 )
-def test_settings_that_have_no_effect_are_refused(settings, problem, file, make_with):
+def test_settings_that_have_no_effect_are_refused(settings, problem, file):
     with refused("strategy-key-unused", key="training.strategy", problem=problem):
-        make_with(f"training.strategy={file(settings)}")
+        config_with(f"training.strategy={file(settings)}")
 
 
-def test_a_name_that_is_neither_a_strategy_nor_a_file_is_refused(make_with, tmp_path):
+def test_a_name_that_is_neither_a_strategy_nor_a_file_is_refused(tmp_path):
     with refused("strategy-unknown", key="training.strategy", remedy="fsdp2"):
-        make_with("training.strategy=fsdp")
+        config_with("training.strategy=fsdp")
     with refused("strategy-unknown", key="training.strategy"):
-        make_with(f"training.strategy={tmp_path}")
+        config_with(f"training.strategy={tmp_path}")
 
 
 @pytest.mark.scenario(
@@ -65,42 +66,42 @@ def test_a_name_that_is_neither_a_strategy_nor_a_file_is_refused(make_with, tmp_
     clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#2"],
 )
 @pytest.mark.parametrize("name", ["fsdp", "fsdp_config", "deepspeed", "parallelism_config"])
-def test_the_fields_of_transformers_are_refused(name, make_with):
+def test_the_fields_of_transformers_are_refused(name):
     with refused("argument-has-own-key", key=f"training.extra_arguments.{name}", remedy="training.strategy"):
-        make_with(f"training.extra_arguments={{{name}: full_shard}}")
+        config_with(f"training.extra_arguments={{{name}: full_shard}}")
 
 
-def test_streaming_and_deepspeed_with_the_policys_own_generate_are_refused(make_with):
+def test_streaming_and_deepspeed_with_the_policys_own_generate_are_refused():
     servers = ("~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000")
     streams = ("~.vllm.server.group_port=51216", "~.overlap=stream", "training.packing=false")
     with refused("strategy-with-stream", key=f"{ROLLOUT}.overlap"):
-        make_with(*servers, *streams, "training.strategy=fsdp2")
+        config_with(*servers, *streams, "training.strategy=fsdp2")
     with refused("strategy-needs-vllm", key=f"{ROLLOUT}.rollout_backend"):
-        make_with(f"{ROLLOUT}.rollout_backend=hf", "training.strategy=deepspeed_zero3")
+        config_with(f"{ROLLOUT}.rollout_backend=hf", "training.strategy=deepspeed_zero3")
 
 
-def test_a_checkpoint_of_parts_holds_the_optimizers_state(make_with):
+def test_a_checkpoint_of_parts_holds_the_optimizers_state():
     only = "training.extra_arguments={save_only_model: true}"
     with refused("strategy-saves-all", key="training.extra_arguments.save_only_model", remedy="training.strategy"):
-        make_with("training.strategy=fsdp2", only)
-    make_with("training.strategy=fsdp2", "training.extra_arguments={save_only_model: false}")
-    make_with("training.strategy=deepspeed_zero2", only)
-    make_with(only)
+        config_with("training.strategy=fsdp2", only)
+    config_with("training.strategy=fsdp2", "training.extra_arguments={save_only_model: false}")
+    config_with("training.strategy=deepspeed_zero2", only)
+    config_with(only)
 
 
 @pytest.mark.scenario(
     "learner-ranks/one-rank-cannot-share", clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#3"]
 )
-def test_one_rank_cannot_share(make_with):
-    config = make_with("training.strategy=fsdp2")
+def test_one_rank_cannot_share():
+    config = config_with("training.strategy=fsdp2")
     with refused("strategy-needs-ranks", key="training.strategy", remedy="--gpus"):
         strategy_check.check_strategy(config, learner_world_size=1)
     strategy_check.check_strategy(config, learner_world_size=2)
     strategy_check.check_strategy(config)
 
 
-def test_deepspeed_needs_a_launcher_and_its_package(make_with, monkeypatch):
-    config = make_with("training.strategy=deepspeed_zero2")
+def test_deepspeed_needs_a_launcher_and_its_package(monkeypatch):
+    config = config_with("training.strategy=deepspeed_zero2")
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setattr(strategy_check.importlib.util, "find_spec", lambda name: name)
     with refused("strategy-needs-ranks", key="training.strategy", remedy="torchrun --nproc-per-node 1"):
@@ -113,11 +114,11 @@ def test_deepspeed_needs_a_launcher_and_its_package(make_with, monkeypatch):
         strategy_check.check_strategy(config, learner_world_size=2)
 
 
-def test_a_launcher_that_sets_another_strategy_is_refused(make_with, monkeypatch):
+def test_a_launcher_that_sets_another_strategy_is_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with refused("strategy-contradicted", key="training.strategy", remedy="fsdp2"):
-        strategy_check.check_strategy(make_with("training.strategy=ddp"), learner_world_size=2)
-    strategy_check.check_strategy(make_with("training.strategy=fsdp2"), learner_world_size=2)
+        strategy_check.check_strategy(config_with("training.strategy=ddp"), learner_world_size=2)
+    strategy_check.check_strategy(config_with("training.strategy=fsdp2"), learner_world_size=2)
 
 
 @pytest.fixture
@@ -135,12 +136,12 @@ def launched(monkeypatch):
     return set_variables
 
 
-def test_a_launcher_s_file_may_say_what_the_strategy_says(make_with, launched):
+def test_a_launcher_s_file_may_say_what_the_strategy_says(launched):
     launched(zero_stage="3", offload_optimizer_device="none", gradient_clipping="1.0", gradient_accumulation_steps="4")
-    alike = make_with("training.strategy=deepspeed_zero3", "training.gradient_accumulation_steps=4")
+    alike = config_with("training.strategy=deepspeed_zero3", "training.gradient_accumulation_steps=4")
     strategy_check.check_strategy(alike, learner_world_size=2)
     with refused("strategy-contradicted", key="training.strategy", remedy="deepspeed_zero3"):
-        strategy_check.check_strategy(make_with("training.strategy=ddp"), learner_world_size=2)
+        strategy_check.check_strategy(config_with("training.strategy=ddp"), learner_world_size=2)
 
 
 @pytest.mark.parametrize(
@@ -154,14 +155,14 @@ def test_a_launcher_s_file_may_say_what_the_strategy_says(make_with, launched):
         {"config_file": "zero3.json"},
     ],
 )
-def test_a_launcher_s_file_that_says_something_else_is_refused(make_with, launched, fields):
+def test_a_launcher_s_file_that_says_something_else_is_refused(launched, fields):
     launched(**({"zero_stage": "3"} | fields))
     with refused("strategy-contradicted", key="training.strategy", remedy="Set both alike"):
-        strategy_check.check_strategy(make_with("training.strategy=deepspeed_zero3"), learner_world_size=2)
+        strategy_check.check_strategy(config_with("training.strategy=deepspeed_zero3"), learner_world_size=2)
 
 
 @pytest.mark.scenario(clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#7"])
-def test_ranks_that_would_share_rows_are_refused(make_with, monkeypatch):
+def test_ranks_that_would_share_rows_are_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
     with refused("parallelism-unsupported", key="ACCELERATE_USE_PARALLELISM_CONFIG", remedy="fsdp2"):
-        strategy_check.check_strategy(make_with("training.strategy=fsdp2"), learner_world_size=2)
+        strategy_check.check_strategy(config_with("training.strategy=fsdp2"), learner_world_size=2)

@@ -16,6 +16,11 @@ VALID = {
     "global_max_length": 1024,
     "training": {"output_dir": "runs/one"},
 }
+GRPO = (
+    "custom.trainer_variant=grpo",
+    "custom.extra.grpo.rewards=[{function: builtins:len}]",
+    "~.decoding.temperature=1",
+)
 
 
 def config_with(*overrides: str) -> RunConfig:
@@ -50,3 +55,10 @@ def refusal_of(*overrides: str) -> tuple[str, str]:
     """Code and key of the only problem."""
     problem = problem_of(*overrides)
     return problem.code, problem.key
+
+
+def rejected(*overrides: str) -> list[tuple[str, str]]:
+    """Code and key of all problems, ``~.`` for the long section; each says what is wrong and what to do."""
+    problems = problems_of(*overrides)
+    assert all(error.problem and error.remedy for error in problems)
+    return [(error.code, error.key.replace(LONG, "~.")) for error in problems]

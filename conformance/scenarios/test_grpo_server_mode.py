@@ -13,7 +13,7 @@ import torch
 from conformance.doubles.engine import install
 from conformance.refusals import refused
 from conformance.rollout.digits import MODEL, load_model, template_of
-from conformance.scenarios.configs import LONG, config_with, not_refused, refusal_of
+from conformance.scenarios.configs import GRPO, LONG, config_with, not_refused, refusal_of
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
 from conformance.weights.test_named_weights import adapted
@@ -27,11 +27,6 @@ from rollmatch.journal import Journal
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 
-GRPO = (
-    "custom.trainer_variant=grpo",
-    "custom.extra.grpo.rewards=[{function: builtins:len}]",
-    "custom.extra.rollout_matching.decoding.temperature=1",
-)
 SERVER_MODE = (*GRPO, "rlhf.use_vllm=true", "rlhf.vllm_mode=server")
 HOST, PORT = 'rlhf.vllm_server_host=["127.0.0.1"]', "rlhf.vllm_server_port=[8080]"
 NAMED = (*SERVER_MODE, HOST, PORT)
