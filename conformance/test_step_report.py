@@ -6,29 +6,20 @@ import time
 import pytest
 import torch
 
+from conformance.doubles.records import make_rollout, make_sample
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.objectives.rollout_matching.loss import LossTerms
 from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective, summarize
 from rollmatch.objectives.rollout_matching.supervision import MaskRules
 from rollmatch.objectives.rollout_matching.target import RolloutReport
-from rollmatch.records import Rollout, Sample, Segment, Supervision
+from rollmatch.records import Segment, Supervision
 from rollmatch.step_report import PHASES, StepReport
 
 MATCHING = RolloutMatchingObjective(
     target=None, eval_target=None, mask_rules=MaskRules(), loss_rules=None, bin_of=lambda token_id: None
 )
-SAMPLE = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
+SAMPLE = make_sample()
 NOTHING = Supervision(labels=(), weights=(), coord_positions=(), coord_bins=(), coord_in_prefix=())
-
-
-def rollout(num_tokens):
-    return Rollout(
-        request_id="0.0.0",
-        prompt_token_ids=(1, 2, 3),
-        response_token_ids=(7,) * num_tokens,
-        finish_reason="stop",
-        policy_version=1,
-    )
 
 
 def report(*, predicted, truth, matched, appended):
@@ -75,7 +66,7 @@ def terms(ce, coord):
 @pytest.fixture
 def full():
     step = StepReport(step=3, objective=MATCHING)
-    step.rollouts = [rollout(10), rollout(30)]
+    step.rollouts = [make_rollout((7,) * 10), make_rollout((7,) * 30)]
     step.reports = [
         report(predicted=4, truth=2, matched=1, appended=1),
         report(predicted=0, truth=6, matched=0, appended=6),

@@ -14,20 +14,16 @@ import torch
 from conformance.cli.division import MATCHING
 from conformance.cli.started import cli_command, started
 from conformance.cli.test_killed_server import in_session
+from conformance.dialects.learner_side import native_backend
 from conformance.doubles.answering_server import AnsweringServer
+from conformance.doubles.records import make_request
 from conformance.rollout.digits import load_model, template_of
 from conformance.scenarios.configs import not_refused
 from conformance.server.instance import free_port
 from conformance.trainer.small_run import events, make_trainer
 from conformance.weights.native_double import NativeDouble, serving
-from conformance.weights.ranks_of_learner import SAMPLE, TEMPLATE
-from rollmatch.dialects.native.group import Rendezvous
-from rollmatch.dialects.native.sender import NativeSender
-from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.ranks import Ranks
-from rollmatch.records import RolloutRequest
 from rollmatch.rollout.backend import Decoding
-from rollmatch.rollout.vllm_server import VllmServerBackend
 
 VLLM = "custom.extra.rollout_matching.vllm"
 SERVED = "custom.extra.rollout_server"
@@ -130,18 +126,11 @@ def test_two_ranks_ask_and_one_of_them_joins_the_group():
 
 
 def backend_of(url, rank):
-    server = RolloutServer(url, ClientSettings(timeout_s=10))
-    server.connect()
-    rendezvous = Rendezvous(host="127.0.0.1", port=free_port(), client="learner", timeout_s=5, join_timeout_s=3)
-    ranks = Ranks(rank=rank, learner_world_size=2)
-    return VllmServerBackend(
-        [server], TEMPLATE, ranks, sender=NativeSender([server], rendezvous) if rank == 0 else None
-    )
+    return native_backend(url, ranks=Ranks(rank=rank, learner_world_size=2), timeout_s=5, join_timeout_s=3)
 
 
 def ask(backend):
-    request = RolloutRequest(request_id="0", sample=SAMPLE, prompt_token_ids=(1, 2, 3), seed=1)
-    (rollout,) = backend.generate([request], Decoding(max_new_tokens=4))
+    (rollout,) = backend.generate([make_request(prompt_token_ids=(1, 2, 3))], Decoding(max_new_tokens=4))
     return rollout
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.architectures import ARCHITECTURES
 from conformance.doubles.checkpoints import make_checkpoint
+from conformance.doubles.records import make_request
 from conformance.harness.models_table import outcome_of
 from conformance.refusals import refused
 from rollmatch.config.training import ModelConfig, TunerConfig
@@ -24,7 +25,7 @@ from rollmatch.model.parts import Part, parts_of
 from rollmatch.model.policy import load_policy
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
-from rollmatch.records import Rollout, RolloutRequest, Row, Sample, Segment
+from rollmatch.records import Rollout, Row, Sample, Segment
 from rollmatch.rollout.backend import Decoding, HfBackend
 from rollmatch.weights.named_weights import named_weights
 
@@ -92,12 +93,7 @@ class Trials:
         )
         engine = VllmColocateBackend(settings, self.template, Ranks())
         requests = [
-            RolloutRequest(
-                request_id=f"0.0.{index}",
-                sample=sample,
-                prompt_token_ids=self.template.prompt_token_ids(sample),
-                seed=index + 1,
-            )
+            make_request(index, sample=sample, prompt_token_ids=self.template.prompt_token_ids(sample))
             for index, sample in enumerate(self.samples)
         ]
         engine.push(named_weights(model), version=1)

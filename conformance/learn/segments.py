@@ -4,6 +4,7 @@ import random
 
 import torch
 
+from conformance.doubles.records import make_sample, segment_with
 from conformance.doubles.tiny_qwen3_vl import (
     COORD_IDS,
     EOS_ID,
@@ -21,15 +22,13 @@ GRIDS = ((1, 4, 4), (1, 4, 6), (1, 2, 8))
 """Patches (time, height, width) of the images that segments get, in turn."""
 
 
-def make_sample(sample_id: int = 0) -> Sample:
-    return Sample(
-        sample_id=sample_id, origin=f"train.jsonl:{sample_id + 1}", images=(), objects=(), width=64, height=64
-    )
+def sample_of(sample_id: int = 0) -> Sample:
+    return make_sample(sample_id=sample_id, origin=f"train.jsonl:{sample_id + 1}")
 
 
 def plain_segment(length: int, sample_id: int = 0) -> Segment:
     """A segment of which only the length matters."""
-    return Segment(sample=make_sample(sample_id), policy_version=1, token_ids=(7,) * length, prompt_len=1, prefix_len=0)
+    return segment_with((7,) * length, sample=sample_of(sample_id))
 
 
 def plain_segments(*lengths: int) -> list[Segment]:
@@ -68,10 +67,9 @@ def write_segment(seed: int, *, num_images: int = 0, num_slots: int = 4) -> Segm
     head, desc = words(2), words(3)
     tail = [*head, *desc, *words(1), *coords(), *words(2), EOS_ID]
     desc_start = len(prompt) + len(prefix) + len(head)
-    return Segment(
-        sample=make_sample(seed),
-        policy_version=1,
-        token_ids=(*prompt, *prefix, *tail),
+    return segment_with(
+        (*prompt, *prefix, *tail),
+        sample=sample_of(seed),
         prompt_len=len(prompt),
         prefix_len=len(prefix),
         coord_positions=tuple(range(first_slot, first_slot + num_slots)),

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.doubles.records import segment_with
 from conformance.doubles.tiny_qwen3_vl import COORD_IDS, EOS_ID, bin_of
 from conformance.learn.loss_cases import mask_padded, mask_row
-from conformance.learn.segments import make_row, make_sample, write_segment
+from conformance.learn.segments import make_row, sample_of, write_segment
 from conformance.refusals import refused
 from rollmatch.objectives.rollout_matching.supervision import IGNORED, MaskRules, mask_segment
-from rollmatch.records import Segment
 
 RULES = MaskRules()
 C = COORD_IDS[0]
@@ -19,16 +19,9 @@ C = COORD_IDS[0]
 
 def small_segment(**changes):
     """Prompt 7 8 | prefix 1 c10 2 c20 | tail 3 (desc 4 5) c30 6 EOS; c10 is matched and should be bin 11."""
-    segment = Segment(
-        sample=make_sample(4),
-        policy_version=1,
-        token_ids=(7, 8, 1, C + 10, 2, C + 20, 3, 4, 5, C + 30, 6, EOS_ID),
-        prompt_len=2,
-        prefix_len=4,
-        coord_positions=(3,),
-        coord_bins=(11,),
-        desc_positions=(7, 8),
-    )
+    ids = (7, 8, 1, C + 10, 2, C + 20, 3, 4, 5, C + 30, 6, EOS_ID)
+    supervised = {"coord_positions": (3,), "coord_bins": (11,), "desc_positions": (7, 8)}
+    segment = segment_with(ids, sample=sample_of(4), prompt_len=2, prefix_len=4, **supervised)
     return replace(segment, **changes)
 
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conformance.doubles.records import segment_with
 from conformance.refusals import refused
 from rollmatch.objectives.grpo.loss import (
     PolicyRules,
@@ -17,23 +18,17 @@ from rollmatch.objectives.grpo.loss import (
     score_tokens,
     supervise_policy,
 )
-from rollmatch.records import PolicyTarget, Sample, Segment
+from rollmatch.records import PolicyTarget
 
-SAMPLE = Sample(sample_id=0, origin="x:1", images=())
 NUM_IDS = 11
 
 
 def segment(length, *, prompt_len=1, is_masked=False, **columns):
     columns = {name: tuple(values) for name, values in columns.items()}
     columns.setdefault("advantages", (1.0,) * length)
-    return Segment(
-        sample=SAMPLE,
-        policy_version=1,
-        token_ids=tuple(place % NUM_IDS for place in range(prompt_len + length)),
-        prompt_len=prompt_len,
-        prefix_len=length,
-        policy=PolicyTarget(is_masked=is_masked, **columns),
-    )
+    ids = tuple(place % NUM_IDS for place in range(prompt_len + length))
+    policy = PolicyTarget(is_masked=is_masked, **columns)
+    return segment_with(ids, prompt_len=prompt_len, prefix_len=length, policy=policy)
 
 
 def supervision_of(*segments):

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from conformance.doubles.records import segment_with
+from conformance.learn.test_policy_loss import supervision_of
 from rollmatch.learn import head
 from rollmatch.objectives.grpo.advantage import group_advantages
-from rollmatch.objectives.grpo.loss import PolicyRules, count_policy_totals, policy_loss, supervise_policy
-from rollmatch.records import PolicyTarget, Sample, Segment
+from rollmatch.objectives.grpo.loss import PolicyRules, count_policy_totals, policy_loss
+from rollmatch.records import PolicyTarget
 
 RECORDED = json.loads((Path(__file__).parents[2] / "fixtures/trl/grpo.json").read_text())
 NORMALIZE = {"dapo": "token", "grpo": "sequence", "dr_grpo": "constant"}
-SAMPLE = Sample(sample_id=0, origin="x:1", images=())
 TOLERANCE = 1e-6
 
 
@@ -57,14 +58,7 @@ def segment_of(place, rules, advantage):
         is_masked=rules["mask_truncated_completions"] and ids[-1] != RECORDED["eos"],
     )
     prompt = tuple(RECORDED["prompt"])
-    return Segment(
-        sample=SAMPLE,
-        policy_version=1,
-        token_ids=(*prompt, *ids),
-        prompt_len=len(prompt),
-        prefix_len=len(ids),
-        policy=policy,
-    )
+    return segment_with((*prompt, *ids), prompt_len=len(prompt), prefix_len=len(ids), policy=policy)
 
 
 def logits_of(segment, place):
@@ -86,10 +80,7 @@ def test_loss_and_gradient_are_those_of_trl(case, num_parts):
     segments = [segment_of(place, rules, advantage) for place, advantage in enumerate(advantages_of(rules))]
     logits = torch.cat([logits_of(segment, place) for place, segment in enumerate(segments)]).requires_grad_()
     size = len(segments) // num_parts
-    supervisions = [
-        supervise_policy(part, starts=starts_of(part), num_tokens=sum(each.encoded_len for each in part))
-        for part in (segments[start : start + size] for start in range(0, len(segments), size))
-    ]
+    supervisions = [supervision_of(*segments[start : start + size]) for start in range(0, len(segments), size)]
     totals = count_policy_totals(supervisions, list)
     rows = logits.split([supervision.num_places for supervision in supervisions])
     terms = [
@@ -100,10 +91,6 @@ def test_loss_and_gradient_are_those_of_trl(case, num_parts):
     loss.backward()
     assert loss.item() == pytest.approx(case["loss"], abs=TOLERANCE)
     assert logits.grad.norm().item() == pytest.approx(case["gradient"], abs=TOLERANCE)
-
-
-def starts_of(segments):
-    return [sum(each.encoded_len for each in segments[:place]) for place in range(len(segments))]
 
 
 def test_the_recorded_variants_differ():

@@ -6,13 +6,14 @@ from PIL import Image
 
 from conformance.doubles.architectures import ARCHITECTURES
 from conformance.doubles.checkpoints import make_checkpoint
+from conformance.doubles.records import segment_with
 from conformance.refusals import refused
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.learn.batch import make_padded_inputs
 from rollmatch.model.images import ImageProcessing, PlaceholdersMisfit
 from rollmatch.model.policy import load_policy
 from rollmatch.model.template import Template
-from rollmatch.records import Sample, Segment
+from rollmatch.records import Sample
 
 PICTURED = [name for name, known in ARCHITECTURES.items() if known.processor]
 TOLERANCE = 1e-5
@@ -48,7 +49,7 @@ def segment_of(template, sample):
     """Its prompt, and three tokens of a response."""
     prompt = template.expand(template.prompt_token_ids(sample), template.image_features(sample))
     target = (*template.vocabulary.encode("ab"), template.vocabulary.stop_id)
-    return Segment(sample=sample, policy_version=1, token_ids=(*prompt, *target), prompt_len=len(prompt), prefix_len=0)
+    return segment_with((*prompt, *target), sample=sample, prompt_len=len(prompt))
 
 
 def test_the_size_at_which_the_model_gets_an_image_is_that_of_its_patches(template, pictures):

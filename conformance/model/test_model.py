@@ -10,6 +10,7 @@ from peft import PeftModel
 from safetensors import safe_open
 from transformers import Qwen3ForCausalLM
 
+from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3, make_tiny_qwen3_vl
 from conformance.refusals import refused
 from rollmatch.config.training import ModelConfig, TunerConfig
@@ -49,12 +50,7 @@ def tiny(*, dtype=torch.float32, **tuner):
 def adapted(*, dtype=torch.float32, use_dora=False):
     """Adapters that have learnt something: B is not zero, and DoRA's magnitudes are not the weights' own."""
     model = tiny(dtype=dtype, train_type="lora", use_dora=use_dora, lora_rank=4, target_regex=EVERYWHERE)
-    generator = torch.Generator().manual_seed(7)
-    for name, weight in model.named_parameters():
-        if "lora_B" in name:
-            weight.data = torch.randn(weight.shape, generator=generator) * 0.05
-        if "lora_magnitude_vector" in name:
-            weight.data *= 1 + 0.1 * torch.randn(weight.shape, generator=generator)
+    perturb_adapters(perturb_adapters(model, named="lora_B", by=0.05), named="lora_magnitude_vector")
     return model.eval()
 
 

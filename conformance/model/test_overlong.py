@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.learn.segments import make_sample
+from conformance.doubles.records import segment_with
+from conformance.learn.segments import sample_of
 from conformance.refusals import refused
 from rollmatch.model.overlong import LengthRules, cut_left
-from rollmatch.records import PolicyTarget, Segment
+from rollmatch.records import PolicyTarget
 
 IMAGE, FRAME = 99, 90
 
@@ -24,7 +25,7 @@ def rules(overlong, max_len=10):
 
 def segment(prompt, target, **more):
     ids = (*prompt, *target)
-    return Segment(sample=make_sample(2), policy_version=1, token_ids=ids, prompt_len=len(prompt), prefix_len=3, **more)
+    return segment_with(ids, sample=sample_of(2), prompt_len=len(prompt), prefix_len=3, **more)
 
 
 LONG = segment((1, 2, FRAME, 4), (20, 21, 22, 23, 24, 25, 26), coord_positions=(5, 6), coord_bins=(1, 2))

@@ -119,3 +119,10 @@ def played(side, made=None, *, num=2):
     samples = [sample_of(0), sample_of(1)]
     each = [sample for sample in samples for _ in range(num)]
     return (made or world()).play(each, side.answer(samples, num=num), side.context())
+
+
+def values_in(segment):
+    """The exact value of each state of an episode, by the rungs that it shows."""
+    shown = VOCABULARY.text(segment.token_ids[segment.prompt_len :]).split("<")[1:]
+    rungs = [0, *(int(part[0]) for part in shown)]
+    return [value_of(rung, MAX_TURNS - turn) for turn, rung in enumerate(rungs)]

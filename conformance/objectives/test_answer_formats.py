@@ -1,5 +1,6 @@
 """Answer formats: what is written is read, any response becomes a whole answer, numbers are taught while they fit."""
 
+import json
 from itertools import accumulate
 
 import pytest
@@ -88,10 +89,12 @@ def test_a_small_image_rounds_a_box_once_and_keeps_its_sides_apart(truth, width,
 
 
 @given(object_lists(), any_format, vocabularies)
-def test_positions_and_spans_are_those_of_the_coordinates(objects, answer_format, vocabulary):
+def test_positions_and_spans_are_those_of_descriptions_and_coordinates(objects, answer_format, vocabulary):
     response = vocabulary.encode(serialize_objects(objects, answer_format))
     raw = vocabulary.decode(response)
     for found in parse_rollout(response, vocabulary, answer_format).objects:
+        low, high = found.desc_span
+        assert json.loads(b'"' + raw[low:high] + b'"') == found.desc
         literals = [raw[start:end].decode() for start, end in found.spans]
         assert literals == [str(answer_format.literal(n)) for n in answer_format.numbers_of(found.geometry, found.bins)]
         for position, (start, _) in zip(found.positions, found.spans, strict=True):

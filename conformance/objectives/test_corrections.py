@@ -94,7 +94,6 @@ def test_labels_of_a_description_spell_the_true_one_and_end_where_it_is_left(sai
     matching = RolloutMatching(vocabulary, MatchRules(), TransportRules(), lambda sample: answer_format)
     for predicted, true in matching.match(make_sample(*truth), rollout_of(response)).pairs:
         low, high = predicted.desc_span
-        assert json.loads(b'"' + text[low:high] + b'"') == predicted.desc
         true_text = text[:low] + json.dumps(true.desc, ensure_ascii=False)[1:-1].encode() + text[high:]
         touched = [
             place for place, begin in enumerate(begins) if begin < high and (*begins[1:], len(text))[place] > low
@@ -106,15 +105,6 @@ def test_labels_of_a_description_spell_the_true_one_and_end_where_it_is_left(sai
         assert set(labels[num_taught:]) <= {IGNORED}
         for place, label in zip(touched[:num_taught], labels, strict=False):
             assert true_text[begins[place] :].startswith(vocabulary.piece(label))
-
-
-@given(st.sampled_from(FORMATS), st.lists(boxes(), min_size=1, max_size=3), vocabularies)
-def test_a_description_is_where_the_parser_says(answer_format, said, vocabulary):
-    response = vocabulary.encode(serialize_objects(said, answer_format))
-    text = vocabulary.decode(response)
-    for found in parse_rollout(response, vocabulary, answer_format).objects:
-        low, high = found.desc_span
-        assert json.loads(b'"' + text[low:high] + b'"') == found.desc
 
 
 @pytest.mark.parametrize(

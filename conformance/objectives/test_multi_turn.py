@@ -20,9 +20,10 @@ from conformance.objectives.ladders import (
     reply,
     searching,
     value_of,
+    values_in,
     world,
 )
-from conformance.objectives.locks import VOCABULARY, A, B, gradient_of, prompt_of, sample_of, segments_of
+from conformance.objectives.locks import A, B, gradient_of, prompt_of, sample_of, segments_of
 from rollmatch.objectives.grpo.loss import supervise_policy
 from rollmatch.objectives.vineppo.objective import TrajectoryReport
 from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
@@ -151,10 +152,7 @@ def test_values_are_those_of_dynamic_programming():
     reports = reports_of(targets)
     assert reports
     for segment, report in zip(segments_of(targets), reports, strict=True):
-        target = segment.token_ids[segment.prompt_len :]
-        rungs = [0, *(int(part[0]) for part in VOCABULARY.text(target).split("<")[1:])]
-        exact = [value_of(rung, MAX_TURNS - turn) for turn, rung in enumerate(rungs)]
-        assert report.values == pytest.approx(exact, abs=0.1)
+        assert report.values == pytest.approx(values_in(segment), abs=0.1)
 
 
 @pytest.mark.scenario(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.doubles.records import make_rollout, make_sample
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.objectives.answers import FAR_BOX, answer, box, element, ids, object_lists, responses
 from conformance.refusals import refused
@@ -15,7 +16,6 @@ from rollmatch.objectives.rollout_matching.match import MatchRules, TransportRul
 from rollmatch.objectives.rollout_matching.objective import summarize
 from rollmatch.objectives.rollout_matching.supervision import MaskRules, mask_segment
 from rollmatch.objectives.rollout_matching.target import RolloutMatching, RolloutReport, serialize_objects
-from rollmatch.records import Rollout, Sample
 
 VOCABULARY = make_vocabulary()
 PROMPT = (1, 2, 3)
@@ -23,12 +23,11 @@ MATCHING = RolloutMatching(VOCABULARY, MatchRules(), TransportRules())
 
 
 def sample(*objects):
-    return Sample(sample_id=0, origin="train.jsonl:4", images=(), objects=objects, width=8, height=8)
+    return make_sample(*objects, origin="train.jsonl:4")
 
 
 def rollout(response):
-    ids = {"prompt_token_ids": PROMPT, "response_token_ids": tuple(response)}
-    return Rollout(request_id="0.0.0", **ids, finish_reason="stop", policy_version=7)
+    return make_rollout(tuple(response), prompt_token_ids=PROMPT, policy_version=7)
 
 
 def make(response, *objects):

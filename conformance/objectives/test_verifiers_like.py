@@ -62,16 +62,21 @@ print(json.dumps(seen))
 """
 
 
+def played(folder, game, script):
+    """What a script prints that plays a game, where verifiers is."""
+    (folder / "game.py").write_text(game)
+    command = [verifiers_python(), "-c", script, str(ROOT / "impl")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
 @pytest.mark.scenario(
     "environments/an-environment-of-verifiers-is-played",
     clauses=["environments/an-environment-is-a-class-that-answers-the-policy#10,11"],
 )
 def test_an_environment_of_verifiers_is_played_cloned_and_scored(tmp_path: Path):
-    (tmp_path / "game.py").write_text(GAME)
-    command = [verifiers_python(), "-c", PLAY, str(ROOT / "impl")]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    seen = json.loads(ran.stdout.splitlines()[-1])
+    seen = played(tmp_path, GAME, PLAY)
     assert seen["shown"] == ""
     assert seen["wrong"] == ["no (1)", 0.0, False, False]
     assert seen["alike"]
@@ -116,11 +121,7 @@ print(json.dumps([shown, *(take_step(played, turn, key="x:1") for turn in turns)
     clauses=["environments/an-environment-is-a-class-that-answers-the-policy#12"],
 )
 def test_an_environment_with_tools_calls_them_and_replies(tmp_path: Path):
-    (tmp_path / "game.py").write_text(TOOLS)
-    command = [verifiers_python(), "-c", CALLS, str(ROOT / "impl")]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    shown, added, failed, ended = json.loads(ran.stdout.splitlines()[-1])
+    shown, added, failed, ended = played(tmp_path, TOOLS, CALLS)
     assert '"name": "add"' in shown
     assert "<tool_call>" in shown
     assert added == ["<tool_response>\n4\n</tool_response>", 0.0, False, False]

@@ -20,19 +20,18 @@ from torch.distributed.tensor import DTensor
 
 from conformance.dialects.learner_side import TEMPLATE, connected, rendezvous
 from conformance.doubles.adapters import perturb_adapters
+from conformance.doubles.records import make_request
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal
 from rollmatch.model import checkpoint
 from rollmatch.ranks import Ranks
-from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.weights.named_weights import named_weights
 
-SAMPLE = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
 REFUSE_AT = 2
 
 
@@ -90,9 +89,7 @@ def make_fence(url, port, folder, ranks):
 def roll_out(fence, model, step):
     """As the trainer does: sync if due, then ask; the seconds that the sync took."""
     seconds = fence.sync_if_due(step, lambda: named_weights(model))
-    request = RolloutRequest(
-        request_id=f"{step}.{fence.ranks.rank}.0", sample=SAMPLE, prompt_token_ids=(1, 2, 3), seed=1
-    )
+    request = make_request(request_id=f"{step}.{fence.ranks.rank}.0", prompt_token_ids=(1, 2, 3))
     (rollout,) = fence.backend.generate([request], Decoding(max_new_tokens=4))
     return {"step": step, "synced": seconds > 0, "version": rollout.policy_version, "ids": rollout.response_token_ids}
 

@@ -5,19 +5,15 @@ from math import log
 from random import Random
 
 from conformance.doubles.ranks import alone
+from conformance.objectives.locks import sample_of
 from fixtures.tasks.lock import SYMBOLS, Lock
 from rollmatch.objectives.vineppo.continuation import ContinuationRequest, Waves
 from rollmatch.objectives.vineppo.trajectory import Trajectory, state_at
-from rollmatch.records import Sample
 
 STOP = 9
 LOCK = Lock(critical={1: "A", 4: "C"}, length=6)
 PROBABILITIES = ((0.25,) * 4, (0.5, 0.5, 0, 0), (0.25,) * 4, (0.25,) * 4, (0.1, 0.1, 0.8, 0), (0.25,) * 4)
 """V of the prompt is 0.4, after a right first symbol 0.8."""
-
-
-def sample_of(sample_id=0):
-    return Sample(sample_id=sample_id, origin=f"x:{sample_id + 1}", images=(), objects=(), width=8, height=8)
 
 
 def spelled(token_ids):
