@@ -4,10 +4,9 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
+from conformance.dialects.learner_side import rendezvous
 from conformance.rollout.test_vllm_server import GREEDY, TEMPLATE
-from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, Refused, serving
-from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.watch import ServerDied, WatchRules
@@ -45,8 +44,7 @@ def attaching(journal_path):
 
 
 def sender_of(servers):
-    rendezvous = Rendezvous(host="127.0.0.1", port=free_port(), client="learner", timeout_s=5, join_timeout_s=5)
-    return NativeSender(servers, rendezvous)
+    return NativeSender(servers, rendezvous(timeout_s=5, join_timeout_s=5))
 
 
 def source_of(backend, journal, *, learner_world_size=1):
@@ -67,10 +65,6 @@ def events_of(backend, name):
     return [event for event in read_journal(backend.journal.path) if event["event"] == name]
 
 
-def ids_of(rollouts):
-    return [rollout.response_token_ids for rollout in rollouts]
-
-
 def restarting(double, times=1):
     """Loses its weights in the middle of the first calls."""
     infer, restarts = double.infer, [True] * times
@@ -85,15 +79,19 @@ def restarting(double, times=1):
     double.infer = call
 
 
+def failing(call, *errors):
+    """The call, which first fails with these, one after the other."""
+    left = list(errors)
+
+    def tried(*given, **named):
+        if left:
+            raise left.pop(0)
+        return call(*given, **named)
+
+    return tried
+
+
 def dying(backend, times=1):
     """The first server dies in the middle of the first calls and stands there again, without the weights, after it."""
-    server, deaths = backend.servers[0], [True] * times
-    infer = server.infer
-
-    def call(*given, **named):
-        if deaths:
-            deaths.pop()
-            raise ServerDied("is gone", key=server.base_url)
-        return infer(*given, **named)
-
-    server.infer = call
+    server = backend.servers[0]
+    server.infer = failing(server.infer, *times * [ServerDied("is gone", key=server.base_url)])

@@ -6,12 +6,12 @@ import torch
 from transformers import GenerationConfig
 
 from conformance.doubles.checkpoints import make_checkpoint
+from conformance.doubles.records import make_request, make_sample
 from conformance.refusals import refused
 from conformance.rollout.digits import GREEDY, LONG_QUESTION, PACKED, load_model, requests_for, scenes, template_of
 from conformance.rollout.digits import tokens_of as tokens
 from conformance.rollout.logprobs import TOLERANCE, farthest_apart
 from rollmatch.model.template import Template
-from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding, HfBackend, check_answers
 
 SAMPLED = Decoding(max_new_tokens=8, temperature=1.0)
@@ -167,39 +167,40 @@ def test_packed_attention_generates_what_sdpa_does(brief_8, requests_8, template
     assert packed.generate(requests_8, BRIEF) == brief_8
 
 
-def test_placeholders_of_images_are_never_sampled(model, backend_of, requests_16, template, monkeypatch):
-    banned = list(template.banned_ids)
+@pytest.fixture
+def favour(model, template):
+    """Makes placeholders of images likelier by so many nats."""
+    boost, hooks = torch.zeros(model.get_output_embeddings().out_features), []
+    boost[list(template.banned_ids)] = 1.0
 
-    def favour(head, inputs, logits):
-        return logits.index_add(-1, torch.tensor(banned), torch.full((*logits.shape[:-1], len(banned)), 30.0))
+    def register(nats):
+        head = model.get_output_embeddings()
+        hooks.append(head.register_forward_hook(lambda head, inputs, logits: logits + nats * boost))
+
+    yield register
+    for hook in hooks:
+        hook.remove()
+
+
+def test_placeholders_of_images_are_never_sampled(favour, backend_of, requests_16, template, monkeypatch):
+    banned = {*template.banned_ids}
 
     def some_banned(decoding):
         rollouts = backend_of(2).generate(requests_16[:2], decoding)
-        return {token for response in tokens(rollouts) for token in response} & {*banned}
+        return {token for response in tokens(rollouts) for token in response} & banned
 
-    hook = model.get_output_embeddings().register_forward_hook(favour)
-    try:
-        assert not some_banned(Decoding(max_new_tokens=8))
-        assert not some_banned(SAMPLED)
-        monkeypatch.setattr(template, "banned_ids", ())
-        assert some_banned(SAMPLED), "nothing favours the placeholders: the ban was not tried"
-    finally:
-        hook.remove()
+    favour(30.0)
+    assert not some_banned(Decoding(max_new_tokens=8))
+    assert not some_banned(SAMPLED)
+    monkeypatch.setattr(template, "banned_ids", ())
+    assert some_banned(SAMPLED), "nothing favours the placeholders: the ban was not tried"
 
 
-def test_learner_and_engine_agree_where_placeholders_are_likely(model, backend_of, requests_16, template):
+def test_learner_and_engine_agree_where_placeholders_are_likely(favour, model, backend_of, requests_16):
     """The learner's distribution excludes the ids that rollouts may not contain."""
-
-    def favour(head, inputs, logits):
-        banned = torch.tensor(template.banned_ids)
-        return logits.index_add(-1, banned, torch.full((*logits.shape[:-1], len(banned)), 12.0))
-
-    hook = model.get_output_embeddings().register_forward_hook(favour)
-    try:
-        rollouts = backend_of(2).generate(requests_16[:2], dataclasses.replace(SAMPLED, logprobs=True))
-        assert farthest_apart(model, requests_16[:2], rollouts, temperature=1.0) < TOLERANCE
-    finally:
-        hook.remove()
+    favour(12.0)
+    rollouts = backend_of(2).generate(requests_16[:2], dataclasses.replace(SAMPLED, logprobs=True))
+    assert farthest_apart(model, requests_16[:2], rollouts, temperature=1.0) < TOLERANCE
 
 
 GOOD_START, LATE_REWARD, REWARD = 300, 301, 302
@@ -287,10 +288,7 @@ def test_a_thinking_model_writes_what_ends_its_thoughts(tmp_path):
     model.lm_head.register_forward_hook(
         lambda head, inputs, logits: logits.index_fill(-1, torch.tensor([likely]), 50.0)
     )
-    sample = Sample(sample_id=0, origin="x:1", images=())
-    request = RolloutRequest(
-        request_id="0.0.0", sample=sample, prompt_token_ids=template.prompt_token_ids(sample), seed=1
-    )
+    request = make_request(prompt_token_ids=template.prompt_token_ids(make_sample()))
     decoding = Decoding(max_new_tokens=2, temperature=1.0, logprobs=True)
     (rollout,) = HfBackend(model, template, batch_size=1).generate([request], decoding)
     assert rollout.response_token_ids == (likely, likely)

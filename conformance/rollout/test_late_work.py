@@ -1,6 +1,5 @@
 """Requests are cut into chunks; an idle server takes what a slow one has not begun; the journal says where."""
 
-import doctest
 import threading
 import time
 from collections import deque
@@ -11,22 +10,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.rollout.test_prefetch import until
+from conformance.rollout.test_vllm_server import TEMPLATE
 from conformance.scenarios.prefetching import GREEDY, requests_of
 from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
-from rollmatch.rollout import work_items
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.rollout.work_items import Chunk, WorkItem, cut_chunks, cut_work_items, next_work_item
 
 NUM_REQUESTS, PIECES = 16, 4
-TEMPLATE = SimpleNamespace(
-    messages=lambda sample: [{"role": "user", "content": "?"}],
-    banned_ids=(7,),
-    vocabulary=SimpleNamespace(stop_id=9, stop_token="<|im_end|>"),
-)
 LOTS = st.lists(
     st.builds(WorkItem, st.integers(0, 2), st.just(0), st.integers(0, 5), st.integers(6, 9)), min_size=0, max_size=4
 )
@@ -58,13 +53,15 @@ def test_a_server_without_own_work_of_the_earliest_step_takes_the_end_of_the_lon
 @given(
     parts=st.lists(st.integers(1, 5), min_size=1, max_size=5), num_servers=st.integers(1, 4), pieces=st.integers(1, 6)
 )
-def test_pieces_cut_the_chunks_further_and_evenly(parts, num_servers, pieces):
-    whole, items = (cut_work_items(0, parts, num_servers, pieces=number) for number in (1, pieces))
+def test_work_items_keep_servers_and_parts_and_cut_chunks_evenly(parts, num_servers, pieces):
+    whole, items = cut_work_items(0, [sum(parts)], num_servers), cut_work_items(0, parts, num_servers, pieces=pieces)
     assert [i for item in items for i in range(item.start, item.stop)] == list(range(sum(parts)))
     server_of = {i: item.server_index for item in whole for i in range(item.start, item.stop)}
-    assert all({server_of[i] for i in range(item.start, item.stop)} == {item.server_index} for item in items)
-    (only,) = [cut_work_items(0, (sum(parts),), 1, pieces=pieces)]
-    sizes = [item.stop - item.start for item in only]
+    part_of = [part for part, size in enumerate(parts) for _ in range(size)]
+    for item in items:
+        assert {server_of[i] for i in range(item.start, item.stop)} == {item.server_index}
+        assert len({part_of[i] for i in range(item.start, item.stop)}) == 1
+    sizes = [item.stop - item.start for item in cut_work_items(0, (sum(parts),), 1, pieces=pieces)]
     assert len(sizes) == min(pieces, sum(parts))
     assert max(sizes) - min(sizes) <= 1
 
@@ -114,13 +111,6 @@ def seeds_by_server(run):
         if event["event"] == "called":
             seeds[event["server"]] += [seed for sent in event["sent"] for seed in sent["seeds"]]
     return list(seeds.values())
-
-
-def until(condition):
-    deadline = time.monotonic() + 8
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.mark.scenario(
@@ -173,10 +163,6 @@ def test_a_share_that_is_not_cut_stays_with_its_server(make_run):
 
 
 REQUESTS, SERVERS = st.integers(0, 300), st.integers(1, 20)
-
-
-def test_the_examples_hold():
-    assert doctest.testmod(work_items).failed == 0
 
 
 @given(REQUESTS, SERVERS)

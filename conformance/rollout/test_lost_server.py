@@ -3,7 +3,8 @@
 import pytest
 
 from conformance.harness.judge import judge
-from conformance.rollout.attached import WEIGHTS, dying, events_of, ids_of
+from conformance.rollout.attached import WEIGHTS, dying, events_of, failing
+from conformance.rollout.digits import tokens_of
 from conformance.rollout.test_vllm_server import GREEDY, requests_of
 from rollmatch.dialects.watch import ServerDied
 from rollmatch.errors import SyncError
@@ -17,14 +18,14 @@ from rollmatch.journal import read_journal
 def test_a_dead_servers_share_moves_until_it_is_back(attach):
     doubles, backend, source = attach(2, budget_s=0.05)
     backend.members.min_servers = 1
-    undisturbed, first = ids_of(source.generate(requests_of(4), GREEDY)), backend.servers[0]
+    undisturbed, first = tokens_of(source.generate(requests_of(4), GREEDY)), backend.servers[0]
     infer, look = first.infer, first.path_of
 
     def dead(*_, **__):
         raise ServerDied("is gone", key=first.base_url)
 
     first.infer, first.path_of = dead, lambda route: "/nowhere"
-    assert ids_of(source.generate(requests_of(4), GREEDY)) == undisturbed
+    assert tokens_of(source.generate(requests_of(4), GREEDY)) == undisturbed
     assert (backend.lost, source.policy_version) == ({0}, 1)
     assert [(event["server"], event["num_present"]) for event in events_of(backend, "server_lost")] == [
         (first.base_url, 1)
@@ -34,7 +35,7 @@ def test_a_dead_servers_share_moves_until_it_is_back(attach):
     first.infer, first.path_of = infer, look
     source.fence.sync_if_due(2, lambda: iter(WEIGHTS.items()))
     assert ([double.policy_version for double in doubles], backend.lost) == ([3, 3], frozenset())
-    assert ids_of(source.generate(requests_of(4), GREEDY)) == undisturbed
+    assert tokens_of(source.generate(requests_of(4), GREEDY)) == undisturbed
 
 
 def test_a_dead_server_ends_the_run_where_all_are_needed(attach):
@@ -51,15 +52,8 @@ def test_a_dead_server_ends_the_run_where_all_are_needed(attach):
 )
 def test_a_sync_that_broke_is_repeated_as_a_newer_version(attached, num_broken, error):
     double, backend, source = attached
-    send, left, code = backend.sender.send, [None] * num_broken, error or "transfer-failed"
-
-    def sometimes(weights, *, version):
-        if left:
-            left.pop()
-            raise SyncError("broke", key="sync", code=code)
-        send(weights, version=version)
-
-    backend.sender.send = sometimes
+    code = error or "transfer-failed"
+    backend.sender.send = failing(backend.sender.send, *num_broken * [SyncError("broke", key="sync", code=code)])
     if error is None:
         source.fence.sync_if_due(1, lambda: iter(WEIGHTS.items()))
         assert double.policy_version == source.policy_version == 2 + num_broken

@@ -13,7 +13,6 @@ from conformance.scenarios.prefetching import GREEDY, requests_of, rollouts_of
 from rollmatch.errors import RolloutError
 from rollmatch.rollout import prefetch as module
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules, PrefetchStuck
-from rollmatch.rollout.work_items import cut_work_items
 
 
 class Servers:
@@ -21,8 +20,8 @@ class Servers:
 
     lost = ()
 
-    def __init__(self, num_servers=2):
-        self.num_servers, self.version, self.pause_s = num_servers, 1, 0.0
+    def __init__(self, num_servers=2, *, version=1):
+        self.num_servers, self.version, self.pause_s = num_servers, version, 0.0
         self.gate, self.asked, self.under_way, self.lock = threading.Event(), [], 0, threading.Lock()
         self.gate.set()
         self.broken = {}
@@ -65,17 +64,6 @@ def until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
-
-
-@given(parts=st.lists(st.integers(1, 5), min_size=1, max_size=6), num_servers=st.integers(1, 5))
-def test_lots_keep_the_servers_of_the_chunks_and_the_borders_of_the_parts(parts, num_servers):
-    items, whole = cut_work_items(7, parts, num_servers), cut_work_items(7, [sum(parts)], num_servers)
-    assert [i for item in items for i in range(item.start, item.stop)] == list(range(sum(parts)))
-    server_of = {i: item.server_index for item in whole for i in range(item.start, item.stop)}
-    part_of = [part for part, size in enumerate(parts) for _ in range(size)]
-    for item in items:
-        assert {server_of[i] for i in range(item.start, item.stop)} == {item.server_index}
-        assert len({part_of[i] for i in range(item.start, item.stop)}) == 1
 
 
 @settings(max_examples=15, deadline=None)
@@ -246,4 +234,5 @@ def test_every_call_is_recorded_once_with_its_time_server_and_version():
         assert [(call.item.server_index, call.item.start, call.item.stop) for call in calls] == [(0, 0, 2), (1, 2, 3)]
         assert [(call.policy_version, call.num_tokens) for call in calls] == [(1, 2), (1, 1)]
         assert all(0.02 <= call.ended - call.began < 5 for call in calls)
+        assert prefetch.spans_of(calls, now=0.0) == [[(call.began, call.ended)] for call in calls]
         assert prefetch.take_calls() == []

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.doubles.records import make_sample
 from conformance.rollout.attached import attaching
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample
@@ -29,7 +30,7 @@ GOLDEN = {
 
 
 def sample(index: int) -> Sample:
-    return Sample(sample_id=index, origin=f"x:{index + 1}", images=(), objects=(), width=8, height=8)
+    return make_sample(sample_id=index)
 
 
 def prompt_of(some: Sample) -> tuple[int, ...]:

@@ -1,14 +1,13 @@
 """A generate call outlives a busy, a silent and a restarted server; what cannot be repaired is an error with a name."""
 
 import dataclasses
-from itertools import chain, repeat
 
 import numpy as np
 import pytest
 import torch
 
-from conformance.rollout.attached import WEIGHTS, dying, events_of, ids_of, restarting
-from conformance.rollout.digits import load_digits
+from conformance.rollout.attached import WEIGHTS, dying, events_of, failing, restarting
+from conformance.rollout.digits import load_digits, tokens_of
 from conformance.rollout.test_vllm_server import GREEDY, STOP, requests_of
 from rollmatch.dialects.http import ServerRefused, TransportFailed
 from rollmatch.dialects.watch import ServerDied
@@ -34,41 +33,30 @@ def refusal(status):
     return error
 
 
-def failing(*errors):
-    """A call that fails with these, one after the other, and then succeeds."""
-    left = list(errors)
-
-    def call():
-        if left:
-            raise left.pop(0)
-        return "done"
-
-    return call
-
-
-def outcome(call, budget_s):
-    clock = RetryClock()
+def outcome(budget_s, *errors):
+    """What a call that fails with these returns in the end, and how long that took."""
+    clock, call = RetryClock(), failing(lambda: "done", *errors)
     result = call_with_retries(call, budget_s=budget_s, failed=lambda error, pause: None, clock=clock)
     return result, clock.now
 
 
 def test_pauses_grow_and_the_call_is_repeated():
     errors = refusal(503), refusal(429), TransportFailed("closed")
-    assert outcome(failing(*errors), 10.0) == ("done", 0.25 + 0.5 + 1.0)
+    assert outcome(10.0, *errors) == ("done", 0.25 + 0.5 + 1.0)
 
 
 @pytest.mark.scenario(clauses=["server-connection/a-call-outlives-a-busy-server#2"])
 def test_a_dead_server_may_come_back_within_the_budget():
-    assert outcome(failing(ServerDied("is gone"), ServerDied("is gone")), 1.0) == ("done", 0.25 + 0.5)
+    assert outcome(1.0, *2 * [ServerDied("is gone")]) == ("done", 0.25 + 0.5)
     with pytest.raises(ServerDied):
-        outcome(failing(*3 * [ServerDied("is gone")]), 1.0)
+        outcome(1.0, *3 * [ServerDied("is gone")])
 
 
 def test_only_repetitions_are_reported_as_such():
     noted, errors = [], [refusal(503), refusal(429), refusal(422)]
     with pytest.raises(ServerRefused):
         call_with_retries(
-            failing(*errors),
+            failing(None, *errors),
             budget_s=9.0,
             failed=lambda error, pause: noted.append((error, pause)),
             repeating=noted.append,
@@ -122,7 +110,7 @@ def test_limits_of_retries_are_numbers_with_defaults(name, written, held):
 
 def test_a_refusal_for_good_is_not_repeated():
     with pytest.raises(ServerRefused) as caught:
-        outcome(failing(refusal(422)), 10.0)
+        outcome(10.0, refusal(422))
     assert caught.value.status == 422
 
 
@@ -131,17 +119,10 @@ def test_a_refusal_for_good_is_not_repeated():
 )
 def test_a_busy_server_and_a_closed_connection_cost_a_pause_and_are_announced(attached, caplog):
     _, backend, source = attached
-    (server,), infer = backend.servers, backend.servers[0].infer
-    undisturbed = ids_of(source.generate(requests_of(3), GREEDY))
-    errors = chain([refusal(503), TransportFailed("closed", key=server.base_url)], repeat(None))
-
-    def sometimes(*arguments, **named):
-        if error := next(errors):
-            raise error
-        return infer(*arguments, **named)
-
-    server.infer = sometimes
-    assert ids_of(source.generate(requests_of(3), GREEDY)) == undisturbed
+    (server,) = backend.servers
+    undisturbed = tokens_of(source.generate(requests_of(3), GREEDY))
+    server.infer = failing(server.infer, refusal(503), TransportFailed("closed", key=server.base_url))
+    assert tokens_of(source.generate(requests_of(3), GREEDY)) == undisturbed
     assert source.policy_version == 1
     noted = events_of(backend, "retrying")
     assert [(event["server"], event["attempt"], event["wait_s"]) for event in noted] == [
@@ -158,16 +139,16 @@ def test_a_busy_server_and_a_closed_connection_cost_a_pause_and_are_announced(at
 )
 def test_a_server_that_is_restarted_in_a_call_gets_the_weights_and_the_requests_again(attached):
     double, _, source = attached
-    undisturbed = ids_of(source.generate(requests_of(3), GREEDY))
+    undisturbed = tokens_of(source.generate(requests_of(3), GREEDY))
     restarting(double)
     rollouts = source.generate(requests_of(3), GREEDY)
-    assert ids_of(rollouts) == undisturbed
+    assert tokens_of(rollouts) == undisturbed
     assert {name: tensor.tolist() for name, tensor in double.served.items()} == {
         name: tensor.tolist() for name, tensor in WEIGHTS.items()
     }
     assert {rollout.policy_version for rollout in rollouts} == {source.policy_version} == {2}
     restarting(double, MAX_RESTARTS)
-    assert ids_of(source.generate(requests_of(3), GREEDY)) == undisturbed
+    assert tokens_of(source.generate(requests_of(3), GREEDY)) == undisturbed
     restarting(double, MAX_RESTARTS + 1)
     with pytest.raises(ServerRestarted):
         source.generate(requests_of(3), GREEDY)
@@ -175,11 +156,11 @@ def test_a_server_that_is_restarted_in_a_call_gets_the_weights_and_the_requests_
 
 def test_a_dead_server_that_came_back_is_not_asked_before_it_has_the_weights(attached):
     double, backend, source = attached
-    undisturbed = ids_of(source.generate(requests_of(3), GREEDY))
+    undisturbed = tokens_of(source.generate(requests_of(3), GREEDY))
     dying(backend)
     double.restart({name: torch.zeros_like(tensor) for name, tensor in WEIGHTS.items()})
     num_asked = len([name for name, _ in double.calls if name == "infer"])
-    assert ids_of(source.generate(requests_of(3), GREEDY)) == undisturbed
+    assert tokens_of(source.generate(requests_of(3), GREEDY)) == undisturbed
     assert len([name for name, _ in double.calls if name == "infer"]) == num_asked + 1
     assert source.policy_version == 2
 
@@ -191,18 +172,11 @@ def test_a_dead_server_that_came_back_is_not_asked_before_it_has_the_weights(att
 @pytest.mark.parametrize("error", [TransportFailed("closed", key="url"), ServerDied("is gone", key="url")])
 def test_a_server_without_a_name_that_was_out_of_reach_gets_the_weights_first(attached, error):
     double, backend, source = attached
-    undisturbed = ids_of(source.generate(requests_of(3), GREEDY))
+    undisturbed = tokens_of(source.generate(requests_of(3), GREEDY))
     (server,) = backend.servers
-    infer, errors, backend.members.instances = server.infer, [error], {0: ""}
-    server.instance = lambda: ""
-
-    def sometimes(*given, **named):
-        if errors:
-            raise errors.pop()
-        return infer(*given, **named)
-
-    server.infer, begun = sometimes, len(double.calls)
-    assert ids_of(source.generate(requests_of(3), GREEDY)) == undisturbed
+    backend.members.instances, server.instance = {0: ""}, lambda: ""
+    server.infer, begun = failing(server.infer, error), len(double.calls)
+    assert tokens_of(source.generate(requests_of(3), GREEDY)) == undisturbed
     asked = [name for name, _ in double.calls[begun:]]
     assert asked.index("communicator") < asked.index("sync") < asked.index("infer")
     assert (source.policy_version, backend.members.restarted) == (2, set())
@@ -252,7 +226,7 @@ def test_replies_that_cannot_be_are_refused(attached, ids, problem):
 
     double.infer = call
     if problem is None:
-        assert ids_of(source.generate(requests_of(1), GREEDY)) == [(199,)]
+        assert tokens_of(source.generate(requests_of(1), GREEDY)) == [(199,)]
         return
     with pytest.raises(ReplyOutOfRange) as caught:
         source.generate(requests_of(1), GREEDY)

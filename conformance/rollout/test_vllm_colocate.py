@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from conformance.doubles.adapters import perturb_adapters
 from conformance.refusals import refused
 from conformance.rollout.digits import GREEDY, LONG_QUESTION, load_model, perturb, requests_for, scenes, template_of
 from conformance.rollout.digits import tokens_of as tokens
@@ -134,11 +135,7 @@ def check_weights(engine, expected):
 def test_adapters_arrive_merged(use_dora, engine, requests_16, greedy_16):
     torch.manual_seed(5)
     tuner = TunerConfig(train_type="lora", use_dora=use_dora, lora_rank=4, lora_alpha=16)
-    policy = load_model(tuner)
-    with torch.no_grad():
-        for name, weight in policy.named_parameters():
-            if "lora_B" in name:  # peft starts it at zero, where an adapter changes nothing
-                weight.normal_(std=0.05)
+    policy = perturb_adapters(load_model(tuner), named="lora_B", by=0.05)
     expected = hf_rollouts(policy, requests_16)
     assert num_different(expected, greedy_16) > 8
     push(engine, policy)

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from conformance.doubles.records import make_request
 from conformance.refusals import refused
 from conformance.weights.native_double import NativeDouble, Refused, serving
 from rollmatch.dialects.http import ServerRefused
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.errors import SyncError
 from rollmatch.ranks import Ranks
-from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync
 from rollmatch.rollout.vllm_server import VllmServerBackend
 
@@ -94,13 +94,7 @@ def make_backend(doubles):
 
 
 def requests_of(num_requests):
-    def sample(i):
-        return Sample(sample_id=i, origin=f"x.jsonl:{i + 1}", images=(), objects=(), width=8, height=8)
-
-    return [
-        RolloutRequest(request_id=f"0.0.{i}", sample=sample(i), prompt_token_ids=(100 + i, 5, STOP, 6), seed=i + 1)
-        for i in range(num_requests)
-    ]
+    return [make_request(i, prompt_token_ids=(100 + i, 5, STOP, 6)) for i in range(num_requests)]
 
 
 def asked(double):

@@ -5,11 +5,10 @@ import threading
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from conformance.doubles.records import make_reply
+from conformance.doubles.records import make_reply, make_request
 from conformance.harness.schedule import as_rank, do, when
 from conformance.scenarios.fences import NoJournal
 from rollmatch.ranks import Ranks
-from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
@@ -19,12 +18,8 @@ GREEDY = Decoding(max_new_tokens=4)
 
 def requests_of(step, num_requests):
     """Requests of one window; sample ids count on over the windows."""
-    ids = range(step * num_requests, (step + 1) * num_requests)
-    samples = [Sample(sample_id=i, origin=f"x.jsonl:{i + 1}", images=(), objects=(), width=8, height=8) for i in ids]
-    return [
-        RolloutRequest(request_id=f"{step}.0.{place}", sample=sample, prompt_token_ids=(1,), seed=1 + sample.sample_id)
-        for place, sample in enumerate(samples)
-    ]
+    first = step * num_requests
+    return [make_request(first + place, request_id=f"{step}.0.{place}") for place in range(num_requests)]
 
 
 def rollouts_of(requests, version):

@@ -5,13 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from conformance.doubles.records import make_request
 from conformance.refusals import refused
 from conformance.scenarios.configs import LONG, config_with, not_refused, refusal_of
 from rollmatch.cli.assemble import make_decoding
 from rollmatch.cli.objectives import match_rules_of
 from rollmatch.objectives.rollout_matching.match import MatchRules, match_objects
 from rollmatch.ranks import Ranks
-from rollmatch.records import Geometry, GroundTruth, PredictedObject, RolloutRequest, Sample
+from rollmatch.records import Geometry, GroundTruth, PredictedObject
 from rollmatch.rollout import vllm_colocate
 from rollmatch.rollout.backend import Decoding
 
@@ -107,9 +108,7 @@ def engine_of_100(prompt_len, monkeypatch):
     settings = vllm_colocate.EngineSettings(model="m", dtype="float32", max_model_len=100)
     backend = vllm_colocate.VllmColocateBackend(settings, template, Ranks())
     backend.policy_version = 1
-    sample = Sample(sample_id=0, origin="train.jsonl:7", images=(), objects=(), width=8, height=8)
-    request = RolloutRequest(request_id="0.0.0", sample=sample, prompt_token_ids=(5,) * prompt_len, seed=1)
-    return backend, engine, request
+    return backend, engine, make_request(prompt_token_ids=(5,) * prompt_len)
 
 
 @pytest.mark.scenario(
@@ -119,7 +118,7 @@ def engine_of_100(prompt_len, monkeypatch):
 )
 def test_a_prompt_that_leaves_no_room_is_refused_and_one_that_leaves_just_enough_is_served(monkeypatch):
     backend, engine, request = engine_of_100(41, monkeypatch)
-    with refused("prompt-too-long", f"{LONG}vllm.max_model_len", problem="train.jsonl:7"):
+    with refused("prompt-too-long", f"{LONG}vllm.max_model_len", problem="x.jsonl:1"):
         backend.generate([request], Decoding(max_new_tokens=60))
     assert engine.runs == 0
     backend, _, request = engine_of_100(40, monkeypatch)

@@ -6,22 +6,12 @@ import pytest
 import torch
 
 from conformance.learn.models import make_packed_model, packed_logits
-from conformance.learn.segments import make_row, make_segment, plain_segments
+from conformance.learn.segments import make_row, make_segment
+from conformance.learn.test_pack import ids_of, make_packer
 from conformance.refusals import refused
 from conformance.rollout.digits import load_digits
 from conformance.scenarios.configs import refusal_of
 from rollmatch.cli.prompts import check_packing
-from rollmatch.learn.pack import Packer
-
-
-def packer_with(*lengths, capacity=10, max_buffered=512):
-    packer = Packer(capacity, max_buffered=max_buffered)
-    packer.add(plain_segments(*lengths))
-    return packer
-
-
-def ids_of(segments):
-    return [segment.sample.sample_id for segment in segments]
 
 
 @pytest.mark.scenario(
@@ -36,7 +26,7 @@ def test_a_key_for_another_scope_is_refused():
     "packing/no-row-of-a-step-stays-empty", clauses=["packing/a-row-is-filled-as-well-as-can-be-oldest-first#6"]
 )
 def test_no_row_of_a_step_stays_empty():
-    packer = packer_with(2, 2, 2)
+    packer = make_packer(2, 2, 2)
     assert ids_of(packer.pop_row(rows_to_follow=1).segments) == [0, 1]
     assert [ids_of(packer.pop_row().segments) for _ in range(packer.buffered)] == [[2]]
 

@@ -9,21 +9,20 @@ import pytest
 
 from conformance.harness.schedule import explore
 from conformance.refusals import refused
-from conformance.scenarios.configs import config_with, not_refused, refusal_of
-from conformance.scenarios.prefetching import GREEDY, AheadWorld, requests_of, rollouts_of
+from conformance.rollout.test_prefetch import Servers, opened
+from conformance.scenarios.configs import GRPO, config_with, not_refused, refusal_of
+from conformance.scenarios.prefetching import GREEDY, AheadWorld, requests_of
 from rollmatch.cli.assemble import make_overlap
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.overlap import Ahead
-from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
+from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.source import RequestedWindow
 
 OVERLAP, STALENESS = "~.overlap", "~.max_staleness"
 SERVED = ("~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000", "~.vllm.server.group_port=51216")
 LONG = "custom.extra.rollout_matching"
 WINDOW_OF_FOUR = (
-    "custom.trainer_variant=grpo",
-    "~.decoding.temperature=1",
-    "custom.extra.grpo.rewards=[{function: builtins:len}]",
+    *GRPO,
     "custom.extra.grpo.correction_cap=2",
     "custom.extra.grpo.num_iterations=2",
     "custom.extra.grpo.steps_per_generation=2",
@@ -74,17 +73,8 @@ def test_what_can_overlap_is_accepted(overrides, overlap, staleness):
     assert (matching.overlap, matching.max_staleness) == (overlap, staleness)
 
 
-class AnsweringServers:
-    """Two servers that answer at once, by the version that is set."""
-
-    num_servers, policy_version, lost = 2, 3, ()
-
-    def __init__(self):
-        self.asked = []
-
-    def generate_on(self, server_index, requests, decoding, *, start):
-        self.asked += [request.sample.sample_id for request in requests]
-        return rollouts_of(requests, self.policy_version)
+def samples_asked(servers):
+    return sorted(sample_id for _, ids in servers.asked for sample_id in ids)
 
 
 @pytest.mark.scenario(
@@ -101,20 +91,15 @@ class AnsweringServers:
     ],
 )
 def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_requested_again(step_of, num_times, age):
-    version = max(step_of)
-    servers = AnsweringServers()
-    prefetch = Prefetch(servers, GREEDY, PrefetchRules(max_windows=2, callers_per_server=1))
-    ahead = Ahead(None, prefetch, max_staleness=1, lead=1)
-    with prefetch.quiet():
-        pass
-    prefetch.submit(7, requests_of(0, 4), (4,))
-    prefetch.wait_for(7)
-    with prefetch.quiet():
-        servers.policy_version = version
-    wanted = [RequestedWindow(7, [request.sample for request in requests_of(0, 4)])]
-    collected = ahead.collect(wanted, None, step_of=step_of)
-    prefetch.close()
-    assert sorted(servers.asked) == sorted([0, 1, 2, 3] * num_times)
+    servers = Servers(version=3)
+    with opened(servers) as prefetch:
+        prefetch.submit(7, requests_of(0, 4), (4,))
+        prefetch.wait_for(7)
+        with prefetch.quiet():
+            servers.version = max(step_of)
+        wanted = [RequestedWindow(7, [request.sample for request in requests_of(0, 4)])]
+        collected = Ahead(None, prefetch, max_staleness=1, lead=1).collect(wanted, None, step_of=step_of)
+    assert samples_asked(servers) == sorted([0, 1, 2, 3] * num_times)
     assert [rollout.response_token_ids for rollout in collected.rollouts] == [(0,), (1,), (2,), (3,)]
     assert collected.num_regenerated == 4 * (num_times - 1)
     assert collected.staleness == age
@@ -129,7 +114,7 @@ def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_requested_again(ste
     ],
 )
 def test_the_staleness_counts_optimizer_steps_to_the_last_of_a_window(overrides, lead, oldest):
-    source = SimpleNamespace(fence=SimpleNamespace(backend=AnsweringServers()), decoding=GREEDY, ranks=Ranks())
+    source = SimpleNamespace(fence=SimpleNamespace(backend=Servers()), decoding=GREEDY, ranks=Ranks())
     ahead = make_overlap(config_with(*SERVED, f"{OVERLAP}=ahead", *overrides), source)
     ahead.prefetch.close()
     assert (ahead.lead, ahead.max_staleness) == (lead, oldest)
@@ -144,37 +129,18 @@ def test_the_staleness_counts_optimizer_steps_to_the_last_of_a_window(overrides,
 
 @pytest.mark.scenario(clauses=["prefetch/a-stuck-prefetcher-is-an-error#2"])
 def test_what_waits_to_be_learnt_is_bounded_in_number_and_in_bytes():
-    servers = AnsweringServers()
-    rules = PrefetchRules(max_windows=2, callers_per_server=1, max_bytes=16)  # each rollout counts 16
-    prefetch = Prefetch(servers, GREEDY, rules)
-    with prefetch.quiet():
-        pass
-    for step in (0, 1):
-        prefetch.submit(step, requests_of(step, 4), (1, 1, 1, 1))
-    with refused("prefetch-overfull", "2"):
+    servers = Servers()
+    with opened(servers, max_windows=2, callers_per_server=1, max_bytes=16) as prefetch:  # each rollout counts 16
+        for step in (0, 1):
+            prefetch.submit(step, requests_of(step, 4), (1, 1, 1, 1))
+        with refused("prefetch-overfull", "2"):
+            prefetch.submit(2, requests_of(2, 4), (4,))
+        prefetch.wait_for(0)
+        time.sleep(0.2)
+        assert samples_asked(servers) == [0, 1, 2, 3], "nothing of the second window while the first one waits"
+        assert len(prefetch.collect(0, min_version=1)[0]) == len(prefetch.collect(1, min_version=1)[0]) == 4
         prefetch.submit(2, requests_of(2, 4), (4,))
-    prefetch.wait_for(0)
-    time.sleep(0.2)
-    assert sorted(servers.asked) == [0, 1, 2, 3], "of the second window nothing is requested while the first waits"
-    assert len(prefetch.collect(0, min_version=3)[0]) == len(prefetch.collect(1, min_version=3)[0]) == 4
-    prefetch.submit(2, requests_of(2, 4), (4,))
-    assert len(prefetch.collect(2, min_version=3)[0]) == 4
-    prefetch.close()
-
-
-def test_the_times_of_finished_calls_are_handed_out_once_by_server():
-    prefetch = Prefetch(AnsweringServers(), GREEDY, PrefetchRules(max_windows=1, callers_per_server=1))
-    with prefetch.quiet():
-        pass
-    prefetch.submit(0, requests_of(0, 4), (4,))
-    prefetch.collect(0, min_version=0)
-    calls = prefetch.take_calls()
-    servers = range(prefetch.backend.num_servers)
-    expected = [[(call.began, call.ended) for call in calls if call.item.server_index == each] for each in servers]
-    assert all(len(spans) == 1 for spans in expected)
-    assert prefetch.spans_of(calls, now=0.0) == expected
-    assert prefetch.take_calls() == []
-    prefetch.close()
+        assert len(prefetch.collect(2, min_version=1)[0]) == 4
 
 
 class Hasty(Prefetch):

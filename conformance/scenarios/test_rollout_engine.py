@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conformance.doubles.engine import make_remembering_backend
-from conformance.rollout.digits import load_model, requests_for, scenes, template_of
+from conformance.rollout.digits import load_model, requests_for, scenes, template_of, tokens_of
 from conformance.scenarios.configs import config_with, not_refused
 from conformance.trainer.small_run import make_trainer
 from rollmatch.ranks import Ranks
@@ -19,10 +19,6 @@ SHORT = Decoding(max_new_tokens=2)
 @pytest.fixture(scope="module")
 def model():
     return load_model()
-
-
-def ids_of(rollouts):
-    return [rollout.response_token_ids for rollout in rollouts]
 
 
 class OneGroup:
@@ -77,7 +73,7 @@ def test_eight_scenes_through_the_engines_interface(model, monkeypatch):
     whole, decoding = requests_for(few), Decoding(max_new_tokens=96)
     requests = [*whole[:2], *(replace(request, max_new_tokens=8) for request in whole[2:])]
     ours = backend.generate(requests, decoding)
-    assert ids_of(ours) == ids_of(HfBackend(model, template_of(), batch_size=8).generate(requests, decoding))
+    assert tokens_of(ours) == tokens_of(HfBackend(model, template_of(), batch_size=8).generate(requests, decoding))
     assert [rollout.finish_reason for rollout in ours] == ["stop"] * 2 + ["length"] * 6
     sampling = backend._make_sampling(requests[0], decoding)
     assert sampling.stop_token_ids == [template_of().vocabulary.stop_id]

@@ -5,9 +5,10 @@ import copy
 import pytest
 import torch
 
+from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.engine import make_remembering_backend
 from conformance.refusals import refused
-from conformance.rollout.digits import load_model, perturb, requests_for, scenes, template_of
+from conformance.rollout.digits import load_model, perturb, requests_for, scenes, template_of, tokens_of
 from conformance.scenarios.configs import LONG, config_with, refusal_of
 from conformance.trainer.small_run import events, make_trainer
 from rollmatch.config.training import TunerConfig
@@ -22,10 +23,6 @@ SHORT = Decoding(max_new_tokens=7)
 def model():
     """Not to be changed."""
     return load_model()
-
-
-def ids_of(rollouts):
-    return [rollout.response_token_ids for rollout in rollouts]
 
 
 @pytest.mark.scenario(
@@ -70,10 +67,10 @@ def test_an_engine_that_remembers_is_not_older_than_the_model(model, monkeypatch
     changed = copy.deepcopy(model)
     perturb(changed, seed=1, scale=0.3)
     expected = HfBackend(changed, template_of(), batch_size=2).generate(requests, SHORT)
-    assert ids_of(expected) != ids_of(before)
+    assert tokens_of(expected) != tokens_of(before)
     backend.push(merged_weights(changed), version=2)
     after = backend.generate(requests, SHORT)
-    assert ids_of(after) == ids_of(expected)
+    assert tokens_of(after) == tokens_of(expected)
     assert {rollout.policy_version for rollout in after} == {2}
 
 
@@ -88,10 +85,7 @@ def test_an_engine_that_remembers_is_not_older_than_the_model(model, monkeypatch
 @pytest.mark.parametrize("use_dora", [False, True])
 def test_full_sync_carries_the_merged_weights_and_leaves_the_model(model, use_dora):
     policy = load_model(TunerConfig(train_type="lora", use_dora=use_dora, lora_rank=4))
-    with torch.no_grad():
-        for name, weight in policy.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(std=0.05, generator=torch.Generator().manual_seed(3))
+    perturb_adapters(policy, named="lora_B", by=0.05)
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
     sent = {name: tensor.clone() for name, tensor in merged_weights(policy)}
     assert all(torch.equal(weight, before[name]) for name, weight in policy.state_dict().items())
