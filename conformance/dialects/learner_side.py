@@ -9,6 +9,7 @@ from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.vllm_server import VllmServerBackend
 
+ALONE = Ranks()
 TEMPLATE = SimpleNamespace(
     messages=lambda sample: [{"role": "user", "content": str(sample.sample_id)}],
     banned_ids=(),
@@ -28,7 +29,8 @@ def rendezvous(**fields):
     return Rendezvous(**({"port": free_port()} | usual | fields))
 
 
-def native_backend(url, template=TEMPLATE, **fields):
-    """A backend that sends and generates; ``fields`` of the rendezvous."""
+def native_backend(url, template=TEMPLATE, *, ranks=ALONE, **fields):
+    """A backend that generates, and sends on the first rank; ``fields`` of the rendezvous."""
     server = connected(url)
-    return VllmServerBackend([server], template, Ranks(), sender=NativeSender([server], rendezvous(**fields)))
+    sender = NativeSender([server], rendezvous(**fields)) if ranks.is_primary else None
+    return VllmServerBackend([server], template, ranks, sender=sender)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from conformance.dialects.swift_double import error_of, running_double
+from conformance.dialects.swift_double import error_of
 from conformance.dialects.test_client_scenarios import SECOND, TEMPLATE, backend_of, config_for, requests_of, tensors_of
 from conformance.rollout.digits import scenes, template_of
 from conformance.scenarios.configs import not_refused
@@ -16,12 +16,6 @@ from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, make_requests
 
 WARM = Decoding(max_new_tokens=4, temperature=0.7, top_p=0.9, top_k=5)
-
-
-@pytest.fixture
-def double():
-    with running_double() as made:
-        yield made
 
 
 @pytest.mark.scenario("decoding/the-request-names-the-stop-token", clauses=["decoding/decoding-is-greedy-by-default#4"])

@@ -9,19 +9,13 @@ import time
 import pytest
 import responses
 
-from conformance.dialects.swift_double import QUICK, RULES, error_of, prompts, running_double
+from conformance.dialects.swift_double import QUICK, RULES, error_of, prompts
 from conformance.servers.talk import in_thread
 from rollmatch.dialects.http import MSGPACK, HttpServer, _root_of
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.rollout.retry import is_transient
 
 BODY = {"infer_requests": [{"messages": [{"content": "3"}]}]}
-
-
-@pytest.fixture
-def double():
-    with running_double() as made:
-        yield made
 
 
 def begin(double, *, timeout_s=20.0, base_url=None, **keywords):

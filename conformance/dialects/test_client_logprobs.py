@@ -10,16 +10,15 @@ import pytest
 import responses
 
 from conformance.dialects.swift_double import RULES, error_of, prompts
+from conformance.dialects.test_client_dialect import URL, server_of
 from rollmatch.cli.connect import try_out
 from rollmatch.data.ids import pack_ids
 from rollmatch.dialects.logprobs import check_logprobs
-from rollmatch.dialects.session import DIALECTS, ClientSettings, RolloutServer
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.members import ServerMembers
 from rollmatch.rollout.vllm_server import VllmServerBackend
 
-URL = "http://h:1"
 ASKING = dataclasses.replace(RULES, logprobs=True)
 IDS, LOGPROBS = [4, 9], [-0.5, -0.25]
 
@@ -59,12 +58,6 @@ ANSWERS = {
 }
 
 
-def server_of(dialect):
-    server = RolloutServer(URL, ClientSettings(infer_timeout_s=5.0))
-    server.dialect = DIALECTS[dialect](URL)
-    return server
-
-
 def sent_by(call):
     body = call.calls[0].request.body
     try:
@@ -80,25 +73,15 @@ def logprobs_in(sent):
     return sent.get("logprobs")
 
 
+@pytest.mark.parametrize("rules", [ASKING, RULES])
 @pytest.mark.parametrize("dialect", ANSWERS)
 @responses.activate
-def test_they_come_back_one_per_token(dialect):
+def test_they_are_requested_only_where_configured_and_come_back_one_per_token(dialect, rules):
     route, answer = ANSWERS[dialect]
-    call = responses.post(f"{URL}{route}", **answer(LOGPROBS))
-    (reply,) = server_of(dialect).infer(prompts(1), ASKING)
-    assert reply.logprobs == pytest.approx(LOGPROBS)
-    assert logprobs_in(sent_by(call)) == (0 if dialect == "trl" else True)
-    assert logprobs_in(sent_by(call)) is not None
-
-
-@pytest.mark.parametrize("dialect", ANSWERS)
-@responses.activate
-def test_they_are_requested_only_where_configured(dialect):
-    route, answer = ANSWERS[dialect]
-    call = responses.post(f"{URL}{route}", **answer(None))
-    (reply,) = server_of(dialect).infer(prompts(1), RULES)
-    assert reply.logprobs is None
-    assert logprobs_in(sent_by(call)) is None
+    call = responses.post(f"{URL}{route}", **answer(LOGPROBS if rules.logprobs else None))
+    (reply,) = server_of(dialect).infer(prompts(1), rules)
+    asked, expected = (0 if dialect == "trl" else True, pytest.approx(LOGPROBS)) if rules.logprobs else (None, None)
+    assert (logprobs_in(sent_by(call)), reply.logprobs) == (asked, expected)
 
 
 @pytest.mark.parametrize("dialect", ANSWERS)

@@ -10,7 +10,8 @@ import torch
 
 from conformance.cli.started import started
 from conformance.dialects.learner_side import TEMPLATE, rendezvous
-from conformance.dialects.swift_double import error_of, running_double
+from conformance.dialects.swift_double import error_of
+from conformance.doubles.records import make_request
 from conformance.refusals import refused
 from conformance.scenarios.configs import config_with, not_refused
 from conformance.server.instance import free_port
@@ -20,7 +21,6 @@ from rollmatch.cli.assemble import make_parts
 from rollmatch.cli.connect import connect_servers
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
-from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding, derive_seed
 from rollmatch.rollout.fence import Fence, SyncMode
 
@@ -36,24 +36,15 @@ def config_for(url, *overrides, port=23000):
 
 
 def requests_of(num_requests, *, step=0):
-    def sample(i):
-        return Sample(sample_id=i, origin=f"x.jsonl:{i + 1}", images=(), objects=(), width=8, height=8)
-
     return [
-        RolloutRequest(
+        make_request(
+            i,
             request_id=f"{step}.0.{i}",
-            sample=sample(i),
             prompt_token_ids=(1, i),
             seed=derive_seed(7, step=step, rank=0, index=i),
         )
         for i in range(num_requests)
     ]
-
-
-@pytest.fixture
-def double():
-    with running_double() as made:
-        yield made
 
 
 def backend_of(url, *overrides):

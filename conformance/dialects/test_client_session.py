@@ -7,17 +7,11 @@ import time
 import pytest
 import responses
 
-from conformance.dialects.swift_double import QUICK, RULES, error_of, prompts, running_double
+from conformance.dialects.swift_double import QUICK, RULES, error_of, prompts
 from conformance.scenarios.configs import not_refused
 from rollmatch.dialects.http import HttpServer
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.errors import RollmatchError
-
-
-@pytest.fixture
-def double():
-    with running_double() as made:
-        yield made
 
 
 @pytest.fixture
@@ -200,35 +194,23 @@ def test_a_sick_server_is_dead(server, double):
     assert time.monotonic() - began < 5
 
 
-def test_a_slow_server_is_not_a_dead_one(server, double):
+def test_silence_is_death_after_a_limit_and_only_where_health_is_answered_while_generating(server, double):
     is_over = threading.Event()
 
-    def be_slow(handler, said):
+    def fall_silent(handler, said):
         double.is_silent = True
         is_over.wait(60 if server.watch.silence_s == 1.0 else 1.5)
         double.is_silent = False
         double.echo(handler, said)
 
-    double.infer, server.watch = be_slow, dataclasses.replace(QUICK, silence_s=30.0)
+    double.infer = fall_silent
+    assert len(server.infer(prompts(2), RULES)) == 2  # real servers of this dialect do just that
+    server.watch = dataclasses.replace(QUICK, silence_s=30.0)
     assert len(server.infer(prompts(2), RULES)) == 2
     server.watch = dataclasses.replace(QUICK, silence_s=1.0)
     error = error_of(lambda: server.infer(prompts(2), RULES))
     is_over.set()
     assert (error.code, "health_timeout_s" in error.remedy) == ("server-died", True)
-
-
-def test_silence_is_death_only_where_health_is_answered_while_generating(server, double):
-    def fall_silent(handler, said):
-        double.is_silent = True
-        time.sleep(2)
-        double.is_silent = False
-        double.echo(handler, said)
-
-    double.infer = fall_silent
-    assert len(server.infer(prompts(2), RULES)) == 2  # real servers of this dialect do just that
-    server.watch = QUICK
-    error = error_of(lambda: server.infer(prompts(2), RULES))
-    assert error.code == "server-died"
 
 
 def test_a_server_that_comes_late_is_waited_for(double):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conformance.dialects.swift_double import error_of
-from conformance.dialects.test_client_scenarios import MEETING, TEMPLATE, double
+from conformance.dialects.test_client_scenarios import MEETING, TEMPLATE
 from conformance.rollout.digits import load_model
 from rollmatch.config.training import TunerConfig
 from rollmatch.dialects.session import ClientSettings, RolloutServer
@@ -19,7 +19,6 @@ from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.weights.named_weights import adapter_of, named_weights
 from rollmatch.weights.plan import Spec
 
-__all__ = ["double"]
 GROUP = SimpleNamespace(device=torch.device("cpu"), close=lambda: None)
 
 
