@@ -41,7 +41,7 @@ def read_claims(folder: Path = ROOT / "conformance", root: Path = ROOT) -> list[
 
 def _claims_of(text: str, name: str) -> list[Claim]:
     tree = ast.parse(text)
-    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     named = sum(isinstance(node, ast.Attribute) and node.attr == "scenario" for node in ast.walk(tree))
     marked = [
         (test, mark)

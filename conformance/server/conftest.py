@@ -21,6 +21,11 @@ from rollmatch.rollout.backend import HfBackend
 NUM_SCENES = 6
 
 
+@pytest.fixture(scope="session")
+def anyio_backend():
+    return "asyncio"
+
+
 @pytest.fixture
 def server(instance):
     return instance.server

@@ -118,3 +118,9 @@ def make_stand_in(**fields):
     """The parts, and the application over them."""
     parts = make_parts(**fields)
     return parts, make_app(parts)
+
+
+def refusal(reply, *names):
+    """Of a reply (status, body): the status, and fields of the body, by default code and key."""
+    status, body = reply
+    return status, *(body.get(name) for name in names or ("code", "key"))

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from conformance.server.stand_in import refusal
 from conformance.server.test_server_updates import FAILURE, OPEN, first_of, full_sync, generate
 from rollmatch.server.engine_pool import WRITING
 
@@ -52,8 +53,7 @@ def test_what_a_failure_leaves_depends_on_whether_a_byte_was_written(stand_in, p
     parts = stand_in[0]
     post("/native/communicator/", DIRECT)
     fail(parts, whole=whole)
-    status, body = post("/native/sync/", full_sync(parts))
-    assert (status, body["code"], body["key"]) == (409, "transfer-failed", "broadcast")
+    assert refusal(post("/native/sync/", full_sync(parts))) == (409, "transfer-failed", "broadcast")
     status, body = generate(post)
     assert (status, body.get("code")) == (409 if code else 200, code)
     recover(parts)
@@ -65,8 +65,7 @@ def test_what_a_failure_leaves_depends_on_whether_a_byte_was_written(stand_in, p
 def test_weights_in_place_are_not_kept_beside(stand_in, post):
     parts = stand_in[0]
     post("/native/communicator/", DIRECT)
-    status, body = post("/native/sync/", full_sync(parts, commit=False))
-    assert (status, body["code"], body["key"]) == (400, "in-place-not-staged", "commit")
+    assert refusal(post("/native/sync/", full_sync(parts, commit=False))) == (400, "in-place-not-staged", "commit")
     assert post("/native/sync/", full_sync(parts))[0] == 200
 
 
@@ -75,8 +74,7 @@ def test_a_wrong_announcement_is_refused_before_anything_is_paused(stand_in, pos
     post("/native/communicator/", DIRECT)
     sync_body = full_sync(parts)
     wrong = sync_body | {"tensors": [first_of(sync_body) | {"shape": [1]}, *sync_body["tensors"][1:]]}
-    status, body = post("/native/sync/", wrong)
-    assert (status, body["code"], body["key"]) == (400, "tensor-shape-mismatch", first_of(sync_body)["name"])
+    assert refusal(post("/native/sync/", wrong)) == (400, "tensor-shape-mismatch", first_of(sync_body)["name"])
     assert not any(call[0] == "rollmatch_receive" for replica in parts.pool.replicas for call in replica.calls)
     assert post("/native/sync/", sync_body)[0] == 200
 

@@ -12,6 +12,8 @@ from rollmatch.server.failures import Refusal
 from rollmatch.server.prompts import EnginePrompt
 from rollmatch.server.replica import EngineCall, EnginePart
 
+pytestmark = pytest.mark.anyio
+
 CHAT, COMPLETION, TOKENS = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 PASSED = (501, "openai-unavailable", "vllm")
 """What follows where nothing is refused: pretending engines are not vLLM's."""
@@ -155,61 +157,49 @@ async def commit(pool, *, drain_s=0.0):
     "server-dialects/a-stream-that-has-not-begun-is-begun-again",
     clauses=["server-dialects/the-openai-dialect-serves-openai-clients#6"],
 )
-def test_a_stream_that_has_not_begun_is_begun_again():
-    async def run():
-        pool, replica, stream = streaming()
-        replica.first.clear()
-        first = asyncio.create_task(anext(stream))
-        while not pool._running:
-            await asyncio.sleep(0)
-        await commit(pool)
-        replica.first.set()
-        replica.go.set()
-        part, version = await first
-        assert (part.output, version, pool.num_running) == ("1 begins", 1, 3)
-        assert [(part.output, version) async for part, version in stream] == [("1 ends", 1)]
-        assert pool.num_running == 0
-
-    asyncio.run(run())
+async def test_a_stream_that_has_not_begun_is_begun_again():
+    pool, replica, stream = streaming()
+    replica.first.clear()
+    first = asyncio.create_task(anext(stream))
+    while not pool._running:
+        await asyncio.sleep(0)
+    await commit(pool)
+    replica.first.set()
+    replica.go.set()
+    part, version = await first
+    assert (part.output, version, pool.num_running) == ("1 begins", 1, 3)
+    assert [(part.output, version) async for part, version in stream] == [("1 ends", 1)]
+    assert pool.num_running == 0
 
 
 @pytest.mark.scenario(
     "server-dialects/a-stream-that-a-commit-does-not-wait-for-ends-with-an-error",
     clauses=["server-dialects/the-openai-dialect-serves-openai-clients#5"],
 )
-def test_a_stream_that_has_begun_ends_at_a_commit_that_does_not_wait_for_it():
-    async def run():
-        pool, _, stream = streaming()
-        assert (await anext(stream))[1] == 0
-        await commit(pool)
-        with pytest.raises(Refusal) as refused:
-            await anext(stream)
-        assert refused.value.code == "policy-changed"
-        assert pool.num_running == 0
-
-    asyncio.run(run())
-
-
-def test_a_stream_that_ends_within_the_drain_is_whole_however_late_it_is_read():
-    async def run():
-        pool, replica, stream = streaming()
+async def test_a_stream_that_has_begun_ends_at_a_commit_that_does_not_wait_for_it():
+    pool, _, stream = streaming()
+    assert (await anext(stream))[1] == 0
+    await commit(pool)
+    with pytest.raises(Refusal) as refused:
         await anext(stream)
-        replica.go.set()
-        await commit(pool, drain_s=60.0)
-        assert [(part.output, version) async for part, version in stream] == [("0 ends", 0)]
-        assert pool.policy_version == 1
-
-    asyncio.run(run())
+    assert refused.value.code == "policy-changed"
+    assert pool.num_running == 0
 
 
-def test_a_stream_that_is_closed_frees_its_place():
-    async def run():
-        pool, _, stream = streaming()
-        await anext(stream)
-        await stream.aclose()
-        assert (pool.num_running, pool._running) == (0, set())
+async def test_a_stream_that_ends_within_the_drain_is_whole_however_late_it_is_read():
+    pool, replica, stream = streaming()
+    await anext(stream)
+    replica.go.set()
+    await commit(pool, drain_s=60.0)
+    assert [(part.output, version) async for part, version in stream] == [("0 ends", 0)]
+    assert pool.policy_version == 1
 
-    asyncio.run(run())
+
+async def test_a_stream_that_is_closed_frees_its_place():
+    pool, _, stream = streaming()
+    await anext(stream)
+    await stream.aclose()
+    assert (pool.num_running, pool._running) == (0, set())
 
 
 @pytest.mark.parametrize("count", [0, 3])

@@ -1,11 +1,10 @@
 """Images by URL: fetched from hosts that the operator named, and from no other."""
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from conformance.doubles.http_server import http_server
 from conformance.refusals import refused
 from conformance.rollout.digits import scenes
 from rollmatch.config.limits import LimitsConfig
@@ -20,27 +19,17 @@ def host():
     """A web server's port, and the paths that were requested of it."""
     asked = []
 
-    class ImageHost(BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            moved = self.path == "/moved.png"
-            self.send_response(302 if moved else 200)
-            if moved:
-                self.send_header("Location", "/a.png")
-            self.send_header("Content-Length", str(0 if moved else len(IMAGE)))
-            self.end_headers()
-            self.wfile.write(b"" if moved else IMAGE)
+    def answer(handler):
+        asked.append(handler.path)
+        moved = handler.path == "/moved.png"
+        handler.send_response(302 if moved else 200)
+        handler.send_header("Location", "/a.png")
+        handler.send_header("Content-Length", str(0 if moved else len(IMAGE)))
+        handler.end_headers()
+        handler.wfile.write(b"" if moved else IMAGE)
 
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), ImageHost)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_port, asked
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with http_server(answer) as server:
+        yield server.server_port, asked
 
 
 def read(url, domains, **limits):

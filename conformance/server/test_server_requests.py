@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from conformance.rollout.digits import requests_for, scenes
-from conformance.server.stand_in import STOP
+from conformance.server.stand_in import STOP, refusal
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.data.ids import pack_ids, unpack_ids
 from rollmatch.dialects.swift.routes import SwiftInferRequest, SwiftRequestConfig, generate_requests
@@ -104,18 +104,12 @@ def test_a_bad_call_is_refused_whole_and_a_good_one_served(post, num_drawn, body
 
 def test_two_requests_of_one_name_are_refused(post):
     items = [{"request_id": "a", "prompt_token_ids": [5]}, {"request_id": "a", "prompt_token_ids": [6]}]
-    status, returned = post("/native/infer/", {"requests": items, "sampling": SAMPLING})
-    assert (status, returned["code"], returned["key"], returned["item"]) == (
-        400,
-        "request-id-repeated",
-        "requests[1].request_id",
-        1,
-    )
+    returned = refusal(post("/native/infer/", {"requests": items, "sampling": SAMPLING}), "code", "key", "item")
+    assert returned == (400, "request-id-repeated", "requests[1].request_id", 1)
 
 
 def test_what_the_engine_refuses_names_the_item(post):
-    status, returned = post("/native/infer/", batch([5], [6], [7]))
-    assert (status, returned["code"], returned["item"]) == (400, "engine-refused", 2)
+    assert refusal(post("/native/infer/", batch([5], [6], [7])), "code", "item") == (400, "engine-refused", 2)
     assert post("/native/infer/", batch([5], [6], [8]))[0] == 200
 
 
@@ -186,13 +180,8 @@ def test_trl_may_send_a_placeholder_for_each_embedding_of_an_image(start, num_pl
 )
 def test_an_image_from_elsewhere_or_none_at_all_is_refused(post, stand_in, num_drawn, value, status, code):
     (root,) = stand_in[0].settings.image_roots
-    returned_status, returned = post("/native/infer/", with_image(value(root)))
-    assert (returned_status, returned["code"], returned["key"], returned["item"]) == (
-        status,
-        code,
-        "requests[0].images[0]",
-        0,
-    )
+    returned = refusal(post("/native/infer/", with_image(value(root))), "code", "key", "item")
+    assert returned == (status, code, "requests[0].images[0]", 0)
     assert num_drawn() == 0
 
 
@@ -217,8 +206,8 @@ def test_a_link_out_of_the_roots_is_seen_through(start, tmp_path):
     (tmp_path / "root").mkdir()
     (tmp_path / "root/link.png").symlink_to(scene_image())
     _, post, _ = start(image_roots=(str(tmp_path / "root"),))
-    status, returned = post("/native/infer/", with_image(f"{tmp_path}/root/link.png"))
-    assert (status, returned["code"]) == (403, "image-path-outside-roots")
+    status, code, _ = refusal(post("/native/infer/", with_image(f"{tmp_path}/root/link.png")))
+    assert (status, code) == (403, "image-path-outside-roots")
 
 
 def test_swift_renders_tags_parts_and_unplaced_images_alike(stand_in):
@@ -250,8 +239,8 @@ def test_swift_renders_tags_parts_and_unplaced_images_alike(stand_in):
     [[{"role": "user"}], [{"content": "x", "role": "user"}, {"role": "user", "content": [{"type": "image"}]}]],
 )
 def test_messages_that_cannot_be_rendered_are_refused(post, messages):
-    status, returned = post("/infer/", {"infer_requests": [{"messages": messages}]})
-    assert (status, returned["code"], returned["key"]) == (400, "messages-invalid", "infer_requests[0].messages")
+    returned = refusal(post("/infer/", {"infer_requests": [{"messages": messages}]}))
+    assert returned == (400, "messages-invalid", "infer_requests[0].messages")
 
 
 def test_swift_seeds_count_up_and_zero_means_none(stand_in):
@@ -283,8 +272,7 @@ def test_swift_hides_ids_unless_details_are_requested(post):
 
 def test_trl_refuses_what_it_does_not_know_by_name(post):
     for bad, key in (({"max_tokens": 0}, "max_tokens"), ({"generation_kwargs": {"foo": 1}}, "foo"), ({"n": 0}, "n")):
-        status, returned = post("/generate/", {"prompts": [[5]]} | bad)
-        assert (status, returned["code"], returned["key"]) == (400, "sampling-value-invalid", key)
+        assert refusal(post("/generate/", {"prompts": [[5]]} | bad)) == (400, "sampling-value-invalid", key)
     assert post("/generate/", {"prompts": [[5]], "generation_kwargs": {"seed": 3}})[0] == 200
     assert post("/generate/", {"prompts": ["a text"], "logprobs": None})[1]["logprobs"] is None
 

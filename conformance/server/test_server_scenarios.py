@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from conformance.server.stand_in import STOP, PretendingReplica
+from conformance.server.stand_in import STOP, PretendingReplica, refusal
 from conformance.server.test_engine_pool import pool_of, requests_for_ids
+from conformance.server.test_server_requests import batch
 from conformance.server.test_server_updates import OPEN, full_sync
 
 SWIFT_ROUTES = (
@@ -20,11 +21,6 @@ TRL_ROUTES = (
     *("/reset_prefix_cache/", "/close_communicator/"),
 )
 GROUP = {"host": "127.0.0.1", "port": 23000, "world_size": 3}
-
-
-def native(*prompts, **sampling):
-    items = [{"request_id": str(i), "prompt_token_ids": list(ids)} for i, ids in enumerate(prompts)]
-    return {"requests": items, "sampling": {"max_tokens": 3} | sampling}
 
 
 def gather(replicas, count):
@@ -61,7 +57,7 @@ def trl(*prompts):
 @pytest.mark.parametrize(
     ("route", "body_of", "count"),
     [
-        ("/native/infer/", native, lambda reply: len(reply["responses"])),
+        ("/native/infer/", batch, lambda reply: len(reply["responses"])),
         ("/infer/", swift, len),
         ("/generate/", trl, lambda reply: len(reply["completion_ids"])),
     ],
@@ -83,7 +79,7 @@ def test_replies_are_never_swapped(start):
 
     def ask(first):
         prompts = [[first, 11 + i, first + i] for i in range(3)]
-        returned = [post("/native/infer/", native(*prompts))[1]["responses"] for _ in range(20)]
+        returned = [post("/native/infer/", batch(*prompts))[1]["responses"] for _ in range(20)]
         return all([answer["prompt_token_ids"] for answer in responses] == prompts for responses in returned)
 
     with ThreadPoolExecutor(2) as pool:
@@ -96,7 +92,7 @@ def test_health_is_answered_during_a_long_generation(start):
 
     def wait():
         with ThreadPoolExecutor(1) as pool:
-            call = pool.submit(post, "/native/infer/", native(*([i] for i in range(10, 18))))
+            call = pool.submit(post, "/native/infer/", batch(*([i] for i in range(10, 18))))
             while not parts.pool.num_running:
                 time.sleep(0.01)
             began = time.perf_counter()
@@ -112,7 +108,7 @@ def test_health_is_answered_during_a_long_generation(start):
 )
 def test_an_empty_call_generates_nothing(start):
     parts, post, _ = start()
-    assert post("/native/infer/", native())[1].get("responses") == []
+    assert post("/native/infer/", batch())[1].get("responses") == []
     assert post("/infer/", {"infer_requests": []}) == (200, [])
     assert post("/generate/", {"prompts": []})[1]["completion_ids"] == []
     assert parts.pool.num_generated_tokens == 0
@@ -170,9 +166,8 @@ def test_a_wrong_shape_leaves_the_old_weights_and_the_right_one_is_accepted(star
     held = parts.model.tensors[parts.model.aliases["lm_head.weight"]]
     head = {"name": "lm_head.weight", "dtype": held.dtype, "shape": [held.shape[0], held.shape[1] // 2]}
     wrong = {"tensors": [*whole["tensors"], head], "buckets": [len(whole["tensors"]) + 1], "digests": None}
-    status, returned = post("/native/sync/", whole | wrong)
-    assert (status, returned.get("code"), returned.get("key")) == (400, "tensor-shape-mismatch", "lm_head.weight")
-    assert post("/native/infer/", native([5]))[1]["responses"][0]["policy_version"] == 1
+    assert refusal(post("/native/sync/", whole | wrong)) == (400, "tensor-shape-mismatch", "lm_head.weight")
+    assert post("/native/infer/", batch([5]))[1]["responses"][0]["policy_version"] == 1
     assert post("/native/sync/", whole)[1]["policy_version"] == 2
 
 
@@ -216,7 +211,7 @@ def test_an_update_before_the_communicator_is_refused(start):
     assert (status, returned["code"]) == (409, "communicator-missing")
     assert returned["problem"]
     assert returned["remedy"]
-    status, returned = post("/native/infer/", native([5]))
+    status, returned = post("/native/infer/", batch([5]))
     assert (status, returned["responses"][0]["policy_version"]) == (200, 0)
 
 
@@ -228,8 +223,7 @@ def test_a_second_communicator_is_refused_until_the_first_is_closed(start):
     parts, post, _ = start()
     spec = next(iter(parts.model.tensors.values())).model_dump(mode="json")
     assert post("/init_communicator/", GROUP)[0] == 200
-    status, returned = post("/init_communicator/", GROUP)
-    assert (status, returned.get("code")) == (409, "communicator-already-open")
+    assert refusal(post("/init_communicator/", GROUP), "code") == (409, "communicator-already-open")
     assert post("/update_named_param/", spec)[0] == 200
     assert post("/close_communicator/")[0] == 200
     assert post("/init_communicator/", GROUP | {"port": 23001})[0] == 200

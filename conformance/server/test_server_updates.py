@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from conformance.server.stand_in import make_stand_in
+from conformance.server.stand_in import make_stand_in, refusal
 from rollmatch.dialects.trl.control_routes import FlatTensor, check_places
 from rollmatch.server.announced import AnnouncementInvalid
 from rollmatch.server.payloads import SyncRequest
@@ -92,12 +92,10 @@ def test_an_incomplete_or_older_update_is_refused(stand_in, post):
     post("/native/communicator/", OPEN)
     whole = full_sync(parts)
     part = {"tensors": whole["tensors"][1:], "buckets": [len(whole["tensors"]) - 1], "digests": None}
-    status, returned = post("/native/sync/", whole | part)
-    assert (status, returned["code"], returned["key"]) == (400, "tensor-missing", first_of(whole)["name"])
+    assert refusal(post("/native/sync/", whole | part)) == (400, "tensor-missing", first_of(whole)["name"])
     assert post("/native/sync/", whole | {"version": 4})[1]["policy_version"] == 4
     for version in (3, 4):
-        status, returned = post("/native/sync/", whole | {"version": version})
-        assert (status, returned["code"], returned["key"]) == (409, "version-not-newer", "version")
+        assert refusal(post("/native/sync/", whole | {"version": version})) == (409, "version-not-newer", "version")
     assert post("/native/sync/", whole | {"version": 5})[0] == 200
 
 
@@ -133,8 +131,7 @@ def test_an_announcement_may_be_repeated_by_its_name_in_the_same_group(stand_in,
         (again("1", version=3), "version-not-newer"),
         (again("1", version=4, client="you"), "client-already-attached"),
     ):
-        status, returned = post("/native/sync/again/", wrong)
-        assert (status, returned["code"]) == (409, code)
+        assert refusal(post("/native/sync/again/", wrong), "code") == (409, code)
     assert post("/native/communicator/close/", {"client": "me"})[1]["closed"]
     post("/native/communicator/", wide)
     assert post("/native/sync/again/", again("1", version=4))[1]["code"] == "announcement-unknown"
@@ -176,8 +173,7 @@ def test_workers_that_received_different_bytes_are_found(stand_in, post):
     digests = dict.fromkeys(names, "0" * 32)
     parts.pool.replicas[0].answers["rollmatch_poll"] = {"state": "idle", "digests": digests}
     parts.pool.replicas[1].answers["rollmatch_poll"] = {"state": "idle", "digests": digests | {names[3]: "1" * 32}}
-    status, returned = post("/native/sync/", full_sync(parts, digests=None))
-    assert (status, returned["code"], returned["key"]) == (409, "digest-mismatch", names[3])
+    assert refusal(post("/native/sync/", full_sync(parts, digests=None))) == (409, "digest-mismatch", names[3])
     assert calls_of(parts, "rollmatch_load") == []
     assert len(calls_of(parts, "rollmatch_drop")) == 2
 
@@ -190,8 +186,7 @@ def test_a_load_that_fails_on_one_worker_stops_generation_until_a_full_sync(stan
     parts, _ = stand_in
     post("/native/communicator/", OPEN)
     parts.pool.replicas[1].answers["rollmatch_load"] = {"failure": FAILURE | {"code": "weights-broken"}}
-    status, returned = post("/native/sync/", full_sync(parts))
-    assert (status, returned["code"]) == (409, "weights-broken")
+    assert refusal(post("/native/sync/", full_sync(parts)), "code") == (409, "weights-broken")
     assert generate(post)[1].get("code") == "weights-broken"
     assert stand_in[1].get("/health/").json()["state"] == "weights-broken"
     parts.pool.replicas[1].answers.clear()
@@ -239,37 +234,33 @@ def test_drop_ends_an_update_that_is_on_its_way(stand_in):
 
 
 @pytest.mark.scenario("server-dialects/a-communicator-can-be-opened-again-after-closing")
-def test_workers_hear_of_a_groups_end_before_they_hear_of_the_next():
-    async def run():
-        parts, _ = make_stand_in()
-        communicator, address = parts.communicator, GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3)
-        await communicator.open("me", address, transport="gloo")
-        first = communicator.attached
-        await asyncio.gather(communicator.close(), communicator.open("next", address, transport="gloo"))
-        heard = [[call[0] for call in replica.calls] for replica in parts.pool.replicas]
-        assert heard == [["rollmatch_open", "rollmatch_close", "rollmatch_open"]] * 2
-        assert not await communicator.close(only=first)
-        assert communicator.attached.client == "next"
-
-    asyncio.run(run())
+@pytest.mark.anyio
+async def test_workers_hear_of_a_groups_end_before_they_hear_of_the_next():
+    parts, _ = make_stand_in()
+    communicator, address = parts.communicator, GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3)
+    await communicator.open("me", address, transport="gloo")
+    first = communicator.attached
+    await asyncio.gather(communicator.close(), communicator.open("next", address, transport="gloo"))
+    heard = [[call[0] for call in replica.calls] for replica in parts.pool.replicas]
+    assert heard == [["rollmatch_open", "rollmatch_close", "rollmatch_open"]] * 2
+    assert not await communicator.close(only=first)
+    assert communicator.attached.client == "next"
 
 
-def test_a_learner_that_hangs_up_before_all_have_joined_leaves_the_group():
-    async def run():
-        parts, _ = make_stand_in()
-        for replica in parts.pool.replicas:
-            replica.answers["rollmatch_poll"] = {"state": "joining"}
-        address = GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3)
-        joining = asyncio.create_task(parts.communicator.join("me", address, transport="gloo"))
-        while not calls_of(parts, "rollmatch_poll"):
-            await asyncio.sleep(0.01)
-        joining.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await joining
-        assert parts.communicator.attached is None
-        assert len(calls_of(parts, "rollmatch_close")) == 2
-
-    asyncio.run(run())
+@pytest.mark.anyio
+async def test_a_learner_that_hangs_up_before_all_have_joined_leaves_the_group():
+    parts, _ = make_stand_in()
+    for replica in parts.pool.replicas:
+        replica.answers["rollmatch_poll"] = {"state": "joining"}
+    address = GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3)
+    joining = asyncio.create_task(parts.communicator.join("me", address, transport="gloo"))
+    while not calls_of(parts, "rollmatch_poll"):
+        await asyncio.sleep(0.01)
+    joining.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await joining
+    assert parts.communicator.attached is None
+    assert len(calls_of(parts, "rollmatch_close")) == 2
 
 
 @pytest.mark.scenario(
