@@ -118,9 +118,8 @@ def test_a_column_that_is_not_there_is_named(parquet, tmp_path, columns, key):
 
 
 def test_a_data_set_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(ConfigError) as caught:
+    with refused("dataset-unreadable", "custom.dataset.train"):
         load(tmp_path / "gone.parquet", tmp_path)
-    assert (caught.value.code, caught.value.key) == ("dataset-unreadable", "custom.dataset.train")
 
 
 BARE = ("custom.train_jsonl=null", "custom.val_jsonl=null", "custom.dataset.source=cppe-5")

@@ -15,7 +15,7 @@ from conformance.rollout.digits import MODEL, ROOT, absolute
 from rollmatch.config import load_config
 from rollmatch.config.effective import learner_dtype
 from rollmatch.plan.forecast import SYNC_LATENCY_S, Forecaster, Site
-from rollmatch.plan.proposal import NothingFits, TooFewGpus, propose
+from rollmatch.plan.proposal import TooFewGpus, propose
 from rollmatch.plan.rates import Rates, load_rates
 from rollmatch.plan.shape import read_shape
 from rollmatch.plan.workload import Split, make_workload, splits_of
@@ -168,9 +168,8 @@ def test_the_split_with_most_rollouts_a_second_is_proposed(forecaster):
 
 def test_a_split_that_does_not_fit_is_never_proposed(forecaster):
     full = ("tuner.train_type=full", "model.torch_dtype=float32", "training.gradient_checkpointing=false")
-    with pytest.raises(NothingFits, match="the learner lacks") as caught:
+    with refused("nothing-fits", "--gpus", problem="the learner lacks"):
         propose(forecaster(*full, num_gpus=2))
-    assert (caught.value.code, caught.value.key) == ("nothing-fits", "--gpus")
     assert propose(forecaster(num_gpus=2)).best.problem == ""
     crowded = forecaster("custom.extra.rollout_server.vllm_gpu_memory_utilization=0.12")
     assert "no memory for one request" in crowded.forecast(split(1, 1)).problem

@@ -25,6 +25,12 @@ class Refused(Exception):
         self.body = {"code": code, "key": "", "item": None, "problem": code, "remedy": "Do not.", **fields}
 
 
+def address_in(body, host, port):
+    """The worker's place in the group that a call names."""
+    rest = {name: body[name] for name in ("world_size", "secret", "timeout_s", "join_timeout_s")}
+    return GroupAddress(host=host, port=port, rank=body["rank_offset"], **rest)
+
+
 class NativeDouble:
     """One server with one worker."""
 
@@ -84,15 +90,7 @@ class NativeDouble:
     def communicator(self, body):
         if self.client is not None and self.client != body["client"]:
             raise Refused("client-already-attached")
-        address = GroupAddress(
-            host=body["host"],
-            port=body["port"],
-            rank=body["rank_offset"],
-            world_size=body["world_size"],
-            secret=body["secret"],
-            timeout_s=body["timeout_s"],
-            join_timeout_s=body["join_timeout_s"],
-        )
+        address = address_in(body, body["host"], body["port"])
         self.group, self.client, self.announced = GlooGroup.open(address), body["client"], {}
         return {"ranks": [address.rank], "transport": "gloo"}
 

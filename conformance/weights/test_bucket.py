@@ -1,15 +1,11 @@
 """Tensors go into bytes and come out of them bit for bit; a digest shows when they did not."""
 
-import doctest
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.refusals import refused
-from rollmatch.weights import digest, gloo
-from rollmatch.weights.digest import Buffer, DigestMismatch, bytes_of, check_digests, cut, digests_of
+from rollmatch.weights.digest import Buffer, bytes_of, check_digests, cut, digests_of
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int8, torch.int64])
 KINDS = st.lists(st.tuples(DTYPES, st.lists(st.integers(0, 5), max_size=3).map(tuple)), max_size=8)
@@ -18,11 +14,6 @@ KINDS = st.lists(st.tuples(DTYPES, st.lists(st.integers(0, 5), max_size=3).map(t
 def make(kinds, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(-99, 99, shape, generator=generator).to(dtype) for dtype, shape in kinds]
-
-
-def test_the_examples_hold():
-    assert doctest.testmod(gloo).failed == 0
-    assert doctest.testmod(digest).failed == 0
 
 
 @given(KINDS)
@@ -57,6 +48,5 @@ def test_a_flipped_bit_is_found_and_named(place, bit):
 
 
 def test_a_proof_of_fewer_tensors_is_none():
-    with pytest.raises(DigestMismatch) as caught:
+    with refused("digest-mismatch", "b"):
         check_digests(["a", "b"], ["1", "2"], ["1"], server="http://s:1")
-    assert caught.value.key == "b"

@@ -8,6 +8,7 @@ import torch
 from conformance.doubles.http_server import read_body, send
 from conformance.refusals import refused
 from conformance.scenarios.configs import not_refused
+from conformance.weights.native_double import address_in
 from rollmatch.dialects.vllm.sender import StockSender
 from rollmatch.dialects.vllm.transports import PACKED, GlooTransport, NcclTransport
 from rollmatch.errors import RollmatchError
@@ -71,15 +72,7 @@ class StockDouble:
     def init_weight_transfer_engine(self, body, _):
         info = body["init_info"]
         self.joined = info
-        address = GroupAddress(
-            host=info["master_address"],
-            port=info["master_port"],
-            rank=info["rank_offset"],
-            world_size=info["world_size"],
-            secret=info["secret"],
-            timeout_s=info["timeout_s"],
-            join_timeout_s=info["join_timeout_s"],
-        )
+        address = address_in(info, info["master_address"], info["master_port"])
         self.receiver = Receiver.joining(lambda: GlooGroup.open(address, source=0))
         self.settle()
         return {}

@@ -1,6 +1,5 @@
 """What older dialects need to get, and that only texts are read from their store."""
 
-import doctest
 from datetime import timedelta
 
 import pytest
@@ -15,10 +14,8 @@ from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import DIALECTS, ClientSettings, RolloutServer
 from rollmatch.dialects.swift.sender import ADAPTER_ROUTE, named_parts, peft_config
-from rollmatch.dialects.trl import sender as trl_sender
 from rollmatch.dialects.trl.sender import TrlSender
 from rollmatch.rollout.weight_sender import make_sender
-from rollmatch.weights import stateless
 from rollmatch.weights.gloo import open_gloo
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.named_weights import Adapter
@@ -33,11 +30,6 @@ def servers_of(*dialects):
     for server, dialect in zip(servers, dialects, strict=True):
         server.dialect = DIALECTS[dialect](server.base_url)
     return servers
-
-
-def test_the_examples_hold():
-    assert doctest.testmod(trl_sender).failed == 0
-    assert doctest.testmod(stateless).failed == 0
 
 
 def test_a_store_that_waits_for_its_workers_becomes_ready():
