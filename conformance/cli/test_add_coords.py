@@ -93,16 +93,20 @@ def test_check_accepts_it_and_not_the_stock_model(made, capsys):
     assert "coord-tokens-missing" in capsys.readouterr().err
 
 
-@pytest.mark.engine
-def test_vllm_writes_coordinates_as_transformers_does(made):
+def check_vllm_writes_as_transformers_does(directory, prompt):
+    """Greedily, in float32."""
     from vllm import LLM, SamplingParams
 
-    out, ids = made / "coords", Vocabulary.load(made / "coords").coord_ids
     small = {"max_model_len": 64, "enforce_eager": True, "kv_cache_memory_bytes": 2**26, "gpu_memory_utilization": 0.1}
-    engine = LLM(str(out), dtype="float32", limit_mm_per_prompt={"image": 0}, **small)
-    prompt = [1, ids[3], ids[999], 4]
+    engine = LLM(str(directory), dtype="float32", limit_mm_per_prompt={"image": 0}, **small)
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
     (answer,) = engine.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)
-    model = AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32)
-    generated = model.generate(torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False)
-    assert list(answer.outputs[0].token_ids) == generated[0, len(prompt) :].tolist()
+    model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
+    ids = model.generate(torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False)
+    assert list(answer.outputs[0].token_ids) == ids[0, len(prompt) :].tolist()
+
+
+@pytest.mark.engine
+def test_vllm_writes_coordinates_as_transformers_does(made):
+    ids = Vocabulary.load(made / "coords").coord_ids
+    check_vllm_writes_as_transformers_does(made / "coords", [1, ids[3], ids[999], 4])

@@ -9,6 +9,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from conformance.cli.started import HF, train_command
+from conformance.cli.test_add_coords import check_vllm_writes_as_transformers_does
 from conformance.rollout.digits import write_cut
 from rollmatch.cli.main import main
 from rollmatch.cli.run_directory import JOURNAL, RESOLVED, last_checkpoint
@@ -135,14 +136,4 @@ def test_what_cannot_be_exported_is_named(tmp_path, capsys):
 
 @pytest.mark.engine
 def test_vllm_answers_as_the_policy(exported):
-    from vllm import LLM, SamplingParams
-
-    out = exported / "out"
-    prompt = [1, 2, 3, 4]
-    small = {"max_model_len": 64, "enforce_eager": True, "kv_cache_memory_bytes": 2**26, "gpu_memory_utilization": 0.1}
-    engine = LLM(str(out), dtype="float32", limit_mm_per_prompt={"image": 0}, **small)
-    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
-    (answer,) = engine.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)
-    model = AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32)
-    ids = model.generate(torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False)
-    assert list(answer.outputs[0].token_ids) == ids[0, len(prompt) :].tolist()
+    check_vllm_writes_as_transformers_does(exported / "out", [1, 2, 3, 4])
