@@ -9,8 +9,9 @@ import torch
 from conformance.rollout.attached import WEIGHTS, dying, events_of, failing, restarting
 from conformance.rollout.digits import load_digits, tokens_of
 from conformance.rollout.test_vllm_server import GREEDY, STOP, requests_of
-from rollmatch.dialects.http import ServerRefused, TransportFailed
-from rollmatch.dialects.watch import ServerDied
+from rollmatch.dialects.http import CallTimeout, ServerRefused, TransportFailed
+from rollmatch.dialects.session import InferTimeout, ServerUnreachable
+from rollmatch.dialects.watch import CallStalled, ServerDied
 from rollmatch.errors import RollmatchError
 from rollmatch.rollout.retry import CallRules, Pause, ReplyOutOfRange, ServerRestarted, call_with_retries
 from rollmatch.rollout.source import MAX_RESTARTS
@@ -40,9 +41,10 @@ def outcome(budget_s, *errors):
     return result, clock.now
 
 
-def test_pauses_grow_and_the_call_is_repeated():
-    errors = refusal(503), refusal(429), TransportFailed("closed")
-    assert outcome(10.0, *errors) == ("done", 0.25 + 0.5 + 1.0)
+def test_pauses_grow_to_a_limit_and_the_call_is_repeated():
+    kinds = TransportFailed, CallTimeout, InferTimeout, CallStalled, ServerUnreachable
+    errors = refusal(503), refusal(429), *(kind("closed") for kind in kinds)
+    assert outcome(60.0, *errors) == ("done", 0.25 + 0.5 + 1.0 + 2.0 + 4.0 + 8.0 + 8.0)
 
 
 @pytest.mark.scenario(clauses=["server-connection/a-call-outlives-a-busy-server#2"])
