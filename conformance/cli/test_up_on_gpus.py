@@ -28,7 +28,7 @@ NOTHING = {**NUMBERS, **dict.fromkeys(("gpu", "rates", *LENGTHS))}
 def cluster():
     """Two nodes of eight GPUs."""
     node = {"num_cpus": 4, "num_gpus": 8}
-    with ray_nodes(node, node, address=own_address()) as made:
+    with ray_nodes(node, address=own_address(), head=node) as made:
         yield made.cluster
 
 
