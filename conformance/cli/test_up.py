@@ -12,7 +12,7 @@ from torch.distributed import TCPStore
 
 from conformance.cli.division import GRPO, MATCHING
 from conformance.cli.started import journal_of, started
-from conformance.cli.test_up_on_cluster import left_of, overrides_of, up
+from conformance.cli.up_run import left_of, overrides_of, up
 from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG
 from rollmatch.cli.main import main
@@ -154,7 +154,7 @@ def test_an_interrupt_ends_the_run_on_this_machine_with_a_checkpoint_and_leaves_
     out = tmp_path / "run"
     http, overrides = overrides_of(out, steps=1000)
     home = str(tmp_path)  # Ray writes a token there, by which alone its own cluster is entered
-    with started(up(*overrides), tmp_path / "up.txt", HOME=home) as running:
+    with started(up(*overrides), tmp_path / "up.txt", HOME=home, RAY_worker_niceness="0") as running:
         running.wait_until(lambda: journal_of(out, "step"))
         assert requests.get(f"http://127.0.0.1:{http}/health/", timeout=10).status_code == 200
         family = psutil.Process(running.process.pid).children(recursive=True)

@@ -2,6 +2,10 @@
 
 The nodes are real raylets on one machine with one CPU each, so that every command has a node of its own. They have the
 machine's address: ranks on several nodes refuse servers at loopback.
+
+The run is compared with one on a single node that loses nothing: what is learnt is the same, bit by bit. Therefore the
+engine computes one request at a time and without its cache of prefixes: a sum over other requests beside it may differ
+in its last bit.
 """
 
 import re
@@ -9,25 +13,31 @@ from contextlib import ExitStack
 from itertools import chain
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import requests
+import torch
+from safetensors.torch import load_file
 
-from conformance.cli.division import MATCHING, SMALL, named
+from conformance.cli.division import MATCHING, VLLM, typed
 from conformance.cli.ray_nodes import own_address, ray_nodes
-from conformance.cli.started import cli_command, finish, in_time, journal_of, journals_of, started
-from conformance.cli.test_killed_server import in_session, wait_for_sync
+from conformance.cli.started import cli_command, finish, finish_two_ranks, in_time, journal_of, journals_of, started
+from conformance.cli.test_killed_server import wait_for_sync
+from conformance.cli.up_run import left_of, lose, now, overrides_of, starts_of, up
 from conformance.harness.judge import judge
 from conformance.processes import stopped
-from conformance.server.instance import free_port
 from rollmatch.data import LearnerOrder, load_samples
 
 pytestmark = pytest.mark.engine
 STEPS, BATCH, SAVED_AT = 7, 6, 2
 IN_SYNC, IN_LEARNING = 4, 6
 """Optimizer steps that have been packed when a node of the learner, and then its command on another, is lost."""
-STARTED = r"^\[{0}\] rollmatch up: {0}.* is process (\d+) on node (\w+)$"
 PARTS = ("learner-0", "learner-1", "server-0")
+ALONE = (
+    f"{VLLM}.max_num_seqs=1",
+    f"{VLLM}.enable_prefix_caching=false",
+    "custom.extra.rollout_matching.max_new_tokens=8",
+)
+"""One short request at a time, each computed as a whole."""
 
 
 @pytest.fixture(scope="module")
@@ -37,50 +47,10 @@ def nodes():
         yield made
 
 
-def overrides_of(out, *, steps=STEPS):
-    http = free_port()
-    small = [override for override in SMALL if not override.startswith("training.save_steps")]
-    return http, (
-        *(*named(MATCHING, http, free_port()), *small),
-        *(f"training.output_dir={out}", f"training.max_steps={steps}", f"training.save_steps={SAVED_AT}"),
-        "custom.extra.rollout_server.vllm_data_parallel_size=null",
-        "custom.extra.rollout_matching.vllm.server.retry_budget_s=200",
-    )
-
-
-def up(*overrides):
-    """The command, in a process that is not forked: Ray reads the environment when it is imported."""
-    return ["env", *cli_command("up", MATCHING, *overrides)]
-
-
-def starts_of(running, name):
-    """Process and node of each start of a part."""
-    return re.findall(STARTED.format(name), running.output(), re.MULTILINE)
-
-
-def now(running, name, num_starts):
-    """Its process and node, once it was started for the nth time."""
-    running.wait_until(lambda: len(starts_of(running, name)) >= num_starts)
-    pid, node = starts_of(running, name)[-1]
-    return psutil.Process(int(pid)), node
-
-
-def left_of(running):
-    """Processes that are left of a run's commands."""
-    pids = [int(pid) for name in ("learner", *PARTS) for pid, _ in starts_of(running, name)]
-    return [process for pid in pids for process in in_session(pid)]
-
-
 def steps_of(run, kind):
     """Those of which both ranks have written."""
     first, second = ({event["step"] for event in events} for events in journals_of(run.out, kind, num_ranks=2))
     return first & second
-
-
-def lose(nodes, node):
-    """A node, as if its power were cut; known by the beginning of its id."""
-    lost = next(one for one in nodes.cluster.worker_nodes if one.node_id.startswith(node))
-    nodes.cluster.remove_node(lost, allow_graceful=False)
 
 
 def lose_starting_server(run, running):
@@ -140,7 +110,7 @@ def lose_learner_in_learning(run, running):
 def run(tmp_path_factory, nodes):
     """The whole story."""
     folder = tmp_path_factory.mktemp("up")
-    http, overrides = overrides_of(folder / "run")
+    http, overrides = overrides_of(folder / "run", *ALONE, steps=STEPS, saved_at=SAVED_AT)
     run = SimpleNamespace(out=folder / "run", url=f"http://{own_address()}:{http}")
     command = [*up(*overrides), "--address", nodes.cluster.address, "--learners", "2", "--learner-nodes", "2"]
     with ExitStack() as stack:
@@ -194,6 +164,47 @@ def test_no_sample_is_lost_or_seen_twice_and_versions_are_exact(run):
             assert sorted(seen) == sorted(order[events[0]["step"] * BATCH :][:BATCH])
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The same run on one node: two ranks, started as torchrun does, and a server."""
+    folder = tmp_path_factory.mktemp("one")
+    _, overrides = overrides_of(folder / "run", *ALONE, steps=STEPS, saved_at=SAVED_AT)
+    with started(typed("serve", MATCHING, "0", overrides), folder / "server.txt"):
+        finish_two_ranks(folder, *cli_command("train", MATCHING, *overrides))
+    return SimpleNamespace(out=folder / "run")
+
+
+def learned(run):
+    """Of each rank: requests and losses, as sets, in which a step that was repeated and is the same counts once."""
+    journals = journals_of(run.out, num_ranks=2)
+    requested = [[event for event in events if event["event"] == "requested"] for events in journals]
+    return SimpleNamespace(
+        requests=[
+            {(event["step"], event["purpose"], *event["sample_ids"], *event["seeds"]) for event in events}
+            for events in requested
+        ],
+        losses=[
+            {(event["step"], event["loss"]) for event in events if event["event"] == "step"} for events in journals
+        ],
+        weights=load_file(run.out / f"checkpoint-{STEPS}" / "model.safetensors"),
+    )
+
+
+@pytest.mark.scenario(
+    "launchers/learner-ranks-on-two-nodes", clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#16"]
+)
+def test_ranks_on_two_nodes_learn_what_they_learn_on_one(run, undisturbed):
+    """In every step, whether it was made once or again after a loss."""
+    two, one = learned(run), learned(undisturbed)
+    assert two.requests == one.requests
+    assert two.losses == one.losses
+    assert [len(losses) for losses in two.losses] == [STEPS, STEPS]
+    assert two.weights.keys() == one.weights.keys()
+    assert all(torch.equal(tensor, one.weights[name]) for name, tensor in two.weights.items())
+    start = load_file(MATCHING.parents[2] / "fixtures/models/digits/model.safetensors")
+    assert any(not torch.equal(tensor, two.weights[name]) for name, tensor in start.items())
+
+
 @pytest.mark.scenario(clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#9"])
 def test_every_line_is_in_the_terminal_and_in_the_file_of_its_part(run):
     for name in PARTS:
@@ -215,7 +226,7 @@ def test_nothing_of_the_run_is_left(run):
     "launchers/a-cluster-is-too-small", clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#12"]
 )
 def test_a_cluster_that_is_too_small_is_refused_with_its_numbers(tmp_path, nodes):
-    _, overrides = overrides_of(tmp_path / "run")
+    _, overrides = overrides_of(tmp_path / "run", steps=STEPS)
     command = [*up(*overrides), "--address", nodes.cluster.address, "--servers", "9"]
     code, output = finish(command, tmp_path / "up.txt")
     assert code == 1
@@ -225,7 +236,7 @@ def test_a_cluster_that_is_too_small_is_refused_with_its_numbers(tmp_path, nodes
 
 @pytest.mark.scenario(clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#7"])
 def test_a_server_that_is_lost_too_often_ends_the_run(tmp_path, nodes):
-    _, overrides = overrides_of(tmp_path / "run")
+    _, overrides = overrides_of(tmp_path / "run", steps=STEPS)
     command = [*up(*overrides), "--address", nodes.cluster.address, "--max-restarts", "0"]
     with started(command, tmp_path / "up.txt") as running:
         now(running, "server-0", 1)[0].kill()
@@ -236,7 +247,7 @@ def test_a_server_that_is_lost_too_often_ends_the_run(tmp_path, nodes):
 
 @pytest.mark.scenario(clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#4"])
 def test_a_server_that_comes_back_at_another_address_ends_the_run(tmp_path, nodes):
-    http, overrides = overrides_of(tmp_path / "run")
+    http, overrides = overrides_of(tmp_path / "run", steps=STEPS)
     command = [*up(*overrides), "--address", nodes.cluster.address, "--learner-nodes", "2"]  # no node is spare
     with started(command, tmp_path / "up.txt") as running:
         _, node = now(running, "server-0", 1)
