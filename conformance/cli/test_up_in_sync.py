@@ -1,7 +1,7 @@
 """``rollmatch up``: nodes of rollout servers that are lost while the weights of a sync are on their way to them.
 
-The model is larger than what a socket holds, and the engine that receives it is stopped: the sender can neither end nor
-fail before the node is lost.
+The engine that receives the weights is stopped with some of them in its socket: the sender can neither end nor fail
+before the node is lost.
 """
 
 import shutil
@@ -18,19 +18,21 @@ from torch.nn.functional import pad
 from conformance.cli.division import MATCHING
 from conformance.cli.ray_nodes import own_address, ray_nodes
 from conformance.cli.started import journal_of, started
-from conformance.cli.test_up_on_cluster import left_of, lose, now, overrides_of, starts_of, up
+from conformance.cli.up_run import left_of, lose, now, overrides_of, starts_of, up
 from conformance.harness.judge import judge
-from conformance.processes import stopped
+from conformance.processes import START_TIMEOUT_S, stopped
 from conformance.rollout.digits import MODEL, load_model
 from rollmatch.data import LearnerOrder, load_samples
 
 pytestmark = pytest.mark.engine
-STEPS, BATCH = 4, 3
+STEPS, BATCH = 3, 3
 SERVERS = ("server-0", "server-1")
-WIDTH = 8192
-"""Of the layers' widest weights: 50 MB in all."""
+WIDTH = 4096
+"""Of the layers' widest weights: 25 MB in all."""
 HELD_BYTES = 2**18
 """In the socket of an engine: only weights are as many."""
+RUNNING_S, STOPPED_S = 0.005, 0.02
+"""An engine runs and stands still in turn until weights are seen on their way: 25 MB do not come within one turn."""
 
 
 def write_wide(folder):
@@ -70,14 +72,13 @@ def lose_in_transfer(run, running, nodes, name):
     """A server's node, with weights in the sockets of its engine, which does not take them."""
     front, node = now(running, name, 1)
     num_synced = len(run.synced())
-    running.wait_until(lambda: len(run.synced()) > num_synced)
+    running.wait_until(lambda: len(journal_of(run.out, "packed")) > num_synced)  # the next sync follows
     engines = front.children(recursive=True)
-    ports, deadline = ports_of(engines), time.monotonic() + 60
+    ports, deadline = ports_of(engines), time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        if waiting_bytes(ports) < HELD_BYTES:
-            continue
+        time.sleep(RUNNING_S)
         with stopped(*engines):
-            time.sleep(0.5)  # a sync that was almost over ends
+            time.sleep(STOPPED_S)
             if waiting_bytes(ports) < HELD_BYTES:
                 continue
             run.lost_after.append(run.synced()[-1]["step"])
