@@ -19,8 +19,8 @@ from typing import NoReturn, cast
 
 from rollmatch.errors import FAILURES
 
-UNNEEDED = "sklearn"
-"""Transformers loads it where it is installed, for a way of decoding that is not ours: most of a second."""
+UNNEEDED = ("sklearn", "datasets")
+"""Transformers loads them where they are installed, for ways of decoding and training that are not ours: a second."""
 _left_with: list[int] = []
 """Exit code, once ``leave`` was called."""
 
@@ -32,13 +32,13 @@ def loading() -> Iterator[None]:
     Processes forked later share these objects' memory for the same reason.
     """
     was_collecting, modules = gc.isenabled(), cast(dict[str, ModuleType | None], sys.modules)
-    is_hidden = modules.setdefault(UNNEEDED, None) is None  # an import finds none now, but may afterwards
+    hidden = [name for name in UNNEEDED if modules.setdefault(name, None) is None]  # found again afterwards
     gc.disable()
     try:
         yield
     finally:
-        if is_hidden:
-            modules.pop(UNNEEDED, None)
+        for name in hidden:
+            modules.pop(name, None)
         gc.freeze()
         atexit.register(gc.unfreeze)  # where Python does take objects down, it takes all
         if was_collecting:
