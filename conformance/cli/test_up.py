@@ -2,8 +2,10 @@
 
 import argparse
 import importlib.util
+import os
 import signal
 import socket
+from pathlib import Path
 
 import psutil
 import pytest
@@ -153,8 +155,11 @@ def test_a_held_port_is_free_for_the_ranks_rendezvous_only():
 def test_an_interrupt_ends_the_run_on_this_machine_with_a_checkpoint_and_leaves_nothing(tmp_path):
     out = tmp_path / "run"
     http, overrides = overrides_of(out, steps=1000)
-    home = str(tmp_path)  # Ray writes a token there, by which alone its own cluster is entered
-    with started(up(*overrides), tmp_path / "up.txt", HOME=home, RAY_worker_niceness="0") as running:
+    variables = {"HOME": str(tmp_path)}  # Ray writes a token there, by which alone its own cluster is entered
+    cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+    variables |= {"XDG_CACHE_HOME": cache}  # what vLLM notes of model classes; else another process of it looks at them
+    variables |= {"RAY_worker_niceness": "0"}  # as in ``ray_nodes``
+    with started(up(*overrides), tmp_path / "up.txt", **variables) as running:
         running.wait_until(lambda: journal_of(out, "step"))
         assert requests.get(f"http://127.0.0.1:{http}/health/", timeout=10).status_code == 200
         family = psutil.Process(running.process.pid).children(recursive=True)
