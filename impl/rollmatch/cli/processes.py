@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -164,14 +165,33 @@ def _wait(child: psutil.Popen, received: list[int], grace_s: float, check: Calla
     return -signal.SIGKILL
 
 
+KILLED_S = 10.0
+"""Time the kernel has to end a process that was killed: one that waits for a device or a file ends late."""
+
+
 def kill_family(child: psutil.Popen) -> None:
-    """Kill a child that leads a session, all its descendants and whoever else is in its session's group."""
-    for process in _family(child):
+    """Kill a child that leads a session, all its descendants and whoever else is in its session's group.
+
+    Returns when all these descendants have ended, or after ``KILLED_S``.
+    """
+    family = _family(child)
+    for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+    deadline = time.monotonic() + KILLED_S
+    while not all(map(_has_ended, family)) and time.monotonic() < deadline:
+        time.sleep(0.01)  # they are no children of this process, so there is nothing to wait on
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    """Whether it is gone, or a zombie whose parent has not asked for its code."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
