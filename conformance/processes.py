@@ -27,10 +27,12 @@ ROOT = Path(__file__).parents[1]
 START_TIMEOUT_S, END_TIMEOUT_S = 300.0, 20.0
 LEARNER = [
     "torch.distributed",
+    "torch.distributed.checkpoint",
     "peft",
     "transformers.models.auto.processing_auto",
     *(f"transformers.models.qwen3_vl.{name}_qwen3_vl" for name in ("modeling", "processing")),
     *(f"rollmatch.cli.{name}" for name in ("run", "planning", "learner", "rollout_server")),
+    "conformance.forked",
 ]
 ENGINE = [
     "setproctitle",
