@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from conformance.cli.started import finish_ranks
 from conformance.refusals import refused
-from conformance.rollout.digits import load_digits
+from conformance.rollout.digits import load_digits, write_cut
 from conformance.trainer import small_run
 from rollmatch.checkpoint import SavedLearner, find_damage
 from rollmatch.cli.export import load_trained
@@ -36,27 +36,34 @@ def distance(one, other):
     return torch.cat([(one[name] - other[name]).flatten() for name in one]).norm().item()
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A model of few layers: what is compared is what is written of them, at any depth."""
+    return f"model.model={write_cut(tmp_path_factory.mktemp('model') / 'cut')}"
+
+
 @pytest.mark.slow
 @pytest.mark.scenario(
     "learner-ranks/a-split-checkpoint-is-continued-by-other-ranks",
     clauses=["learner-ranks/a-run-continues-with-the-same-steps-or-not-at-all#1,2"],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_split_checkpoint_is_continued_and_exported(kind, tmp_path):
-    whole, losses = run(tmp_path / "whole", *KINDS[kind], "training.save_steps=1")
+def test_a_split_checkpoint_is_continued_and_exported(kind, small, tmp_path):
+    fields = (small, *KINDS[kind])
+    whole, losses = run(tmp_path / "whole", *fields, "training.save_steps=1")
     first, last = (tmp_path / f"whole/checkpoint-{step}" for step in (1, 2))
     assert not find_damage(first)
-    same, again = run(tmp_path / "same", *KINDS[kind], CHECKPOINT=str(first))
+    same, again = run(tmp_path / "same", *fields, CHECKPOINT=str(first))
     assert again == losses  # the first is the checkpoint's
     assert all(torch.equal(same[name], weight) for name, weight in whole.items())
-    others, theirs = run(tmp_path / "others", *KINDS[kind], num_ranks=3, CHECKPOINT=str(first))
+    others, theirs = run(tmp_path / "others", *fields, num_ranks=3, CHECKPOINT=str(first))
     assert theirs == pytest.approx(again, rel=1e-4)
-    before = load_trained(load_digits(*small_run.SMALL, *KINDS[kind]), first)
+    before = load_trained(load_digits(*small_run.SMALL, *fields), first)
     started = {name: weight.detach() for name, weight in before.named_parameters()}
     step = distance(whole, started)
     assert step > 0
     assert distance(others, whole) < 1e-2 * step  # Adam's first steps divide by small numbers
-    exported = load_trained(load_digits(*small_run.SMALL, *KINDS[kind]), last)
+    exported = load_trained(load_digits(*small_run.SMALL, *fields), last)
     assert all(torch.equal(weight, whole[name]) for name, weight in exported.named_parameters())
     with refused("model-in-parts", key="model.model", remedy="rollmatch export"):
         local_directory(str(tmp_path / "whole"), revision=None, key="model.model")
