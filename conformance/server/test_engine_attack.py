@@ -1,6 +1,6 @@
 """A real server under bodies that are wrong, too large or too slow: no 5xx, no lost engine, no memory, no silence.
 
-``ROLLMATCH_BODIES`` sets how many bodies each dialect gets (default 100; with ``ROLLMATCH_STRICT`` 300).
+``ROLLMATCH_BODIES`` sets how many bodies each dialect gets (default 50; with ``ROLLMATCH_STRICT`` 300).
 """
 
 import base64
@@ -27,8 +27,10 @@ from conformance.server.test_fuzz import BODIES, calls, encoded
 from conformance.servers.talk import in_thread
 
 pytestmark = pytest.mark.engine
-NUM_BODIES = int(os.environ.get("ROLLMATCH_BODIES", "300" if "ROLLMATCH_STRICT" in os.environ else "100"))
+NUM_BODIES = int(os.environ.get("ROLLMATCH_BODIES", "300" if "ROLLMATCH_STRICT" in os.environ else "50"))
 SLOW_CALLERS, MAX_GROWTH_MIB = 300, 200
+PAUSE_S = 0.05
+"""Between two questions for health: a stall of a second is one slow answer, however often one asks."""
 IMAGE = 414
 OF_GROUPS = ("communicator", "sync", "update")
 """Routes that wait for a learner, or whose weights others need; they are fuzzed over pretending engines."""
@@ -40,7 +42,7 @@ def pinging(url):
     waits, is_over = [], threading.Event()
 
     def ping():
-        while not is_over.wait(0.02):
+        while not is_over.wait(PAUSE_S):
             began = time.perf_counter()
             assert requests.get(f"{url}/health/", timeout=60).status_code == 200
             waits.append(time.perf_counter() - began)
@@ -65,7 +67,7 @@ def resident_mib(pid):
 def bomb():
     """A PNG of 900 megapixels in a few hundred KiB."""
     file = io.BytesIO()
-    Image.new("1", (30000, 30000)).save(file, "PNG")
+    Image.new("1", (30000, 30000)).save(file, "PNG", compress_level=1)
     return base64.b64encode(file.getvalue()).decode()
 
 
