@@ -1,7 +1,6 @@
 """A learner loads while it waits for its servers: the command itself, and a health route on a real socket."""
 
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -9,7 +8,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from conformance.cli.started import started, train_command
+from conformance.cli.started import finish, started, train_command
 from conformance.doubles.http_server import answering
 from conformance.rollout.digits import CONFIG
 from rollmatch.cli.server_checks import wait_for_notice
@@ -39,9 +38,9 @@ def test_the_policy_is_loaded_while_a_server_starts(tmp_path):
     loaded, script = tmp_path / "loaded", tmp_path / "start.py"
     script.write_text(TELLS_WHEN_LOADED)
     with answering(health_once(loaded.exists)) as url:
-        failed = run_train(tmp_path, url, script, loaded, tuner="tuner.lora_rank=4")
-    assert loaded.exists()
-    assert "server-unreachable" not in failed.stderr, failed.stderr
+        output = run_train(tmp_path, url, script, loaded, tuner="tuner.lora_rank=4")
+    assert loaded.exists(), output
+    assert "server-unreachable" not in output, output
 
 
 @pytest.mark.scenario(
@@ -51,8 +50,8 @@ def test_the_policy_is_loaded_while_a_server_starts(tmp_path):
 def test_a_policy_that_cannot_be_loaded_ends_the_wait(tmp_path):
     began = time.monotonic()
     with answering(health_once(lambda: False)) as url:
-        failed = run_train(tmp_path, url, "-m", "rollmatch", tuner="tuner.target_regex=nothing")
-    assert "adapter-targets-nothing" in failed.stderr
+        output = run_train(tmp_path, url, "-m", "rollmatch", tuner="tuner.target_regex=nothing")
+    assert "adapter-targets-nothing" in output
     assert time.monotonic() - began < WAIT_S / 2
 
 
@@ -127,12 +126,12 @@ def health_once(is_healthy, *, world_size=1):
 
 
 def run_train(folder, url, *script, tuner):
-    """``rollmatch train`` with a server at ``url``, which fails."""
+    """Output of ``rollmatch train`` with a server at ``url``, which fails."""
     given = [*overrides_of(folder, url), "tuner.train_type=lora", tuner]
     words = ["train", str(CONFIG), "--wait-timeout", str(WAIT_S), *(word for each in given for word in ("--set", each))]
-    failed = subprocess.run([sys.executable, *map(str, script), *words], capture_output=True, text=True, check=False)
-    assert failed.returncode != 0
-    return failed
+    code, output = finish([sys.executable, *map(str, script), *words], folder / "learner.txt")
+    assert code != 0, output
+    return output
 
 
 def overrides_of(folder, url):
