@@ -53,6 +53,7 @@ class Division:
     metrics: str
     """The server's, after the run."""
     server_modules: frozenset[str]
+    """Empty where they were not listed."""
     learner_modules: frozenset[str]
     weight_files: frozenset[Path]
     """Written by either, relative to ``out``."""
@@ -105,15 +106,18 @@ def command(name, config, gpus, overrides):
     return ["env", "PYTHONPROFILEIMPORTTIME=1", *typed(name, config, gpus, overrides)]
 
 
-def run_division(folder: Path, config: Path, *, replicas: str, learners: str, steps: int) -> Division:
-    """Servers and learner, started together."""
+def run_division(
+    folder: Path, config: Path, *, replicas: str, learners: str, steps: int, lists_server: bool = True
+) -> Division:
+    """Servers and learner, started together. Without ``lists_server``, its modules are not known: it is forked."""
+    serve = command if lists_server else typed
     http, out = free_port(), folder / "run"
     overrides = (
         *(*named(config, http, free_port()), *SMALL, f"training.output_dir={out}", f"training.max_steps={steps}"),
         f"custom.extra.rollout_server.vllm_data_parallel_size={len(replicas.split(','))}",
     )
     url, logs = f"http://127.0.0.1:{http}", (folder / "server.txt", folder / "learner.txt")
-    with started(command("serve", config, replicas, overrides), logs[0]) as server:
+    with started(serve("serve", config, replicas, overrides), logs[0]) as server:
         code, output = finish(command("train", config, learners, overrides), logs[1])
         assert code == 0, output[-3000:] + server.output()[-3000:]
         health = requests.get(f"{url}/health/", timeout=10).json()
