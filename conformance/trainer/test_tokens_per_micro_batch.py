@@ -110,7 +110,10 @@ def test_passes_without_gradients_keep_the_limit(tmp_path):
 TWO_STEPS = ("training.max_steps=2", "training.learning_rate=0.1", "custom.extra.rollout_matching.max_new_tokens=32")
 
 
-@pytest.fixture(scope="module", params=[("digits", "ddp"), ("uneven", "ddp"), ("uneven", "fsdp2")], ids="-".join)
+PAIRS = [("digits", "ddp"), ("uneven", "ddp"), ("uneven", "fsdp2")]
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
 def pair_of_ranks(request, tmp_path_factory):
     """Two ranks of two samples each."""
     folder = tmp_path_factory.mktemp("two_ranks")
@@ -162,6 +165,7 @@ def test_two_ranks_run_as_many_passes_and_learn_what_one_rank_learns(pair_of_ran
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pair_of_ranks", [PAIRS[0], PAIRS[2]], ids="-".join, indirect=True)  # each task, each strategy
 def test_ranks_that_resume_learn_what_they_would_have_learnt(pair_of_ranks, tmp_path):
     task, folder, words = pair_of_ranks
     checkpoint = str(folder / "checkpoint-1")
