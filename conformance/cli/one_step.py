@@ -44,10 +44,10 @@ def answers_in(evaluation: Path) -> list[str]:
     return [answer["response_text"] for answer in record["scenes"] or record["answers"]]
 
 
-def answers_of_transformers(config: Path, model: Path) -> list[str]:
+def answers_of_transformers(config: Path, model: Path, *overrides: str) -> list[str]:
     """Greedily, by the weights in this directory."""
     given = absolute(f"model.model={model}") if config == CONFIG else [f"model.model={model}"]
-    run = with_local_model(load_config(config, given))
+    run = with_local_model(load_config(config, [*given, *overrides]))
     template = make_template(run)
     samples = load_checked(run)[1][:NUM_SAMPLES]
     requests = make_requests(samples, prompt_of=template.prompt_token_ids, run_seed=run.training.seed, step=0, rank=0)
@@ -78,4 +78,4 @@ def take_steps(
     answered = [answers_in(out / f"evaluations/step-{step:06}.json") for step in range(num_steps + 1)]
     for step in range(1, num_steps + 1):
         assert answered[step] != answered[step - 1], "a server with old weights would be found out"
-        assert answered[step] == answers_of_transformers(config, out / f"checkpoint-{step}")
+        assert answered[step] == answers_of_transformers(config, out / f"checkpoint-{step}", *overrides)
