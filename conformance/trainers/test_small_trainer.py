@@ -18,7 +18,7 @@ from conformance.trainers.runs import AGAIN, PLAIN, RUNS, TrainerRuns, TrainerSu
 from conformance.trainers.server import RecordingServer, recording
 from conformance.trainers.small_trainer import SmallTrainer, launch_of
 
-MODEL = ROOT / "fixtures/models/arithmetic"
+MODEL = ROOT / "fixtures/models/tape"
 MISTAKES = {
     "the run ends with 1": "the-run-ends-well",
     "the first update is left out": "weights-before-the-first-rollout",
