@@ -15,6 +15,7 @@ import pytest
 from transformers.utils.logging import enable_progress_bar
 
 from conformance.rollout.digits import MODEL, ROOT
+from conformance.servers.command import main
 from conformance.servers.policy import Policies
 from conformance.servers.test_judgement import REPLY, small_server
 from rollmatch.cli.main import main as rollmatch
@@ -130,7 +131,6 @@ def test_reports_say_the_same(installed, tmp_path):
         (["ftp://x"], "URL"),
         (["http://x", "--transport", "gloo"], "--transport"),
         (["http://x", "--group-host", "h"], "--group-host"),
-        (["http://x", "--model", "m"], "--model"),
         (["http://x", "--transport", "nccl", "--model", "m"], "--transport"),
         (["http://x", "--tolerance", "0.1"], "--tolerance"),
         (["http://x", "--model", "m", "--tolerance", "0"], "--tolerance"),
@@ -141,9 +141,15 @@ def test_reports_say_the_same(installed, tmp_path):
         (["http://x", "--server-name", "nobody-1.0"], "--server-name"),
     ],
 )
-def test_what_cannot_be_used_is_refused_before_anything_is_called(installed, tmp_path, words, named_key):
-    code, output = judge(installed, tmp_path, *words)
-    assert (code, f"error: {named_key}" in output) == (2, True), output
+def test_what_cannot_be_used_is_refused_before_anything_is_called(words, named_key, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert (ended.value.code, f"error: {named_key}" in capsys.readouterr().err) == (2, True)
+
+
+def test_a_model_is_refused_where_the_packages_for_it_are_not_installed(installed, tmp_path):
+    code, output = judge(installed, tmp_path, "http://x", "--model", "m")
+    assert (code, "error: --model" in output) == (2, True), output
 
 
 def test_an_unreachable_server_and_an_unknown_check_are_named(installed, tmp_path):
