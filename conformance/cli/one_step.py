@@ -44,10 +44,10 @@ def answers_in(evaluation: Path) -> list[str]:
     return [answer["response_text"] for answer in record["scenes"] or record["answers"]]
 
 
-def answers_of_transformers(config: Path, model: Path, *overrides: str) -> list[str]:
+def answers_of_transformers(config: Path, model: Path, *limits: str) -> list[str]:
     """Greedily, by the weights in this directory."""
     given = absolute(f"model.model={model}") if config == CONFIG else [f"model.model={model}"]
-    run = with_local_model(load_config(config, [*given, *overrides]))
+    run = with_local_model(load_config(config, [*given, *limits]))
     template = make_template(run)
     samples = load_checked(run)[1][:NUM_SAMPLES]
     requests = make_requests(samples, prompt_of=template.prompt_token_ids, run_seed=run.training.seed, step=0, rank=0)
@@ -59,14 +59,21 @@ def answers_of_transformers(config: Path, model: Path, *overrides: str) -> list[
 
 
 def take_steps(
-    config: Path, url: str, folder: Path, *overrides: str, num_steps: int = 1, first_version: int = 1
+    config: Path,
+    url: str,
+    folder: Path,
+    *overrides: str,
+    num_steps: int = 1,
+    first_version: int = 1,
+    limits: tuple[str, ...] = (),
 ) -> None:
     """Greedy answers of the server after each step are those of transformers with the checkpoint of that step.
 
-    ``first_version``: of the first sync; noise that is sent before it to show an adapter has version 1.
+    ``first_version``: of the first sync; noise that is sent before it to show an adapter has version 1. ``limits``:
+    overrides that transformers obeys, too.
     """
     out = folder / "run"
-    given = (*overrides_for(url, out), f"training.max_steps={num_steps}", *overrides)
+    given = (*overrides_for(url, out), f"training.max_steps={num_steps}", *overrides, *limits)
     sets = [part for override in given for part in ("--set", override)]
     command = [sys.executable, "-m", "rollmatch", "train", str(config), *sets, "--wait-timeout", "300"]
     code, output = finish(command, folder / "learner.txt")
@@ -78,4 +85,4 @@ def take_steps(
     answered = [answers_in(out / f"evaluations/step-{step:06}.json") for step in range(num_steps + 1)]
     for step in range(1, num_steps + 1):
         assert answered[step] != answered[step - 1], "a server with old weights would be found out"
-        assert answered[step] == answers_of_transformers(config, out / f"checkpoint-{step}", *overrides)
+        assert answered[step] == answers_of_transformers(config, out / f"checkpoint-{step}", *limits)
