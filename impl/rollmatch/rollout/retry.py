@@ -84,9 +84,7 @@ def is_transient(error: RolloutError) -> bool:
     """Whether the same call may succeed later."""
     if isinstance(error, ServerRefused):
         return error.status in BUSY
-    return isinstance(
-        error, TransportFailed | CallTimeout | InferTimeout | CallStalled | ServerUnreachable | ServerDied
-    )
+    return isinstance(error, TRANSIENT)
 
 
 def is_transient_in_sync(error: RollmatchError) -> bool:
