@@ -1,12 +1,15 @@
 """The OpenAI routes over pretending engines: what is refused before vLLM sees it, and streams that meet a commit."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from conformance.server.stand_in import PretendingReplica
 from conformance.server.test_limits import IMAGE, call, picture
+from rollmatch.dialects.openai.answers import Endpoint
 from rollmatch.dialects.openai.bodies import ChatBody
+from rollmatch.dialects.openai.engine import CallNotes
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.failures import Refusal
 from rollmatch.server.prompts import EnginePrompt
@@ -104,6 +107,17 @@ def test_errors_are_what_openai_clients_read(served):
     packed = client.post(CHAT, content=b"\x80", headers={"content-type": "application/msgpack"})
     assert packed.status_code == 415
     assert client.get("/v1/models").status_code == 501
+
+
+@pytest.mark.parametrize(("status", "code"), [(404, "model-unknown"), (400, "engine-refused"), (501, "engine-refused")])
+async def test_a_refusal_of_vllm_has_a_code_of_ours(status, code):
+    async def refuse(body):
+        return SimpleNamespace(error=SimpleNamespace(message="no", code=status))
+
+    endpoint = Endpoint(request_type=ChatBody, answer=refuse, misread=())
+    with pytest.raises(Refusal) as caught:
+        await endpoint.begin(chat(), CallNotes())
+    assert caught.value.code == code
 
 
 def test_a_key_guards_these_routes_too(start):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 
 import pytest
 import torch
@@ -55,8 +56,9 @@ def test_an_evaluation_prepares_each_image_once(tmp_path, monkeypatch):
 def test_an_evaluation_measures_writes_its_scenes_and_learns_nothing(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.source.fence.backend = SeesEverySecondScene(trainer.learner.objective.target)
-    before = weights_of(trainer.model)
+    before, began = weights_of(trainer.model), time.perf_counter()
     metrics = trainer.evaluate()
+    assert 0 < metrics["eval_seconds"] < time.perf_counter() - began
     assert not step_between(before, weights_of(trainer.model)).any()
     (event,) = events(trainer, "evaluated")
     assert event["step"] == 0

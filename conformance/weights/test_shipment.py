@@ -1,5 +1,7 @@
 """What travels: bytes of every tensor in the order of the plan, and digests of exactly these bytes."""
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from rollmatch.weights.digest import Buffer, digest_of, pieces_of
 from rollmatch.weights.gloo import MAX_IN_FLIGHT, Blocks, InFlight
 from rollmatch.weights.plan import WeightTransfer, make_plan, spec_of
+from rollmatch.weights.stream import OutgoingWeights
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int64])
 
@@ -42,6 +45,16 @@ def test_tensors_travel_in_the_type_of_the_plan():
     transfer = WeightTransfer(plan=plan, tensors=(torch.tensor([1.5, -2.0], requires_grad=True),))
     first, _ = pieces_of(transfer, buffers(), [])
     assert first.view(torch.bfloat16).tolist() == [1.5, -2.0]
+
+
+def test_weights_that_are_made_as_they_are_sent_travel_in_the_order_in_which_they_are_made():
+    named = [("small", torch.zeros(1)), ("large", torch.ones(9))]
+    held = OutgoingWeights.of(named)
+    for weights, names in (held, ["large", "small"]), (replace(held, is_held=False), ["small", "large"]):
+        plan = weights.plan(weights.specs, bucket_bytes=100, tail_bytes=4)
+        sent = [tensor.tolist() for tensor in weights.transfer(plan).tensors]
+        assert [spec.name for spec in plan.specs] == names
+        assert sent == [dict(named)[name].tolist() for name in names]
 
 
 def test_few_broadcasts_are_in_flight_and_end_in_order():
