@@ -76,7 +76,7 @@ def test_both_modes_see_the_same_samples(runs):
     assert learnt == found(colocate, "packed", "step", "sample_ids")
     assert [sorted(chain(*rows)) for _, rows in learnt] == [sorted(ids) for _, ids, *_ in requested]
     arguments = colocate.source.fence.backend._engine.arguments
-    assert arguments["seed"] == 42
+    assert (arguments["seed"], arguments["kv_cache_memory_bytes"]) == (42, 128 * 2**20)
     assert None not in arguments.values()
 
 
