@@ -128,6 +128,7 @@ def test_a_key_guards_these_routes_too(start):
 
 def test_an_image_placeholder_in_a_text_is_a_token_like_any_other_for_the_check(served):
     parts, _ = served()
+    assert parts.prompts.image_id == IMAGE
     with pytest.raises(Refusal, match="1 image placeholders for 0 images"):
         parts.prompts.check([5, IMAGE], 0, item=0, key="prompt[0]")
 

@@ -25,15 +25,18 @@ def _small_blocks():
     rank=st.integers(1, 9),
     dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
     is_dora=st.booleans(),
+    is_half=st.booleans(),
     seed=st.integers(0, 9),
 )
-def test_blocks_of_rows_change_no_bit(rows, columns, rank, dtype, is_dora, seed):
+def test_blocks_of_rows_change_no_bit(rows, columns, rank, dtype, is_dora, is_half, seed):
+    """``is_half``: of the adapter."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(rows, columns, generator=generator).to(dtype)
+    kind = torch.bfloat16 if is_half else torch.float32
     factors = LoraFactors(
-        lora_a=torch.randn(rank, columns, generator=generator),
-        lora_b=torch.randn(rows, rank, generator=generator),
-        magnitude=torch.rand(rows, generator=generator) if is_dora else None,
+        lora_a=torch.randn(rank, columns, generator=generator).to(kind),
+        lora_b=torch.randn(rows, rank, generator=generator).to(kind),
+        magnitude=torch.rand(rows, generator=generator).to(kind) if is_dora else None,
         scaling=0.5,
     )
     at_once = merge._merge_whole(weight, factors)
