@@ -88,7 +88,8 @@ def _merge_in_blocks(weight: Tensor, factors: LoraFactors, merged: Tensor) -> Te
     """
     blocks = list(_row_blocks(weight))
     num_rows = max(rows.stop - rows.start for rows in blocks)
-    wide, total = torch.empty(2, num_rows, weight.shape[1]).unbind()
+    # Each by itself: MKL rounds by where memory begins, and torch begins new memory where a whole product would be.
+    wide, total = (torch.empty(num_rows, weight.shape[1]) for _ in range(2))
     for rows in blocks:
         summed, base = total[: rows.stop - rows.start], wide[: rows.stop - rows.start]
         torch.mm(factors.lora_b[rows], factors.lora_a, out=summed)
