@@ -4,7 +4,8 @@
 
 One engine of 8B shape writes 256 responses; the last GPU's weights are sent to it. *Kept*: requests are frozen (mode
 keep; ours without the sleep of vLLM's ``pause_generation``) and go on with the new weights and the old attention cache,
-so that one response is of two versions. *Again*: requests end and are begun again from their prompts with the new
+so that one response is of two versions. *Staged*: weights arrive beside those in use (``sync.stage``), and requests are
+frozen while they are copied. *Again*: requests end and are begun again from their prompts with the new
 weights, one version each, as our server does it. A gap is between two tokens of one stream; one that is begun again
 stays that stream.
 
@@ -65,16 +66,20 @@ def keep(report, name, figures):
     )
 
 
-def measure_round(engines, transfer, *, seed, again, by_core=True):
-    """Gaps around one sync; ``transfer`` None: around nothing."""
+def measure_round(engines, stage, transfer, *, seed, again, by_core=True):
+    """Gaps around one sync; ``transfer`` None: around nothing. ``stage``: what comes before requests are frozen."""
     call = engines.call
     call("live.begin", seed, within_s=READY_S)
     began, figures = time.perf_counter(), {}
+    if stage is not None:
+        stage()
+        figures = {"stage_s": time.perf_counter() - began}
     if transfer is not None:
+        asked = time.perf_counter()
         lost = call(*(("live.stop",) if again else ("live.pause", by_core)))[0]
         halted = time.perf_counter()
         transfer()
-        figures = {"halt_s": halted - began, "transfer_s": time.perf_counter() - halted}
+        figures |= {"halt_s": halted - asked, "transfer_s": time.perf_counter() - halted}
         call("live.start" if again else "live.resume")
         figures |= {"lost_tokens": lost} if again else {}
     gaps = call("live.gaps", began)[0]
@@ -91,17 +96,19 @@ def measure(report, engines, weights, options):
     peer()
     report.say("both ways have carried weights once")
     ways = {
-        "no sync": (None, False),
-        "ours, kept": (ours, False),
-        "peer's pause, ours, kept": (ours, False),
-        "peer, kept": (peer, False),
-        "ours, again": (ours, True),
-        "peer, again": (peer, True),
+        "no sync": (None, None, False),
+        "ours, kept": (None, ours, False),
+        "ours, staged, kept": (ours.stage, ours.load, False),
+        "peer's pause, ours, kept": (None, ours, False),
+        "peer, kept": (None, peer, False),
+        "ours, again": (None, ours, True),
+        "peer, again": (None, peer, True),
     }
     for number in range(options.rounds + 1):
-        for place, (name, (transfer, again)) in enumerate(ways.items()):
+        for place, (name, (stage, transfer, again)) in enumerate(ways.items()):
             by_core = not name.startswith("peer")
-            figures = measure_round(engines, transfer, seed=100 * number + place, again=again, by_core=by_core)
+            seed = 100 * number + place
+            figures = measure_round(engines, stage, transfer, seed=seed, again=again, by_core=by_core)
             if number:
                 keep(report, name, figures)
 

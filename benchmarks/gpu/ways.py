@@ -26,7 +26,9 @@ PACKED = {"weight_transfer_config": {"backend": "nccl"}}
 
 
 class Direct:
-    """Straight into the engines' parameters, with digests; announced through pipes."""
+    """Straight into the engines' parameters, or ``staged`` beside them, with digests; announced through pipes."""
+
+    in_place = True
 
     def __init__(self, engines, weights, *, port):
         self.engines, self.weights = engines, weights
@@ -46,33 +48,59 @@ class Direct:
     def __call__(self):
         times = [time.perf_counter()]
         sync_id = f"s{next(self.counter)}"
-        tensors = list(self.weights.values())
-        transfer = WeightTransfer(plan=self.plan, tensors=tuple(tensors[index] for index in self.plan.order))
         self._announce(sync_id)
         self.engines.begin("rollmatch_poll", TIMEOUT_S)
         times.append(time.perf_counter())
-        while not self.group.store.is_ready(sync_id, range(self.num_engines)):
-            if time.perf_counter() > times[0] + TIMEOUT_S:
-                self.engines.answers()  # which tell why
-                raise TimeoutError("the engines are not ready")
-            time.sleep(0.0002)
-        self.group.store.give_verdict(sync_id, GO)
+        self._wait_ready(sync_id)
         times.append(time.perf_counter())
-        digests = self.group.send(transfer, lambda: None)
+        digests = self._send()
         times.append(time.perf_counter())
-        names = [spec.name for spec in self.plan.specs]
         self.engines.answers()
-        for answer in self.engines.answers():
-            assert [answer[0]["digests"][name] for name in names] == list(digests)
+        self._check(digests, self.engines.answers())
         times.append(time.perf_counter())
         steps = zip(PHASES, pairwise(times), strict=True)
         self.phases_s.append({step: end - began for step, (began, end) in steps})
+
+    def stage(self):
+        """All weights beside those in use, which are used meanwhile; they are taken over by ``load``."""
+        sync_id = f"s{next(self.counter)}"
+        self.known, self.in_place = None, False
+        self._announce(sync_id)
+        self.engines.answers()
+        self._wait_ready(sync_id)
+        digests = self._send()
+        while (answers := self.engines.call("rollmatch_poll"))[0][0]["state"] != "idle":
+            time.sleep(0.001)
+        self._check(digests, answers)
+        self.known, self.in_place = None, True
+
+    def load(self):
+        """What was staged."""
+        self.engines.call("rollmatch_load", [])
 
     def total_is_right(self):
         """Whether all parameters of every engine together hold what was sent."""
         held = self.engines.call("peer_held")
         sent = sum(int(tensor.view(torch.int16).long().sum()) for tensor in self.weights.values())
         return all(sum(sums[0].values()) == sent for sums in held) and all(sums == held[0] for sums in held)
+
+    def _wait_ready(self, sync_id):
+        deadline = time.perf_counter() + TIMEOUT_S
+        while not self.group.store.is_ready(sync_id, range(self.num_engines), within_s=0.005):
+            if time.perf_counter() > deadline:
+                self.engines.answers()  # which tell why
+                raise TimeoutError("the engines are not ready")
+        self.group.store.give_verdict(sync_id, GO)
+
+    def _send(self):
+        tensors = list(self.weights.values())
+        transfer = WeightTransfer(plan=self.plan, tensors=tuple(tensors[index] for index in self.plan.order))
+        return self.group.send(transfer, lambda: None)
+
+    def _check(self, digests, answers):
+        names = [spec.name for spec in self.plan.specs]
+        for answer in answers:
+            assert [answer[0]["digests"][name] for name in names] == list(digests)
 
     def _announce(self, sync_id):
         """All of it once; afterwards by its name, as over HTTP."""
@@ -82,7 +110,12 @@ class Direct:
         self.known = sync_id
         buckets = tuple(bucket.stop - bucket.start for bucket in self.plan.buckets)
         plan = TransferPlan(
-            tensors=self.plan.specs, buckets=buckets, sync_id=sync_id, digests_follow=True, may_repeat=True
+            tensors=self.plan.specs,
+            buckets=buckets,
+            sync_id=sync_id,
+            digests_follow=True,
+            may_repeat=True,
+            in_place=self.in_place,
         )
         self.engines.begin("rollmatch_receive", to_wire(plan))
 

@@ -45,7 +45,7 @@ def test_the_five_arguments_reach_the_client(monkeypatch):
     made, groups = [], []
     monkeypatch.setattr(connect, "RolloutServer", lambda url, settings: made.append((url, settings)))
     monkeypatch.setattr(connect, "connect_all", lambda servers: None)
-    monkeypatch.setattr(connect, "make_sender", lambda servers, *how: groups.append(how))
+    monkeypatch.setattr(connect, "make_sender", lambda servers, *how, stage: groups.append(how))
     monkeypatch.setattr(
         connect, "VllmServerBackend", lambda *arguments, **_: SimpleNamespace(members=SimpleNamespace())
     )

@@ -205,6 +205,19 @@ def test_adapters_alone_need_an_engine_that_takes_them():
     assert sync_mode(config_with("~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true"), learner_world_size=1)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (("~.vllm.mode=colocate",), "no server"),
+        ((*GOOD, "~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true"), "adapters"),
+    ],
+)
+def test_full_syncs_to_servers_are_staged(overrides, problem):
+    with refused("nothing-to-stage", "custom.extra.rollout_matching.vllm.sync.stage", problem=problem):
+        config_with(*overrides, "~.vllm.sync.stage=true")
+    config_with(*GOOD, "~.vllm.sync.stage=true")
+
+
 @pytest.mark.scenario(clauses=["learner-ranks/several-ranks-take-full-sync-only#1"])
 @pytest.mark.parametrize("mode", ["adapter", "auto"])
 def test_several_ranks_take_full_sync_only(mode):

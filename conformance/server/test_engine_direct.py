@@ -19,8 +19,9 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture
-def sender(server):
-    made = NativeSender([connected(server.url)], rendezvous(), transport="direct")
+def sender(server, request):
+    stage = getattr(request, "param", False)
+    made = NativeSender([connected(server.url)], rendezvous(), transport="direct", stage=stage)
     yield made
     made.close()
 
@@ -36,9 +37,8 @@ def push(sender, server, weights):
     assert server.version == version
 
 
-def test_after_a_sync_in_place_the_server_writes_what_transformers_writes(
-    sender, server, policies, scene_batch, greedy
-):
+@pytest.mark.parametrize("sender", [False, True], ids=["in place", "staged"], indirect=True)
+def test_after_a_sync_the_server_writes_what_transformers_writes(sender, server, policies, scene_batch, greedy):
     for policy in (policies[1], policies[2], policies[0]):
         push(sender, server, policy.weights)
         responses, versions = server.infer(scene_batch, **greedy)
@@ -76,6 +76,30 @@ def test_what_was_broken_off_is_refused_until_a_full_sync(sender, server, polici
     status, body = ask(server)
     assert (status, body["code"]) == (409, "weights-broken")
     assert server.version == version
+    push(sender, server, policies[1].weights)
+    assert policies[1].wrote(server.infer(scene_batch, **greedy)[0])
+
+
+@pytest.mark.scenario("weight-sync/a-failed-staged-update-leaves-the-old-weights")
+@pytest.mark.parametrize("sender", [True], indirect=True)
+@pytest.mark.parametrize("is_broken_off", [True, False])
+def test_what_is_staged_and_fails_changes_nothing(
+    sender, server, policies, scene_batch, greedy, monkeypatch, is_broken_off
+):
+    push(sender, server, policies[0].weights)
+    version = server.version
+    sender.bucket_bytes = 2**16
+    sender.close()
+    with monkeypatch.context() as patched:
+        if is_broken_off:
+            break_after(2, patched)
+        else:
+            change_digest(0, patched)
+        with pytest.raises(RollmatchError) as caught:
+            sender.send(policies[1].weights.items(), version=version + 1)
+    assert caught.value.code == ("transfer-failed" if is_broken_off else "digest-mismatch")
+    assert server.version == version
+    assert policies[0].wrote(server.infer(scene_batch, **greedy)[0])
     push(sender, server, policies[1].weights)
     assert policies[1].wrote(server.infer(scene_batch, **greedy)[0])
 

@@ -62,8 +62,18 @@ def test_what_a_failure_leaves_depends_on_whether_a_byte_was_written(stand_in, p
     assert generate(post)[0] == 200
 
 
-def test_weights_in_place_are_not_kept_beside(stand_in, post):
+def test_weights_are_kept_beside_and_committed_where_the_learner_stages(stand_in, post):
     parts = stand_in[0]
+    post("/native/communicator/", DIRECT)
+    status, body = post("/native/sync/", full_sync(parts, commit=False))
+    assert (status, body["committed"], generate(post)[1]["policy_version"]) == (200, False, 0)
+    status, body = post("/native/sync/commit/", {"client": DIRECT["client"]})
+    assert (status, body["committed"], generate(post)[1]["policy_version"]) == (200, True, 1)
+
+
+def test_parts_of_a_model_are_not_kept_beside(start):
+    parts, post, _ = start(tensor_parallel_size=2, data_parallel_size=1)
+    recover(parts)
     post("/native/communicator/", DIRECT)
     assert refusal(post("/native/sync/", full_sync(parts, commit=False))) == (400, "in-place-not-staged", "commit")
     assert post("/native/sync/", full_sync(parts))[0] == 200

@@ -20,6 +20,7 @@ from conformance.servers.exchange import Exchange, RecordedCall
 from conformance.servers.judge import Judging, rows_to_ask
 from conformance.servers.known import Known
 from conformance.servers.plugin import policies_of
+from conformance.servers.preflight import outside_ranges
 from conformance.servers.recording import Recording, read_recording, write_recording
 from conformance.servers.run import ask, ask_and_judge
 from conformance.servers.subject import DialectUnclear, Subject, find_dialect
@@ -258,3 +259,16 @@ def test_checks_with_the_same_calls_are_one_row_and_timed_and_dangerous_ones_com
     others = make_check("dangerous", is_dangerous=True), make_check("timed", is_timed=True)
     rows = rows_to_ask([*others, first, same])
     assert [[check.check_id for check in row] for row in rows] == [["first", "same"], ["timed"], ["dangerous"]]
+
+
+@pytest.mark.parametrize(
+    ("facts", "count"),
+    [
+        ({"packages": {"vllm": "0.32.0"}, "requires": ["vllm<=0.26", "torch>=2"]}, 1),
+        ({"packages": {"vllm": "0.26.0"}, "requires": ["vllm<=0.26"]}, 0),
+        ({"packages": {"vllm": "0.26.0"}, "requires": ["vllm <="]}, 1),
+        ({"version": "1"}, 0),
+    ],
+)
+def test_a_package_outside_the_declared_range_is_reported(facts, count):
+    assert len(list(outside_ranges(facts))) == count

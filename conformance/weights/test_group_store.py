@@ -116,6 +116,9 @@ def test_a_worker_receives_at_the_learners_go_and_not_at_its_drop(pair):
     learner.give_verdict("1", GO)
     wait_go(worker, "1")
     assert learner.is_ready("1", [1])
+    waiting = in_thread(learner.is_ready, "2", [1], within_s=60)
+    worker.set_ready("2")
+    assert waiting.result(timeout=5)
     learner.give_verdict("2", DROP)
     with pytest.raises(SyncDropped):
         wait_go(worker, "2")

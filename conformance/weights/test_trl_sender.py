@@ -65,9 +65,15 @@ def address_of(port, *, rank, join_timeout_s=5):
 
 
 def test_the_dialect_decides_the_way():
-    assert isinstance(make_sender(servers_of("native", "native"), [MEETING] * 2), NativeSender)
+    assert isinstance(make_sender(servers_of("native", "native"), [MEETING] * 2, stage=True), NativeSender)
     assert isinstance(make_sender(servers_of("swift", "swift"), [MEETING] * 2), TrlSender)
     assert isinstance(make_sender(servers_of("trl"), [MEETING]), TrlSender)
+
+
+@pytest.mark.parametrize("dialect", ["swift", "trl", "vllm"])
+def test_a_server_that_loads_weights_as_they_come_stages_none(dialect):
+    with refused("staging-unavailable", "http://h:1", remedy="sync.stage"):
+        make_sender(servers_of(dialect), [MEETING], stage=True)
 
 
 def test_servers_of_two_dialects_are_refused():

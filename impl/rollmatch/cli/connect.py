@@ -60,7 +60,8 @@ def connect_servers(
 
     def sender_to(chosen: Sequence[RolloutServer]) -> WeightSender:
         """A common group meets at the first of these servers."""
-        return make_sender(chosen, [_rendezvous(config, places[server]) for server in chosen])
+        stage = config.custom.extra.rollout_matching.vllm.sync.stage
+        return make_sender(chosen, [_rendezvous(config, places[server]) for server in chosen], stage=stage)
 
     sender = sender_to(servers) if ranks.is_primary else None
     backend = VllmServerBackend(servers, template, ranks, sender=sender, journal=journal)

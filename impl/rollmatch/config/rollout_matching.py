@@ -30,6 +30,10 @@ class SyncConfig(Section):
     full."""
     fallback_to_full: bool = True
     """After a failed adapter sync, send all weights from then on. false stops the run."""
+    stage: bool = False
+    """Servers keep the weights of a full sync beside those that they serve until all servers have proven them, over
+    NCCL as over gloo: they generate meanwhile, and a sync that breaks changes nothing. Needs room for the weights once
+    more on each server's GPU, outside vllm_gpu_memory_utilization, and servers of rollmatch with one GPU per engine."""
 
 
 class VllmConfig(Section):

@@ -7,12 +7,13 @@ from rollmatch.config.connection import LAST_PORT, ServerConfig, is_loopback
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.rollout_matching import VllmConfig
 from rollmatch.config.schema import Rule, RunConfig
-from rollmatch.config.servers import ServerAddress, is_named_in_rlhf, pair_servers, server_section
+from rollmatch.config.servers import ServerAddress, is_named_in_rlhf, pair_servers, server_section, uses_servers
 from rollmatch.config.servers_file import SERVERS_FILE
 from rollmatch.errors import ConfigError
 
 VLLM = f"{ROLLOUT_MATCHING}.vllm"
 SERVER = f"{VLLM}.server"
+STAGE = f"{VLLM}.sync.stage"
 LORA_ON_SERVER = "custom.extra.rollout_server.vllm_enable_lora"
 _FORMS = "Name servers (a list of base_url and group_port), or base_url with group_port, or servers_file."
 
@@ -159,6 +160,16 @@ def _adapter(config: RunConfig) -> Iterator[ConfigError]:
         yield ConfigError(problem, code="adapter-needs-enable-lora", key=f"{VLLM}.sync.mode", remedy=remedy)
 
 
+def _staging(config: RunConfig) -> Iterator[ConfigError]:
+    if not _vllm(config).sync.stage:
+        return
+    problem = "" if uses_servers(config) else "rollouts come from no server"
+    if _vllm(config).carries_adapter:
+        problem = "adapters are merged into what is served"
+    if problem:
+        yield ConfigError(f"is true, but {problem}", code="nothing-to-stage", key=STAGE, remedy="Set it to false.")
+
+
 def _lora(config: RunConfig) -> Iterator[ConfigError]:
     if config.custom.extra.rollout_server.vllm_enable_lora:
         remedy = "Set it to false, or leave it out: adapters reach the server merged."
@@ -175,6 +186,7 @@ SERVER_RULES: tuple[Rule, ...] = (
         reads=(SERVERS_FILE, f"{ROLLOUT_MATCHING}.overlap", f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_elastic
     ),
     Rule(reads=(f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_adapter),
+    Rule(reads=(STAGE, f"{VLLM}.sync.mode", f"{VLLM}.enable_lora", f"{VLLM}.mode", "rlhf.use_vllm"), check=_staging),
     Rule(reads=(LORA_ON_SERVER,), check=_lora),
 )
 

@@ -137,6 +137,7 @@ def plan_of(request: SyncRequest, model: Model, *, in_place: bool) -> TransferPl
         may_repeat=may_repeat(request),
         merge=None if merges is None else merge_plan_of(merges, model),
         aliases=tuple(sorted(model.aliases)),
+        in_place=in_place,
     )
 
 

@@ -209,9 +209,10 @@ class GroupStore(Store):
         """Announce to the learner that this rank waits for the bytes of a sync."""
         self.set(f"sync/{sync_id}/ready/{self.address.rank}", "1")
 
-    def is_ready(self, sync_id: str, ranks: Iterable[int]) -> bool:
-        """Whether all of these ranks wait for the bytes."""
-        return self.check([f"sync/{sync_id}/ready/{rank}" for rank in ranks])
+    def is_ready(self, sync_id: str, ranks: Iterable[int], *, within_s: float = 0.0) -> bool:
+        """Whether all of these ranks wait for the bytes, or do within so many seconds. Errors: ``TransferFailed``."""
+        keys = [f"sync/{sync_id}/ready/{rank}" for rank in ranks]
+        return self._ask(_Request("has", keys, timeout_s=within_s)) is True
 
     def give_verdict(self, sync_id: str, verdict: str) -> None:
         """The learner's decision on a sync: ``GO`` or ``DROP``."""

@@ -149,6 +149,8 @@ class TransferPlan:
     """What an adapter is merged by as soon as it has arrived; then the digests of the learner's merge follow."""
     aliases: tuple[str, ...] = ()
     """Names of tied tensors, which have no memory of their own in the model."""
+    in_place: bool = False
+    """Whether tensors go straight into the model, not beside it until they are loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

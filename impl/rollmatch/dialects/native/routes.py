@@ -150,7 +150,9 @@ def _add_sync(router: APIRouter, server: ServerState) -> None:
 async def _sync(server: ServerState, request: Request, body: SyncRequest) -> Response:
     """Receive, and commit where the request says so."""
     update, attached = server.update, server.communicator.attached
-    if attached is not None and attached.transport == DIRECT:
+    # GPUs that hold parts of a model must not wait for each other's data and for the learner's at the same time.
+    stages = not body.commit and body.adapter is None and server.settings.tensor_parallel_size == 1
+    if attached is not None and attached.transport == DIRECT and not stages:
         written = await unless_gone(request, update.write_in_place(body))
         return written if isinstance(written, Response) else answer(request, _commit_reply(server, written))
     staged = await unless_gone(request, update.stage(body))

@@ -1,8 +1,9 @@
 """Weights to servers of the native dialect: one control call each, one broadcast for all.
 
 Over gloo several servers stage first and commit when all have proven what they hold, so that one that fails leaves
-the others on the old version; weights in place are committed by each server as soon as it has proven them. Staged
-adapters are merged on both sides at once. A sync that failed half-way leaves no group behind; the next opens another.
+the others on the old version; weights in place are committed by each server as soon as it has proven them. With
+``stage``, all weights are staged by either transport. Staged adapters are merged on both sides at once. A sync that
+failed half-way leaves no group behind; the next opens another.
 """
 
 import time
@@ -37,8 +38,9 @@ from rollmatch.weights.stream import OutgoingWeights
 SYNC, AGAIN = "/native/sync", "/native/sync/again"
 COMMIT, DROP_STAGED = "/native/sync/commit", "/native/sync/drop"
 _REPLY_TIMEOUT_S, _GRACE_S = 600.0, 5.0
-_READY_POLL_S, _DOUBT_S = 0.0001, 0.05
-"""After ``_DOUBT_S`` without a reply, the health of servers is requested."""
+_READY_WAIT_S, _DOUBT_S = 0.005, 0.05
+"""Until the next look at the calls: the store is in a worker's process, which questions would keep from getting ready.
+After ``_DOUBT_S`` without a reply, the health of servers is requested."""
 _LEFT = "communicator-missing"
 """Code of a server for a sync whose group the learner itself has left."""
 
@@ -67,11 +69,17 @@ class NativeSender:
     """Rank 0's way to its servers; opens the group when it first sends."""
 
     def __init__(
-        self, servers: Sequence[RolloutServer], rendezvous: Rendezvous, *, bucket_bytes: int = 0, transport: str = AUTO
+        self,
+        servers: Sequence[RolloutServer],
+        rendezvous: Rendezvous,
+        *,
+        bucket_bytes: int = 0,
+        transport: str = AUTO,
+        stage: bool = False,
     ) -> None:
-        """``transport``: ``gloo``, ``direct``, or ``auto``: the second where both sides have GPUs."""
+        """``transport``: ``gloo``, ``direct``, or ``auto``: ``direct`` if both sides have GPUs. Each can ``stage``."""
         self.servers, self.rendezvous, self.bucket_bytes = tuple(servers), rendezvous, bucket_bytes
-        self.wanted = transport
+        self.wanted, self.stage = transport, stage
         self._group: LearnerGroup | None = None
         self._identities: tuple[ServerIdentity, ...] = ()
         self._plans: dict[object, Plan] = {}
@@ -190,12 +198,9 @@ class NativeSender:
         self, group: LearnerGroup, transfer: WeightTransfer, sync_id: str, version: int
     ) -> tuple[str, dict[str, object]]:
         """Route and body: all tensors, or the name under which all servers know them."""
-        body: dict[str, object] = {
-            "client": self.rendezvous.client,
-            "sync_id": sync_id,
-            "version": version,
-            "commit": not group.transport.stages or (len(self.servers) == 1 and not transfer.is_adapter),
-        }
+        is_simple = len(self.servers) == 1 and not transfer.is_adapter
+        commit = is_simple if group.transport.stages else transfer.is_adapter or not self.stage
+        body = {"client": self.rendezvous.client, "sync_id": sync_id, "version": version, "commit": commit}
         known, may_name = self._known, all(AGAIN in one.routes for one in self.servers)
         if known and may_name and known.plan is transfer.plan and known.merges == transfer.merges:
             return AGAIN, body | {"like": known.sync_id}
@@ -215,14 +220,13 @@ class NativeSender:
         store, limit_s = group.source.store, self.rendezvous.timeout_s
         began, doubts = time.monotonic(), list[RunningCall[object]]()
         try:
-            while not store.is_ready(sync_id, range(group.rank)):
+            while not store.is_ready(sync_id, range(group.rank), within_s=_READY_WAIT_S):
                 raise_failures([*calls, *doubts])
                 if not doubts and time.monotonic() > began + _DOUBT_S:
                     doubts = [BackgroundCall(server.instance) for server in self.servers]
                 if time.monotonic() > began + limit_s:
                     problem = f"some worker was not ready for the weights within {limit_s:g} s"
                     raise NotReady(problem, key=sync_id, remedy="Look at the servers' output.")
-                time.sleep(_READY_POLL_S)
         except RollmatchError:
             with suppress(TransferFailed):  # with the first server its store is gone, too
                 store.give_verdict(sync_id, DROP)

@@ -134,7 +134,7 @@ class WorkerExtension:
         if isinstance(receiver, InPlaceReceiver):
             receiver.base = self._rollmatch_kept_base() if plan.merge else None
         receiver.begin(plan)
-        if isinstance(receiver, InPlaceReceiver) and not plan.merge:
+        if plan.in_place and not plan.merge:
             self._rollmatch_forget_base()
         return {}
 

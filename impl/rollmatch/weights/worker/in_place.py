@@ -1,6 +1,9 @@
-"""Receives weights straight into vLLM's parameters, which nobody may use meanwhile; adapters are merged into them."""
+"""Receives weights straight into vLLM's parameters, which nobody may use meanwhile; adapters are merged into them.
 
-from collections.abc import Mapping, Sequence
+Weights that are staged come into memory beside them, while the engine generates, and are copied from there.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Self
@@ -8,6 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from rollmatch.errors import SyncError
 from rollmatch.weights.digest import add_mixed, add_mixed_in, bytes_of, mixed_digests
 from rollmatch.weights.group_address import GroupAddress, bind
 from rollmatch.weights.nccl import MERGE_LIMIT_S, DirectGroup, failing, open_direct
@@ -21,9 +25,16 @@ from rollmatch.weights.worker.weight_layout import (
     learn_layout,
     load_changed,
     write_parts,
+    write_tensors,
 )
 
 _NOWHERE = Location()
+
+
+class NoRoomToStage(SyncError):
+    """A GPU has room for a second copy of the weights."""
+
+    code = "no-room-to-stage"
 
 
 @dataclass(slots=True)
@@ -35,7 +46,7 @@ class Served:
 
 
 class InPlaceReceiver(Receiver):
-    """As ``Receiver``; what a full sync brings is in the model as soon as it is received."""
+    """As ``Receiver``; what a full sync brings in place is in the model as soon as it is received."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,16 +94,38 @@ class InPlaceReceiver(Receiver):
 
     def _receive(self, plan: TransferPlan, received: Received) -> None:
         assert plan.sync_id is not None
+        beside = {} if plan.in_place else self._make_room(plan.tensors)  # while a refusal costs nobody anything
         wait_go(self.group.store, plan.sync_id)
         with failing(f"rank {self.group.rank}"), self.group.on_device(), torch.no_grad():
             if plan.merge is not None:
                 self._merge(plan.merge, self._receive_adapter(plan, received), received)
-            else:
+            elif plan.in_place:
                 self.served.is_whole = False
                 load_changed(self._model, self.layout, self._receive_buckets(plan, received))
                 fill_padding(self.layout)
                 self.group.finish()
+            else:
+                self._receive_buckets(plan, received, beside=beside)
+                received.tensors |= beside
+                return
             self.served.is_whole = True
+
+    def load_into(self, model: nn.Module, *, aliases: Collection[str] = ()) -> None:
+        """Copy what was staged into the model. Errors: as ``Receiver``."""
+        tensors = {name: tensor for name, tensor in self.take().items() if name not in aliases}
+        self.served.is_whole = False
+        write_tensors(model, self.layout, tensors)
+        self.group.finish()
+        self.served.is_whole = True
+
+    def _make_room(self, specs: Sequence[Spec]) -> dict[str, Tensor]:
+        """Memory for all tensors, beside those of the model. Errors: ``NoRoomToStage``."""
+        try:
+            return {spec.name: self.group.scratch(spec.shape, spec.kind[0]) for spec in specs}
+        except torch.OutOfMemoryError as error:
+            problem = f"no room for {sum(spec.num_bytes for spec in specs) / 1e9:.1f} GB beside the served weights"
+            remedy = "Lower the server's vllm_gpu_memory_utilization, or set sync.stage to false."
+            raise NoRoomToStage(problem, key="commit", remedy=remedy) from error
 
     def _receive_adapter(self, plan: TransferPlan, received: Received) -> dict[str, Tensor]:
         """A broadcast for each bucket, whose tensors have one type, then the learner's digests.
@@ -143,8 +176,13 @@ class InPlaceReceiver(Receiver):
         received.digests |= zip(names, ours, strict=True)
         return announced
 
-    def _receive_buckets(self, plan: TransferPlan, received: Received) -> dict[str, Tensor]:
-        """Every bucket, then the learner's digests. Returns what is not in the model by now."""
+    def _receive_buckets(
+        self, plan: TransferPlan, received: Received, *, beside: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """Every bucket, then the learner's digests; into the model, or ``beside`` it.
+
+        Returns what is in neither by now.
+        """
         group, specs = self.group, plan.tensors
         sums = self._new_sums(len(specs))
         group.follow()
@@ -152,14 +190,14 @@ class InPlaceReceiver(Receiver):
         points, first = [group.mark()], 0
         for num_tensors in plan.buckets:
             bucket = specs[first : first + num_tensors]
-            memory = [self._memory_for(spec) for spec in bucket]
+            memory = [self._memory_for(spec) if beside is None else beside[spec.name] for spec in bucket]
             group.broadcast_group(memory)
             with group.working():
                 add_mixed([bytes_of(part) for part in memory], sums[0, first : first + num_tensors])
-                kept |= self._store(bucket, memory)
+                kept |= self._store(bucket, memory) if beside is None else {}
             first += num_tensors
             points.append(group.mark())
-            if any(self._location_of(spec.name).whole is None for spec in bucket):
+            if beside is None and any(self._location_of(spec.name).whole is None for spec in bucket):
                 group.wait(points[-2], lambda: _check_wanted(received))  # or scratch memory would pile up
         names = [spec.name for spec in specs]
         check_announced(names, self._announced_of(names, sums, received), received)
