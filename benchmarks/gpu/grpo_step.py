@@ -91,6 +91,7 @@ class Case:
         self.is_rehearsal = options.rehearse
         assert set(self.ways) <= set(WAYS), f"{words}: ways are {', '.join(WAYS)}"
         self.scale = TINY if options.rehearse else FULL | LENGTHS[lengths]
+        self.scale |= {"steps": options.steps or self.scale["steps"]}
         self.model = SMALL_MODEL if options.rehearse else Path(f"{options.model}-{lengths}")
         self.name = "-".join(["grpo_step", self.kind, *(part for part in (lengths, options.mode) if part in SHOWN)])
         self.path = options.results / f"{self.name}.json"
@@ -156,6 +157,7 @@ def parse():
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--model", type=Path, default=Path(tempfile.gettempdir(), "grpo-step-model"))
     parser.add_argument("--cases", nargs="+", default=["lora-even:off,ahead"], metavar="KIND-LENGTHS[:WAY,...]")
+    parser.add_argument("--steps", type=int, help="of each way, in place of the case's own number")
     parser.add_argument("--sides", nargs="+", choices=tuple(SIDES), default=["ours", "trl"])
     parser.add_argument("--mode", choices=("server", "colocate"), default="server")
     parser.add_argument("--engine-memory", type=float, default=0.3, help="share of the GPU of a colocated engine")

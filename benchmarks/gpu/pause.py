@@ -32,11 +32,11 @@ from benchmarks.gpu.report import Report, folder_of, parser_of
 from benchmarks.gpu.ways import PACKED, Direct, OneByOne, Packed
 from conformance.server.instance import free_port
 
-LOAD = Load(num_streams=256, prompt_len=128, response_len=800, last_id=IDS - 1000)
+LOAD = Load(num_streams=256, prompt_len=128, response_len=600, last_id=IDS - 1000)
 ARGUMENTS = {
     "dtype": "bfloat16",
     "max_model_len": 1024,
-    "kv_cache_memory_bytes": 36 << 30,
+    "kv_cache_memory_bytes": 28 << 30,
     "gpu_memory_utilization": 0.4,
     "max_num_seqs": LOAD.num_streams,
     "max_num_batched_tokens": 16384,
