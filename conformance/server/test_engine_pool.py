@@ -149,6 +149,18 @@ def test_a_dead_replica_ends_what_waits_for_it():
     asyncio.run(run())
 
 
+def test_a_caller_that_leaves_before_the_workers_are_called_leaves_no_call_behind(recwarn):
+    async def run():
+        call = asyncio.create_task(pool_of().call_all("rollmatch_poll"))
+        await asyncio.sleep(0)  # it has asked, and no worker's call has begun
+        call.cancel()
+        await asyncio.wait([call])
+        return call.cancelled()
+
+    assert asyncio.run(run())
+    assert [str(warning.message) for warning in recwarn] == []  # Python's, of a coroutine that nobody awaits
+
+
 @pytest.mark.parametrize("state", ["weights-not-set", "weights-broken"])
 def test_nothing_is_generated_with_weights_that_are_not_whole(state):
     async def run():

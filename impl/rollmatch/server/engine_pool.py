@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
@@ -142,12 +142,12 @@ class EnginePool:
 
     async def call_all(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
         """Call every worker, in order of rank. Errors: ``WorkerFailure``, ``WorkerDead``."""
-        calls = [self._while_alive(replica.call(method, *arguments)) for replica in self.replicas]
+        calls = [self._while_alive(replica.call, method, *arguments) for replica in self.replicas]
         return _checked(itertools.chain.from_iterable(await asyncio.gather(*calls)))
 
     async def call_one(self, index: int, method: str, *arguments: Any) -> list[dict[str, Any]]:
         """Call the workers of one replica. Errors: as ``call_all``."""
-        return _checked(await self._while_alive(self.replicas[index].call(method, *arguments)))
+        return _checked(await self._while_alive(self.replicas[index].call, method, *arguments))
 
     @asynccontextmanager
     async def quiet(self, *, drain_s: float) -> AsyncIterator[int]:
@@ -172,7 +172,7 @@ class EnginePool:
 
     async def reset_caches(self) -> bool:
         """Forget what older weights computed, on all replicas."""
-        return all(await asyncio.gather(*(self._while_alive(replica.reset_caches()) for replica in self.replicas)))
+        return all(await asyncio.gather(*(self._while_alive(replica.reset_caches) for replica in self.replicas)))
 
     async def watch(self) -> None:
         """Runs beside the server: a dead replica ends all that waits for it."""
@@ -246,9 +246,9 @@ class EnginePool:
             self._running.discard(task)
             self._restarted.discard(task)
 
-    async def _while_alive(self, call: Coroutine[Any, Any, _T]) -> _T:
+    async def _while_alive(self, call: Callable[..., Coroutine[Any, Any, _T]], *arguments: Any) -> _T:
         """A call's result; a call to an engine that dies may never end by itself. Errors: ``WorkerDead``."""
-        task = asyncio.create_task(call)
+        task = asyncio.create_task(call(*arguments))
         try:
             while not task.done():
                 await asyncio.wait([task], timeout=_WATCH_S)
