@@ -31,6 +31,7 @@ def test_without_a_key_pages_of_other_sites_are_refused(served, headers, status,
     sent = {"content-type": "application/json"} | headers
     reply = client.post("/generate/", content=b'{"prompts": [[5]]}', headers=sent)
     assert (reply.status_code, reply.json().get("code")) == (status, code)
+    assert ("connection" in reply.headers) == (status == 415)  # closed with a body that was not read
     if status == 403:
         assert client.post("/close_communicator/", headers=headers).status_code == 403
 

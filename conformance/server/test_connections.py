@@ -133,6 +133,13 @@ def test_a_head_that_does_not_end_is_not_waited_for(serve, first):
     assert closed_after_s(served.connect(first)) < 3
 
 
+def test_a_call_may_take_longer_than_its_head(serve):
+    served = serve(head_timeout_s=0.2)
+    for replica in served.parts.pool.replicas:
+        replica.delay_s = 0.8
+    assert requests.post(f"{served.url}/generate/", json={"prompts": [[5]]}, timeout=60).status_code == 200
+
+
 def test_a_second_head_is_timed_as_well(serve):
     served = serve(head_timeout_s=0.4)
     whole = b"GET /get_world_size/ HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -158,7 +165,9 @@ def test_a_body_that_does_not_come_is_408(serve):
         b"POST /generate/ HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
     )
     connection = served.connect(head)
-    assert b"408" in connection.recv(4096)
+    reply = connection.recv(4096)
+    assert b"408" in reply
+    assert b"connection: close" in reply
     assert closed_after_s(connection) < 3
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from conformance.server.stand_in import refusal
-from conformance.server.test_server_updates import FAILURE, OPEN, first_of, full_sync, generate
+from conformance.server.test_server_updates import FAILURE, OPEN, calls_of, first_of, full_sync, generate
 from rollmatch.server.engine_pool import WRITING
 
 DIRECT = OPEN | {"transport": "direct"}
@@ -44,6 +44,7 @@ def test_calls_are_refused_while_weights_are_written(stand_in, post, monkeypatch
     status, body = post("/native/sync/", full_sync(parts))
     assert (status, body["policy_version"], body["committed"]) == (200, 1, True)
     assert seen == [("update-in-progress", 409)]
+    assert calls_of(parts, "rollmatch_poll")[-1][1] > 0  # workers wait, for they generate nothing
     status, body = generate(post)
     assert (status, body["policy_version"]) == (200, 1)
 

@@ -144,7 +144,7 @@ def test_large_bodies_are_refused_announced_or_not(served):
             yield b" " * 500
 
     reply = client.post("/native/infer/", json={"x": "y" * 1000})
-    assert (reply.status_code, reply.json()["code"]) == (413, "body-too-large")
+    assert (reply.status_code, reply.json()["code"], reply.headers["connection"]) == (413, "body-too-large", "close")
     reply = client.post("/native/infer/", content=chunks(), headers={"content-type": "application/json"})
     assert (reply.status_code, reply.json()["code"]) == (413, "body-too-large")
     assert client.post("/generate/", json={"prompts": [[5]]}).status_code == 200

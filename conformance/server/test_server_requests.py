@@ -152,6 +152,14 @@ def test_an_image_comes_as_path_data_url_or_base64(start, form, fields):
     assert draw.prompt.expanded_len == 2 + 1 + parts.prompts._images.growth((draw.prompt.images[0].size,)) > 10
 
 
+@pytest.mark.parametrize(("asked", "given"), [(3, 3), (4, 4), (5, 4)])
+def test_trl_gets_as_many_tokens_as_fit(stand_in, post, asked, given):
+    prompt = [5] * (stand_in[0].settings.max_model_len - 4)
+    assert post("/generate/", {"prompts": [prompt], "max_tokens": asked})[1]["completion_ids"] == [
+        [5] * (given - 1) + [STOP]
+    ]
+
+
 @pytest.mark.parametrize("num_places", [1, 2, 7])
 def test_trl_may_send_a_placeholder_for_each_embedding_of_an_image(start, num_places):
     parts, post, _ = start(max_model_len=512)

@@ -134,6 +134,12 @@ def test_two_by_three_workers(start):
     assert client.get("/get_world_size/").json() == {"world_size": 6}
 
 
+@pytest.mark.parametrize(("gpus", "transports"), [((), ["gloo", "direct"]), (("0", "1"), ["direct", "gloo"])])
+def test_the_best_transport_of_a_server_is_named_first(start, gpus, transports):
+    _, _, client = start(gpus=gpus)
+    assert client.get("/native/identity/").json()["transports"] == transports
+
+
 @pytest.mark.scenario(
     "weight-sync/a-cached-prompt-is-computed-again", clauses=["weight-sync/caches-of-old-weights-are-emptied#1"]
 )
@@ -147,8 +153,8 @@ def test_a_commit_empties_the_caches_of_every_replica(start, monkeypatch):
     monkeypatch.setattr(PretendingReplica, "reset_caches", counted)
     parts, post, _ = start()
     post("/native/communicator/", OPEN)
-    assert post("/native/sync/", full_sync(parts, commit=False))[0] == 200
-    assert reset == []
+    _, staged = post("/native/sync/", full_sync(parts, commit=False))
+    assert (staged["committed"], staged["commit_s"], staged["restarted"], reset) == (False, 0, 0, [])
     assert post("/native/sync/commit/", {"client": "me", "sync_id": "1"})[0] == 200
     assert sorted(reset) == [0, 1]
 

@@ -1,6 +1,7 @@
 """Updates over pretending workers: what they report reaches the learner whole, and leaves the right state behind."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -54,12 +55,16 @@ def test_one_message_announces_everything_and_is_answered_after_the_commit(stand
     parts, _ = stand_in
     assert post("/native/communicator/", OPEN) == (200, {"ranks": [0, 1], "transport": "gloo"})
     assert generate(post)[1]["responses"][0]["policy_version"] == 0
-    sync_body = full_sync(parts)
+    sync_body, began = full_sync(parts), time.perf_counter()
     status, returned = post("/native/sync/", sync_body)
     assert (status, returned["policy_version"], returned["committed"]) == (200, 1, True)
+    spent = returned["receive_s"], returned["commit_s"]
+    assert min(spent) > 0
+    assert sum(spent) < time.perf_counter() - began
     assert returned["digests"] == sync_body["digests"]
     (plan,) = {str(call[1]) for call in calls_of(parts, "rollmatch_receive")}
     assert len(calls_of(parts, "rollmatch_load")) == 2
+    assert {wait_s for _, wait_s in calls_of(parts, "rollmatch_poll")} == {0.0}  # workers that generate do not wait
     assert sync_body["digests"][-1] in plan
     assert generate(post)[1]["responses"][0]["policy_version"] == 1
 
@@ -220,7 +225,7 @@ def test_drop_ends_an_update_that_is_on_its_way(stand_in):
         address = GroupAddress(host="127.0.0.1", port=1, rank=0, world_size=3)
         await parts.communicator.open("me", address, transport="gloo")
         for replica in parts.pool.replicas:
-            replica.answers["rollmatch_poll"] = {"state": "busy"}
+            replica.answers["rollmatch_poll"] = {"state": "busy", "share": 0.5}
         sync = asyncio.create_task(parts.update.stage(SyncRequest.model_validate(full_sync(parts))))
         await asyncio.sleep(0.05)
         assert await parts.update.drop()
@@ -251,7 +256,7 @@ async def test_workers_hear_of_a_groups_end_before_they_hear_of_the_next():
 async def test_a_learner_that_hangs_up_before_all_have_joined_leaves_the_group():
     parts, _ = make_stand_in()
     for replica in parts.pool.replicas:
-        replica.answers["rollmatch_poll"] = {"state": "joining"}
+        replica.answers["rollmatch_poll"] = {"state": "busy", "share": 0.0}
     address = GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3)
     joining = asyncio.create_task(parts.communicator.join("me", address, transport="gloo"))
     while not calls_of(parts, "rollmatch_poll"):

@@ -111,10 +111,10 @@ class Communicator:
         began = time.monotonic()
         try:
             while True:
-                replies = await self.pool.call_all("rollmatch_poll", *([wait_s] if wait_s else []))
+                replies = await self.pool.call_all("rollmatch_poll", wait_s)
                 if all(reply["state"] == "idle" for reply in replies):
                     return [reply["digests"] for reply in replies]
-                share = min(reply.get("share", 0.0) for reply in replies if reply["state"] != "idle")
+                share = min(reply["share"] for reply in replies if reply["state"] != "idle")
                 await asyncio.sleep(_pause_s(time.monotonic() - began, share))
         except WorkerFailure as error:
             if error.code in ("transfer-failed", "communicator-timeout"):

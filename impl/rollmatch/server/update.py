@@ -169,14 +169,16 @@ class Update:
             problem = f"is {request.version}, served is {self.pool.policy_version}"
             remedy = "Continue from the highest version of all servers."
             raise UpdateRefused(problem, key="version", remedy=remedy, code="version-not-newer")
-        if not self._is_known(request):
+        if not self._known_as(request):
             check_sync(request, self.model)
         self.is_busy = True
         return attached
 
-    def _is_known(self, request: SyncRequest) -> bool:
+    def _known_as(self, request: SyncRequest) -> SyncRequest | None:
+        """The request of the same tensors that the workers got in this group."""
         attached, known = self._known or (None, None)
-        return known is not None and request.tensors is known.tensors and attached is self.communicator.attached
+        is_like = known is not None and request.tensors is known.tensors and attached is self.communicator.attached
+        return known if is_like else None
 
     async def _receive(self, request: SyncRequest, *, in_place: bool = False) -> Staged:
         """What is announced, on all workers, verified and merged.
@@ -185,8 +187,8 @@ class Update:
         they merge as soon as an adapter has arrived.
         """
         began, attached = time.perf_counter(), self.communicator.attached
-        if self._known is not None and self._is_known(request):
-            await self.pool.call_all("rollmatch_receive_again", request.sync_id, self._known[1].sync_id)
+        if known := self._known_as(request):
+            await self.pool.call_all("rollmatch_receive_again", request.sync_id, known.sync_id)
         else:
             await self.pool.call_all("rollmatch_receive", to_wire(plan_of(request, self.model, in_place=in_place)))
         if in_place:
@@ -196,7 +198,7 @@ class Update:
             problem = "it was dropped while it ran"
             raise UpdateRefused(problem, key=request.sync_id, remedy="Sync again.", code="sync-dropped")
         check_aliases(digests, self.model)
-        if not self._is_known(request) and may_repeat(request):
+        if not known and may_repeat(request):
             self._known = attached, request
         return Staged(
             sync_id=request.sync_id,

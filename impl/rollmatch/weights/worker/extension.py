@@ -86,7 +86,7 @@ class WorkerExtension:
         return self._rollmatch_begin(self._rollmatch_needed().known_plan(sync_id, like=like))
 
     @_with_failure
-    def rollmatch_poll(self, wait_s: float = 0.0) -> Reply:
+    def rollmatch_poll(self, wait_s: float) -> Reply:
         """How far joining and receiving are: ``busy``, or ``idle`` with the digests of all that has arrived."""
         self._rollmatch_needed().wait(wait_s)
         progress = self._rollmatch_needed().progress()
