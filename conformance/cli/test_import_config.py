@@ -180,6 +180,39 @@ def test_what_differs_in_substance_is_listed_with_its_reason():
     assert "custom.train_jsonl" not in made.text()
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields", "key", "value", "left_out"),
+    [
+        ("trl", {"gradient_accumulation_steps": 4, "steps_per_generation": 8}, f"{GRPO}.steps_per_generation", 2, None),
+        (
+            "trl",
+            {"gradient_accumulation_steps": 4, "steps_per_generation": 2},
+            f"{GRPO}.steps_per_generation",
+            1,
+            "steps_per_generation",
+        ),
+        ("trl", {"warmup_ratio": 0.1, "min_p": 0}, "training.warmup_steps", 0.1, None),
+        ("trl", {"use_vllm": True}, f"{MATCHING}.rollout_backend", "vllm", None),
+        ("swift", {"use_vllm": False}, f"{MATCHING}.rollout_backend", "hf", None),
+        ("trl", {"top_k": 0}, f"{MATCHING}.decoding.top_k", -1, None),
+        ("trl", {"vllm_enable_sleep_mode": True}, f"{MATCHING}.vllm.sleep_level", 1, None),
+        ("trl", {"vllm_server_host": "0.0.0.0"}, f"{SERVER}.base_url", "http://127.0.0.1:8000", None),
+        ("trl", {"attn_implementation": "sdpa"}, "model.attn_impl", "sdpa", None),
+        ("trl", {"lora_target_modules": ["q", "v"]}, "tuner.target_regex", r".*\.(q|v)", None),
+        ("trl", {"max_prompt_length": 7, "max_completion_length": 5}, "global_max_length", 12, None),
+        ("swift", {"sleep_level": 2}, f"{MATCHING}.vllm.sleep_level", 1, None),
+        ("swift", {"adapters": ["a"]}, "model.adapter", "a", None),
+        ("swift", {"adapters": ["a", "b"]}, "model.adapter", None, "adapters"),
+        ("swift", {"advantage_estimator": "rloo"}, f"{GRPO}.baseline", "leave_one_out", None),
+        ("swift", {"dataset": ["a.jsonl", "b.jsonl"]}, "custom.train_jsonl", None, "dataset"),
+    ],
+)
+def test_a_value_of_the_source_becomes_ours_or_is_left_out(kind, fields, key, value, left_out):
+    made = convert(kind, fields)
+    assert made.keys.get(key) == value
+    assert made.left_out.keys() - convert(kind, {}).left_out.keys() == ({left_out} if left_out else set())
+
+
 @given(st.integers(1, 64), st.integers(1, 16), st.integers(2, 16))
 def test_a_step_keeps_its_number_of_completions(size, accumulation, group):
     fields = {

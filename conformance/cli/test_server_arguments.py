@@ -224,9 +224,15 @@ def test_the_default_address_is_loopback(monkeypatch):
     assert found == [("127.0.0.1", settings.port)]
 
 
-def test_what_the_server_s_own_arguments_default_to():
+def test_what_the_server_s_own_arguments_default_to(monkeypatch):
+    for name in ("VLLM_CPU_KVCACHE_SPACE_MIB", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
     settings = vllm_serve.make_settings(serve_options(""), on_gpu=False)
-    assert settings.max_model_len == 4096
+    assert (settings.max_model_len, settings.port, settings.world_size) == (4096, 8000, 1)
+    on_cpu = {"kv_cache_memory_bytes": 512 * 2**20, "enforce_eager": True, "enable_chunked_prefill": False}
+    assert settings.engine_arguments == {"gpu_memory_utilization": 0.9} | on_cpu
+    two = vllm_serve.make_settings(serve_options("--data-parallel-size 2"), on_gpu=True)
+    assert json.loads(vllm_serve.make_command(two, on_gpu=True).words[-1])["gpus"] == ["0", "1"]
     assert serve_options("--tensor-parallel-size 3 --enable-prefix-caching false").enable_prefix_caching is False
     with pytest.raises(SystemExit):
         serve_options("--enable_prefix_caching maybe")

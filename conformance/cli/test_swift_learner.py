@@ -2,7 +2,10 @@
 
 import json
 import os
+import runpy
 import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -167,6 +170,18 @@ answers, origin = json.loads(sys.argv[2])
 rewards = {name: orms[name](args=None)(answers, origin=origin, messages=None) for name in known.reward_funcs}
 print("\\n" + json.dumps([unknown, known.vllm_server_port, rewards]))
 """
+
+
+def test_rewards_are_registered_as_ms_swift_s(monkeypatch):
+    orms, sample = {}, scenes()[0]
+    monkeypatch.setitem(sys.modules, "swift", ModuleType("swift"))
+    monkeypatch.setitem(sys.modules, "swift.rewards", SimpleNamespace(ORM=object, orms=orms))
+    monkeypatch.setenv(CONFIG_VARIABLE, json.dumps([str(CONFIG), *absolute(), SUMMARY]))
+    runpy.run_module("rollmatch.cli.swift_rewards")
+    answers, origin = [f"1 digit: one {sample.objects[0].desc}", "nothing"], [sample.origin] * 2
+    judged = {name: orm()(answers, origin=origin, messages=None) for name, orm in orms.items()}
+    assert judged.keys() == {"form", "count", "content"}
+    assert (judged["form"], judged["content"][1]) == ([1, 0], 0)
 
 
 @pytest.mark.swift

@@ -135,6 +135,12 @@ def test_without_ray_the_package_is_named(capsys, monkeypatch):
     assert "[ray-missing] ray is not installed" in capsys.readouterr().err
 
 
+def test_commands_of_named_numbers_are_shown_without_a_cluster(capsys):
+    elsewhere = ["--address", "127.0.0.1:1", "--servers", "2", "--learners", "1", "--dry-run"]
+    assert main(["up", str(MATCHING), *elsewhere]) == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["serve", "serve", "train"]
+
+
 def test_a_held_port_is_free_for_the_ranks_rendezvous_only():
     """Seconds pass until ranks listen there, and every connection on the machine takes a free port."""
     from rollmatch.cli.ray_command import hold_port  # imports Ray, for a second

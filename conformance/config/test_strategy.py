@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 
 from conformance.refusals import refused
+from conformance.rollout.digits import load_digits
 from conformance.scenarios.configs import config_with
 from rollmatch.cli import strategy_check
 from rollmatch.config.strategy import read_strategy
@@ -166,3 +168,20 @@ def test_ranks_that_would_share_rows_are_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
     with refused("parallelism-unsupported", key="ACCELERATE_USE_PARALLELISM_CONFIG", remedy="fsdp2"):
         strategy_check.check_strategy(config_with("training.strategy=fsdp2"), learner_world_size=2)
+
+
+@pytest.mark.parametrize(("strategy", "is_shared"), [("ddp", False), ("fsdp2", True)])
+def test_transformers_is_told_how_weights_are_shared(monkeypatch, tmp_path, strategy, is_shared):
+    from rollmatch.cli import assemble, distribution  # seconds to load
+
+    monkeypatch.setattr(distribution, "_split_on_cpus", (split := []).append)
+    config = load_digits(f"training.output_dir={tmp_path}", f"training.strategy={strategy}", "training.bf16=true")
+    arguments = assemble.make_arguments(config)
+    given = arguments.fsdp_plugin_args or {}
+    precision = given.get("mixed_precision_policy")
+    assert (bool(arguments.fsdp), given.get("fsdp_version"), len(split)) == (
+        (True, 2, 1) if is_shared else (False, None, 0)
+    )
+    assert (precision is not None and precision.reduce_dtype) == (is_shared and torch.float32)
+    each = {"sync_each_batch": True} if is_shared else None
+    assert arguments.accelerator_config.gradient_accumulation_kwargs == each

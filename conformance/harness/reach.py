@@ -26,17 +26,21 @@ SLOW_TESTS = {
     "dialects/trl/vllm_client.py": ("conformance/server/test_vllm_client.py",),
     "server/chunked_update.py": (f"{SERVER}_swift_adapter.py",),
     "cli/ray_": tuple(
-        f"conformance/cli/test_up_on_cluster.py::test_a_{name}"
+        f"conformance/cli/test_up{name}"
         for name in (
-            "cluster_that_is_too_small_is_refused_with_its_numbers",
-            "server_that_is_lost_too_often_ends_the_run",
-            "server_that_comes_back_at_another_address_ends_the_run",
+            "_on_cluster.py::test_a_cluster_that_is_too_small_is_refused_with_its_numbers",
+            "_on_cluster.py::test_a_server_that_is_lost_too_often_ends_the_run",
+            "_on_cluster.py::test_a_server_that_comes_back_at_another_address_ends_the_run",
+            ".py::test_an_interrupt_ends_the_run_on_this_machine_with_a_checkpoint_and_leaves_nothing",
         )
     ),
+    "cli/torchvision_hook.py": ("conformance/cli/test_doctor.py",),
+    "cli/vectors.py": ("conformance/vectors/test_vectors.py",),
+    "cli/assemble.py": ("conformance/cli/test_callbacks.py",),
     "cli/processes.py": ("conformance/cli/test_learner_launcher.py",),
     "cli/learner.py": ("conformance/cli/test_learner_launcher.py",),
     "cli/shutdown.py": ("conformance/server/test_shutdown.py",),
-    "cli/watch.py": ("conformance/cli/test_train_resume.py",),
+    "cli/watch.py": ("conformance/cli/test_callbacks.py", "conformance/cli/test_train_resume.py"),
     "cli/run.py": ("conformance/cli/test_train_resume.py",),
     "startup.py": ("conformance/test_startup.py",),
     "ranks.py": ("conformance/test_ranks.py",),

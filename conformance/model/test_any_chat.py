@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from conformance.refusals import refused
+from rollmatch.cli.vineppo_objective import make_world
+from rollmatch.config import load_config
 from rollmatch.model.images import NO_IMAGES
 from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import CoordTokensMissing, Vocabulary
@@ -95,3 +97,10 @@ def test_a_template_of_one_turn_is_refused(template):
         single.reply_token_ids("no", True)
     assert single.text_token_ids("no", True) == single.vocabulary.encode("no")
     assert template.reply_token_ids("no", True)
+
+
+@pytest.mark.parametrize(("observations", "method"), [("chat", "reply_token_ids"), ("text", "text_token_ids")])
+def test_observations_are_written_as_configured(template, observations, method):
+    named = f"custom.extra.environment.observations={observations}"
+    world = make_world(load_config(MODELS.parent / "tasks/treasures.yaml", [named]), template)
+    assert world.reply("no", True) == getattr(template, method)("no", True)

@@ -178,6 +178,7 @@ def test_the_resolved_config_is_kept_in_the_run_directory(tmp_path, resumed, cap
     capsys.readouterr()
     _announce(event, config, resumed=resumed)
     assert load_config(tmp_path / RESOLVED) == config
+    assert (tmp_path / RESOLVED).stat().st_mode & 0o777 == 0o600  # arguments of other libraries may be secrets
     out = capsys.readouterr().out
     assert ("learning_rate" in out) == ("training samples: 40 -> 20" in out) == resumed
     assert "train prompts of more than 90 tokens: 3 skipped, 0 truncated" in out

@@ -11,6 +11,7 @@ from conformance.server.stand_in import STOP, PretendingReplica, refusal
 from conformance.server.test_engine_pool import pool_of, requests_for_ids
 from conformance.server.test_server_requests import batch
 from conformance.server.test_server_updates import OPEN, full_sync
+from rollmatch.server.payloads import Sampling
 
 SWIFT_ROUTES = (
     *("/health/", "/infer/", "/get_world_size/", "/init_communicator/", "/update_flattened_params/"),
@@ -234,6 +235,32 @@ def test_a_second_communicator_is_refused_until_the_first_is_closed(start):
     assert post("/close_communicator/")[0] == 200
     assert post("/init_communicator/", GROUP | {"port": 23001})[0] == 200
     assert post("/update_named_param/", spec)[0] == 200
+
+
+GIVEN = {"max_tokens": 3, "temperature": 0.5, "top_p": 0.75, "top_k": 9, "min_p": 0.25, "repetition_penalty": 1.5}
+GIVEN_TO_SWIFT = GIVEN | {"presence_penalty": 0.5, "frequency_penalty": -0.5}
+FURTHER = {"min_tokens": 2, "ignore_eos": True, "stop_token_ids": [3], "logit_bias": {4: -1.0}, "presence_penalty": 0.5}
+SWIFT = {"infer_requests": [{"prompt_token_ids": [5]}]}
+WHOLE = {"max_tokens": 63, "temperature": 1.0}
+"""A response that fills up the model's length."""
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "sampling"),
+    [
+        ("/generate/", {"prompts": [[5]]}, {"max_tokens": 16, "temperature": 1.0, "logprobs": True}),
+        ("/generate/", {"prompts": [[5]], "logprobs": None, "generation_kwargs": FURTHER, **GIVEN}, GIVEN | FURTHER),
+        ("/infer/", SWIFT, WHOLE),
+        ("/infer/", SWIFT | {"request_config": GIVEN_TO_SWIFT}, GIVEN_TO_SWIFT),
+        ("/inference/v1/generate/", {"token_ids": [5]}, WHOLE),
+        ("/inference/v1/generate/", {"token_ids": [5], "sampling_params": GIVEN | FURTHER}, GIVEN | FURTHER),
+    ],
+)
+def test_a_call_is_sampled_as_it_says_and_else_by_the_defaults_of_its_dialect(start, route, body, sampling):
+    parts, post, _ = start()
+    assert post(route, body)[0] == 200
+    (draw,) = [draw for replica in parts.pool.replicas for draw in replica.generated]
+    assert (draw.sampling, draw.seed, draw.stop, draw.num_top) == (Sampling(**sampling), None, (), 0)
 
 
 def test_a_chat_of_trl_is_rendered_as_one_of_ms_swift_with_seeds_of_its_own(start):

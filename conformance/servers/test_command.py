@@ -212,7 +212,7 @@ def test_the_main_command_hands_over_or_names_the_package(monkeypatch, capsys):
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 4
     monkeypatch.setitem(sys.modules, "conformance.servers.command", None)
     assert rollmatch(["judge", "http://127.0.0.1:9"]) == 1
-    assert "pip install rollmatch-conformance" in capsys.readouterr().err
+    assert "[judge-not-installed] servers: rollmatch-conformance is not installed" in capsys.readouterr().err
 
 
 def test_no_progress_bar_stands_between_the_verdicts(capfd):

@@ -49,7 +49,7 @@ def make_arguments(config: RunConfig) -> TrainingArguments:
         name: getattr(training, name) for name in (*TRAINER_KEYS, "per_device_train_batch_size")
     }
     named |= {
-        "report_to": [name for name in training.report_to if name != "none"],
+        "report_to": list(training.report_to),
         "eval_strategy": "steps" if training.eval_steps else "no",
         "eval_steps": training.eval_steps or None,
         "save_strategy": "steps",

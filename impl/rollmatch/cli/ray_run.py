@@ -52,6 +52,12 @@ class RunPart:
     is_over: bool = False
     """Has ended, and is not started again."""
 
+    @property
+    def at(self) -> ActorSite:
+        """Where its actor is, once it is placed."""
+        assert self.site is not None
+        return self.site
+
     def locate(self) -> None:
         """Ask where its actor is now."""
         self.is_placed, self.call = False, self.actor.site.remote()
@@ -92,7 +98,7 @@ class RayRun:
             try:
                 self._watch(lambda: all(part.is_placed for part in self._parts) or bool(self._signals))
                 if not self._signals:
-                    self._words.settle([part.site.host for part in self._servers if part.site])
+                    self._words.settle([part.at.host for part in self._servers])
                     for part in self._servers:
                         self._start(part)
                     self._start_learner()
@@ -119,9 +125,8 @@ class RayRun:
 
         self._watch(is_done, for_s=for_s)
         for part in running:
-            if not part.is_over:
-                ray.kill(part.actor)  # its command goes with it
-                part.is_running, part.is_over = False, True
+            ray.kill(part.actor)  # a command that has not ended goes with it
+            part.is_running, part.is_over = False, True
 
     def _watch(self, is_done: Callable[[], bool], *, for_s: float = float("inf")) -> None:
         until = time.monotonic() + for_s
@@ -170,18 +175,18 @@ class RayRun:
         self._start(part)
 
     def _start(self, part: RunPart) -> None:
-        gpus = part.site.gpus if part.site else ()
+        gpus = part.at.gpus
         if part in self._servers:
             words = self._words.server(self._servers.index(part), gpus)
         else:
-            resume, first = part.num_restarts > 0, self._learners[0].site
-            endpoint = base_url_of(first.host, first.port).removeprefix("http://") if first else ""
+            resume, first = part.num_restarts > 0, self._learners[0].at
+            endpoint = base_url_of(first.host, first.port).removeprefix("http://")
             words = self._words.learner(gpus, resume=resume, node=part.index, endpoint=endpoint)
         part.call, part.is_running = part.actor.start.remote(words, self._words.environment, os.getcwd()), True
 
     def _started(self, part: RunPart, pid: int) -> str:
         url = f" at {self._words.url(self._servers.index(part))}" if part in self._servers else ""
-        return f"rollmatch up: {part.name}{url} is process {pid} on node {part.site.node[:8] if part.site else ''}"
+        return f"rollmatch up: {part.name}{url} is process {pid} on node {part.at.node[:8]}"
 
     def _ended(self, part: RunPart, code: int) -> None:
         """The learner's end is the run's, unless it can be resumed; a server is started again."""
