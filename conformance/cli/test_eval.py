@@ -1,7 +1,9 @@
 """``rollmatch eval``: a split through the configured backend, its figures and its page."""
 
+import io
 import json
 import re
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -33,7 +35,10 @@ def run_eval(subject, out, *arguments, overrides=()):
 def evaluated(tmp_path_factory):
     """The digits model of stage 1 on six validation scenes."""
     out = tmp_path_factory.mktemp("eval")
-    assert run_eval(ROOT / "fixtures/digits/digits.yaml", out, "--limit", "6") == 0
+    with redirect_stdout(io.StringIO()) as printed:
+        assert run_eval(ROOT / "fixtures/digits/digits.yaml", out, "--limit", "6") == 0
+    metrics = json.loads((out / "eval.json").read_text())["metrics"]
+    assert f"AP50         {metrics['AP50']:.3f}\n" in printed.getvalue()
     return out
 
 

@@ -8,7 +8,9 @@ import pytest
 import responses
 
 from conformance.dialects.swift_double import QUICK, RULES, error_of, prompts
-from conformance.scenarios.configs import not_refused
+from conformance.refusals import refused
+from conformance.scenarios.configs import config_with, not_refused
+from rollmatch.cli import connect
 from rollmatch.dialects.http import HttpServer
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.errors import RollmatchError
@@ -217,6 +219,13 @@ def test_a_server_that_comes_late_is_waited_for(double):
     double.health_status = 503
     threading.Timer(0.6, lambda: setattr(double, "health_status", 200)).start()
     connect_all([RolloutServer(double.url, ClientSettings(timeout_s=5))])
+
+
+def test_a_server_that_applies_the_chat_template_itself_gets_no_truncated_prompts(server, double):
+    with refused("prompt-not-truncated", "overlong", problem=double.url):
+        connect._check_dialects_of(config_with("overlong=truncate_left"), [server])
+    with not_refused():
+        connect._check_dialects_of(config_with("overlong=skip"), [server])
 
 
 @pytest.mark.scenario(

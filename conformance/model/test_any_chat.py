@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from conformance.refusals import refused
+from rollmatch.cli.plugins import with_first_observations
 from rollmatch.cli.vineppo_objective import make_world
 from rollmatch.config import load_config
+from rollmatch.errors import ErrorList
 from rollmatch.model.images import NO_IMAGES
 from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import CoordTokensMissing, Vocabulary
@@ -104,3 +106,15 @@ def test_observations_are_written_as_configured(template, observations, method):
     named = f"custom.extra.environment.observations={observations}"
     world = make_world(load_config(MODELS.parent / "tasks/treasures.yaml", [named]), template)
     assert world.reply("no", True) == getattr(template, method)("no", True)
+
+
+@pytest.mark.parametrize(("system", "before"), [("Be brief.", [("system", "Be brief.")]), ("", [])])
+def test_a_sample_without_messages_is_asked_the_configured_ones_and_shown_what_comes_first(system, before):
+    prompts = [f"custom.prompts.system='{system}'", "custom.prompts.user=Go."]
+    config = load_config(MODELS.parent / "tasks/treasures.yaml", prompts)
+    played = replace(ASKED, messages=(), metadata={"start": 5, "near": 4, "far": 15})
+    (shown,) = with_first_observations(config, [played])
+    *first, (role, text) = shown.messages
+    assert (first, role, text.startswith("Go.\n")) == (before, "user", True)
+    with pytest.raises(ErrorList):
+        with_first_observations(config, [played, replace(played, metadata={})])

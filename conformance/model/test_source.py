@@ -10,7 +10,9 @@ from transformers import AutoModelForCausalLM
 from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.checkpoints import make_checkpoint
 from conformance.refusals import refused
+from conformance.rollout.digits import load_digits
 from rollmatch.checkpoint import MANIFEST
+from rollmatch.cli.assemble import _engine_arguments
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.model.policy import load_adapters, load_policy, unwrap
@@ -154,3 +156,5 @@ def test_settings_of_the_processor_reach_it(tmp_path):
         for patches in (4, 64)
     )
     assert small.images.growth(((200, 200),)) < large.images.growth(((200, 200),))
+    arguments = _engine_arguments(load_digits("model.processor_kwargs={max_pixels: 784}"))
+    assert arguments["mm_processor_kwargs"] == {"max_pixels": 784}

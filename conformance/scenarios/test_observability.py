@@ -169,7 +169,9 @@ def test_the_resolved_config_is_kept_in_the_run_directory(tmp_path, resumed, cap
     (tmp_path / RESOLVED).write_text("training: {learning_rate: 0.25}\n")
     prompts = {"train": {"limit": 90, "num_skipped": 3, "num_truncated": 0}}
     event = {"event": "run", "prompts": prompts, "num_train_samples": 20} | describe(config, nn.Linear(2, 2), Ranks())
-    Journal(tmp_path / JOURNAL).write("run", num_train_samples=40)
+    journal = Journal(tmp_path / JOURNAL)
+    journal.write("tensors", number=1)
+    journal.write("run", num_train_samples=40)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", fill)
         with pytest.raises(OSError, match="full"):
