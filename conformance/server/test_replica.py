@@ -4,6 +4,7 @@ vLLM takes seconds to import, so each test does it by itself: collecting this fi
 """
 
 import asyncio
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from rollmatch.server import replica
 from rollmatch.server.payloads import Sampling
 from rollmatch.server.prompts import EnginePrompt
 from rollmatch.server.replica import EngineRequest, VllmReplica
+from rollmatch.server.settings import ServerSettings
 
 ALL = {"temperature": 0.5, "top_p": 0.75, "top_k": 9, "min_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": 0.5}
 ALL |= {"frequency_penalty": -0.5, "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [3], "logit_bias": {4: -1.0}}
@@ -21,6 +23,30 @@ ALL |= {"frequency_penalty": -0.5, "min_tokens": 2, "ignore_eos": True, "stop_to
 def request_with(sampling, **fields):
     prompt = EnginePrompt(token_ids=[5], images=[], expanded_len=1)
     return EngineRequest(prompt=prompt, sampling=Sampling(max_tokens=7, **sampling), **{"seed": None} | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "backend", "visible", "method"),
+    [
+        ({}, "uni", None, "fork"),
+        ({"gpus": ("6", "7")}, "uni", "7", "spawn"),
+        ({"gpus": ("4", "5", "6", "7"), "tensor_parallel_size": 2}, None, "6,7", "spawn"),
+    ],
+)
+def test_each_replica_has_gpus_and_a_seed_of_its_own(monkeypatch, fields, backend, visible, method):
+    from vllm.engine import arg_utils
+    from vllm.v1.engine import async_llm
+
+    given, names = [], ("CUDA_VISIBLE_DEVICES", "VLLM_WORKER_MULTIPROC_METHOD")
+    monkeypatch.setattr(
+        arg_utils, "AsyncEngineArgs", lambda **each: SimpleNamespace(create_engine_config=lambda: given.append(each))
+    )
+    monkeypatch.setattr(async_llm, "AsyncLLM", SimpleNamespace(from_vllm_config=lambda *_, **__: None))
+    monkeypatch.setattr(os, "environ", {})
+    settings = {"model": "m", "dtype": "float32", "max_model_len": 64, "engine_arguments": {"seed": 7}}
+    VllmReplica(ServerSettings(**settings, data_parallel_size=2, **fields), index=1)
+    assert (given[0]["seed"], given[0].get("distributed_executor_backend")) == (8, backend)
+    assert [os.environ.get(name) for name in names] == [visible, method]
 
 
 @pytest.mark.parametrize("given", [{}, ALL])

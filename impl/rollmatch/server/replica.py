@@ -196,11 +196,7 @@ class VllmReplica:
     def unfinished_tokens(self) -> dict[str, int]:
         """As the protocol: vLLM hands out whole responses only, but collects their tokens in this process."""
         states = list(self.engine.output_processor.request_states.values())
-        return {
-            state.external_req_id: state.detokenizer.num_output_tokens()
-            for state in states
-            if state.detokenizer is not None
-        }
+        return {state.external_req_id: state.detokenizer.num_output_tokens() for state in states}
 
     def is_dead(self) -> bool:
         """As the protocol."""
