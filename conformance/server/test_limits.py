@@ -155,3 +155,9 @@ def test_a_full_queue_is_429(served):
     parts.pool._loads[0] = 2
     assert call(client, "/generate/", {"prompts": [[5]], "n": 2})[:2] == (429, "server-busy")
     assert client.post("/generate/", json={"prompts": [[5]]}).status_code == 200
+
+
+@pytest.mark.parametrize(("body", "status"), [(b'{"prompts": [[5]]}', 200), (b'{"prompts": [[5]', 422)])
+def test_a_body_that_is_decoded_beside_the_loop_is_read_as_others_are(served, body, status):
+    headers = {"content-type": "application/json"}
+    assert served()[1].post("/generate/", content=body + b" " * 100_000, headers=headers).status_code == status

@@ -122,6 +122,7 @@ def test_every_server_is_paused_updated_and_resumed(start, num_servers):
     doubles = [StockDouble() for _ in range(num_servers)]
     sender = start(*doubles)
     assert isinstance(sender, StockSender)
+    assert sender.check(()) is False, "these servers do not list their tensors"
     for version in (1, 2):
         for double in doubles:
             double.calls.clear()

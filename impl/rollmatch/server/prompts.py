@@ -130,13 +130,10 @@ class PromptMaker:
 
     def _tokenise(self, text: str, *, item: int, key: str, add_special_tokens: bool) -> list[int]:
         limit = self.reader.limits.max_text_bytes
-        if len(text) > limit or len(text.encode(errors="replace")) > limit:
+        if len(text) > limit or len(text.encode()) > limit:
             remedy = "Shorten the prompt, or raise custom.extra.rollout_server.limits.max_text_bytes."
             raise Refusal(f"has more than {limit} bytes", code="prompt-too-long", key=key, remedy=remedy, item=item)
-        try:
-            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        except (UnicodeEncodeError, TypeError) as error:  # half a surrogate pair, which JSON can hold
-            raise Refusal(f"is no valid text: {error}", code="messages-invalid", key=key, item=item) from error
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
