@@ -54,12 +54,12 @@ def run(tmp_path_factory):
     )
     variables = {"WANDB_MODE": "offline", "WANDB_DIR": str(folder), "WANDB_SILENT": "true"}
     code, output = finish(train_command(*words), folder / "log.txt", **variables)
-    assert code == 0, output[-3000:]
-    return folder, output, words
+    return folder, output, words, code
 
 
 def test_a_run_whose_evaluations_get_no_better_ends_with_a_checkpoint(run):
-    folder, output, _ = run
+    folder, output, _, code = run
+    assert code == 0, output[-3000:]
     assert "early stopping: f1 has not got better than" in output
     assert [event["step"] for event in journal_of(folder / "run", "step")] == [1, 2]
     assert [event["step"] for event in journal_of(folder / "run", "finished")] == [2]
@@ -103,7 +103,7 @@ def test_the_page_shows_completions_of_all_of_a_long_run():
 
 
 def test_a_resumed_run_remembers_how_long_nothing_has_got_better(run):
-    folder, _, words = run
+    folder, _, words, _ = run
     directory = shutil.copytree(folder / "run", folder / "resumed")
     again = (*words, f"training.output_dir={directory}", "training.report_to=none")
     code, output = finish(train_command(*again, flags=("--resume",)), folder / "resumed.txt")
