@@ -15,7 +15,7 @@ from conformance.refusals import refused
 from conformance.rollout.digits import MODEL, ROOT
 from conformance.server.instance import free_port
 from conformance.server.stand_in import make_stand_in
-from rollmatch.cli import connect, main, server_arguments, server_process, vllm_serve
+from rollmatch.cli import connect, main, rollout_server, server_arguments, server_process, vllm_serve
 from rollmatch.config import load_config
 from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.dialects.native.group import resolve
@@ -222,6 +222,14 @@ def test_the_default_address_is_loopback(monkeypatch):
     settings = vllm_serve.make_settings(serve_options(f"--port {free_port()}"), on_gpu=False)
     assert server_process.run(vllm_serve.make_command(settings, on_gpu=False).words[-1]) == 0
     assert found == [("127.0.0.1", settings.port)]
+
+
+@pytest.mark.parametrize("key", ["k", ""])
+def test_a_server_guards_itself_by_the_key_of_the_environment(monkeypatch, key):
+    monkeypatch.setenv("ROLLMATCH_API_KEY", key)
+    by_arguments = vllm_serve.make_settings(serve_options(""), on_gpu=False)
+    by_yaml = rollout_server.make_settings(configured(""), port=8000, replicas=1, on_gpu=False)
+    assert by_arguments.api_key == by_yaml.api_key == (key or None)
 
 
 def test_what_the_server_s_own_arguments_default_to(monkeypatch):

@@ -185,3 +185,12 @@ def test_transformers_is_told_how_weights_are_shared(monkeypatch, tmp_path, stra
     assert (precision is not None and precision.reduce_dtype) == (is_shared and torch.float32)
     each = {"sync_each_batch": True} if is_shared else None
     assert arguments.accelerator_config.gradient_accumulation_kwargs == each
+
+
+@pytest.mark.parametrize(("is_frozen", "finds"), [("true", None), ("false", True)])
+def test_ranks_wait_for_no_gradient_of_a_tower_that_a_batch_does_not_use(tmp_path, is_frozen, finds):
+    from rollmatch.cli.assemble import make_arguments  # seconds to load
+
+    tower = (f"tuner.freeze_vit={is_frozen}", f"tuner.freeze_aligner={is_frozen}")
+    arguments = make_arguments(load_digits(f"training.output_dir={tmp_path}", *tower))
+    assert arguments.ddp_find_unused_parameters == finds

@@ -237,6 +237,15 @@ def test_a_second_communicator_is_refused_until_the_first_is_closed(start):
     assert post("/update_named_param/", spec)[0] == 200
 
 
+def test_tools_of_a_chat_reach_the_template(start, monkeypatch):
+    parts, post, _ = start()
+    monkeypatch.setattr(parts.prompts.tokenizer, "chat_template", "{{ 'some' if tools else 'none' }}")
+    for tools in ([{"type": "function", "function": {"name": "f"}}], None):
+        assert post("/chat/", {"messages": [[{"role": "user", "content": "a"}]], "tools": tools})[0] == 200
+    drawn = [draw for replica in parts.pool.replicas for draw in replica.generated]
+    assert sorted(parts.prompts.decode(draw.prompt.token_ids) for draw in drawn) == ["none", "some"]
+
+
 GIVEN = {"max_tokens": 3, "temperature": 0.5, "top_p": 0.75, "top_k": 9, "min_p": 0.25, "repetition_penalty": 1.5}
 GIVEN_TO_SWIFT = GIVEN | {"presence_penalty": 0.5, "frequency_penalty": -0.5}
 FURTHER = {"min_tokens": 2, "ignore_eos": True, "stop_token_ids": [3], "logit_bias": {4: -1.0}, "presence_penalty": 0.5}
