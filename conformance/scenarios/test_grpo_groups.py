@@ -63,6 +63,10 @@ def segments_of(*given, **where):
     return [segment for group in targets_of(*given, **where).segments for segment in group]
 
 
+def test_the_loss_is_of_the_distribution_that_was_sampled_from():
+    assert objective_with("~.decoding.temperature=0.5").policy_rules.temperature == 0.5
+
+
 @pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#5,6"])
 @pytest.mark.parametrize(
     ("start", "cap", "old", "engine"),

@@ -76,7 +76,7 @@ def _policy_rules(config: RunConfig, template: Template) -> PolicyRules:
         correction_cap=rules.correction_cap,
         normalize=rules.normalize,
         max_new_tokens=environment.max_response_tokens if environment.name else rollout.max_new_tokens,
-        temperature=rollout.decoding.temperature or 1.0,
+        temperature=rollout.decoding.temperature,
         excluded_ids=template.banned_ids,
     )
 
