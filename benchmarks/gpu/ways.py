@@ -69,7 +69,7 @@ class Direct:
         self.engines.answers()
         self._wait_ready(sync_id)
         digests = self._send()
-        while (answers := self.engines.call("rollmatch_poll"))[0][0]["state"] != "idle":
+        while (answers := self.engines.call("rollmatch_poll", 0.0))[0][0]["state"] != "idle":
             time.sleep(0.001)
         self._check(digests, answers)
         self.known, self.in_place = None, True
