@@ -57,6 +57,8 @@ OPTIONS = (
     "-p",
     "no:cacheprovider",
 )
+COSTLY = ("engine", "slow", "wide")
+"""Markers of tests that take many seconds: they judge last."""
 VERDICTS = {0: "passed", 1: "failed", 2: "broken"}
 """Exit status of a fork: an assertion failed; the tests could not run. Any other status is ``timeout``."""
 
@@ -181,9 +183,16 @@ class Listener:
             self.num_passed += report.passed
             self.failed += [report.nodeid] * report.failed
 
-    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: any(item.get_closest_marker(name) for name in COSTLY))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
+        """After each test: set before one, it would end the run after that one only."""
+        done = yield
         if self.failed or time.process_time() > self.budget_s:
             item.session.shouldstop = "a test failed, or the budget is spent"
+        return done
 
 
 def link_tree(target: Path, path: Path, source: str) -> None:
