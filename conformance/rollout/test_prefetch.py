@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from conformance.refusals import refused
 from conformance.scenarios.prefetching import GREEDY, requests_of, rollouts_of
+from conformance.servers.talk import in_thread
 from rollmatch.errors import RolloutError
 from rollmatch.rollout import prefetch as module
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules, PrefetchStuck
@@ -139,6 +140,7 @@ def test_a_server_that_continues_with_old_weights_is_an_error():
         assert len(prefetch.collect(3, min_version=2)[0]) == 2
 
 
+@pytest.mark.scenario(clauses=["prefetch/a-stuck-prefetcher-is-an-error#1"])
 @pytest.mark.parametrize("error", [RolloutError("no", key="x"), KeyError("choices"), OSError("reset")])
 def test_an_error_of_a_caller_reaches_the_learner_wherever_it_is(error):
     servers = Servers(1)
@@ -148,7 +150,7 @@ def test_an_error_of_a_caller_reaches_the_learner_wherever_it_is(error):
         prefetch.collect(0, min_version=1)
         prefetch.submit(1, requests_of(1, 1), (1,))
         with pytest.raises(type(error)) as caught:
-            prefetch.collect(1, min_version=1)
+            in_thread(prefetch.collect, 1, min_version=1).result(timeout=10)
         assert caught.value is error
         for word in (prefetch.check, prefetch.quiet().__enter__):
             with pytest.raises(type(error)):

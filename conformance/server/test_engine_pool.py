@@ -161,6 +161,7 @@ def test_a_caller_that_leaves_before_the_workers_are_called_leaves_no_call_behin
     assert [str(warning.message) for warning in recwarn] == []  # Python's, of a coroutine that nobody awaits
 
 
+@pytest.mark.scenario(clauses=["rollout-server/every-rollout-names-the-weights-that-made-it#3"])
 @pytest.mark.parametrize("state", ["weights-not-set", "weights-broken"])
 def test_nothing_is_generated_with_weights_that_are_not_whole(state):
     async def run():
