@@ -1,6 +1,7 @@
 """Tests that need a browser, network namespaces, openspec, DeepSpeed, ...: left out, and named, where these lack.
 
-With ``ROLLMATCH_STRICT=1``, as in CI, those not in ``OPTIONAL`` run everywhere and fail where their tool is missing.
+So are ``wide`` tests, unless ``-m`` names them. With ``ROLLMATCH_STRICT=1``, as in CI, they run, and so do those that
+need a tool: those not in ``OPTIONAL`` fail where it is missing.
 ms-swift is large: what it says about itself is recorded, and ``swift`` tests compare with the installed one.
 """
 
@@ -10,6 +11,7 @@ import socket
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import pytest
 
@@ -98,15 +100,19 @@ TOOLS: dict[str, tuple[Callable[[], object], str]] = {
 }
 OPTIONAL = ("deepspeed", "swift", "trl", "verifiers", "verifiers_v1")
 """Tools that CI goes without."""
+WIDE = "wide"
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what cannot run here."""
+    """Deselect what cannot run here, and ``wide`` tests that nobody asked for; what ``-m`` left out is not counted."""
     left_out = config.stash.setdefault(LEFT_OUT, {})
     strict = os.environ.get("ROLLMATCH_STRICT") == "1"
     wanted = OPTIONAL if strict else tuple(TOOLS)
     missing = [name for name in wanted if not TOOLS[name][0]()]
+    if not strict and WIDE not in config.option.markexpr:
+        missing.append(WIDE)
     gone = {item: name for item in items for name in missing if item.get_closest_marker(name)}
     for name in gone.values():
         left_out[name] = left_out.get(name, 0) + 1
@@ -114,7 +120,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in gone]
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With xdist, workers collect, and the process that started them has the terminal."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, {})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """All workers leave the same out; one that crashed has no output."""
+    left_out = getattr(node, "workeroutput", {}).get("left_out", {})
+    node.config.stash.setdefault(LEFT_OUT, {}).update(left_out)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say what was left out, and what would let it run."""
     for name, count in config.stash.get(LEFT_OUT, {}).items():
-        terminalreporter.write_line(f"NOT RUN: {count} {name} tests; {TOOLS[name][1]}", yellow=True)
+        remedy = "-m wide runs them, ROLLMATCH_STRICT=1 runs all" if name == WIDE else TOOLS[name][1]
+        terminalreporter.write_line(f"NOT RUN: {count} {name} tests; {remedy}", yellow=True)

@@ -106,6 +106,7 @@ def check_vllm_writes_as_transformers_does(directory, prompt):
     assert list(answer.outputs[0].token_ids) == ids[0, len(prompt) :].tolist()
 
 
+@pytest.mark.wide
 @pytest.mark.engine
 def test_vllm_writes_coordinates_as_transformers_does(made):
     ids = Vocabulary.load(made / "coords").coord_ids

@@ -18,7 +18,7 @@ from conformance.processes import stopped
 from conformance.server.instance import free_port
 from rollmatch.data import LearnerOrder, load_samples
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.wide]
 STEPS, SAVED_AT, BATCH = 6, 3, 3
 KILLED_BETWEEN, KILLED_IN_SYNC = 2, 4
 """Optimizer steps that have ended when the server is killed: the second time the sync after it is under way."""

@@ -24,7 +24,7 @@ from conformance.rollout.digits import cut, load_model, template_of, write_cut
 from conformance.server.instance import free_port
 from rollmatch.config.connection import base_url_of
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.wide]
 STEPS, CUT_S = 4, 20.0
 CUT_CALL, CUT_SYNC = 2, 4
 """Versions: of the weights by which the first cut call is answered, and of the sync that the second cut falls into."""

@@ -24,7 +24,7 @@ from conformance.processes import START_TIMEOUT_S, stopped
 from conformance.rollout.digits import MODEL, load_model
 from rollmatch.data import LearnerOrder, load_samples
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.wide]
 STEPS, BATCH = 3, 3
 SERVERS = ("server-0", "server-1")
 WIDTH = 4096

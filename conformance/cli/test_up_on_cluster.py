@@ -125,6 +125,7 @@ def run(tmp_path_factory, nodes):
         yield run
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(
     "launchers/a-cluster-loses-nodes-and-commands-of-servers-and-learner",
     clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#3,5,6,10"],
@@ -142,6 +143,7 @@ def test_a_run_that_loses_nodes_and_commands_ends_well(run):
     assert run.synced_before[-1] == IN_SYNC - 1
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(
     "launchers/a-cluster-loses-nodes-and-commands-of-servers-and-learner",
     clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#8"],
@@ -190,6 +192,7 @@ def learned(run):
     )
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(
     "launchers/learner-ranks-on-two-nodes", clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#16"]
 )
@@ -205,6 +208,7 @@ def test_ranks_on_two_nodes_learn_what_they_learn_on_one(run, undisturbed):
     assert any(not torch.equal(tensor, two.weights[name]) for name, tensor in start.items())
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#9"])
 def test_every_line_is_in_the_terminal_and_in_the_file_of_its_part(run):
     for name in PARTS:
@@ -215,6 +219,7 @@ def test_every_line_is_in_the_terminal_and_in_the_file_of_its_part(run):
         ] == lines
 
 
+@pytest.mark.wide
 def test_nothing_of_the_run_is_left(run):
     """Commands and engines lead or join sessions of their own, below Ray's processes; theirs are gone, too."""
     assert run.left == []
@@ -245,6 +250,7 @@ def test_a_server_that_is_lost_too_often_ends_the_run(tmp_path, nodes):
         assert not left_of(running)
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#4"])
 def test_a_server_that_comes_back_at_another_address_ends_the_run(tmp_path, nodes):
     http, overrides = overrides_of(tmp_path / "run", steps=STEPS)

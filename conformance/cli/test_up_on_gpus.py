@@ -55,6 +55,7 @@ def printed(actor, words):
         time.sleep(0.1)
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(
     "launchers/two-nodes-of-eight-gpus", clauses=["launchers/a-cluster-s-gpus-are-divided-as-planned#2,3"]
 )
@@ -106,6 +107,7 @@ def test_the_split_is_the_one_of_plan(capsys, tp):
     assert all(gpus % tp == 0 for gpus in layout.servers)
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(clauses=["launchers/a-cluster-s-gpus-are-divided-as-planned#1"])
 def test_the_commands_of_a_plan_are_printed_for_a_running_cluster(capsys, cluster):
     sets = [part for override in absolute() for part in ("--set", override)]

@@ -46,6 +46,7 @@ def test_every_fault_fits_the_code_and_has_tests():
         assert fault.what.endswith(".")
 
 
+@pytest.mark.wide
 def test_a_trial_is_found_not_found_or_broken_and_one_that_times_out_leaves_no_process(tmp_path):
     """Its servers lead sessions of their own."""
     late, servers_id = tmp_path / "test_late.py", tmp_path / "id"

@@ -67,6 +67,7 @@ def test_a_bar_is_met_or_missed(capsys):
     assert "MISSED small" in capsys.readouterr().out
 
 
+@pytest.mark.wide
 @pytest.mark.engine
 def test_a_grpo_step_is_timed_by_phase_beside_a_server(tmp_path, monkeypatch):
     words = (

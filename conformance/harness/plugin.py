@@ -74,9 +74,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     evidence = config.stash[EVIDENCE]
     if not evidence.outcomes:
         return
-    counts = Counter(evidence.verdicts().values())
-    summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("passed", "failed", "not-shown"))
-    terminalreporter.write_line(f"scenarios: {summary} of {len(read_specification().scenarios)}")
+    counts, scenarios = Counter(evidence.verdicts().values()), read_specification().scenarios
+    counts["not run"] = len(scenarios.keys() - evidence.outcomes.keys())
+    summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("passed", "failed", "not-shown", "not run"))
+    terminalreporter.write_line(f"scenarios: {summary} of {len(scenarios)}")
     for line in evidence.not_shown():
         terminalreporter.write_line(line, red=True)
 

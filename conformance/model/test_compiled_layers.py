@@ -76,7 +76,11 @@ def learn(model, row, images):
 
 @pytest.mark.parametrize(
     ("adapter", "checkpointed", "backend"),
-    [(None, True, "aot_eager"), ({}, True, "eager"), ({"use_dora": True}, False, "eager")],
+    [
+        (None, True, "aot_eager"),
+        ({}, True, "eager"),
+        pytest.param({"use_dora": True}, False, "eager", marks=pytest.mark.wide),
+    ],
 )
 def test_packed_rows_of_any_length_have_the_same_loss_and_gradients(adapter, checkpointed, backend):
     models = [make_packed_model().train() for _ in range(2)]
@@ -100,6 +104,7 @@ def test_packed_rows_of_any_length_have_the_same_loss_and_gradients(adapter, che
     assert graphs == after_three > 0
 
 
+@pytest.mark.wide
 def test_ranks_that_hold_parts_of_the_layers_learn_the_same_by_few_whole_graphs(tmp_path):
     (tmp_path / "split.py").write_text(SPLIT)
     finish_two_ranks(tmp_path, sys.executable, str(tmp_path / "split.py"), str(tmp_path))

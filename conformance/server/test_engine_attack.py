@@ -26,7 +26,7 @@ from conformance.server.calls import text_batch
 from conformance.server.test_fuzz import BODIES, calls, encoded
 from conformance.servers.talk import in_thread
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.wide]
 NUM_BODIES = int(os.environ.get("ROLLMATCH_BODIES", "300" if "ROLLMATCH_STRICT" in os.environ else "50"))
 SLOW_CALLERS, MAX_GROWTH_MIB = 300, 200
 PAUSE_S = 0.05

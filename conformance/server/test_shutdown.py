@@ -145,6 +145,7 @@ def test_a_signal_while_the_engine_starts(tmp_path, ended):
     check_ended(server, signal.SIGTERM)
 
 
+@pytest.mark.wide
 @pytest.mark.engine
 @pytest.mark.scenario("rollout-server/a-signal-between-start-and-first-call")
 def test_a_signal_between_start_and_first_call(tmp_path, ended):

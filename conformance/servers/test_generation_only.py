@@ -26,6 +26,7 @@ class StockServer(BrokenServer):
         return {"paths": {path: {} for path in ROUTES}}
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(
     "judging/a-server-without-routes-for-weights", clauses=["judging/a-server-is-judged-by-its-url-alone#3"]
 )

@@ -81,6 +81,7 @@ def test_a_server_that_rounds_passes_with_a_wide_tolerance(rounding_bench, name)
     assert verdict.state == PASSED, verdict.reason
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(
     "judging/mistakes-within-a-wide-tolerance", clauses=["judging/numbers-are-compared-with-transformers#2,5,6"]
 )

@@ -32,6 +32,7 @@ def bench():
         yield made
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(
     "judging/temperature-is-ignored-and-there-is-no-model", clauses=["judging/a-server-is-judged-by-its-url-alone#5"]
 )

@@ -47,7 +47,7 @@ def small(tmp_path_factory):
     "learner-ranks/a-split-checkpoint-is-continued-by-other-ranks",
     clauses=["learner-ranks/a-run-continues-with-the-same-steps-or-not-at-all#1,2"],
 )
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("full", marks=pytest.mark.wide), "adapters"])
 def test_a_split_checkpoint_is_continued_and_exported(kind, small, tmp_path):
     fields = (small, *KINDS[kind])
     whole, losses = run(tmp_path / "whole", *fields, "training.save_steps=1")

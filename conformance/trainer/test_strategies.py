@@ -32,7 +32,7 @@ def losses_of(folder):
     clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#4"],
 )
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ["grpo-adapters", pytest.param("vineppo", marks=pytest.mark.wide)])
 def test_split_weights_learn_what_whole_ones_learn(name, tmp_path):
     for strategy in ("ddp", "fsdp2"):
         (tmp_path / strategy).mkdir()

@@ -133,6 +133,7 @@ def test_a_mistake_of_a_trainer_is_found_by_its_check_alone(bench, mistake):
     assert red.keys() == {MISTAKES[mistake]}, red
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mistake", sorted(OF_NATIVE))
 def test_a_mistake_in_the_native_dialect_is_found_by_its_check_alone(native_bench, mistake):
     test_a_mistake_of_a_trainer_is_found_by_its_check_alone(native_bench, mistake)
