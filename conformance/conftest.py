@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -59,10 +60,20 @@ def _time_class(item: pytest.Item) -> int:
     return 1 if item.path.parent.name in START_PROCESSES else 2
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collected tests and loaded modules stay: the garbage collector need not walk through them, then or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)  # extensions count what is left at the end
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Collected tests and loaded modules stay: the garbage collector need not walk through them."""
-    gc.freeze()
-    atexit.register(gc.unfreeze)  # extensions count what is left at the end
+    """Processes that tests start find vLLM loaded where there are engine tests."""
     if any(item.get_closest_marker("engine") for item in session.items):
         processes.PRELOAD += processes.ENGINE
 

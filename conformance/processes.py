@@ -4,6 +4,7 @@ It imports ``PRELOAD`` (torch, transformers, vLLM) once for each test process, w
 """
 
 import atexit
+import gc
 import os
 import runpy
 import signal
@@ -26,13 +27,13 @@ from rollmatch.cli.processes import has_gpu
 ROOT = Path(__file__).parents[1]
 START_TIMEOUT_S, END_TIMEOUT_S = 300.0, 20.0
 LEARNER = [
+    "conformance.forked",
     "torch.distributed",
     "torch.distributed.checkpoint",
     "peft",
     "transformers.models.auto.processing_auto",
     *(f"transformers.models.qwen3_vl.{name}_qwen3_vl" for name in ("modeling", "processing")),
     *(f"rollmatch.cli.{name}" for name in ("run", "planning", "learner", "rollout_server")),
-    "conformance.forked",
 ]
 ENGINE = [
     "setproctitle",
@@ -75,6 +76,8 @@ class Forked(ForkServerProcess):
 
     def run(self) -> None:
         """In the child: become the command."""
+        gc.freeze()  # what the forkserver has loaded
+        gc.enable()
         os.setsid()
         output = os.open(self.log, os.O_WRONLY | os.O_TRUNC | os.O_APPEND)
         os.dup2(output, 1)
