@@ -1,6 +1,6 @@
 """No body, however wrong, is answered with 5xx, and the server still serves.
 
-``ROLLMATCH_BODIES`` sets how many bodies each dialect gets over all its routes; default 500, with ``ROLLMATCH_STRICT``
+``ROLLMATCH_BODIES`` sets how many bodies each dialect gets over all its routes; default 200, with ``ROLLMATCH_STRICT``
 2,000.
 """
 

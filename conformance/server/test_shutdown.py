@@ -133,6 +133,7 @@ def test_a_forked_child_has_signals_of_its_own(tmp_path):
     assert "distinguished" in log.read_text()
 
 
+@pytest.mark.wide
 @pytest.mark.engine
 @pytest.mark.scenario(
     "rollout-server/a-signal-while-the-engine-starts",

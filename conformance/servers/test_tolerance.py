@@ -74,6 +74,7 @@ def test_a_server_that_rounds_is_missed_with_the_tolerance_that_passes(rounding_
     assert BrokenBench(rounding_server, Policies(MODEL, tolerance=float(found[1]))).ask("swift", check).state == PASSED
 
 
+@pytest.mark.wide
 @pytest.mark.scenario("judging/a-server-that-computes-in-bfloat16")
 @pytest.mark.parametrize("name", [name for name in NUMERIC if name not in OF_TENSORS])
 def test_a_server_that_rounds_passes_with_a_wide_tolerance(rounding_bench, name):
