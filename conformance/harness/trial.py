@@ -49,7 +49,7 @@ PRELOADED = (
 OPTIONS = (
     "-q",
     "-m",
-    "not gpu",
+    "not gpu or wide",  # a test that is named runs, also a wide one
     "--tb=short",
     "--import-mode=importlib",
     "-o",
@@ -58,7 +58,8 @@ OPTIONS = (
     "no:cacheprovider",
 )
 COSTLY = ("engine", "slow", "wide")
-"""Markers of tests that take many seconds: they judge last."""
+START_PROCESSES = ("cli", "dialects", "servers", "trainer")
+"""Markers and folders of tests that take long: they judge last."""
 VERDICTS = {0: "passed", 1: "failed", 2: "broken"}
 """Exit status of a fork: an assertion failed; the tests could not run. Any other status is ``timeout``."""
 
@@ -184,7 +185,7 @@ class Listener:
             self.failed += [report.nodeid] * report.failed
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items.sort(key=lambda item: any(item.get_closest_marker(name) for name in COSTLY))
+        items.sort(key=_cost)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
@@ -193,6 +194,11 @@ class Listener:
         if self.failed or time.process_time() > self.budget_s:
             item.session.shouldstop = "a test failed, or the budget is spent"
         return done
+
+
+def _cost(item: pytest.Item) -> tuple[bool, bool]:
+    is_costly = any(item.get_closest_marker(name) for name in COSTLY)
+    return is_costly, item.path.parent.name in START_PROCESSES
 
 
 def link_tree(target: Path, path: Path, source: str) -> None:
