@@ -10,7 +10,7 @@ from pathlib import Path
 
 from coverage import CoverageData
 
-from conformance.harness.trial import IMPL, ROOT, START_PROCESSES
+from conformance.harness.trial import IMPL, ROOT
 
 MAP, FAILED = ROOT / "build/coverage", ROOT / ".pytest_cache/v/cache/lastfailed"
 SERVER = "conformance/server/test_engine"
@@ -51,6 +51,8 @@ SLOW_TESTS = {
 """Part of a module's path -> tests in which it runs in a process of its own, which the map does not see."""
 MOST_TESTS = 150
 """Of the map, for one line."""
+START_PROCESSES = ("cli", "dialects", "servers", "trainer")
+"""Folders whose tests take long: they judge last."""
 REFERENCE = "conformance/docs/test_reference.py"
 """The reference pages show the default and the bounds of every configuration key."""
 Place = tuple[Path, int]

@@ -58,8 +58,7 @@ OPTIONS = (
     "no:cacheprovider",
 )
 COSTLY = ("engine", "slow", "wide")
-START_PROCESSES = ("cli", "dialects", "servers", "trainer")
-"""Markers and folders of tests that take long: they judge last."""
+"""Markers of tests that take many seconds: they judge last, and before them those that type whole commands."""
 VERDICTS = {0: "passed", 1: "failed", 2: "broken"}
 """Exit status of a fork: an assertion failed; the tests could not run. Any other status is ``timeout``."""
 
@@ -197,8 +196,7 @@ class Listener:
 
 
 def _cost(item: pytest.Item) -> tuple[bool, bool]:
-    is_costly = any(item.get_closest_marker(name) for name in COSTLY)
-    return is_costly, item.path.parent.name in START_PROCESSES
+    return any(item.get_closest_marker(name) for name in COSTLY), item.path.parent.name == "cli"
 
 
 def link_tree(target: Path, path: Path, source: str) -> None:
