@@ -6,6 +6,7 @@ import re
 import sqlite3
 from collections import Counter
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from coverage import CoverageData
@@ -158,9 +159,9 @@ def _first(node: ast.stmt) -> int:
 
 
 def tests_of(path: Path, line: int) -> tuple[str, ...]:
-    """Tests that reach a line. First those that reach a line near it that few tests reach, then narrow ones.
+    """Tests that reach a line: by turns the one that reaches a line near it that fewest tests reach, and the narrowest.
 
-    Tests that start processes come last.
+    Those that also reach a method of the class around it come first; tests that start processes last.
     """
     breadth, rarity = read_map()[1], dict[str, int]()
     for file, place in places_that_show(path, line):
@@ -169,9 +170,20 @@ def tests_of(path: Path, line: int) -> tuple[str, ...]:
         for test in near[10]:
             number = min(len(tests) for tests in near if test in tests)
             rarity[test] = min(number, rarity.get(test, number))
-    tests = tuple(sorted(rarity, key=lambda test: (_starts_processes(test), rarity[test], breadth[test], test)))
+    own = _tests_of_class(path, line) or set(rarity)
+    narrow = sorted(rarity, key=lambda test: (test not in own, _starts_processes(test), breadth[test], test))
+    rare = sorted(narrow, key=lambda test: (test not in own, _starts_processes(test), rarity[test]))
+    tests = tuple(dict.fromkeys(chain.from_iterable(zip(rare, narrow, strict=True))))
     first = (REFERENCE,) if line not in bodies_of(path) and "/config/" in path.as_posix() else ()
     return (*first, *tests[:MOST_TESTS], *slow_tests_of(path))
+
+
+def _tests_of_class(path: Path, line: int) -> set[str]:
+    """Tests that reach a method of the class around a line."""
+    classes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)]
+    around = [range(node.lineno, (node.end_lineno or 0) + 1) for node in classes]
+    lines = {each for span in around if line in span for each in bodies_of(path).intersection(span)}
+    return set().union(*(contexts_of(path).get(each, set()) for each in lines))
 
 
 def _starts_processes(test: str) -> bool:
