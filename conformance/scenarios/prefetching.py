@@ -136,6 +136,7 @@ class AheadWorld:
                 self.prefetch.submit(asked, requests_of(asked, self.size), (self.size,))
                 asked += 1
             rollouts, _ = self.prefetch.collect(step, min_version=self.servers.policy_version - self.max_staleness)
+            self.prefetch.forget(step)
             self.monitor.act(do("learn"))
             self.consumed += [token for rollout in rollouts for token in rollout.response_token_ids]
         self.prefetch.close()

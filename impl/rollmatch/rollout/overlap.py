@@ -56,7 +56,7 @@ class Stream:
             index, rollouts = self.prefetch.next_part(window.step, taken=self._taken)
             self._taken.append(index)
             if len(self._taken) == len(window.parts):
-                self.prefetch.collect(window.step, min_version=0)
+                self.prefetch.forget(window.step)
                 self._step = None
             yield RolloutPart(index=index, rollouts=rollouts)
 
@@ -129,7 +129,7 @@ class Ahead:
                 requests = make_requests(window.samples, window.step)
                 self.prefetch.submit(window.step, requests, (len(requests),))
         step = windows[0].step
-        rollouts, num_again = self.prefetch.collect(step, min_version=self.min_version(step, step_of), keep=True)
+        rollouts, num_again = self.prefetch.collect(step, min_version=self.min_version(step, step_of))
         ages = Counter(step - step_of[rollout.policy_version] for rollout in rollouts)
         return RolloutPart(index=0, rollouts=rollouts, staleness=dict(sorted(ages.items())), num_regenerated=num_again)
 

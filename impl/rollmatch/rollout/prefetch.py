@@ -79,10 +79,10 @@ class Prefetch:
                 self._queues[item.server_index].append(item)
             self.monitor.notify()
 
-    def collect(self, step: int, *, min_version: int, keep: bool = False) -> tuple[list[Rollout], int]:
+    def collect(self, step: int, *, min_version: int) -> tuple[list[Rollout], int]:
         """All rollouts of a window, in order, none older than ``min_version``; and how many were requested again.
 
-        ``keep`` lets the window stay until ``forget``. Errors: those of the calls, ``ServerRestarted``,
+        The window stays until ``forget``. Errors: those of the calls, ``ServerRestarted``,
         ``PrefetchDied``, ``PrefetchStuck``, ``RolloutTooOld``.
         """
         with self.monitor:
@@ -95,18 +95,13 @@ class Prefetch:
                 window.num_again = len(old)
                 self._ask_again(window, old)
                 self._wait(lambda: window.is_complete)
-            if not keep:
-                self._forget(step)
             return window.taken(), window.num_again
 
     def forget(self, step: int) -> None:
         """Make room for another window."""
         with self.monitor:
-            self._forget(step)
-
-    def _forget(self, step: int) -> None:
-        del self.windows[step]
-        self.monitor.notify()
+            del self.windows[step]
+            self.monitor.notify()
 
     def wait_for(self, step: int) -> None:
         """Until every call of a window was answered; at once where it was not requested. Errors: as ``collect``."""
