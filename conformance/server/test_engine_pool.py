@@ -64,6 +64,8 @@ def test_a_call_is_as_idle_as_the_response_that_stands_still_for_longest(monkeyp
     for request_id, call_id, replica in (("0", "a", 0), ("1", "a", 1), ("2", "b", 0), ("3", "", 0)):
         progress.begin(request_id, call_id, replica)
 
+    assert progress.idle_s() == {"a": 0.0, "b": 0.0}, "before the first look"
+
     def look(*unfinished, finished=(0, 0)):
         progress.look(unfinished, finished)
         clock.now += 1.0

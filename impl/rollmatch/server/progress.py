@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -13,7 +13,8 @@ class _OpenResponse:
     replica_index: int
     num_tokens: int = 0
     """Written at the last look; while there is none, below 0 and by those of its whole replica."""
-    moved_at: float = 0.0
+    moved_at: float = field(init=False)
+    """Set by the first look, which finds every response moved."""
     idle_s: float = 0.0
     """At the last look: an event loop that does not turn makes no response idle."""
 

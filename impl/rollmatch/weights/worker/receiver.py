@@ -71,11 +71,15 @@ class Received:
 class Progress:
     """How far joining and receiving are."""
 
-    is_busy: bool
+    share: float | None
+    """Of the announced tensors, that has arrived; None: nothing is under way."""
     digests: dict[str, str]
-    """Of all that has arrived, in hexadecimal, by name."""
-    share: float = 1.0
-    """Of the announced tensors, that has arrived."""
+    """Of all that has arrived, in hexadecimal, by name; empty while something is under way."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is under way."""
+        return self.share is not None
 
 
 class Receiver:
@@ -154,9 +158,8 @@ class Receiver:
             raise self._failure
         received = self._received
         if self._num_ended < self._num_begun:
-            share = len(received.digests) / max(1, received.num_tensors)
-            return Progress(is_busy=True, digests={}, share=share)
-        return Progress(is_busy=False, digests=dict(received.digests))
+            return Progress(share=len(received.digests) / max(1, received.num_tensors), digests={})
+        return Progress(share=None, digests=dict(received.digests))
 
     def take(self) -> dict[str, Tensor]:
         """Hand over the tensors; their memory is used again after ``load_into``. Errors: ``NothingReceived``."""
