@@ -98,7 +98,7 @@ def test_a_bad_row_is_named_and_left_out_only_on_request(parquet, tmp_path, boxe
         load(path, tmp_path)
     skipped = []
     samples = load_hub_samples(dataset(path), "train", ReadRules(image_root=tmp_path), skipped=skipped)
-    assert [sample.sample_id for sample in samples] == [0, 2]
+    assert ([sample.sample_id for sample in samples], samples.num_objects) == ([0, 2], 1)
     assert [error.code for error in skipped] == [code]
 
 

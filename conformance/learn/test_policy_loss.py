@@ -1,6 +1,7 @@
 """The clipped loss: by hand on small numbers, and the same however a step is cut up."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -181,7 +182,8 @@ def test_micro_batches_packed_or_padded_add_up_to_the_whole_step(drawn, normaliz
 
 
 def test_a_target_that_does_not_fit_its_tokens_is_refused():
-    for wrong in (segment(2, advantages=[1.0]), segment(2, old_logprobs=[-1.0])):
+    misfits = segment(2, advantages=[1.0]), segment(2, old_logprobs=[-1.0])
+    for wrong in (*misfits, segment(2, prompt_len=0), replace(segment(2), policy=None)):
         with refused("policy-target-misfit", "x:1"):
             supervision_of(wrong)
     assert supervision_of(segment(2, old_logprobs=[-1.0, -1.0])).positions == (1, 2)

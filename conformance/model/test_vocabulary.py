@@ -71,6 +71,12 @@ def test_a_tokenizer_of_other_pieces_or_without_coordinates_is_refused(tokenizer
     assert (len(accepted), len(accepted.coord_ids)) == (256 + 3 + 1 + NUM_BINS, NUM_BINS)
 
 
+def test_who_needs_no_coordinates_may_have_none_or_all():
+    assert Vocabulary(tokenizer_of(num_coords=0), coordinates=False).coord_ids == ()
+    with refused("coord-tokens-missing", "model.model", problem="999 of 1000"):
+        Vocabulary(tokenizer_of(num_coords=1), coordinates=False)
+
+
 def test_an_unknown_stop_token_is_refused():
     with refused("stop-token-missing", "model.model"):
         Vocabulary(make_tokenizer(), stop_token="<|im_stop|>")

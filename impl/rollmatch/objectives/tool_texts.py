@@ -50,7 +50,11 @@ def called_message(text: str) -> dict[str, Any]:
 
 
 def reply_text(message: Mapping[str, Any]) -> str:
-    """A message of the environment as the policy reads it; a tool's result is marked as Qwen's chat template does."""
+    """A message of the environment as the policy reads it; a tool's result is marked as Qwen's chat template does.
+
+    >>> reply_text({"role": "tool", "content": 4}), reply_text({"role": "user", "content": "no"})
+    ('<tool_response>\\n4\\n</tool_response>', 'no')
+    """
     text = str(message["content"])
     return f"<tool_response>\n{text}\n</tool_response>" if message["role"] == "tool" else text
 
