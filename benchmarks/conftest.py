@@ -10,7 +10,7 @@ import pytest
 from conformance.gpus import num_gpus
 from rollmatch.cli.learner import set_environment
 
-set_environment()  # before torch and vLLM load
+set_environment(eager=True)  # before torch and vLLM load
 
 pytest_plugins = ["conformance.gpus"]
 

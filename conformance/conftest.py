@@ -21,7 +21,7 @@ pytest_plugins = [
 ]
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests download nothing
-set_environment()  # before torch and vLLM load: some variables only count then
+set_environment(eager=True)  # before torch and vLLM load: some variables only count then
 
 strict = "ROLLMATCH_STRICT" in os.environ
 settings.register_profile(

@@ -70,7 +70,7 @@ def test_the_ends_of_processes_have_names():
 
 def test_a_real_run_is_judged_by_its_journal():
     shape = StepShape(batch_size=1, accumulation=3, learner_world_size=1)
-    ids = [list(WindowPlan(60, seed=42, shape=shape).at(step).sample_indices) for step in range(4)]
+    ids = [list(WindowPlan(60, seed=42, shape=shape, rank=0).at(step).sample_indices) for step in range(4)]
 
     def wrong(*steps, resumed_from=None):
         events = [{"event": "saved", "step": step} for step in (1, 2, 3)] if resumed_from else []

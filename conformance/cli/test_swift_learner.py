@@ -140,7 +140,7 @@ def test_samples_are_written_down_before_swift_begins(tmp_path, monkeypatch):
     monkeypatch.setattr(swift_cli, "become", became.append)
     monkeypatch.setattr(swift_cli, "wait_for_servers", lambda config, wait, gpus: None)
     overrides = [*absolute(), SUMMARY, f"training.output_dir={tmp_path}"]
-    train_by_swift(str(CONFIG), overrides=overrides, gpus=["0"], wait=WaitPolicy())
+    train_by_swift(str(CONFIG), overrides=overrides, gpus=["0"], wait=WaitPolicy(), dry_run=False)
     parsed = parse("rlhf", list(became[0].words[2:]))
     for name, count in (("dataset", 768), ("val_dataset", 128)):
         with open(parsed[name][0]) as file:

@@ -46,7 +46,7 @@ def config_of(words):
 )
 def test_servers_and_learner_name_the_same_addresses(path, hosts):
     words = words_of(path, *hosts, overrides=["training.max_steps=3"])
-    config = config_of(words.learner((), resume=False))
+    config = config_of(words.learner((), resume=False, node=0, endpoint=""))
     first = pair_servers(server_section(load_config(path)))[0]
     addresses = pair_servers(server_section(config))
     assert [address.host for address in addresses] == list(hosts)
@@ -85,10 +85,10 @@ def test_a_server_without_gpus_gets_a_place_per_replica():
 
 def test_ranks_and_flags_reach_the_learner():
     words = words_of(MATCHING, "127.0.0.1", learners=2, overwrite=True)
-    assert words.learner((), resume=False)[-3:] == ["--gpus", "0,1", "--overwrite"]
-    assert words.learner(("6", "7"), resume=True)[-3:] == ["--gpus", "6,7", "--resume"]
-    assert words_of(MATCHING, "127.0.0.1").learner((), resume=False)[-1].startswith("--set=")
-    assert words_of(MATCHING, "127.0.0.1", resume=True).learner((), resume=False)[-1] == "--resume"
+    assert words.learner((), resume=False, node=0, endpoint="")[-3:] == ["--gpus", "0,1", "--overwrite"]
+    assert words.learner(("6", "7"), resume=True, node=0, endpoint="")[-3:] == ["--gpus", "6,7", "--resume"]
+    assert words_of(MATCHING, "127.0.0.1").learner((), resume=False, node=0, endpoint="")[-1].startswith("--set=")
+    assert words_of(MATCHING, "127.0.0.1", resume=True).learner((), resume=False, node=0, endpoint="")[-1] == "--resume"
 
 
 def test_servers_that_others_reach_get_a_key(monkeypatch):

@@ -174,7 +174,7 @@ def test_a_turned_photo_is_stored_upright(tmp_path):
     paths = [tmp_path / "turned.jpg", tmp_path / "too.jpg"]
     for path in paths:
         photo.save(path, exif=exif)
-    writer = NativeWriter(tmp_path / "train.jsonl")
+    writer = NativeWriter(tmp_path / "train.jsonl", polygons=False)
     summary = writer.write(LabeledImage(path=str(path), width=20, height=40, objects=()) for path in paths)
     assert summary.upright == 2
     sample, _ = load_samples(str(tmp_path / "train.jsonl"), None)

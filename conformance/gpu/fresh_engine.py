@@ -29,5 +29,5 @@ def answers(checkpoint, num_scenes):
 
 
 if __name__ == "__main__":
-    set_environment()
+    set_environment(eager=True)
     print(json.dumps(answers(sys.argv[1], int(sys.argv[2]))), flush=True)  # noqa: T201

@@ -109,8 +109,8 @@ def grouped(*, old="recomputed"):
     """GRPO on the ladder."""
     return GrpoObjective(
         reuse=Reuse(num_rollouts=2), group_rules=GroupRules(scale="none", mask_truncated=False),
-        policy_rules=PolicyRules(),
-        logprob_rules=LogprobRules(old=old, corrects=False), rewards=(), vocabulary=VOCABULARY, world=world(),
+        policy_rules=PolicyRules(), logprob_rules=LogprobRules(old=old, corrects=False, reference_in_batch=False),
+        rewards=(), vocabulary=VOCABULARY, world=world(),
     )  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def objective(**fields) -> VinePpoObjective:
         reuse=Reuse(num_rollouts=2, num_iterations=2),
         policy_rules=PolicyRules(max_new_tokens=6),
         reads_logprobs=False,
-        logprob_rules=LogprobRules(old="recomputed", corrects=False),
+        logprob_rules=LogprobRules(old="recomputed", corrects=False, reference_in_batch=False),
         vocabulary=VOCABULARY,
         rewards=rewards,
         splitter=FixedTokens(num_tokens=1),

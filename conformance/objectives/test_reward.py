@@ -65,14 +65,14 @@ def test_functions_that_always_fail_stop_the_run():
 @pytest.mark.parametrize("name", ["math", ":isqrt", "math:", "no_such_module:f", "math:no_such", "math:pi"])
 def test_a_name_that_is_no_function_is_refused(name):
     with refused("reward-unknown", "k"):
-        load_rewards_of(name, key="k", shown="it")
+        load_rewards_of(name, key="k", shown="it", weight=1.0)
 
 
 def test_modules_of_the_working_directory_are_found(tmp_path, monkeypatch):
     (tmp_path / "my_rewards_of_this_test.py").write_text("def one(answer, sample): return 1.0\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["/nowhere", *__import__("sys").path])
-    [one] = load_rewards_of("my_rewards_of_this_test:one", key="k", shown="it")
+    [one] = load_rewards_of("my_rewards_of_this_test:one", key="k", shown="it", weight=1.0)
     assert one.call(["a"], SAMPLES[:1]) == [1.0]
 
 

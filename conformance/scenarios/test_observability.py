@@ -201,6 +201,6 @@ def test_the_age_of_carried_segments_is_seen(tmp_path):
     segments, _ = trainer.learner.objective.target.make_segments(samples, rollouts)
     made = TrainingTargets(segments=tuple((segment,) for segment in segments))
     part = PartTargets(index=0, rollouts=rollouts, targets=made, features={})
-    trainer.learn(Window(epoch=0, first_step=0, parts=((0, 1),)), [part], trainer.report)
+    trainer.learn(Window(epoch=0, first_step=0, parts=((0, 1),), num_iterations=1), [part], trainer.report)
     (packed,) = events(trainer, "packed")
     assert (packed["segments"], packed["oldest_policy_version"]) == (2, 3)

@@ -20,7 +20,7 @@ SPLITTERS = {
     "lines": Lines(vocabulary=VOCABULARY, answer_mark="#### "),
     "sentences": Sentences(vocabulary=VOCABULARY),
     "fixed_tokens": FixedTokens(num_tokens=7),
-    "low_probability": LowProbability(every=2),
+    "low_probability": LowProbability(threshold=0.9, every=2),
     "turns": Turns(),
     "at most": AtMost(splitter=FixedTokens(num_tokens=1), num_steps=5),
 }
@@ -99,7 +99,7 @@ def test_low_probability_cuts_before_every_nth_unsure_token():
     assert LowProbability(threshold=0.9, every=2).cuts(whole) == (0, 2, 5, 6)
     assert LowProbability(threshold=0.9, every=1).cuts(whole) == (0, 1, 2, 4, 5, 6)
     with refused("logprobs-missing", "x:1"):
-        LowProbability().cuts(trajectory(ids))
+        LowProbability(threshold=0.9, every=5).cuts(trajectory(ids))
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 8))

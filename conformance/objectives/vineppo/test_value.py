@@ -20,7 +20,7 @@ MISALIGNED = "continuation-misaligned"
 def values_of(trajectories, rules=None, *, policy=None, ranks=None, **seeds):
     cuts = [EVERY.cuts(trajectory) for trajectory in trajectories]
     waves = waves_of(policy or LockPolicy(), ranks, **seeds)
-    return ContinuationValues(rules or ValueRules()).values_of(trajectories, cuts, waves)
+    return ContinuationValues(rules or ValueRules(num_continuations=9)).values_of(trajectories, cuts, waves)
 
 
 def exact(trajectory):

@@ -132,7 +132,7 @@ def check_engine(backend: str) -> None:
         )
 
 
-def set_environment(*, eager: bool = True) -> None:
+def set_environment(*, eager: bool) -> None:
     """Set what libraries read when they load; what the user has set stays. ``eager``: no engine here compiles."""
     for name, value in (ENVIRONMENT if has_gpu() else ENVIRONMENT | cpu_environment(eager=eager)).items():
         os.environ.setdefault(name, value)

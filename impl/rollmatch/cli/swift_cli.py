@@ -110,9 +110,7 @@ TRUNCATION = {"skip": "delete", "truncate_left": "left"}
 """Our ``overlong`` -> ms-swift's ``truncation_strategy``; error leaves it to ms-swift."""
 
 
-def train_by_swift(
-    path: str, *, overrides: Sequence[str], gpus: Sequence[str], wait: WaitPolicy, dry_run: bool = False
-) -> int:
+def train_by_swift(path: str, *, overrides: Sequence[str], gpus: Sequence[str], wait: WaitPolicy, dry_run: bool) -> int:
     """Become ms-swift's learner; returns only from a dry run, which prints the command.
 
     Errors: the configuration's and the samples', ``swift-trains-otherwise``, those of waiting, ``swift-missing``.

@@ -149,7 +149,7 @@ class RunWords:
         listen = [f"{SERVER}.host={json.dumps(self.hosts[index])}"] if is_loopback(self._host) else []
         return ["serve", *self._shared(*listen), "--server", str(index), "--gpus", ",".join(places)]
 
-    def learner(self, gpus: Sequence[str], *, resume: bool, node: int = 0, endpoint: str = "") -> list[str]:
+    def learner(self, gpus: Sequence[str], *, resume: bool, node: int, endpoint: str) -> list[str]:
         """``rollmatch train`` on a node of the learner, behind ``rollmatch``; the first node holds ``endpoint``."""
         num_ranks, num_nodes = self.layout.ranks_per_node, self.layout.num_learner_nodes
         if num_nodes > 1:

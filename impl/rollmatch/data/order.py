@@ -87,7 +87,7 @@ class Reuse:
 class StepShape:
     """How samples become optimizer steps. Made by ``trainer``."""
 
-    batch_size: int = 1
+    batch_size: int
     """Samples per rank and forward pass."""
     accumulation: int = 1
     """Forward passes per optimizer step."""
@@ -110,7 +110,7 @@ class Window:
     """The optimizer step before which it is rolled out."""
     parts: tuple[tuple[int, ...], ...]
     """Indices of this rank's samples, one part per optimizer step of a pass."""
-    num_iterations: int = 1
+    num_iterations: int
     """Passes over the parts."""
 
     @property
@@ -126,7 +126,7 @@ class Window:
     def by_part(self, items: Sequence[Sequence[Item]]) -> tuple[tuple[Item, ...], ...]:
         """Items of each sample -> items of each part.
 
-        >>> Window(epoch=0, first_step=8, parts=((3, 1), (0, 2))).by_part(["a", "bc", "", "d"])
+        >>> Window(epoch=0, first_step=8, parts=((3, 1), (0, 2)), num_iterations=1).by_part(["a", "bc", "", "d"])
         (('a', 'b', 'c'), ('d',))
         """
         of_sample = iter(items)
@@ -185,7 +185,7 @@ class ReusedOrder:
 class WindowPlan:
     """Every window of a run, of one rank, from (seed, shape, number of samples) alone: known before it is needed."""
 
-    def __init__(self, num_samples: int, *, seed: int, shape: StepShape, rank: int = 0) -> None:
+    def __init__(self, num_samples: int, *, seed: int, shape: StepShape, rank: int) -> None:
         self.shape = shape
         self.rank = rank
         self._order = ReusedOrder(LearnerOrder(num_samples, seed=seed), shape)
@@ -199,7 +199,7 @@ class WindowPlan:
     def at(self, step: int) -> Window:
         """The window that an optimizer step (from 0) belongs to.
 
-        >>> plan = WindowPlan(8, seed=1, shape=StepShape(batch_size=2, steps_per_generation=2))
+        >>> plan = WindowPlan(8, seed=1, shape=StepShape(batch_size=2, steps_per_generation=2), rank=0)
         >>> window = plan.at(3)
         >>> window.first_step, window.end_step, len(window.sample_indices), plan.at(2) == window
         (2, 4, 4, True)

@@ -47,7 +47,7 @@ class LengthRules:
     overlong: Overlong = "error"
     is_kept: Callable[[int], bool] = bool
     """As ``cut_left``."""
-    image_id: int = -1
+    image_id: int
 
     def fit(self, segment: Segment) -> Segment:
         """The segment, cut if need be; where that is not enough, a stub that teaches nothing.

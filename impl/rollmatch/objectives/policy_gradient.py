@@ -35,7 +35,7 @@ class LogprobRules:
     which are the same where that step is the only one. Segments that wait for a row of a later step are scored."""
     corrects: bool
     """Whether the engine's log-probabilities are wanted besides, to correct for its differing from the learner."""
-    reference_in_batch: bool = False
+    reference_in_batch: bool
     """Whether the micro-batch that learns brings the reference's; else they are computed with the targets."""
 
     @property

@@ -32,7 +32,7 @@ class LearnerMemory:
     learning: float
     """Adapters (or what learns of the weights), gradients, moments."""
     activations: float
-    reference: float = 0.0
+    reference: float
     """The policy before training, where a copy of it is kept."""
     head: float = HEAD_BYTES
     overhead: float = OVERHEAD_BYTES

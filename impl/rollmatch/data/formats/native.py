@@ -24,7 +24,7 @@ _ORIENTATION, _UPRIGHT = 0x0112, 1
 class NativeWriter:
     """Writes records to ``path``. ``polygons``: outlines instead of boxes, where an object has one."""
 
-    def __init__(self, path: Path, *, polygons: bool = False, bad: OnBad = raise_bad) -> None:
+    def __init__(self, path: Path, *, polygons: bool, bad: OnBad = raise_bad) -> None:
         self.path, self.polygons, self.bad = path, polygons, bad
         self.upright = path.with_name(f"{path.stem}-upright")
         self.summary = Summary()

@@ -48,7 +48,7 @@ class Reward:
 
     name: str
     call: RewardCall
-    weight: float = 1.0
+    weight: float
 
     @classmethod
     def of(cls, function: Callable[..., object], *, name: str | None = None, weight: float = 1.0) -> "Reward":
@@ -91,13 +91,13 @@ class CallLimits:
 
 
 def load_rewards_of(
-    name: str, *, key: str, shown: str, weight: float = 1.0, limits: CallLimits = CallLimits()
+    name: str, *, key: str, shown: str, weight: float, limits: CallLimits = CallLimits()
 ) -> list[Reward]:
     """Import ``module:name``: a function, or a rubric of verifiers, each of whose functions is a reward.
 
     Errors: ``RewardUnknown``, ``ConfigError`` with ``reward-signature``, ``reward-timeout`` or ``reward-processes``.
 
-    >>> [one.name for one in load_rewards_of("math:isqrt", key="x", shown="root")]
+    >>> [one.name for one in load_rewards_of("math:isqrt", key="x", shown="root", weight=1.0)]
     Traceback (most recent call last):
     rollmatch.errors.ConfigError: [reward-signature] x: math:isqrt(n, /) cannot be called: too many positional ...
     """

@@ -51,8 +51,8 @@ class LowProbability:
     Source: SPO, arXiv 2505.23564, whose values are 0.9 and 5. Errors: ``LogprobsMissing``.
     """
 
-    threshold: float = 0.9
-    every: int = 5
+    threshold: float
+    every: int
 
     def cuts(self, trajectory: Trajectory) -> Cuts:
         """As the protocol."""

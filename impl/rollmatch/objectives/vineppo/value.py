@@ -22,7 +22,7 @@ Owner = tuple[int, int]
 class ValueRules:
     """How many continuations, and what stands in for them."""
 
-    num_continuations: int = 9
+    num_continuations: int
     """K of the paper."""
     siblings: Literal["none", "prompt", "all"] = "none"
     """Whether other responses through a state count as its continuations: nowhere, at the prompt, everywhere."""
