@@ -106,7 +106,7 @@ class TreeValues:
         for (tree, node), made in zip(chosen, waves.continue_states(requests), strict=True):
             for above in node.lineage():
                 above.pending -= 1
-            tree.add(made, self._cuts_from(node, made), start=node)
+            tree.add(made, self.splitter.cuts(made), start=node)
 
     def _top_up(self, paths: dict[Owner, list[Node]], trees: dict[int, Tree], waves: Waves) -> None:
         """Sample what the values lack, in one wave."""
@@ -122,13 +122,7 @@ class TreeValues:
             places += [node] * num
         for node, made in zip(places, waves.continue_states(requests), strict=True):
             tree = trees[made.sample.sample_id]
-            tree.add(made, self._cuts_from(node, made), start=node)
-
-    def _cuts_from(self, node: Node, made: Trajectory) -> Cuts:
-        """The continuation's own bounds; those before the node count for nothing."""
-        assert node.state is not None
-        after = {cut for cut in self.splitter.cuts(made) if cut > node.state.position}
-        return tuple(sorted({0, *after, len(made.token_ids)}))
+            tree.add(made, self.splitter.cuts(made), start=node)
 
 
 def _begin(tree: Tree) -> Node:

@@ -88,6 +88,7 @@ class Tree:
     ) -> list[Node]:
         """Insert a response (from the root), or a continuation from ``start``; then back its returns up.
 
+        Cuts before ``start`` count for nothing.
         Its path: the nodes of the states it went through, its end left out.
 
         Errors: ``TreeOutdated``, ``StepsDoNotTile``.
