@@ -13,7 +13,7 @@ from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjec
 from rollmatch.objectives.rollout_matching.supervision import MaskRules
 from rollmatch.objectives.rollout_matching.target import RolloutReport
 from rollmatch.records import Segment, Supervision
-from rollmatch.step_report import PHASES, StepReport
+from rollmatch.step_report import PHASES, StepReport, measure
 
 MATCHING = RolloutMatchingObjective(
     target=None, eval_target=None, mask_rules=MaskRules(), loss_rules=None, bin_of=lambda token_id: None
@@ -114,6 +114,8 @@ def test_a_step_without_anything_has_the_same_figures_all_zero(full):
     empty = StepReport(step=0, objective=MATCHING).figures()
     assert empty.keys() == full.figures().keys()
     assert set(empty.values()) == {0.0}
+    times = measure((1.0, 1.0), StepReport(step=0, objective=MATCHING).phase_s, [])
+    assert times.figures() == dict.fromkeys(times.figures(), 0.0) | {"overlap/servers_idle": 1.0}
 
 
 def test_figures_are_flat_floats_that_json_takes(full):
@@ -136,7 +138,8 @@ def test_the_time_inside_a_phase_adds_up_also_when_it_fails():
 
 
 def test_time_between_other_phases_since_learning_began_was_learning(monkeypatch):
-    step = StepReport(step=0, objective=MATCHING, learn_began=100.0)
+    step = StepReport(step=0, objective=MATCHING)
+    step.learn_began = 100.0
     step.spans = [("sync", 90.0, 95.0), ("wait", 110.0, 120.0), ("pack", 120.0, 125.0)]
     monkeypatch.setattr(time, "time", lambda: 130.0)
     step.end_learning()

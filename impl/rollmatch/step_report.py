@@ -59,18 +59,19 @@ class StepTimes:
 def measure(step: Span, phase_s: Mapping[str, float], calls: Sequence[Iterable[Span]]) -> StepTimes:
     """``calls`` are the spans of each server's calls; what lies outside the step does not count.
 
-    >>> times = measure((10.0, 20.0), {"learn": 6.0, "sync": 1.0}, [[(8.0, 14.0), (12.0, 15.0)], [(19.0, 30.0)]])
+    >>> phase_s = {"sync": 1.0, "target": 0.5, "pack": 0.5, "learn": 5.0}
+    >>> times = measure((10.0, 20.0), phase_s, [[(8.0, 14.0), (12.0, 15.0)], [(19.0, 30.0)]])
     >>> times.rollout_s, times.learn_s, times.servers_idle, times.learner_idle, times.efficiency
     (5.0, 6.0, 0.7, 0.4, 0.6)
     """
     length = step[1] - step[0]
     busy = [covered(spans, within=step) for spans in calls]
-    learn_s = sum(phase_s.get(phase, 0.0) for phase in BUSY)
+    learn_s = sum(phase_s[phase] for phase in BUSY)
     return StepTimes(
         step_s=length,
         rollout_s=max(busy, default=0.0),
         learn_s=learn_s,
-        sync_s=phase_s.get("sync", 0.0),
+        sync_s=phase_s["sync"],
         servers_idle=_share(length - sum(busy) / len(busy), length) if busy else 1.0,
         learner_idle=_share(length - learn_s, length),
     )
@@ -112,7 +113,7 @@ class StepReport:
     batches: Sequence[MicroBatch] = ()
     num_carried: int = 0
     terms: dict[str, float] = field(default_factory=dict)
-    learn_began: float = 0.0
+    learn_began: float = field(init=False)
     """Unix seconds, as all of them here."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     """Optimizer steps between the weights that wrote a rollout and these -> number of rollouts; empty: none."""
