@@ -64,6 +64,8 @@ def test_groups_come_in_the_order_of_off_with_the_same_seeds(pair):
     assert all(len(set(ids)) == 1 and len(ids) == 3 for ids in ids_learnt(ahead)), "a group is learnt from at once"
     seeds = {mode: {e["step"]: e["seeds"] for e in events(trainer, "requested")} for mode, trainer in pair.items()}
     assert seeds["ahead"] == seeds["off"]
+    logged = {mode: [event["step"] for event in events(trainer, "completions")] for mode, trainer in pair.items()}
+    assert logged["ahead"] == logged["off"] != []
     order = in_order_of_time(ahead, "requested", "packed")
     assert order.index(("requested", 1)) < order.index(("packed", 0)), "requested before step 0 is learnt"
 

@@ -131,7 +131,7 @@ class Ahead:
         step = windows[0].step
         rollouts, num_again = self.prefetch.collect(step, min_version=self.min_version(step, step_of))
         ages = Counter(step - step_of[rollout.policy_version] for rollout in rollouts)
-        return RolloutPart(index=0, rollouts=rollouts, staleness=dict(sorted(ages.items())), num_regenerated=num_again)
+        return RolloutPart(rollouts=rollouts, staleness=dict(sorted(ages.items())), num_regenerated=num_again)
 
 
 class WithoutRollouts:
@@ -163,7 +163,7 @@ class WithoutRollouts:
                     policy_version=self.source.policy_version,
                 )
             )
-        yield RolloutPart(index=0, rollouts=rollouts, features=features)
+        yield RolloutPart(rollouts=rollouts, features=features)
 
     def has_part(self) -> bool:
         """As ``Overlap``."""

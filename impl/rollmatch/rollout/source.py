@@ -214,8 +214,9 @@ class RequestedWindow(NamedTuple):
 class RolloutPart:
     """Rollouts of a part of a window, in order."""
 
-    index: int
     rollouts: list[Rollout]
+    index: int = 0
+    """Of the part, where a window has several."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     """Optimizer steps since the weights that generated a rollout -> number of rollouts; empty: none."""
     num_regenerated: int = 0
@@ -272,7 +273,7 @@ class Lockstep:
         """As ``Overlap``: one part."""
         (window,) = windows
         self.source.template.preparation.begin(window.samples)
-        yield RolloutPart(index=0, rollouts=self.source.roll_out(window.samples, window.step, purpose="train"))
+        yield RolloutPart(rollouts=self.source.roll_out(window.samples, window.step, purpose="train"))
 
     def has_part(self) -> bool:
         """As ``Overlap``."""
