@@ -1,10 +1,15 @@
 """Weights that ranks hold in parts: gradients in FSDP2's exchange of the whole model, sizes under ZeRO-3."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 from torch import nn
 
+from conformance.rollout.digits import load_model, requests_for, scenes, template_of
 from rollmatch.model.policy import LARGE_VOCABULARY, count_weights, head_worth_avoiding
 from rollmatch.model.sharding import EvenGradients
+from rollmatch.rollout.backend import Decoding, HfBackend
 
 
 class Seeing(nn.Module):
@@ -44,3 +49,15 @@ def test_weights_of_which_this_rank_holds_nothing_now_have_their_whole_size():
         weight.ds_shape, weight.data = weight.shape, torch.empty(0)
     assert count_weights(head) == (3 * LARGE_VOCABULARY,) * 2
     assert head_worth_avoiding(model) is head
+
+
+@pytest.mark.parametrize("is_sharded", [True, False])
+def test_a_rank_with_less_to_write_takes_part_in_the_passes_of_the_others(monkeypatch, is_sharded):
+    model, passes = load_model(), []
+    generate = model.generate
+    model.generate = lambda *given, synced_gpus, **named: passes.append(synced_gpus) or generate(*given, **named)
+    monkeypatch.setattr("rollmatch.rollout.backend.is_sharded", lambda _: is_sharded)
+    ranks = SimpleNamespace(learner_world_size=2, gather=lambda num_batches: [num_batches, 3])
+    backend = HfBackend(model, template_of(), batch_size=2, ranks=ranks)
+    backend.generate(requests_for(scenes()[:2]), Decoding(max_new_tokens=2))
+    assert passes == ([True] * 3 if is_sharded else [False])

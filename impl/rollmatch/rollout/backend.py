@@ -172,13 +172,13 @@ class HfBackend:
         features_of = once_per_images(self.template.preparation.of, kept=self.batch_size)
         starts = range(0, len(requests), self.batch_size)
         synced = self.ranks.learner_world_size > 1 and is_sharded(self.model)
-        num_idle = max(self.ranks.gather(len(starts))) - len(starts) if synced else 0
+        num_passes = max(self.ranks.gather(len(starts))) if synced else len(starts)
         with _inference(self.model, self._inner):
             for start in starts:
                 part = requests[start : start + self.batch_size]
                 features = [features_of(request.sample) for request in part]
                 rollouts += self._generate_batch(part, features, decoding, synced=synced)
-            for _ in range(num_idle):
+            for _ in range(len(starts), num_passes):
                 ids = torch.full((1, 1), self.template.pad_id, device=next(self.model.parameters()).device)
                 self.model.generate(ids, max_new_tokens=1, synced_gpus=True)  # type: ignore[operator]
         check_answers(requests, rollouts)
