@@ -48,6 +48,9 @@ def test_the_model_keeps_its_rows_and_gets_a_thousand_ordered_ones(made):
     assert after.get_output_embeddings().weight is after.get_input_embeddings().weight
     digits = [vocabulary.encode(str(digit))[0] for digit in range(10)]
     assert torch.allclose(new[list(vocabulary.coord_ids)], ordered_rows(old[digits]), atol=1e-6)
+    padding = new[max(vocabulary.coord_ids) + 1 :]
+    assert len(padding)
+    assert torch.allclose(padding, old.mean(0).expand_as(padding), atol=1e-6)
     assert vocabulary.encode("<|coord_7|>") == (vocabulary.coord_ids[7],)
 
 

@@ -37,6 +37,7 @@ def test_a_text_model_needs_no_coordinates_and_takes_no_images(template):
     assert template.vocabulary.text(prompt) == written
     assert template.image_features(ASKED) is NO_IMAGES
     assert template.expand(prompt, NO_IMAGES) == prompt
+    assert template.prompt_length(ASKED) == len(prompt)
     with refused("images-not-supported", "x:7"):
         template.image_features(replace(ASKED, origin="x:7", images=("a.png",)))
 

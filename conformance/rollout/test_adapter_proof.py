@@ -28,6 +28,8 @@ class AdapterServers:
 
     def push_adapter(self, adapter, *, version):
         self.sent.append(version)
+        layers = [one for one in self.model.modules() if hasattr(one, "lora_A")]
+        self.changes = [float(one.get_delta_weight("default").detach().std() / one.weight.std()) for one in layers]
         self.held = [old if place in self.deaf else copy.deepcopy(self.model) for place, old in enumerate(self.held)]
 
     def generate_on(self, place, requests, decoding, *, start):
@@ -45,6 +47,7 @@ def test_servers_that_apply_the_adapter_are_accepted_and_the_policy_stays(policy
     with not_refused():
         prove_adapters(served, policy)
     assert served.sent == [1]
+    assert served.changes == pytest.approx([0.25] * len(served.changes), rel=0.2)
     assert all(torch.equal(weight, before[name]) for name, weight in policy.state_dict().items())
 
 

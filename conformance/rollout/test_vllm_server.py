@@ -184,10 +184,17 @@ def test_a_server_that_refuses_fails_the_whole_and_names_its_part(make_backend, 
     def refuse(body):
         raise Refused("prompt-too-long", item=1)
 
-    doubles[1].infer = refuse
+    def wait(body):
+        gate.wait(4)
+        ended.set()
+
+    gate, ended = threading.Event(), threading.Event()
+    doubles[1].infer, doubles[2].infer = refuse, wait
     backend = make_backend()
     with pytest.raises(ServerRefused) as caught:
         backend.generate(requests_of(6), GREEDY)
+    assert not ended.is_set(), "nobody waits for the others"
+    gate.set()
     error = caught.value
     assert (error.code, error.key) == ("prompt-too-long", backend.servers[1].base_url)
     assert "requests 2 and 3" in error.problem
