@@ -98,7 +98,9 @@ class Template:
         has_images = hasattr(self.processor, "image_processor")
         self.images = ImageProcessing(self.processor, directory) if has_images else None
         self.preparation = ImagePreparation(self.image_features)
-        self.image_id = self.images.image_id if self.images else NO_ID
+        self.image_id, self.placeholder_id = NO_ID, NO_ID
+        if self.images is not None:
+            self.image_id, self.placeholder_id = self.images.image_id, self.images.placeholder_id
         self.pad_id: int = self._find_pad_id()
         self.banned_ids = placeholder_ids(directory, self.processor)
         """Tokens that no response may contain: each stands for an image or a video that is not there."""
@@ -121,8 +123,7 @@ class Template:
         num_excess = 0 if limit is None else len(ids) + self._growth_of(sample, ids) - limit
         if num_excess <= 0:
             return ids
-        image_id = self.images.placeholder_id if self.images else NO_ID
-        cut = cut_left(ids, num_excess, is_kept=self.vocabulary.is_control, image_id=image_id)
+        cut = cut_left(ids, num_excess, is_kept=self.vocabulary.is_control, image_id=self.placeholder_id)
         if cut is None:
             problem = f"framing and images leave no {num_excess} tokens to cut"
             raise PromptUncuttable(problem, key=sample.origin, remedy="Set overlong to skip, or shorten the prompt.")
@@ -196,8 +197,7 @@ class Template:
 
     def expand(self, prompt_token_ids: Sequence[int], features: ImageFeatures) -> tuple[int, ...]:
         """[P] replace each image placeholder by the tokens of its image. Errors: ``PlaceholdersMisfit``."""
-        placeholder_id = self.images.placeholder_id if self.images else NO_ID
-        return expand_placeholders(prompt_token_ids, features.expansions, placeholder_id=placeholder_id)
+        return expand_placeholders(prompt_token_ids, features.expansions, placeholder_id=self.placeholder_id)
 
     def check_expansion(self, sample: Sample) -> None:
         """Compare an expanded prompt with the processor's, of the whole text. Errors: ``PlaceholdersMisfit``."""
@@ -224,7 +224,7 @@ class Template:
         for path in sample.images:
             with Image.open(path) as image:
                 sizes.append(image.size)
-        check_placeholders(prompt_token_ids, len(sizes), placeholder_id=self.images.placeholder_id)
+        check_placeholders(prompt_token_ids, len(sizes), placeholder_id=self.placeholder_id)
         return self.images.growth(tuple(sizes))
 
     def _find_pad_id(self) -> int:
