@@ -108,6 +108,16 @@ def test_ranks_take_part_in_waves_that_have_nothing_of_theirs():
     assert (num_first, num_second, after) == (1, 0, ["after"] * 2)
 
 
+def test_what_was_there_and_what_is_observed_counts_as_sure_in_a_continuation():
+    side = TurnSide(letters=(B,), has_logprobs=True)
+    state = state_at(one := played(side)[0].trajectory, one.turns[1].start)
+    wished = [ContinuationRequest(state=state, seed=5)]
+    (made,) = MultiTurn(world(), side.context(), logprobs=True).continue_states(wished)
+    written = {place for turn in made.turns for place in range(turn.start, turn.stop)}
+    assert made.logprobs == tuple(-0.7 if place in written else 0.0 for place in range(len(made.token_ids)))
+    assert min(written) == state.position > 0
+
+
 def climbed(rungs, *, after=0):
     """A trajectory of as many turns; it was paid one per turn."""
     seen, turns, ids, ladder = reply("<>", False), [], [], Ladder()
