@@ -38,7 +38,7 @@ TIMEOUT_S, SLOW_TIMEOUT_S = 120, 400
 """Time until a mutant counts as killed; the second one for tests that start engines."""
 CONFIDENCE = 0.998
 """Of the interval around a sample's share: one run in a thousand fails by chance alone."""
-SURVIVED, KILLED = ("passed", "not reached"), ("failed", "timeout")
+SURVIVED, KILLED = ("passed", "not reached"), ("failed", "set-up failed", "timeout")
 """A mutant with which the tests could not run (``broken``) says nothing and does not count."""
 MUTABLE = re.compile(
     r"[-+*/%<>@]|[=!]=|\b(\d|(and|or|not|if|elif|while|for|is|in|True|False|break|continue|except|assert)\b)"
@@ -185,7 +185,8 @@ def judge(trials: Iterable[Trial], *, minutes: float, workers: int) -> dict[str,
     alone = failing_alone({test for result in results for test in failed_in(result)})
     for result in results:
         package = result.trial.path.parts[1].removesuffix(".py")
-        outcome = "passed" if result.outcome == "failed" and alone.issuperset(failed_in(result)) else result.outcome
+        means_little = result.outcome in ("failed", "set-up failed") and alone.issuperset(failed_in(result))
+        outcome = "passed" if means_little else result.outcome
         outcomes.setdefault(package, Counter())[outcome] += 1
         if outcome != result.outcome:
             sys.stdout.write(f"survived (its test fails without it) {result.trial.name}\n")
@@ -193,8 +194,8 @@ def judge(trials: Iterable[Trial], *, minutes: float, workers: int) -> dict[str,
 
 
 def failed_in(result: TrialResult) -> set[str]:
-    """Tests that failed in a trial, examples in docstrings with a path of the copy."""
-    return set(re.findall(r"^FAILED (\S+(?: \S+)*?)(?: - |$)", result.log, re.MULTILINE))
+    """Tests that failed in a trial, also in their set-up; examples in docstrings with a path of the copy."""
+    return set(re.findall(r"^(?:FAILED|ERROR) (\S+::\S+(?: \S+)*?)(?: - |$)", result.log, re.MULTILINE))
 
 
 def failing_alone(tests: set[str]) -> set[str]:

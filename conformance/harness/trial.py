@@ -59,8 +59,8 @@ OPTIONS = (
 )
 COSTLY = ("engine", "slow", "wide")
 """Markers of tests that take many seconds: they judge last, and before them those that type whole commands."""
-VERDICTS = {0: "passed", 1: "failed", 2: "broken"}
-"""Exit status of a fork: an assertion failed; the tests could not run. Any other status is ``timeout``."""
+VERDICTS = {0: "passed", 1: "failed", 2: "broken", 4: "set-up failed"}
+"""Exit status of a fork: a test failed; none could run; only what prepares tests failed. Any other is ``timeout``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,17 +164,20 @@ def _run(trial: Trial, folder: Path) -> int:
     paths = ["-o", f"pythonpath={impl} {ROOT}", "--basetemp", str(folder / "tmp")]
     doctests = ("--doctest-modules", str(impl / trial.path)) if trial.with_doctests else ()
     status = pytest.main([*OPTIONS, *paths, *doctests, *trial.tests], plugins=[listener])
-    return 1 if listener.failed else 0 if listener.num_passed or status == pytest.ExitCode.OK else 2
+    if listener.failed or listener.unprepared:
+        return 1 if listener.failed else 4
+    return 0 if listener.num_passed or status == pytest.ExitCode.OK else 2
 
 
 class Listener:
     """A pytest plugin: the first test that fails in its own code ends the run, and so does a spent budget.
 
-    A test that fails in its collection or set-up does not: it may need what a fork does not have.
+    A test that fails in its collection or set-up does not end it: it may need what a fork does not have.
     """
 
     def __init__(self, budget_s: float) -> None:
         self.failed: list[str] = []
+        self.unprepared: list[str] = []
         self.num_passed = 0
         self.budget_s = budget_s
 
@@ -182,6 +185,8 @@ class Listener:
         if report.when == "call":
             self.num_passed += report.passed
             self.failed += [report.nodeid] * report.failed
+        elif report.when == "setup":
+            self.unprepared += [report.nodeid] * report.failed
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items.sort(key=_cost)
