@@ -222,13 +222,19 @@ def test_a_rollout_of_another_version_is_refused(make_backend, doubles):
     assert len(backend.generate(requests_of(2), GREEDY)) == 2
 
 
-def test_a_server_that_was_started_again_is_not_current(make_backend, doubles):
+def test_a_server_that_was_started_again_or_refuses_is_not_current(make_backend, doubles):
+    def refuse(_body):
+        raise Refused("engine-dead")
+
     backend = make_backend()
     assert backend.is_current()
     doubles[1].restart({"a": torch.zeros(1)})
     assert not backend.is_current()
     backend.push([("a", torch.zeros(1))], version=2)
     assert backend.is_current()
+    doubles[1].health = refuse
+    assert not backend.is_current()
+    assert [backend.members.instance_of(place) for place in (0, 1)] == [doubles[0].instance, None]
 
 
 @pytest.mark.scenario(
