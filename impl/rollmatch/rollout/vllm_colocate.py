@@ -76,7 +76,7 @@ class VllmColocateBackend:
         try:
             self._engine.apply_model(lambda model: _load(model, passing))
         finally:
-            for _ in passing if getattr(weights, "is_sharded", False) else ():  # other ranks wait in the same gathers
+            for _ in passing:  # other ranks wait in the same gathers
                 pass
         self._wake("kv_cache")
         self._engine.reset_prefix_cache()
