@@ -175,9 +175,7 @@ def _is_in_crowd(each: PredictedObject, crowds: Sequence[tuple[str, tuple[int, .
 
 def _num_duplicates(one: Answered) -> int:
     """Predictions that repeat an earlier one."""
-    if not one.parsed.objects:
-        return 0
-    boxes = np.array([around(each) for each in one.parsed.objects])
+    boxes = np.array([around(each) for each in one.parsed.objects], dtype=np.int64).reshape(-1, 4)
     descs = np.array([each.desc for each in one.parsed.objects])
     repeats = (box_ious(boxes, boxes) >= SAME_BOX) & (descs[:, None] == descs[None, :])
     return int(np.tril(repeats, -1).any(axis=1).sum())
