@@ -102,6 +102,7 @@ def test_a_newer_version_empties_the_forest():
 
 
 def searched(policy, trajectories, *, ranks=None, run_seed=1, **budget):
+    budget = {"num_rounds": 4, "num_per_round": 8, "num_least": 3} | budget
     valuer = TreeValues(SearchRules(), SearchBudget(**budget), PAIRS)
     cuts = [PAIRS.cuts(one) for one in trajectories]
     return valuer.values_of(trajectories, cuts, waves_of(policy, ranks, run_seed=run_seed))

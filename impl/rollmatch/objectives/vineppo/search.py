@@ -14,11 +14,11 @@ from rollmatch.objectives.vineppo.value import Owner, Valued, make_valued
 class SearchBudget:
     """What the search may spend per prompt."""
 
-    num_rounds: int = 4
+    num_rounds: int
     """Waves of continuations."""
-    num_per_round: int = 8
+    num_per_round: int
     """Continuations of a tree in each wave."""
-    num_least: int = 3
+    num_least: int
     """Returns, its own left out, that each value is the mean of at least; missing ones are sampled afterwards."""
 
 
