@@ -51,17 +51,17 @@ def normalize(
     >>> normalize([(1.0, 3.0), (5.0,)], [(True, True), (False,)], "whiten", list)
     [(-0.7071067811865475, 0.7071067811865475), (0.0,)]
     """
-    if how == "none":
-        return [_masked(row, mask, 0.0, 1.0) for row, mask in zip(batch, written, strict=True)]
-    kept = [a for row, mask in zip(batch, written, strict=True) for a, mine in zip(row, mask, strict=True) if mine]
+    rows = [tuple(zip(*pair, strict=True)) for pair in zip(batch, written, strict=True)]
+    kept = [a for row in rows for a, mine in row if mine]
+    mean, factor = (0.0, 1.0) if how == "none" else _mean_and_factor(kept, how, sum_over_ranks)
+    return [tuple((a - mean) * factor if mine else 0.0 for a, mine in row) for row in rows]
+
+
+def _mean_and_factor(kept: Sequence[float], how: Normalization, sum_over_ranks: SumOverRanks) -> tuple[float, float]:
+    """What is taken off each number, and what it is multiplied by then."""
     num, total = sum_over_ranks([float(len(kept)), sum(kept)])
     mean = total / num if how == "whiten" and num else 0.0
     (squares,) = sum_over_ranks([sum((a - mean) ** 2 for a in kept)])
     free = max(num - (1.0 if how == "whiten" else 0.0), 1.0)
     scale = sqrt(squares / free)
-    factor = 1.0 / scale if scale > _NEGLIGIBLE else 0.0
-    return [_masked(row, mask, mean, factor) for row, mask in zip(batch, written, strict=True)]
-
-
-def _masked(row: Sequence[float], mask: Sequence[bool], mean: float, factor: float) -> tuple[float, ...]:
-    return tuple((a - mean) * factor if mine else 0.0 for a, mine in zip(row, mask, strict=True))
+    return mean, 1.0 / scale if scale > _NEGLIGIBLE else 0.0
