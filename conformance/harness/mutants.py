@@ -195,7 +195,7 @@ def judge(trials: Iterable[Trial], *, minutes: float, workers: int) -> dict[str,
 
 def failed_in(result: TrialResult) -> set[str]:
     """Tests that failed in a trial, also in their set-up; examples in docstrings with a path of the copy."""
-    return set(re.findall(r"^(?:FAILED|ERROR) (\S+::\S+(?: \S+)*?)(?: - |$)", result.log, re.MULTILINE))
+    return set(re.findall(r"^(?:FAILED|ERROR) (\S*::\S+(?: \S+)*?)(?: - |$)", result.log, re.MULTILINE))
 
 
 def failing_alone(tests: set[str]) -> set[str]:
