@@ -41,13 +41,15 @@ def policy():
     return load_model(TunerConfig(train_type="lora", target_regex=LANGUAGE))
 
 
-def test_servers_that_apply_the_adapter_are_accepted_and_the_policy_stays(policy):
+@pytest.mark.parametrize(("shares", "sent"), [((0.25, 1.0), 0.25), ((1e-6, 1.0), 1.0)])
+def test_servers_that_apply_the_adapter_are_accepted_and_the_policy_stays(policy, shares, sent, monkeypatch):
+    monkeypatch.setattr("rollmatch.rollout.adapter_proof._SHARES", shares)
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
     served = AdapterServers(policy)
     with not_refused():
         prove_adapters(served, policy)
     assert served.sent == [1]
-    assert served.changes == pytest.approx([0.25] * len(served.changes), rel=0.2)
+    assert served.changes == pytest.approx([sent] * len(served.changes), rel=0.2)
     assert all(torch.equal(weight, before[name]) for name, weight in policy.state_dict().items())
 
 
