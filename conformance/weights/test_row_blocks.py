@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 
 from conformance.refusals import refused
 from rollmatch.model import merge
@@ -42,6 +43,16 @@ def test_blocks_of_rows_change_no_bit(rows, columns, rank, dtype, is_dora, is_ha
     at_once = merge._merge_whole(weight, factors)
     assert torch.equal(merge_weight(weight, factors), at_once)
     assert torch.equal(merge_weight(weight, factors, out=torch.empty_like(weight)), at_once)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_adapter_in_half_precision_is_multiplied_as_peft_does(dtype):
+    rules = LoraConfig(target_modules=["0"], r=5, lora_alpha=3, init_lora_weights=False)
+    base = torch.nn.Sequential(torch.nn.Linear(33, 20)).to(dtype)
+    layer = get_peft_model(base, rules, autocast_adapter_dtype=False).base_model.model[0]
+    lora_a, lora_b = (matrices["default"].weight for matrices in (layer.lora_A, layer.lora_B))
+    factors = LoraFactors(lora_a=lora_a, lora_b=lora_b, magnitude=None, scaling=layer.scaling["default"])
+    assert torch.equal(merge_weight(layer.weight, factors), layer.weight + layer.get_delta_weight("default"))
 
 
 @pytest.mark.parametrize("rows_of_b", [1, 7, 9])
