@@ -167,16 +167,17 @@ def test_no_json_and_an_output_that_exists_are_refused(coco, tmp_path, capsys):
     assert str(coco) in capsys.readouterr().err
 
 
-def test_a_turned_photo_is_stored_upright(tmp_path):
+def test_a_turned_photo_is_stored_upright_and_another_size_is_dropped(tmp_path):
     photo = Image.new("RGB", (40, 20), "red")
     exif = photo.getexif()
     exif[ORIENTATION] = 6  # displayed as 20 x 40
     paths = [tmp_path / "turned.jpg", tmp_path / "too.jpg"]
     for path in paths:
         photo.save(path, exif=exif)
-    writer = NativeWriter(tmp_path / "train.jsonl", polygons=False)
-    summary = writer.write(LabeledImage(path=str(path), width=20, height=40, objects=()) for path in paths)
-    assert summary.upright == 2
+    labels, skipped = [*((path, 20) for path in paths), (paths[0], 40), (tmp_path / "gone.jpg", 20)], []
+    writer = NativeWriter(tmp_path / "train.jsonl", polygons=False, bad=skipped.append)
+    summary = writer.write(LabeledImage(path=str(path), width=wide, height=40, objects=()) for path, wide in labels)
+    assert (summary.upright, [*summary.dropped.values()], len(skipped)) == (2, [1, 1], 2)
     sample, _ = load_samples(str(tmp_path / "train.jsonl"), None)
     with Image.open(sample.images[0]) as stored:
         assert stored.size == (20, 40)
