@@ -210,10 +210,11 @@ def test_adapters_alone_need_an_engine_that_takes_them():
     [
         (("~.vllm.mode=colocate",), "no server"),
         ((*GOOD, "~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true"), "adapters"),
+        ((*GOOD, "custom.extra.rollout_server.vllm_tensor_parallel_size=2"), "parts of a model"),
     ],
 )
 def test_full_syncs_to_servers_are_staged(overrides, problem):
-    with refused("nothing-to-stage", "custom.extra.rollout_matching.vllm.sync.stage", problem=problem):
+    with refused("cannot-stage", "custom.extra.rollout_matching.vllm.sync.stage", problem=problem):
         config_with(*overrides, "~.vllm.sync.stage=true")
     config_with(*GOOD, "~.vllm.sync.stage=true")
 

@@ -13,7 +13,7 @@ from rollmatch.errors import ConfigError
 
 VLLM = f"{ROLLOUT_MATCHING}.vllm"
 SERVER = f"{VLLM}.server"
-STAGE = f"{VLLM}.sync.stage"
+STAGE, TENSOR_PARALLEL = f"{VLLM}.sync.stage", "custom.extra.rollout_server.vllm_tensor_parallel_size"
 LORA_ON_SERVER = "custom.extra.rollout_server.vllm_enable_lora"
 _FORMS = "Name servers (a list of base_url and group_port), or base_url with group_port, or servers_file."
 
@@ -166,8 +166,10 @@ def _staging(config: RunConfig) -> Iterator[ConfigError]:
     problem = "" if uses_servers(config) else "rollouts come from no server"
     if _vllm(config).carries_adapter:
         problem = "adapters are merged into what is served"
+    elif config.custom.extra.rollout_server.vllm_tensor_parallel_size > 1:
+        problem = "GPUs that hold parts of a model take weights in place"
     if problem:
-        yield ConfigError(f"is true, but {problem}", code="nothing-to-stage", key=STAGE, remedy="Set it to false.")
+        yield ConfigError(f"is true, but {problem}", code="cannot-stage", key=STAGE, remedy="Set it to false.")
 
 
 def _lora(config: RunConfig) -> Iterator[ConfigError]:
@@ -186,7 +188,15 @@ SERVER_RULES: tuple[Rule, ...] = (
         reads=(SERVERS_FILE, f"{ROLLOUT_MATCHING}.overlap", f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_elastic
     ),
     Rule(reads=(f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_adapter),
-    Rule(reads=(STAGE, f"{VLLM}.sync.mode", f"{VLLM}.enable_lora", f"{VLLM}.mode", "rlhf.use_vllm"), check=_staging),
+    Rule(
+        reads=(
+            STAGE,
+            TENSOR_PARALLEL,
+            *(f"{VLLM}.{key}" for key in ("sync.mode", "enable_lora", "mode")),
+            "rlhf.use_vllm",
+        ),
+        check=_staging,
+    ),
     Rule(reads=(LORA_ON_SERVER,), check=_lora),
 )
 

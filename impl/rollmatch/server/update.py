@@ -102,7 +102,8 @@ class Update:
         """
         self.communicator.check_attached(request.client)
         if not request.commit:
-            problem, remedy = "weights in place cannot be staged", "Announce with commit: true, or use transport gloo."
+            problem = "adapters, and weights of GPUs that hold parts of a model, are written in place"
+            remedy = "Announce with commit: true (sync.stage: false), or use transport gloo."
             raise StagingRefused(problem, key="commit", remedy=remedy)
         attached = self._begin(request)
         task = self._run_on(self._write(request))
