@@ -113,7 +113,7 @@ class StepReport:
     batches: Sequence[MicroBatch] = ()
     num_carried: int = 0
     terms: dict[str, float] = field(default_factory=dict)
-    learn_began: float = field(init=False)
+    learn_began: float = 0.0
     """Unix seconds, as all of them here."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     """Optimizer steps between the weights that wrote a rollout and these -> number of rollouts; empty: none."""
