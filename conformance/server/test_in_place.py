@@ -72,6 +72,19 @@ def test_weights_are_kept_beside_and_committed_where_the_learner_stages(stand_in
     assert (status, body["committed"], generate(post)[1]["policy_version"]) == (200, True, 1)
 
 
+@pytest.mark.parametrize("commit", [True, False])
+def test_what_was_announced_in_place_is_not_staged_by_its_name(stand_in, post, commit):
+    parts = stand_in[0]
+    post("/native/communicator/", DIRECT)
+    assert post("/native/sync/", full_sync(parts, digests=None, commit=commit))[0] == 200
+    if not commit:
+        assert post("/native/sync/commit/", {"client": "me"})[0] == 200
+    like = {"client": "me", "sync_id": "2", "version": 2, "like": "1"}
+    other = like | {"commit": not commit}
+    assert refusal(post("/native/sync/again/", other)) == (409, "announcement-unknown", "like")
+    assert post("/native/sync/again/", like | {"commit": commit})[1]["committed"] == commit
+
+
 def test_parts_of_a_model_are_not_kept_beside(start):
     parts, post, _ = start(tensor_parallel_size=2, data_parallel_size=1)
     recover(parts)

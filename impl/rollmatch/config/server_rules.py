@@ -161,14 +161,12 @@ def _adapter(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def _staging(config: RunConfig) -> Iterator[ConfigError]:
-    if not _vllm(config).sync.stage:
-        return
     problem = "" if uses_servers(config) else "rollouts come from no server"
     if _vllm(config).carries_adapter:
         problem = "adapters are merged into what is served"
     elif config.custom.extra.rollout_server.vllm_tensor_parallel_size > 1:
         problem = "GPUs that hold parts of a model take weights in place"
-    if problem:
+    if _vllm(config).sync.stage and problem:
         yield ConfigError(f"is true, but {problem}", code="cannot-stage", key=STAGE, remedy="Set it to false.")
 
 
@@ -188,15 +186,7 @@ SERVER_RULES: tuple[Rule, ...] = (
         reads=(SERVERS_FILE, f"{ROLLOUT_MATCHING}.overlap", f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_elastic
     ),
     Rule(reads=(f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_adapter),
-    Rule(
-        reads=(
-            STAGE,
-            TENSOR_PARALLEL,
-            *(f"{VLLM}.{key}" for key in ("sync.mode", "enable_lora", "mode")),
-            "rlhf.use_vllm",
-        ),
-        check=_staging,
-    ),
+    Rule(reads=(STAGE, TENSOR_PARALLEL, f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_staging),
     Rule(reads=(LORA_ON_SERVER,), check=_lora),
 )
 

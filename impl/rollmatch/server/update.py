@@ -18,7 +18,7 @@ from rollmatch.server.engine_pool import BROKEN, SERVING, UPDATING, WRITING, Eng
 from rollmatch.server.failures import WorkerDead
 from rollmatch.server.identity import Model
 from rollmatch.server.payloads import SyncAgain, SyncRequest
-from rollmatch.weights.digest import DigestMismatch
+from rollmatch.weights.digest import DIRECT, DigestMismatch
 from rollmatch.weights.plan import to_wire
 
 _WAIT_S = 0.25
@@ -118,6 +118,9 @@ class Update:
         attached, known = self._known or (None, None)
         if known is None or known.sync_id != again.like or attached is not self.communicator.attached:
             problem, remedy = "nothing of this name was announced", "Announce the tensors themselves."
+            raise UpdateRefused(problem, key="like", remedy=remedy, code="announcement-unknown")
+        if again.commit != known.commit and attached is not None and attached.transport == DIRECT:
+            problem, remedy = "was to be received elsewhere: staged, or in place", "Announce the tensors themselves."
             raise UpdateRefused(problem, key="like", remedy=remedy, code="announcement-unknown")
         fields = {"sync_id": again.sync_id, "version": again.version, "client": again.client, "commit": again.commit}
         return known.model_copy(update=fields)
