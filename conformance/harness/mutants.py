@@ -140,7 +140,7 @@ def _mutated(mutation: Mutation) -> str | None:
 def trial_of(mutation: Mutation, source: str) -> Trial:
     path, line = mutation.path, mutation.line
     tests = tests_of(path, line)
-    changed = source.splitlines()[line - 1].strip()
+    changed = "".join(source.splitlines()[line - 1 : line]).strip()  # nothing where a last line was removed
     name = f"{path.relative_to(ROOT)}:{line} {mutation.operator.partition('/')[2]}: {changed}"
     timeout_s = SLOW_TIMEOUT_S if slow_tests_of(path) else TIMEOUT_S
     settings = {"timeout_s": timeout_s, "budget_s": BUDGET_S, "with_doctests": ">>>" in source}
