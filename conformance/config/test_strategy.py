@@ -171,7 +171,7 @@ def test_ranks_that_would_share_rows_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(("strategy", "is_shared"), [("ddp", False), ("fsdp2", True)])
-def test_transformers_is_told_how_weights_are_shared(monkeypatch, tmp_path, strategy, is_shared):
+def test_transformers_knows_how_weights_are_shared(monkeypatch, tmp_path, strategy, is_shared):
     from rollmatch.cli import assemble, distribution  # seconds to load
 
     monkeypatch.setattr(distribution, "_split_on_cpus", (split := []).append)
