@@ -94,28 +94,29 @@ class InPlaceReceiver(Receiver):
 
     def _receive(self, plan: TransferPlan, received: Received) -> None:
         assert plan.sync_id is not None
-        beside = {} if plan.in_place else self._make_room(plan.tensors)  # while a refusal costs nobody anything
+        beside = None if plan.in_place else self._make_room(plan.tensors)  # while a refusal costs nobody anything
         wait_go(self.group.store, plan.sync_id)
         with failing(f"rank {self.group.rank}"), self.group.on_device(), torch.no_grad():
+            if beside is not None:
+                self._receive_buckets(plan, received, beside=beside)
+                received.tensors |= beside
+                return
             if plan.merge is not None:
                 self._merge(plan.merge, self._receive_adapter(plan, received), received)
-            elif plan.in_place:
+            else:
                 self.served.is_whole = False
                 load_changed(self._model, self.layout, self._receive_buckets(plan, received))
                 fill_padding(self.layout)
                 self.group.finish()
-            else:
-                self._receive_buckets(plan, received, beside=beside)
-                received.tensors |= beside
-                return
             self.served.is_whole = True
 
     def load_into(self, model: nn.Module, *, aliases: Collection[str] = ()) -> None:
-        """Copy what was staged into the model. Errors: as ``Receiver``."""
+        """Copy what was staged into the model. Errors: as ``Receiver``, ``TransferFailed``."""
         tensors = {name: tensor for name, tensor in self.take().items() if name not in aliases}
         self.served.is_whole = False
-        write_tensors(model, self.layout, tensors)
-        self.group.finish()
+        with failing(f"rank {self.group.rank}"):  # else the server would not know that the model holds a mixture
+            write_tensors(model, self.layout, tensors)
+            self.group.finish()
         self.served.is_whole = True
 
     def _make_room(self, specs: Sequence[Spec]) -> dict[str, Tensor]:
