@@ -79,6 +79,11 @@ def test_what_is_not_set_is_not_passed():
     assert understood(*accumulated)["steps_per_generation"] == 6, "it counts forward passes"
 
 
+def test_float32_is_not_computed_in_float16():
+    assert understood()["fp16"] is False
+    assert "fp16" not in understood("training.bf16=true"), "ms-swift then computes in bfloat16"
+
+
 def test_servers_of_the_other_section_are_named_by_url():
     vllm = "custom.extra.rollout_matching.vllm"
     parsed = understood(

@@ -224,7 +224,10 @@ def _rewards(rules: GrpoConfig) -> dict[str, object]:
 def _training(config: RunConfig) -> dict[str, object]:
     """ms-swift counts completions where we count samples."""
     training, size = config.training, config.custom.extra.grpo.num_generations
-    return {name: getattr(training, name) for name in TRAINER_KEYS} | {
+    given: dict[str, object] = {name: getattr(training, name) for name in TRAINER_KEYS}
+    if effective.engine_dtype(config) == "float32":
+        given["fp16"] = False  # ms-swift's default computes in float16 where the model is float32
+    return given | {
         "gradient_checkpointing": training.gradient_checkpointing is not False,
         "per_device_train_batch_size": training.per_device_train_batch_size * size,
         "per_device_eval_batch_size": training.per_device_train_batch_size * size,
