@@ -110,10 +110,10 @@ client.close_communicator()
 def test_our_server_answers_by_the_weights_of_verifiers_client(tmp_path):
     port, group_port = free_port(), free_port()
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    torch.manual_seed(1)
+    chance = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.add_(0.05 * torch.randn_like(weight))
+            weight.add_(0.05 * torch.randn(weight.shape, generator=chance))
     changed = tmp_path / "changed"
     model.save_pretrained(changed)
     AutoTokenizer.from_pretrained(MODEL).save_pretrained(changed)
